@@ -1,4 +1,4 @@
-//! The memory of `Pages`' frames: one arena with huge pages, so that a hit rarely misses the TLB.
+//! The memory of `Pages`' frames: one arena with huge pages, so that hits rarely miss the TLB.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use aquifer_sys::memory::{self, Advice, REGION_BYTES};
 use crate::ids::FrameId;
 use crate::memory_on_demand::MemoryOnDemand;
 
-/// Address space for frames; memory appears when a frame is first loaded.
+/// Address space for frames; memory is allocated when a frame is first loaded.
 pub(crate) struct FrameArena {
     memory: MemoryOnDemand,
     page_bytes: usize,
@@ -26,7 +26,7 @@ impl FrameArena {
         self.memory.provide(frames * self.page_bytes)
     }
 
-    /// How many frames are usable.
+    /// The number of usable frames.
     pub fn provided(&self) -> usize {
         self.memory.writable_bytes() / self.page_bytes
     }
@@ -37,7 +37,7 @@ impl FrameArena {
         self.memory.base().wrapping_add(frame.0 as usize * self.page_bytes)
     }
 
-    /// Gives the memory of all frames from `first` on back; none of them is in use.
+    /// Gives back the memory of all frames from `first` on, none of which is in use.
     pub fn release_above(&self, first: usize) {
         let offset = (first * self.page_bytes).next_multiple_of(REGION_BYTES);
         let end = self.memory.len_bytes();

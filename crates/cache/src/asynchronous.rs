@@ -1,4 +1,4 @@
-//! Futures over the I/O workers: no run-time is needed and any will do.
+//! Futures over the I/O workers. They need no run-time and work with any executor.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,8 +15,9 @@ enum Progress<T> {
 
 struct Task<T>(Arc<Mutex<Progress<T>>>);
 
-/// Runs `work` on a worker; the future completes with its result. The work runs even if the future is
-/// dropped.
+/// Runs `work` on a worker; the future completes with its result.
+///
+/// The work runs even if the future is dropped.
 pub(crate) fn run<T: Send + 'static>(
     jobs: &Jobs,
     work: impl FnOnce() -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! A store as the engine sees it: what the evictor and the workers may ask of it.
+//! A store's interface to the engine: what the evictor and the workers call.
 
 use std::sync::atomic::Ordering;
 
@@ -22,7 +22,7 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         match seen.state() {
             // An evictor is about to give the frame back.
             State::Evicting => Keeps::Nothing,
-            // Its owner is a page that a thread is loading, or is about to.
+            // The owner word names a page that a thread is loading or about to load.
             _ if !seen.is_resident() => Keeps::Loading,
             _ if seen.frame() != frame => Keeps::Nothing,
             State::Exclusive => Keeps::Pin,
@@ -37,15 +37,15 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         let (Some(first), Some(last)) = (pages.first(), pages.last()) else {
             return;
         };
-        // The pages are sorted. Cleaning what lies between as well makes few large transfers of them; a
-        // failure is met again by the next flush.
+        // The pages are sorted. Write back everything in between as well, because that makes few
+        // large transfers; the next flush reports a failure.
         let _ = self.write_back(first.0..last.0 + 1);
         self.discard_clean(pages.iter().map(|page| page.0));
     }
 
     fn prefetch(&self, first: u64, pages: u64) {
         let end = first.saturating_add(pages).min(self.geometry.pages());
-        // A hint: an error is met again, and reported, by whoever needs the page.
+        // A hint: the access that needs the page meets the error again, and reports it.
         let _ = self.load_many(std::slice::from_ref(&(first..end)), false);
     }
 
@@ -61,7 +61,7 @@ impl<M: PageMemory> AttachedStore for Store<M> {
     }
 
     fn leave(&self) {
-        // Relaxed: only a hint stops for it; what is done to the store is waited for.
+        // Relaxed: it only stops hints; detaching waits for actual users of the store.
         self.leaving.store(true, Ordering::Relaxed);
     }
 }

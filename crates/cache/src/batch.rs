@@ -1,8 +1,8 @@
 //! Loading many pages at the device's queue depth.
 //!
-//! The batch is pulled by the device: while there is room it names the next absent pages, takes frames for
-//! them and moves them to Loading; each completion is installed at once, while the others are in flight.
-//! Neighbouring pages share a transfer.
+//! The device pulls the batch: while it has room, the batch names the next absent pages, takes
+//! frames for them and moves them to Loading. Each completion is installed at once, while other
+//! transfers are in flight. Consecutive pages share a transfer.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ struct Run<'a> {
     data: *mut u8,
 }
 
-/// Where a batch's pages come from: ranges in the order given.
+/// The pages of a batch: ranges in the given order.
 pub(crate) struct Pages<'a> {
     ranges: &'a [Range<u64>],
     current: Range<u64>,
@@ -56,14 +56,14 @@ struct LoadBatch<'a, M: PageMemory> {
     runs: Vec<Option<Run<'a>>>,
     free_runs: Vec<usize>,
     in_flight: usize,
-    /// May a missing frame be waited for? Not in the background, where it is just a hint.
+    /// Whether to wait for a missing frame. False for a background hint.
     patient: bool,
     failed: Option<(u64, Refused)>,
 }
 
 impl<M: PageMemory> Store<M> {
-    /// Loads the absent pages of `ranges`. With `must`, waits for frames and reports the first error;
-    /// otherwise it is a hint that ends early when frames are short.
+    /// Loads the absent pages of `ranges`. With `must`, waits for frames and returns the first
+    /// error; otherwise it is a hint that ends early when frames are short.
     pub fn load_many(
         &self,
         ranges: &[Range<u64>],
@@ -87,7 +87,7 @@ impl<M: PageMemory> Store<M> {
     }
 }
 
-/// After a panic of the device: nothing is in flight any more, and what did not complete was not loaded.
+/// After a panic of the device nothing is in flight, and uncompleted pages were not loaded.
 impl<M: PageMemory> Drop for LoadBatch<'_, M> {
     fn drop(&mut self) {
         self.fail_unfinished();
@@ -95,7 +95,7 @@ impl<M: PageMemory> Drop for LoadBatch<'_, M> {
 }
 
 impl<M: PageMemory> LoadBatch<'_, M> {
-    /// The device has returned: what it did not complete was not loaded.
+    /// Fails the transfers that the device did not complete before it returned.
     fn fail_unfinished(&mut self) {
         let store = self.store;
         for run in self.runs.drain(..).flatten() {
@@ -114,7 +114,8 @@ impl<M: PageMemory> LoadBatch<'_, M> {
 }
 
 impl<'a, M: PageMemory> LoadBatch<'a, M> {
-    /// A frame for `page`. With transfers in flight it never waits: their completions come first.
+    /// A frame for `page`. Does not wait while transfers are in flight: their completions come
+    /// first.
     fn frame(&mut self, page: u64) -> Option<FrameId> {
         let store = self.store;
         if let Some(frame) = store.pool().take(store.key(page)) {
@@ -143,7 +144,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         if self.in_flight == 0 { Some(pool.take()) } else { pool.try_take() }
     }
 
-    /// Begins loading the next absent page and its absent neighbours.
+    /// Starts loading the next absent page and its absent neighbours.
     fn begin_run(&mut self) -> Option<Run<'a>> {
         let store = self.store;
         loop {
@@ -208,8 +209,8 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
     }
 }
 
-// SAFETY: buffers are kept in `runs` until their completion, and the pages are Loading, so nobody else
-// looks at them.
+// SAFETY: buffers are kept in `runs` until their completion, and the pages are Loading, so no other
+// thread accesses them.
 unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
     fn next(&mut self) -> Option<Request> {
         let run = self.begin_run()?;
@@ -246,8 +247,9 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         let pages = run.pages.end - run.pages.start;
         duties::gives_back(pages as usize);
         count(&store.engine.counters.prefetched, pages);
-        // A run lies in one region. Held until Loading has ended, as in `Store::finish`: whoever holds the
-        // gate alone takes a page that is Loading for one that is not installed, and discards across it.
+        // A run lies in one region. Held until the pages leave Loading, as in `Store::finish`: the
+        // exclusive holder of the gate assumes that a Loading page is not installed, and discards
+        // across it.
         let region = store.geometry.region_of(run.pages.start);
         let _gate = M::PROTECTS.then(|| store.gates.shared(region));
         let installed = result.map_err(Refused::Device).and_then(|got| self.install(&run, got));
@@ -270,11 +272,11 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
 }
 
 impl<M: PageMemory> Store<M> {
-    /// Loads the pages of `ranges` and waits for those that others are loading. An error names the first
-    /// page that cannot be read.
+    /// Loads the pages of `ranges` and waits for pages that other threads are loading. An error
+    /// names the first page that cannot be read.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> std::result::Result<(), (u64, Refused)> {
         match self.load_many(ranges, true) {
-            // A transfer that failed may have been for many pages: which of them are bad is found below.
+            // A failed transfer may cover many pages: the loop below finds the bad ones.
             Ok(()) | Err((_, Refused::Device(_))) => {}
             Err(failed) => return Err(failed),
         }

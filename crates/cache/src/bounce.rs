@@ -1,9 +1,10 @@
-//! Aligned buffers that exist before they are needed.
+//! Aligned transfer buffers that are allocated in advance.
 //!
-//! The fault path must not allocate, and direct I/O wants aligned memory; so a fixed set of buffers is
-//! handed out by a lock-free stack. Last in, first out: the buffer used next is the one still in the CPU's
-//! caches, and as many are ever touched as were in use at once. When all are out, a loader waits for one:
-//! holders never wait for anything but their own device, so one always comes back.
+//! The fault path must not allocate, and direct I/O needs aligned memory; so a lock-free stack
+//! hands out a fixed set of buffers. Last in, first out: the next buffer is the one most likely in
+//! the CPU's caches, and only as many buffers are ever touched as were in use at once. When all are
+//! taken, a loader waits for one. Holders wait only for their own device, so a buffer is always
+//! given back.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,14 +18,14 @@ pub struct BouncePool {
     base: *mut u8,
     buffer_bytes: usize,
     count: usize,
-    /// Top of the stack: index plus one in the low half, 0 when empty; in the high half a count of pops,
-    /// so that a top that was taken and came back is not mistaken for one that never left.
+    /// Top of the stack. The low half is an index plus one, 0 when empty. The high half counts
+    /// pops, so that a top that was popped and pushed again is not mistaken for an unchanged one.
     top: AtomicU64,
-    /// The buffer under each, plus one.
+    /// For each buffer, the index of the one below it plus one.
     below: LazyArray<AtomicU32>,
 }
 
-// SAFETY: each buffer is used by whoever took its index off the stack.
+// SAFETY: only the thread that popped a buffer's index uses the buffer.
 unsafe impl Send for BouncePool {}
 // SAFETY: as above.
 unsafe impl Sync for BouncePool {}
@@ -54,7 +55,8 @@ impl BouncePool {
         loop {
             self.below[index as usize].store(top as u32, Ordering::Relaxed);
             let new = (top & !INDEX) | u64::from(index + 1);
-            // Release pairs with the acquires in `try_take`: who takes this buffer sees what is below it.
+            // Release pairs with the acquires in `try_take`: a thread that pops this buffer sees
+            // what is below.
             match self.top.compare_exchange_weak(top, new, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => top = now,
@@ -128,7 +130,7 @@ mod tests {
                     for _ in 0..20_000 {
                         let (first, second) = (pool.take(), pool.take());
                         for buffer in [&first, &second] {
-                            // SAFETY: a buffer of this thread's own.
+                            // SAFETY: this thread's own buffer.
                             unsafe { buffer.as_ptr().write_volatile(thread) };
                         }
                         for buffer in [&first, &second] {

@@ -1,4 +1,4 @@
-//! [`Cache`]: a DRAM budget that devices are mapped through.
+//! [`Cache`]: a DRAM budget through which devices are mapped.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -15,12 +15,12 @@ use crate::policy::{Policy, PolicyKind};
 use crate::publish::Publisher;
 use crate::stats::Stats;
 
-/// Builds a [`Cache`]. Every setting has a default but the budget, which is a quarter of memory.
+/// Builds a [`Cache`]. Every setting has a default; the budget's is a quarter of memory.
 #[derive(Clone)]
 pub struct CacheBuilder {
     budget_bytes: Option<u64>,
     page_bytes: usize,
-    /// `None` unless it was asked for.
+    /// `None` unless the application chose one.
     policy: Option<PolicySource>,
     io_threads: usize,
     serving_thread: bool,
@@ -45,32 +45,38 @@ impl Default for CacheBuilder {
 }
 
 impl CacheBuilder {
-    /// DRAM the cache may use for pages. A few of them, at most 16 for each interface in use, are a reserve: writing a
-    /// page back may need one where the data of a device is a mapping of the same cache. Bookkeeping comes on top: about 0.6 % of the budget with 4 KiB
-    /// pages, and up to 10 MiB of transfer buffers.
+    /// DRAM that the cache may use for pages.
+    ///
+    /// A few pages of it, at most 16 for each interface in use, are a reserve: a write-back may
+    /// need one if the data of a device is a mapping of the same cache. Bookkeeping is not
+    /// included: about 0.6 % of the budget with 4 KiB pages, and up to 10 MiB of transfer buffers.
     pub fn budget_bytes(mut self, bytes: u64) -> Self {
         self.budget_bytes = Some(bytes);
         self
     }
 
-    /// Size of a page: a power of two from 4 KiB (the default) to 64 KiB. Larger pages cost fewer faults
-    /// and more I/O. With pages larger than 4 KiB the user backend serves all mappings that are not asked for
-    /// with [`Backend::Kernel`](crate::Backend::Kernel), whose pages are the system's.
+    /// Size of a page: a power of two from 4 KiB (the default) to 64 KiB.
+    ///
+    /// Larger pages mean fewer faults and more I/O. With pages larger than 4 KiB the user backend
+    /// serves all mappings, except those that request [`Backend::Kernel`](crate::Backend::Kernel),
+    /// whose pages have the system's size.
     pub fn page_bytes(mut self, bytes: usize) -> Self {
         self.page_bytes = bytes;
         self
     }
 
-    /// A built-in eviction policy. The user backend then serves all mappings that are not asked for with
-    /// [`Backend::Kernel`](crate::Backend::Kernel), which has no policy. Where none is chosen, the cache's own
+    /// Chooses a built-in eviction policy.
+    ///
+    /// The user backend then serves all mappings, except those that request
+    /// [`Backend::Kernel`](crate::Backend::Kernel), which has no policy. By default the cache's own
     /// pages are evicted by CLOCK.
     pub fn policy(mut self, kind: PolicyKind) -> Self {
         self.policy = Some(PolicySource::BuiltIn(kind));
         self
     }
 
-    /// The application's own eviction policy, otherwise as [`CacheBuilder::policy`]. Called for each pool of
-    /// the cache.
+    /// The application's own eviction policy, otherwise as [`CacheBuilder::policy`]. `make` is
+    /// called for each pool of the cache.
     pub fn custom_policy(
         mut self,
         make: impl Fn() -> Box<dyn Policy> + Send + Sync + 'static,
@@ -79,35 +85,39 @@ impl CacheBuilder {
         self
     }
 
-    /// Threads that run prefetches and asynchronous calls; at least 1, 2 by default.
+    /// Number of threads that run prefetches and asynchronous calls; at least 1, by default 2.
     pub fn io_threads(mut self, threads: usize) -> Self {
         self.io_threads = threads.max(1);
         self
     }
 
-    /// Serve the faults of user-backed mappings in a thread of the cache instead of in the faulting
-    /// thread. System calls may then touch pages that are not there, and threads may block SIGBUS; but it
-    /// needs the privilege to serve the kernel's faults (`CAP_SYS_PTRACE`, or
-    /// `vm.unprivileged_userfaultfd=1`), and a miss costs two context switches more.
+    /// Serves the faults of user-backed mappings in a thread of the cache instead of the faulting
+    /// thread.
+    ///
+    /// System calls may then touch pages that are not resident, and threads may block SIGBUS. But
+    /// it needs the privilege to serve the kernel's faults (`CAP_SYS_PTRACE`, or
+    /// `vm.unprivileged_userfaultfd=1`), and a miss costs two more context switches.
     pub fn serving_thread(mut self, on: bool) -> Self {
         self.serving_thread = on;
         self
     }
 
-    /// Behave as on a kernel without vectored `MADV_DONTNEED` (before 6.13): for tests.
+    /// Behaves as on a kernel without vectored `MADV_DONTNEED` (before 6.13): for tests.
     pub fn without_vectored_discard(mut self) -> Self {
         self.without_vectored_discard = true;
         self
     }
 
-    /// Lets `aquifer stat` see this cache: its statistics are written once a second to a private directory
-    /// of the user ([`publish`](crate::publish)), under `name`: letters, digits, `-`, `_` and `.`.
+    /// Makes this cache visible to `aquifer stat`.
+    ///
+    /// Its statistics are written once a second to a private directory of the user
+    /// ([`publish`](crate::publish)), under `name`: letters, digits, `-`, `_` and `.`.
     pub fn publish(mut self, name: impl Into<String>) -> Self {
         self.publish = Some(name.into());
         self
     }
 
-    /// Behave as on a system that refuses userfaultfd: for tests.
+    /// Behaves as on a system that refuses userfaultfd: for tests.
     pub fn without_userfaultfd(mut self) -> Self {
         self.without_userfaultfd = true;
         self
@@ -116,9 +126,9 @@ impl CacheBuilder {
     /// Builds the cache and starts its threads.
     ///
     /// # Errors
-    /// [`Error::Publish`] for a name or a place that cannot be had.
-    /// [`Error::Budget`] and [`Error::PageSize`] for what cannot work; [`Error::Kernel`] when threads or
-    /// address space are refused.
+    /// [`Error::Publish`] if the name is invalid or its file cannot be written. [`Error::Budget`]
+    /// and [`Error::PageSize`] for invalid values; [`Error::Kernel`] if the system refuses threads
+    /// or address space.
     pub fn build(self) -> Result<Cache> {
         let memory = aquifer_sys::cpu::memory_bytes();
         let options = Options {
@@ -162,7 +172,7 @@ impl CacheBuilder {
     }
 }
 
-/// The engine with its threads, which end with it.
+/// The engine and its threads, which end when this is dropped.
 pub(crate) struct Running {
     pub engine: Arc<Engine>,
     publisher: Option<Arc<Publisher>>,
@@ -195,7 +205,7 @@ impl Running {
         Ok(())
     }
 
-    /// The drop manager, which this starts if it is not running.
+    /// The drop manager; starts it if it is not running.
     pub fn drop_manager(&self) -> Result<&Arc<DropManager>> {
         if let Some(manager) = self.drop_manager.get() {
             return Ok(manager);
@@ -204,15 +214,16 @@ impl Running {
         let started = manager.clone();
         self.spawn("aquifer-drop", move |_| started.run())?;
         if let Err(second) = self.drop_manager.set(manager) {
-            // Another thread was first: this one's thread ends, and is joined with the rest.
+            // Another thread was first: the thread started here ends, and is joined with the
+            // others.
             second.stop();
         }
         Ok(self.drop_manager.get().expect("set above"))
     }
 }
 
-/// Ends the process if its thread panics: others wait for what the thread was about to do, and would wait
-/// for ever. The panic itself has been printed.
+/// Ends the process if a background thread panics: other threads would wait forever for work that
+/// it was about to do. The panic itself has been printed.
 struct FatalPanic;
 
 impl Drop for FatalPanic {
@@ -233,7 +244,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let threads = self.threads.get_mut().expect("nobody panics while holding it");
         if !self.engine.mark.is_current() {
-            // A fork has none of these threads: joining one would wait for ever.
+            // A child of a fork has none of these threads: joining one would block forever.
             std::mem::take(threads).into_iter().for_each(std::mem::forget);
             return;
         }
@@ -246,26 +257,26 @@ impl Drop for Running {
         }
         for thread in threads.drain(..) {
             if thread.thread().id() == std::thread::current().id() {
-                // Dropped by a future's waker, on a worker: it ends when that returns.
+                // Dropped by a future's waker, on a worker: it ends when the waker returns.
                 continue;
             }
-            // A panic of a background thread has ended the process.
+            // Never an error: a panic of a background thread ends the process.
             let _ = thread.join();
         }
     }
 }
 
-/// A DRAM cache of a size the application chooses, through which devices are mapped.
+/// A DRAM cache of a size that the application chooses, through which devices are mapped.
 ///
-/// Cheap to clone; all clones are one cache. It lives as long as any clone, mapping or `Pages` of it.
-/// Every method may be called from any thread. After a fork the child's copy is inert: calls fail with
-/// [`Error::Forked`], destructors do nothing.
+/// Cheap to clone; all clones are one cache. It lives as long as any clone, mapping or `Pages` of
+/// it. Every method may be called from any thread. After a fork the child's copy is inert: calls
+/// fail with [`Error::Forked`], destructors do nothing.
 ///
-/// # Panics of what the application supplies
-/// A device that panics while a call of the application's reads from it leaves the page absent, and the
-/// panic goes on through the call. A panic aborts the process inside the fault handler, in a thread of the
-/// cache (a prefetch, an eviction, an asynchronous call), in a device's write, and leaves no promise where
-/// a policy panics.
+/// # Panics in the application's devices and policies
+/// If a device panics in a read during a call, the page stays absent and the panic propagates to
+/// the caller. A panic aborts the process inside the fault handler, in a thread of the cache (a
+/// prefetch, an eviction, an asynchronous call), or in a device's write. After a panic in a policy
+/// nothing is guaranteed.
 #[derive(Clone)]
 pub struct Cache {
     running: Arc<Running>,
@@ -277,38 +288,40 @@ impl Cache {
         CacheBuilder::default()
     }
 
-    /// Maps a device for reading, whole. See [`Cache::map_with`] for more.
+    /// Maps a whole device read-only. See [`Cache::map_with`].
     pub fn map(&self, device: Arc<dyn Device>) -> Result<Mapping> {
         self.map_with(device, MapOptions::new())
     }
 
-    /// Maps a device for reading and writing, whole.
+    /// Maps a whole device for reading and writing.
     pub fn map_mut(&self, device: Arc<dyn Device>) -> Result<Mapping> {
         self.map_with(device, MapOptions::new().writable(true))
     }
 
     /// Maps a device.
     ///
-    /// User-backed mappings of one device ([`Device::identity`]) share their pages: what is stored through one is
-    /// seen through all of them. Their addresses are the same, so a pointer of a read-only one is not guarded
-    /// against stores while there is a writable one, and [`Advice`](crate::Advice) about the pattern holds for all.
-    /// Transfers are made through the device that was mapped first, or first for writing where that one cannot
-    /// write.
+    /// User-backed mappings of one device ([`Device::identity`]) share their pages: stores through
+    /// one are visible through all. They have the same addresses, so a pointer of a read-only
+    /// mapping is not protected against stores while there is a writable one, and
+    /// [`Advice`](crate::Advice) about the pattern applies to all. Transfers use the device that
+    /// was mapped first or, if that one is read-only, the one first mapped for writing.
     ///
-    /// Nothing keeps a cache in step with other processes, or with other ways to write the file: a page in memory
-    /// stays as it is, and where two processes store to one page the last write-back wins. Let one of them write.
+    /// A cache is not kept coherent with other processes, or with other ways to write the file. A
+    /// resident page does not change, and if two processes store to one page the last write-back
+    /// wins. Let only one of them write.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`] where the process uses the device already, one of the two may write, and they
-    /// cannot share pages. [`Error::Empty`], [`Error::ReadOnly`], [`Error::Alignment`], [`Error::BackendUnsupported`] for what
-    /// does not fit; [`Error::Vm`] and [`Error::Kernel`] when the system refuses.
+    /// [`Error::AlreadyAttached`] if the process already uses the device, one of the two uses may
+    /// write, and they cannot share pages. [`Error::Empty`], [`Error::ReadOnly`],
+    /// [`Error::Alignment`] and [`Error::BackendUnsupported`] if the device or the options do not
+    /// fit; [`Error::Vm`] and [`Error::Kernel`] if the system refuses.
     pub fn map_with(&self, device: Arc<dyn Device>, options: MapOptions) -> Result<Mapping> {
         self.check_process()?;
         Mapping::new(self.running.clone(), device, options)
     }
 
-    /// Opens a device for access by page guards. The device may be writable or not; all `Pages` of one device in
-    /// this cache share their pages.
+    /// Opens a device for access through page guards. The device may be read-only; all `Pages` of
+    /// one device in this cache share their pages.
     ///
     /// # Errors
     /// As [`Cache::map_with`].
@@ -317,24 +330,27 @@ impl Cache {
         Pages::new(self.running.clone(), device)
     }
 
-    /// Sets a new budget, while readers and writers run. Growing takes effect at once; after shrinking,
-    /// resident memory follows within about a second, as fast as pinned and dirty pages allow.
+    /// Sets a new budget, while readers and writers run.
+    ///
+    /// Growing takes effect at once. After shrinking, resident memory follows within about a
+    /// second, as fast as pinned and dirty pages allow.
     ///
     /// # Errors
-    /// [`Error::Budget`] for a budget below the minimum or above memory; [`Error::Kernel`] if the system promises no more memory
-    /// (`vm.overcommit_memory=2`, `RLIMIT_DATA`). Nothing changes then.
+    /// [`Error::Budget`] for a budget below the minimum or above memory; [`Error::Kernel`] if the
+    /// system refuses to commit more memory (`vm.overcommit_memory=2`, `RLIMIT_DATA`). On error
+    /// nothing changes.
     pub fn resize(&self, budget_bytes: u64) -> Result<()> {
         self.check_process()?;
         self.running.engine.options.check_budget(budget_bytes)?;
         self.running.engine.set_budget(budget_bytes)
     }
 
-    /// Whether a shrink has not yet given all its memory back.
+    /// Whether a shrink has not yet given back all its memory.
     pub fn is_shrinking(&self) -> bool {
         self.running.engine.is_shrinking()
     }
 
-    /// What the cache has done and holds. All zero in a child of a fork.
+    /// The cache's statistics. All zero in a child of a fork.
     pub fn stats(&self) -> Stats {
         self.running.engine.stats()
     }
@@ -352,7 +368,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Something small that is attached, touched and held.
+    /// Attaches a small device, touches it and returns what holds it.
     type Attach = fn(&Cache, &Arc<dyn Device>) -> Box<dyn std::any::Any>;
 
     const KINDS: [(&str, Attach); 3] = [

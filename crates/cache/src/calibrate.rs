@@ -1,11 +1,12 @@
-//! What a miss costs here, with each backend of a mapping: measured once per file system and process.
+//! The cost of a miss with each backend of a mapping, measured once per file system and process.
 //!
-//! On the file that is about to be mapped: pages that are not in the page cache, at random, alternating
-//! between a fault of a kernel file mapping and a fault served in user space (signal, read, copy). The
-//! medians decide. What giving pages back costs is left out on both sides: background threads do it.
+//! Measured on the file that is about to be mapped, with random pages that are not in the page
+//! cache, alternating between a fault of a kernel file mapping and a fault served in user space
+//! (signal, read, copy). The medians decide. The cost of evicting pages is left out on both sides:
+//! background threads do it.
 //!
-//! It takes at most [`TIME_LIMIT`], and is left out, in favour of the kernel backend, for files too small
-//! to matter, files that are cached already, and threads that block SIGBUS.
+//! It takes at most [`TIME_LIMIT`]. It is skipped, and the kernel backend chosen, for files too
+//! small to matter, files that are already cached, and threads that block SIGBUS.
 
 use std::collections::HashSet;
 use std::io;
@@ -24,31 +25,31 @@ use aquifer_vm::{Arena, FaultOwner, Reservation, Served};
 
 use crate::mapping::Backend;
 
-/// Longest time a calibration takes, but for one access that may be in progress.
+/// Time limit of a calibration, plus at most the one access in progress.
 pub const TIME_LIMIT: Duration = Duration::from_millis(20);
 const SMALLEST_FILE_BYTES: u64 = 4 << 20;
 const MOST_SAMPLES: usize = 32;
 const FEWEST_SAMPLES: usize = 5;
-/// Pages looked at to find one that is not cached.
+/// Pages checked to find one that is not cached.
 const ATTEMPTS: usize = 64;
 
-/// What a miss costs on one file system.
+/// The cost of a miss on one file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Calibration {
-    /// The file system, as `stat` names it (`st_dev`).
+    /// The file system, as the `st_dev` of `stat`.
     pub device_id: u64,
-    /// A miss of a kernel-backed mapping: median, in nanoseconds.
+    /// Median time of a miss of a kernel-backed mapping, in nanoseconds.
     pub kernel_fault_ns: u64,
-    /// A miss of a user-backed mapping: median, in nanoseconds.
+    /// Median time of a miss of a user-backed mapping, in nanoseconds.
     pub user_fault_ns: u64,
-    /// Misses measured of each.
+    /// Number of misses measured with each backend.
     pub samples: usize,
 }
 
 impl Calibration {
-    /// The backend for read-only mappings of files there: the user backend where it saves a tenth. A device
-    /// so slow that few misses fit into the time is waited for alike by both.
+    /// The backend for read-only mappings of files there: the user backend if it saves a tenth. On
+    /// a device so slow that few misses fit into the time limit both backends cost the same.
     pub fn backend(&self) -> Backend {
         let saves_a_tenth =
             self.user_fault_ns.saturating_mul(10) < self.kernel_fault_ns.saturating_mul(9);
@@ -67,9 +68,10 @@ pub fn calibrations() -> Vec<Calibration> {
     DONE.lock().expect("nobody panics while holding it").clone()
 }
 
-/// The calibration of the file system a device is on, measured on the device if it is the first one there.
-/// `None` where there is nothing to measure; see the module's documentation. Changes nothing: what it
-/// reads into the page cache it drops.
+/// The calibration of a device's file system, measured on the device if none exists yet.
+///
+/// `None` if it cannot be measured; see the module's documentation. Drops what it reads from the
+/// page cache.
 pub fn calibrate(device: &Arc<dyn Device>) -> Option<Calibration> {
     let file = device.page_cache_file()?;
     let device_id = residency::file_identity(file).ok()?.device;
@@ -98,7 +100,7 @@ fn measure(device: &Arc<dyn Device>, file: BorrowedFd<'_>, device_id: u64) -> Op
     }
     let deadline = Instant::now() + TIME_LIMIT;
     let pages = len_bytes / SMALL_PAGE_BYTES as u64;
-    // Declared before what uses it: dropped after the reservation that names it as its owner.
+    // Declared before its users: dropped after the reservation that names it as its owner.
     let server = Server::open(device.clone()).ok()?;
     let scratch = server.reserve()?;
     let mut mapped = MappedFile::map(file, pages)?;
@@ -183,7 +185,7 @@ impl<'a> MappedFile<'a> {
 
     fn touch(&self, page: u64) -> Option<()> {
         let address = self.address(page);
-        // Nobody owns this range: the handler lets a load that meets a truncation fail.
+        // This range has no fault owner: the handler makes a load beyond a truncation fail.
         // SAFETY: inside the mapping.
         unsafe { fallible::try_touch(address) }.then_some(())
     }
@@ -192,7 +194,7 @@ impl<'a> MappedFile<'a> {
 impl Drop for MappedFile<'_> {
     fn drop(&mut self) {
         let len = self.pages as usize * SMALL_PAGE_BYTES;
-        // SAFETY: our own mapping, about to go.
+        // SAFETY: our own mapping, which is about to be unmapped.
         let _ = unsafe { memory::advise(self.address(0), len, Advice::DontNeed) };
         for &page in &self.touched {
             let offset = page * SMALL_PAGE_BYTES as u64;
@@ -206,7 +208,7 @@ struct Server {
     device: Arc<dyn Device>,
     uffd: Uffd,
     buffer: futex::Mutex<AlignedBuffer>,
-    /// Where the next fault reads from.
+    /// The offset that the next fault reads from.
     next_offset: AtomicU64,
     /// Start of the scratch range.
     base: AtomicUsize,
@@ -226,12 +228,12 @@ impl Server {
         })
     }
 
-    /// The scratch range. Dropped before the server.
+    /// The scratch range. Must be dropped before the server.
     fn reserve(&self) -> Option<Reservation> {
         let mut reservation = Arena::global().ok()?.allocate(SCRATCH_BYTES).ok()?;
         reservation.map_anonymous(SCRATCH_BYTES, Protection::Read).ok()?;
         let base = reservation.address();
-        // SAFETY: our own range. Refused where the kernel has no huge pages, which is as good.
+        // SAFETY: our own range. Fails harmlessly where the kernel has no huge pages.
         let _ = unsafe { memory::advise(base, SCRATCH_BYTES, Advice::NoHugePage) };
         self.uffd.register(base, SCRATCH_BYTES, false).ok()?;
         self.base.store(base as usize, Ordering::Relaxed);
@@ -255,7 +257,8 @@ impl FaultOwner for Server {
             return Served::No;
         }
         let source = buffer.as_ptr();
-        // SAFETY: the page is missing, in the registered range, and only the faulting thread uses it.
+        // SAFETY: the page is missing, in the registered range, and only the faulting thread uses
+        // it.
         match unsafe { self.uffd.copy(target as *mut u8, source, SMALL_PAGE_BYTES, false) } {
             Ok(_) => Served::Yes,
             Err(_) => Served::No,

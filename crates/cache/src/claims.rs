@@ -1,23 +1,25 @@
-//! What of this process uses which device, so that the bytes of a device have one copy where one may be written.
+//! The uses of each device in this process: a device that is written has only one copy of its
+//! bytes.
 //!
-//! Two stores of one device would each write whole pages over what the other wrote, and read what the other has
-//! long changed. So:
+//! Two stores of one device would each overwrite whole pages that the other wrote, and keep stale
+//! copies of them. So:
 //!
-//! | wanted | there is | then |
+//! | wanted | existing use | result |
 //! |---|---|---|
 //! | mapping of the user backend, or `Pages` | the same interface of the same cache, same length | both use one [`Store`] |
-//! | anything, for reading | anything else, for reading | each has its own |
-//! | anything else | anything else, one of them for writing | [`Error::AlreadyAttached`] |
+//! | any use, read-only | any other use, read-only | each has its own store |
+//! | any other use | any other use, one of them writable | [`Error::AlreadyAttached`] |
 //!
-//! A store that was once writable counts as such until the last of its users is gone.
+//! A store that was once writable counts as writable until its last user drops it.
 //!
 //! # Invariants
-//! * An entry stays until the store's pages are written back: a new store of the device would read what the old
-//!   one is about to overwrite. A thread that wants the same store meanwhile waits.
-//! * The table belongs to one process.
+//! * An entry stays until the store's pages are written back: a new store of the device would read
+//!   bytes that the old one is about to overwrite. A thread that wants the same store waits for
+//!   that.
+//! * The table belongs to one process: a child of a fork starts with an empty one.
 //!
-//! Lock order: the table's lock is held around changes of the table and of one store's protection, never around
-//! calls of a device.
+//! Lock order: the table's lock is held while the table and one store's protection change, never
+//! during calls of a device.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -33,20 +35,20 @@ use crate::store::{PageMemory, Store};
 /// One use of a device.
 struct Entry {
     number: u64,
-    /// The cache, by its engine's address: entries do not outlive it.
+    /// The cache, as its engine's address: entries do not outlive it.
     cache: usize,
     kind: Kind,
     len_bytes: u64,
     writable: bool,
-    /// One user has the device alone and relies on it: nothing else may change the bytes.
+    /// One user requires exclusive use of the device: nothing else may change the bytes.
     alone: bool,
     stage: Stage,
 }
 
 enum Stage {
-    /// Being made.
+    /// Being created.
     Opening,
-    /// In use, or being torn down if it cannot be upgraded: an [`Attached`].
+    /// In use; if it cannot be upgraded, being torn down. An [`Attached`].
     Open(Weak<dyn Any + Send + Sync>),
     /// In use, with nothing to share.
     Unshared,
@@ -72,7 +74,7 @@ impl Table {
     }
 }
 
-/// What is to be attached.
+/// A use of a device that is requested.
 #[derive(Clone)]
 pub(crate) struct Wanted {
     pub engine: Arc<Engine>,
@@ -104,7 +106,7 @@ impl Wanted {
         Error::AlreadyAttached { device: self.device.name().to_owned(), how }
     }
 
-    /// Refuses what cannot be beside the entries of the device, `own` left out.
+    /// Fails if the use conflicts with an entry of the device other than `own`.
     fn check(&self, entries: &[Entry], own: Option<u64>) -> Result<()> {
         let others = || entries.iter().filter(|entry| Some(entry.number) != own);
         match others().find(|entry| entry.writable || entry.alone || self.writable) {
@@ -114,7 +116,7 @@ impl Wanted {
     }
 }
 
-/// An entry of the table, which ends with this.
+/// An entry of the table, removed when this is dropped.
 pub(crate) struct Claim {
     mark: ProcessMark,
     identity: DeviceIdentity,
@@ -144,7 +146,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if !self.mark.is_current() {
-            return; // entered in the table of the parent
+            return; // the entry is in the parent's table
         }
         let table = TABLE.get();
         let mut entries = table.lock();
@@ -177,16 +179,17 @@ impl Entries {
 
 /// A store with its entry: torn down when its last user drops it.
 pub(crate) struct Attached<M: PageMemory> {
-    // Before the store, which keeps the device: its identity may be an address that another device gets next.
+    // Dropped before the store. The store keeps the device alive, whose identity may be an address
+    // that another device gets next.
     claim: Claim,
     pub store: Arc<Store<M>>,
 }
 
 impl<M: PageMemory> Attached<M> {
-    /// The store of a device that this cache has, if there is one to share.
+    /// The store of a device that this cache already has, if it can be shared.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`]; [`Error::Kernel`] where a store cannot be made writable.
+    /// [`Error::AlreadyAttached`]; [`Error::Kernel`] if a store cannot be made writable.
     pub fn existing(wanted: &Wanted) -> Result<Option<Arc<Attached<M>>>> {
         let table = TABLE.get();
         let mut entries = table.lock();
@@ -203,20 +206,21 @@ impl<M: PageMemory> Attached<M> {
                 Stage::Unshared => unreachable!("what can be shared is"),
             };
             let Some(attached) = attached else {
-                // Being made, or written back.
+                // Being created, or written back.
                 entries = table.changed.wait(entries).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let attached: Arc<Attached<M>> =
                 attached.downcast().expect("a kind of use has one kind of memory");
             let outcome = attached.admit(wanted, of_device, place);
-            // Not under the lock: if it is the last one by now, it is torn down here.
+            // Release the lock first: if this is now the last reference, the store is torn down
+            // here.
             drop(entries);
             return outcome.map(|()| Some(attached));
         }
     }
 
-    /// Lets one more user in.
+    /// Admits one more user to the store.
     fn admit(&self, wanted: &Wanted, entries: &mut [Entry], place: usize) -> Result<()> {
         if entries[place].alone {
             return Err(wanted.refused(&entries[place]));
@@ -229,7 +233,7 @@ impl<M: PageMemory> Attached<M> {
         Ok(())
     }
 
-    /// The store of a device: one that is there, or the one that `make` makes.
+    /// The store of a device: an existing one, or a new one that `make` creates.
     ///
     /// # Errors
     /// As [`Attached::existing`], and those of `make`.
@@ -243,7 +247,7 @@ impl<M: PageMemory> Attached<M> {
             }
             let mut entries = TABLE.get().lock();
             let of_device = entries.by_device.get(&wanted.identity).map_or(&[][..], Vec::as_slice);
-            // Another thread may have been first meanwhile.
+            // Another thread may have entered a use in between.
             if !of_device.iter().any(|entry| wanted.may_share(entry)) {
                 wanted.check(of_device, None)?;
                 break entries.enter(wanted, Stage::Opening);
@@ -256,13 +260,13 @@ impl<M: PageMemory> Attached<M> {
         Ok(attached)
     }
 
-    /// Keeps others out for good, if there are none now.
+    /// Excludes other users permanently, if there are none now.
     ///
     /// # Errors
     /// [`Error::AlreadyAttached`].
     pub fn keep_alone(self: &Arc<Self>) -> Result<()> {
         self.claim.with_entry(|entry| {
-            // Others come in under the table's lock only, which is held.
+            // Another user can only attach under the table's lock, which is held.
             if entry.alone || Arc::strong_count(self) > 1 {
                 return Err(Error::AlreadyAttached {
                     device: self.store.device().name().to_owned(),

@@ -1,10 +1,11 @@
-//! Which pages of a device are dirty, sorted by construction.
+//! The dirty pages of a device, as a bitmap sorted by construction.
 //!
-//! Aquila keeps dirty pages in red-black trees, one a core, and merges them by offset at write-back. A
-//! bitmap with a summary needs no merging: it is sorted by position, marking is one atomic OR on a word
-//! that 64 neighbouring pages share, and walking a range skips 4,096 clean pages by one load. It is a
-//! hint that errs on the side of dirty: a page is marked before stores to it succeed, which is before its word
-//! says Dirty, and unmarked while it is Cleaning, when nobody can mark it; the page word decides.
+//! Aquila keeps dirty pages in red-black trees, one per core, and merges them by offset at
+//! write-back. A bitmap with a summary needs no merging: it is sorted by position, marking is one
+//! atomic OR on a word that 64 consecutive pages share, and walking a range skips 4,096 clean pages
+//! with one load. It is a hint that errs on the side of dirty; the page word decides. A page is
+//! marked before stores to it succeed, and so before its word says Dirty. It is unmarked while it
+//! is Cleaning, when no thread can mark it.
 
 use std::io;
 use std::ops::Range;
@@ -43,7 +44,7 @@ impl DirtyMap {
         );
     }
 
-    /// Unmarks a page. Its summary bit stays, which costs a walk 64 loads once in a while.
+    /// Unmarks a page. Its summary bit stays, which sometimes costs a walk 64 loads.
     pub fn unmark(&self, page: u64) {
         let word = (page / PAGES_PER_WORD) as usize;
         self.words[word].fetch_and(!(1 << (page % PAGES_PER_WORD)), Ordering::AcqRel);
@@ -76,10 +77,11 @@ impl DirtyMap {
 
 /// Sets a page's bit and the summary bit above it.
 ///
-/// The summary first, and by everyone who finds it unset: a thread that left that to the one before it could
-/// be overtaken by its own flush. A bit that is seen set stays set.
+/// The summary bit is set first, by every thread that finds it unset. If a thread left that to
+/// another one that marks a page, a flush by the first thread could run before the bit is set and
+/// miss its page. A set summary bit is never cleared.
 pub(crate) fn mark(word: &AtomicU64, bit: u64, summary: &AtomicU64, summary_bit: u64) {
-    // Acquire: what the one who set it did before is before our mark.
+    // Acquire: what the thread that set the bit did before happens before this mark.
     if summary.load(Ordering::Acquire) & summary_bit == 0 {
         summary.fetch_or(summary_bit, Ordering::AcqRel);
     }

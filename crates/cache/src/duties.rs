@@ -1,26 +1,30 @@
-//! What the calling thread is in the middle of, should it turn out to need a frame.
+//! The device calls that the calling thread is inside of, in case it needs a frame.
 //!
-//! A device's data may be memory of the same cache: writing a page to it, or reading one, then needs frames. A
-//! thread that waits for a frame relies on others to free some, so two kinds of threads must be told apart:
-//! * A thread that *writes back* frees frames itself. Were it to wait for others, the evictor would wait for
-//!   itself, and a flush for an evictor that cannot take the pages which the flush is cleaning. So it takes a frame
-//!   of the reserve, evicts what other stores hold, and is refused where that yields nothing.
-//! * A thread that *loads* holds frames that no page has yet. They come back when the load ends, which others wait for;
-//!   unless the thread waits as well.
+//! A device's data may be memory of the same cache: writing a page to it, or reading one, then
+//! needs frames. A thread that waits for a frame relies on other threads to free some, so two kinds
+//! of threads must be distinguished:
+//! * A thread that *writes back* frees frames itself. If it waited for other threads, the evictor
+//!   would wait for itself, and a flush for an evictor that cannot take the pages that the flush is
+//!   cleaning. So it takes a frame of the reserve, evicts frames of other stores, and fails if that
+//!   yields nothing.
+//! * A thread that *loads* holds frames that no page has yet. They become available when the load
+//!   ends, and other threads wait for that; unless the loading thread waits as well.
 //!
-//! Both are known for the thread that calls the device. A device that touches memory of the same cache from threads
-//! of its own while the caller waits for them is not known here.
+//! Both are known for the thread that calls the device. If a device touches memory of the same
+//! cache from its own threads while the caller waits for them, that is not detected here.
 //!
 //! # Heights
-//! The *height* of a store is 0 where its device needs no memory of the cache, and else one more than that of the
-//! highest store which its device touches. It is learnt: when a thread that calls the device of one store needs a
-//! frame for another, the first is higher. Two rules follow:
-//! * a thread that writes a store back evicts dirty pages of lower stores only, and clean ones of any;
-//! * the lower a store, the more of the reserve is its.
+//! The *height* of a store is 0 if its device needs no memory of the cache, and otherwise one more
+//! than that of the highest store that its device touches. It is learnt: when a thread that calls
+//! the device of one store needs a frame for another, the first is higher. Two rules follow:
+//! * a thread that writes a store back evicts dirty pages only of lower stores, but clean pages of
+//!   any;
+//! * the lower a store, the larger the part of the reserve that it may use.
 //!
-//! So by induction there is a frame that can be freed, from the lowest stores on, as long as the reserve has frames for each
-//! height: up to four devices in a row in a pool of 512 frames, none in one of fewer than 32. Beyond that, and where devices lead in
-//! a circle, a write that finds no frame fails after ten seconds; its page stays dirty.
+//! By induction from the lowest stores there is always a frame that can be freed, as long as the
+//! reserve has frames for each height: enough for up to four stacked devices in a pool of 512
+//! frames, none in a pool of fewer than 32. Beyond that, and if devices form a cycle, a write that
+//! finds no frame fails after ten seconds; its page stays dirty.
 
 use std::cell::Cell;
 use std::ptr;
@@ -32,27 +36,27 @@ use crate::frames::FramePool;
 /// Higher stores count as this high.
 const MOST_HEIGHT: u32 = 8;
 
-/// How high a store is.
+/// The height of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Height(AtomicU32);
 
 impl Height {
     pub fn get(&self) -> u32 {
-        // Relaxed: a share that is a moment too large or too small is tried again.
+        // Relaxed: a share of the reserve computed from a stale height is retried.
         self.0.load(Relaxed)
     }
 
-    /// The device of this store touches memory of another one.
+    /// Records that this store's device touches memory of a store of height `below`.
     pub fn is_above(&self, below: u32) {
         self.0.fetch_max((below + 1).min(MOST_HEIGHT), Relaxed);
     }
 }
 
-/// A call of a device that a thread is in, on its stack.
+/// A device call that a thread is inside of, on its stack.
 struct Call {
     height: *const Height,
     writes_back: bool,
-    /// Where the frames come from that it has taken for pages that are being loaded.
+    /// The pool of the frames that the call has taken for pages being loaded.
     pool: *const FramePool,
     frames: Cell<usize>,
     outer: *const Call,
@@ -74,10 +78,10 @@ fn calling<T>(call: Call, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// The calls of devices that the thread is in, from the innermost on.
+/// The device calls that the thread is inside of, innermost first.
 fn calls<'a>() -> impl Iterator<Item = &'a Call> {
-    // SAFETY: what is linked lies in frames of this thread's own stack that `calling` has not left, and will not leave
-    // before the caller, a function of this module, is done.
+    // SAFETY: every linked call lies in a frame of this thread's stack that `calling` has not left,
+    // and will not leave before the caller, a function of this module, returns.
     let at = |call: *const Call| unsafe { call.as_ref() };
     std::iter::successors(at(INNERMOST.get()), move |call| at(call.outer))
 }
@@ -88,7 +92,8 @@ pub(crate) fn writing_back<T>(height: &Height, work: impl FnOnce() -> T) -> T {
     calling(Call { height, writes_back: true, pool: ptr::null(), frames, outer }, work)
 }
 
-/// Runs `work`, which loads pages of the store of this height, so many at first, into frames of this pool.
+/// Runs `work`, which loads pages of the store of this height; `frames` frames of `pool` are
+/// already taken.
 pub(crate) fn loading<T>(
     height: &Height,
     pool: *const FramePool,
@@ -99,37 +104,38 @@ pub(crate) fn loading<T>(
     calling(Call { height, writes_back: false, pool, frames, outer }, work)
 }
 
-/// The load that the thread is in has taken so many frames more.
+/// Adds frames to those that the thread's current load has taken.
 pub(crate) fn takes(frames: usize) {
     if let Some(call) = calls().next() {
         call.frames.set(call.frames.get() + frames);
     }
 }
 
-/// So many pages of the load that the thread is in have come.
+/// Subtracts frames of pages that the thread's current load has completed.
 pub(crate) fn gives_back(frames: usize) {
     if let Some(call) = calls().next() {
         call.frames.set(call.frames.get().saturating_sub(frames));
     }
 }
 
-/// Looks at the height of the store whose device the thread is calling, and which is another than the one of height `own`: what
-/// a store needs for itself while its device runs, such as the frames of a batch, makes it no higher.
+/// Calls `look` with the height of the innermost other store whose device the thread is calling.
+/// `own` is the store that needs a frame: what it needs for itself while its device runs, such as
+/// the frames of a batch, does not raise its height.
 pub(crate) fn with_caller<T>(own: &Height, look: impl FnOnce(&Height) -> T) -> Option<T> {
     let caller = calls().find(|call| !ptr::eq(call.height, own))?;
-    // SAFETY: borrowed for as long as the call is linked.
+    // SAFETY: the call borrows the height for as long as it is linked.
     Some(look(unsafe { &*caller.height }))
 }
 
-/// Whether the thread is in a call of a device.
+/// Whether the thread is inside a device call.
 pub(crate) fn is_in_a_call() -> bool {
     !INNERMOST.get().is_null()
 }
 
-/// Of the store that the thread is writing pages of back, the innermost if there are several.
+/// The height of the store that the thread is writing back; the innermost if there are several.
 pub(crate) fn writing() -> Option<u32> {
     let call = calls().find(|call| call.writes_back)?;
-    // SAFETY: borrowed for as long as the call is linked.
+    // SAFETY: the call borrows the height for as long as it is linked.
     Some(unsafe { &*call.height }.get())
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! Errors, their causes and remedies.
 
 use std::io;
 
@@ -9,14 +9,14 @@ use aquifer_vm::VmError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A budget the engine cannot work with.
+    /// A budget that is too small or too large.
     #[error(
         "budget of {budget_bytes} bytes: must be between {min_bytes} and {max_bytes} bytes here"
     )]
     Budget {
-        /// Bytes asked for.
+        /// Bytes requested.
         budget_bytes: u64,
-        /// The least that works with this page size.
+        /// The smallest budget that works with this page size.
         min_bytes: u64,
         /// Physical memory, or the memory cgroup's limit.
         max_bytes: u64,
@@ -24,7 +24,7 @@ pub enum Error {
     /// A page size that is not a power of two from 4 KiB to 64 KiB.
     #[error("page size of {page_bytes} bytes: must be 4096, 8192, 16384, 32768 or 65536")]
     PageSize {
-        /// Bytes asked for.
+        /// Bytes requested.
         page_bytes: usize,
     },
     /// The device's alignment does not divide the page size.
@@ -35,10 +35,10 @@ pub enum Error {
     Alignment {
         /// The device.
         device: String,
-        /// What it needs.
+        /// The alignment that it needs, in bytes.
         alignment_bytes: usize,
     },
-    /// The device holds nothing to map.
+    /// The device is empty.
     #[error("{device}: is empty; give it its length first (a mapping does not grow a file)")]
     Empty {
         /// The device.
@@ -54,13 +54,13 @@ pub enum Error {
         /// The mapping's length.
         mapped_bytes: u64,
     },
-    /// A write through something opened for reading.
+    /// A write through a read-only mapping or device.
     #[error("{device}: mapped for reading only; map it writable to write")]
     ReadOnly {
         /// The device.
         device: String,
     },
-    /// A page could not be read from its device. The page stays absent; a later access tries again.
+    /// A page could not be read from its device. The page stays absent; a later access retries.
     #[error("{device}: page at offset {offset_bytes}: {source}")]
     Load {
         /// The device.
@@ -70,8 +70,8 @@ pub enum Error {
         /// The device's error.
         source: DeviceError,
     },
-    /// Dirty pages could not be written. They stay dirty; every flush of the range fails until a later
-    /// write of them succeeds.
+    /// Dirty pages could not be written. They stay dirty; every flush of the range fails until a
+    /// later write of them succeeds.
     #[error(
         "{device}: {pages} dirty pages between offsets {offset_bytes} and {end_bytes} could not be \
          written ({source}); they stay dirty, flush again when the cause is gone"
@@ -88,10 +88,12 @@ pub enum Error {
         /// The first error.
         source: DeviceError,
     },
-    /// The device could not make completed writes durable. Final: what was written since the last
-    /// successful sync may be lost, and asking again would not bring it back. Every later flush of the same
-    /// [`Mapping`](crate::Mapping) or [`Pages`](crate::Pages), and of others that share its pages, fails with this
-    /// error; drop them, open the device anew, and check what it holds.
+    /// The device could not make completed writes durable.
+    ///
+    /// Final: data written since the last successful sync may be lost, and a retry would not
+    /// recover it. Every later flush of the same [`Mapping`](crate::Mapping) or
+    /// [`Pages`](crate::Pages), and of others that share its pages, fails with this error. Drop
+    /// them, open the device again, and check its contents.
     #[error("{device}: sync failed ({source}); writes since the last flush may not be durable")]
     Sync {
         /// The device.
@@ -99,7 +101,7 @@ pub enum Error {
         /// The device's error.
         source: DeviceError,
     },
-    /// A device refused to tell its length or the like.
+    /// A query of the device, such as its length, failed.
     #[error("{device}: {source}")]
     Device {
         /// The device.
@@ -107,17 +109,19 @@ pub enum Error {
         /// The device's error.
         source: DeviceError,
     },
-    /// The backend that was asked for, or that the cache's settings call for, cannot serve this device.
+    /// The requested backend, or the one that the cache's settings require, cannot serve this
+    /// device.
     #[error("{device}: the {backend} backend cannot serve this mapping: {reason}")]
     BackendUnsupported {
         /// The device.
         device: String,
-        /// The backend asked for.
+        /// The backend's name.
         backend: &'static str,
-        /// Why, and what to do.
+        /// The reason, and a remedy.
         reason: String,
     },
-    /// Everything in the budget is pinned or cannot be written back, and nothing is on its way to become free.
+    /// Every page in the budget is pinned or cannot be written back, and none is about to become
+    /// free.
     #[error(
         "no frame of the budget can be freed: {pinned} pages are pinned, {unwritable} cannot be written \
          back; drop pins, or raise the budget with `resize`"
@@ -125,10 +129,10 @@ pub enum Error {
     Exhausted {
         /// Pages pinned now.
         pinned: u64,
-        /// Dirty pages whose write failed.
+        /// Dirty pages that could not be written back.
         unwritable: u64,
     },
-    /// More pins on one page than its word counts.
+    /// A page has as many pins as its page word can count.
     #[error("page at offset {offset_bytes} holds {pins} pins already; drop some")]
     TooManyPins {
         /// Start of the page.
@@ -136,8 +140,8 @@ pub enum Error {
         /// The limit.
         pins: u64,
     },
-    /// The process uses the device already, in a way that cannot share pages with the one asked for, and one
-    /// of the two may write.
+    /// The process already uses the device in a way that cannot share pages with the requested one,
+    /// and one of the two may write.
     #[error(
         "{device}: attached already {how}, and one of the two may write: each would overwrite or miss what the \
          other writes; drop one of them first, or use mappings of one cache, of the user backend and of one \
@@ -146,48 +150,49 @@ pub enum Error {
     AlreadyAttached {
         /// The device.
         device: String,
-        /// What the other use is.
+        /// The existing use.
         how: &'static str,
     },
-    /// Part of a mapping was to be unmapped.
+    /// A request to unmap part of a mapping.
     #[error(
         "a mapping is unmapped whole, by dropping it; for a part, `advise(range, Advice::DontNeed)` \
          gives its memory back"
     )]
     PartialUnmap,
-    /// An arena has no range that long.
+    /// An arena has no free range of the requested length.
     #[error(
         "no {len_bytes} contiguous bytes are free in the arena, the longest free range has \
          {largest_bytes}; drop vectors, or use a larger device"
     )]
     ArenaFull {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The longest free range.
         largest_bytes: u64,
     },
-    /// The calling process is a fork of the one the cache belongs to.
+    /// The calling process is a fork of the one that the cache belongs to.
     #[error("this process is a fork of the one that made the cache; make a new cache in the child")]
     Forked,
-    /// An access inside a kernel-backed mapping failed: the file was truncated, or could not be read.
+    /// An access inside a kernel-backed mapping failed: the file was truncated or could not be
+    /// read.
     #[error("{device}: reading the mapped file failed at offset {offset_bytes}: {reason}")]
     MappedAccess {
         /// The device.
         device: String,
         /// Start of the page.
         offset_bytes: u64,
-        /// What the kernel's signal tells.
+        /// The cause, as derived from the kernel's signal.
         reason: &'static str,
     },
     /// A cache's statistics cannot be published under this name.
     #[error("publishing statistics as {name:?}: {source}")]
     Publish {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// What is wrong with it, or the system's error.
+        /// The problem with the name, or the system's error.
         source: io::Error,
     },
-    /// Address space or handlers.
+    /// An error of address-space or fault-handler setup.
     #[error(transparent)]
     Vm(#[from] VmError),
     /// The kernel refused something the engine needs.

@@ -1,12 +1,13 @@
-//! How pages leave.
+//! Eviction of pages.
 //!
-//! A change to the page table of one page costs a TLB shootdown, so pages leave in batches. Clean victims
-//! go page by page into one vectored call. Dirty ones go by region: the whole region is cleaned (see
-//! `writeback`), and then everything in it that nobody pins or touched lately is discarded with one call.
-//! Where the kernel has no vectored call, clean victims go by region too.
+//! A page-table change for one page costs a TLB shootdown, so pages are evicted in batches. Clean
+//! victims are discarded page by page in one vectored call. Dirty ones are evicted by region: the
+//! whole region is cleaned (see `writeback`), and then every page of it that is neither pinned nor
+//! recently hit is discarded with one call. If the kernel has no vectored call, clean victims are
+//! evicted by region too.
 //!
-//! A page leaves only from Clean, through Evicting: its bytes are on the device, a store to it waits, and
-//! its frame is given back when the memory is gone.
+//! A page is evicted only from Clean, through Evicting: its bytes are on the device, a store to it
+//! waits, and its frame is given back after its memory is discarded.
 
 use crate::engine::{Cleaning, Evicted};
 use crate::frames::BATCH;
@@ -25,7 +26,7 @@ impl<M: PageMemory> Store<M> {
         evicted
     }
 
-    /// One batch; everything it needs is on the stack.
+    /// Evicts one batch; everything it needs is on the stack.
     fn evict_batch(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         let by_page = self.memory.discards_vectored();
         let mut leaving = [(FrameId(0), PageId(0)); BATCH];
@@ -33,8 +34,8 @@ impl<M: PageMemory> Store<M> {
         let (mut leaving_count, mut later_count) = (0, 0);
         let mut evicted = Evicted::default();
         for &(frame, page) in victims {
-            // A victim's frame is claimed, so the page still holds it, or is about to: the policy hears of a
-            // page before its word says Clean.
+            // A victim's frame is claimed, so the page still holds it, or is about to: the policy
+            // learns of a page before its word says Clean.
             debug_assert!({
                 let seen = self.seen(page.0);
                 seen.state() == State::Loading || seen.frame() == frame
@@ -62,8 +63,8 @@ impl<M: PageMemory> Store<M> {
         evicted
     }
 
-    /// Evicts by region, beginning with the best victim's, until `want` frames are free: a region yields
-    /// more than its victims.
+    /// Evicts by region, starting with the best victim's, until `want` frames are free: a region
+    /// yields more frames than its victims.
     fn evict_regions_of(
         &self,
         victims: &mut [(FrameId, PageId)],
@@ -104,9 +105,11 @@ impl<M: PageMemory> Store<M> {
         gone
     }
 
-    /// Evicting → Absent for pages whose memory is gone; their frames come first in `frames` then, and the
-    /// result says how many there are. After a call that failed nobody knows how far it came: each page is
-    /// tried alone, and one that stays is Clean again, which loses nothing.
+    /// Evicting → Absent for pages whose memory was discarded; puts their frames first in `frames`
+    /// and returns their number.
+    ///
+    /// If the common call failed, it is unknown which pages it discarded: each is retried alone,
+    /// and a page that cannot be discarded is Clean again, which loses nothing.
     fn end_evictions(
         &self,
         leaving: &[(FrameId, PageId)],
@@ -135,13 +138,13 @@ impl<M: PageMemory> Store<M> {
         self.engine.probation_keep(self.key(page.0), self.memory.bytes(page.0, frame))
     }
 
-    /// An eviction that could not be carried out: the page is Clean again.
+    /// Undoes an eviction: the page is Clean again.
     fn restore(&self, page: PageId, frame: FrameId) {
         self.word(page.0).cancel_evict();
         self.pool().returned(&[frame]);
     }
 
-    /// Victims that cannot leave now go back to the policy.
+    /// Returns victims that cannot be evicted now to the policy.
     fn keep(&self, victims: &[(FrameId, PageId)], evicted: &mut Evicted) {
         for &(frame, page) in victims {
             let seen = self.seen(page.0);
@@ -154,10 +157,10 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Not inlined: its arrays are too large for the usual eviction by page to carry along on the fault
-    /// path's stack.
+    /// Cleans a region that contains victims and discards its pages that are clean and cold.
     ///
-    /// Cleans a region that holds victims and discards what is clean and cold in it.
+    /// Not inlined: its arrays are too large for the stack of the usual eviction by page on the
+    /// fault path.
     #[inline(never)]
     fn evict_in_region(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted {
         let region = self.geometry.region_of(victims[0].1.0);
@@ -207,11 +210,11 @@ impl<M: PageMemory> Store<M> {
         evicted
     }
 
-    /// The longest runs of a region in which no page is there to stay, so that discarding a run is safe
-    /// while the gate is held: each of its pages is one of `leaving`, or absent and kept out by the gate.
+    /// The longest runs of a region in which every page is in `leaving`, or absent and kept so by
+    /// the gate. So discarding a run is safe while the gate is held.
     ///
-    /// A page that another evictor moved to Evicting stays: that evictor may be copying it, and may move it
-    /// back to Clean without passing the gate.
+    /// A page that another evictor moved to Evicting ends a run: that evictor may be copying it,
+    /// and may move it back to Clean without holding the gate.
     fn runs_around(
         &self,
         pages: std::ops::Range<u64>,
@@ -268,11 +271,14 @@ impl<M: PageMemory> Store<M> {
         self.discard_pages(&leaving[..count]);
     }
 
-    /// Empties the store after it was detached: dirty pages are written back, what cannot be written is
-    /// lost with the mapping, and every frame goes back to the pool. No thread uses the store any more; one
-    /// that still has victims of it in hand is about to find that it is gone, and is waited for.
+    /// Empties a detached store: writes back dirty pages and gives every frame back to the pool.
+    /// Pages that cannot be written are lost.
     ///
-    /// Looks at the regions that pages came into: what it costs depends on them, and not on the budget.
+    /// No thread uses the store any more. An evictor that still holds victims of it will find that
+    /// the store was removed from the registry and return them; this waits for that.
+    ///
+    /// Visits only the regions that pages were loaded into: its cost depends on them, not on the
+    /// budget.
     pub fn teardown(&self) {
         let _ = self.write_back(0..self.geometry.pages());
         let mut frames = vec![];
@@ -285,7 +291,7 @@ impl<M: PageMemory> Store<M> {
         self.pool().give(&frames);
     }
 
-    /// The frame of a page that no thread loads any more, out of the policy's hold.
+    /// Takes the frame of a page out of the policy; `None` if the page has none.
     fn take_frame_of(&self, page: u64) -> Option<FrameId> {
         let word = self.word(page);
         loop {
@@ -297,7 +303,8 @@ impl<M: PageMemory> Store<M> {
             } else if self.pool().claim(seen.frame()) {
                 return Some(seen.frame());
             } else {
-                // An evictor has it in hand, and is about to find that the store is gone.
+                // An evictor holds the frame, and will return it when it finds that the store was
+                // removed.
                 std::thread::yield_now();
             }
         }

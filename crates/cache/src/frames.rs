@@ -1,9 +1,9 @@
-//! Frames: the DRAM budget in units of pages, who holds them, and which one leaves next.
+//! Frames: the DRAM budget in units of pages, their owners, and which one is evicted next.
 //!
-//! A [`FramePool`] is a number of frames with a policy. What a frame *is* depends on the pool: for
-//! mappings it is a credit to have one page installed (the kernel allocates the page itself), for `Pages`
-//! it is memory at `frame × page size` of an arena. Everything else is the same: free lists by core,
-//! owners, hits, victims, growing and shrinking.
+//! A [`FramePool`] is a number of frames with a policy. What a frame *is* depends on the pool. For
+//! mappings it is a credit to have one page installed (the kernel allocates the page itself). For
+//! `Pages` it is memory at `frame × page size` of an arena. Everything else is the same: per-core
+//! free lists, owners, hits, victims, growing and shrinking.
 //!
 //! ```text
 //!   take ──► core list ──► shared list ──► grant new ones ──► steal from other cores ──► none: evict
@@ -11,19 +11,20 @@
 //! ```
 //!
 //! # Invariants
-//! * A frame below the limit is in exactly one place: a free list, the hands of a loader, the policy, or
-//!   the hands of one evictor. That the policy holds it is marked in its owner word, so that of two evictors
-//!   that come upon a page only one takes its frame, and that a policy names frames it does not hold has no
-//!   consequence.
-//! * A few free frames are a reserve for threads that need one to free others (see `duties`). It is filled before
-//!   any other list, and counts neither as free nor as used.
-//! * A frame at or above the limit is never handed out. Shrinking lowers the limit; such frames are
-//!   retired when they come back, and the evictor makes them come back.
-//! * Frames are *granted* in order when they are first wanted; those of the reserve at once. So raising the limit
-//!   costs no more than the few of the reserve, and lowering it costs what was in use, however large the pool may be.
+//! * A frame below the limit is in exactly one place: a free list, held by a loader, held by the
+//!   policy, or held by one evictor. A bit in its owner word marks that the policy holds it. So of
+//!   two evictors that reach the same page only one takes its frame, and a policy that names frames
+//!   it does not hold does no harm.
+//! * A few free frames are a reserve for threads that need one to free others (see `duties`). It is
+//!   filled before any other list, and counts neither as free nor as used.
+//! * A frame at or above the limit is never handed out. Shrinking lowers the limit. Such frames are
+//!   retired when they are given back; the evictor evicts their pages.
+//! * Frames are *granted* in order, when they are first needed; those of the reserve at once. So
+//!   raising the limit costs only the granting of the reserve, and lowering it costs time
+//!   proportional to the frames in use, however large the pool may be.
 //!
-//! Lock order: policy, then a free list. All are leaves towards everything else, and none is held while
-//! mapped memory is touched, so the fault path may take them.
+//! Lock order: policy, then the reserve, then another free list. No other lock is taken while one
+//! of these is held, and no mapped memory is touched, so the fault path may take them.
 
 use std::io;
 
@@ -36,18 +37,18 @@ use crate::lazy::LazyArray;
 use crate::policy::{HitMode, HitTable, Policy};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
-/// Frames moved between lists, and evicted, at a time. More per call gains little (0.23 µs a page with 512
-/// against 0.28 with 64) and lengthens the tail of the misses that have to wait for it.
+/// Frames moved between lists, and evicted, at a time. More per call gains little (0.23 µs a page
+/// with 512 against 0.28 with 64) and lengthens the tail latency of the misses that wait for it.
 pub const BATCH: usize = 64;
 const CORE_LIST_FRAMES: usize = 2 * BATCH;
-/// Frames of the reserve, where the pool has many times as many.
+/// Frames of the reserve in a large pool. A small pool reserves one frame in `RESERVED_ONE_IN`.
 const RESERVE_FRAMES: usize = 16;
 const RESERVED_ONE_IN: usize = 32;
 
 struct PolicyState {
     policy: Box<dyn Policy>,
     victims: Vec<FrameId>,
-    /// What the policy was last told of frames, and of their identifiers.
+    /// The number of frames, and of frame identifiers, that the policy was last sized for.
     sized_for: (usize, usize),
 }
 
@@ -61,22 +62,22 @@ impl PolicyState {
     }
 }
 
-/// A shrink under way, as the thread that completes it sees it.
+/// A shrink in progress, as the thread that completes it sees it.
 #[derive(Default)]
 pub struct Shrink {
-    /// The change of the limit that it belongs to.
+    /// The count of limit changes that this shrink belongs to.
     change: Option<usize>,
     in_use: Vec<FrameId>,
 }
 
 impl Shrink {
-    /// Frames above the limit that were in use when last looked at.
+    /// The frames above the limit that were in use at the last check.
     pub fn in_use(&self) -> &[FrameId] {
         &self.in_use
     }
 }
 
-/// A list that is filled and emptied under its lock; padded so that cores do not share its line.
+/// A free list and its lock, aligned so that no two lists share a cache line.
 #[repr(align(128))]
 struct List(Mutex<Vec<u32>>);
 
@@ -100,20 +101,21 @@ pub struct FramePool {
     cores: Box<[List]>,
     shared: List,
     reserve: List,
-    /// How many frames the reserve lacks. A hint: changed with the reserve's lock held, read without.
+    /// How many frames the reserve lacks. A hint: written with the reserve's lock held, read
+    /// without.
     reserve_lacks: AtomicUsize,
     free: AtomicUsize,
     used: AtomicUsize,
     insertions: AtomicU64,
     limit: AtomicUsize,
-    /// Changes of the limit so far.
+    /// Number of limit changes so far.
     changes: AtomicUsize,
-    /// No frame at or above this is granted. Changed under the lock of the shared list.
+    /// No frame at or above this index is granted. Written with the lock of the shared list held.
     granted: AtomicUsize,
     /// The highest limit so far.
     high_water: AtomicUsize,
     max_frames: usize,
-    /// Rings whenever frames come back; threads out of frames sleep on it.
+    /// Rings whenever frames are given back; threads waiting for a frame sleep on it.
     returned: Doorbell,
     /// Which of its frames are in the hands of threads that wait themselves.
     pub held: HeldByWaiters,
@@ -161,27 +163,27 @@ impl FramePool {
         self.hits.hit(frame);
     }
 
-    /// Whether a frame was hit since the policy last looked, where hits are counted.
+    /// Whether a frame was hit since the policy last checked, for policies that count hits.
     pub fn is_hot(&self, frame: FrameId) -> bool {
         matches!(self.hits.mode(), HitMode::Count { .. }) && self.hits.get(frame) > 0
     }
 
-    /// Frames that may be in use.
+    /// The number of frames that may be in use.
     pub fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Frames in free lists, and those that are to be granted.
+    /// The number of frames in free lists, and of those that can still be granted.
     pub fn free(&self) -> usize {
         self.free.load(Ordering::Relaxed)
     }
 
-    /// Frames taken and not given back.
+    /// The number of frames taken and not given back.
     pub fn in_use(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Pages that were given a frame so far.
+    /// The number of pages that were given a frame so far.
     pub fn insertions(&self) -> u64 {
         self.insertions.load(Ordering::Relaxed)
     }
@@ -191,9 +193,10 @@ impl FramePool {
         frame_word::owner(self.owners.get(frame.0 as usize)?.load(Ordering::Acquire))
     }
 
-    /// The frames below the limit that were ever granted: all others are free.
+    /// The frames below the limit that were granted. All others are free.
     pub fn granted(&self) -> impl Iterator<Item = FrameId> + use<> {
-        // Acquire pairs with the lock under which it is changed: a frame that a page got was granted before.
+        // Acquire pairs with the release in `grant_next`: a frame that a page owns was granted
+        // before.
         let granted = self.granted.load(Ordering::Acquire).min(self.limit());
         self.looked_at(granted);
         (0..granted).map(|index| FrameId(index as u32))
@@ -214,9 +217,11 @@ impl FramePool {
         }
     }
 
-    /// Takes a frame of the reserve for `page`, of a store of this height: for a thread on which it depends that others
-    /// become free. Half of the reserve is for the lowest stores alone, half of the rest for those that are one higher
-    /// or lower, and so on: what makes a lower store wait is never a higher one. See `duties`.
+    /// Takes a frame of the reserve for `page`, which belongs to a store of this height.
+    ///
+    /// For a thread that needs a frame in order to free others. Half of the reserve is for the
+    /// lowest stores alone, half of the rest for stores of height at most 1, and so on, so that a
+    /// higher store never makes a lower one wait. See `duties`.
     pub fn take_reserved(&self, page: PageKey, height: u32) -> Option<FrameId> {
         let wanted = self.reserve_wanted();
         let left = wanted - wanted.checked_shr(height).unwrap_or(0);
@@ -257,7 +262,7 @@ impl FramePool {
         (self.limit() / RESERVED_ONE_IN).min(RESERVE_FRAMES)
     }
 
-    /// Puts what the reserve lacks of free frames into it; returns the rest.
+    /// Puts free frames into the reserve until it is full; returns the rest.
     fn fill_reserve<'a>(&self, frames: &'a [u32]) -> &'a [u32] {
         if self.reserve_lacks.load(Ordering::Relaxed) == 0 {
             return frames;
@@ -272,7 +277,7 @@ impl FramePool {
         rest
     }
 
-    /// Grants the frames that the reserve lacks, as far as there are any that were never granted.
+    /// Fills the reserve with frames that were never granted, if any are left.
     fn grant_to_reserve(&self) {
         let mut reserve = self.reserve.0.lock();
         let mut shared = self.shared.0.lock();
@@ -280,7 +285,7 @@ impl FramePool {
             let Some(frame) = self.grant_next(&mut shared) else { break };
             self.looked_at(1);
             reserve.push(frame);
-            // It counted as one to be granted.
+            // Until now it was counted as free.
             self.free.fetch_sub(1, Ordering::Relaxed);
         }
         self.count_reserve(&reserve);
@@ -288,7 +293,7 @@ impl FramePool {
 
     /// Grants the next frame. The caller holds the lock of the shared list.
     fn grant_next(&self, _shared: &mut Vec<u32>) -> Option<u32> {
-        // Relaxed: the lock orders these with the changes of both in `set_limit`.
+        // Relaxed: the lock orders these loads with the changes of both in `set_limit`.
         let limit = self.limit.load(Ordering::Relaxed);
         for granted in self.granted.load(Ordering::Relaxed)..limit {
             let is_new = frame_word::grant(&self.owners[granted]);
@@ -306,7 +311,8 @@ impl FramePool {
         list.0.lock().pop().map(FrameId)
     }
 
-    /// Moves a batch from the shared list, or of frames that are granted now, to a core's and takes one of it.
+    /// Moves a batch from the shared list, or newly granted frames, to a core's list and takes one
+    /// of it.
     fn refill(&self, core: usize) -> Option<FrameId> {
         let mut moved = [0u32; BATCH];
         let mut count = 0;
@@ -330,12 +336,12 @@ impl FramePool {
         list.extend_from_slice(&frames[..room]);
         drop(list);
         if room < frames.len() {
-            // Within its capacity: it was reserved for all frames when the pool grew.
+            // Within its capacity, which `set_limit` reserves for all frames.
             self.shared.0.lock().extend_from_slice(&frames[room..]);
         }
     }
 
-    /// Gives frames back that belong to no page any more, and wakes threads waiting for one.
+    /// Gives frames back that no page owns any more, and wakes threads waiting for one.
     /// Async-signal-safe.
     pub fn give(&self, frames: &[FrameId]) {
         self.used.fetch_sub(frames.len(), Ordering::Relaxed);
@@ -351,14 +357,14 @@ impl FramePool {
                 }
             }
             let rest = self.fill_reserve(&kept[..count]);
-            // Before a taker can subtract them.
+            // Before another thread can take these frames and subtract them.
             self.free.fetch_add(rest.len(), Ordering::Relaxed);
             self.put(core, rest);
         }
         self.returned.ring(u32::MAX);
     }
 
-    /// Counts frames looked at one after the other, for tests: what an operation costs.
+    /// Counts frames visited one by one, for tests of what an operation costs.
     #[inline]
     pub fn looked_at(&self, _frames: usize) {
         #[cfg(test)]
@@ -370,38 +376,46 @@ impl FramePool {
         self.looked_at.load(Ordering::Relaxed)
     }
 
-    /// Waits until frames have come back since `ticket` was drawn, at most `timeout`.
+    /// Waits until frames have been given back since `ticket` was drawn, at most `timeout`.
     pub fn wait_for_frame(&self, ticket: u32, timeout: std::time::Duration) {
         self.returned.sleep(ticket, Some(timeout));
     }
 
-    /// To be drawn before a failing [`FramePool::take`], for [`FramePool::wait_for_frame`].
+    /// Draws a ticket for [`FramePool::wait_for_frame`], before a [`FramePool::take`] that may
+    /// fail.
     pub fn ticket(&self) -> u32 {
         self.returned.ticket()
     }
 
-    /// `page` now holds `frame`, which was taken for it.
+    /// Records that `page` now owns `frame`, which was taken for it.
     pub fn inserted(&self, frame: FrameId, page: PageKey) {
         self.insertions.fetch_add(1, Ordering::Relaxed);
         let mut state = self.policy.lock();
         self.hits.reset(frame);
-        // The loader's frame: its word is changed by nobody else. Looked at under the policy lock only.
+        // A store suffices: the frame is the loader's, so no other thread writes its word. `HELD`
+        // is read under the policy lock only.
         self.owners[frame.0 as usize].store(page.pack() | HELD, Ordering::Release);
         state.policy.inserted(frame, page, &self.hits);
     }
 
-    /// Takes a frame out of the policy's hold. False if it was not there. Under the policy lock, which orders
-    /// these; SeqCst only for uniformity with the other changes of owner words.
+    /// Removes a frame from the policy's hold. Returns false if the policy did not hold it.
+    ///
+    /// The caller holds the policy lock, which orders these accesses; SeqCst only for uniformity
+    /// with the other changes of owner words.
     fn let_go(&self, frame: FrameId) -> bool {
         let Some(owner) = self.owners.get(frame.0 as usize) else { return false };
-        // First a load: a frame that is not held may be another thread's, whose stores are plain ones.
+        // Load first: a frame that is not held may belong to another thread, which writes the word
+        // with plain stores.
         owner.load(Ordering::SeqCst) & HELD != 0
             && owner.fetch_and(!HELD, Ordering::SeqCst) & HELD != 0
     }
 
-    /// Takes a frame out of the policy for a caller who evicts its page without having been given it as a
-    /// victim. False if another evictor has it. The caller holds the page in a state that nobody else ends,
-    /// so the page keeps the frame meanwhile; it then gives the frame back, or returns it to the policy.
+    /// Takes a frame out of the policy for a caller that evicts its page without having received it
+    /// as a victim.
+    ///
+    /// Returns false if another evictor has it. The caller holds the page in a state that no other
+    /// thread ends, so the page keeps the frame in the meantime. The caller then gives the frame
+    /// back or returns it to the policy.
     pub fn claim(&self, frame: FrameId) -> bool {
         let mut state = self.policy.lock();
         let held = self.let_go(frame);
@@ -411,12 +425,12 @@ impl FramePool {
         held
     }
 
-    /// The application will not need this frame soon.
+    /// Tells the policy that the application will not need this frame soon.
     pub fn demoted(&self, frame: FrameId) {
         self.policy.lock().policy.demoted(frame, &self.hits);
     }
 
-    /// Asks the policy for victims; they leave it and belong to the caller. Returns how many.
+    /// Takes victims out of the policy into `victims`; they belong to the caller. Returns how many.
     pub fn victims(&self, victims: &mut [FrameId]) -> usize {
         let mut state = self.policy.lock();
         let PolicyState { policy, victims: named, .. } = &mut *state;
@@ -428,7 +442,7 @@ impl FramePool {
         policy.victims(want, &self.hits, &page_of, named);
         let mut count = 0;
         for &frame in named.iter() {
-            // What a policy names and does not hold is no victim: the application's own may be wrong.
+            // Skip frames that the policy does not hold: an application's own policy may be wrong.
             if !self.let_go(frame) {
                 continue;
             }
@@ -436,7 +450,7 @@ impl FramePool {
                 victims[count] = frame;
                 count += 1;
             } else {
-                // A policy that names more than it was asked for keeps them.
+                // The policy named more than were requested: it keeps the rest.
                 self.owners[frame.0 as usize].fetch_or(HELD, Ordering::SeqCst);
                 policy.returned(frame, page_of(frame), &self.hits);
             }
@@ -444,7 +458,7 @@ impl FramePool {
         count
     }
 
-    /// Victims that could not be evicted.
+    /// Returns victims that could not be evicted to the policy.
     pub fn returned(&self, frames: &[FrameId]) {
         if frames.is_empty() {
             return;
@@ -459,8 +473,9 @@ impl FramePool {
         }
     }
 
-    /// Sets the limit. Growing takes effect at once; shrinking when the frames above the limit have come
-    /// back, see [`FramePool::look_above_limit`]. Not for the fault path: allocates.
+    /// Sets the limit. Growing takes effect at once; shrinking when the frames above the limit have
+    /// been given back, see [`FramePool::look_above_limit`]. Allocates, so it is not for the fault
+    /// path.
     pub fn set_limit(&self, frames: usize) {
         let frames = frames.min(self.max_frames);
         let mut state = self.policy.lock();
@@ -475,20 +490,21 @@ impl FramePool {
             let mut shared = self.shared.0.lock();
             let more = high_water.saturating_sub(shared.len());
             shared.reserve(more);
-            // Relaxed: the lock orders it with `refill`, which changes it.
+            // Relaxed: the lock orders it with `grant_next`, which changes it.
             let granted = self.granted.load(Ordering::Relaxed);
             self.limit.store(frames, Ordering::SeqCst);
-            // After the limit: a thread that sees this change sees the limit (`look_above_limit`).
+            // After the limit: a thread that sees this change sees the new limit
+            // (`look_above_limit`).
             self.changes.fetch_add(1, Ordering::SeqCst);
             let to_grant = |limit: usize| limit.saturating_sub(granted);
-            // Wraps where it falls, as the counter does.
+            // Wraps around when the limit falls; `free` wraps in the same way.
             let change = to_grant(frames).wrapping_sub(to_grant(old));
             self.free.fetch_add(change, Ordering::Relaxed);
             granted
         };
         if frames > old {
-            // None, unless the shrink before is not finished. That it does not finish now is the policy
-            // lock's doing.
+            // Empty, unless the previous shrink is unfinished. It cannot finish now, because the
+            // policy lock is held.
             let returned = old..frames.min(granted);
             self.looked_at(returned.len());
             let regained: Vec<u32> = returned
@@ -509,11 +525,13 @@ impl FramePool {
         }
     }
 
-    /// Retires free frames above the limit and finds those in use: a shrink is complete when there are none
-    /// and [`FramePool::finish_shrink`] says so. After the first look at a shrink only the frames that were in
-    /// use then are looked at. Not for the fault path.
+    /// Retires free frames above the limit and finds those in use.
+    ///
+    /// A shrink is complete when none is in use and [`FramePool::finish_shrink`] returns true. The
+    /// first call after a change of the limit visits all granted frames above the limit, later
+    /// calls only those that were in use then. Allocates, so it is not for the fault path.
     pub fn look_above_limit(&self, shrink: &mut Shrink) {
-        // Before the limit: a change in between is seen by the next look.
+        // Before the limit is read: if the limit changes in between, the next call sees that.
         let change = self.changes.load(Ordering::SeqCst);
         let word = |frame: usize| self.owners[frame].load(Ordering::SeqCst);
         if shrink.change != Some(change) {
@@ -529,14 +547,14 @@ impl FramePool {
         }
         self.looked_at(shrink.in_use.len());
         if shrink.in_use.iter().any(|frame| word(frame.0 as usize) == FREE) {
-            // It was on its way to a list during the first look.
+            // It was between its owner and a free list during the first check.
             self.retire_free();
         }
         shrink.in_use.retain(|frame| frame_word::is_in_circulation(word(frame.0 as usize)));
     }
 
-    /// Retires the frames above the limit that are in free lists and in the reserve, which keeps what it wants of
-    /// the smaller pool.
+    /// Retires the frames above the limit that are in free lists or in the reserve. The reserve
+    /// keeps what the smaller pool's reserve needs.
     fn retire_free(&self) {
         let stays = |frame: u32| {
             let index = frame as usize;
@@ -565,17 +583,18 @@ impl FramePool {
         self.count_reserve(&reserve);
     }
 
-    /// Ends a shrink if nothing at or above the limit is in use, which it tells: lets the policy size itself
-    /// for the smaller pool, and calls `release` with the limit, which does not change meanwhile, if frames
-    /// above it were in use.
+    /// Finishes a shrink if no frame at or above the limit is in use; returns whether it did.
+    ///
+    /// Resizes the policy for the smaller pool. Calls `release` with the limit, which cannot change
+    /// during the call, if frames above it were granted.
     pub fn finish_shrink(&self, shrink: &mut Shrink, release: impl FnOnce(usize)) -> bool {
         let mut state = self.policy.lock();
         let limit = self.limit();
-        // Above the limit none is granted meanwhile, and the limit stays: the policy lock is held.
+        // No frame above the limit is granted now, and the limit stays: the policy lock is held.
         let granted = self.granted.load(Ordering::SeqCst);
         self.looked_at((limit..granted).len());
         if !(limit..granted).all(|frame| frame_word::withdraw(&self.owners[frame])) {
-            // One has come back meanwhile.
+            // A frame is in use, or was granted again since the last check: start over.
             shrink.change = None;
             return false;
         }
@@ -596,7 +615,7 @@ impl FramePool {
         self.policy.lock().policy.name()
     }
 
-    /// The share of the budget the policy wants for probation.
+    /// The share of the budget that the policy wants for probation.
     pub fn probation_share(&self) -> f32 {
         self.policy.lock().policy.probation_share()
     }
@@ -617,7 +636,7 @@ mod tests {
         pool
     }
 
-    /// Takes every frame there is, the reserve last.
+    /// Takes every available frame, the reserve last.
     fn take_all(pool: &FramePool) -> Vec<FrameId> {
         let usual = std::iter::from_fn(|| pool.take(key(9)));
         usual.chain(std::iter::from_fn(|| pool.take_reserved(key(9), 0))).collect()
@@ -654,7 +673,7 @@ mod tests {
         assert_eq!(take_all(&pool).len(), 20);
     }
 
-    /// So that a store below others finds a frame that those left.
+    /// So a lower store finds a frame after the stores above it have taken theirs.
     #[test]
     fn the_reserve_is_shared_out_by_height_and_filled_first() {
         let pool = pool(32 * RESERVE_FRAMES);
@@ -669,7 +688,8 @@ mod tests {
         assert!(pool.take(key(9)).is_none(), "the reserve comes first");
         pool.give(&usual[RESERVE_FRAMES..][..3]);
         assert_eq!(std::iter::from_fn(|| pool.take(key(9))).count(), 3);
-        // A smaller pool has a smaller reserve; the rest of it is free.
+        // A smaller pool has a smaller reserve; the other free frames below the limit go to the
+        // free lists.
         pool.set_limit(64);
         pool.look_above_limit(&mut Shrink::default());
         let below = |frame: &&FrameId| (frame.0 as usize) < 64;
@@ -677,8 +697,8 @@ mod tests {
         assert_eq!(pool.free(), free.saturating_sub(2));
     }
 
-    /// Frames that were never wanted fill the reserve as well as those that come back, and a free frame below the
-    /// limit does where a shrink took those above it.
+    /// The reserve is filled from frames that were never granted, from frames that are given back,
+    /// and, when a shrink retires those of the reserve, from free frames below the limit.
     #[test]
     fn the_reserve_is_full_whenever_frames_are_free() {
         let pool = pool(64);
@@ -694,7 +714,7 @@ mod tests {
         pool.set_limit(4096);
         pool.give(&above);
         assert_eq!((in_reserve(), pool.free()), (16, 2032));
-        // All that are free, and the reserve, lie above this limit.
+        // All free frames, and the reserve, lie above this limit.
         pool.set_limit(1024);
         let mut shrink = Shrink::default();
         pool.look_above_limit(&mut shrink);
@@ -769,7 +789,7 @@ mod tests {
         let mut released = None;
         assert!(pool.finish_shrink(&mut shrink, |limit| released = Some(limit)));
         assert_eq!((released, pool.free()), (Some(100), 100 - 100 / RESERVED_ONE_IN));
-        // A growth and a shrink to the same limit begin anew.
+        // A growth followed by a shrink to the same limit starts over.
         pool.set_limit(200);
         assert_eq!(take_all(&pool).len(), 200);
         pool.set_limit(100);
@@ -777,7 +797,7 @@ mod tests {
         assert_eq!(shrink.in_use().len(), 100);
     }
 
-    /// Names frames it does not hold, in front of those it holds.
+    /// A policy that names frames it does not hold before those it holds.
     #[derive(Default)]
     struct Liar {
         lies: Vec<FrameId>,
@@ -840,7 +860,7 @@ mod tests {
         assert!(victims.iter().all(|&victim| !pool.claim(victim)), "all have left the policy");
         pool.returned(&victims[..2]);
         assert!(pool.claim(victims[0]) && !pool.claim(victims[0]));
-        // Each is handed out once afterwards.
+        // Each victim can be taken exactly once afterwards.
         pool.give(victims);
         let mut out: Vec<FrameId> = std::iter::from_fn(|| pool.take(key(1))).collect();
         out.sort_unstable();

@@ -1,17 +1,18 @@
-//! A region's gate: many may install or unprotect single pages, or one may change the whole region.
+//! A region's gate: many threads may install or unprotect single pages, or one may change the
+//! region.
 //!
-//! Cleaning and dirty eviction change the page table of 2 MiB at once, because every change costs a TLB
-//! shootdown. That is only right while no page of the region appears or becomes writable, so loaders and
-//! unprotecters pass the gate *shared*, from the call that changes the page table to the transition of the
-//! page word that tells of it, and the evictor takes it *exclusive*, around its own calls and transitions:
-//! inside, words and page table agree. Nobody does I/O inside.
+//! Cleaning and dirty eviction change the page table of 2 MiB at once, because every change costs a
+//! TLB shootdown. That is correct only while no page of the region is installed or unprotected. So
+//! loaders and unprotecters hold the gate *shared*, from the call that changes the page table to
+//! the page-word transition that records it. The evictor holds it *exclusive*, around its own calls
+//! and transitions: while it does, words and page table agree. No I/O happens under the gate.
 
 use crate::lazy::LazyArray;
 use crate::sync::{self, AtomicU32, Ordering};
 
 const EXCLUSIVE: u32 = 1 << 31;
 const WAITERS: u32 = 1 << 30;
-/// Turns before the core is offered to others.
+/// Spins before yielding the core.
 const SPINS: u32 = 128;
 
 /// The gates of a device's regions.
@@ -23,19 +24,19 @@ impl Gates {
         Ok(Gates(LazyArray::new(regions)?))
     }
 
-    /// Passes a region's gate shared.
+    /// Enters a region's gate shared.
     #[inline]
     pub fn shared(&self, region: usize) -> Shared<'_> {
         self.0[region].shared()
     }
 
-    /// Takes a region's gate alone.
+    /// Takes a region's gate exclusively.
     pub fn exclusive(&self, region: usize) -> Exclusive<'_> {
         self.0[region].exclusive()
     }
 }
 
-/// One gate. All zeros is an open one.
+/// One gate. All zeros is an open gate.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Gate(AtomicU32);
@@ -66,8 +67,8 @@ impl Gate {
         while word.fetch_or(EXCLUSIVE, Ordering::Acquire) & EXCLUSIVE != 0 {
             wait_while(word, EXCLUSIVE);
         }
-        // Shared holders are inside one short system call each; but one may have been preempted there, and
-        // wait for the core that this spins on.
+        // Shared holders are inside one short system call each. But one may be preempted there and
+        // need the core that this spins on.
         let mut spins = 0;
         while word.load(Ordering::Acquire) & !(EXCLUSIVE | WAITERS) != 0 {
             spins += 1;
@@ -84,12 +85,12 @@ impl Gate {
 fn wait_while(word: &AtomicU32, bit: u32) {
     let seen = word.fetch_or(WAITERS, Ordering::Relaxed) | WAITERS;
     if seen & bit != 0 {
-        // The time-out covers passers-by that change the count between the two lines above.
+        // The time-out covers threads that change the count between the two calls above.
         sync::wait_u32(word, seen, Some(std::time::Duration::from_millis(1)));
     }
 }
 
-/// Passing shared.
+/// A shared hold of a gate.
 pub struct Shared<'a>(&'a AtomicU32);
 
 impl Drop for Shared<'_> {
@@ -99,12 +100,12 @@ impl Drop for Shared<'_> {
     }
 }
 
-/// Holding the gate alone.
+/// An exclusive hold of a gate.
 pub struct Exclusive<'a>(&'a AtomicU32);
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
-        // Release pairs with the acquires of everyone who passes next.
+        // Release pairs with the acquires of the next holders.
         let seen = self.0.fetch_and(!(EXCLUSIVE | WAITERS), Ordering::Release);
         if seen & WAITERS != 0 {
             sync::wake_u32(self.0, u32::MAX);

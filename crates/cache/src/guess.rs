@@ -1,15 +1,17 @@
 //! Guessing that a page which is read will be stored to.
 //!
-//! A clean page of a writable mapping comes in write-protected, so a program that reads and then stores pays for two faults,
-//! and in a virtual machine for interrupting every CPU that runs one of its threads. Where nearly every page that is read is
-//! stored to soon after, pages come in writable, and Dirty, at once.
+//! A clean page of a writable mapping is installed write-protected. So a program that reads and
+//! then stores pays for two faults, and in a virtual machine for interrupting every CPU that runs
+//! one of its threads. If nearly every page that is read is stored to soon after, pages are
+//! installed writable, and Dirty, at once.
 //!
-//! The guess may be wrong, and a page that was only read must not be written back: another writer may have changed it on the
-//! device meanwhile. So a hash of what was loaded is remembered of each guessed page. Write-back protects the page, hashes it
-//! again, and where nothing has changed the page is clean and no byte is written. The hash has 128 bits, and is seeded with
-//! what a process draws at random: two contents share one by chance once in 10^38.
+//! The guess may be wrong, and a page that was only read must not be written back: another writer
+//! may have changed it on the device since. So a hash of the loaded bytes is kept for each guessed
+//! page. Write-back protects the page and hashes it again; if nothing has changed, the page becomes
+//! clean and no byte is written. The hash has 128 bits, with a seed that each process draws at
+//! random: two different contents collide by chance once in 10^38.
 //!
-//! One page in sixteen still comes in protected, to see whether the guess holds.
+//! One page in sixteen is still installed protected, to test whether the guess holds.
 //!
 //! # Invariant
 //! A page is guessed only while it is Loading, Dirty or Cleaning, and only as long as the device has what was loaded: sealing a
@@ -23,14 +25,14 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use crate::lazy::LazyArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Loads between two that are watched, while the guess is that pages are stored to.
+/// While pages are guessed to be stored to, one load out of this many is watched instead.
 const WATCH_ONE_IN: u32 = 16;
 /// Watched loads before the first guess.
 const FEWEST: u32 = 64;
 /// Watched loads after which old ones count half.
 const HALVED_AT: u32 = 256;
 
-/// What is known about the loads of one store, and of the pages that were guessed to be stored to.
+/// The access history of one store, and the pages that were guessed to be stored to.
 ///
 /// Relaxed throughout: a lost count costs a little accuracy. The guess about a page is read and changed only by the thread that
 /// has the page Loading, Cleaning, or pinned for a snapshot; the page word hands it on.
@@ -48,7 +50,7 @@ pub(crate) struct Guesses {
 }
 
 impl Guesses {
-    /// For a store of so many pages. Memory is taken where pages are guessed.
+    /// Guesses for a store of `pages` pages. Uses memory only for pages that are guessed.
     pub fn new(pages: u64) -> io::Result<Guesses> {
         Ok(Guesses {
             loads: AtomicU32::new(0),
@@ -61,7 +63,7 @@ impl Guesses {
         })
     }
 
-    /// Whether a page about to be loaded for reading should come in writable.
+    /// Whether a page about to be loaded for reading should be installed writable.
     pub fn will_be_stored_to(&self) -> bool {
         let load = self.loads.fetch_add(1, Ordering::Relaxed);
         let watched = self.watched.load(Ordering::Relaxed);
@@ -100,7 +102,7 @@ impl Guesses {
         }
     }
 
-    /// A page that the caller has Loading comes in writable with this content.
+    /// Records that a page, which the caller is loading, is installed writable with this content.
     pub fn remember(&self, page: u64, content: &[u8]) {
         for (half, word) in self.halves(content).into_iter().zip(self.words_of(page)) {
             word.store(half, Ordering::Relaxed);
@@ -108,7 +110,7 @@ impl Guesses {
         self.guessed[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::Relaxed);
     }
 
-    /// Whether a page came in by a guess.
+    /// Whether a page was installed by a guess.
     pub fn is_guessed(&self, page: u64) -> bool {
         self.guessed[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
     }

@@ -15,14 +15,15 @@
 //! # }
 //! ```
 //!
-//! The arena owns its mapping, and a vector owns its range of it, so a vector can be a slice. What is in
-//! the arena is scratch: it is written to the device under memory pressure only, and nothing in it can be
-//! found again after the arena is dropped. For data that is to last use `Mapping`.
+//! The arena owns its mapping, and a vector owns its range of it, so a vector can be a slice. The
+//! arena's contents are temporary: they are written to the device only under memory pressure, and
+//! cannot be found again after the arena is dropped. For data that must persist use `Mapping`.
 //!
-//! Free ranges are kept in DRAM, best fit by size, neighbours merged. The lock over them is never held
+//! Free ranges are kept in DRAM, best fit by size, with neighbours merged. Their lock is never held
 //! while mapped memory is touched.
 //!
-//! A slice access whose page cannot be read back raises SIGBUS, as with any mapping used by pointer.
+//! A slice access whose page cannot be read back raises SIGBUS, as with any mapping used by
+//! pointer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
@@ -43,8 +44,8 @@ const ALIGNMENT_BYTES: u64 = 64;
 
 /// Memory for typed vectors, backed by a device. See the module documentation.
 ///
-/// May be shared between threads. Its mapping is not handed out: a store through it would change bytes that
-/// a vector's slice borrows.
+/// May be shared between threads. The arena does not expose its mapping: a store through it would
+/// change bytes that a vector's slice borrows.
 ///
 /// ```compile_fail,E0599
 /// # use aquifer_cache::MappedArena;
@@ -68,17 +69,17 @@ unsafe impl Send for MappedArena {}
 unsafe impl Sync for MappedArena {}
 
 impl MappedArena {
-    /// An arena over the whole of a writable mapping. What the device held is overwritten.
+    /// An arena over a whole writable mapping. The device's contents are overwritten.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] if the mapping is. [`Error::AlreadyAttached`] if the cache has other mappings of the
-    /// device: the arena keeps them out.
+    /// [`Error::ReadOnly`] if the mapping is read-only. [`Error::AlreadyAttached`] if the cache has
+    /// other mappings of the device: the arena needs it exclusively.
     ///
     /// # Safety
-    /// While the arena lives, the bytes of the device change through its vectors only: not by another mapping
-    /// or `Pages` of the device, not by calls of the device, not by another program. And the device reads back
-    /// what was written to it. A page of a vector may leave memory and come back at any time, while references
-    /// into it are in use.
+    /// While the arena lives, only its vectors may change the bytes of the device: no other mapping
+    /// or `Pages` of the device, no calls of the device, no other program. And the device must read
+    /// back what was written to it. A page of a vector may be evicted and reloaded at any time,
+    /// while references into it are in use.
     ///
     /// ```compile_fail,E0133
     /// # use aquifer_cache::{MappedArena, Mapping};
@@ -88,22 +89,22 @@ impl MappedArena {
     /// ```
     pub unsafe fn new(mapping: Mapping) -> Result<MappedArena> {
         let base = mapping.as_mut_ptr()?;
-        // Another mapping could change what a vector lends as a slice.
+        // Another mapping could change bytes that a vector lends as a slice.
         mapping.keep_alone()?;
         let mut free = FreeRanges::default();
         free.insert(0, mapping.len() / ALIGNMENT_BYTES * ALIGNMENT_BYTES);
         Ok(MappedArena { mapping, base, free: Mutex::new(free) })
     }
 
-    /// An arena over a file without a name in `directory`, which goes away with the arena.
+    /// An arena over an unnamed file in `directory`, which is deleted with the arena.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the file cannot be made, and those of [`Cache::map_mut`].
+    /// [`Error::Kernel`] if the file cannot be created, and those of [`Cache::map_mut`].
     pub fn temporary(cache: &Cache, directory: impl AsRef<Path>, len_bytes: u64) -> Result<Self> {
         let device = temporary_file(directory.as_ref(), len_bytes)?;
         let mapping = cache.map_mut(Arc::new(device))?;
-        // SAFETY: the device is reached through this mapping only, and its file has no name any more: it was
-        // made for this arena, and while it had a name only this user could open it.
+        // SAFETY: only this mapping uses the device. Its file was created for this arena and has no
+        // name any more; while it had a name only this user could open it.
         unsafe { MappedArena::new(mapping) }
     }
 
@@ -122,7 +123,7 @@ impl MappedArena {
         Ok(vec)
     }
 
-    /// Bytes not allocated.
+    /// The number of unallocated bytes.
     pub fn free_bytes(&self) -> u64 {
         self.free().by_offset.values().sum()
     }
@@ -132,7 +133,7 @@ impl MappedArena {
         self.mapping.len()
     }
 
-    /// Follows advice about all of the arena's memory. None loses what the vectors hold.
+    /// Applies advice to all of the arena's memory. No advice loses the vectors' contents.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         self.mapping.advise(0..self.mapping.len(), advice)
     }
@@ -148,8 +149,8 @@ impl MappedArena {
     }
 }
 
-/// A file that is unlinked at once. Its blocks are allocated: a full disk
-/// shows here and not at write-back.
+/// A file that is unlinked at once. Its blocks are allocated, so a full disk fails here and not at
+/// write-back.
 fn temporary_file(directory: &Path, len_bytes: u64) -> Result<FileDevice> {
     let kernel = |what| move |source| Error::Kernel { what, source };
     let unique = format!(
@@ -247,12 +248,12 @@ impl<T: Pod> MappedVec<'_, T> {
         }
     }
 
-    /// Elements that fit without moving.
+    /// The number of elements that fit without reallocation.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Makes room for `additional` elements more.
+    /// Reserves room for `additional` more elements.
     ///
     /// # Errors
     /// [`Error::ArenaFull`]; the vector is unchanged then.
@@ -263,7 +264,8 @@ impl<T: Pod> MappedVec<'_, T> {
         if needed <= self.capacity {
             return Ok(());
         }
-        // Doubling keeps pushes amortised; where that much is not free, what is needed will do.
+        // Doubling amortises the cost of pushes; if that much is not free, allocate just what is
+        // needed.
         let generous = needed.max(self.capacity * 2).max(64);
         let (capacity, offset) = match Self::bytes(generous).map(|b| self.arena.allocate(b)) {
             Some(Ok(offset)) => (generous, offset),
@@ -311,7 +313,8 @@ impl<T: Pod> MappedVec<'_, T> {
     /// [`Error::ArenaFull`]; the vector is unchanged then.
     pub fn extend_from_slice(&mut self, values: &[T]) -> Result<()> {
         self.reserve(values.len())?;
-        // SAFETY: there is room, and a slice of ours cannot be borrowed while we are borrowed uniquely.
+        // SAFETY: there is room, and our elements cannot be borrowed as `values` while we are
+        // borrowed uniquely.
         unsafe {
             std::ptr::copy_nonoverlapping(values.as_ptr(), self.base().add(self.len), values.len());
         }
@@ -319,7 +322,7 @@ impl<T: Pod> MappedVec<'_, T> {
         Ok(())
     }
 
-    /// Makes it `len` elements long, with copies of `value` where it grows.
+    /// Sets the length to `len`, filling new elements with `value`.
     ///
     /// # Errors
     /// [`Error::ArenaFull`]; the vector is unchanged then.
@@ -348,7 +351,8 @@ impl<T: Pod> MappedVec<'_, T> {
 impl<T: Pod> Deref for MappedVec<'_, T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: the range is this vector's own, aligned, and its first `len` elements were written.
+        // SAFETY: the range belongs to this vector, is aligned, and its first `len` elements were
+        // written.
         unsafe { std::slice::from_raw_parts(self.base(), self.len) }
     }
 }
@@ -376,7 +380,7 @@ mod tests {
     fn arena(len_bytes: usize) -> MappedArena {
         let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
         let device = Arc::new(MemoryDevice::new(len_bytes).unwrap());
-        // SAFETY: the device is known to nothing else.
+        // SAFETY: nothing else uses the device.
         unsafe { MappedArena::new(cache.map_mut(device).unwrap()) }.unwrap()
     }
 

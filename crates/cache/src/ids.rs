@@ -8,7 +8,7 @@ pub struct PageId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
-/// Which of a cache's attached devices a page belongs to.
+/// Identifies one of a cache's attached devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreId(pub u32);
 
@@ -21,17 +21,19 @@ pub struct PageKey {
     pub page: PageId,
 }
 
-/// Bits of a packed key below the store: pages of one device.
+/// Bits of a packed key that hold the page; the store is above them.
 const STORE_SHIFT: u32 = 44;
 
 impl PageKey {
-    /// The key as one word, for tables of atomics. Never less than 2 to the 44th: small numbers are left for a
-    /// table's own use. And never with the highest bit set.
+    /// The key as one word, for tables of atomics.
+    ///
+    /// At least 2 to the 44th, so that a table can use smaller numbers for itself; the highest bit
+    /// is never set.
     pub(crate) fn pack(self) -> u64 {
         (u64::from(self.store.0 + 1) << STORE_SHIFT) | self.page.0
     }
 
-    /// The key that was packed into a word; `None` for small numbers.
+    /// The key packed in a word; `None` for smaller numbers.
     pub(crate) fn unpack(word: u64) -> Option<PageKey> {
         Some(PageKey {
             store: StoreId(((word >> STORE_SHIFT) as u32).checked_sub(1)?),

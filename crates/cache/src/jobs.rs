@@ -1,7 +1,8 @@
-//! Work for the I/O workers: prefetches asked for by the fault path, and tasks of asynchronous calls.
+//! Work for the I/O workers: prefetches requested by the fault path, and tasks of asynchronous
+//! calls.
 //!
-//! Prefetches are plain numbers in a bounded lock-free queue, because the fault path must not allocate;
-//! when the queue is full a prefetch is forgotten, which costs speed and nothing else.
+//! Prefetches are plain numbers in a bounded lock-free queue, because the fault path must not
+//! allocate. When the queue is full a prefetch is dropped, which only costs speed.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -22,14 +23,14 @@ struct Prefetch {
 }
 
 thread_local! {
-    /// The queues that the thread works for, if it is a worker.
+    /// The queues that the thread serves, if it is a worker.
     static SERVED: Cell<*const Jobs> = const { Cell::new(ptr::null()) };
 }
 
 /// A task of an asynchronous call.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
-/// The queues.
+/// The queues of a cache's workers.
 pub(crate) struct Jobs {
     prefetches: ArrayQueue<Prefetch>,
     tasks: Mutex<VecDeque<Task>>,
@@ -47,13 +48,13 @@ impl Jobs {
         }
     }
 
-    /// Asks for a prefetch. Async-signal-safe.
+    /// Requests a prefetch. Async-signal-safe.
     pub fn push_prefetch(&self, store: StoreId, first: u64, pages: u64) {
         let _ = self.prefetches.push(Prefetch { store, first, pages });
         self.posted.ring(1);
     }
 
-    /// Hands a task to a worker.
+    /// Queues a task for a worker.
     pub fn push_task(&self, task: Task) {
         self.tasks.lock().expect("a task does not panic inside the lock").push_back(task);
         self.posted.ring(1);
@@ -73,8 +74,11 @@ impl Jobs {
         ptr::eq(SERVED.get(), self)
     }
 
-    /// On one of the workers: runs a task, if there is one. For those that wait on a worker for what tasks
-    /// hold, which would otherwise wait for themselves. False where nothing was done.
+    /// Runs a queued task, if the calling thread is a worker and there is one; returns whether it
+    /// did.
+    ///
+    /// A worker that waits for resources that queued tasks hold must call this, or it would wait
+    /// for itself.
     pub fn help(&self) -> bool {
         if !self.is_served_here() {
             return false;
@@ -82,7 +86,8 @@ impl Jobs {
         self.next_task().map(|task| task()).is_some()
     }
 
-    /// A worker thread. Tasks left when the cache stops are still run: somebody awaits them.
+    /// The loop of a worker thread. Runs the remaining tasks when the cache stops: callers await
+    /// them.
     pub fn run_worker(&self, engine: &Engine) {
         aquifer_sys::signal::block_asynchronous();
         SERVED.set(self);

@@ -1,4 +1,4 @@
-//! Large arrays of atomics that cost memory only where they are touched.
+//! Large arrays of atomics that use memory only where they are touched.
 
 use std::io;
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use aquifer_sys::memory;
 /// Types for which all-zero bytes are a valid, initial value.
 ///
 /// # Safety
-/// The type is valid for every bit pattern a zeroed page holds and has no destructor.
+/// The type is valid for all-zero bytes and has no destructor.
 pub unsafe trait ZeroInit: Sync {}
 
 // SAFETY: plain atomics.
@@ -18,7 +18,7 @@ unsafe impl ZeroInit for AtomicU32 {}
 // SAFETY: as above.
 unsafe impl ZeroInit for AtomicU64 {}
 #[cfg(loom)]
-// SAFETY: under loom nothing makes an array: the models make single words.
+// SAFETY: under loom no array is created: the models create single words.
 unsafe impl ZeroInit for crate::sync::AtomicU64 {}
 // SAFETY: a transparent wrapper of an `AtomicU64`, for which zero is the absent page.
 unsafe impl ZeroInit for crate::page_word::PageWord {}
@@ -40,13 +40,13 @@ unsafe impl<T: ZeroInit> Send for LazyArray<T> {}
 unsafe impl<T: ZeroInit> Sync for LazyArray<T> {}
 
 impl<T: ZeroInit> LazyArray<T> {
-    /// An array of `len` zero elements. Takes address space only.
+    /// An array of `len` zero elements. Allocates only address space.
     pub fn new(len: usize) -> io::Result<LazyArray<T>> {
         let base = memory::map_anonymous(Self::bytes(len))?.cast();
         Ok(LazyArray { base, len, _owned: PhantomData })
     }
 
-    /// The array is all zero in children of a fork.
+    /// Makes the array all zero in children of a fork.
     pub fn wiped_on_fork(self) -> io::Result<LazyArray<T>> {
         // SAFETY: our own mapping; this process keeps its contents.
         unsafe {
@@ -64,15 +64,15 @@ impl<T: ZeroInit> Deref for LazyArray<T> {
     type Target = [T];
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `len` elements, zero is a valid element (`ZeroInit`), and it lives
-        // as long as `self`.
+        // SAFETY: the mapping holds `len` elements, zero is a valid element (`ZeroInit`), and the
+        // mapping lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.base, self.len) }
     }
 }
 
 impl<T: ZeroInit> Drop for LazyArray<T> {
     fn drop(&mut self) {
-        // SAFETY: made by `map_anonymous` with the same length; nobody borrows it any more.
+        // SAFETY: made by `map_anonymous` with the same length; no borrow of it is left.
         let _ = unsafe { memory::unmap(self.base.cast(), Self::bytes(self.len)) };
     }
 }

@@ -10,8 +10,8 @@
 //!     frames · policy · probation · jobs          what it is made of
 //! ```
 //!
-//! Start with [`Cache`]; the life of a page is in `page_word`, the way in is `store` and `batch`, the way
-//! out `evict` and `writeback`.
+//! Start with [`Cache`]. The states of a page are in `page_word`, loading is in `store` and
+//! `batch`, eviction in `evict` and `writeback`.
 
 mod arena_memory;
 mod asynchronous;

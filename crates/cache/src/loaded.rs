@@ -1,11 +1,12 @@
-//! Which regions of a device had a page in memory at any time: where a store that is emptied has to look.
+//! The regions of a device that ever had a page in memory: those that the teardown of a store
+//! visits.
 
 use std::io;
 
 use crate::lazy::LazyArray;
 use crate::sync::{AtomicU64, Ordering};
 
-/// A bit for each region, set by the first page that comes in and never cleared.
+/// A bit for each region, set by the first page that is loaded and never cleared.
 pub(crate) struct LoadedRegions {
     words: LazyArray<AtomicU64>,
 }
@@ -15,17 +16,17 @@ impl LoadedRegions {
         Ok(LoadedRegions { words: LazyArray::new(regions.div_ceil(64))? })
     }
 
-    /// A page of a region comes in. Costs a load, but for the first one.
+    /// Marks a region that a page is loaded into. Costs one load, except the first time.
     #[inline]
     pub fn mark(&self, region: usize) {
         let (word, bit) = (&self.words[region / 64], 1 << (region % 64));
-        // Relaxed: it is asked for when no thread loads any more, which orders it behind all loads.
+        // Relaxed: read only when no thread loads any more, which orders the read after all loads.
         if word.load(Ordering::Relaxed) & bit == 0 {
             word.fetch_or(bit, Ordering::Relaxed);
         }
     }
 
-    /// The regions, in order.
+    /// The marked regions, in order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.words.iter().enumerate().flat_map(|(index, word)| {
             let word = word.load(Ordering::Relaxed);

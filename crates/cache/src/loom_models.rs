@@ -4,10 +4,10 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p aquifer-cache --release --lib loom
 //! ```
 //!
-//! The words, gates, doorbells and versions are the real ones. What surrounds them is modelled as small as
-//! the property allows: a page table is a mutex (the kernel serialises its changes, and a store is checked
-//! and made in one step), a page's bytes are a cell whose every access loom checks for races, a device is a
-//! number. A wake-up that is lost ends a model as a deadlock.
+//! The words, gates, doorbells and versions are the real ones. Their surroundings are modelled as
+//! small as the property allows. A page table is a mutex: the kernel serialises its changes, and a
+//! store is checked and done in one step. A page's bytes are a cell whose accesses loom checks for
+//! races. A device is a number. A lost wake-up ends a model as a deadlock.
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
@@ -24,8 +24,8 @@ use crate::version::Version;
 
 const FRAME: FrameId = FrameId(5);
 
-/// Explores every schedule with at most so many preemptions: all the bugs these models were tried with
-/// need two at most.
+/// Explores every schedule with at most `preemptions` preemptions: all the bugs that these models
+/// were tried with need at most two.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -41,17 +41,19 @@ fn together(first: impl FnOnce() + 'static, second: impl FnOnce() + 'static, thi
     }
 }
 
-// ---- the life of a page -----------------------------------------------------------------------------
+// ---- the life of a page ------------------------------------------------------------------------
 
-/// Bytes that loom checks for races. Loom switches threads only at atomics that two of them use in
-/// conflicting ways, so an access has one in its middle: otherwise whoever is too early or too late by one
-/// step would go unnoticed.
+/// Bytes that loom checks for races.
+///
+/// Loom switches threads only at atomics that two threads use in conflicting ways, so each access
+/// has one in its middle: otherwise an access that is one step too early or too late would go
+/// unnoticed.
 struct Checked {
     bytes: UnsafeCell<u64>,
     middle: AtomicU64,
 }
 
-// SAFETY: loom checks every access of the cell.
+// SAFETY: loom checks every access to the cell.
 unsafe impl Sync for Checked {}
 // SAFETY: as above.
 unsafe impl Send for Checked {}
@@ -64,7 +66,7 @@ impl Checked {
     fn set(&self, value: u64) {
         self.bytes.with_mut(|bytes| {
             self.middle.store(value, Ordering::Relaxed);
-            // SAFETY: loom reports it if anybody else looks.
+            // SAFETY: loom reports a concurrent access.
             unsafe { *bytes = value };
         });
     }
@@ -72,13 +74,14 @@ impl Checked {
     fn get(&self) -> u64 {
         self.bytes.with(|bytes| {
             self.middle.load(Ordering::Relaxed);
-            // SAFETY: loom reports it if anybody changes them.
+            // SAFETY: loom reports a concurrent change.
             unsafe { *bytes }
         })
     }
 }
 
-/// A page whose bytes are checked for races: the loader and the evictor change them, pins read them.
+/// A page whose bytes are checked for races: the loader and the evictor change them, pin holders
+/// read them.
 struct Bytes {
     word: PageWord,
     bytes: Checked,
@@ -143,7 +146,8 @@ impl Bytes {
     }
 }
 
-/// Never do two load, nobody looks at a page that is being evicted, and who waits is woken.
+/// No two threads load at once, no thread reads a page that is being evicted, and waiting threads
+/// are woken.
 #[test]
 fn loom_faulters_and_evictor() {
     explore(3, || {
@@ -153,7 +157,7 @@ fn loom_faulters_and_evictor() {
     });
 }
 
-/// A pinned page is not evicted, and an evicted one not pinned.
+/// A pinned page is not evicted, and an evicted one is not pinned.
 #[test]
 fn loom_pins_and_evictor() {
     explore(3, || {
@@ -163,7 +167,7 @@ fn loom_pins_and_evictor() {
     });
 }
 
-/// A load that fails wakes the others, one of whom tries again.
+/// A failed load wakes the waiting threads, one of which retries.
 #[test]
 fn loom_failed_load() {
     explore(3, || {
@@ -183,7 +187,7 @@ fn loom_failed_load() {
     });
 }
 
-/// An eviction that is called off wakes the others and loses nothing.
+/// A cancelled eviction wakes the waiting threads and loses nothing.
 #[test]
 fn loom_cancelled_eviction() {
     explore(3, || {
@@ -201,7 +205,7 @@ fn loom_cancelled_eviction() {
     });
 }
 
-/// A writing guard is alone, waits for pins, and those who pin wait for it.
+/// A writing guard is exclusive: it waits for pins, and threads that pin wait for it.
 #[test]
 fn loom_exclusive_and_pins() {
     explore(3, || {
@@ -231,7 +235,8 @@ fn loom_exclusive_and_pins() {
     });
 }
 
-/// Who is pinned for writing changes the bytes without a fault: nobody cleans the page meanwhile.
+/// The holder of a write pin changes the bytes without a fault: no thread cleans the page at that
+/// time.
 #[test]
 fn loom_write_pin_and_cleaner() {
     explore(3, || {
@@ -264,9 +269,10 @@ fn loom_write_pin_and_cleaner() {
     });
 }
 
-// ---- stores and write-back ------------------------------------------------------------------------------
+// ---- stores and write-back ---------------------------------------------------------------------
 
-/// What the kernel keeps of a page: changes are serialised, and a store is checked and made in one step.
+/// The kernel's view of a page: changes are serialised, and a store is checked and done in one
+/// step.
 #[derive(Clone, Copy)]
 struct Entry {
     present: bool,
@@ -274,7 +280,7 @@ struct Entry {
     bytes: [u64; 2],
 }
 
-/// A page of a writable mapping, with all that a store and a flush do to it.
+/// A page of a writable mapping, with the state that stores and flushes use.
 struct Mapped {
     word: PageWord,
     gate: Gate,
@@ -305,7 +311,7 @@ impl Mapped {
         page
     }
 
-    /// A store through a bare pointer: repeated until it does not fault.
+    /// A store through a bare pointer: retried until it does not fault.
     fn store(&self, at: usize, value: u64) {
         loop {
             {
@@ -319,7 +325,7 @@ impl Mapped {
         }
     }
 
-    /// A store that does not fault more often than others can be to blame for.
+    /// A store that faults at most as often as the other threads can cause.
     fn store_once(&self, at: usize, value: u64) {
         for _ in 0..3 {
             {
@@ -373,7 +379,7 @@ impl Mapped {
         self.summary.load(Ordering::Acquire) != 0 && self.mark.load(Ordering::Acquire) != 0
     }
 
-    /// As `seal`, `write_runs` and `settle`; a flush waits for other cleaners.
+    /// As `seal`, `write_runs` and `settle`; a flush (`waits`) waits for other cleaners.
     fn clean_up(&self, written: bool, waits: bool) {
         while self.is_marked() {
             let gate = self.gate.exclusive();
@@ -404,10 +410,10 @@ impl Mapped {
         }
     }
 
-    /// As `seal` and `write_runs` do it for a flush of a page that is pinned for writing.
+    /// As `seal` and `write_runs` in a flush of a page that is pinned for writing.
     fn write_snapshot(&self) {
         if self.word.begin_clean().is_ok() {
-            // Not pinned, which is the business of `clean_up`: as if the write had failed.
+            // Not pinned: `clean_up` covers that case, so continue as if the write had failed.
             self.word.finish_clean(false);
         } else if self.word.pin_for_snapshot().is_ok() {
             let copy = self.entry.lock().unwrap().bytes;
@@ -416,8 +422,8 @@ impl Mapped {
         }
     }
 
-    /// Stores as the kernel does on behalf of a system call, to a page pinned for writing, and unpins it:
-    /// where it would fault, the call fails.
+    /// Stores to a page pinned for writing as the kernel does for a system call, and unpins it. A
+    /// fault would make the call fail.
     fn store_pinned(&self, at: usize, value: u64) {
         {
             let mut entry = self.entry.lock().unwrap();
@@ -434,8 +440,8 @@ impl Mapped {
         }
     }
 
-    /// As `protect_runs` and `runs_around`: a call for a whole span of a region runs over this page, because
-    /// it is not dirty, or not there.
+    /// As `protect_runs` and `runs_around`: a call for a whole span of a region covers this page,
+    /// because it is not dirty or not present.
     fn span_over(&self) {
         let _gate = self.gate.exclusive();
         match self.word.load().state() {
@@ -445,7 +451,7 @@ impl Mapped {
         }
     }
 
-    /// What is true whenever nobody is at work: no store is lost, and no dirty page is without a mark.
+    /// The invariants while no thread is at work: no store is lost, and every dirty page is marked.
     fn check(&self, expected: [u64; 2]) {
         let (entry, device) = (*self.entry.lock().unwrap(), *self.device.lock().unwrap());
         match self.word.load().state() {
@@ -465,7 +471,8 @@ impl Mapped {
     }
 }
 
-/// A store during a write-back and an eviction is on the device, or still in memory and marked.
+/// A store during a write-back and an eviction reaches the device, or is still in memory and
+/// marked.
 #[test]
 fn loom_store_cleaner_evictor() {
     explore(2, || {
@@ -476,7 +483,7 @@ fn loom_store_cleaner_evictor() {
     });
 }
 
-/// The same after a write that failed.
+/// The same after a failed write.
 #[test]
 fn loom_store_and_failed_write() {
     explore(2, || {
@@ -491,7 +498,7 @@ fn loom_store_and_failed_write() {
     });
 }
 
-/// Calls that run over a page, because their whole region is cleaned or evicted, find word and page table
+/// Calls that cover a page because its whole region is cleaned or evicted find word and page table
 /// in agreement.
 #[test]
 fn loom_spans_over_a_page() {
@@ -512,7 +519,7 @@ fn loom_spans_over_a_page() {
     }
 }
 
-/// A snapshot of a page that was pinned for writing does not overtake a newer write of the page.
+/// A snapshot of a page that was pinned for writing does not overwrite a newer write of the page.
 #[test]
 fn loom_snapshot_and_cleaner() {
     explore(3, || {
@@ -532,8 +539,8 @@ fn loom_snapshot_and_cleaner() {
     });
 }
 
-/// A flush covers the stores before it, also one that succeeded without a fault because another thread's
-/// fault had just made the page writable.
+/// A flush covers the stores before it, including one that succeeded without a fault because
+/// another thread's fault had just made the page writable.
 #[test]
 fn loom_flush_after_a_store_without_a_fault() {
     explore(2, || {
@@ -552,7 +559,7 @@ fn loom_flush_after_a_store_without_a_fault() {
     });
 }
 
-/// A mark is found by its maker at once, whoever else marks a neighbour.
+/// A thread finds its own mark at once, even if another thread marks a neighbour.
 #[test]
 fn loom_marks_of_neighbours() {
     explore(3, || {
@@ -569,7 +576,7 @@ fn loom_marks_of_neighbours() {
     });
 }
 
-// ---- gates, doorbells, frames, versions -----------------------------------------------------------------
+// ---- gates, doorbells, frames, versions --------------------------------------------------------
 
 struct Inside(Gate, Checked);
 
@@ -589,7 +596,8 @@ impl Inside {
     }
 }
 
-/// Alone means alone, what is done inside is seen by who comes next, and nobody sleeps for ever.
+/// An exclusive hold is exclusive, its effects are visible to the next holder, and no thread sleeps
+/// forever.
 #[test]
 fn loom_gate() {
     explore(2, || {
@@ -604,7 +612,7 @@ fn loom_gate() {
     });
 }
 
-/// Work that was rung for is found: the sleep protocol of evictor, workers, and threads without a frame.
+/// Work is found after a ring: the sleep protocol of evictor, workers, and threads without a frame.
 #[test]
 fn loom_doorbell() {
     explore(3, || {
@@ -635,8 +643,8 @@ fn loom_doorbell() {
     });
 }
 
-/// The pool's use of one frame: the limit, the owner word, the free list, and how many frames are granted,
-/// which changes under the list's lock.
+/// The state that the pool keeps for one frame: the limit, the owner word, the free list, and the
+/// number of granted frames, which changes under the list's lock.
 struct Frame {
     limit: AtomicUsize,
     owner: AtomicU64,
@@ -681,7 +689,8 @@ impl Frame {
         crate::sync::in_one_order();
     }
 
-    /// As `FramePool::set_limit`; with `shrink` and `finish` on one thread, which stands for the policy lock.
+    /// As `FramePool::set_limit`. `shrink`, `grow` and `finish` run on one thread, which models the
+    /// policy lock.
     fn grow(&self) {
         let granted = {
             let _list = self.list.lock().unwrap();
@@ -701,7 +710,7 @@ impl Frame {
         }
     }
 
-    /// As `FramePool::refill`, without taking anything.
+    /// As `FramePool::refill`, but takes no frame.
     fn refill(&self) {
         let list = self.list.lock().unwrap();
         let granted = self.granted.load(Ordering::Relaxed);
@@ -724,8 +733,8 @@ impl Frame {
     }
 }
 
-/// After a shrink and a growth the frame is in the list once, whoever gave it back, took it or swept the
-/// list meanwhile.
+/// After a shrink and a growth the frame is in the list exactly once, even if other threads gave it
+/// back, took it or swept the list in between.
 #[test]
 fn loom_frame_between_shrink_and_growth() {
     explore(3, || {
@@ -758,7 +767,7 @@ fn loom_frame_between_shrink_and_growth() {
     });
 }
 
-/// The same where the shrink may have come to its end: then the frame is granted anew.
+/// The same if the shrink may have finished: then the frame is granted anew.
 #[test]
 fn loom_frame_between_finished_shrink_and_growth() {
     explore(3, || {
@@ -780,8 +789,8 @@ fn loom_frame_between_finished_shrink_and_growth() {
     });
 }
 
-/// A frame that is granted between a shrink and the growth before it is in use, or above the limit in no
-/// list for long.
+/// A frame that is granted between a growth and the next shrink is in use, or is soon removed from
+/// the list because it lies above the limit.
 #[test]
 fn loom_frame_granted_while_the_limit_changes() {
     explore(3, || {
@@ -825,7 +834,7 @@ fn loom_frame_and_shrink() {
     });
 }
 
-/// Bytes that change under a version, as two halves that tell a torn copy.
+/// Bytes that change under a version, as two halves that reveal a torn copy.
 struct Slot {
     version: Version,
     halves: [AtomicU64; 2],
@@ -847,8 +856,8 @@ impl Slot {
     }
 }
 
-/// A copy out of a probation slot that was not reused meanwhile is whole, and of two who want to reuse it
-/// one does.
+/// A copy out of a probation slot that was not reused during the copy is whole, and only one of two
+/// threads reuses a slot.
 #[test]
 fn loom_probation_slot() {
     explore(3, || {
@@ -877,7 +886,7 @@ fn loom_probation_slot() {
     });
 }
 
-/// A page of `Pages` in a frame that other pages come into.
+/// A page of `Pages` in a frame that other pages are loaded into.
 struct Paged {
     word: PageWord,
     slot: Slot,
@@ -900,7 +909,7 @@ impl Paged {
         .then_some(halves)
     }
 
-    /// Bytes come into the frame, as in `ArenaMemory`.
+    /// Writes bytes to the frame, as in `ArenaMemory`.
     fn load(&self, value: u64) {
         fence(Ordering::Release);
         self.slot.set(value);
@@ -916,8 +925,8 @@ impl Paged {
     }
 }
 
-/// An optimistic read does not see another page that came into the frame, nor a mixture of them, also when
-/// the first page comes back into the same frame.
+/// An optimistic read sees neither another page that was loaded into the frame nor a mixture, even
+/// if the first page is loaded into the same frame again.
 #[test]
 fn loom_optimistic_read_and_reuse_of_the_frame() {
     explore(3, || {
@@ -945,7 +954,7 @@ fn loom_optimistic_read_and_reuse_of_the_frame() {
     });
 }
 
-/// An optimistic read sees a writing guard's changes all or not at all.
+/// An optimistic read sees all changes of a writing guard or none.
 #[test]
 fn loom_optimistic_read_and_writing_guard() {
     explore(3, || {

@@ -1,9 +1,9 @@
-//! The memory of a user-backed mapping: anonymous pages that userfaultfd lets us install.
+//! The memory of a user-backed mapping: anonymous pages that userfaultfd installs.
 //!
-//! A page's bytes are at a fixed address; installing one is a copy from a buffer (`UFFDIO_COPY`), and a
-//! clean page of a writable mapping is installed write-protected, so that the first store to it is seen.
-//! Moving pages from a pool instead (`UFFDIO_MOVE`, shared memory with `UFFDIO_CONTINUE`) measured slower:
-//! each costs one more page-table change.
+//! A page's bytes are at a fixed address; installing it copies from a buffer (`UFFDIO_COPY`). A
+//! clean page of a writable mapping is installed write-protected, so that the first store to it
+//! faults. Moving pages from a pool instead (`UFFDIO_MOVE`, shared memory with `UFFDIO_CONTINUE`)
+//! measured slower: each needs one more page-table change.
 
 use std::io;
 use std::ops::Range;
@@ -19,19 +19,19 @@ use crate::frames::FramePool;
 use crate::ids::FrameId;
 use crate::store::{Geometry, MAX_REGION_PAGES, PageMemory};
 
-/// See the module documentation.
+/// The memory of a mapping. See the module documentation.
 pub(crate) struct MappedMemory {
-    /// Before `engine`, whose userfaultfd the range is registered with.
+    /// Before `engine` in drop order: the range is registered with the engine's userfaultfd.
     pub reservation: Reservation,
     engine: Arc<Engine>,
     page_bytes: usize,
     len_bytes: usize,
-    /// Whether stores to clean pages can be made to fault, without which it is for reading only.
+    /// Whether stores to clean pages can be made to fault. If not, the mapping is read-only.
     protects: bool,
 }
 
 impl MappedMemory {
-    /// Maps and registers the range; no page is there yet.
+    /// Maps and registers the range; no page is present yet.
     pub fn new(engine: Arc<Engine>, geometry: Geometry, writable: bool) -> Result<MappedMemory> {
         let len = geometry.pages() as usize * geometry.page_bytes;
         let reservation = Arena::global()?.allocate(len)?;
@@ -39,14 +39,16 @@ impl MappedMemory {
         reservation.map_anonymous(len, protection)?;
         let base = reservation.address();
         let kernel = |what| move |source| Error::Kernel { what, source };
-        // Huge pages would make one fault install 512 pages; refused where the kernel has none at all.
+        // With huge pages one fault would install 512 pages. Fails harmlessly where the kernel has
+        // none.
         // SAFETY: our own range.
         let _ = unsafe { memory::advise(base, len, Advice::NoHugePage) };
-        // Able to be write-protected also for reading: another mapping of the device may want to write later.
+        // Register for write protection even if read-only: another mapping of the device may become
+        // writable.
         let registered = engine.uffd()?.register(base, len, true);
         let protects = registered.is_ok();
         let registered = match registered {
-            // Some architectures have no such protection.
+            // Some architectures do not support write protection.
             Err(_) if !writable => engine.uffd()?.register(base, len, false),
             registered => registered,
         };
@@ -75,7 +77,8 @@ impl MappedMemory {
 
     fn discard_each(&self, runs: &[Range<u64>]) -> io::Result<()> {
         for run in runs {
-            // SAFETY: the pages are Evicting: nobody uses them, and their bytes are on the device.
+            // SAFETY: the pages are Evicting or Loading, so no thread uses them, and their bytes
+            // are on the device.
             unsafe { memory::advise(self.address(run.start), self.len(run), Advice::DontNeed) }?;
         }
         Ok(())
@@ -112,16 +115,16 @@ impl PageMemory for MappedMemory {
         let copy = || unsafe { self.uffd().copy(target, data, len, protect && self.protects) };
         let installed = match copy() {
             Ok(Installed::AlreadyThere) => {
-                // Only a poison marker of an earlier failed load can be here: pages that are Loading are
-                // installed by nobody else.
+                // It can only be a poison marker of an earlier failed load: no other thread
+                // installs pages that this one is loading.
                 self.discard_each(std::slice::from_ref(&pages))?;
                 copy()
             }
             installed => installed,
         };
         if installed.is_err() {
-            // It may have come part of the way. What is there of a page that counts as absent would be
-            // stored to without a fault, and discarded at the next load.
+            // Part of the range may have been installed. Discard it: stores to it would not fault
+            // while its page counts as absent, and the next load would discard them.
             let _ = self.discard_each(std::slice::from_ref(&pages));
         }
         installed.map(drop)
@@ -136,8 +139,8 @@ impl PageMemory for MappedMemory {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
         let base = self.reservation.address();
-        // SAFETY: our own range, of which no references exist. Its pages were installed protected, so that
-        // the first store to each is still seen.
+        // SAFETY: our own range, to which no references exist. Its pages were installed protected,
+        // so the first store to each still faults.
         unsafe { memory::protect(base, self.len_bytes, Protection::ReadWrite) }
     }
 
@@ -156,10 +159,10 @@ impl PageMemory for MappedMemory {
             *slot = memory::Range { address: self.address(run.start), len_bytes: self.len(run) };
             wanted += slot.len_bytes;
         }
-        // SAFETY: the pages are Evicting: nobody uses them, and their bytes are on the device.
+        // SAFETY: the pages are Evicting: no thread uses them, and their bytes are on the device.
         match unsafe { memory::advise_many(&vector[..runs.len()], Advice::DontNeed) } {
             Ok(done) if done == wanted => Ok(()),
-            // Interrupted part of the way: discarding twice is harmless.
+            // Interrupted partway: discarding twice is harmless.
             _ => self.discard_each(runs),
         }
     }

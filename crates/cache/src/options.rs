@@ -1,4 +1,4 @@
-//! What a cache is built with.
+//! The validated options of a cache.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::page_word::MAX_FRAMES;
 use crate::policy::{Policy, PolicyKind};
 
-/// Makes the policy instances of a cache: one for mappings, one for `Pages`.
+/// Creates the policy instances of a cache: one for mappings, one for `Pages`.
 #[derive(Clone)]
 pub(crate) enum PolicySource {
     BuiltIn(PolicyKind),
@@ -29,7 +29,7 @@ pub(crate) struct Options {
     pub max_budget_bytes: u64,
     pub page_bytes: usize,
     pub policy: PolicySource,
-    /// A policy or a page size was asked for that the kernel backend does not have.
+    /// Whether a policy or a page size was requested that the kernel backend does not support.
     pub needs_user_backend: bool,
     pub io_threads: usize,
     pub serving_thread: bool,
@@ -37,13 +37,13 @@ pub(crate) struct Options {
     pub without_userfaultfd: bool,
 }
 
-/// Frames that every cache has at least.
+/// Minimum number of frames of a cache.
 const MIN_FRAMES: u64 = 512;
 /// Three kinds of interface share a budget in whole regions.
 const MIN_BUDGET_BYTES: u64 = 6 << 20;
 
 impl Options {
-    /// The least budget that works with a page size.
+    /// The smallest budget that works with a page size.
     pub fn min_budget_bytes(page_bytes: usize) -> u64 {
         (MIN_FRAMES * page_bytes as u64 / 2).max(MIN_BUDGET_BYTES)
     }
@@ -68,7 +68,7 @@ impl Options {
         self.check_budget(self.budget_bytes)
     }
 
-    /// Frames that the budget could ever be.
+    /// The number of frames of the largest possible budget.
     pub fn max_frames(&self) -> usize {
         ((self.max_budget_bytes / self.page_bytes as u64) as usize).min(MAX_FRAMES)
     }

@@ -3,14 +3,14 @@
 //! ```text
 //!  63            36 35          17 16        5    4        3    0
 //! +----------------+--------------+-----------+--------+---------+
-//! | frame (28)     | zero (18)    | pins (12) | W (1)  | state   |   W: somebody waits
+//! | frame (28)     | zero (18)    | pins (12) | W (1)  | state   |   W: a thread waits
 //! +----------------+--------------+-----------+--------+---------+   bit 17: pinned for writing
 //! ```
 //!
-//! An all-zero word is *Absent*, so a table of them needs no initialisation. Only a compare-and-swap
-//! moves a page on, and each transition is one function here:
+//! An all-zero word is *Absent*, so a table of them needs no initialisation. State changes are
+//! compare-and-swaps, and each transition is one function here:
 //!
-//! | from | to | function | who |
+//! | from | to | function | by |
 //! |---|---|---|---|
 //! | Absent, Probation | Loading | [`PageWord::begin_load`] | the thread that misses |
 //! | Loading | Clean, Dirty | [`PageWord::finish_load`] | the same |
@@ -30,10 +30,10 @@
 //! writing* is Dirty and is not cleaned, because its bytes may change without a fault.
 //!
 //! Waiting: a thread that finds a page in a transient state sets `W` and sleeps on the word; the
-//! transition that ends the state clears `W` and wakes everyone.
+//! transition that ends the state clears `W` and wakes all sleepers.
 //!
-//! Memory order: a transition that publishes bytes (finish_*) is a release, and every function that lets
-//! its caller look at bytes (pin, begin_*) is an acquire on the same word.
+//! Memory order: a transition that publishes bytes (`finish_*`) is a release. Every function that
+//! lets its caller read bytes (`pin`, `begin_*`) is an acquire on the same word.
 
 use crate::ids::FrameId;
 use crate::sync::{self, AtomicU64, Ordering};
@@ -47,7 +47,7 @@ const FRAME_SHIFT: u32 = 36;
 
 /// Largest number of frames a pool can have.
 pub const MAX_FRAMES: usize = 1 << 28;
-/// Pins of write-back on one page at a time, for snapshots; a further one waits.
+/// Pins that write-back may hold on one page for snapshots; a flush that gets none waits.
 const SNAPSHOT_PINS: u64 = 63;
 /// Largest number of pins that callers may hold on one page.
 pub const MAX_PINS: u64 = PIN_MASK / PIN_ONE - SNAPSHOT_PINS;
@@ -96,19 +96,19 @@ impl Seen {
         FrameId((self.0 >> FRAME_SHIFT) as u32)
     }
 
-    /// How many pins are held.
+    /// The number of pins held.
     #[inline]
     pub fn pins(self) -> u64 {
         (self.0 & PIN_MASK) / PIN_ONE
     }
 
-    /// Whether somebody may write without a fault.
+    /// Whether the page is pinned for writing: its bytes may change without a fault.
     #[inline]
     pub fn is_write_pinned(self) -> bool {
         self.0 & WRITE_PINNED != 0
     }
 
-    /// Whether the page's bytes may be read by whoever holds or takes a pin.
+    /// Whether the holder of a pin may read the page's bytes, and a pin may be taken.
     #[inline]
     pub fn is_readable(self) -> bool {
         // One bit test instead of decoding the state: this is on the path of every hit.
@@ -123,7 +123,7 @@ impl Seen {
         !matches!(self.state(), State::Absent | State::Loading | State::Probation)
     }
 
-    /// Whether somebody is working on the page and will be done soon.
+    /// Whether a thread is working on the page and will finish soon.
     #[inline]
     pub fn is_transient(self) -> bool {
         matches!(
@@ -162,7 +162,7 @@ impl PageWord {
         PageWord(AtomicU64::new(0))
     }
 
-    /// The present value; acquire, so that what a finished transition published is visible.
+    /// The current value. Acquire, so that what a finished transition published is visible.
     #[inline]
     pub fn load(&self) -> Seen {
         Seen(self.0.load(Ordering::Acquire))
@@ -170,16 +170,16 @@ impl PageWord {
 
     #[inline]
     fn exchange(&self, seen: Seen, new: u64) -> Result<Seen, Seen> {
-        // Acquire pairs with the releases of finished transitions; release hands on what the caller did
-        // before (a pin's reads must not be moved behind its release).
+        // Acquire pairs with the releases of finished transitions. Release publishes what the
+        // caller did before: for example, a pin's reads must not be reordered after its unpin.
         self.0
             .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
             .map(Seen)
             .map_err(Seen)
     }
 
-    /// Applies a step that only the owner of a transient state may take, keeping concurrent changes of
-    /// pins and `W`; wakes waiters.
+    /// Applies a step that only the owner of a transient state may take, and wakes waiters. Keeps
+    /// concurrent changes of pins and `W`.
     fn finish(&self, from: State, step: impl Fn(Seen) -> u64) {
         let mut seen = self.load();
         loop {
@@ -194,14 +194,15 @@ impl PageWord {
         }
     }
 
-    /// Absent or Probation → Loading. The caller then loads the page; nobody else does. From Probation
-    /// the returned value's frame is the probation slot.
+    /// Absent or Probation → Loading. The caller then loads the page; no other thread does.
+    ///
+    /// From Probation the returned value's frame is the probation slot.
     pub fn begin_load(&self, seen: Seen) -> Result<Seen, Seen> {
         debug_assert!(matches!(seen.state(), State::Absent | State::Probation));
         self.exchange(seen, seen.0 & WAITERS | State::Loading as u64)
     }
 
-    /// Loading → Clean or Dirty, with the page now in `frame`; `pins` are taken for the caller.
+    /// Loading → Clean or Dirty, with the page now in `frame`; `pinned` gives the caller a pin.
     pub fn finish_load(&self, frame: FrameId, dirty: bool, pinned: Option<PinKind>) {
         let state = if dirty { State::Dirty } else { State::Clean } as u64;
         let pins = match pinned {
@@ -240,9 +241,10 @@ impl PageWord {
         self.pin_dirty(MAX_PINS)
     }
 
-    /// Takes a pin of write-back on a Dirty page, for which there is room beyond the callers' limit. It counts
-    /// as one for writing: while a snapshot is on its way to the device nobody else may write the page
-    /// there, or the older bytes could be the last.
+    /// Takes a pin for a snapshot on a Dirty page; these have room beyond the callers' limit.
+    ///
+    /// It counts as a pin for writing: while a snapshot is being written to the device no thread
+    /// may start another write of the page, or the older bytes could reach the device last.
     pub fn pin_for_snapshot(&self) -> Result<Seen, PinRefused> {
         self.pin_dirty(MAX_PINS + SNAPSHOT_PINS)
     }
@@ -278,7 +280,7 @@ impl PageWord {
                 Err(now) => seen = now,
             }
         }
-        // A writer of `Pages` may wait for the last pin in a state that is not transient.
+        // A writing guard of `Pages` may wait for the last pin in a state that is not transient.
         if seen.pins() == 1 && seen.0 & WAITERS != 0 {
             sync::wake_all(&self.0);
         }
@@ -290,15 +292,17 @@ impl PageWord {
         self.exchange(seen, seen.with(State::Unprotecting))
     }
 
-    /// Unprotecting → Dirty; with `pin`, pinned for writing by the caller in the same step, for which there
-    /// must have been room before `begin_unprotect`: nobody else pins the page meanwhile.
+    /// Unprotecting → Dirty; with `pin`, pinned for writing by the caller in the same step.
+    ///
+    /// The caller checks before `begin_unprotect` that there is room for the pin; no other thread
+    /// pins the page in between.
     pub fn finish_unprotect(&self, pin: bool) {
         let pins = if pin { PIN_ONE } else { 0 };
         let flag = if pin { WRITE_PINNED } else { 0 };
         self.finish(State::Unprotecting, |seen| (seen.with(State::Dirty) + pins) | flag);
     }
 
-    /// Clean or Dirty, not pinned → Exclusive. The caller alone may read and write the page.
+    /// Clean or Dirty, not pinned → Exclusive. Only the caller may read and write the page.
     pub fn begin_exclusive(&self, seen: Seen) -> Result<Seen, Seen> {
         debug_assert!(matches!(seen.state(), State::Clean | State::Dirty) && seen.pins() == 0);
         self.exchange(seen, seen.with(State::Exclusive))

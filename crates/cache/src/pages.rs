@@ -1,12 +1,14 @@
 //! [`Pages`]: guards on pages of a device, found by one array index.
 //!
-//! Pages live in frames of an arena with huge pages and are translated in software, so that a miss changes
-//! no page table and costs little more than its I/O. A hit is an index into the table of page words and,
-//! for a guard, one atomic increment; [`Pages::read`] does without that: it looks at the bytes, checks that
-//! the page did not change meanwhile, and tries again if it did (*optimistic read*).
+//! Pages live in frames of an arena with huge pages and are translated in software, so a miss
+//! changes no page table and costs little more than its I/O. A hit is an index into the table of
+//! page words and, for a guard, one atomic increment. [`Pages::read`] avoids the increment: it
+//! reads the bytes, checks that the page did not change in between, and retries if it did
+//! (*optimistic read*).
 //!
-//! Versions: a page's version is odd while a writing guard has it, and grows whenever a guard is released
-//! or the page comes into another frame. An optimistic read compares it before and after.
+//! Versions: a page's version is odd while a writing guard holds the page, and grows whenever a
+//! guard is released or the page is loaded into a frame. An optimistic read compares it before and
+//! after.
 
 use std::future::Future;
 use std::ops::{Deref, DerefMut, Range};
@@ -29,7 +31,8 @@ use crate::sync::{Ordering, fence};
 use crate::version::Version;
 use aquifer_vm::Bytes;
 
-/// Frames of the arena. Nothing appears or disappears: a frame is always mapped.
+/// The memory of an arena's frames, which are always mapped: pages need no installing or
+/// discarding.
 pub(crate) struct ArenaMemory {
     engine: Arc<Engine>,
     versions: LazyArray<Version>,
@@ -48,9 +51,9 @@ impl ArenaMemory {
         &self.versions[page as usize]
     }
 
-    /// Stands before bytes come into a frame: it may have been another page's a moment ago, and a reader of
-    /// that one may still be looking. Pairs with the fence that ends an optimistic read: who sees a new byte
-    /// sees that the page left.
+    /// A fence before bytes are written to a frame. The frame may just have been another page's,
+    /// which an optimistic read may still be reading. Pairs with the fence that ends an optimistic
+    /// read: a reader that sees a new byte sees that the page was evicted.
     fn before_new_bytes() {
         fence(Ordering::Release);
     }
@@ -90,7 +93,8 @@ impl PageMemory for ArenaMemory {
                 // SAFETY: the frames are the caller's, and the data is readable.
                 unsafe { std::ptr::copy_nonoverlapping(source, target, self.page_bytes) };
             }
-            // The page may have been in this very frame before. The word says where it is only after this.
+            // The page may have been in this same frame before. The word names the frame only after
+            // this.
             self.version(first + index as u64).skip();
         }
         Ok(())
@@ -119,14 +123,15 @@ impl PageMemory for ArenaMemory {
 
 /// A device accessed by page guards. See the module documentation.
 ///
-/// May be used from any thread. All `Pages` of one device in one cache share their pages: what one writes the
-/// others see. What else in the process uses the device must be for reading only, on both sides; else the second
-/// one is refused with [`Error::AlreadyAttached`].
+/// May be used from any thread. All `Pages` of one device in one cache share their pages: each sees
+/// what the others write. A mapping of the same device, or its use through another cache, is
+/// possible only if both sides are read-only; otherwise the second one fails with
+/// [`Error::AlreadyAttached`].
 ///
 /// Dropping the last one writes dirty pages back without making them durable.
 pub struct Pages {
     store: Arc<Store<ArenaMemory>>,
-    /// After the store, which it tears down with its last user.
+    /// After `store` in drop order: it tears the store down with its last user.
     _attached: Arc<Attached<ArenaMemory>>,
     writable: bool,
     running: Arc<Running>,
@@ -159,7 +164,7 @@ impl Pages {
         if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// How many pages the device has; the last may be partial, its rest reads as zeros.
+    /// The number of pages of the device. The last may be partial; the rest of it reads as zeros.
     pub fn page_count(&self) -> u64 {
         self.store.geometry.pages()
     }
@@ -190,8 +195,9 @@ impl Pages {
         move |refused| self.store.error(page.0, refused)
     }
 
-    /// A shared guard on a page, loading it if need be. Any number may be held, also by other threads;
-    /// a writing guard waits for them.
+    /// A shared guard on a page; loads the page if necessary.
+    ///
+    /// Any number of shared guards may be held, by any threads; a writing guard waits for them.
     pub fn get(&self, page: PageId) -> Result<PageRef<'_>> {
         self.check(page)?;
         // The hot path: one compare-and-swap.
@@ -210,9 +216,9 @@ impl Pages {
         Ok(PageRef { pages: self, page, bytes: self.store.memory.bytes(page.0, seen.frame()) })
     }
 
-    /// An exclusive guard on a page, loading it if need be. The page is dirty afterwards.
+    /// An exclusive guard on a page; loads the page if necessary. The page is dirty afterwards.
     ///
-    /// A thread that asks for this while it holds another guard on the same page waits for ever.
+    /// A thread that calls this while it holds another guard on the same page deadlocks.
     pub fn get_mut(&self, page: PageId) -> Result<PageMut<'_>> {
         self.check(page)?;
         if !self.writable {
@@ -242,7 +248,7 @@ impl Pages {
         }
     }
 
-    /// Guards on many pages, loaded at the device's queue depth, in the order asked for.
+    /// Guards on many pages, loaded at the device's queue depth, in the order of `pages`.
     ///
     /// # Errors
     /// As [`Pages::get`]; [`Error::Exhausted`] if the budget cannot hold them all at once.
@@ -251,7 +257,7 @@ impl Pages {
         pages.iter().map(|&page| self.get(page)).collect()
     }
 
-    /// Brings many pages in, at the device's queue depth, and waits for them.
+    /// Loads many pages at the device's queue depth, and waits for them.
     pub fn load(&self, pages: &[PageId]) -> Result<()> {
         let ranges = self.ranges(pages)?;
         self.store.touch_many(&ranges).map_err(|(page, refused)| self.store.error(page, refused))
@@ -286,12 +292,14 @@ impl Pages {
             .collect()
     }
 
-    /// Looks at a page without a guard: `look` may run several times, and its result is used only if the
-    /// page did not change while it ran. The cheapest way to read a few bytes of a resident page, and the
-    /// one that scales: it writes nothing that other threads read.
+    /// Reads a page without a guard.
     ///
-    /// `look` must be free of side effects and must not rely on what it reads being consistent before it
-    /// returns: torn bytes are possible, and are then thrown away.
+    /// `look` may run several times, and its result is used only if the page did not change while
+    /// it ran. This is the cheapest way to read a few bytes of a resident page, and it scales: it
+    /// writes no memory that other threads read, apart from recording the hit.
+    ///
+    /// `look` must be free of side effects and must not rely on consistent bytes before it returns:
+    /// it may see torn bytes, and its result is then discarded.
     pub fn read<T>(&self, page: PageId, mut look: impl FnMut(Bytes<'_>) -> T) -> Result<T> {
         if page.0 >= self.page_count() {
             self.check(page)?;
@@ -307,13 +315,15 @@ impl Pages {
                 break;
             }
             store.pool().hit(seen.frame());
-            // SAFETY: frames are always mapped, so the bytes are readable, if perhaps another page's.
+            // SAFETY: frames are always mapped, so the bytes are readable, though they may be
+            // another page's.
             let bytes = unsafe {
                 Bytes::new(memory.bytes(page.0, seen.frame()), store.geometry.page_bytes)
             };
             let result = look(bytes);
-            // What was read above is not newer than the word, which is not newer than the version: whether
-            // the frame went to another page or came back to this one meanwhile, one of them tells.
+            // The bytes read above are not newer than the word, and the word is not newer than the
+            // version. If the frame went to another page or was reused for this one in between, one
+            // of the two has changed.
             fence(Ordering::Acquire);
             let after = store.seen(page.0);
             if after.is_readable()
@@ -350,25 +360,26 @@ impl Pages {
         Ok(self.store.is_resident(page.0))
     }
 
-    /// Writes the dirty pages of a range back and makes them durable. Errors as
+    /// Writes back the dirty pages of a range and makes them durable. Errors as
     /// [`Mapping::flush`](crate::Mapping::flush).
     ///
-    /// Waits for writing guards in the range to be dropped: a thread that holds one itself waits for ever.
+    /// Waits for writing guards in the range to be dropped: a thread that holds one itself
+    /// deadlocks.
     pub fn flush(&self, pages: Range<PageId>) -> Result<()> {
         self.check_process()?;
         self.store.flush(pages.start.0..pages.end.0.min(self.page_count()))
     }
 
-    /// [`Pages::flush`] of everything.
+    /// [`Pages::flush`] of all pages.
     pub fn flush_all(&self) -> Result<()> {
         self.flush(PageId(0)..PageId(self.page_count()))
     }
 }
 
-/// How often an optimistic read is tried before it takes a guard.
+/// How many times an optimistic read is tried before it takes a guard.
 const OPTIMISTIC_TRIES: usize = 4;
 
-/// A shared guard on a page: its bytes do not change and the page does not leave.
+/// A shared guard on a page: the page's bytes do not change, and it is not evicted.
 pub struct PageRef<'a> {
     pages: &'a Pages,
     page: PageId,
@@ -381,7 +392,7 @@ unsafe impl Send for PageRef<'_> {}
 unsafe impl Sync for PageRef<'_> {}
 
 impl PageRef<'_> {
-    /// Which page this is.
+    /// The guarded page.
     pub fn id(&self) -> PageId {
         self.page
     }
@@ -390,7 +401,8 @@ impl PageRef<'_> {
 impl Deref for PageRef<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the pin keeps the frame, and while it is held nobody has a writing guard.
+        // SAFETY: the pin keeps the page in its frame, and no thread gets a writing guard while it
+        // is held.
         unsafe { std::slice::from_raw_parts(self.bytes, self.pages.page_bytes()) }
     }
 }
@@ -405,8 +417,8 @@ impl Drop for PageRef<'_> {
 
 /// An exclusive guard on a page.
 ///
-/// Must be dropped: after `mem::forget` of one, whoever wants the page, flushes it or drops the [`Pages`]
-/// waits for ever.
+/// Must be dropped: after `mem::forget` of one, every thread that accesses or flushes the page or
+/// drops the [`Pages`] blocks forever.
 pub struct PageMut<'a> {
     pages: &'a Pages,
     page: PageId,
@@ -419,7 +431,7 @@ unsafe impl Send for PageMut<'_> {}
 unsafe impl Sync for PageMut<'_> {}
 
 impl PageMut<'_> {
-    /// Which page this is.
+    /// The guarded page.
     pub fn id(&self) -> PageId {
         self.page
     }
@@ -428,7 +440,7 @@ impl PageMut<'_> {
 impl Deref for PageMut<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: Exclusive: nobody else reads or writes the frame.
+        // SAFETY: Exclusive: no other thread reads or writes the frame.
         unsafe { std::slice::from_raw_parts(self.bytes, self.pages.page_bytes()) }
     }
 }

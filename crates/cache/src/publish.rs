@@ -1,21 +1,21 @@
-//! Statistics that other processes can see: what `aquifer stat` reads.
+//! Statistics that other processes can read: the data of `aquifer stat`.
 //!
-//! A cache built with [`CacheBuilder::publish`](crate::CacheBuilder::publish) has a thread that writes its
-//! [`Stats`] once a second:
+//! A cache built with [`CacheBuilder::publish`](crate::CacheBuilder::publish) has a thread that
+//! writes its [`Stats`] once a second:
 //!
 //! ```text
 //! $XDG_RUNTIME_DIR/aquifer/   or   /tmp/aquifer-UID/         mode 0700, owned by the user
 //!     4711-orders.json                                       process identifier and name
 //! ```
 //!
-//! * A file appears and changes by rename, so that a reader never sees half of one.
-//! * It goes when the cache is dropped. A killed process leaves its file behind: it carries the start time of
-//!   the process, by which a reader tells it from a live one with the same identifier, and the namespace in
-//!   which that identifier means something.
-//! * The thread is its own, not the evictor: a directory on a slow disk must not hold up eviction. A write
-//!   that fails is left out; the next one comes a second later.
-//! * A directory that somebody else owns, or that others may enter, is refused: in `/tmp` anybody can make
-//!   one of that name.
+//! * A file is created and replaced by rename, so a reader never sees a partial one.
+//! * It is removed when the cache is dropped. A killed process leaves its file behind. So the file
+//!   contains the start time of the process, which distinguishes it from a live process with the
+//!   same identifier, and the process namespace that the identifier belongs to.
+//! * The thread is dedicated: a directory on a slow disk must not delay the evictor. A failed write
+//!   is skipped; the next one follows a second later.
+//! * A directory that another user owns, or that other users can access, is refused: in `/tmp` any
+//!   user can create one of that name.
 
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder};
@@ -39,8 +39,8 @@ pub const FORMAT: u32 = 1;
 const INTERVAL: Duration = Duration::from_secs(1);
 const LONGEST_NAME: usize = 64;
 
-/// The directories in which caches of this user may be published; one that writes takes the first that it
-/// can have.
+/// The directories in which caches of this user may be published. A publisher uses the first one
+/// that is usable.
 pub fn directories() -> Vec<PathBuf> {
     let mut found = vec![];
     if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
@@ -52,32 +52,32 @@ pub fn directories() -> Vec<PathBuf> {
     found
 }
 
-/// When a process was started, in clock ticks since boot; `None` if there is none of this identifier.
+/// The start time of a process, in clock ticks since boot; `None` if there is no such process.
 pub fn start_ticks(process: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The second field is the command in parentheses and may hold anything, parentheses too.
+    // The second field is the command in parentheses, and may itself contain parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The namespace that process identifiers belong to: equal for processes that see each other's.
+/// The namespace of process identifiers: equal for processes that see each other's identifiers.
 pub fn process_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
-/// The effective user's number.
+/// The effective user identifier.
 fn user_id() -> u32 {
     fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid())
 }
 
-/// Names in use in this process: a second cache of the same name gets a number.
+/// Names in use in this process: a second cache with the same name gets a number.
 static NAMES: Mutex<Vec<String>> = Mutex::new(vec![]);
 
 fn names() -> std::sync::MutexGuard<'static, Vec<String>> {
     NAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Checks a name that becomes part of a file's name and of other people's terminals.
+/// Checks a name: it becomes part of a file name and is printed on other users' terminals.
 fn check_name(name: &str) -> io::Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(plain) {
@@ -101,7 +101,7 @@ pub(crate) struct Publisher {
 }
 
 impl Publisher {
-    /// Takes the name and finds a place.
+    /// Reserves the name and chooses the directory.
     pub fn new(name: &str) -> Result<Publisher> {
         let failed = |source| Error::Publish { name: name.to_owned(), source };
         check_name(name).map_err(failed)?;
@@ -120,7 +120,7 @@ impl Publisher {
         })
     }
 
-    /// Writes what the cache has done so far.
+    /// Writes the cache's statistics.
     ///
     /// # Errors
     /// [`Error::Publish`].
@@ -133,18 +133,18 @@ impl Publisher {
         write().map_err(|source| Error::Publish { name: self.name.clone(), source })
     }
 
-    /// The thread: writes until [`Publisher::stop`].
+    /// The loop of the publishing thread: writes until [`Publisher::stop`].
     pub fn run(&self, engine: &Engine) {
         aquifer_sys::signal::block_asynchronous();
         // Acquire pairs with the release in `stop`.
         while self.stopped.load(Ordering::Acquire) == 0 {
             futex::wait(&self.stopped, 0, Some(INTERVAL));
-            // A full disk or the like: see the module documentation.
+            // Ignore a failure, such as a full disk: see the module documentation.
             let _ = self.write(engine);
         }
     }
 
-    /// Ends the thread.
+    /// Ends the publishing thread.
     pub fn stop(&self) {
         // Release pairs with the acquire in `run`.
         self.stopped.store(1, Ordering::Release);
@@ -195,7 +195,7 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        // A fork has a copy of this, but the cache lives on in its parent.
+        // A fork has a copy of this, but the files belong to the parent's cache.
         if self.mark.is_current() {
             let _ = fs::remove_file(&self.path);
             let _ = fs::remove_file(&self.temporary);
@@ -204,7 +204,7 @@ impl Drop for Publisher {
     }
 }
 
-/// The name, or the first of `name.2`, `name.3`, … that is free.
+/// Reserves the name, or the first of `name.2`, `name.3`, … that is unused.
 fn take_name(name: &str) -> String {
     let mut names = names();
     let mut taken = name.to_owned();
@@ -218,7 +218,7 @@ fn take_name(name: &str) -> String {
     taken
 }
 
-/// The first directory that can be had; the first one's error otherwise.
+/// The first usable directory; if none is, the first one's error.
 fn prepare_first(directories: &[PathBuf]) -> io::Result<&Path> {
     let mut first_error = None;
     for directory in directories {
@@ -230,7 +230,7 @@ fn prepare_first(directories: &[PathBuf]) -> io::Result<&Path> {
     Err(first_error.unwrap_or_else(|| io::Error::other("no directory to publish in")))
 }
 
-/// Makes a directory, or checks that it is private.
+/// Creates a private directory, or checks that an existing one is private.
 fn prepare(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -1,12 +1,12 @@
 //! Counters and the latency histogram of fault service.
 //!
-//! Counters are relaxed: they are for people and for `Stats::is_consistent`, never for decisions that
-//! need exactness. Everything here may be called from the fault path.
+//! Counters are relaxed: they are for display and for `Stats::is_consistent`, never for decisions
+//! that must be exact. Everything here may be called from the fault path.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Buckets per power of two: a bucket is at most 1/8 wide.
+/// Buckets per power of two: a bucket's width is at most 1/8 of its value.
 const STEPS: usize = 8;
 const BUCKETS: usize = 64 * STEPS;
 
@@ -28,7 +28,7 @@ impl Histogram {
         self.buckets[bucket_of(value)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What was recorded so far.
+    /// The values recorded so far.
     pub fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot {
             counts: self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
@@ -63,13 +63,13 @@ pub struct HistogramSnapshot {
 }
 
 impl HistogramSnapshot {
-    /// How many values were recorded.
+    /// The number of recorded values.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The value that a share of `quantile` (0 to 1) of the values does not exceed, to 12.5 %.
-    /// Zero when nothing was recorded.
+    /// The smallest value that a share of `quantile` (0 to 1) of the values does not exceed, to
+    /// 12.5 %. Zero if nothing was recorded.
     pub fn quantile(&self, quantile: f64) -> u64 {
         let wanted = (self.count() as f64 * quantile).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -93,7 +93,7 @@ impl HistogramSnapshot {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// The engine's own counters.
+        /// The engine's internal counters.
         #[derive(Default)]
         pub(crate) struct Counters {
             $(pub $name: AtomicU64,)*
@@ -101,18 +101,18 @@ macro_rules! counters {
             pub write_back_bytes: Histogram,
         }
 
-        /// What a cache has done and holds, at one moment. Counts are since its creation.
+        /// A cache's state and activity at one moment. Counts are since its creation.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
-            /// DRAM the cache may use.
+            /// DRAM that the cache may use.
             pub budget_bytes: u64,
             /// Size of a page.
             pub page_bytes: u64,
             /// Pages that occupy budget now.
             pub resident_pages: u64,
-            /// Of those, not yet written back.
+            /// Pages not yet written back.
             pub dirty_pages: u64,
             /// Pages kept resident by kernel-backed mappings, as last measured.
             pub kernel_resident_pages: u64,
@@ -142,23 +142,23 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Accesses that found their page absent and started a load of it.
+    /// Accesses that found their page absent and started to load it.
     misses,
     /// Pages loaded by read-ahead and prefetch, not by a miss.
     prefetched,
-    /// Faults that found the page already there: somebody else loaded it meanwhile.
+    /// Faults that found the page already present, because another thread had loaded it.
     late_faults,
     /// Faults served from the probation area without I/O.
     probation_hits,
-    /// Faults by which a clean page became dirty.
+    /// Faults that made a clean page dirty.
     write_faults,
     /// Loads that failed.
     load_errors,
-    /// Pages that left.
+    /// Pages evicted.
     evictions,
-    /// Pages dropped by advice, truncation or a device being detached.
+    /// Pages dropped when a device was detached.
     dropped,
-    /// Transfers of write-back.
+    /// Write-back transfers that succeeded.
     write_backs,
     /// Pages written back.
     written_pages,
@@ -166,21 +166,21 @@ counters! {
     write_errors,
     /// Syncs of devices.
     syncs,
-    /// Times a miss had to wait for a free frame.
+    /// Misses that had to wait for a free frame.
     stalls,
-    /// Faults served in a signal handler (or by the serving thread), rather than in a call.
+    /// Faults served in a signal handler or by the serving thread, not in a call.
     signals,
 }
 
 impl Stats {
-    /// Whether the counts explain what is resident: every page that was loaded is resident, was evicted,
-    /// or was dropped. Exact while nothing is in flight.
+    /// Whether the counts account for all resident pages: every loaded page is resident, was
+    /// evicted, or was dropped. Exact while no load or eviction is in progress.
     pub fn is_consistent(&self) -> bool {
         let loaded = self.misses + self.prefetched + self.probation_hits;
         loaded == self.resident_pages + self.evictions + self.dropped + self.load_errors
     }
 
-    /// The latency of fault service at p50, p99 and p99.9.
+    /// The fault service time at p50, p99 and p99.9.
     pub fn fault_latency(&self) -> [Duration; 3] {
         [0.5, 0.99, 0.999].map(|q| Duration::from_nanos(self.fault_service_ns.quantile(q)))
     }

@@ -1,7 +1,8 @@
-//! One device attached to a cache: its pages, and how a page comes in.
+//! One device attached to a cache: its pages, and how they are loaded.
 //!
-//! A [`Store`] is the same for `Mapping` and `Pages`. What differs is where a resident page's bytes are
-//! and what it takes to make them appear, disappear or read-only: that is the [`PageMemory`] behind it.
+//! [`Store`] is the same for `Mapping` and `Pages`. They differ in where a resident page's bytes
+//! are and in how pages are installed, discarded and write-protected: that is the [`PageMemory`]
+//! behind the store.
 //!
 //! ```text
 //!            Mapping                         Pages
@@ -11,9 +12,9 @@
 //!     userfaultfd, page tables        frames of a huge-page arena
 //! ```
 //!
-//! Coming in: `ensure` looks at the page word and does what its state asks for: load, wait, unprotect, or
-//! nothing. It is called from the fault handler and from every call that returns `Result`; the only
-//! difference is what becomes of an error.
+//! Loading: `ensure` reads the page word and does what the state requires: it loads the page,
+//! waits, unprotects it, or does nothing. The fault handler and every call that returns `Result`
+//! use it; they differ only in how they handle an error.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,11 +41,11 @@ use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::stats::count;
 use crate::writeback::WriteStyle;
 
-/// Pages of a region with the smallest page size.
+/// Pages of a region at the smallest page size.
 pub(crate) const MAX_REGION_PAGES: usize = REGION_BYTES / 4096;
 
-/// Sizes of a store, in bytes and pages. What a hit needs is worked out once: a division costs as much as
-/// the rest of it.
+/// Sizes of a store, in bytes and pages. Values that a hit needs are precomputed: a division costs
+/// as much as the rest of the hit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Geometry {
     /// Length of the device when it was attached.
@@ -66,7 +67,7 @@ impl Geometry {
         self.pages
     }
 
-    /// The page that holds an offset.
+    /// The page that contains an offset.
     #[inline]
     pub fn page_of(self, offset_bytes: u64) -> u64 {
         offset_bytes >> self.page_shift
@@ -93,13 +94,13 @@ impl Geometry {
         page << self.page_shift
     }
 
-    /// Bytes of the device that a run of pages covers: less than whole pages at its end.
+    /// Bytes of the device that a run of pages covers. The device's last page may be partial.
     pub fn bytes_in(self, pages: Range<u64>) -> usize {
         let end = self.offset_of(pages.end).min(self.len_bytes);
         (end - self.offset_of(pages.start)) as usize
     }
 
-    /// The pages a byte range touches, after checking that it lies inside.
+    /// The pages that a byte range touches, after checking that the range lies inside the device.
     pub fn pages_of(self, offset_bytes: u64, len_bytes: u64) -> Result<Range<u64>> {
         let out_of_bounds =
             Error::OutOfBounds { offset_bytes, len_bytes, mapped_bytes: self.len_bytes };
@@ -113,28 +114,29 @@ impl Geometry {
     }
 }
 
-/// Where resident pages are, and how they appear and disappear. Errors are the kernel's.
+/// Where resident pages are, and how they are installed and discarded. Errors are the kernel's.
 pub(crate) trait PageMemory: Send + Sync + 'static {
-    /// Whether neighbouring pages are neighbours in memory.
+    /// Whether consecutive pages are adjacent in memory.
     const CONTIGUOUS: bool;
-    /// Whether a store to a clean page is noticed by itself, so that pages come in write-protected.
+    /// Whether a store to a clean page faults, so that pages are installed write-protected.
     const PROTECTS: bool;
-    /// Which share of the budget its frames come from.
+    /// The share of the budget that its frames come from.
     const KIND: Kind;
 
-    /// The frames these pages occupy.
+    /// The frame pool of these pages.
     fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool;
 
     /// The bytes of a resident page.
     fn bytes(&self, page: u64, frame: FrameId) -> *mut u8;
 
-    /// Where a single page may be read to so that [`PageMemory::install`] need not copy.
+    /// The buffer a single page may be read into directly, so that [`PageMemory::install`] need not
+    /// copy.
     fn landing(&self, frame: FrameId) -> Option<*mut u8>;
 
-    /// Makes `frames.len()` pages from `first` appear with the bytes at `data`.
+    /// Installs `frames.len()` pages from `first` with the bytes at `data`.
     ///
     /// # Safety
-    /// `data` is readable for the pages, which are Loading and owned by the caller.
+    /// `data` must be readable for the pages, which are Loading and owned by the caller.
     unsafe fn install(
         &self,
         first: u64,
@@ -143,39 +145,40 @@ pub(crate) trait PageMemory: Send + Sync + 'static {
         protect: bool,
     ) -> std::io::Result<()>;
 
-    /// Makes stores to a run of pages fault.
+    /// Write-protects a run of pages, so that stores to them fault.
     fn protect(&self, pages: Range<u64>) -> std::io::Result<()>;
 
-    /// Makes memory that was for reading take stores; resident pages are protected.
+    /// Makes read-only memory writable; resident pages stay write-protected.
     fn make_writable(&self) -> std::io::Result<()>;
 
-    /// Makes stores to a page succeed.
+    /// Lifts the write protection of a page.
     fn unprotect(&self, page: u64) -> std::io::Result<()>;
 
-    /// Makes runs of pages disappear, in as few calls as can be. All are Evicting, owned by the caller.
+    /// Discards runs of pages with as few calls as possible. All are Evicting and owned by the
+    /// caller.
     fn discard(&self, runs: &[Range<u64>]) -> std::io::Result<()>;
 
-    /// Whether scattered pages are discarded in one call; else the evictor goes by region.
+    /// Whether one call can discard scattered pages. If not, the evictor works by region.
     fn discards_vectored(&self) -> bool;
 }
 
-/// What an access is going to do with a page.
+/// The kind of access to a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
 }
 
-/// How `ensure` found the page.
+/// What `ensure` had to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ensured {
-    /// It was there.
+    /// The page was resident.
     Present,
-    /// It had to be loaded, or waited for.
+    /// The page was loaded, or the thread waited for it.
     Came,
 }
 
-/// Why a page could not be made usable. Small, and made without allocating.
+/// Why a page could not be made usable. Small, and built without allocating.
 #[derive(Debug)]
 pub(crate) enum Refused {
     Device(DeviceError),
@@ -185,7 +188,7 @@ pub(crate) enum Refused {
 }
 
 impl Refused {
-    /// What is recorded of it where nothing can be allocated.
+    /// The cause to record where nothing may be allocated.
     pub fn cause(&self) -> BareCause {
         match self {
             Refused::Device(DeviceError::Io { source, .. }) | Refused::Kernel(source) => {
@@ -206,9 +209,9 @@ impl Refused {
 pub(crate) struct Store<M: PageMemory> {
     pub id: StoreId,
     pub engine: Arc<Engine>,
-    /// The device it was attached with.
+    /// The device that the store was attached with.
     first_device: Arc<dyn Device>,
-    /// A device of the same bytes that can be written, where the first cannot.
+    /// A writable device of the same bytes, if the first is read-only.
     writable_device: OnceLock<Arc<dyn Device>>,
     pub geometry: Geometry,
     pub height: Height,
@@ -219,10 +222,10 @@ pub(crate) struct Store<M: PageMemory> {
     pub gates: Gates,
     pub readahead: Windows,
     pub write_style: WriteStyle,
-    /// Held while snapshots of pages pinned for writing are taken and written: an older one must not reach
-    /// the device behind a newer one. Only flushes take it.
+    /// Held while snapshots of pages pinned for writing are taken and written, so that an older
+    /// snapshot does not overwrite a newer one on the device. Only flushes take it.
     pub snapshots: Mutex<()>,
-    /// The first sync of the device that failed: final, whatever the device says later.
+    /// The first failed sync of the device. Final: later successful syncs do not clear it.
     pub sync_failure: OnceLock<DeviceError>,
     loaded: LoadedRegions,
     /// Where stores to clean pages fault, once the store may be written; without, every page comes in protected.
@@ -232,7 +235,7 @@ pub(crate) struct Store<M: PageMemory> {
 }
 
 impl<M: PageMemory> Store<M> {
-    /// With an identifier of its own, which [`Engine::attach`] takes over.
+    /// A store with a newly reserved identifier, which [`Engine::attach`] registers.
     pub fn new(
         engine: Arc<Engine>,
         device: Arc<dyn Device>,
@@ -242,10 +245,10 @@ impl<M: PageMemory> Store<M> {
     ) -> Result<Store<M>> {
         let kernel = |source| Error::Kernel { what: "reserving page tables", source };
         let store = Store {
-            // Of no store until all the rest is there.
+            // A placeholder until everything that can fail is done.
             id: StoreId(u32::MAX),
-            // In a child no page is there: so the hot paths, which only look at the word, come to the
-            // slow ones, which refuse.
+            // Wiped on fork: in a child every page reads as absent, so the hot paths, which check
+            // only the word, fall through to the slow paths, which return an error.
             words: LazyArray::new(geometry.pages() as usize)
                 .and_then(LazyArray::wiped_on_fork)
                 .map_err(kernel)?,
@@ -286,21 +289,21 @@ impl<M: PageMemory> Store<M> {
         self.memory.pool(&self.engine)
     }
 
-    /// What pages are read from and written to.
+    /// The device that pages are read from and written to.
     #[inline]
     pub fn device(&self) -> &Arc<dyn Device> {
         self.writable_device.get().unwrap_or(&self.first_device)
     }
 
-    /// Whether pages may be stored to by any of the store's users.
+    /// Whether any user of the store may store to its pages.
     #[inline]
     pub fn writable(&self) -> bool {
         // Acquire pairs with the release in `make_writable`.
         self.writable.load(Ordering::Acquire)
     }
 
-    /// Lets a store that was for reading be written, through `device` where its own cannot be. One caller at a
-    /// time, which the table of claims sees to.
+    /// Makes a read-only store writable, through `device` if its own device is read-only. The table
+    /// of claims ensures that one thread at a time calls this.
     pub fn make_writable(&self, device: Arc<dyn Device>) -> Result<()> {
         if !self.first_device.is_writable() {
             let _ = self.writable_device.set(device);
@@ -323,7 +326,7 @@ impl<M: PageMemory> Store<M> {
         &self.words[page as usize]
     }
 
-    /// Turns a refusal into the error a caller sees. Allocates: not for the fault path.
+    /// Converts a refusal into the caller's error. Allocates, so it is not for the fault path.
     pub fn error(&self, page: u64, refused: Refused) -> Error {
         let device = || self.device().name().to_owned();
         let offset_bytes = self.geometry.offset_of(page);
@@ -337,8 +340,10 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Makes `page` usable for `access`, pinned if asked for. `patient` never gives up on a frame: for
-    /// the fault handler, where giving up would kill the process.
+    /// Makes `page` usable for `access`, pinned if requested.
+    ///
+    /// With `patient` it waits for a frame indefinitely: for the fault handler, where an error
+    /// would kill the process.
     pub fn ensure(
         &self,
         page: u64,
@@ -353,9 +358,9 @@ impl<M: PageMemory> Store<M> {
             match seen.state() {
                 State::Absent | State::Probation => {
                     let started = Instant::now();
-                    // Before the page is Loading, so that no thread waits for a page whose loader waits for a
-                    // frame: that thread may hold the very pins that keep every frame, or be the one that frees
-                    // frames.
+                    // Acquire the frame before the page becomes Loading, so that no thread waits
+                    // for a page whose loader waits for a frame. That waiting thread may hold the
+                    // pins that keep every frame, or be the one that frees frames.
                     let frame = match self.engine.acquire(self.pool(), self.key(page)) {
                         Ok(frame) => frame,
                         Err(_) if patient && duties::writing().is_none() => {
@@ -411,9 +416,11 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Whether a page appears in memory whole or not at all. One of several small pages appears piece by piece,
-    /// and a store to its first piece would be lost if the kernel had no memory for the last: so it comes in
-    /// protected, whatever the access, and the protection is lifted when all of it is there.
+    /// Whether a page is installed by one atomic change of the page table.
+    ///
+    /// A page that consists of several small pages appears piece by piece. If the kernel runs out
+    /// of memory for the last piece, a store to the first would be lost. So such a page is
+    /// installed write-protected for any access, and unprotected when all of it is present.
     fn appears_at_once(&self) -> bool {
         !M::PROTECTS || self.geometry.page_bytes == SMALL_PAGE_BYTES
     }
@@ -421,11 +428,12 @@ impl<M: PageMemory> Store<M> {
     /// Unprotecting → Dirty.
     fn unprotect(&self, page: u64, pin: bool) -> std::result::Result<(), Refused> {
         let word = self.word(page);
-        // Held until the word says Dirty: whoever holds the gate alone must find word and page table in
-        // agreement.
+        // Held until the word is Dirty: the exclusive holder of the gate must find word and page
+        // table in agreement.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
-        // Marked before any thread can store to the page without a fault: a flush after such a store must
-        // find it. After an error Dirty is the safe side: the page is only written once more.
+        // Marked before any thread can store to the page without a fault: a flush after such a
+        // store must find it. After an error Dirty is the safe state: the page is merely written
+        // once more.
         self.dirty.mark(page);
         let result = self.memory.unprotect(page);
         word.finish_unprotect(pin && result.is_ok());
@@ -436,7 +444,8 @@ impl<M: PageMemory> Store<M> {
         result.map_err(Refused::Kernel)
     }
 
-    /// Loads a page that this thread has moved to Loading, and with it those that read-ahead names.
+    /// Loads a page that this thread has moved to Loading, and the pages that read-ahead adds to
+    /// it.
     fn load(
         &self,
         page: u64,
@@ -464,7 +473,7 @@ impl<M: PageMemory> Store<M> {
         self.load_one(page, frame, &bounce, access, pin, started)
     }
 
-    /// Reads a page that is Loading, and nothing else.
+    /// Reads and installs a single page that is Loading.
     fn load_one(
         &self,
         page: u64,
@@ -484,7 +493,8 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Reads a run of pages, which get `frames`, to `target` and fills up the last page with zeros.
+    /// Reads a run of pages, which get `frames`, to `target` and zero-fills the rest of the last
+    /// page.
     fn read(
         &self,
         pages: Range<u64>,
@@ -493,11 +503,12 @@ impl<M: PageMemory> Store<M> {
     ) -> std::result::Result<(), Refused> {
         let wanted = self.geometry.bytes_in(pages.clone());
         let whole = (pages.end - pages.start) as usize * self.geometry.page_bytes;
-        // Direct I/O wants whole blocks; what lies beyond the device's end is not transferred.
+        // Direct I/O needs whole blocks; bytes beyond the device's end are not transferred.
         let device = self.device();
         let asked = wanted.next_multiple_of(device.alignment_bytes()).min(whole);
         let offset_bytes = self.geometry.offset_of(pages.start);
-        // SAFETY: `target` is a bounce buffer or a frame of at least `whole` bytes that this thread owns.
+        // SAFETY: `target` is a bounce buffer or a frame of at least `whole` bytes that this thread
+        // owns.
         let buffer = unsafe { std::slice::from_raw_parts_mut(target, whole) };
         let given_up = OnUnwind(|| {
             count(&self.engine.counters.prefetched, frames.len() as u64 - 1);
@@ -537,11 +548,11 @@ impl<M: PageMemory> Store<M> {
         }
         let dirty = guesses.is_some() || access == Access::Write && usable;
         let pin = pin.filter(|_| usable);
-        // Held until Loading has ended: whoever holds the gate alone takes a page that is Loading for one
-        // that is not installed.
+        // Held until the page leaves Loading: the exclusive holder of the gate assumes that a
+        // Loading page is not installed.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         if dirty {
-            // Before it can be stored to without a fault, as in `unprotect`.
+            // Before the page can be stored to without a fault, as in `unprotect`.
             self.dirty.mark(page);
         }
         // SAFETY: `data` holds the page, which this thread is loading.
@@ -565,7 +576,7 @@ impl<M: PageMemory> Store<M> {
         Ok(())
     }
 
-    /// A page that is Loading, and installed, holds `frame`.
+    /// Records that a page that is Loading, and installed, holds `frame`.
     pub fn hold(&self, page: u64, frame: FrameId) {
         self.loaded.mark(self.geometry.region_of(page));
         if let Some(guesses) = self.guesses.get() {
@@ -574,19 +585,19 @@ impl<M: PageMemory> Store<M> {
         self.pool().inserted(frame, self.key(page));
     }
 
-    /// Regions that pages ever came into.
+    /// The regions that pages were ever loaded into.
     pub fn loaded_regions(&self) -> impl Iterator<Item = usize> + '_ {
         self.loaded.iter()
     }
 
-    /// A load failed after its frame was taken.
+    /// Undoes a failed load whose frame was taken.
     pub fn give_up(&self, page: u64, frame: FrameId) {
         count(&self.engine.counters.load_errors, 1);
         self.pool().give(&[frame]);
         self.word(page).abort_load();
     }
 
-    /// Loads `page` and the absent pages after it, as far as the window says, with one transfer.
+    /// Loads `page` and absent pages after it, up to the window, with one transfer.
     fn load_run(
         &self,
         page: u64,
@@ -629,7 +640,7 @@ impl<M: PageMemory> Store<M> {
             for (extra, &frame) in pages.zip(&frames[..run]).skip(1) {
                 self.give_up(extra, frame);
             }
-            // Nobody asked for the others, so the error may be none of the caller's.
+            // Retry the requested page alone: the error may concern only the read-ahead pages.
             return self.load_one(page, frame, bounce, Access::Read, pin, started);
         }
         for (extra, &frame) in pages.clone().zip(&frames[..run]) {
@@ -665,12 +676,14 @@ impl<M: PageMemory> Store<M> {
         self.guesses.get().is_some_and(|guesses| guesses.is_guessed(page))
     }
 
-    /// Ends the guess about a page that this thread has Cleaning, and says whether it still has what was loaded.
+    /// Ends the guess about a page that this thread is cleaning; returns whether its content is
+    /// unchanged.
     pub fn was_only_read(&self, page: u64) -> bool {
         let Some(guesses) = self.guesses.get() else { return false };
         guesses.forget(page);
         let bytes = self.memory.bytes(page, self.seen(page).frame());
-        // SAFETY: the page stays, and nothing stores to it, while it is Cleaning and protected.
+        // SAFETY: the page stays resident, and no thread stores to it, while it is Cleaning and
+        // protected.
         let content = unsafe { std::slice::from_raw_parts(bytes, self.geometry.page_bytes) };
         guesses.is_unchanged(page, content)
     }
@@ -695,7 +708,7 @@ impl<M: PageMemory> Store<M> {
         self.word(page).load().is_resident()
     }
 
-    /// Pages in [`State::Dirty`] or on their way to the device.
+    /// The number of dirty pages, including those being written back.
     pub fn dirty_pages(&self) -> u64 {
         let mut dirty = 0;
         self.dirty.walk(0..self.geometry.pages(), |page| {
@@ -711,14 +724,14 @@ impl<M: PageMemory> Store<M> {
         self.word(page).unpin();
     }
 
-    /// What a page word says now.
+    /// The page word's current value.
     pub fn seen(&self, page: u64) -> Seen {
         self.word(page).load()
     }
 }
 
-/// Does something if a panic of what the application supplied leaves its scope: others must not wait for
-/// ever for a page that this thread was working on.
+/// Runs a closure if a panic in the application's code unwinds out of its scope: no other thread
+/// may wait forever for a page that this thread was working on.
 pub(crate) struct OnUnwind<F: FnMut()>(pub F);
 
 impl<F: FnMut()> OnUnwind<F> {
@@ -736,7 +749,7 @@ impl<F: FnMut()> Drop for OnUnwind<F> {
 /// Longest run of pages installed by one fault.
 pub(crate) const MAX_RUN_PAGES: usize = 64;
 
-/// A read inside the device must bring every byte, or the device has been truncated.
+/// Fails if a read inside the device returned too few bytes: the device has been truncated.
 pub(crate) fn check_length(
     offset_bytes: u64,
     wanted: usize,

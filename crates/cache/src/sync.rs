@@ -1,17 +1,16 @@
-//! Atomics and waiting, real or modelled: what is built on this module alone runs unchanged under loom
+//! Atomics and waiting, real or modelled: code built on this module alone runs unchanged under loom
 //! (`--cfg loom`, see `loom_models`).
 //!
-//! Loom orders SeqCst *fences* as the language does, and takes SeqCst accesses for acquire and release. Where
-//! an algorithm needs the single order of SeqCst accesses it says [`in_one_order`] next to them: a fence
-//! under loom, nothing otherwise.
+//! Loom orders SeqCst *fences* as the language does, but treats SeqCst accesses as acquire and
+//! release. An algorithm that needs the single order of SeqCst accesses calls [`in_one_order`] next
+//! to them: a fence under loom, nothing otherwise.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Stands before a SeqCst load, or after a SeqCst store, whose place in the order of all such accesses
-/// matters.
+/// Belongs before a SeqCst load, or after a SeqCst store, whose place in the single order matters.
 #[inline(always)]
 pub(crate) fn in_one_order() {
     #[cfg(loom)]
@@ -22,12 +21,13 @@ pub(crate) fn in_one_order() {
 mod waiting {
     use super::*;
 
-    /// Sleeps until the low half of `word` differs from that of `seen`, or spuriously less long.
+    /// Sleeps until the low half of `word` differs from that of `seen`, or until a spurious
+    /// wake-up.
     pub(crate) fn wait(word: &AtomicU64, seen: u64) {
         aquifer_sys::futex::wait(low_half(word), seen as u32, None);
     }
 
-    /// Wakes everyone who waits on `word`.
+    /// Wakes all threads that wait on `word`.
     pub(crate) fn wake_all(word: &AtomicU64) {
         aquifer_sys::futex::wake(low_half(word), u32::MAX);
     }
@@ -36,27 +36,28 @@ mod waiting {
         let half = std::ptr::from_ref(word)
             .cast::<u32>()
             .wrapping_add(cfg!(target_endian = "big") as usize);
-        // SAFETY: half of a live, aligned atomic word. The kernel reads it; nobody else writes through it.
+        // SAFETY: half of a live, aligned atomic word. The kernel reads it; nothing writes through
+        // it.
         unsafe { AtomicU32::from_ptr(half.cast_mut()) }
     }
 
     pub(crate) use aquifer_sys::futex::{wait as wait_u32, wake as wake_u32};
 
-    /// Passes the time while another thread finishes something short.
+    /// Spins once while another thread finishes something short.
     #[inline]
     pub(crate) fn spin() {
         std::hint::spin_loop();
     }
 
-    /// Lets other threads have the core.
+    /// Yields the core to other threads.
     pub(crate) fn yield_now() {
         std::thread::yield_now();
     }
 }
 
-/// A futex for loom: looking at the word and going to sleep is one step towards a waker, sleepers are
-/// woken by a wake of their own word and by nothing else, and never by a time-out. So a wake-up that is
-/// lost ends the model as a deadlock.
+/// A futex for loom. Checking the word and going to sleep is one step with respect to a waker.
+/// Sleepers are woken only by a wake of their own word, never by a time-out. So a lost wake-up ends
+/// the model as a deadlock.
 #[cfg(loom)]
 mod waiting {
     use std::time::Duration;
@@ -68,7 +69,7 @@ mod waiting {
     #[derive(Default)]
     struct Sleepers {
         drawn: u64,
-        /// Numbers of those asleep with the address of their word, in the order they came.
+        /// The number of each sleeper with the address of its word, in the order of arrival.
         asleep: Vec<(u64, usize)>,
     }
 
@@ -84,7 +85,7 @@ mod waiting {
 
     fn sleep_while(address: usize, unchanged: impl FnOnce() -> bool) {
         let mut sleepers = FUTEXES.sleepers.lock().unwrap();
-        // The kernel has a full barrier between queueing the sleeper and looking at the word.
+        // The kernel has a full barrier between queueing the sleeper and reading the word.
         fence(Ordering::SeqCst);
         if !unchanged() {
             return;

@@ -6,18 +6,20 @@
 //!        ─► Clean, or Dirty again where a write failed           ─► sync the device (flush only)
 //! ```
 //!
-//! While a page is Cleaning its bytes do not change: stores wait, loads go on. A page that is *pinned for
-//! writing* cannot be sealed; `flush` writes a snapshot of it and leaves it dirty.
+//! While a page is Cleaning its bytes do not change: stores wait, loads proceed. A page that is
+//! *pinned for writing* cannot be sealed; `flush` writes a snapshot of it and leaves it dirty.
 //!
-//! Where a write is the CPU's own work (memory, compressed memory) transfers are made one after the other, and a
-//! faulting thread that needs a frame makes them itself. Elsewhere they go to the device's queue, and only from the evictor.
+//! Where a write is CPU work (memory, compressed memory), transfers run one after the other, and a
+//! faulting thread that needs a frame writes back itself. On other devices transfers go to the
+//! device's queue, and a faulting thread leaves write-back to the evictor.
 //!
-//! A failed write loses nothing: its pages are Dirty again, still marked, and every flush that covers them
-//! tries them again and fails until that succeeds. A failed device sync is final: the store remembers it, and
-//! every later flush fails, because what the device lost then is marked clean by now.
+//! A failed write loses nothing: its pages are Dirty again and still marked, and every flush that
+//! covers them retries, and fails until a write succeeds. A failed device sync is final: the store
+//! remembers it, and every later flush fails, because the pages whose data the device lost are
+//! already marked clean.
 //!
-//! A transfer succeeds when the device says that it wrote every byte. One that it wrote in part, or left when it
-//! returned from the batch, has failed like any other.
+//! A transfer succeeds if the device reports that it wrote every byte. A partial transfer fails,
+//! and so does one that the device left uncompleted when it returned from the batch.
 
 use std::io;
 use std::ops::Range;
@@ -33,12 +35,12 @@ use crate::page_word::State;
 use crate::stats::count;
 use crate::store::{MAX_REGION_PAGES, OnUnwind, PageMemory, Store};
 
-/// Regions sealed at a time: bounds how long a store may wait, and the memory of the batch.
+/// Regions sealed at a time: bounds how long a store can block, and the memory of the batch.
 const REGIONS_AT_A_TIME: u64 = 16;
 /// Largest transfer.
 const MAX_TRANSFER_BYTES: usize = 1 << 20;
 
-/// The same error once more.
+/// A copy of an error.
 fn again(error: &DeviceError) -> DeviceError {
     let (offset_bytes, len_bytes, source) = match error {
         DeviceError::Io { offset_bytes, len_bytes, source, .. } => {
@@ -53,7 +55,7 @@ fn again(error: &DeviceError) -> DeviceError {
     DeviceError::Io { operation: IoOperation::Sync, offset_bytes, len_bytes, source }
 }
 
-/// What could not be written.
+/// The pages that could not be written.
 #[derive(Debug)]
 pub(crate) struct Failed {
     pub pages: u64,
@@ -72,20 +74,20 @@ impl Failed {
     }
 }
 
-/// One transfer of neighbouring pages.
+/// One transfer of consecutive pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Run {
     first: u64,
     count: u32,
-    /// A snapshot of a page that somebody may be writing: it stays dirty.
+    /// A snapshot of a page that is pinned for writing: the page stays dirty.
     snapshot: bool,
-    /// A page that came in writable by a guess, and may have been read only.
+    /// A page that was installed writable by a guess, and may only have been read.
     guessed: bool,
-    /// Whether the device has the transfer, or has ended it.
+    /// The state of the transfer.
     progress: Progress,
 }
 
-/// How far a transfer has come.
+/// The state of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Waiting,
@@ -94,7 +96,7 @@ enum Progress {
 }
 
 impl Run {
-    /// A place for a run.
+    /// An unused place for a run.
     pub const EMPTY: Run = Run::new(0, 0, false);
 
     const fn new(first: u64, count: u32, snapshot: bool) -> Run {
@@ -106,8 +108,8 @@ impl Run {
     }
 }
 
-/// Runs in memory that the caller provides, one place for each page of the range to be sealed: the fault
-/// path has it on its stack.
+/// Runs in memory that the caller provides, one place for each page of the range to be sealed. The
+/// fault path has it on its stack.
 struct Runs<'a> {
     places: &'a mut [Run],
     len: usize,
@@ -126,8 +128,10 @@ impl<'a> Runs<'a> {
         &mut self.places[..self.len]
     }
 
-    /// Adds a run, to the last one if it continues that and a transfer has room. Runs before `first` are not touched: each
-    /// region's are protected with that region's gate held.
+    /// Adds a run; extends the last run if it is adjacent and the transfer has room.
+    ///
+    /// Runs before index `first` are not extended: they belong to another region, and each region's
+    /// runs are protected with that region's gate held.
     fn add(&mut self, first: usize, run: Run, most: u64) {
         let joins = |last: &Run| {
             !(run.snapshot || run.guessed || last.snapshot || last.guessed)
@@ -144,9 +148,9 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// Whether a device's writes make the writer wait, learnt from those that were made one after the other.
+/// Whether writes to a device block the writer, learnt from batches that run serially.
 ///
-/// Told by voluntary context switches and not by time, which on a busy machine says little.
+/// Measured by voluntary context switches, because times mean little on a busy machine.
 #[derive(Default)]
 pub(crate) struct WriteStyle {
     style: AtomicU8,
@@ -155,19 +159,19 @@ pub(crate) struct WriteStyle {
 
 const WAITING: u8 = 1;
 const COPYING: u8 = 2;
-/// Transfers that say enough about a style.
+/// Serial transfers in a sample.
 const SAMPLE: usize = 8;
-/// A device found to be waited for is looked at again every so many batches: it may only have been busy.
+/// A device found to block is sampled again after this many batches: it may only have been busy.
 const BATCHES_BETWEEN_SAMPLES: u32 = 32;
 
 impl WriteStyle {
-    /// Whether a write is work of the CPU that makes it (memory, compressed memory): there is nothing to
-    /// gain from a queue, and a faulting thread may as well make it itself.
+    /// Whether a write is CPU work (memory, compressed memory): a queue gains nothing, and a
+    /// faulting thread can write back itself.
     fn is_copying(&self) -> bool {
         self.style.load(Ordering::Relaxed) == COPYING
     }
 
-    /// How many of a batch's transfers to make one after the other.
+    /// How many of a batch's transfers to run serially.
     fn serial_part(&self, transfers: usize) -> usize {
         let batch = self.batches.fetch_add(1, Ordering::Relaxed);
         if self.is_copying() || transfers == 1 {
@@ -197,10 +201,11 @@ impl<M: PageMemory> Store<M> {
         if self.sync_failure.get().is_none() {
             count(&self.engine.counters.syncs, 1);
             match self.device().sync() {
-                // Another flush's sync may have been told of what ours was to make durable.
+                // A concurrent flush's failed sync may have covered data that this sync was to make
+                // durable.
                 Ok(()) if self.sync_failure.get().is_none() => return Ok(()),
                 Ok(()) => {}
-                // Of several at once any is as good as the first.
+                // Of several concurrent failures any may be recorded.
                 Err(source) => drop(self.sync_failure.set(source)),
             }
         }
@@ -218,13 +223,15 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Writes back the dirty pages of a range that nobody else has in hand, without a sync. Waits for no
-    /// other thread: the evictor must not depend on one that may itself be waiting for a frame.
+    /// Writes back the dirty pages of a range that no other thread is working on, without a sync.
+    ///
+    /// Waits for no other thread: the evictor must not depend on one that may itself be waiting for
+    /// a frame.
     pub fn write_back(&self, pages: Range<u64>) -> Option<Failed> {
         self.write_back_all(pages, false)
     }
 
-    /// With `flush`, every dirty page of the range is part of the outcome.
+    /// With `flush`, the outcome includes every dirty page of the range.
     fn write_back_all(&self, pages: Range<u64>, flush: bool) -> Option<Failed> {
         let mut failed = None;
         let step = REGIONS_AT_A_TIME * self.geometry.pages_per_region();
@@ -243,7 +250,7 @@ impl<M: PageMemory> Store<M> {
             self.seal(part, flush, &mut runs, |page| others.push(page));
             self.write_runs(runs.as_mut_slice(), &mut failed);
             if flush {
-                // Pages that somebody else was cleaning: their outcome is part of ours.
+                // Pages that another thread was cleaning: this flush waits for their outcome.
                 for page in others {
                     self.settle(page, &mut failed);
                 }
@@ -252,9 +259,11 @@ impl<M: PageMemory> Store<M> {
         failed
     }
 
-    /// Writes back the dirty pages of a region that can be sealed now: for the evictor. Allocates nothing.
-    /// Failures are counted; the pages stay dirty and the next flush reports them. On the fault path it must
-    /// go `serially`: a queue may allocate.
+    /// Writes back the dirty pages of a region that can be sealed now, for eviction. Allocates
+    /// nothing if `serially`.
+    ///
+    /// Failures are counted; the pages stay dirty and the next flush reports them. The fault path
+    /// must pass `serially`, because the device's queue may allocate.
     pub fn clean_region(&self, region: usize, serially: bool) {
         let mut places = [Run::EMPTY; MAX_REGION_PAGES];
         let mut runs = Runs::new(&mut places);
@@ -262,13 +271,13 @@ impl<M: PageMemory> Store<M> {
         self.write_runs_as(runs.as_mut_slice(), serially, &mut None);
     }
 
-    /// Whether a faulting thread, which may be in a signal handler, may write back by itself rather than
-    /// wait for the evictor.
+    /// Whether a faulting thread, which may be in a signal handler, may write back itself instead
+    /// of waiting for the evictor.
     pub fn writes_are_copies(&self) -> bool {
         self.write_style.is_copying() && self.device().writes_are_signal_safe()
     }
 
-    /// Waits for another thread's write of a page; if that failed, tries it here.
+    /// Waits for another thread's write of a page; if it failed, retries it here.
     fn settle(&self, page: u64, failed: &mut Option<Failed>) {
         let mut others = vec![page];
         while let Some(page) = others.pop() {
@@ -278,7 +287,7 @@ impl<M: PageMemory> Store<M> {
                 others.push(page);
                 continue;
             }
-            // The page comes back if a third thread was first again.
+            // `seal` returns the page in `others` if a third thread took it first.
             let mut place = [Run::EMPTY];
             let mut runs = Runs::new(&mut place);
             self.seal(page..page + 1, true, &mut runs, |page| others.push(page));
@@ -286,10 +295,10 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Cleaning → Dirty after a failed write. The protection is lifted first: a store to a Dirty page
-    /// faults nowhere, so a protected one would fault for ever.
+    /// Cleaning → Dirty after a failed write. Lifts the protection first: the fault handler does
+    /// nothing for a Dirty page, so a store to a protected one would fault forever.
     fn unseal(&self, page: u64) {
-        // Held until the word says Dirty, so that nobody protects the page again in between.
+        // Held until the word is Dirty, so that no thread protects the page again in between.
         let _gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         let result = self.memory.unprotect(page);
         debug_assert!(result.is_ok(), "lifting the protection of a live page: {result:?}");
@@ -305,8 +314,8 @@ impl<M: PageMemory> Store<M> {
         any
     }
 
-    /// Seals the dirty pages of a range, and says which transfers they make. Pages that somebody else is
-    /// working on go to `other`.
+    /// Seals the dirty pages of a range and adds their transfers to `runs`. Pages that another
+    /// thread is working on go to `other`.
     fn seal(
         &self,
         pages: Range<u64>,
@@ -335,9 +344,9 @@ impl<M: PageMemory> Store<M> {
                         any_guessed |= guessed;
                         runs.add(first_run, Run { guessed, ..Run::new(page, 1, false) }, most);
                     }
-                    // Pinned for writing. Our own such pin keeps the page where it is while it is copied, and
-                    // cleaners away. Should the page no longer be Dirty by now, or should there be too many
-                    // pins of ours, of which one will end, `settle` sees to it.
+                    // Pinned for writing. A snapshot pin keeps the page resident while it is
+                    // copied, and keeps it from being cleaned. If the page is no longer Dirty, or
+                    // has too many snapshot pins, `settle` handles it.
                     Err(seen) if seen.state() == State::Dirty => {
                         if snapshots {
                             match self.word(page).pin_for_snapshot() {
@@ -362,8 +371,8 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// Of the runs from `first` on, which are sealed and protected, those that were guessed to be stored to and were not are clean
-    /// as they are; the others join their neighbours.
+    /// Of the sealed and protected runs from index `first` on, makes guessed pages Clean without a
+    /// transfer if their content is unchanged, and merges the others with adjacent runs.
     fn leave_out_unchanged(&self, first: usize, most: u64, runs: &mut Runs<'_>) {
         let end = std::mem::replace(&mut runs.len, first);
         for index in first..end {
@@ -377,8 +386,11 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
-    /// The kernel could not protect the pages that the runs from `first` on sealed: what is stored to them now
-    /// would be lost. They are Dirty again, and a flush writes snapshots of them. The region's gate is held.
+    /// Undoes the seals of the runs from index `first` on, whose pages the kernel could not
+    /// protect.
+    ///
+    /// Stores to them now would be lost, so the pages are Dirty again, and a flush writes snapshots
+    /// of them. The caller holds the region's gate.
     #[cold]
     fn take_seals_back(
         &self,
@@ -387,7 +399,7 @@ impl<M: PageMemory> Store<M> {
         runs: &mut Runs<'_>,
         other: &mut impl FnMut(u64),
     ) {
-        // Stays empty, and allocates nothing, where there are no snapshots.
+        // Stays empty, and allocates nothing, if there are no snapshots.
         let mut kept = vec![];
         for index in first..runs.len {
             let run = runs.places[index];
@@ -408,14 +420,17 @@ impl<M: PageMemory> Store<M> {
                 }
             }
         }
-        // One place for each page: a run of many has room for as many runs of one.
+        // There is one place for each page, so a run of many pages has room for that many
+        // single-page runs.
         runs.len = first + kept.len();
         runs.places[first..runs.len].copy_from_slice(&kept);
     }
 
-    /// Write-protects the sealed pages with as few calls as can be: neighbours in one, and across clean
-    /// or absent pages in between, which are protected or have nothing to protect. False if the kernel refused
-    /// (it needs memory for this).
+    /// Write-protects the sealed pages with as few calls as possible.
+    ///
+    /// One call covers consecutive pages and any clean or absent pages between them, which are
+    /// protected already or have nothing to protect. Returns false if the kernel refused a call: it
+    /// needs memory for it.
     fn protect_runs(&self, runs: &[Run]) -> bool {
         if !M::PROTECTS {
             return true;
@@ -438,13 +453,12 @@ impl<M: PageMemory> Store<M> {
         protected
     }
 
-    /// The gate is held: what is not Dirty now does not become it.
+    /// Whether no page of the range is Dirty. The caller holds the gate, so none becomes Dirty.
     fn may_protect(&self, between: Range<u64>) -> bool {
         between.into_iter().all(|page| self.seen(page).state() != State::Dirty)
     }
 
-    /// Makes the transfers: one after the other where writes are the CPU's work, else at the device's queue
-    /// depth.
+    /// Runs the transfers: serially where writes are CPU work, else at the device's queue depth.
     fn write_runs(&self, runs: &mut [Run], failed: &mut Option<Failed>) {
         self.write_runs_as(runs, false, failed);
     }
@@ -457,7 +471,8 @@ impl<M: PageMemory> Store<M> {
         let _in_turn = runs.iter().any(|run| run.snapshot).then(|| self.snapshots.lock());
         let mut batch =
             WriteBatch { store: self, runs, next: 0, end: 0, in_flight: 0, copies: vec![], failed };
-        // Pages on their way to the device belong to nobody else, and whether they arrived nobody knows.
+        // No other thread can take over pages in flight, and it is unknown which of them were
+        // written: abort.
         let fatal = OnUnwind(|| {
             eprintln!("aquifer: a device panicked while it was written to");
             std::process::abort();
@@ -486,16 +501,17 @@ struct WriteBatch<'a, M: PageMemory> {
     store: &'a Store<M>,
     runs: &'a mut [Run],
     next: usize,
-    /// Where the present part of the batch ends.
+    /// The end of the current part of the batch.
     end: usize,
     in_flight: usize,
-    /// Buffers of transfers that are not made in place, with their tags. Empty for a mapping's evictions.
+    /// Buffers of transfers that are not made in place, with their tags. Empty for a mapping's
+    /// evictions.
     copies: Vec<(u64, Bounce<'a>)>,
     failed: &'a mut Option<Failed>,
 }
 
 impl<'a, M: PageMemory> WriteBatch<'a, M> {
-    /// Where a run's bytes are: in place, or gathered in a buffer.
+    /// The address of a run's bytes: in place, or gathered in a buffer.
     fn memory_of(&mut self, index: usize) -> Option<*mut u8> {
         let store = self.store;
         let run = self.runs[index];
@@ -505,12 +521,12 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
             return Some(bytes_of(run.first));
         }
         let pool = &store.engine.bounce;
-        // With nothing in flight nobody else would bring us back here.
+        // With nothing in flight no completion would call `next` again, so wait for a buffer.
         let bounce = if self.in_flight == 0 { pool.take() } else { pool.try_take()? };
         let page_bytes = store.geometry.page_bytes;
         for (index, page) in run.pages().enumerate() {
-            // SAFETY: the page stays, and the buffer holds a run. A snapshot may be torn, and is written
-            // again because its page stays dirty.
+            // SAFETY: the page stays resident, and the buffer holds a run. A snapshot may be torn;
+            // it is written again, because its page stays dirty.
             unsafe {
                 let target = bounce.as_ptr().add(index * page_bytes);
                 memory::copy_racy(bytes_of(page), target, page_bytes);
@@ -533,8 +549,8 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
         }
     }
 
-    /// The device has returned: transfers that it did not complete, or did not take, have failed. Their pages are
-    /// Dirty again; left Cleaning, they would hold every store to them up for ever.
+    /// Fails the transfers that the device did not complete, or did not take, before it returned.
+    /// Their pages become Dirty again; left Cleaning, they would block every store to them forever.
     fn fail_unfinished(&mut self) {
         for index in 0..self.end {
             if self.runs[index].progress != Progress::Ended {
@@ -546,7 +562,7 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
         }
     }
 
-    /// A transfer has ended.
+    /// Ends a transfer with its result.
     fn end(&mut self, index: usize, result: std::result::Result<usize, DeviceError>) {
         self.runs[index].progress = Progress::Ended;
         if let Some(copy) = self.copies.iter().position(|&(of, _)| of == index as u64) {
@@ -562,7 +578,7 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
                 continue;
             }
             if written {
-                // Unmarked while Cleaning: nobody can mark it again before it is Clean.
+                // Unmarked while Cleaning: no thread can mark it again before it is Clean.
                 store.dirty.unmark(page);
                 store.word(page).finish_clean(true);
             } else {
@@ -583,8 +599,8 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
     }
 }
 
-// SAFETY: pages in flight are Cleaning (stores wait, the evictor keeps away) or copied to a buffer that is
-// kept until the completion.
+// SAFETY: pages in flight are Cleaning (stores wait, the evictor does not discard them) or copied
+// to a buffer that is kept until the completion.
 unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
     fn next(&mut self) -> Option<Request> {
         loop {

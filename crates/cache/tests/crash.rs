@@ -1,11 +1,13 @@
-//! A writer is killed at random moments; everything that a flush acknowledged is in the file.
+//! A writer is killed at random moments; everything that a flush acknowledged must be in the file.
 //!
-//! The child's writes are a function of the seed: write number n puts n into a slot that follows from n. It
-//! says n on its standard output when a flush that covers the writes up to n has returned. So after its death
-//! each slot must hold the number of a write to that slot, not older than the last one acknowledged.
+//! The child's writes are a function of the seed: write number n puts n into a slot that n
+//! determines. After a flush that covers the writes up to n has returned, it prints n. So after its
+//! death each slot must hold the number of a write to that slot, not older than the last one
+//! acknowledged.
 //!
-//! Killing a process leaves the kernel's page cache intact, so this tests that flush has written, in full and
-//! in order, and that what leaves early (evictions, write-back) does no harm; not that the device kept it.
+//! Killing a process leaves the kernel's page cache intact. So this tests that flush has written
+//! everything in order, and that earlier writes (evictions, write-back) do no harm; not that the
+//! device kept the data.
 
 mod support;
 
@@ -22,17 +24,17 @@ use support::child::{self, Reaped};
 use support::{seed, steps};
 
 const LEN: usize = 16 << 20;
-/// A slot's distance from the next, so that slots share pages and regions.
+/// The distance between slots, chosen so that slots share pages and regions.
 const SLOT_BYTES: usize = 1000;
 const SLOTS: u64 = (LEN / SLOT_BYTES) as u64;
 
-/// The writer. Not a test by itself.
+/// The writer process. Not a test itself.
 #[test]
 fn child() {
     child::play(&[("writer", writer)]);
 }
 
-/// Where write number `n` goes: often to few slots, otherwise anywhere.
+/// The slot of write number `n`: often one of a few slots, otherwise any.
 fn slot_of(seed: u64, n: u64) -> u64 {
     let mut rng = Rng::new(seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     if rng.chance(0.3) { rng.below(50) * (SLOTS / 50) } else { rng.below(SLOTS) }
@@ -108,8 +110,8 @@ fn writer() {
     }
 }
 
-/// Runs the writer until it has acknowledged a few flushes, kills it, and returns the last write it
-/// acknowledged.
+/// Runs the writer until it has acknowledged a few flushes, kills it, and returns the number of the
+/// last acknowledged write.
 fn killed_writer(path: &Path, seed: u64, round: usize, first: u64, flushes: u64) -> u64 {
     let mut command = child::command("writer");
     command
@@ -127,7 +129,7 @@ fn killed_writer(path: &Path, seed: u64, round: usize, first: u64, flushes: u64)
         said.extend_from_slice(&part[..got]);
     }
     said.extend(writer.kill());
-    // A line that was not ended may be cut: it does not count.
+    // An incomplete last line may be truncated: ignore it.
     let said = String::from_utf8(said).unwrap();
     let whole = said.rsplit_once('\n').expect("a line").0;
     let last = whole.lines().filter_map(|line| line.strip_prefix("flushed ")).next_back();
@@ -141,7 +143,7 @@ fn what_was_flushed_survives_the_writer() {
     file.as_file().set_len(LEN as u64).unwrap();
     let mut rng = Rng::new(seed);
     let mut first = 1;
-    // The oldest number that a slot may hold.
+    // The oldest number that each slot may hold.
     let mut oldest = vec![0u64; SLOTS as usize];
     for round in 0..steps(12) {
         let acknowledged = killed_writer(file.path(), seed, round, first, 1 + rng.below(30));
@@ -159,7 +161,7 @@ fn what_was_flushed_survives_the_writer() {
             );
             newest = newest.max(found);
         }
-        // Numbers written and not acknowledged are in use too.
+        // Numbers that were written but not acknowledged are used up too.
         first = newest + 1;
     }
 }

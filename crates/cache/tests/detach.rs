@@ -12,7 +12,7 @@ use support::wait_until;
 
 const MIB: u64 = 1 << 20;
 
-/// Memory whose reads wait until the gate is opened.
+/// A memory device whose reads block until the gate is opened.
 struct Gated {
     memory: MemoryDevice,
     reads: AtomicUsize,
@@ -73,7 +73,8 @@ impl Device for Gated {
     }
 }
 
-/// Opens the gate when a test ends, also when it fails: the thread that drops the mapping waits for it.
+/// Opens the gate when a test ends, even if it fails: the thread that drops the mapping waits for
+/// it.
 struct OpenAtEnd<'a>(&'a Gated);
 
 impl Drop for OpenAtEnd<'_> {
@@ -82,14 +83,14 @@ impl Drop for OpenAtEnd<'_> {
     }
 }
 
-/// Whether a thread of this process sleeps.
+/// Whether a thread of this process is sleeping.
 fn sleeps(thread: u64) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
     stat.rsplit(") ").next().unwrap().starts_with('S')
 }
 
-/// Starts a prefetch of a whole device and drops what `attach` made while the first read is on its way: the
-/// thread that drops it sleeps until that read has ended, and no other is made.
+/// Starts a prefetch of a whole device and drops what `attach` returned during the first read: the
+/// dropping thread sleeps until that read has ended, and there is no further read.
 fn dropping_ends_the_prefetch<T: Send>(
     io_threads: usize,
     attach: impl FnOnce(&Cache, Arc<dyn Device>) -> T,
@@ -103,7 +104,7 @@ fn dropping_ends_the_prefetch<T: Send>(
     std::thread::scope(|scope| {
         let _open = OpenAtEnd(&device);
         scope.spawn(|| {
-            // SAFETY: only asks.
+            // SAFETY: only a query.
             thread.store(unsafe { libc::gettid() } as u64, Ordering::SeqCst);
             drop(attached);
             is_dropped.store(true, Ordering::SeqCst);
@@ -137,8 +138,8 @@ fn dropping_pages_ends_their_prefetch() {
     });
 }
 
-/// A call that runs on after its future was dropped is no hint, and is waited for; its thread may be the one
-/// that drops the mapping.
+/// A call that outlives its dropped future is not a hint, and is waited for; the thread that runs
+/// it may be the one that drops the mapping.
 #[test]
 fn dropping_a_mapping_waits_for_its_calls() {
     let cache = Cache::builder().budget_bytes(32 * MIB).io_threads(1).build().unwrap();
@@ -150,7 +151,7 @@ fn dropping_a_mapping_waits_for_its_calls() {
     std::thread::scope(|scope| {
         let _open = OpenAtEnd(&device);
         scope.spawn(|| {
-            // SAFETY: only asks.
+            // SAFETY: only a query.
             thread.store(unsafe { libc::gettid() } as u64, Ordering::SeqCst);
             drop(mapping);
         });

@@ -1,4 +1,4 @@
-//! Bad input and failing devices: each gives a typed error, and nothing is lost.
+//! Invalid input and failing devices: each gives a typed error, and nothing is lost.
 
 #![allow(clippy::single_range_in_vec_init, reason = "ranges are what the calls take")]
 
@@ -50,12 +50,12 @@ fn file_device(bytes: &[u8], direct: Direct) -> (tempfile::NamedTempFile, Arc<dy
     (file, Arc::new(device))
 }
 
-/// Waits until the figures of a cache at rest add up.
+/// Waits until the statistics of an idle cache are consistent.
 fn settled(cache: &Cache) {
     wait_until("consistent statistics", || cache.stats().is_consistent());
 }
 
-// ---- loads ------------------------------------------------------------------------------------------
+// ---- loads --------------------------------------------------------------------------------------
 
 #[test]
 fn a_read_error_is_typed_and_a_retry_works() {
@@ -103,7 +103,7 @@ fn a_read_error_is_typed_and_a_retry_works() {
     assert!(cache.stats().load_errors >= 9 + 4);
 }
 
-/// A page that was asked for is not refused because read-ahead met a bad one behind it.
+/// A load of a good page does not fail because read-ahead met a bad page after it.
 #[test]
 fn read_ahead_into_a_bad_page_does_not_fail_the_good_one() {
     let (device, control, _, bytes) = faulty(256);
@@ -132,7 +132,7 @@ fn read_ahead_into_a_bad_page_does_not_fail_the_good_one() {
     }
 }
 
-/// Pinning a range around a bad page fails with that page's name and leaves nothing pinned.
+/// A device that panics in a read leaves the page absent, and the panic propagates to the caller.
 #[test]
 fn a_device_that_panics_leaves_the_page_absent() {
     let bytes = random_bytes(64 * PAGE as usize, 64);
@@ -162,7 +162,7 @@ fn a_device_that_panics_leaves_the_page_absent() {
     settled(&cache);
 }
 
-/// Served as the handler serves it, but without a signal.
+/// Serves a bare load as the handler does, but without a signal.
 fn bare_load(mapping: &Mapping, at: u64, hardware_error: bool) -> Served {
     let address = mapping.as_ptr() as usize + at as usize;
     let (signal, write) = (libc::SIGBUS, Some(false));
@@ -176,7 +176,7 @@ fn a_bare_access_that_fails_is_explained_afterwards() {
     let mapping = cache.map(device).unwrap();
     assert_eq!(bare_load(&mapping, 0, false), Served::Yes);
     assert!(mapping.last_fault_error().is_none());
-    // The page is there; to load from it again would raise the signal again.
+    // The page is resident; a load from it would raise the signal again.
     assert_eq!(bare_load(&mapping, 0, true), Served::No);
     let explained = |mapping: &Mapping| match mapping.last_fault_error() {
         Some(Error::Load { source, .. }) => source,
@@ -194,8 +194,8 @@ fn a_bare_access_that_fails_is_explained_afterwards() {
     assert_eq!(errno_of(&explained(&mapping)), Some(libc::EIO));
 }
 
-/// Two threads load from an absent page: the second one's fault arrives when the page is there. Not all hardware and
-/// emulators say that it was a load.
+/// Two threads load from an absent page: the second one's fault is handled when the page is
+/// resident. Not all hardware and emulators report that it was a load.
 #[test]
 fn a_late_load_is_served_where_the_hardware_does_not_tell() {
     let unknown = |mapping: &Mapping, signal| {
@@ -277,7 +277,8 @@ fn a_file_that_shrinks_and_grows() {
             assert!(matches!(pages.get(PageId(page)), Err(Error::Load { .. })), "page {page}");
         }
         assert_eq!(mapping.get::<u8>(9 * PAGE).unwrap(), bytes[9 * PAGE as usize]);
-        // A write-back never extends the file: the page stays dirty, and goes out when there is room again.
+        // A write-back never extends the file: the page stays dirty, and is written when the file
+        // is longer again.
         let Err(Error::WriteBack { offset_bytes, end_bytes, pages: failed, .. }) =
             mapping.flush_all()
         else {
@@ -292,7 +293,7 @@ fn a_file_that_shrinks_and_grows() {
         assert!(matches!(mapping.touch(64 * PAGE), Err(Error::OutOfBounds { .. })));
         assert_eq!(mapping.get::<u8>(63 * PAGE).unwrap(), 0);
         assert_eq!(pages.get(PageId(50)).unwrap()[0], 7);
-        // Whose pages behind the old end are not those of the writable mapping.
+        // Drop both first: a mapping of another length cannot share their pages.
         drop((mapping, pages));
         assert_eq!(cache.map(mapping_device(file)).unwrap().len(), 100 * PAGE);
     }
@@ -324,9 +325,9 @@ fn the_last_page_is_partial() {
         let mapping = cache.map_mut(device.clone()).unwrap();
         assert_eq!(mapping.read(0..mapping.len(), |look| look.to_vec()).unwrap(), bytes);
         mapping.write(5 * PAGE + 700, &[1; 77]).unwrap();
-        // Behind the end, in the last page: readable, zero, and never written to the file.
+        // After the end, in the last page: readable, zero, and never written to the file.
         let behind = mapping.as_mut_ptr().unwrap().wrapping_add(bytes.len());
-        // SAFETY: the last page is there whole.
+        // SAFETY: the last page is mapped whole.
         unsafe {
             assert_eq!(behind.read_volatile(), 0);
             behind.write_volatile(9);
@@ -341,7 +342,7 @@ fn the_last_page_is_partial() {
     }
 }
 
-/// A mapping keeps the length it was made with; another program appends to the file meanwhile.
+/// A mapping keeps its original length when another program appends to the file.
 #[test]
 fn the_last_page_is_written_also_when_the_file_has_grown() {
     for direct in [Direct::Auto, Direct::Never] {
@@ -360,7 +361,7 @@ fn the_last_page_is_written_also_when_the_file_has_grown() {
     }
 }
 
-// ---- write-back -------------------------------------------------------------------------------------
+// ---- write-back ---------------------------------------------------------------------------------
 
 /// Dirties pages 3, 4 and 9 with 1, 2 and 3.
 fn dirty_three(mapping: &Mapping, pages: &Pages) {
@@ -391,7 +392,7 @@ fn a_failed_write_leaves_its_pages_dirty_and_flush_fails_until_it_succeeds() {
                 assert_eq!((offset_bytes, end_bytes, pages), (9 * PAGE, 10 * PAGE, 1));
                 assert_eq!(errno_of(&source), Some(errno));
             }
-            // What could be written was.
+            // The pages that could be written were written.
             for memory in [&memory, &other_memory] {
                 assert_eq!(memory.to_vec()[3 * PAGE as usize], 1);
                 assert_eq!(memory.to_vec()[9 * PAGE as usize], bytes[9 * PAGE as usize]);
@@ -412,7 +413,7 @@ fn a_failed_write_leaves_its_pages_dirty_and_flush_fails_until_it_succeeds() {
     }
 }
 
-/// A page whose write failed takes stores as before: through a pointer, a call, and the kernel.
+/// A page whose write failed still accepts stores: through a pointer, a call, and the kernel.
 #[test]
 fn a_page_whose_write_failed_is_writable() {
     let (device, control, memory, _) = faulty(64);
@@ -457,7 +458,7 @@ fn a_failed_sync_is_reported_as_such() {
             assert_eq!(errno_of(&source), Some(libc::EIO));
         }
     }
-    // Final, even on a device that forgets.
+    // Final, even if later syncs of the device succeed.
     control.clear();
     for failed in [
         support::block_on(mapping.flush_async(0..PAGE)),
@@ -471,7 +472,7 @@ fn a_failed_sync_is_reported_as_such() {
     cache.map_mut(device).unwrap().flush_all().unwrap();
 }
 
-/// More dirty pages than the budget holds, on a device that is full: calls are refused, nothing is lost.
+/// More dirty pages than the budget holds, on a full device: calls fail, nothing is lost.
 #[test]
 fn a_budget_full_of_unwritable_pages_refuses_and_recovers() {
     let (device, control, memory, mut bytes) = faulty(2 * BUDGET_PAGES);
@@ -498,7 +499,8 @@ fn a_budget_full_of_unwritable_pages_refuses_and_recovers() {
     settled(&cache);
 }
 
-/// A snapshot of a page pinned for writing must not reach the device behind a newer one.
+/// A thread that needs a page never writes to a device that does not declare its writes
+/// signal-safe.
 #[test]
 fn a_device_that_does_not_say_so_is_never_written_by_a_thread_that_needs_a_page() {
     let mut device = Hooked::new(Arc::new(MemoryDevice::new(4 * BUDGET as usize).unwrap()));
@@ -518,7 +520,7 @@ fn a_device_that_does_not_say_so_is_never_written_by_a_thread_that_needs_a_page(
     }
     assert!(!written_here.load(Ordering::Relaxed), "written on the way to a page");
     assert!(cache.stats().written_pages > 0, "the budget is smaller than the device");
-    // Dropping it writes back where it happens.
+    // Drop it in another thread, because dropping writes back in the calling thread.
     std::thread::spawn(move || drop(mapping)).join().unwrap();
 }
 
@@ -531,7 +533,7 @@ fn an_older_snapshot_does_not_overwrite_a_newer_one() {
     let second_ended = ended.clone();
     device.on_write = Box::new(move |_, _| {
         if seen.fetch_add(1, Ordering::SeqCst) == 0 {
-            // The first write is slow: a second flush may overtake it, if it is let.
+            // The first write is slow: without the lock a second flush would overtake it.
             for _ in 0..20_000 {
                 if second_ended.load(Ordering::SeqCst) {
                     break;
@@ -558,7 +560,7 @@ fn an_older_snapshot_does_not_overwrite_a_newer_one() {
     assert_eq!(memory.to_vec()[0], 2, "both flushes returned, so the newer store is on the device");
 }
 
-/// A flush that waits for somebody else's write of a page is not satisfied when that write fails.
+/// A flush that waits for another thread's write of a page does not succeed if that write fails.
 #[test]
 fn a_flush_does_not_hide_behind_a_write_that_failed() {
     let memory = Arc::new(MemoryDevice::new((8 * PAGE) as usize).unwrap());
@@ -589,7 +591,7 @@ fn a_flush_does_not_hide_behind_a_write_that_failed() {
     assert_eq!(memory.to_vec()[0], 1);
 }
 
-// ---- limits -----------------------------------------------------------------------------------------
+// ---- limits -------------------------------------------------------------------------------------
 
 #[test]
 fn budgets_and_page_sizes_that_cannot_work() {
@@ -751,7 +753,7 @@ fn everything_pinned_is_exhausted_until_a_pin_is_dropped() {
     let mut guards = vec![];
     let refused = loop {
         let id = PageId(guards.len() as u64);
-        // Every other one for writing.
+        // Alternate between shared and writing guards.
         let guard = if id.0.is_multiple_of(2) {
             pages.get(id).map(|guard| (Some(guard), None))
         } else {
@@ -772,7 +774,7 @@ fn everything_pinned_is_exhausted_until_a_pin_is_dropped() {
     settled(&cache);
 }
 
-/// Whoever holds a page exclusively may need frames: the evictor must not wait for it.
+/// A thread that holds a page exclusively may need frames: the evictor must not wait for it.
 #[test]
 fn a_writing_guard_does_not_stop_eviction() {
     let (device, _, memory, mut bytes) = faulty(4 * BUDGET_PAGES);
@@ -810,7 +812,7 @@ fn one_page_takes_a_limited_number_of_pins() {
     assert!(matches!(mapping.read(0..1, |_| ()), Err(Error::TooManyPins { .. })));
     mapping.touch_mut(0).unwrap();
     assert!(matches!(mapping.pin_mut(0..1), Err(Error::TooManyPins { .. })));
-    // With all of them taken, one for writing, a flush is not silently incomplete.
+    // With all pins taken, one for writing, a flush must not be silently incomplete.
     pins.pop();
     let for_writing = mapping.pin_mut(0..1).unwrap();
     // SAFETY: pinned for writing.
@@ -833,9 +835,9 @@ fn one_page_takes_a_limited_number_of_pins() {
     pages.get_mut(PageId(0)).unwrap()[0] = 1;
 }
 
-// ---- many -------------------------------------------------------------------------------------------
+// ---- many ---------------------------------------------------------------------------------------
 
-/// Random replacement that says when it was used.
+/// Random replacement that counts the victims it named.
 #[derive(Default)]
 struct Random {
     held: Vec<FrameId>,
@@ -919,7 +921,7 @@ fn a_policy_of_ones_own_names_the_victims() {
 fn thousands_of_mappings() {
     let cache = cache();
     let device = Arc::new(MemoryDevice::new(2 * PAGE as usize).unwrap());
-    // Each takes some of the 65,530 that a process may have.
+    // Fewer than the 65,530 kernel mappings that a process may have.
     let count = support::steps(3_000).min(10_000);
     let mappings: Vec<Mapping> =
         (0..count).map(|_| cache.map_mut(device.clone() as Arc<dyn Device>).unwrap()).collect();
@@ -929,8 +931,7 @@ fn thousands_of_mappings() {
         unsafe { mapping.as_mut_ptr().unwrap().cast::<u64>().write_volatile(index as u64) };
     }
     for (index, mapping) in mappings.iter().enumerate().rev() {
-        // Mappings of one device do not see each other's stores until they are written and loaded again;
-        // each sees its own.
+        // Mappings of one device share their pages, so each may see a later mapping's store.
         if mapping.is_resident(0..1).unwrap() {
             // SAFETY: inside the mapping.
             let value = unsafe { mapping.as_ptr().cast::<u64>().read_volatile() };
@@ -950,7 +951,7 @@ fn several_devices_share_a_cache() {
     let mappings: Vec<Mapping> =
         setups.iter().take(3).map(|setup| cache.map_mut(setup.0.clone()).unwrap()).collect();
     let guarded = cache.pages(setups[3].0.clone()).unwrap();
-    // One of them is broken: that is nobody else's trouble.
+    // One device is broken: that must not affect the others.
     setups[1].1.inject(fails(FaultTarget::Transfers, libc::EIO));
     std::thread::scope(|scope| {
         for (index, mapping) in mappings.iter().enumerate().filter(|(index, _)| *index != 1) {
@@ -984,13 +985,13 @@ fn several_devices_share_a_cache() {
     setups[1].1.clear();
     assert_eq!(mappings[1].get::<u8>(1).unwrap(), setups[1].3[1]);
     settled(&cache);
-    // Those that are left use the whole budget, whoever goes.
+    // Without users nothing is resident.
     drop(guarded);
     drop(mappings);
     assert_eq!(cache.stats().resident_pages, 0);
 }
 
-/// Every policy keeps figures that add up, probation hits included.
+/// With every policy the statistics add up, probation hits included.
 #[test]
 fn statistics_add_up_with_every_policy() {
     for &kind in PolicyKind::all() {
@@ -1012,8 +1013,8 @@ fn statistics_add_up_with_every_policy() {
     }
 }
 
-/// An optimistic read whose page left and came back into the same frame meanwhile, with another page's
-/// bytes there in between, must not return those.
+/// A page is evicted and reloaded into the same frame during an optimistic read, with another
+/// page's bytes there in between. The read must not return those.
 #[test]
 fn an_optimistic_read_notices_a_frame_used_by_another_page_meanwhile() {
     let pages_count = 2 * BUDGET_PAGES;
@@ -1034,8 +1035,8 @@ fn an_optimistic_read_notices_a_frame_used_by_another_page_meanwhile() {
             return Some(look.get::<u64>(0));
         }
         for _ in 0..support::steps(1_000) {
-            // Page 0 leaves, another comes into its frame and leaves; then, with the frame among the last that
-            // became free, page 0 comes back, with luck into it.
+            // Evict page 0 and let another page into its frame and out again. Then, with the frame
+            // among the most recently freed, reload page 0, with luck into it.
             while pages.is_resident(PageId(0)).unwrap() {
                 load_another();
             }
@@ -1061,13 +1062,14 @@ fn an_optimistic_read_notices_a_frame_used_by_another_page_meanwhile() {
     }
 }
 
-/// A page of several small ones appears piece by piece. Should the kernel fail half-way, as it does without memory, what
-/// is there goes away again: no store may have got in.
+/// A page of several small ones appears piece by piece. If the kernel fails halfway, as it does
+/// without memory, the installed part is discarded: no store may reach it.
 #[test]
 fn no_store_gets_into_a_page_that_does_not_come_in_whole() {
     const PAGE: usize = 64 << 10;
     let protect = |memory: *mut u8, protection| {
-        // SAFETY: the second half of the cache's transfer buffer, which only this test's device uses now.
+        // SAFETY: the second half of the cache's transfer buffer, which only this test's device
+        // uses now.
         let result = unsafe { libc::mprotect(memory.add(PAGE / 2).cast(), PAGE / 2, protection) };
         assert_eq!(result, 0);
     };
@@ -1075,7 +1077,7 @@ fn no_store_gets_into_a_page_that_does_not_come_in_whole() {
     let mut device = Hooked::new(Arc::new(MemoryDevice::new(PAGE).unwrap()));
     let hook = fails.clone();
     device.on_read = Box::new(move |_, buffer| {
-        // Made unreadable by the read before, if it is the same buffer.
+        // The previous read made it unreadable, if it is the same buffer.
         protect(buffer.as_mut_ptr(), libc::PROT_READ | libc::PROT_WRITE);
         Ok(())
     });
@@ -1089,7 +1091,7 @@ fn no_store_gets_into_a_page_that_does_not_come_in_whole() {
             use std::os::fd::AsRawFd;
             let mut stores = 0;
             while !stop.load(Ordering::Relaxed) {
-                // A system call: a store that fails does not end the process.
+                // A system call: a failed store does not end the process.
                 // SAFETY: one byte inside the mapping.
                 let got = unsafe {
                     libc::read(zero.as_raw_fd(), mapping.as_mut_ptr().unwrap().cast(), 1)
@@ -1115,7 +1117,7 @@ fn no_store_gets_into_a_page_that_does_not_come_in_whole() {
     assert_eq!(mapping.get::<u8>(0).unwrap(), 5);
 }
 
-/// A device after whose reads the second half of the buffer cannot be read.
+/// A device that makes the second half of the buffer unreadable after each read.
 struct UnreadableAfterwards<P> {
     device: Hooked,
     fails: Arc<AtomicBool>,

@@ -1,4 +1,5 @@
-//! What a fork of a process with mappings can do. One test: a child has only the thread that forked.
+//! What a fork of a process with mappings can do. A single test: a child has only the thread that
+//! forked.
 
 use std::sync::Arc;
 
@@ -9,19 +10,19 @@ fn cache() -> Cache {
     Cache::builder().budget_bytes(8 << 20).build().unwrap()
 }
 
-/// Runs `body` in a child; returns the signal that ended it, or its exit status.
+/// Runs `body` in a child; returns its exit status, or the signal that ended it as an error.
 fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
-    // SAFETY: the child leaves by `_exit`.
+    // SAFETY: the child ends with `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends a child that hangs, and one that is done.
+        // SAFETY: ends a child that hangs, and one that has finished.
         unsafe {
             libc::alarm(30);
             libc::_exit(body());
         }
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: waits for the child created above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     if libc::WIFEXITED(status) {
         Ok(libc::WEXITSTATUS(status))
@@ -60,7 +61,8 @@ fn a_child_may_make_its_own_mappings_and_not_use_inherited_ones() {
         let cache = cache();
         let map = cache.map(device.clone()).unwrap();
         map.touch(0).unwrap();
-        // SAFETY: it is not sound, and the kernel must say so: the mapping is not executable.
+        // SAFETY: none: this unsound call is what is tested; the kernel refuses it, as the mapping
+        // is not executable.
         let function: extern "C" fn() = unsafe { std::mem::transmute(map.as_ptr()) };
         function();
         0

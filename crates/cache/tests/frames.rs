@@ -1,4 +1,4 @@
-//! Threads that need a frame: which of them wait, which are refused, and that none waits for itself.
+//! Threads that need a frame: which of them wait, which fail, and that none waits for itself.
 
 mod support;
 
@@ -14,10 +14,10 @@ use support::{Hooked, block_on, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
-/// Far beyond what the work takes: only a hang reaches it.
+/// Far longer than the work takes: only a hang reaches it.
 const HANGS_AFTER: Duration = Duration::from_secs(100);
 
-/// Runs `work` in a thread of its own and ends the process instead of hanging with it.
+/// Runs `work` in a separate thread and ends the process if it hangs.
 fn must_end(work: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let worker = std::thread::spawn(move || {
@@ -90,7 +90,8 @@ impl Device for OverMapping {
     }
 }
 
-/// Writing a page of the upper mapping back needs frames of the very cache that the page is to free.
+/// Writing back a page of the upper mapping needs frames of the same cache that the page is to
+/// free.
 #[test]
 fn a_device_over_a_mapping_of_the_same_cache_is_written_back() {
     for (levels, bare) in [(1, false), (1, true), (2, false), (2, true)] {
@@ -101,7 +102,7 @@ fn a_device_over_a_mapping_of_the_same_cache_is_written_back() {
             let mut device: Arc<dyn Device> = bottom.clone();
             for _ in 0..levels {
                 let below = cache.map_mut(device).unwrap();
-                // Frames that a batch needs for its own store make that no higher.
+                // Frames that a batch needs for its own store must not raise that store's height.
                 for part in 0..12 {
                     let start = (part % 4 * LEN / 4) as u64;
                     let quarter = start..start + LEN as u64 / 4;
@@ -126,7 +127,7 @@ fn a_device_over_a_mapping_of_the_same_cache_is_written_back() {
     }
 }
 
-/// While another thread of the program stores through the bottom mapping's neighbours, and the budget changes.
+/// While another thread stores to a third mapping, and the budget changes.
 #[test]
 fn a_device_over_a_mapping_survives_shrinks_and_flushes() {
     must_end(|| {
@@ -192,7 +193,8 @@ impl Device for Dropping {
     }
 }
 
-/// The thread that evicts has victims of both mappings, and the write of one drops the other, whose teardown needs its frames.
+/// The evicting thread holds victims of both mappings. The write of one drops the other, whose
+/// teardown needs its frames.
 #[test]
 fn a_mapping_that_is_dropped_while_another_ones_device_writes_waits_for_none_of_its_frames() {
     must_end(|| {
@@ -214,7 +216,7 @@ fn a_mapping_that_is_dropped_while_another_ones_device_writes_waits_for_none_of_
     });
 }
 
-/// CLOCK, with a count of how often it is asked for victims.
+/// CLOCK that counts how often it is asked for victims.
 struct Counted {
     clock: Box<dyn Policy>,
     asked: Arc<AtomicUsize>,
@@ -251,7 +253,7 @@ impl Policy for Counted {
     }
 }
 
-/// A cache, and how often its policy was asked for victims.
+/// A cache, and the number of times its policy was asked for victims.
 fn counted(page_bytes: usize, budget: usize) -> (Cache, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let shared = asked.clone();
@@ -262,13 +264,13 @@ fn counted(page_bytes: usize, budget: usize) -> (Cache, Arc<AtomicUsize>) {
     (builder.custom_policy(make).build().unwrap(), asked)
 }
 
-/// Waits until the evictor has made several passes over everything.
+/// Waits until the evictor has made several passes over all frames.
 fn several_passes(asked: &AtomicUsize, frames: usize) {
     let before = asked.load(Ordering::SeqCst);
     wait_until("passes of the evictor", || asked.load(Ordering::SeqCst) > before + 4 * frames);
 }
 
-/// Frames that are on their way to a page come back: a thread that finds none meanwhile waits.
+/// Frames held by loaders become free: a thread that finds none must wait.
 #[test]
 fn frames_in_the_hands_of_loaders_are_waited_for() {
     must_end(|| {
@@ -316,7 +318,7 @@ fn frames_in_the_hands_of_a_teardown_are_waited_for() {
         let dropped = cache.map_mut(Arc::new(device)).unwrap();
         let (device, bytes) = memory(BUDGET, 5);
         let mapping = cache.map(device).unwrap();
-        // As many as there are without any being evicted.
+        // As many as there are without evicting any.
         for page in 0..BUDGET / PAGE - 64 {
             dropped.touch_mut((page * PAGE) as u64).unwrap();
         }
@@ -328,7 +330,7 @@ fn frames_in_the_hands_of_a_teardown_are_waited_for() {
                 mapping.pin(0..(BUDGET / 2) as u64).map(|pinned| pinned.bytes().to_vec())
             });
             wait_until("a thread without a frame", || cache.stats().stalls > stalls);
-            // The teardown as a whole keeps no thread waiting: it may hold frames for long.
+            // A teardown alone is no reason to keep a thread waiting: it may hold frames for long.
             several_passes(&asked, BUDGET / PAGE);
             held.store(false, Ordering::SeqCst);
             assert!(reader.join().unwrap().unwrap() == bytes[..BUDGET / 2]);
@@ -336,7 +338,7 @@ fn frames_in_the_hands_of_a_teardown_are_waited_for() {
     });
 }
 
-/// What a thread has in hand of one pool does not make it overlook what comes back to the other.
+/// Frames that a thread holds of one pool must not hide a frame that will return to the other pool.
 #[test]
 fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
     must_end(|| {
@@ -360,7 +362,7 @@ fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
         {
             pins.push(pin);
         }
-        // One frame, which comes back when the slow device has read its page.
+        // Leave one frame, which becomes free when the slow device has read its page.
         pins.pop();
         std::thread::scope(|scope| {
             scope.spawn(|| slow.touch(0).unwrap());
@@ -467,7 +469,7 @@ fn a_nested_load_is_refused_where_everything_is_pinned() {
             }
         };
         assert!(matches!(refused, Error::Exhausted { pinned, .. } if pinned == pins.len() as u64));
-        // One frame, which the upper page takes; there is none for the lower one.
+        // Leave one frame, which the upper page takes; there is none for the lower one.
         pins.pop();
         assert!(matches!(top.touch(0), Err(Error::Load { .. } | Error::Exhausted { .. })));
         pins.truncate(pins.len() - 2);
@@ -475,7 +477,8 @@ fn a_nested_load_is_refused_where_everything_is_pinned() {
     });
 }
 
-/// Where an asynchronous call still works on the store when its mappings are dropped, the next mapping waits.
+/// If an asynchronous call still uses the store when its mapping is dropped, the next mapping
+/// waits.
 #[test]
 fn what_asynchronous_calls_hold_is_waited_for() {
     let (device, _) = memory(4 * BUDGET, 4);

@@ -1,4 +1,5 @@
-//! Situations in which a mapping could hang, lie or lose a store: each was possible once.
+//! Situations in which a mapping could hang, return wrong bytes or lose a store: each was a bug
+//! once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -13,10 +14,10 @@ use aquifer_device::{
 
 const PAGE: usize = 4096;
 const REGION: usize = 2 << 20;
-/// Far beyond what the work takes: only a hang reaches it.
+/// Far longer than the work takes: only a hang reaches it.
 const HANGS_AFTER: Duration = Duration::from_secs(30);
 
-/// Runs `work` in a thread of its own and fails instead of hanging with it.
+/// Runs `work` in a separate thread and fails if it hangs.
 fn must_end<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || done.send(work()));
@@ -123,21 +124,21 @@ fn the_evictor_does_not_wait_for_a_writing_guard() {
     });
 }
 
-// ---- devices that break the contract of `Device::run` ------------------------------------------------
+// ---- devices that break the contract of `Device::run` -------------------------------------------
 
 /// How [`Misbehaving`] runs a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Conduct {
     Good,
-    /// Moves half of each transfer and says so.
+    /// Transfers half of each request and reports that.
     Halves,
-    /// Returns with every third transfer not completed.
+    /// Returns without completing every third transfer.
     Abandons,
-    /// Returns after the third transfer, whatever the batch still has.
+    /// Returns after the third transfer, even if the batch has more.
     Leaves,
 }
 
-/// A device in memory that waits in each blocking write, so that the cache hands it batches.
+/// A device in memory that sleeps in each blocking write, so that the cache gives it batches.
 struct Misbehaving {
     inner: Arc<MemoryDevice>,
     conduct: AtomicU8,
@@ -174,7 +175,7 @@ impl Device for Misbehaving {
         self.inner.read_at(offset_bytes, buffer)
     }
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
-        // A context switch: what tells the cache that this device is waited for.
+        // A context switch: by this the cache learns that writes to this device block.
         std::thread::sleep(Duration::from_micros(10));
         self.inner.write_at(offset_bytes, buffer)
     }
@@ -212,7 +213,7 @@ impl Device for Misbehaving {
 
 const MISCONDUCTS: [Conduct; 3] = [Conduct::Halves, Conduct::Abandons, Conduct::Leaves];
 
-/// Every second page: pages that are no neighbours, so that each is a transfer.
+/// Every second page: the pages are not consecutive, so each is a separate transfer.
 const SCATTERED: usize = 64;
 
 #[test]
@@ -248,7 +249,7 @@ fn what_a_device_did_not_write_whole_is_an_error_and_stays_dirty() {
         assert!(cache.stats().dirty_pages > 0, "{conduct:?}");
 
         device.set(Conduct::Good);
-        // Stores do not wait for a transfer that never ends.
+        // Stores must not wait for a transfer that never ends.
         let map = must_end(move || {
             for page in 0..SCATTERED {
                 store(&map, 2 * page * PAGE + 1, value(page));

@@ -1,4 +1,5 @@
-//! What only the kernel backend does: its budget, faults inside closures, and being chosen.
+//! Behaviour specific to the kernel backend: its budget, faults inside closures, and when it is
+//! chosen.
 
 mod common;
 
@@ -14,7 +15,7 @@ use common::*;
 
 const REGION: u64 = 2 * MIB;
 
-/// The kernel's share of a budget that nobody else uses.
+/// Waits until residency is within a budget that only this mapping uses.
 fn bounded(file: &TestFile, budget: u64, what: &str) {
     wait_until(what, || file.cached_bytes().unwrap() <= budget + REGION);
 }
@@ -57,7 +58,7 @@ fn a_file_of_eight_budgets_streams_through() {
         let pages = cache.stats().kernel_resident_pages;
         pages > 0 && pages * PAGE <= budget + REGION
     });
-    // The whole file at once, mapped or not.
+    // Prefetch the whole file at once, mapped or not.
     for _ in 0..4 {
         mapping.prefetch(std::slice::from_ref(&(0..file.len))).unwrap();
         bounded(&file, budget, "residency under the budget after prefetches");
@@ -88,7 +89,7 @@ fn truncation_inside_a_closure_discards_its_result() {
     let cut = MIB / 2;
     let result = mapping.read(cut - PAGE..cut + 8 * PAGE, |bytes| {
         file.file.set_len(cut).unwrap();
-        // SAFETY: nobody writes; what has gone is replaced.
+        // SAFETY: nothing writes; pages that were cut off are replaced.
         let bytes = unsafe { bytes.as_slice() };
         bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>()
     });
@@ -100,7 +101,7 @@ fn truncation_inside_a_closure_discards_its_result() {
         other => panic!("{other:?}"),
     }
     assert!(mapping.last_fault_error().is_none(), "it was no bare access");
-    // The mapping is the file's again: what comes back is seen, and what is gone stays an error.
+    // The mapping shows the file again: restored pages are readable, missing ones stay errors.
     assert!(matches!(mapping.touch(cut), Err(Error::MappedAccess { .. })));
     file.file.set_len(MIB).unwrap();
     let hole = mapping.read(cut..cut + PAGE, |bytes| bytes.to_vec()).unwrap();
@@ -185,7 +186,7 @@ fn a_file_that_shrinks_and_grows_meanwhile_gives_bytes_or_errors() {
             }
         });
         let check = |at: u64, byte: u8| {
-            // What grew again is a hole.
+            // The part that was cut off and restored is a hole.
             assert!(byte == byte_at(at) || (at >= cut && byte == 0), "{byte} at {at}");
         };
         for step in 0..20_000u64 {
@@ -215,7 +216,7 @@ fn a_file_that_shrinks_and_grows_meanwhile_gives_bytes_or_errors() {
     }
 }
 
-/// A bare load of a page that is gone: SIGBUS for the process, and the error recorded.
+/// A bare load of a page that was cut off: the process gets SIGBUS, and the error is recorded.
 #[test]
 fn a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler() {
     static CAUGHT: AtomicBool = AtomicBool::new(false);
@@ -227,7 +228,7 @@ fn a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler() {
     static GROWN: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
     use std::os::fd::AsRawFd;
     const CHILD: &str = "AQUIFER_TEST_BARE_FAULT";
-    // Handlers are the process's: in a process of its own, where no mapping was made before.
+    // Handlers belong to the process, so run in a new process, where no mapping was created before.
     if std::env::var_os(CHILD).is_none() {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
@@ -240,7 +241,7 @@ fn a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler() {
     }
     let file = TestFile::new(MIB);
     GROWN.store(file.file.as_raw_fd(), Ordering::Relaxed);
-    // SAFETY: an all-zero action is valid, and the handler keeps to what is async-signal-safe.
+    // SAFETY: an all-zero action is valid, and the handler does only what is async-signal-safe.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = grow as *const () as usize;
@@ -251,7 +252,7 @@ fn a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler() {
     let mapping = file.map(&cache, Backend::Kernel);
     file.file.set_len(MIB / 2).unwrap();
     let gone = MIB / 2 + 3 * PAGE;
-    // SAFETY: inside the mapping; the handler makes the page come back.
+    // SAFETY: inside the mapping; the handler restores the page.
     assert_eq!(unsafe { mapping.as_ptr().add(gone as usize).read_volatile() }, 0);
     assert!(CAUGHT.load(Ordering::Relaxed));
     match mapping.last_fault_error() {
@@ -289,7 +290,7 @@ fn the_choice_is_left_to_the_cache() {
     assert_eq!(auto(&cache, memory, false), Backend::User);
 }
 
-/// A writable device of so many bytes in memory, mapped by the user backend.
+/// A writable device of `len` bytes in memory, mapped by the user backend.
 fn user_backed(cache: &Cache, len: u64) -> Mapping {
     cache.map_mut(Arc::new(MemoryDevice::new(len as usize).unwrap())).unwrap()
 }
@@ -312,7 +313,7 @@ fn a_small_file_takes_little_of_the_budget() {
     assert_eq!(cache.stats().evictions, 0, "there is room for both");
     assert_eq!(cache.stats().resident_pages * PAGE, 48 * MIB);
     drop(small);
-    // A large one is given an equal share.
+    // A large file gets an equal share.
     let file = TestFile::new(64 * MIB);
     let large = file.map(&cache, Backend::Kernel);
     wait_until("the end of the shrink", || !cache.is_shrinking());
@@ -333,13 +334,13 @@ fn a_file_that_is_not_used_gives_its_share_up() {
     });
 }
 
-/// Builders of caches that only the user backend serves as they say.
+/// Builders of caches whose settings only the user backend can follow.
 fn with_wishes() -> [CacheBuilder; 3] {
     let builder = || Cache::builder().budget_bytes(16 * MIB);
     let own = || -> Box<dyn Policy> { PolicyKind::Fifo.build() };
     [
         builder().custom_policy(own),
-        builder().policy(PolicyKind::Clock), // the default, and yet asked for
+        builder().policy(PolicyKind::Clock), // the default, but requested explicitly
         builder().page_bytes(64 << 10),
     ]
 }
@@ -352,9 +353,10 @@ fn a_policy_and_a_page_size_that_were_asked_for_are_kept_to() {
         let mapping = cache.map(file.device.clone()).unwrap();
         assert_eq!(mapping.backend(), Backend::User);
         assert_eq!(mapping.get::<u8>(5 * MIB).unwrap(), byte_at(5 * MIB));
-        // Asked for by name, the kernel backend serves: the policy is the other mappings'.
+        // Requested explicitly, the kernel backend serves: the policy applies to the other
+        // mappings.
         assert_eq!(file.map(&cache, Backend::Kernel).backend(), Backend::Kernel);
-        // And where the user backend cannot be had, they are not passed over in silence.
+        // If the user backend is unavailable, the settings are not silently ignored.
         let cache = wish.without_userfaultfd().build().unwrap();
         match cache.map(file.device.clone()) {
             Err(Error::BackendUnsupported { reason, .. }) => {
@@ -364,7 +366,7 @@ fn a_policy_and_a_page_size_that_were_asked_for_are_kept_to() {
         }
         assert_eq!(file.map(&cache, Backend::Kernel).backend(), Backend::Kernel);
     }
-    // Pages of 4 KiB are what both backends have.
+    // Both backends support pages of 4 KiB.
     let small = Cache::builder().budget_bytes(8 * MIB).page_bytes(4096);
     let mapping = small.without_userfaultfd().build().unwrap().map(file.device.clone()).unwrap();
     assert_eq!(mapping.backend(), Backend::Kernel);

@@ -1,4 +1,4 @@
-//! What a read-only mapping of a file does, the same on both backends.
+//! The behaviour of a read-only mapping of a file, the same on both backends.
 
 mod common;
 
@@ -94,7 +94,7 @@ on_both_backends! {
         assert!(pinned.as_mut_ptr().is_none());
         let mut null = File::options().write(true).open("/dev/null").unwrap();
         let copy = file.directory.path().join("copy");
-        // SAFETY: pinned, and nobody writes to the file.
+        // SAFETY: pinned, and nothing writes to the file.
         let bytes = unsafe { pinned.bytes().as_slice() };
         null.write_all(bytes).unwrap();
         File::create(&copy).unwrap().write_all(bytes).unwrap();

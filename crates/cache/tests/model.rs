@@ -1,8 +1,9 @@
-//! Several threads do everything at once to shared pages, under eviction, resizes and device errors; each
-//! knows at any time what its own bytes are, in memory and, after a flush, on the device.
+//! Several threads perform all operations on shared pages at once, under eviction, resizes and
+//! device errors. Each thread knows at any time what its own bytes must be, in memory and, after a
+//! flush, on the device.
 //!
-//! Reads fail in the last quarter of the device only, and there are no bare accesses there, because those
-//! would end the process. Writes fail anywhere.
+//! Reads fail only in the last quarter of the device, where there are no bare accesses, because a
+//! failed one would end the process. Writes fail anywhere.
 
 mod support;
 
@@ -38,7 +39,7 @@ struct Setup {
     medium: Medium,
 }
 
-/// Every page size, policy, medium and form of discard, in combinations that change from one to the next.
+/// Every page size, policy, medium and form of discard, in varying combinations.
 fn setups() -> Vec<Setup> {
     let media = [Medium::Memory, Medium::Ring, Medium::Threads];
     let mut setups = vec![];
@@ -55,10 +56,10 @@ fn setups() -> Vec<Setup> {
     setups
 }
 
-/// What a run works on.
+/// The cache and devices of a run.
 struct Rig {
     cache: Cache,
-    /// The device below the faults.
+    /// The device below the fault injection.
     inner: Arc<dyn Device>,
     device: Arc<dyn Device>,
     control: FaultControl,
@@ -109,7 +110,7 @@ impl Rig {
         }
     }
 
-    /// Where reads may fail.
+    /// The range where reads may fail.
     fn bad_zone(&self) -> Range<usize> {
         self.bytes.len() / 4 * 3..self.bytes.len()
     }
@@ -118,8 +119,9 @@ impl Rig {
         (0..THREADS).map(|thread| Stripes::new(thread, THREADS, self.bytes.clone())).collect()
     }
 
-    /// Switches faults on and off and resizes until the workers are done. It touches no mapped memory, so
-    /// that it goes on when everybody waits for a frame that only a working device can free.
+    /// Switches faults on and off and resizes until the workers are done. It touches no mapped
+    /// memory, so that it keeps running when all workers wait for a frame that only a working
+    /// device can free.
     fn disturb(&self, done: &AtomicUsize, progress: &AtomicUsize) {
         let mut rng = Rng::new(self.seed ^ 0xd157);
         let bad = self.bad_zone();
@@ -152,7 +154,7 @@ impl Rig {
         self.control.clear();
     }
 
-    /// Runs one `worker` a thread, disturbed, and returns what the bytes must be then.
+    /// Runs one `worker` per thread, disturbed, and returns what the bytes must be afterwards.
     fn run(&self, worker: impl Fn(&mut Worker<'_>) + Sync) -> Vec<u8> {
         let (done, progress) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let failed = AtomicBool::new(false);
@@ -178,20 +180,20 @@ impl Rig {
         Stripes::merge(&views)
     }
 
-    /// With faults over and everybody gone: everything can be written, and all figures add up.
+    /// After faults and workers have ended: everything can be written, and all figures add up.
     fn finish(&self, expected: &[u8], what: &str) {
         assert!(content(&*self.inner) == expected, "{what}: the device differs from the model");
         let stats = || self.cache.stats();
         assert_eq!(stats().dirty_pages, 0, "{what}");
         wait_until("figures that add up", || stats().is_consistent());
-        // A pinned page would keep a shrink from its end.
+        // A pinned page would keep the shrink from completing.
         self.cache.resize(self.min_budget_bytes).unwrap();
         wait_until("the end of a shrink: is a page pinned?", || !self.cache.is_shrinking());
         assert!(stats().resident_pages * stats().page_bytes <= self.min_budget_bytes, "{what}");
     }
 }
 
-/// Tells that a worker has ended, and if it panicked, that the others may as well.
+/// Signals that a worker has ended and, if it panicked, that the others may end as well.
 struct CountDown<'a>(&'a AtomicUsize, &'a AtomicBool);
 
 impl Drop for CountDown<'_> {
@@ -212,7 +214,7 @@ impl Worker<'_> {
         self.rng.below(bound as u64) as usize
     }
 
-    /// A range within one of the thread's own blocks; often in pages that are used a lot.
+    /// A range within one of the thread's own blocks, often in frequently used pages.
     fn place(&mut self, limit: usize) -> Range<usize> {
         let page = self.rig.page_bytes;
         let pages = limit / page;
@@ -225,12 +227,12 @@ impl Worker<'_> {
         at + skip..at + skip + take
     }
 
-    /// Any place.
+    /// A range anywhere on the device.
     fn anywhere(&mut self) -> Range<usize> {
         self.place(self.rig.bytes.len())
     }
 
-    /// A place where reads do not fail.
+    /// A range where reads do not fail.
     fn good(&mut self) -> Range<usize> {
         self.place(self.rig.bad_zone().start)
     }
@@ -243,7 +245,7 @@ impl Worker<'_> {
         assert!(self.own.agrees_with(at, read), "at {at}+{}: memory differs", read.len());
     }
 
-    /// After a flush of these bytes the device has the thread's own.
+    /// Checks that after a flush of these bytes the device has the thread's own bytes.
     fn check_device(&self, range: Range<usize>) {
         let start = range.start / 4096 * 4096;
         let mut buffer = AlignedBuffer::new((range.end - start).next_multiple_of(4096), 4096);
@@ -255,7 +257,7 @@ impl Worker<'_> {
         );
     }
 
-    /// The errors that the disturbances explain; `None` for them.
+    /// The value, or `None` for an error that the disturbances explain; panics for any other error.
     fn allow<T>(&self, result: Result<T, Error>, range: &Range<usize>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -283,7 +285,7 @@ fn u64s(range: &Range<usize>) -> Range<u64> {
     range.start as u64..range.end as u64
 }
 
-// ---- Mapping ----------------------------------------------------------------------------------------
+// ---- Mapping ------------------------------------------------------------------------------------
 
 #[test]
 fn mappings_agree_with_the_model() {
@@ -324,7 +326,7 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
             let range = worker.good();
             let bytes = worker.fresh(range.len());
             for (at, byte) in range.clone().zip(&bytes) {
-                // SAFETY: inside the mapping, and nobody else's bytes.
+                // SAFETY: inside the mapping, and no other thread's bytes.
                 unsafe { base.add(at).write_volatile(*byte) };
             }
             worker.own.bytes_mut(range).copy_from_slice(&bytes);
@@ -348,7 +350,7 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
             }
         }
         9 => {
-            // Over some pages.
+            // Across several pages.
             let start = worker.anywhere().start;
             let len = 1 + worker.below(3 * worker.rig.page_bytes);
             let range = start..(start + len).min(worker.rig.bytes.len());
@@ -414,7 +416,7 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
             }
         }
         16 => {
-            // Pinned for reading, while other things go on.
+            // Pinned for reading, while other operations proceed.
             let range = worker.anywhere();
             if let Some(pinned) = worker.allow(mapping.pin(u64s(&range)), &range) {
                 step_on_mapping_unpinned(worker, mapping);
@@ -422,14 +424,14 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
             }
         }
         17 => {
-            // Pinned for writing: stores need no fault, and a flush meanwhile has them.
+            // Pinned for writing: stores need no fault, and a flush during the pin writes them.
             let range = worker.anywhere();
             if let Some(pinned) = worker.allow(mapping.pin_mut(u64s(&range)), &range) {
                 for _ in 0..2 {
                     let bytes = worker.fresh(range.len());
                     let target = pinned.as_mut_ptr().unwrap();
                     for (at, byte) in bytes.iter().enumerate() {
-                        // SAFETY: pinned for writing, and nobody else's bytes.
+                        // SAFETY: pinned for writing, and no other thread's bytes.
                         unsafe { target.add(at).write_volatile(*byte) };
                     }
                     worker.own.bytes_mut(range.clone()).copy_from_slice(&bytes);
@@ -440,13 +442,13 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
             }
         }
         _ => {
-            // A page that many threads want.
+            // A page that many threads access.
             let page = worker.rig.page_bytes;
             let index = worker.below(page / BLOCK_BYTES / THREADS);
             let (at, len) = worker.own.block(page, index);
             let bytes = worker.fresh(len);
             for (at, byte) in (at..at + len).zip(&bytes) {
-                // SAFETY: inside the mapping, and nobody else's bytes.
+                // SAFETY: inside the mapping, and no other thread's bytes.
                 unsafe { base.add(at).write_volatile(*byte) };
             }
             worker.own.bytes_mut(at..at + len).copy_from_slice(&bytes);
@@ -468,7 +470,7 @@ fn step_on_mapping_unpinned(worker: &mut Worker<'_>, mapping: &Mapping) {
     }
 }
 
-// ---- Pages ------------------------------------------------------------------------------------------
+// ---- Pages --------------------------------------------------------------------------------------
 
 #[test]
 fn pages_agree_with_the_model() {
@@ -482,7 +484,7 @@ fn pages_agree_with_the_model() {
         pages.flush_all().unwrap();
         rig.finish(&expected, &what);
         for page in 0..pages.page_count() {
-            // Waits for ever if somebody still holds the page.
+            // Blocks forever if another guard still holds the page.
             let guard = pages.get_mut(PageId(page)).unwrap();
             let start = page as usize * setup.page_bytes;
             let len = setup.page_bytes.min(expected.len() - start);
@@ -514,7 +516,8 @@ fn step_on_pages(worker: &mut Worker<'_>, pages: &Pages) {
                 worker.check(start, &guard[..len]);
                 guard[range.start - start..range.end - start].copy_from_slice(&bytes);
                 worker.own.bytes_mut(range).copy_from_slice(&bytes);
-                // Another page while this one is held: a later one, so that nobody waits in a circle.
+                // Access another page while this one is held: a later one, so that no threads
+                // deadlock.
                 let further = PageId(id.0 + 1 + worker.rng.below(pages.page_count()));
                 if further.0 < pages.page_count() {
                     let start = further.0 as usize * page_bytes;
@@ -566,7 +569,7 @@ fn step_on_pages(worker: &mut Worker<'_>, pages: &Pages) {
             }
         }
         _ => {
-            // A page that many threads want.
+            // A page that many threads access.
             let index = worker.below(page_bytes / BLOCK_BYTES / THREADS);
             let (at, len) = worker.own.block(page_bytes, index);
             let bytes = worker.fresh(len);
@@ -579,7 +582,7 @@ fn step_on_pages(worker: &mut Worker<'_>, pages: &Pages) {
     }
 }
 
-// ---- both -------------------------------------------------------------------------------------------
+// ---- both ---------------------------------------------------------------------------------------
 
 /// A mapping and `Pages` of two devices in one cache, so that the budget moves between them.
 #[test]

@@ -1,4 +1,4 @@
-//! What a cache may write to a device, and how several mappings of one device go together.
+//! What a cache may write to a device, and how several mappings of one device interact.
 
 mod support;
 
@@ -18,8 +18,8 @@ fn cache() -> Cache {
     Cache::builder().budget_bytes(BUDGET).build().unwrap()
 }
 
-/// A flush writes the pages that were stored to, and no page that was only read: another writer may have
-/// changed that one on the device meanwhile.
+/// A flush writes the pages that were stored to, and no page that was only read: another writer may
+/// have changed that one on the device.
 #[test]
 fn pages_that_were_only_read_are_never_written() {
     const STORED: usize = 1024;
@@ -27,7 +27,7 @@ fn pages_that_were_only_read_are_never_written() {
     let (device, _) = memory((STORED + READ) * PAGE, 1);
     let mapping = cache().map_mut(device.clone()).unwrap();
     mapping.advise(0..mapping.len(), Advice::Random).unwrap();
-    // A program that stores to whatever it has read.
+    // A program that stores to every page it has read.
     for page in 0..STORED {
         let byte = load(&mapping, page * PAGE);
         store(&mapping, page * PAGE, byte.wrapping_add(1));
@@ -101,7 +101,8 @@ fn of_pages_that_are_mostly_stored_to_those_that_were_are_written() {
         assert!(device.to_vec() == bytes);
         let written = cache.stats().written_pages - before.written_pages;
         assert_eq!(written, (PAGES..2 * PAGES).filter(stored).count() as u64);
-        // Clean, and protected again; the bytes that were loaded once are new ones now.
+        // The pages are clean and protected again. These stores restore the content that was loaded
+        // first: it must be written all the same.
         for page in PAGES..2 * PAGES {
             let at = page * PAGE + 9;
             bytes[at] = bytes[at].wrapping_sub(1);
@@ -113,7 +114,7 @@ fn of_pages_that_are_mostly_stored_to_those_that_were_are_written() {
     }
 }
 
-// ---- one store for one device -----------------------------------------------------------------------
+// ---- one store for one device -------------------------------------------------------------------
 
 const FILE_PAGES: usize = 64;
 
@@ -166,7 +167,7 @@ fn two_writable_mappings_of_one_file_keep_each_others_flushed_bytes() {
     assert_eq!(cache.stats().resident_pages, 1, "the page is in memory once");
 }
 
-/// In either order of mapping, and with a device that was opened for reading first.
+/// In either order of mapping; the reader's device is opened read-only.
 #[test]
 fn a_mapping_for_reading_sees_what_a_writable_one_of_the_same_file_stores() {
     for reader_first in [true, false] {
@@ -182,7 +183,8 @@ fn a_mapping_for_reading_sees_what_a_writable_one_of_the_same_file_stores() {
             writer = map_writer();
         } else {
             writer = map_writer();
-            // Left to the cache: a mapping of the kernel would see nothing before a flush.
+            // Backend chosen by the cache: a kernel-backed mapping would see nothing before a
+            // flush.
             reader = cache.map(open_to_read(file.path())).unwrap();
         }
         assert!(!reader.is_writable() && writer.is_writable());
@@ -193,7 +195,7 @@ fn a_mapping_for_reading_sees_what_a_writable_one_of_the_same_file_stores() {
         writer.flush_all().unwrap();
         let bytes = std::fs::read(file.path()).unwrap();
         assert_eq!([bytes[0], bytes[5 * PAGE]], [7, 8]);
-        // What the writer did not flush goes on its way when it is dropped, though the reader stays.
+        // Dropping the writer writes back its unflushed stores, although the reader remains.
         store(&writer, 1, 9);
         drop(writer);
         assert_eq!(load(&reader, 1), 9);
@@ -201,7 +203,7 @@ fn a_mapping_for_reading_sees_what_a_writable_one_of_the_same_file_stores() {
     }
 }
 
-/// A mapping made while the last one is still being written back reads what that one stored.
+/// A mapping created while the previous one is being written back must read that one's stores.
 #[test]
 fn a_mapping_made_while_another_is_dropped_reads_what_that_one_stored() {
     let writing = Arc::new(AtomicBool::new(false));
@@ -271,7 +273,7 @@ fn what_cannot_be_shared_is_refused_until_the_other_is_gone() {
 
     let kernel = one.map_with(read(), MapOptions::new().backend(Backend::Kernel)).unwrap();
     assert!(is_refused(one.map_mut(write())));
-    // For reading all go together.
+    // Read-only uses are all compatible.
     let user = one.map_with(read(), by_user_backend()).unwrap();
     let far = other.map_with(read(), by_user_backend()).unwrap();
     let pages = other.pages(read()).unwrap();
@@ -285,21 +287,21 @@ fn what_cannot_be_shared_is_refused_until_the_other_is_gone() {
     let mapping = one.map_mut(write()).unwrap();
     store(&mapping, 0, 5);
     assert_eq!(load(&user, 0), 5);
-    // A longer file has pages that the store does not know.
+    // A longer file has pages that the store does not have.
     file.as_file().set_len((FILE_PAGES * PAGE + 1) as u64).unwrap();
     assert!(is_refused(one.map_mut(write())));
     drop((mapping, user));
     assert_eq!(one.map_mut(write()).unwrap().len() as usize, FILE_PAGES * PAGE + 1);
 }
 
-/// A vector of an arena lends slices, which nothing else may change.
+/// A vector of an arena lends slices, so nothing else may change its bytes.
 #[test]
 fn an_arena_has_its_device_alone() {
     let device = Arc::new(MemoryDevice::new(FILE_PAGES * PAGE).unwrap());
     let cache = cache();
     let mapping = cache.map_mut(device.clone()).unwrap();
     let second = cache.map_mut(device.clone()).unwrap();
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     assert!(is_refused(unsafe { MappedArena::new(mapping) }));
     // SAFETY: nothing else changes the device's bytes, which are memory.
     let arena = unsafe { MappedArena::new(second) }.unwrap();

@@ -1,5 +1,5 @@
-//! The policies run inside a signal handler that may have interrupted `malloc`: outside `resize` they must
-//! not allocate. An allocator that counts makes sure of it.
+//! Policies run inside a signal handler that may have interrupted `malloc`: outside `resize` they
+//! must not allocate. A counting allocator checks this.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,12 +13,12 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: everything is passed on to `System`; counting touches a thread-local that needs no allocation
-// and no destructor.
+// SAFETY: every call is forwarded to `System`; counting uses a thread-local that needs no
+// allocation and no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps `GlobalAlloc::alloc`'s contract, which is `System`'s.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc::alloc`, which is `System`'s.
         unsafe { System.alloc(layout) }
     }
 
@@ -51,7 +51,7 @@ fn nothing_but_resize_allocates() {
         let mut free = 0..FRAMES as u32;
         for round in 0..1000u32 {
             for frame in free.by_ref().map(FrameId).chain(victims.drain(..)) {
-                // Every third page was there lately, so ghosts are met.
+                // Every third page was evicted recently, so the ghost queue is hit.
                 let page = if next_page % 3 == 0 { next_page / 2 } else { next_page };
                 next_page += 1;
                 pages[frame.0 as usize] = page;

@@ -1,5 +1,5 @@
-//! What happens to the process: signals, forks, system calls, stacks. Most of it ends a process or changes
-//! it for good, so it runs in children; see `support::child`.
+//! Effects on the process: signals, forks, system calls, stacks. Most tests end or permanently
+//! change a process, so they run in children; see `support::child`.
 
 #![allow(clippy::single_range_in_vec_init, reason = "ranges are what the calls take")]
 
@@ -19,7 +19,7 @@ use support::{Hooked, child, load, memory, store, wait_until};
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
 
-/// The roles of children. Not a test by itself.
+/// The roles of children. Not a test itself.
 #[test]
 fn child() {
     child::play(&[
@@ -61,7 +61,7 @@ fn evict(mapping: &Mapping, at: usize) {
     });
 }
 
-// ---- accesses that cannot be served -----------------------------------------------------------------
+// ---- accesses that cannot be served -------------------------------------------------------------
 
 #[test]
 fn a_bare_access_that_fails_dies_of_sigbus() {
@@ -104,7 +104,8 @@ fn what_a_waker_drops_is_dropped_on_the_worker_that_wakes() {
     child::succeeds("drop by a waker");
 }
 
-/// The last of a cache, dropped by the worker that completes a future while another future's work is queued.
+/// The last handle of a cache, dropped by the worker that completes a future while another future's
+/// work is queued.
 fn drop_by_a_waker() {
     struct Drops(Mutex<Option<(Mapping, Cache)>>, AtomicBool);
     impl Wake for Drops {
@@ -137,8 +138,8 @@ fn a_bare_access_that_waits_for_a_frame_keeps_its_page_from_nobody() {
     child::succeeds("waiting for a frame");
 }
 
-/// A bare access must not fail for want of a frame, so it waits. Who keeps all frames and wants the same page
-/// is told so meanwhile.
+/// A bare access must not fail for lack of a frame, so it waits. A thread that pins all frames and
+/// accesses the same page still gets an error.
 fn waiting_for_a_frame() {
     let cache = cache();
     let (device, bytes) = memory(2 * BUDGET, 7);
@@ -180,7 +181,7 @@ fn panic_in_a_prefetch() {
     let mapping = cache.map(panicking_device()).unwrap();
     let page = 9 * PAGE as u64;
     mapping.prefetch(&[page..page + 1]).unwrap();
-    // Waits for the prefetch.
+    // The panic of the prefetch ends the process.
     wait_until("the end of the process", || false);
 }
 
@@ -210,7 +211,7 @@ fn bare_store_to_read_only() {
     let mapping = cache.map(memory(PAGE, 1).0).unwrap();
     load(&mapping, 0);
     println!("before the store");
-    // SAFETY: none: this is the wrong access that is tested, and it ends the process.
+    // SAFETY: none: this invalid access is what is tested, and it ends the process.
     unsafe { mapping.as_ptr().cast_mut().write_volatile(1) };
 }
 
@@ -218,18 +219,18 @@ fn bare_load_behind_the_end() {
     let cache = cache();
     let mapping = cache.map(memory(PAGE, 1).0).unwrap();
     println!("before the load");
-    // SAFETY: none: this is the wrong access that is tested, and it ends the process.
+    // SAFETY: none: this invalid access is what is tested, and it ends the process.
     unsafe { mapping.as_ptr().add(PAGE).read_volatile() };
 }
 
-// ---- fork -------------------------------------------------------------------------------------------
+// ---- fork ---------------------------------------------------------------------------------------
 
 #[test]
 fn a_fork_with_both_sides_going_on() {
     child::succeeds("fork");
 }
 
-/// How a child of `libc::fork` ended.
+/// Waits for a child of `libc::fork`; returns its status.
 fn wait_for(pid: i32) -> i32 {
     let mut status = 0;
     // SAFETY: our own child, and a word on this stack.
@@ -239,12 +240,12 @@ fn wait_for(pid: i32) -> i32 {
 
 /// Runs `body` in a fork; 0 if it returned, 1 if it panicked, the signal plus 128 if one ended it.
 fn in_a_fork(body: impl FnOnce()) -> i32 {
-    // SAFETY: the child uses what the test is about, the allocator and standard output, which glibc keeps
-    // usable, and leaves without running the parent's destructors.
+    // SAFETY: the child uses only the code under test, the allocator and standard output, which
+    // glibc keeps usable, and exits without running the parent's destructors.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "{}", std::io::Error::last_os_error());
     if pid == 0 {
-        // SAFETY: a child that hangs ends by itself, so that the parent can say so.
+        // SAFETY: the alarm ends a child that hangs, so that the parent can report it.
         unsafe { libc::alarm(60) };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         // SAFETY: the child ends here.
@@ -272,7 +273,7 @@ fn fork() {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // Even pages are read by one thread, odd ones by the other; each writes its own.
+                    // One thread reads even pages, the other odd ones; each writes its own.
                     let at = (step * 7919 % (LEN / PAGE / 2) * 2 + first) * PAGE;
                     assert_eq!(load(mapping, at + 1), mapped_bytes[at + 1]);
                     store(mapping, at, step as u8);
@@ -292,7 +293,7 @@ fn fork() {
             mapping.touch(0).unwrap();
             pages.get(PageId(0)).unwrap();
             let (mapping, pages, cache) = (mapping_in.clone(), pages_in.clone(), cache.clone());
-            // Nothing is mapped through this one: in the child its last reference goes away.
+            // A cache without mappings: in the child its last reference is dropped.
             let idle = self::cache();
             let ended = in_a_fork(move || child_of_a_fork(mapping, pages, cache, idle));
             assert_eq!(ended, 0, "round {round}");
@@ -335,7 +336,7 @@ fn child_of_a_fork(
     assert_eq!(cache.stats().resident_pages, 0);
     assert!(mapping.last_fault_error().is_none());
 
-    // Memory of the child's own lies where the parent's cache was; destructors must leave it alone.
+    // The child's own memory lies where the parent's cache was; destructors must not touch it.
     let own: Vec<Vec<u8>> = (0..8).map(|index| vec![index; 1 << 20]).collect();
     let ranges = [32, 16, 8, 4, 2, 1, 1, 1].map(|gib| Anonymous::new(gib << 30));
     drop_last(mapping);
@@ -358,10 +359,12 @@ fn child_of_a_fork(
     assert!(device.to_vec().chunks(PAGE).all(|page| page[0] == 9));
 }
 
-/// Drops the value behind a shared pointer, whoever else holds it: they are threads of the parent.
+/// Drops the value behind a shared pointer, although there are other holders: threads of the
+/// parent.
 fn drop_last<T>(shared: Arc<T>) {
     let raw = Arc::into_raw(shared);
-    // SAFETY: in the child no other holder exists; the counts are given up so that the value is dropped.
+    // SAFETY: in the child no other holder exists; the counts are given up so that the value is
+    // dropped.
     unsafe {
         for _ in 0..64 {
             let last = {
@@ -399,7 +402,7 @@ impl Anonymous {
 
     fn check(&self) {
         for at in (0..self.1).step_by(Self::STEP) {
-            // SAFETY: inside the mapping, if nobody unmapped it.
+            // SAFETY: inside the mapping, unless a destructor unmapped it, which this test detects.
             assert_eq!(unsafe { self.0.add(at).read_volatile() }, 0x77);
         }
     }
@@ -434,7 +437,7 @@ fn fork_and_touch() {
     assert!(device.to_vec() == expected);
 }
 
-// ---- system calls -----------------------------------------------------------------------------------
+// ---- system calls -------------------------------------------------------------------------------
 
 fn pipe() -> (OwnedFd, OwnedFd) {
     let mut ends = [0; 2];
@@ -464,7 +467,7 @@ fn system_calls_need_pins() {
         unsafe { libc::read(reader.as_raw_fd(), address.cast(), PAGE) }
     };
 
-    // Out of memory that is not there: EFAULT; pinned: works.
+    // From memory that is not resident: EFAULT. Pinned: works.
     assert_eq!((out(mapping.as_ptr()), errno()), (-1, libc::EFAULT));
     {
         let pinned = mapping.pin(0..PAGE as u64).unwrap();
@@ -474,8 +477,8 @@ fn system_calls_need_pins() {
     assert_eq!(fill(copy.as_mut_ptr()), PAGE as isize);
     assert!(copy == bytes[..PAGE]);
 
-    // Into memory that is there, but clean, hence write-protected: EFAULT. Pinned for writing: works, and
-    // counts as a store.
+    // Into memory that is resident but clean, and so write-protected: EFAULT. Pinned for writing:
+    // works, and counts as a store.
     assert_eq!(out(copy.as_ptr()), PAGE as isize);
     let second = mapping.as_mut_ptr().unwrap().wrapping_add(PAGE);
     mapping.touch(PAGE as u64).unwrap();
@@ -485,7 +488,7 @@ fn system_calls_need_pins() {
         assert_eq!(fill(pinned.as_mut_ptr().unwrap()), PAGE as isize);
         mapping.flush_all().unwrap();
         assert!(device.to_vec()[PAGE..2 * PAGE] == bytes[..PAGE]);
-        // Still pinned: the kernel may go on writing, and the next flush has it.
+        // Still pinned: the kernel may continue to write, and the next flush writes that.
         copy.fill(0x11);
         assert_eq!(out(copy.as_ptr()), PAGE as isize);
         assert_eq!(fill(pinned.as_mut_ptr().unwrap()), PAGE as isize);
@@ -495,7 +498,7 @@ fn system_calls_need_pins() {
     assert_eq!(cache.stats().dirty_pages, 0);
 }
 
-// ---- signals ----------------------------------------------------------------------------------------
+// ---- signals ------------------------------------------------------------------------------------
 
 #[test]
 fn a_thread_that_blocks_all_signals() {
@@ -523,7 +526,7 @@ fn blocked_signals() {
             assert_eq!(mapping.get::<u8>(0).unwrap(), bytes[0]);
             mapping.set(0, 1u8).unwrap();
             mapping.read(PAGE as u64..3 * PAGE as u64, |_| ()).unwrap();
-            // Touched before, so without a fault.
+            // Touched before, so no fault.
             mapping.touch(9 * PAGE as u64).unwrap();
             assert_eq!(load(&mapping, 9 * PAGE), bytes[9 * PAGE]);
             mapping.touch_mut(9 * PAGE as u64).unwrap();
@@ -549,7 +552,7 @@ fn blocked_signals_unprepared() {
 
 type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
 
-/// Installs a handler; what was there before is returned.
+/// Installs a handler and returns the previous action.
 fn install(signal: i32, handler: Handler) -> libc::sigaction {
     // SAFETY: zeroed actions are valid, and both live on this stack.
     unsafe {
@@ -562,7 +565,7 @@ fn install(signal: i32, handler: Handler) -> libc::sigaction {
     }
 }
 
-/// A page of ours without access, for foreign faults; made accessible by [`open_foreign`].
+/// An inaccessible page of the test, for foreign faults; [`open_foreign`] makes it accessible.
 static FOREIGN: AtomicUsize = AtomicUsize::new(0);
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
@@ -629,7 +632,7 @@ fn failing_load_with_a_handler_before() {
 
 static PREVIOUS: std::sync::OnceLock<[libc::sigaction; 2]> = std::sync::OnceLock::new();
 
-/// As [`open_foreign`], but passes on what it does not know.
+/// As [`open_foreign`], but passes other faults to the previous handler.
 extern "C" fn chaining(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel filled in the structure.
     let address = unsafe { (*info).si_addr() } as usize;
@@ -638,7 +641,7 @@ extern "C" fn chaining(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     }
     let [sigsegv, sigbus] = PREVIOUS.get().unwrap();
     let previous = if signal == libc::SIGSEGV { sigsegv } else { sigbus };
-    // SAFETY: what was installed before is a three-argument handler: the cache's.
+    // SAFETY: the previous handler takes three arguments: it is the cache's.
     let previous: Handler = unsafe { std::mem::transmute(previous.sa_sigaction) };
     previous(signal, info, context);
 }
@@ -663,7 +666,7 @@ fn handler_after() {
     // SAFETY: the handler makes the page accessible.
     unsafe { foreign_page().write_volatile(5) };
     assert_eq!(HANDLED.load(Ordering::SeqCst), 1);
-    // A later mapping does not take the signals back.
+    // A later mapping does not reinstall the cache's handler.
     let second = cache.map(memory(PAGE, 9).0).unwrap();
     load(&second, 0);
     assert!(!aquifer_vm::router::is_installed());
@@ -680,7 +683,7 @@ fn foreign_fault_with_nobody_else() {
     let mapping = cache.map(memory(PAGE, 1).0).unwrap();
     load(&mapping, 0);
     println!("before the fault");
-    // SAFETY: none: this is the wrong access that is tested, and it ends the process.
+    // SAFETY: none: this invalid access is what is tested, and it ends the process.
     unsafe { foreign_page().write_volatile(5) };
 }
 
@@ -701,7 +704,7 @@ fn raised_signal_ignored() {
 }
 
 fn raised_signal() {
-    // Instead of what Rust's run-time installs, which lets the first signal that was sent pass.
+    // Replaces the handler of Rust's run-time, which ignores the first signal that was sent.
     // SAFETY: no preconditions.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
     let cache = cache();
@@ -712,7 +715,7 @@ fn raised_signal() {
     unsafe { libc::raise(libc::SIGBUS) };
 }
 
-// ---- stacks -----------------------------------------------------------------------------------------
+// ---- stacks -------------------------------------------------------------------------------------
 
 #[test]
 fn faults_with_the_stack_nearly_full() {
@@ -720,7 +723,7 @@ fn faults_with_the_stack_nearly_full() {
     child::succeeds("nearly full stack without an alternate one");
 }
 
-/// Where the calling thread's stack ends, its guard included.
+/// The lowest address of the calling thread's stack, including its guard.
 fn stack_bottom() -> usize {
     // SAFETY: attributes of the calling thread, destroyed again.
     unsafe {
@@ -733,8 +736,8 @@ fn stack_bottom() -> usize {
     }
 }
 
-/// Goes down until less than `left` bytes of stack are left, touching an absent page now and then, and one
-/// at the end.
+/// Recurses until less than `left` bytes of stack are left, touching an absent page now and then,
+/// and one at the end.
 #[inline(never)]
 fn descend(mapping: &Mapping, bytes: &[u8], bottom: usize, left: usize, depth: usize) -> usize {
     let frame = [depth as u8; 256];
@@ -756,7 +759,8 @@ fn descend(mapping: &Mapping, bytes: &[u8], bottom: usize, left: usize, depth: u
     deeper + 1
 }
 
-/// Runs `body` in a thread with a small stack: a Rust thread, which has an alternate one, or a bare one.
+/// Runs `body` in a thread with a small stack: a Rust thread, which has an alternate stack, or a
+/// bare one.
 fn on_a_small_stack(bare: bool, body: impl Fn() + Send + Sync) {
     const STACK: usize = 128 << 10;
     if !bare {
@@ -773,7 +777,7 @@ fn on_a_small_stack(bare: bool, body: impl Fn() + Send + Sync) {
         std::ptr::null_mut()
     }
     let body: &(dyn Fn() + Send + Sync) = &body;
-    // SAFETY: the thread is joined before `body` goes away.
+    // SAFETY: the thread is joined before `body` is dropped.
     unsafe {
         let mut attributes = std::mem::zeroed();
         libc::pthread_attr_init(&raw mut attributes);
@@ -792,7 +796,8 @@ fn nearly_full_stack() {
     let mapping = cache.map(device).unwrap();
     mapping.advise(0..mapping.len(), Advice::Random).unwrap();
     for round in 0..4 {
-        // Rust's own alternate stack; left: what two frames of this function take in a debug build.
+        // With Rust's own alternate stack. Left: the size of two frames of this function in a debug
+        // build.
         on_a_small_stack(false, || {
             let depth = descend(&mapping, &bytes, stack_bottom(), 2 << 10, round * 10_000);
             assert!(depth > 100);
@@ -806,13 +811,13 @@ fn nearly_full_stack_without_alternate() {
     let mapping = cache.map(device).unwrap();
     mapping.advise(0..mapping.len(), Advice::Random).unwrap();
     let descended = AtomicUsize::new(0);
-    // Without any: what must fit is the kernel's frame and the entry of the handler.
+    // Without an alternate stack: the kernel's frame and the entry of the handler must fit.
     on_a_small_stack(true, || {
         let depth = descend(&mapping, &bytes, stack_bottom(), 24 << 10, 20_000);
         descended.fetch_add(depth, Ordering::Relaxed);
     });
     assert!(descended.load(Ordering::Relaxed) > 100);
-    // Prepared: as with Rust's.
+    // Prepared: as with Rust's alternate stack.
     on_a_small_stack(true, || {
         prepare_thread().unwrap();
         let depth = descend(&mapping, &bytes, stack_bottom(), 2 << 10, 40_000);
@@ -821,7 +826,7 @@ fn nearly_full_stack_without_alternate() {
     assert!(descended.load(Ordering::Relaxed) > 200);
 }
 
-// ---- nested -----------------------------------------------------------------------------------------
+// ---- nested -------------------------------------------------------------------------------------
 
 #[test]
 fn a_device_whose_data_is_itself_mapped() {
@@ -837,8 +842,8 @@ fn nested_faults() {
         below.advise(0..below.len(), Advice::Random).unwrap();
         let mut hooked = Hooked::new(device);
         let (reads, writes) = (below.clone(), below);
-        // The data is taken from, and stored to, the mapping below by bare pointer; the hooked device's own
-        // transfer then finds the same bytes.
+        // The hooks load the data from, and store it to, the mapping below by bare pointer; the
+        // hooked device's own transfer then finds the same bytes.
         hooked.on_read = Box::new(move |offset, buffer| {
             let len = buffer.len().min((reads.len() - offset) as usize);
             for at in 0..len {
@@ -873,9 +878,9 @@ fn nested_faults() {
     });
 }
 
-// ---- memory that the system promises -----------------------------------------------------------------
+// ---- memory that the system commits -------------------------------------------------------------
 
-/// Makes the kernel refuse private memory that is made writable beyond so much more than there is: as
+/// Makes the kernel refuse to commit more than `more_bytes` of additional private memory, as
 /// `vm.overcommit_memory=2` does for the whole system.
 fn promise_at_most(more_bytes: u64) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -884,13 +889,13 @@ fn promise_at_most(more_bytes: u64) {
         .find_map(|line| line.strip_prefix("VmData:")?.split_whitespace().next()?.parse().ok());
     let data_kib: u64 = data_kib.expect("the kernel says how much there is");
     let limit = libc::rlimit { rlim_cur: (data_kib << 10) + more_bytes, rlim_max: !0 };
-    // SAFETY: a valid limit, for this process, which is a test's own.
+    // SAFETY: a valid limit, for this process, which runs only this test.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) }, 0);
 }
 
 fn little_memory_promised() {
     const LEN: usize = 4 << 20;
-    // The tables of frames are for all of the machine's memory: some bytes for each 4 KiB.
+    // The frame tables are sized for all of the machine's memory: some bytes for each 4 KiB.
     let memory_bytes = aquifer_sys::cpu::memory_bytes();
     if memory_bytes < 4 << 30 {
         println!("skipped: the machine has less than 4 GiB, which the limit has to lie far below");
@@ -908,7 +913,7 @@ fn little_memory_promised() {
     store(&mapping, 5, 6);
     mapping.flush_all().unwrap();
 
-    // More than the system promises is refused, and what was there goes on.
+    // A budget larger than the system commits is refused, and the cache keeps working.
     let before = cache.stats().budget_bytes;
     let refused = cache.resize(tables_bytes + (1 << 30)).unwrap_err();
     assert!(matches!(refused, Error::Kernel { .. }), "{refused}");

@@ -1,4 +1,4 @@
-//! A published cache can be seen from outside while it lives.
+//! A published cache is visible to other processes while it lives.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn files_of(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The number behind `"key":`.
+/// The number after `"key":`.
 fn number(path: &Path, key: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap();
     let (_, rest) = text.split_once(&format!("\"{key}\":")).unwrap();
@@ -39,7 +39,7 @@ fn a_cache_is_seen_while_it_lives() {
     let device = Arc::new(MemoryDevice::from_bytes(&[1; 64 << 10]).unwrap());
     let pages = cache.pages(device).unwrap();
     (0..16).for_each(|page| assert_eq!(pages.get(PageId(page)).unwrap()[0], 1));
-    // Published in its own time: at the next interval.
+    // Published at the next interval.
     while number(path, "resident_bytes") != 64 << 10 {
         std::thread::yield_now();
     }

@@ -1,5 +1,5 @@
-//! Resident memory follows the budget, while readers and writers run. Alone in its process, whose memory it
-//! measures.
+//! Resident memory follows the budget, while readers and writers run. Alone in its process, because
+//! it measures the process's memory.
 
 mod support;
 
@@ -14,10 +14,11 @@ use support::wait_until;
 
 const MIB: u64 = 1 << 20;
 const LEN: u64 = 64 * MIB;
-/// Transfer buffers, page tables of the cache, stacks, rounding to huge pages: what is not frames.
+/// Memory that is not frames: transfer buffers, page tables of the cache, stacks, rounding to huge
+/// pages.
 const BOOKKEEPING: u64 = 16 * MIB;
 
-/// Memory of this process that is resident.
+/// The resident memory of this process.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -42,14 +43,14 @@ fn resident_memory_follows_the_budget() {
                     let mut rng = Rng::new(thread);
                     let mut written = vec![];
                     while !stop.load(Ordering::Relaxed) {
-                        // Each thread has the pages of its own parity.
+                        // Each thread uses the pages of its own parity.
                         let page = rng.below(LEN / 4096 / 2) * 2 + thread;
                         let at = (page * 4096) as usize;
                         // SAFETY: inside the mapping.
                         unsafe { mapping.as_ptr().add(at).read_volatile() };
                         drop(pages.get(PageId(page)).unwrap());
                         if rng.chance(0.2) {
-                            // SAFETY: as above, and no other thread's page.
+                            // SAFETY: as above, and no other thread uses the page.
                             unsafe { mapping.as_mut_ptr().unwrap().add(at).write_volatile(7) };
                             pages.get_mut(PageId(page)).unwrap()[0] = 7;
                             written.push(page);
@@ -62,7 +63,7 @@ fn resident_memory_follows_the_budget() {
         let used = || cache.stats().resident_pages * 4096;
         for round in 0..support::steps(2) {
             cache.resize(64 * MIB).unwrap();
-            // Larger budgets are used.
+            // The cache uses a larger budget.
             wait_until("a cache that has grown", || used() > 40 * MIB);
             let budget = [6 * MIB, 12 * MIB, 20 * MIB][round % 3];
             cache.resize(budget).unwrap();

@@ -1,5 +1,5 @@
-//! Faults served by a thread of the cache, which system calls and threads that block all signals can wait
-//! for. Needs the privilege to serve the kernel's faults.
+//! Faults served by a thread of the cache, so that system calls and threads that block all signals
+//! can wait for them. Needs the privilege to serve the kernel's faults.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{child, load, memory, store, wait_until};
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
 
-/// A cache with a serving thread, unless that is not permitted here.
+/// A cache with a serving thread, unless the system refuses it.
 fn cache() -> Option<Cache> {
     match Cache::builder().budget_bytes(BUDGET as u64).serving_thread(true).build() {
         Ok(cache) => Some(cache),
@@ -79,7 +79,7 @@ fn system_calls_need_no_pins() {
         unsafe {
             let got = libc::write(writer.as_raw_fd(), base.add(from).cast(), PAGE);
             assert_eq!(got, PAGE as isize, "{}", std::io::Error::last_os_error());
-            // Into a page that is absent, or present and write-protected.
+            // Into a page that is absent, or resident and write-protected.
             if page % 2 == 0 {
                 base.add(to).read_volatile();
             }
@@ -96,7 +96,7 @@ fn system_calls_need_no_pins() {
     }
 }
 
-/// A page that could not be loaded raises SIGBUS, and is loaded when the device works again.
+/// A page that could not be loaded raises SIGBUS, and is loaded once the device works again.
 #[test]
 fn an_error_is_not_for_ever() {
     let Some(cache) = cache() else { return };
@@ -114,7 +114,7 @@ fn an_error_is_not_for_ever() {
         // SAFETY: the kernel checks the address itself.
         unsafe { libc::write(writer.as_raw_fd(), mapping.as_ptr().cast(), PAGE) }
     };
-    // A system call cannot be sent SIGBUS: it gets EFAULT.
+    // A system call cannot receive SIGBUS: it fails with EFAULT.
     assert_eq!(out(), -1);
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
     assert!(matches!(mapping.last_fault_error(), Some(Error::Load { offset_bytes: 0, .. })));

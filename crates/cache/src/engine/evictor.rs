@@ -1,7 +1,7 @@
-//! The evictor: the thread that works ahead of those who miss.
+//! The evictor: a thread that frees frames ahead of the threads that miss.
 //!
-//! It keeps free frames between two watermarks where evicting means writing back, completes shrinks, and shifts
-//! budget between the pools. It steps aside when it does not get a CPU to itself.
+//! It keeps free frames between two watermarks where eviction means write-back, completes shrinks,
+//! and shifts budget between the pools. It pauses when it does not get a CPU to itself.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use super::{Cleaning, Engine, Evicted};
 use crate::frames::{BATCH, FramePool, Shrink};
 use crate::ids::{FrameId, PageKey};
 
-/// How long the evictor leaves its work to others after it was pushed off its CPU.
+/// How long the evictor pauses after it was preempted.
 const CROWDED_NAP: Duration = Duration::from_millis(20);
 const TICK: Duration = Duration::from_millis(200);
 
 impl Engine {
-    /// The evictor thread.
+    /// The loop of the evictor thread.
     pub fn run_evictor(&self) {
         aquifer_sys::signal::block_asynchronous();
         let mut last_tick = Instant::now();
@@ -49,7 +49,7 @@ impl Engine {
         }
     }
 
-    /// Evicts until free frames reach the high watermark. True if it should be called again at once.
+    /// Evicts until free frames reach the high watermark. Returns whether to call it again at once.
     fn keep_free(&self, pool: &FramePool) -> bool {
         let reclaim = self.reclaim_of(pool);
         if pool.limit() == 0 || pool.free() >= low_watermark(pool) {
@@ -69,7 +69,8 @@ impl Engine {
                 }
             }
             asked += want;
-            // A whole pass without enough success: everything left is pinned or cannot be written.
+            // A whole pass without enough success: every remaining page is pinned or cannot be
+            // written.
             if asked > 2 * pool.limit() + BATCH {
                 break;
             }
@@ -80,19 +81,19 @@ impl Engine {
         }
         let census = self.census(pool);
         if census.coming + census.writing > 0 {
-            // In the hands of a loader, of a thread that writes, or of a teardown: worth waiting for.
+            // Held by a loader, a thread that writes, or a teardown: these frames will become free.
             reclaim.stuck_passes.store(0, Ordering::Release);
             return false;
         }
         reclaim.stuck_pinned.store(census.pinned, Ordering::Relaxed);
         reclaim.stuck_unwritable.store(census.unwritable, Ordering::Relaxed);
         reclaim.stuck_passes.fetch_add(1, Ordering::Release);
-        // Those who wait look whether they may give up.
+        // Wake the waiting threads: they check whether to give up.
         pool.give(&[]);
         false
     }
 
-    /// Moves pages out of frames above the limits. True when no shrink is left.
+    /// Evicts the pages of frames above the limits. True when no shrink is left.
     fn finish_shrinks(&self, shrinks: &mut [Shrink; 2]) -> bool {
         let before = self.shrinking.load(Ordering::SeqCst);
         let mut done = true;
@@ -123,9 +124,11 @@ impl Engine {
         }
     }
 
-    /// Shifts budget towards the kind of interface that misses more per page, from the one that misses less.
+    /// Shifts budget from the kind of interface with the fewest misses per page to the one with the
+    /// most.
     fn rebalance(&self, seen: &mut [u64; 3]) {
-        // What the drop manager gives back has come in before: the kernel's misses are not counted.
+        // The kernel's misses cannot be counted. Pages that the drop manager dropped were loaded
+        // before, so their number stands in for the misses.
         let dropped_bytes =
             self.kernel_dropped_pages.load(Ordering::Relaxed) * SMALL_PAGE_BYTES as u64;
         let page_bytes = self.options.page_bytes as u64;
@@ -148,7 +151,7 @@ impl Engine {
         if density(to) > 2.0 * density(from) && shares.weights[from] > 2.0 * step {
             shares.weights[from] -= step;
             shares.weights[to] += step;
-            // What the system has no memory for stays unused.
+            // Share that the system has no memory for stays unused.
             let _ = self.divide(&shares);
         }
     }
@@ -159,7 +162,7 @@ pub(super) fn low_watermark(pool: &FramePool) -> usize {
     high_watermark(pool) / 2
 }
 
-/// Free frames at which the evictor stops: enough for a burst, little enough not to be missed.
+/// Free frames at which the evictor stops: enough for a burst, few enough not to be missed.
 fn high_watermark(pool: &FramePool) -> usize {
     (pool.limit() / 64).clamp(16, 16 * BATCH)
 }

@@ -9,15 +9,17 @@
 //! ```
 //!
 //! The budget is divided among the kinds of interface in use: evenly at first, then by demand, a
-//! sixteenth at a time from the kind that misses less per page to the one that misses more. Kernel-backed
-//! mappings get no more than they could fill.
+//! sixteenth at a time from the kind with the fewest misses per page to the one with the most.
+//! Kernel-backed mappings get no more than they can fill.
 //!
-//! Threads: one *evictor* (`evictor`) works ahead where evicting means writing back, completes shrinks and
-//! rebalances; a few *I/O workers* run prefetches. A miss takes a free frame; when there is none it evicts a
-//! small batch itself, of clean pages or where writing back waits for nothing, and only when that yields
-//! nothing does it wait for the evictor.
+//! Threads: one *evictor* (`evictor`) evicts ahead of demand where eviction means write-back,
+//! completes shrinks and rebalances. A few *I/O workers* run prefetches and the tasks of
+//! asynchronous calls. A miss takes a free frame. If there is none, it evicts a small batch itself:
+//! clean pages, and dirty ones where write-back does not block. Only if that frees nothing does it
+//! wait for the evictor.
 //!
-//! Lock order: registry → pools' locks. The fault path takes the registry's lock only to look up a store.
+//! Lock order: registry → pools' locks. The fault path takes the registry's lock only to look up a
+//! store.
 
 mod evictor;
 
@@ -46,7 +48,7 @@ use crate::options::Options;
 use crate::probation::Probation;
 use crate::stats::{Counters, Stats, count};
 
-/// Every frame is pinned or cannot be written back.
+/// No frame can be freed: every one is pinned or cannot be written back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoFrame {
     pub pinned: u64,
@@ -56,49 +58,51 @@ pub(crate) struct NoFrame {
 /// Whether dirty victims are written back to be evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cleaning {
-    /// Only clean ones are evicted. Async-signal-safe.
+    /// Only clean victims are evicted. Async-signal-safe.
     No,
-    /// Where writing is the CPU's work and waits for nothing. Async-signal-safe.
+    /// Dirty victims are written back where a write is CPU work and does not block.
+    /// Async-signal-safe.
     IfCopying,
-    /// Always, one transfer after the other: for a thread that is writing back already.
+    /// Dirty victims are written back, one transfer at a time: for a thread that is already writing
+    /// back.
     Serially,
-    /// Always: for the evictor.
+    /// Dirty victims are written back at the device's queue depth: for the evictor.
     Yes,
 }
 
 /// What keeps a page in its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keeps {
-    /// A pin, or a writing guard.
+    /// A pin or a writing guard.
     Pin,
-    /// It is to be written back, and nothing is doing so.
+    /// The page is dirty, and no thread is writing it back.
     Dirt,
-    /// It is being written.
+    /// The page is being written back.
     Writing,
-    /// It is being loaded, by a thread that has the frame in hand.
+    /// A thread is loading the page and holds the frame.
     Loading,
-    /// Nothing for long: it can be evicted, or a thread is changing its state.
+    /// Nothing lasting: it can be evicted, or a thread is changing its state.
     Nothing,
 }
 
-/// What keeps the frames of a pool, counted.
+/// The frames of a pool, counted by what keeps them.
 #[derive(Debug, Default, Clone, Copy)]
 struct Census {
     pinned: u64,
     unwritable: u64,
-    /// Pages on their way to a device.
+    /// Pages being written to a device.
     writing: u64,
-    /// Other frames that come back without anything being given up.
+    /// Other frames that will become free on their own.
     coming: u64,
 }
 
-/// What a batch of victims came to.
+/// The outcome of evicting a batch of victims.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Evicted {
     pub freed: usize,
     pub pinned: u64,
     pub unwritable: u64,
-    /// Dirty victims met, whatever became of them.
+    /// Dirty victims met, evicted or not.
     pub dirty: u64,
 }
 
@@ -113,34 +117,34 @@ impl Evicted {
 
 /// A store as the engine sees it.
 pub(crate) trait AttachedStore: Send + Sync {
-    /// Evicts victims of the store's pool: gives the frames of those that left back to the pool, and
-    /// returns the others to the policy. As it goes, it counts them out of what the thread has in hand.
+    /// Evicts victims of the store's pool: gives the frames of evicted pages back to the pool, and
+    /// returns the other victims to the policy.
     fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted;
 
-    /// How high it is above devices that need no memory of the cache.
+    /// The store's height above devices that use no memory of the cache. See `duties`.
     fn height(&self) -> &Height;
 
     /// What keeps a page in a frame that it owns.
     fn keeps(&self, page: PageId, frame: FrameId) -> Keeps;
 
-    /// Evicts given pages, cleaning them first, as far as they can be.
-    /// The pages are sorted.
+    /// Evicts the given pages, which are sorted, after writing back the dirty ones. Skips pages
+    /// that cannot be evicted.
     fn vacate(&self, pages: &[PageId]);
 
-    /// Loads absent pages of a run, as far as frames are free.
+    /// Loads absent pages of a run while frames are free.
     fn prefetch(&self, first: u64, pages: u64);
 
-    /// A page's probation slot is reused.
+    /// Drops a page's reference to its probation slot, which is being reused.
     fn forget(&self, page: PageId, slot: FrameId);
 
-    /// Pages that are dirty now.
+    /// The number of pages that are dirty now.
     fn dirty_pages(&self) -> u64;
 
-    /// The store is about to be detached: what is only a hint comes to its end.
+    /// Stops prefetches: the store is about to be detached.
     fn leave(&self);
 }
 
-/// A store in use by more than its owner: [`Engine::detach`] waits until it is dropped.
+/// A reference to a store beyond its owner's: [`Engine::detach`] waits until it is dropped.
 pub(crate) struct InUse<S: ?Sized, E: Deref<Target = Engine>> {
     store: Option<Arc<S>>,
     engine: E,
@@ -164,7 +168,8 @@ impl<S: ?Sized, E: Deref<Target = Engine>> Deref for InUse<S, E> {
 
 impl<S: ?Sized, E: Deref<Target = Engine>> Drop for InUse<S, E> {
     fn drop(&mut self) {
-        // First the reference, then the bell: a thread that waits looks at the references after the ring.
+        // Drop the reference before ringing: a thread that waits checks the reference count after
+        // the ring.
         self.store = None;
         self.engine.let_go.ring(u32::MAX);
     }
@@ -181,17 +186,17 @@ pub(crate) struct BareFault {
 /// Why a bare access could not be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BareCause {
-    /// The system's error.
+    /// An error of the operating system.
     System(i32),
     /// The device ended within the page.
     ShortRead { got_bytes: usize },
     /// The device ended before the page.
     OutOfBounds { device_bytes: u64 },
-    /// A device's error that is no error of the system.
+    /// An error of the device without an errno.
     Device,
 }
 
-/// A place in the registry, whose index is a store's identifier.
+/// An entry of the registry; its index is the store's identifier.
 enum Slot {
     Free,
     Reserved,
@@ -207,7 +212,7 @@ impl Slot {
     }
 }
 
-/// Which interfaces draw on the budget.
+/// The kinds of interface that draw on the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Mapped,
@@ -217,29 +222,30 @@ pub(crate) enum Kind {
 
 struct Shares {
     budget_bytes: u64,
-    /// Stores of each kind.
+    /// Number of stores of each kind.
     users: [usize; 3],
     /// Relative weights of the kinds.
     weights: [f64; 3],
-    /// Length of all kernel-backed mappings.
+    /// Total length of all kernel-backed mappings.
     kernel_bytes: u64,
 }
 
-/// What keeps a kernel-backed mapping of so many bytes resident: the drop manager begins below its bound.
+/// The bytes needed to keep a kernel-backed mapping of `mapped_bytes` resident: more than its
+/// length, because the drop manager starts dropping below its bound.
 fn kernel_need_bytes(mapped_bytes: u64) -> u64 {
     (mapped_bytes + mapped_bytes / 8).next_multiple_of(REGION_BYTES as u64)
 }
 
-/// State of one pool that the evictor keeps.
+/// Per-pool state of the evictor.
 #[derive(Default)]
 struct Reclaim {
-    /// Result of the last full pass that freed nothing, as pinned and unwritable counts plus one.
+    /// Counts of pinned and unwritable frames in the last full pass that freed nothing.
     stuck_pinned: AtomicU64,
     stuck_unwritable: AtomicU64,
     stuck_passes: AtomicU32,
-    /// Whether there were dirty pages among the last victims.
+    /// Whether the last batch of victims contained dirty pages.
     dirty: AtomicBool,
-    /// Whether other threads lately pushed the evictor off its CPU.
+    /// Whether other threads preempted the evictor recently.
     crowded: AtomicBool,
 }
 
@@ -259,7 +265,7 @@ pub(crate) struct Engine {
     shares: Mutex<Shares>,
     kernel_share_bytes: AtomicU64,
     pub kernel_resident_pages: AtomicU64,
-    /// Pages of the system that kernel-backed mappings had to give back so far.
+    /// System pages dropped from kernel-backed mappings so far.
     pub kernel_dropped_pages: AtomicU64,
     stores: Mutex<Vec<Slot>>,
     reclaim: [Reclaim; 2],
@@ -267,17 +273,17 @@ pub(crate) struct Engine {
     stopping: AtomicBool,
     shrinking: AtomicUsize,
     bare_fault: Mutex<Option<BareFault>>,
-    /// Rings whenever a store is used by one less.
+    /// Rings whenever a reference to a store in use is dropped.
     let_go: Doorbell,
 }
 
-/// How long a thread without a frame waits before it looks again.
+/// How long a thread without a frame waits before it checks again.
 const FRAME_WAIT: Duration = Duration::from_millis(20);
-/// How often a thread that is writing back waits so before it is refused.
+/// How many times a thread that is writing back waits like this before it fails.
 const MOST_WAITS: u32 = 500;
-/// Full passes of the evictor that must free nothing before a caller without a frame is refused.
+/// Full passes of the evictor that must free nothing before a caller without a frame fails.
 const STUCK_PASSES: u32 = 3;
-/// Buffers for transfers: enough for two full batches beside the fault path.
+/// Transfer buffers: enough for two full batches besides the fault path.
 const BOUNCE_BUFFERS: usize = 160;
 const BOUNCE_BYTES: usize = 64 << 10;
 
@@ -360,7 +366,7 @@ impl Engine {
 
     // ---- registry -------------------------------------------------------------------------------
 
-    /// Draws an identifier for a store that is about to be attached.
+    /// Reserves an identifier for a store that is about to be attached.
     pub fn reserve_id(&self) -> StoreId {
         let mut stores = self.stores.lock();
         let free = stores.iter().position(|slot| matches!(slot, Slot::Free));
@@ -373,7 +379,7 @@ impl Engine {
         StoreId(index as u32)
     }
 
-    /// Registers a store, and counts it in. After an error the identifier is free again.
+    /// Registers a store and counts it in the budget. On error the identifier is free again.
     pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) -> Result<()> {
         self.stores.lock()[id.0 as usize] = Slot::Attached(store);
         self.join_budget(kind).inspect_err(|_| {
@@ -382,20 +388,22 @@ impl Engine {
         })
     }
 
-    /// Takes a store out of the registry and returns when nobody but its owner uses it any more: neither the
-    /// evictor nor workers, and its memory is never freed on somebody's fault path.
+    /// Takes a store out of the registry and waits until no thread but its owner uses it.
+    ///
+    /// So its memory is never freed by the evictor, by a worker, or on another thread's fault path.
     pub fn detach(&self, id: StoreId) {
         let index = id.0 as usize;
         if let Some(store) = self.stores.lock()[index].store() {
-            // A prefetch ends with the transfers that are on their way.
+            // A prefetch ends with the transfers in flight.
             store.leave();
         }
         loop {
             let ticket = self.let_go.ticket();
             {
                 let mut stores = self.stores.lock();
-                // One reference is the registry's, one the owner's; the others are in an `InUse`. The evictor and
-                // the workers get theirs from the registry only, whose lock is held.
+                // One reference is the registry's and one the owner's; the others are in an
+                // `InUse`. The evictor and the workers get theirs only from the registry, whose
+                // lock is held.
                 let in_use =
                     stores[index].store().is_some_and(|store| Arc::strong_count(store) > 2);
                 if !in_use {
@@ -403,22 +411,24 @@ impl Engine {
                     break;
                 }
             }
-            // Until then the store's pages can be evicted: an asynchronous call that still works on it may need
-            // their frames. The mapping may be dropped by a future's waker, on the worker whose tasks hold
-            // references.
+            // Keep the store registered until then, so that its pages can be evicted: an
+            // asynchronous call that still uses it may need their frames. The caller may itself be
+            // a worker (a future's waker dropped the mapping): then run queued tasks here, because
+            // they may hold references.
             if !self.jobs.help() {
-                // A worker looks for tasks once in a while: their posting does not ring this bell.
+                // A worker polls for tasks, because posting one does not ring this bell.
                 let nap = self.jobs.is_served_here().then_some(FRAME_WAIT);
                 self.let_go.sleep(ticket, nap);
             }
         }
-        // Pairs with the releases of the others' drops: what they did to the store is over.
+        // Pairs with the release when an `Arc` is dropped: the other threads' accesses to the store
+        // are complete.
         std::sync::atomic::fence(Ordering::Acquire);
     }
 
-    /// Gives the identifier of a detached, empty store back.
+    /// Frees the identifier of a detached, empty store.
     pub fn release_id(&self, id: StoreId) {
-        // What is recorded of the old store is not the next one's.
+        // A fault recorded for the old store must not be reported for the next one.
         self.bare_fault.lock().take_if(|fault| fault.store == id);
         self.stores.lock()[id.0 as usize] = Slot::Free;
     }
@@ -435,7 +445,7 @@ impl Engine {
 
     // ---- budget ---------------------------------------------------------------------------------
 
-    /// Counts a store of a kind in, and divides the budget anew. After an error it is not counted in.
+    /// Counts in a store of a kind and divides the budget anew. On error it is not counted in.
     pub fn join_budget(&self, kind: Kind) -> Result<()> {
         let mut shares = self.shares.lock();
         shares.users[kind as usize] += 1;
@@ -445,26 +455,27 @@ impl Engine {
                 let _ = self.divide(&shares);
                 Err(error)
             }
-            // The arena goes on with the memory that it has.
+            // The arena keeps the memory that it has.
             _ => Ok(()),
         }
     }
 
-    /// Counts a store of a kind out, and divides the budget anew. The others get what there is memory for.
+    /// Counts out a store of a kind and divides the budget anew. If memory is short, the arena gets
+    /// only part of its share.
     pub fn leave_budget(&self, kind: Kind) {
         self.count_out(self.shares.lock(), kind);
     }
 
-    /// Counts a kernel-backed mapping in, with its length, and divides the budget anew.
+    /// Counts in a kernel-backed mapping with its length and divides the budget anew.
     pub fn join_kernel(&self, len_bytes: u64) {
         let mut shares = self.shares.lock();
         shares.kernel_bytes = shares.kernel_bytes.saturating_add(len_bytes);
         shares.users[Kind::Kernel as usize] += 1;
-        // The arena goes on with the memory that it has.
+        // The arena keeps the memory that it has.
         let _ = self.divide(&shares);
     }
 
-    /// Counts a kernel-backed mapping out, with its length.
+    /// Counts out a kernel-backed mapping with its length.
     pub fn leave_kernel(&self, len_bytes: u64) {
         let mut shares = self.shares.lock();
         shares.kernel_bytes = shares.kernel_bytes.saturating_sub(len_bytes);
@@ -481,7 +492,8 @@ impl Engine {
         self.shares.lock().budget_bytes
     }
 
-    /// Sets a new budget; pools grow at once and shrink in the background. After an error it is what it was.
+    /// Sets a new budget. Pools grow at once and shrink in the background. On error the budget is
+    /// unchanged.
     pub fn set_budget(&self, budget_bytes: u64) -> Result<()> {
         let mut shares = self.shares.lock();
         let before = std::mem::replace(&mut shares.budget_bytes, budget_bytes);
@@ -493,8 +505,8 @@ impl Engine {
         divided
     }
 
-    /// Gives each kind in use its share. An error means that the system has no memory for the arena's: it has the frames
-    /// that there is memory for.
+    /// Gives each kind in use its share. Fails if the system has no memory for the arena's share;
+    /// the arena then has the frames that there is memory for.
     fn divide(&self, shares: &Shares) -> Result<()> {
         let weight = |kind: Kind| {
             if shares.users[kind as usize] > 0 { shares.weights[kind as usize] } else { 0.0 }
@@ -504,11 +516,11 @@ impl Engine {
                 return 0;
             }
             let bytes = of_bytes as f64 * weight(kind) / total;
-            // Whole regions, so that the arena's huge pages are given back whole.
+            // Whole regions, so that the arena can give back whole huge pages.
             (bytes as u64 / REGION_BYTES as u64).max(1) * REGION_BYTES as u64
         };
         let others = weight(Kind::Mapped) + weight(Kind::Arena);
-        // First the kernel's: what its mappings cannot fill is the others'.
+        // The kernel's share first: what its mappings cannot fill goes to the others.
         let kernel = part(shares.budget_bytes, Kind::Kernel, others + weight(Kind::Kernel))
             .min(kernel_need_bytes(shares.kernel_bytes));
         let share = |kind| part(shares.budget_bytes.saturating_sub(kernel), kind, others);
@@ -534,20 +546,20 @@ impl Engine {
             pool.set_limit(frames);
         }
         if frames < old {
-            // After the limit: an evictor that sees the request must find something to do, or it would take
-            // it for done.
+            // After the limit: an evictor that sees the request must also see the new limit, or it
+            // would take the shrink for finished.
             self.shrinking.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// What kernel-backed mappings may keep resident.
+    /// The bytes that kernel-backed mappings may keep resident.
     pub fn kernel_share_bytes(&self) -> u64 {
         self.kernel_share_bytes.load(Ordering::Relaxed)
     }
 
     // ---- frames ---------------------------------------------------------------------------------
 
-    /// A frame for `page`. Waits while there is hope for one.
+    /// Acquires a frame for `page`. Waits until a frame is free or none can be freed.
     pub fn acquire(
         &self,
         pool: &FramePool,
@@ -570,7 +582,8 @@ impl Engine {
             if self.wants_evictor(pool) {
                 self.wake_evictor();
             }
-            // A dirty region yields many times its victims: few are enough, and keep the wait short.
+            // Cleaning a dirty region frees many more frames than its victims: ask for few, to keep
+            // the wait short.
             let dirty = self.reclaim_of(pool).dirty.load(Ordering::Relaxed);
             let want = if dirty { BATCH / 4 } else { BATCH };
             if self.evict(pool, want, Cleaning::IfCopying).freed > 0 {
@@ -591,11 +604,12 @@ impl Engine {
         }
     }
 
-    /// A frame for `page`, without which a page cannot be written back that the calling thread is writing.
+    /// Acquires a frame for `page`, which the calling thread needs to complete a write-back.
     ///
-    /// Where the heights in `duties` are right there is a frame, or one is coming. They are learnt, and a device may
-    /// touch memory in threads of its own: so the thread waits a bounded number of times, and is refused then. The
-    /// write fails, and the page stays dirty and is written again later.
+    /// If the heights in `duties` are right, a frame is free or will be. But heights are learnt,
+    /// and a device may touch memory from its own threads. So the thread waits a bounded number of
+    /// times and then fails. The write fails with it; its page stays dirty and is written again
+    /// later.
     #[cold]
     fn acquire_to_write_back(
         &self,
@@ -621,7 +635,8 @@ impl Engine {
         }
     }
 
-    /// Evicts a few frames of a pool, in the calling thread. False if a whole pass found none.
+    /// Evicts a few frames of a pool in the calling thread. Returns false if a whole pass freed
+    /// none.
     fn evict_a_pass(&self, pool: &FramePool) -> bool {
         let mut asked = 0;
         while asked <= 2 * pool.limit() + BATCH {
@@ -692,7 +707,7 @@ impl Engine {
                 last = Some((page.store, self.store(page.store)));
             }
             let store = last.as_ref().and_then(|(_, store)| store.as_ref());
-            // A store that is gone from the registry is being torn down.
+            // A store that was removed from the registry is being torn down.
             let keeps = store.map_or(Keeps::Nothing, |store| store.keeps(page.page, frame));
             match keeps {
                 Keeps::Loading => loading += 1,
@@ -715,11 +730,13 @@ impl Engine {
         }
     }
 
-    /// Whether the evictor should work ahead: where evicting means writing back, and there is a CPU for it.
+    /// Whether the evictor should evict ahead: eviction means write-back, and the evictor gets a
+    /// CPU.
     ///
-    /// Clean pages are evicted by who needs their frames: one thread more that changes page tables makes
-    /// every change dearer. So are dirty ones while the evictor does not get a CPU to itself: then it would
-    /// only take turns with those it works for.
+    /// The thread that needs a frame evicts clean pages itself: each additional thread that changes
+    /// page tables makes every change more expensive. It also evicts dirty pages while the evictor
+    /// does not get a CPU to itself, because then the evictor would only take turns with the
+    /// threads it works for.
     fn wants_evictor(&self, pool: &FramePool) -> bool {
         let reclaim = self.reclaim_of(pool);
         reclaim.dirty.load(Ordering::Relaxed) && !reclaim.crowded.load(Ordering::Relaxed)
@@ -729,12 +746,16 @@ impl Engine {
         &self.reclaim[usize::from(std::ptr::eq(pool, &self.arena))]
     }
 
-    /// Whether the evictor found nothing to evict, and nothing on its way, in several whole passes, one of them since there were
-    /// `stalled_at`: what kept pages before may be over.
+    /// Whether the evictor found nothing to evict, and no frame about to become free, in several
+    /// whole passes.
+    ///
+    /// One of the passes must have started after the stall, at which the count was `stalled_at`:
+    /// what kept pages before may no longer hold.
     fn stuck(&self, pool: &FramePool, stalled_at: u32) -> Option<NoFrame> {
         let reclaim = self.reclaim_of(pool);
         let passes = reclaim.stuck_passes.load(Ordering::Acquire);
-        // The next pass to end may have begun before the stall. Fewer than then: one was a success since.
+        // The next pass to end may have started before the stall. A smaller count means a success
+        // since then.
         let whole_pass_since = passes < stalled_at || passes - stalled_at >= 2;
         (passes >= STUCK_PASSES && whole_pass_since).then(|| NoFrame {
             pinned: reclaim.stuck_pinned.load(Ordering::Relaxed),
@@ -742,7 +763,7 @@ impl Engine {
         })
     }
 
-    /// Asks the policy for up to `want` victims, a batch at most, and evicts them.
+    /// Takes up to `want` victims, one batch at most, from the policy and evicts them.
     pub fn evict(&self, pool: &FramePool, want: usize, write_back: Cleaning) -> Evicted {
         let mut victims = [FrameId(0); BATCH];
         let found = pool.victims(&mut victims[..want.min(BATCH)]);
@@ -750,13 +771,16 @@ impl Engine {
         let mut batch = [(FrameId(0), PageId(0)); BATCH];
         let store_of = |frame: FrameId| pool.owner(frame).map(|key| key.store);
         let victims = &mut victims[..found];
-        // Only victims of one store are in hand while its device writes, which may take long, and may drop a mapping of another
-        // store: its teardown waits for its frames. So the others come first, and those of them that are dirty go back.
+        // Write back victims of one store only, and last. Its device may take long to write, and
+        // may drop a mapping of another store, whose teardown waits for its frames: so no frames of
+        // other stores may be held then. Their victims are handled first, and the dirty ones
+        // returned to the policy.
         let written = match write_back {
             Cleaning::No => None,
             _ => victims.iter().find_map(|&frame| {
                 store_of(frame).filter(|&id| {
-                    // What the thread is writing cannot wait for what may wait for it.
+                    // While this thread writes back, it may write only to lower stores: a higher
+                    // one may wait for it.
                     duties::writing().is_none_or(|height| {
                         self.store(id).is_some_and(|store| store.height().get() < height)
                     })
@@ -771,7 +795,7 @@ impl Engine {
         }
         let mut rest = &victims[..];
         while let Some(first) = rest.first() {
-            // A victim's owner stays until its frame is given back, which is ours to do.
+            // A victim keeps its owner until its frame is given back, which only this thread does.
             let Some(id) = store_of(*first) else {
                 rest = &rest[1..];
                 continue;
@@ -809,7 +833,7 @@ impl Engine {
         unsafe { self.probation.copy_out(slot, page, target) }
     }
 
-    /// Keeps a victim's bytes. `None` where the policy wants no probation area.
+    /// Keeps a copy of a victim's bytes. `None` if the policy wants no probation area.
     pub fn probation_keep(&self, page: PageKey, source: *const u8) -> Option<FrameId> {
         // SAFETY: the page is Evicting, so its bytes are readable and do not change.
         unsafe {
@@ -825,7 +849,7 @@ impl Engine {
         *self.bare_fault.lock() = Some(fault);
     }
 
-    /// The last bare access of a store that could not be served.
+    /// The last bare access to a store that could not be served.
     pub fn bare_fault(&self, store: StoreId) -> Option<BareFault> {
         if !self.mark.is_current() {
             return None; // the lock may be held by a thread that only the parent has
@@ -852,7 +876,7 @@ impl Engine {
                 Served::Yes => {
                     let _ = uffd.wake(page as *mut u8, self.options.page_bytes);
                 }
-                // The access must not hang: it gets SIGBUS, as it would by signal.
+                // The access must not hang: it gets SIGBUS, as in signal mode.
                 Served::No => {
                     let _ = uffd.poison(page as *mut u8, self.options.page_bytes);
                 }

@@ -1,4 +1,4 @@
-//! Which backend serves a mapping.
+//! Chooses the backend of a mapping.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::error::{Error, Result};
 use crate::mapping::kernel::KernelFile;
 use crate::mapping::{Backend, MapOptions};
 
-/// The file mapping of the kernel backend, or `None` where the user backend is to serve.
+/// The file mapping of the kernel backend, or `None` if the user backend is to serve.
 ///
 /// # Errors
-/// [`Error::BackendUnsupported`] where the kernel backend was asked for and cannot serve, and where only the
-/// user backend could do as the cache was told and the system refuses it.
+/// [`Error::BackendUnsupported`] if the kernel backend was requested and cannot serve, or if the
+/// cache's settings require the user backend and the system refuses it.
 pub(crate) fn choose(
     engine: &Arc<Engine>,
     device: &Arc<dyn Device>,
@@ -44,7 +44,7 @@ pub(crate) fn choose(
     }
 }
 
-/// Whether the choice, left to us, is the user backend from the start.
+/// Whether [`Backend::Auto`] chooses the user backend without trying the kernel backend.
 fn prefers_user(engine: &Engine, device: &Arc<dyn Device>, options: &MapOptions) -> Result<bool> {
     if options.writable || device.page_cache_file().is_none() {
         return Ok(true);
@@ -63,6 +63,6 @@ fn prefers_user(engine: &Engine, device: &Arc<dyn Device>, options: &MapOptions)
         };
     }
     let is_cheaper = calibrate(device).is_some_and(|measured| measured.backend() == Backend::User);
-    // Where the system refuses a userfaultfd, the kernel backend still serves.
+    // If the system refuses a userfaultfd, the kernel backend still serves.
     Ok(is_cheaper && engine.uffd().is_ok())
 }

@@ -1,5 +1,4 @@
-//! Keeps kernel-backed mappings within the budget: a thread that drops behind ([`aquifer_vm::drop_behind`]),
-//! and what it does to a mapping.
+//! The thread that keeps kernel-backed mappings within the budget ([`aquifer_vm::drop_behind`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ impl DropManager {
     }
 
     pub fn add(&self, file: Arc<KernelFile>) {
-        // The pages of a file in memory are no copies: there is nothing to drop.
+        // The pages of a file in memory are not copies: there is nothing to drop.
         if file.backing == Backing::Storage {
             self.files.add(file);
             self.files.wake();
@@ -39,7 +38,7 @@ impl DropManager {
         self.files.stop();
     }
 
-    /// The thread.
+    /// The loop of the drop manager's thread.
     pub fn run(&self) {
         self.files.run(|| self.engine.kernel_share_bytes(), |pages| self.publish(pages));
     }
@@ -82,12 +81,13 @@ impl Droppable for KernelFile {
     }
 
     fn observe(&self, region: &Range<u64>, cached: u64, tables: &mut PageTables) {
-        // About as many as are dropped now: pinned ones stay, and are few.
+        // Approximately the number of pages dropped now: the pinned ones stay, and are few.
         self.engine().kernel_dropped_pages.fetch_add(cached, Ordering::Relaxed);
         if !self.detects() {
             return;
         }
-        // What cannot be counted is no evidence, like a region where nothing is mapped.
+        // If the pages cannot be counted there is no evidence, as for a region without mapped
+        // pages.
         let len_bytes = region.end - region.start;
         let mapped = || tables.present(self.address(region.start), len_bytes).unwrap_or(0);
         KernelFile::observe(self, cached, mapped);

@@ -1,18 +1,19 @@
 //! The kernel backend: a shared file mapping whose residency is kept under the budget.
 //!
-//! Faults are served by the kernel, from its page cache: the fastest bare miss there is, no signal, no
-//! trouble with system calls. What is added: residency bounded by the drop manager (`drop_manager`),
-//! read-ahead where it serves (`pattern`), batches at queue depth, pins, and errors instead of signals.
+//! The kernel serves faults from its page cache: the fastest bare miss there is, without signals,
+//! and system calls work on the memory. This module adds residency bounded by the drop manager
+//! (`drop_manager`), read-ahead only where it pays off (`pattern`), batches at queue depth, pins,
+//! and errors instead of signals.
 //!
 //! # Errors
-//! * `get`, `read_into`, `touch` load with instructions that can fail (`aquifer_sys::fallible`), and ask
-//!   `pread` for the reason.
-//! * `pin` and `touch_many` let the kernel populate the range, which reports failure.
-//! * The closure of `read` runs under a guard ([`aquifer_vm::guard`]), after its pages were brought in.
+//! * `get`, `read_into`, `touch` and `touch_many` use load instructions that can fail
+//!   (`aquifer_sys::fallible`), and get the reason from `pread`.
+//! * `pin` makes the kernel populate the range, which reports failure.
+//! * The closure of `read` runs under a guard ([`aquifer_vm::guard`]), after its pages were loaded.
 //! * A bare load of a page that cannot be read raises SIGBUS, as with mmap, and is recorded.
 //!
-//! Beyond the end of a truncated file, but within its last page, there are zeros, as with mmap. A thread
-//! that blocks SIGBUS gets no errors: the kernel kills it.
+//! After the end of a truncated file, but within its last page, bytes read as zero, as with mmap. A
+//! thread that blocks SIGBUS gets no errors: the kernel kills it.
 //!
 //! # Invariants
 //! * The pin table is never locked while mapped memory is touched.
@@ -41,42 +42,42 @@ use crate::store::Geometry;
 use aquifer_vm::Bytes;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
-/// Ranges a batch of `touch_many` reads ahead with one call, before it waits for the batch before.
+/// Ranges that `touch_many` reads ahead with one call, before it waits for the previous batch.
 const BATCH_RANGES: usize = 64;
 const TRUNCATED: &str = "the file ends before it; it was truncated after it was mapped";
 const UNREADABLE: &str = "the system could not read it from the device";
 const UNSETTLED: &str =
     "the file could not be read elsewhere in the mapping at the same time; read again";
 
-/// How the kernel reads ahead.
+/// How the kernel reads ahead for a mapping.
 struct Pattern {
     advice: memory::Advice,
-    /// Present while the pattern is to be found out.
+    /// Present while the access pattern is being detected.
     detector: Option<Detector>,
 }
 
 /// A file mapped by the kernel. See the module documentation.
 pub(crate) struct KernelFile {
-    /// First, so that nothing is mapped any more when the rest is dropped.
+    /// First, so that the range is unmapped before the other fields are dropped.
     reservation: Reservation,
     pub id: StoreId,
     engine: Arc<Engine>,
     pub device: Arc<dyn Device>,
-    /// In pages of the system, whatever the cache's are.
+    /// In the system's pages, regardless of the cache's page size.
     pub geometry: Geometry,
     pub identity: FileIdentity,
     pub backing: Backing,
     replaceable: Replaceable,
     pattern: Mutex<Pattern>,
     pins: Mutex<Pins>,
-    /// Where the drop manager goes on, in bytes.
+    /// The offset at which the drop manager continues, in bytes.
     pub cursor: AtomicU64,
-    /// Batches of pages asked for ahead of use, which no count of mapped pages shows.
+    /// Read-ahead batches requested so far: the count of mapped pages does not include their pages.
     pub batches_asked: AtomicU64,
 }
 
 impl KernelFile {
-    /// Maps the file behind a device. `Err` with the reason where that cannot be.
+    /// Maps the file behind a device. The inner `Err` is the reason why it cannot be mapped.
     pub fn map(
         engine: Arc<Engine>,
         device: Arc<dyn Device>,
@@ -157,14 +158,14 @@ impl KernelFile {
         }
     }
 
-    /// Reads what could not be loaded, for the bytes or for the reason.
+    /// Reads the bytes of a load that failed, or finds the reason of the failure.
     #[cold]
     fn read_instead(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
         match residency::read_at(self.file(), target, offset_bytes) {
             Ok(got) if got == target.len() => Ok(()),
             Ok(got) => Err(self.failed_at(offset_bytes + got as u64, TRUNCATED)),
             Err(_) => {
-                // Which page it was: one at a time, what can be read is cached by now.
+                // Find the bad page: try one at a time. Readable pages are cached now.
                 let bad = (0..target.len())
                     .step_by(SMALL_PAGE_BYTES)
                     .map(|at| offset_bytes + at as u64)
@@ -174,7 +175,7 @@ impl KernelFile {
         }
     }
 
-    /// Finds the error that made populating a range fail. `Ok` if it can be read after all.
+    /// Finds the error that made populating a range fail. `Ok` if the range can be read after all.
     #[cold]
     fn find_error(&self, range: &Range<u64>) -> Result<()> {
         let mut buffer = vec![0; 64 << 10];
@@ -187,7 +188,7 @@ impl KernelFile {
         Ok(())
     }
 
-    /// The last bare load that failed.
+    /// The last bare load that failed, as an error.
     pub fn bare_fault_error(&self, fault: BareFault) -> Error {
         let unreadable = matches!(fault.cause, BareCause::System(_));
         let reason = if unreadable { UNREADABLE } else { TRUNCATED };
@@ -196,15 +197,15 @@ impl KernelFile {
 
     // ---- loads ----------------------------------------------------------------------------------
 
-    /// Copies a range of the mapping, which the caller has checked to lie inside.
+    /// Copies a range of the mapping; the caller has checked that it lies inside.
     ///
     /// # Safety
-    /// `target` is writable for `len` bytes.
+    /// `target` must be writable for `len` bytes.
     #[inline]
     pub unsafe fn copy_to(&self, offset_bytes: u64, target: *mut u8, len: usize) -> Result<()> {
         let source = self.address(offset_bytes);
         if fallible::SUPPORTED {
-            // What is copied without a replacement meanwhile comes from the file.
+            // If no page is replaced by zeros during the copy, all bytes come from the file.
             let (copied, is_settled) = self.replaceable.is_settled_during(|| {
                 // SAFETY: mapped; the target is the caller's.
                 unsafe { fallible::try_copy(source, target, len) }
@@ -212,7 +213,7 @@ impl KernelFile {
             if copied && is_settled {
                 return Ok(());
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let target = unsafe { std::slice::from_raw_parts_mut(target, len) };
             return self.read_instead(offset_bytes, target);
         }
@@ -221,7 +222,7 @@ impl KernelFile {
         self.guarded(&range, || unsafe { memory::copy_racy(source, target, len) })
     }
 
-    /// Brings the page at an offset in.
+    /// Loads the page at an offset.
     #[inline]
     pub fn touch(&self, offset_bytes: u64) -> Result<()> {
         if fallible::SUPPORTED {
@@ -238,7 +239,7 @@ impl KernelFile {
         })
     }
 
-    /// Shows a range to a closure.
+    /// Calls a closure on a range's bytes.
     pub fn read<T>(&self, range: &Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         let pages = Self::whole_pages(range);
         self.check_fits(&pages)?;
@@ -248,12 +249,13 @@ impl KernelFile {
         for offset in pages.clone().step_by(SMALL_PAGE_BYTES) {
             self.touch(offset)?;
         }
-        // SAFETY: mapped while `self` is borrowed; a page that cannot be read is replaced by the guard.
+        // SAFETY: mapped while `self` is borrowed; a page that cannot be read is replaced by the
+        // guard.
         let bytes = unsafe { Bytes::new(self.address(range.start), Self::len_of(range)) };
         self.guarded(range, || look(bytes))
     }
 
-    /// Runs `access` with faults in `range` turned into an error.
+    /// Runs `access`; a fault in `range` becomes an error.
     fn guarded<T>(&self, range: &Range<u64>, access: impl FnOnce() -> T) -> Result<T> {
         let pages = Self::whole_pages(range);
         let addresses = self.address(pages.start) as usize..self.address(pages.end) as usize;
@@ -268,19 +270,20 @@ impl KernelFile {
         )
     }
 
-    /// Maps the file again where zero pages are.
+    /// Maps the file again over replacement zero pages.
     fn map_again(&self, addresses: Range<usize>) -> bool {
         let start = addresses.start as *mut u8;
         let len = addresses.end - addresses.start;
         let offset = (addresses.start - self.address(0) as usize) as u64;
         let pattern = self.pattern.lock();
-        // SAFETY: the range lies in this file's own mapping, which is read-only and never borrowed as references.
+        // SAFETY: the range lies in this file's own mapping, which is read-only and never borrowed
+        // as references.
         let mapped =
             unsafe { memory::map_file_at(start, len, Protection::Read, self.file(), offset) };
         if mapped.is_err() {
             return false;
         }
-        // Alike its neighbours, so that the kernel merges them. Each is only advice.
+        // Same attributes as its neighbours, so that the kernel merges them. Each is only advice.
         for advice in [memory::Advice::DontFork, memory::Advice::DontDump, pattern.advice] {
             // SAFETY: our own mapping.
             let _ = unsafe { memory::advise(start, len, advice) };
@@ -290,7 +293,7 @@ impl KernelFile {
 
     // ---- residency ------------------------------------------------------------------------------
 
-    /// Refuses a range that the budget cannot hold.
+    /// Fails for a range that the budget cannot hold.
     fn check_fits(&self, pages: &Range<u64>) -> Result<()> {
         if pages.end - pages.start > self.engine.kernel_share_bytes() {
             return Err(Error::Exhausted {
@@ -301,7 +304,7 @@ impl KernelFile {
         Ok(())
     }
 
-    /// Makes a range resident and keeps the drop manager away from it.
+    /// Makes a range resident and excludes it from the drop manager.
     pub fn pin(&self, range: &Range<u64>) -> Result<u64> {
         let pages = Self::whole_pages(range);
         self.check_fits(&pages)?;
@@ -313,7 +316,7 @@ impl KernelFile {
             }
             pins.insert(pages.clone())
         };
-        // In the table first, then brought in: what the manager dropped before comes back here.
+        // Pin first, then populate: pages that the manager dropped before are loaded again here.
         let populated = self.populate(&pages, range);
         if populated.is_err() {
             self.unpin(id);
@@ -322,7 +325,7 @@ impl KernelFile {
     }
 
     pub fn unpin(&self, id: u64) {
-        // In a child of a fork another thread's lock may be held for ever.
+        // In a child of a fork the lock may be held forever by a thread that does not exist there.
         if !self.engine.mark.is_current() {
             return;
         }
@@ -347,7 +350,8 @@ impl KernelFile {
                 )
             };
             let Err(source) = populated else {
-                // A zero page of somebody's failing `read` populates as well.
+                // Populating also succeeds on a zero page that another thread's failing `read`
+                // installed.
                 return if self.replaceable.is_settled() { Ok(()) } else { self.find_error(range) };
             };
             self.find_error(range)?;
@@ -358,7 +362,7 @@ impl KernelFile {
         }
     }
 
-    /// Asks for ranges to be read, without waiting.
+    /// Requests read-ahead of ranges, without waiting.
     pub fn will_need(&self, ranges: &[Range<u64>]) {
         let mut most_bytes = self.engine.kernel_share_bytes();
         let mut vector =
@@ -378,12 +382,13 @@ impl KernelFile {
                 }
             }
             self.batches_asked.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: our own mapping; this changes nothing in it.
+            // SAFETY: our own mapping; the advice does not change its contents.
             let advised =
                 unsafe { memory::advise_many(&vector[..count], memory::Advice::WillNeed) };
             let mut advised = advised.unwrap_or(0);
             for range in &vector[..count] {
-                // What the kernel left out, or all of it where it takes no vectors.
+                // The ranges that the kernel left out, or all of them if it does not support
+                // vectors.
                 if advised < range.len_bytes {
                     // SAFETY: as above.
                     let _ = unsafe {
@@ -395,7 +400,7 @@ impl KernelFile {
         }
     }
 
-    /// Brings ranges in: each batch is asked for before the one before it is waited for.
+    /// Loads ranges: requests each batch before it waits for the previous one.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
         let mut batches = ranges.chunks(BATCH_RANGES);
         let mut asked = batches.next();
@@ -416,8 +421,10 @@ impl KernelFile {
         Ok(())
     }
 
-    /// Whether all pages of a range are in the page cache. For files that the process neither owns nor may
-    /// write the kernel does not tell, and the answer is yes.
+    /// Whether all pages of a range are in the page cache.
+    ///
+    /// For files that the process neither owns nor may write, the kernel does not reveal this, and
+    /// the answer is true.
     pub fn is_resident(&self, range: &Range<u64>) -> Result<bool> {
         const CHUNK: usize = 1024;
         let mut resident = [0u8; CHUNK];
@@ -433,12 +440,12 @@ impl KernelFile {
         Ok(true)
     }
 
-    /// Gives the pages of a range back, but for the pinned ones.
+    /// Drops the pages of a range, except the pinned ones.
     pub fn discard(&self, pages: Range<u64>) {
         let pins = self.pins.lock();
         for part in pins.gaps(pages) {
-            // SAFETY: the contents of a shared file mapping are the file's: nothing is lost. A failure leaves
-            // the pages where they are.
+            // SAFETY: a shared file mapping has the file's contents, so nothing is lost. On failure
+            // the pages stay.
             let _ = unsafe {
                 memory::advise(
                     self.address(part.start),
@@ -461,7 +468,7 @@ impl KernelFile {
             Advice::DontNeed => self.discard(Self::whole_pages(range)),
             Advice::Cold => {
                 let pages = Self::whole_pages(range);
-                // First for the kernel's own reclaim, and next for the drop manager.
+                // First for the kernel's own reclaim, next for the drop manager.
                 // SAFETY: our own mapping; nothing is lost.
                 let _ = unsafe {
                     memory::advise(
@@ -483,16 +490,16 @@ impl KernelFile {
 
     fn apply(&self, pattern: &Pattern) {
         let len = self.geometry.pages() as usize * SMALL_PAGE_BYTES;
-        // SAFETY: our own mapping; this is advice about read-ahead only.
+        // SAFETY: our own mapping; this is only advice about read-ahead.
         let _ = unsafe { memory::advise(self.address(0), len, pattern.advice) };
     }
 
-    /// Whether the pattern of accesses is to be found out.
+    /// Whether the access pattern is being detected.
     pub fn detects(&self) -> bool {
         self.pattern.lock().detector.is_some()
     }
 
-    /// Tells the detector about a region that is being given back.
+    /// Reports a region that is being dropped to the detector.
     pub fn observe(&self, cached: u64, mapped: impl FnOnce() -> u64) {
         let mut pattern = self.pattern.lock();
         let Some(reads_ahead) = pattern.detector.as_mut().and_then(|d| d.observe(cached, mapped))
@@ -514,14 +521,15 @@ impl Drop for KernelFile {
 
 impl FaultOwner for KernelFile {
     fn serve(&self, fault: &FaultContext) -> Served {
-        // SIGSEGV here is a store to a read-only mapping. A load that can fail is left to.
+        // SIGSEGV here is a store to a read-only mapping. A fallible load handles its own fault.
         if fault.signal != libc::SIGBUS || fault.fallible {
             return Served::No;
         }
         let page = (fault.address - self.address(0) as usize) as u64 / PAGE;
         let truncated =
             residency::file_len_bytes(self.file()).is_ok_and(|len_bytes| page * PAGE >= len_bytes);
-        // SAFETY: the guarded addresses are in this file's own mapping, which is never borrowed as references.
+        // SAFETY: the guarded addresses lie in this file's own mapping, which is never borrowed as
+        // references.
         if unsafe { self.replaceable.replace(fault.address, truncated) } {
             return Served::Yes;
         }

@@ -8,8 +8,8 @@
 //!       drop manager       own frames and policy
 //! ```
 //!
-//! A resident byte is reached by a plain load through [`Mapping::as_ptr`]. Everything else here returns
-//! `Result`: it brings pages in without a fault, and says what went wrong.
+//! A plain load through [`Mapping::as_ptr`] reads a resident byte. All other accesses return
+//! `Result`: they load pages without a fault, and return errors.
 
 mod choose;
 mod drop_manager;
@@ -43,21 +43,23 @@ use crate::store::{Access, Geometry};
 use aquifer_vm::{Bytes, Pod};
 use kernel::KernelFile;
 
-/// A device as memory. See the module documentation.
+/// A device mapped into memory. See the module documentation.
 ///
 /// May be used from any thread. Mappings of one device in one cache share their pages, see
-/// [`Cache::map_with`](crate::Cache::map_with). Dropping one writes dirty pages back without making them durable, and
-/// reports nothing: call [`Mapping::flush_all`] first where that matters.
+/// [`Cache::map_with`](crate::Cache::map_with). Dropping a mapping writes dirty pages back without
+/// making them durable, and reports no errors: if that matters, call [`Mapping::flush_all`] first.
 ///
 /// # What an application must not do
-/// * Touch a mapping in a handler of an *asynchronous* signal (a timer, SIGCHLD): the interrupted thread may
-///   be inside a call of the engine and hold what the fault needs, and would wait for itself.
-/// * Lock memory of a mapping (`mlock`): locked pages cannot be evicted, and stay in the budget for ever.
-///   `mlockall(MCL_FUTURE)` must not be in force when a mapping is made.
-/// * Nest more than 160 faults at a time, over all threads, through devices whose data is mapped with the
-///   same cache: each holds a transfer buffer while it waits for the next.
-/// * Touch memory of a cache, on behalf of a transfer to a device of the same cache, in another thread than the one
-///   that called the device: that thread may wait for the very page that is being written.
+/// * Touch a mapping in a handler of an *asynchronous* signal (a timer, SIGCHLD): the interrupted
+///   thread may be inside a call of the engine and hold a lock that the fault needs, and would
+///   deadlock.
+/// * Lock memory of a mapping (`mlock`): locked pages cannot be evicted, and stay in the budget
+///   forever. `mlockall(MCL_FUTURE)` must not be in force when a mapping is created.
+/// * Nest more than 160 faults at a time, over all threads, through devices whose data is mapped
+///   with the same cache: each holds a transfer buffer while it waits for the next.
+/// * Touch memory of a cache, for a transfer to a device of the same cache, from a thread other
+///   than the one that called the device: that thread may wait for the very page that is being
+///   written.
 pub struct Mapping {
     served: Served,
     writable: bool,
@@ -66,7 +68,7 @@ pub struct Mapping {
 
 /// The backend.
 enum Served {
-    /// The store before what tears it down with its last user.
+    /// The store comes first: `Attached` tears it down with its last user.
     User(Arc<UserStore>, Arc<Attached<MappedMemory>>),
     Kernel(Arc<KernelFile>, #[allow(dead_code, reason = "dropped with it")] Claim),
 }
@@ -107,7 +109,7 @@ impl Mapping {
                 let claim = match Claim::unshared(&Wanted { kind: Kind::Kernel, ..wanted.clone() })
                 {
                     Ok(claim) => claim,
-                    // Another thread has attached it meanwhile, which may have a store to share.
+                    // Another thread attached the device in between, and may have a store to share.
                     Err(refused) if options.backend == Backend::Auto => {
                         let attached = Attached::existing(&wanted)?.ok_or(refused)?;
                         return Ok(Mapping { served: Served::shared(attached), writable, running });
@@ -125,7 +127,8 @@ impl Mapping {
         Ok(Mapping { served, writable, running })
     }
 
-    /// For a call that may outlive this mapping's, which dropping the mapping then waits for.
+    /// A reference for a call that may outlive the caller's borrow; dropping the mapping waits for
+    /// it.
     fn in_use(&self, store: &Arc<UserStore>) -> InUse<UserStore, Arc<Engine>> {
         InUse::new(store.clone(), self.running.engine.clone())
     }
@@ -144,10 +147,11 @@ impl Mapping {
         }
     }
 
-    /// Keeps other mappings of the device out while this one lives.
+    /// Excludes other mappings of the device while this one lives.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`] if there are any, [`Error::ReadOnly`].
+    /// [`Error::AlreadyAttached`] if there are other mappings, [`Error::ReadOnly`] if this one is
+    /// read-only.
     pub(crate) fn keep_alone(&self) -> Result<()> {
         self.writable()?;
         match &self.served {
@@ -156,7 +160,7 @@ impl Mapping {
         }
     }
 
-    /// The user backend of a mapping that passed [`Mapping::check_writable`].
+    /// The store of a writable, user-backed mapping; [`Error::ReadOnly`] for any other.
     fn writable(&self) -> Result<&UserStore> {
         match &self.served {
             Served::User(store, _) if self.writable => Ok(store),
@@ -168,17 +172,17 @@ impl Mapping {
         if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// The mapped length in bytes: the device's when it was mapped.
+    /// The mapped length in bytes: the device's length when it was mapped.
     pub fn len(&self) -> u64 {
         self.geometry().len_bytes
     }
 
-    /// Never: an empty device is not mapped.
+    /// Always false: an empty device cannot be mapped.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Which mechanism serves this mapping.
+    /// The backend that serves this mapping.
     pub fn backend(&self) -> Backend {
         match self.served {
             Served::User(..) => Backend::User,
@@ -191,11 +195,13 @@ impl Mapping {
         self.writable().is_ok()
     }
 
-    /// The first byte. Loads anywhere in the mapping are valid while it lives; a page that is not there is
-    /// loaded by the access itself. If that fails, the access raises SIGBUS, as with mmap.
+    /// The first byte. Loads anywhere in the mapping are valid while it lives.
     ///
-    /// Memory handed to a system call must be pinned first ([`Mapping::pin`]): the kernel cannot load
-    /// pages of a user-backed mapping, and answers EFAULT.
+    /// A load of a page that is not resident loads it from the device. If that fails, the access
+    /// raises SIGBUS, as with mmap.
+    ///
+    /// Memory passed to a system call must be pinned first ([`Mapping::pin`]): the kernel cannot
+    /// load pages of a user-backed mapping, and the call fails with EFAULT.
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
         match &self.served {
@@ -207,7 +213,7 @@ impl Mapping {
     /// The first byte, for stores.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] if the mapping is.
+    /// [`Error::ReadOnly`] if the mapping is read-only.
     pub fn as_mut_ptr(&self) -> Result<*mut u8> {
         Ok(self.writable()?.memory.address(0))
     }
@@ -222,11 +228,12 @@ impl Mapping {
         self.geometry().pages_of(range.start, len)
     }
 
-    /// Brings the pages of a range in and calls `look` on its bytes, which stay resident meanwhile.
+    /// Loads the pages of a range and calls `look` on its bytes, which stay resident during the
+    /// call.
     ///
     /// # Errors
-    /// [`Error::Load`] if a page cannot be read; [`Error::OutOfBounds`]; [`Error::Exhausted`] if the
-    /// budget cannot hold the range.
+    /// [`Error::Load`] if a page cannot be read; [`Error::OutOfBounds`]; [`Error::Exhausted`] if
+    /// the budget cannot hold the range.
     pub fn read<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         match &self.served {
             Served::User(..) => Ok(look(self.pin(range)?.bytes())),
@@ -237,8 +244,8 @@ impl Mapping {
         }
     }
 
-    /// Copies `target.len()` bytes from `offset_bytes`. Errors as [`Mapping::read`]; a range larger than
-    /// the budget is fine, because pages are held one at a time.
+    /// Copies `target.len()` bytes from `offset_bytes`. Errors as [`Mapping::read`]; the range may
+    /// exceed the budget, because pages are held one at a time.
     pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
         // SAFETY: the target is the caller's own.
         unsafe { self.copy_to(offset_bytes, target.as_mut_ptr(), target.len()) }
@@ -247,13 +254,13 @@ impl Mapping {
     /// Copies `source` to `offset_bytes`. Durable after the next flush of the range.
     ///
     /// # Errors
-    /// As [`Mapping::read_into`], and [`Error::ReadOnly`]. Pages before the one that failed are written.
+    /// As [`Mapping::read_into`], and [`Error::ReadOnly`]. Pages before the failed one are written.
     pub fn write(&self, offset_bytes: u64, source: &[u8]) -> Result<()> {
         // SAFETY: the source is the caller's own.
         unsafe { self.copy_from(offset_bytes, source.as_ptr(), source.len()) }
     }
 
-    /// The value at `offset_bytes`, in the machine's byte order; any alignment.
+    /// The value at `offset_bytes`, in native byte order; any alignment.
     #[inline]
     pub fn get<T: Pod>(&self, offset_bytes: u64) -> Result<T> {
         let mut value = std::mem::MaybeUninit::<T>::uninit();
@@ -263,7 +270,7 @@ impl Mapping {
         Ok(unsafe { value.assume_init() })
     }
 
-    /// Stores a value at `offset_bytes`, in the machine's byte order; any alignment.
+    /// Stores a value at `offset_bytes`, in native byte order; any alignment.
     pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
         // SAFETY: the value is of that size.
         unsafe { self.copy_from(offset_bytes, std::ptr::from_ref(&value).cast(), size_of::<T>()) }
@@ -283,7 +290,7 @@ impl Mapping {
             }
             Served::Kernel(file, _) => {
                 file.geometry.pages_of(offset_bytes, len as u64)?;
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { file.copy_to(offset_bytes, target, len) }
             }
         }
@@ -300,15 +307,15 @@ impl Mapping {
         })
     }
 
-    /// Makes a range resident and keeps it so: not evicted, and safe to hand to system calls that read it.
+    /// Makes a range resident and pins it: it is not evicted, and system calls may read it.
     ///
     /// # Errors
-    /// As [`Mapping::read`]; nothing stays pinned then.
+    /// As [`Mapping::read`]; on error nothing stays pinned.
     pub fn pin(&self, range: Range<u64>) -> Result<Pinned<'_>> {
         self.pin_as(range, PinKind::Read)
     }
 
-    /// As [`Mapping::pin`], and safe to hand to system calls that *write* it. The pages count as dirty.
+    /// As [`Mapping::pin`], and system calls may also *write* the range. The pages become dirty.
     ///
     /// # Errors
     /// As [`Mapping::pin`], and [`Error::ReadOnly`].
@@ -325,7 +332,7 @@ impl Mapping {
         }
     }
 
-    /// Brings the page at `offset_bytes` in, without a signal. A resident page costs one load.
+    /// Loads the page at `offset_bytes` without a signal. If it is resident this costs one load.
     #[inline]
     pub fn touch(&self, offset_bytes: u64) -> Result<()> {
         match &self.served {
@@ -349,7 +356,7 @@ impl Mapping {
         }
     }
 
-    /// Makes the page at `offset_bytes` ready for a store, without a signal: present and dirty.
+    /// Makes the page at `offset_bytes` ready for a store, without a signal: resident and dirty.
     #[inline]
     pub fn touch_mut(&self, offset_bytes: u64) -> Result<()> {
         let store = self.writable()?;
@@ -357,9 +364,9 @@ impl Mapping {
         store.touch(pages.start, Access::Write)
     }
 
-    /// Brings the pages of many ranges in, at the device's queue depth, and waits for them.
+    /// Loads the pages of many ranges at the device's queue depth, and waits for them.
     ///
-    /// Later ones may push out earlier ones if the budget cannot hold them all.
+    /// If the budget cannot hold them all, later pages may evict earlier ones.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
         let pages = self.page_ranges(ranges)?;
         match &self.served {
@@ -368,7 +375,8 @@ impl Mapping {
         }
     }
 
-    /// As [`Mapping::touch_many`], awaitable on any executor. The work runs on the cache's I/O threads.
+    /// As [`Mapping::touch_many`], awaitable on any executor. The work runs on the cache's I/O
+    /// threads.
     pub fn touch_many_async(
         &self,
         ranges: &[Range<u64>],
@@ -387,8 +395,9 @@ impl Mapping {
         asynchronous::run(&self.running.engine.jobs, work)
     }
 
-    /// Starts loading many ranges in the background and returns at once. A hint: what does not fit, or
-    /// fails, is loaded or reported by the access that needs it.
+    /// Starts loading many ranges in the background and returns at once.
+    ///
+    /// A hint: the access that needs a page loads it if the prefetch did not, and reports errors.
     pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<()> {
         let pages = self.page_ranges(ranges)?;
         match &self.served {
@@ -411,7 +420,7 @@ impl Mapping {
         }
     }
 
-    /// Follows advice about a range. See [`Advice`].
+    /// Applies advice to a range. See [`Advice`].
     pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<()> {
         let pages = self.pages_of(&range)?;
         match &self.served {
@@ -421,22 +430,24 @@ impl Mapping {
         Ok(())
     }
 
-    /// Writes the dirty pages of a range back and makes them durable. When it returns `Ok`, every store to
-    /// the range made before the call survives a crash and a power cut.
+    /// Writes back the dirty pages of a range and makes them durable.
+    ///
+    /// When it returns `Ok`, every store to the range made before the call survives a crash and a
+    /// power cut.
     ///
     /// # Errors
-    /// [`Error::WriteBack`] names what could not be written; it stays dirty and is tried again by the next
-    /// flush. [`Error::Sync`] is final, see there.
+    /// [`Error::WriteBack`] names the pages that could not be written; they stay dirty and the next
+    /// flush retries them. [`Error::Sync`] is final, see there.
     pub fn flush(&self, range: Range<u64>) -> Result<()> {
         let pages = self.pages_of(&range)?;
         match &self.served {
             Served::User(store, _) => store.flush(pages),
-            // Nothing is ever written through it.
+            // Never written: the mapping is read-only.
             Served::Kernel(..) => Ok(()),
         }
     }
 
-    /// [`Mapping::flush`] of everything.
+    /// [`Mapping::flush`] of the whole mapping.
     pub fn flush_all(&self) -> Result<()> {
         self.flush(0..self.len())
     }
@@ -457,10 +468,10 @@ impl Mapping {
         })
     }
 
-    /// Refused: a mapping is unmapped whole. For a part, [`Advice::DontNeed`] gives the memory back.
+    /// Unmaps the whole mapping. For a part, [`Advice::DontNeed`] gives the memory back.
     ///
     /// # Errors
-    /// [`Error::PartialUnmap`] always, unless the range is the whole mapping, which is then unmapped.
+    /// [`Error::PartialUnmap`], with the mapping, unless the range is the whole mapping.
     #[allow(
         clippy::result_large_err,
         reason = "the mapping is given back, and nothing hot is refused"
@@ -486,7 +497,8 @@ impl Drop for Mapping {
             return;
         }
         match &self.served {
-            // The last user of the store tears it down. Before that, what was written here goes on its way.
+            // The last user of the store tears it down. Other users remain: write back this
+            // mapping's stores now.
             Served::User(store, attached) => {
                 if self.writable && Arc::strong_count(attached) > 1 {
                     let _ = store.write_back(0..store.geometry.pages());
@@ -513,7 +525,7 @@ impl std::fmt::Debug for Mapping {
     }
 }
 
-/// Checks that a device can be attached, and measures it.
+/// Checks that a device can be attached, and returns its geometry.
 pub(crate) fn attach_geometry(device: &dyn Device, page_bytes: usize) -> Result<Geometry> {
     let name = || device.name().to_owned();
     let len_bytes =

@@ -1,25 +1,29 @@
-//! How a device is mapped, and what the application says about its accesses.
+//! The options of a mapping, and advice about its accesses.
 
-/// Which mechanism serves a mapping.
+/// The mechanism that serves a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backend {
-    /// What is cheapest on this machine and keeps the promise of the mapping.
+    /// The cheapest backend on this machine that supports the mapping.
     ///
-    /// The kernel backend for read-only mappings of regular files, unless misses measured clearly cheaper
-    /// with the user backend ([`calibrate`](crate::calibrate)), the cache was built with an eviction policy or a
-    /// page size that only the user backend keeps to ([`CacheBuilder::policy`](crate::CacheBuilder::policy)), or
-    /// it has a user-backed mapping of the device already; the user backend for everything else.
+    /// The user backend for writable mappings and for devices other than regular files. For a
+    /// read-only mapping of a regular file, the kernel backend, unless misses measured clearly
+    /// cheaper with the user backend ([`calibrate`](crate::calibrate)), the cache was built with an
+    /// eviction policy or a page size, which only the user backend supports
+    /// ([`CacheBuilder::policy`](crate::CacheBuilder::policy)), or the cache already has a
+    /// user-backed mapping of the device.
     #[default]
     Auto,
-    /// A kernel file mapping whose residency is kept under the budget. Read-only, regular files. Its pages are
-    /// the system's, and leave in the order of their addresses, whatever the cache's policy and page size are.
+    /// A kernel file mapping whose residency is kept below the budget. Read-only, regular files.
+    /// Its pages have the system's size and are dropped in address order, whatever the cache's
+    /// policy and page size are.
     Kernel,
-    /// Faults served by the cache: writable mappings, any device, exact budget, own policy.
+    /// Faults served by the cache: writable mappings, any device, exact budget, the cache's
+    /// eviction policy.
     User,
 }
 
 impl Backend {
-    /// Its name.
+    /// The backend's name.
     pub fn name(self) -> &'static str {
         match self {
             Backend::Auto => "auto",
@@ -29,7 +33,7 @@ impl Backend {
     }
 }
 
-/// How a device is mapped.
+/// The options of a mapping.
 #[derive(Debug, Clone, Default)]
 pub struct MapOptions {
     pub(crate) writable: bool,
@@ -55,21 +59,22 @@ impl MapOptions {
     }
 }
 
-/// What the application says about its accesses to a range, with the meaning mmap users expect.
+/// Advice about accesses to a range, with the meaning that mmap users expect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
-    /// Find the pattern out. Holds for the whole mapping.
+    /// Detect the pattern. Applies to the whole mapping.
     Normal,
-    /// The mapping is read in order: read far ahead, from the first miss on. Holds for the whole mapping.
+    /// The mapping is read in order: read far ahead, from the first miss on. Applies to the whole
+    /// mapping.
     Sequential,
-    /// The mapping is read at random: never read ahead. Holds for the whole mapping.
+    /// The mapping is read at random: never read ahead. Applies to the whole mapping.
     Random,
-    /// The range is wanted soon: start loading it in the background.
+    /// The range is needed soon: start loading it in the background.
     WillNeed,
-    /// The range is not wanted: give its memory back now, but for pinned pages. Unlike `MADV_DONTNEED` on
-    /// private memory nothing is lost: dirty pages are written back first, and a later access loads the
-    /// page again.
+    /// The range is not needed: give its memory back now, except pinned pages. Unlike
+    /// `MADV_DONTNEED` on private memory this loses nothing: dirty pages are written back first,
+    /// and a later access loads the page again.
     DontNeed,
-    /// The range is not wanted soon: its pages are the next victims.
+    /// The range is not needed soon: its pages are the next victims.
     Cold,
 }

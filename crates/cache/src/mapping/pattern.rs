@@ -1,27 +1,29 @@
-//! Whether read-ahead serves a kernel-backed mapping, found out from what it leaves behind.
+//! Detects whether read-ahead pays off for a kernel-backed mapping, from the pages it leaves
+//! behind.
 //!
-//! The kernel's read-around brings 16 pages or more to each side of a fault. For a scan that is what
-//! makes it fast (measured on a virtual disk with ext4: 2.4 µs a page against 77); for random accesses
-//! beyond the budget it fills memory with pages that nobody uses, and costs as many times the I/O (36 µs
-//! an access against 6 on a compressed RAM disk). The kernel does not learn this by itself, because
-//! fault-around makes the neighbours of a fault look like hits.
+//! The kernel's read-around loads 16 pages or more on each side of a fault. That makes scans fast
+//! (measured on a virtual disk with ext4: 2.4 µs a page against 77). For random accesses beyond the
+//! budget it fills memory with unused pages, and costs a multiple of the I/O (36 µs an access
+//! against 6 on a compressed RAM disk). The kernel does not learn this itself, because fault-around
+//! makes the neighbours of a fault look like hits.
 //!
-//! Faults on a file mapping are not seen in user space. What is seen is each region when the drop manager
-//! gives it back:
-//! * under read-ahead, how many of its cached pages were mapped in: nearly all of them after a scan, a
-//!   half or less after random accesses;
+//! User space does not see the faults on a file mapping. It sees each region when the drop manager
+//! drops it:
+//! * with read-ahead, how many of its cached pages are mapped: nearly all after a scan, half or
+//!   fewer after random accesses;
 //! * without read-ahead, how full it is: a scan leaves full regions, random accesses sparse ones.
 //!
-//! So a mapping starts with read-ahead, which below the budget never hurts for long, and is switched when
-//! it has streamed through the budget. Each change of mind doubles the evidence the next one needs.
+//! So a mapping starts with read-ahead, which below the budget never hurts for long, and is
+//! switched after it has streamed through the budget. Each change doubles the evidence needed for
+//! the next one.
 
 use aquifer_vm::drop_behind::REGION_PAGES;
 
-/// Pages that the first decision is based on.
+/// Cached pages that the first decision is based on.
 const FIRST_EVIDENCE_PAGES: u64 = 2048;
 const MOST_EVIDENCE_PAGES: u64 = 1 << 18;
 
-/// The state of a mapping whose pattern is to be found out.
+/// The detector's state for one mapping.
 #[derive(Debug)]
 pub(crate) struct Detector {
     reads_ahead: bool,
@@ -42,13 +44,15 @@ impl Detector {
         }
     }
 
-    /// A region is being given back with so many of its pages cached; `mapped` counts those mapped in,
-    /// where that is of interest. Returns whether there should be read-ahead, where that changes.
+    /// Records a region that is being dropped with `cached` of its pages cached; returns whether to
+    /// read ahead, if that changes.
+    ///
+    /// `mapped` counts the mapped pages; it is called only if the count matters.
     pub fn observe(&mut self, cached: u64, mapped: impl FnOnce() -> u64) -> Option<bool> {
-        // Without read-ahead the pages of a sparse region were all asked for.
+        // Without read-ahead, all pages of a sparse region were accessed.
         let is_dense = cached * 4 >= REGION_PAGES * 3;
         let mapped = if self.reads_ahead || is_dense { mapped() } else { cached };
-        // Cached by somebody else: says nothing about the accesses here.
+        // Cached by another process or mapping: no evidence about accesses here.
         if mapped == 0 {
             return None;
         }

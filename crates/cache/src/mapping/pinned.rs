@@ -1,4 +1,4 @@
-//! Memory that stays.
+//! Pinned memory of a mapping.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use crate::page_word::PinKind;
 use crate::store::Access;
 use aquifer_vm::Bytes;
 
-/// A resident range of a mapping that is not evicted while this exists. Safe to hand to system calls.
+/// A resident range of a mapping that is not evicted while this exists. May be passed to system
+/// calls.
 ///
-/// With the kernel backend the file may still be truncated under it: then [`Pinned::bytes`] raises SIGBUS
-/// where the file has ended, and a system call fails with EFAULT.
+/// With the kernel backend the file may still be truncated: then reading [`Pinned::bytes`] beyond
+/// its end raises SIGBUS, and a system call fails with EFAULT.
 pub struct Pinned<'a> {
     holder: Holder<'a>,
     range: Range<u64>,
@@ -34,10 +35,10 @@ impl<'a> Pinned<'a> {
     ) -> Result<Pinned<'a>> {
         let access = if kind == PinKind::Write { Access::Write } else { Access::Read };
         if pages.end - pages.start > 1 && kind == PinKind::Read {
-            // At queue depth; whatever it does not bring is loaded below.
+            // At queue depth; the loop below loads the pages that this leaves out.
             let _ = store.load_many(std::slice::from_ref(&pages), false);
         }
-        // Grows page by page, so that an error unpins exactly what was pinned.
+        // Grows page by page, so that an error unpins exactly the pinned pages.
         let mut pinned = Pinned {
             holder: Holder::User {
                 store,
@@ -63,7 +64,7 @@ impl<'a> Pinned<'a> {
         Ok(Pinned { holder: Holder::Kernel { file, id }, range })
     }
 
-    /// The bytes, for looking at.
+    /// The bytes of the range.
     pub fn bytes(&self) -> Bytes<'_> {
         // SAFETY: the pages are pinned, so readable, while `self` is borrowed.
         unsafe { Bytes::new(self.as_ptr(), self.len()) }
@@ -79,18 +80,18 @@ impl<'a> Pinned<'a> {
         }
     }
 
-    /// The first byte, for stores, also by the kernel; `None` if this was not pinned for writing.
+    /// The first byte, for stores by the program or the kernel; `None` if not pinned for writing.
     pub fn as_mut_ptr(&self) -> Option<*mut u8> {
         let writable = matches!(self.holder, Holder::User { writable: true, .. });
         writable.then(|| self.as_ptr().cast_mut())
     }
 
-    /// How many bytes there are.
+    /// The length of the range in bytes.
     pub fn len(&self) -> usize {
         (self.range.end - self.range.start) as usize
     }
 
-    /// Whether there are none.
+    /// Whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }

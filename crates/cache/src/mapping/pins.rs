@@ -1,12 +1,12 @@
-//! Ranges of a kernel-backed mapping that the drop manager leaves alone.
+//! Ranges of a kernel-backed mapping that the drop manager must not drop.
 //!
-//! Pins are few and long-lived: a table under a lock serves. Short accesses are not pinned, since with
-//! this backend losing a page costs a fault and nothing else.
+//! Pins are few and long-lived, so a table under a lock suffices. Short accesses are not pinned:
+//! with this backend losing a page only costs a fault.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The pinned ranges of a mapping, in bytes, whole pages. They may overlap.
+/// The pinned ranges of a mapping, in bytes, rounded to whole pages. They may overlap.
 #[derive(Default)]
 pub(crate) struct Pins {
     next: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
-    /// Bytes pinned, each as often as it is.
+    /// Total bytes pinned; a byte pinned twice counts twice.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

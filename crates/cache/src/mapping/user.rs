@@ -1,9 +1,9 @@
 //! The user backend: faults served in user space, exact budget, own policy.
 //!
-//! A fault arrives from the signal handler of the faulting thread, or, with a serving thread, as a message;
-//! either way `serve` makes the page usable with the same `ensure` that every call uses. Where that fails a
-//! bare access cannot be told why: the error is recorded and the fault goes on to the previous handler,
-//! which by default ends the process with SIGBUS, as mmap does.
+//! A fault arrives from the signal handler of the faulting thread or, with a serving thread, as a
+//! message. Either way `serve` makes the page usable with the same `ensure` that every call uses.
+//! If that fails, a bare access cannot return the reason: the error is recorded and the fault is
+//! passed to the previous handler, which by default ends the process with SIGBUS, as with mmap.
 
 use std::io;
 use std::ops::Range;
@@ -48,7 +48,8 @@ impl Store<MappedMemory> {
         Ok(store)
     }
 
-    /// Calls `work` with the address and the part of the range on each page, pinned one at a time.
+    /// Calls `work` with the address and the part of the range on each page; pins one page at a
+    /// time.
     pub fn for_each_page(
         &self,
         offset_bytes: u64,
@@ -72,7 +73,7 @@ impl Store<MappedMemory> {
         Ok(())
     }
 
-    /// Whether the page at an offset can be loaded from without a fault: costs one load.
+    /// Whether a load from the page at an offset does not fault. Costs one load.
     #[inline]
     pub fn touch_resident(&self, offset_bytes: u64) -> bool {
         if offset_bytes >= self.geometry.len_bytes {
@@ -86,14 +87,14 @@ impl Store<MappedMemory> {
         true
     }
 
-    /// Makes a page usable.
+    /// Makes a page usable for an access.
     pub fn touch(&self, page: u64, access: Access) -> Result<()> {
         self.ensure(page, access, None, false)
             .map(drop)
             .map_err(|refused| self.error(page, refused))
     }
 
-    /// Brings many runs of pages in.
+    /// Loads many runs of pages.
     pub fn touch_runs(&self, pages: &[Range<u64>]) -> Result<()> {
         self.touch_many(pages).map_err(|(page, refused)| self.error(page, refused))
     }
@@ -105,7 +106,7 @@ impl Store<MappedMemory> {
         }
     }
 
-    /// Follows advice about a run of pages.
+    /// Applies advice to a run of pages.
     pub fn advise(&self, pages: Range<u64>, advice: Advice) {
         match advice {
             Advice::Normal => self.readahead.set_pattern(Pattern::Detect),
@@ -158,8 +159,9 @@ impl Store<MappedMemory> {
 
 impl FaultOwner for UserStore {
     fn serve(&self, fault: &FaultContext) -> Served {
-        // What userfaultfd leaves to us arrives as SIGBUS. SIGSEGV means that the access is not allowed at
-        // all (a store to a read-only mapping, a jump into one), and repeating it would never end.
+        // Faults that userfaultfd leaves to user space arrive as SIGBUS. SIGSEGV means that the
+        // access is not allowed at all (a store to a read-only mapping, a jump into one); retrying
+        // it would never end.
         if fault.signal == libc::SIGSEGV || !self.engine.mark.is_current() {
             return Served::No;
         }
@@ -172,8 +174,9 @@ impl FaultOwner for UserStore {
             self.record(page, BareCause::System(libc::EHWPOISON));
             return Served::No;
         }
-        // Where the hardware does not tell: a fault on a page that is there is a store to one that is protected, or came
-        // too late. None is protected in a mapping that is only read, where a store arrives as SIGSEGV.
+        // If the hardware does not report the kind of access: a fault on a resident page is a store
+        // to a protected page, or another thread has loaded the page. In a read-only mapping it can
+        // only be the latter, because a store arrives as SIGSEGV.
         let write = fault
             .write
             .unwrap_or_else(|| self.writable() && self.seen(page).state() == State::Clean);

@@ -1,16 +1,17 @@
 //! CLOCK: FIFO in which a page that was hit gets another lap.
 //!
-//! F. J. Corbató, "A Paging Experiment with the Multics System", MIT Project MAC report MAC-M-384, 1968.
-//! Frames stand in a circle; a hand goes round, clears the bit of each frame that was hit since it last
-//! came by, and evicts the first that was not.
+//! F. J. Corbató, "A Paging Experiment with the Multics System", MIT Project MAC report MAC-M-384,
+//! 1968. Frames form a circle. A hand moves around it, clears the bit of each frame that was hit
+//! since its last visit, and evicts the first frame that was not.
 //!
-//! One choice is ours: a page comes in with its bit *clear*, so the access that loaded it does not count
-//! and a page used once leaves after one lap. (In Multics the hardware set the bit on the access that had
-//! faulted; then a page read once by a scan stays two laps.)
+//! One choice is ours: a page is inserted with its bit *clear*, so the access that loaded it does
+//! not count, and a page used once is evicted after one lap. (In Multics the hardware set the bit
+//! on the access that had faulted; then a page read once by a scan stays two laps.)
 //!
-//! Limits: one bit does not tell once from often, so a scan of one lap pushes out what was not hit during
-//! that lap, and a loop one page longer than the cache hits nothing. When every page has been hit, the
-//! hand goes a whole lap for one victim; `pass_limit` cuts that short.
+//! Limits: one bit does not distinguish one hit from many, so a scan of one lap evicts the pages
+//! that were not hit during that lap, and a loop one page longer than the cache never hits. If
+//! every page has been hit, the hand moves a whole lap for one victim; `pass_limit` cuts that
+//! short.
 
 use super::list::{Links, Queue};
 use super::{HitMode, HitTable, Policy, pass_limit};
@@ -20,7 +21,7 @@ use crate::ids::{FrameId, PageKey};
 #[derive(Debug, Default)]
 pub struct Clock {
     links: Links,
-    /// The hand stands at the oldest frame.
+    /// The hand is at the oldest frame.
     circle: Queue,
 }
 

@@ -1,13 +1,14 @@
-//! FIFO: the page that was loaded first leaves first.
+//! FIFO: the page that was loaded first is evicted first.
 //!
-//! It needs no hits, which makes it the policy for hardware-translated mappings, where hits are invisible
-//! by design. What it lacks is a second chance for a page in use. [`Fifo::with_probation`] asks the cache
-//! for one: part of the budget holds copies of victims, and a page that faults again while its copy is
-//! there comes back without I/O to the newest end. This is *segmented FIFO* (R. Turner and H. Levy,
-//! "Segmented FIFO page replacement", SIGMETRICS 1981; VAX/VMS used it because the VAX had no reference
-//! bit): the larger the secondary segment, the closer to LRU, and the more faults that need no I/O.
+//! It needs no hits, which makes it the policy for hardware-translated mappings, where hits are
+//! invisible by design. It gives a page in use no second chance. [`Fifo::with_probation`] requests
+//! one from the cache: part of the budget holds copies of victims, and a page that faults while its
+//! copy exists is reloaded without I/O and becomes the newest. This is *segmented FIFO* (R. Turner
+//! and H. Levy, "Segmented FIFO page replacement", SIGMETRICS 1981; VAX/VMS used it because the VAX
+//! had no reference bit): the larger the secondary segment, the closer to LRU, and the more faults
+//! need no I/O.
 //!
-//! Limits: a loop one page longer than the cache hits nothing, a scan pushes everything out, and Belady's
+//! Limits: a loop one page longer than the cache never hits, a scan evicts everything, and Belady's
 //! anomaly applies (more memory can mean more misses).
 
 use super::list::{Links, Queue};
@@ -23,7 +24,7 @@ pub struct Fifo {
 }
 
 impl Fifo {
-    /// The share [`PolicyKind::FifoProbation`](super::PolicyKind::FifoProbation) sets aside.
+    /// The share that [`PolicyKind::FifoProbation`](super::PolicyKind::FifoProbation) uses.
     pub const DEFAULT_PROBATION_SHARE: f32 = 0.125;
 
     /// Plain FIFO.
@@ -31,7 +32,7 @@ impl Fifo {
         Fifo::default()
     }
 
-    /// FIFO that asks for `share` of the budget as a probation area.
+    /// FIFO that requests `share` of the budget as a probation area.
     ///
     /// # Panics
     /// Unless `share` is at least 0 and below 1.

@@ -1,15 +1,15 @@
-//! The ghost queue: which pages were evicted lately, without the pages.
+//! The ghost queue: identifiers of recently evicted pages, without the pages.
 //!
-//! S3-FIFO's paper (section 4.2) makes the ghost queue a bucketed hash table of fingerprints with the
-//! time of eviction, time being the number of insertions into the queue. An entry is in the queue while
-//! fewer than `capacity` others were inserted after it; nothing is dequeued, an entry too old is simply
-//! overwritten. A bucket is one cache line, so remembering a page or looking one up costs one miss in the
-//! processor's cache, and the table never allocates.
+//! S3-FIFO's paper (section 4.2) makes the ghost queue a bucketed hash table of fingerprints with
+//! the time of eviction; time is the number of insertions into the queue. An entry is in the queue
+//! while fewer than `capacity` others were inserted after it. Nothing is dequeued; an expired entry
+//! is simply overwritten. A bucket is one cache line, so remembering a page or looking one up costs
+//! one cache miss. The table allocates only in `resize`.
 //!
-//! It is inexact in two harmless ways. A bucket has eight entries and holds two to four live ones on
-//! average; in the one of fifty buckets at most that would need more, the oldest entry is forgotten early.
-//! And two pages with the same bucket and 32-bit fingerprint are taken for one another, about once in a
-//! billion look-ups.
+//! It is inexact in two harmless ways. A bucket has eight entries and holds two to four live ones
+//! on average; in at most one of fifty buckets, which would need more, the oldest entry is
+//! forgotten early. And two pages with the same bucket and 32-bit fingerprint are confused, about
+//! once in a billion look-ups.
 
 use crate::ids::PageKey;
 
@@ -18,7 +18,7 @@ const BUCKET_ENTRIES: usize = 8;
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 struct Bucket {
-    /// 0 where there is no entry.
+    /// 0 if there is no entry.
     fingerprints: [u32; BUCKET_ENTRIES],
     /// The value of `Ghost::insertions` when the entry was made.
     stamps: [u32; BUCKET_ENTRIES],
@@ -36,25 +36,25 @@ pub(super) struct Ghost {
 }
 
 impl Ghost {
-    /// Remembers the last `capacity` pages from now on. What was remembered is forgotten if the table
-    /// has to change its size. The only operation that allocates.
+    /// Remembers the last `capacity` pages from now on. If the table has to change its size, it
+    /// forgets all pages. The only operation that allocates.
     pub(super) fn resize(&mut self, capacity: usize) {
         self.resize_with_slack(capacity, 2);
     }
 
-    /// With `slack` entries for each page to remember. A large slack makes the queue exact.
+    /// As `resize`, with `slack` entries per page to remember. A large slack makes the queue exact.
     pub(super) fn resize_with_slack(&mut self, capacity: usize, slack: usize) {
         let capacity = capacity.max(1);
         self.capacity = u32::try_from(capacity).expect("there are fewer than 2^32 frames");
         let buckets = (capacity * slack).div_ceil(BUCKET_ENTRIES).next_power_of_two();
-        // A table twice as large serves as well: a budget that goes up and down a little does not make a new
-        // one, and nothing is forgotten, each time.
+        // A table twice as large is kept: a budget that varies a little does not replace the table,
+        // and so does not forget its pages, each time.
         if !(buckets..=2 * buckets).contains(&self.buckets.len()) {
             self.buckets = vec![EMPTY; buckets];
         }
     }
 
-    /// Remembers `page`, which is not remembered yet.
+    /// Remembers `page`, which must not be remembered yet.
     pub(super) fn insert(&mut self, page: PageKey) {
         self.insertions = self.insertions.wrapping_add(1);
         let (now, (bucket, fingerprint)) = (self.insertions, self.locate(page));
@@ -73,7 +73,7 @@ impl Ghost {
         bucket.stamps[slot] = now;
     }
 
-    /// Forgets `page` and tells whether it was remembered.
+    /// Forgets `page` and returns whether it was remembered.
     pub(super) fn take(&mut self, page: PageKey) -> bool {
         let (bucket, fingerprint) = self.locate(page);
         let bucket = &mut self.buckets[bucket];
@@ -96,8 +96,8 @@ impl Ghost {
     }
 }
 
-/// SplitMix64's finalizer (G. Steele, D. Lea and C. Flood, OOPSLA 2014): each input bit reaches each
-/// output bit.
+/// SplitMix64's finalizer (G. Steele, D. Lea and C. Flood, OOPSLA 2014): each input bit affects
+/// each output bit.
 fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

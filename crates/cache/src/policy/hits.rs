@@ -1,11 +1,11 @@
-//! Where hits are recorded: one atomic word a frame, no lock.
+//! The record of hits: one atomic word per frame, no lock.
 //!
-//! A hit is by far the most frequent thing that happens to a cache, so it touches nothing but the word
-//! of its own frame, and not even that once the word says all it can (a counter at its maximum, a time
-//! stamped already): a hot page's word then stays shared between the cores' caches.
+//! A hit is by far the most frequent event in a cache, so it touches only the word of its own
+//! frame, and does not write it if the value would not change (a counter at its maximum, a current
+//! time stamp): a hot page's word then stays shared between the cores' caches.
 //!
-//! All accesses are relaxed. Nothing is published through these words: a lost increment, or a hit that
-//! lands in the word of the page that just took the frame over, costs a little accuracy and nothing else.
+//! All accesses are relaxed. Nothing is published through these words: a lost increment, or a hit
+//! recorded for the next page in the frame, only costs a little accuracy.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,19 +15,19 @@ use crate::lazy::LazyArray;
 /// How hits are recorded for a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HitMode {
-    /// Hits do not matter.
+    /// Hits are not recorded.
     Ignore,
     /// A counter that saturates at `max`.
     Count {
-        /// Where the counter stops.
+        /// The counter's maximum.
         max: u32,
     },
     /// The cache's logical time (insertions so far) of the last hit. Hits between the same two
-    /// insertions are not told apart.
+    /// insertions are not distinguished.
     Timestamp,
 }
 
-/// One word a frame in which hits are recorded without a lock.
+/// One word per frame in which hits are recorded without a lock.
 ///
 /// ```
 /// use aquifer_cache::{FrameId, policy::{HitMode, HitTable}};
@@ -47,7 +47,7 @@ pub struct HitTable {
 }
 
 impl HitTable {
-    /// A table for frames below `max_frames`. Takes memory only for frames that are used.
+    /// A table for frames below `max_frames`. Uses memory only for frames that are used.
     ///
     /// # Panics
     /// If the process has no address space left for it.
@@ -82,10 +82,12 @@ impl HitTable {
         }
     }
 
-    /// Another page lies in `frame` now: forgets its count, or advances the logical time by one and
-    /// stamps the frame with it. The cache calls this under its policy lock before each
-    /// [`Policy::inserted`](super::Policy::inserted), so no policy can inherit the hits of a page that
-    /// is gone.
+    /// Resets `frame` for a new page: clears its count, or advances the logical time by one and
+    /// stamps the frame with it.
+    ///
+    /// The cache calls this under its policy lock before each
+    /// [`Policy::inserted`](super::Policy::inserted), so that no page inherits the hits of an
+    /// evicted one.
     pub fn reset(&self, frame: FrameId) {
         let value = match self.mode {
             HitMode::Ignore => return,
@@ -100,19 +102,19 @@ impl HitTable {
         self.set(frame, value);
     }
 
-    /// What is recorded for `frame`: a count or a time.
+    /// The value recorded for `frame`: a count or a time.
     #[inline]
     pub fn get(&self, frame: FrameId) -> u32 {
         self.words[frame.0 as usize].load(Ordering::Relaxed)
     }
 
-    /// Sets what is recorded for `frame`.
+    /// Sets the value recorded for `frame`.
     #[inline]
     pub fn set(&self, frame: FrameId, value: u32) {
         self.words[frame.0 as usize].store(value, Ordering::Relaxed);
     }
 
-    /// The logical time: insertions so far, wrapping. Stands still unless the mode is
+    /// The logical time: insertions so far, wrapping. Constant unless the mode is
     /// [`HitMode::Timestamp`].
     pub fn now(&self) -> u32 {
         self.now.load(Ordering::Relaxed)

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::{Clock, Fifo, Lru, Policy, S3Fifo, Sieve};
 
-/// A built-in policy. Displays and parses as the name its [`Policy::name`] gives.
+/// A built-in policy. Displays and parses as its [`Policy::name`].
 ///
 /// ```
 /// use aquifer_cache::policy::PolicyKind;
@@ -34,13 +34,13 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// All of them.
+    /// All built-in policies.
     pub const fn all() -> &'static [PolicyKind] {
         use PolicyKind::*;
         &[Fifo, FifoProbation, Clock, Lru, S3Fifo, Sieve]
     }
 
-    /// Its name.
+    /// The policy's name.
     pub const fn name(self) -> &'static str {
         match self {
             PolicyKind::Fifo => "fifo",
@@ -73,11 +73,11 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// No built-in policy has this name.
+/// The error for a name that no built-in policy has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown eviction policy \"{name}\": use one of {}", all_names())]
 pub struct UnknownPolicy {
-    /// The name that was given.
+    /// The given name.
     pub name: String,
 }
 

@@ -1,18 +1,19 @@
 //! Queues of frames as circular doubly linked lists threaded through one array.
 //!
 //! Each frame has one [`Link`] and so can be in one queue at a time; any number of queues share the
-//! array. Every operation is O(1) and touches at most three links, and nothing allocates but
-//! [`Links::grow`]. A queue is a ring with a name for its newest frame; the next newer one than the newest
-//! is the oldest:
+//! array. Every operation is O(1) and touches at most three links; only [`Links::grow`] allocates.
+//! A queue is a ring with a reference to its newest frame; the frame after the newest is the
+//! oldest:
 //!
 //! ```text
 //!          newest ──newer──▶ oldest ──newer──▶ … ──newer──▶ newest
 //! ```
 //!
-//! so giving the oldest frame another lap moves one index and no link, and SIEVE's hand wraps by itself.
+//! So giving the oldest frame another lap changes one index and no link, and SIEVE's hand wraps by
+//! itself.
 //!
-//! Invariant: a frame's links are both [`NONE`] or both name frames of the queue it is in. Which queue
-//! that is, the caller knows.
+//! Invariant: a frame's links are both [`NONE`] or both name frames of the queue it is in. The
+//! caller knows which queue that is.
 
 use crate::ids::FrameId;
 
@@ -45,12 +46,12 @@ impl Links {
         self.0[frame.0 as usize].newer != NONE
     }
 
-    /// The frame that follows `frame`, towards the newest and from there to the oldest.
+    /// The next newer frame after `frame`; after the newest, the oldest.
     pub(super) fn newer(&self, frame: FrameId) -> FrameId {
         FrameId(self.0[frame.0 as usize].newer)
     }
 
-    /// Links `frame` in between `at` and the frame older than it.
+    /// Links `frame` between `at` and the next older frame.
     fn insert_before(&mut self, frame: u32, at: u32) {
         let older = self.0[at as usize].older;
         self.0[frame as usize] = Link { older, newer: at };
@@ -98,7 +99,7 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Puts `frame` next to `at`, on its older side. `at` is in this queue.
+    /// Inserts `frame` on the older side of `at`, which must be in this queue.
     pub(super) fn insert_before(&mut self, links: &mut Links, frame: FrameId, at: FrameId) {
         debug_assert!(!links.linked(frame), "{frame:?} is held already");
         links.insert_before(frame.0, at.0);
@@ -112,7 +113,7 @@ impl Queue {
         }
     }
 
-    /// Takes `frame` out. It is in this queue.
+    /// Removes `frame`, which must be in this queue.
     pub(super) fn remove(&mut self, links: &mut Links, frame: FrameId) {
         let link = std::mem::replace(&mut links.0[frame.0 as usize], UNLINKED);
         self.len -= 1;

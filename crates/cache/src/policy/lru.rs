@@ -1,25 +1,26 @@
 //! LRU, approximated by sampling.
 //!
-//! True LRU moves a page to the head of a list on every hit, under a lock. Here a hit stamps the frame
-//! with the cache's logical time, and the order is looked for only when a victim is needed: as Redis has
-//! done since 3.0 (S. Sanfilippo, "Random notes on improving the Redis LRU algorithm", 2016; sampling with a
-//! pool goes back to K. Psounis and B. Prabhakar, "A randomized web-cache replacement scheme", INFOCOM 2001), each
-//! victim is preceded by [`SAMPLES`] random frames, of which the oldest stay in a *pool* of good candidates
-//! from one call to the next. Unlike Redis, a candidate is looked at again before it is evicted, and one
-//! that was hit since it was sampled is let go.
+//! True LRU moves a page to the head of a list on every hit, under a lock. Here a hit stamps the
+//! frame with the cache's logical time, and the order is determined only when a victim is needed,
+//! as in Redis since 3.0 (S. Sanfilippo, "Random notes on improving the Redis LRU algorithm", 2016;
+//! sampling with a pool goes back to K. Psounis and B. Prabhakar, "A randomized web-cache
+//! replacement scheme", INFOCOM 2001). For each victim [`SAMPLES`] random frames are sampled, and
+//! the oldest stay in a *pool* of candidates from one call to the next. Unlike in Redis, a
+//! candidate is checked again before it is evicted, and dropped if it was hit since it was sampled.
 //!
-//! **How far from true LRU.** The oldest of k samples is on average among the oldest 1/(k+1) of the frames; the
-//! pool sharpens that, as its worse candidates give way to older ones. On Zipf traces, with scans or
-//! without, the hit rate is within 0.002 of true LRU's (tested). On a loop longer than the cache, where LRU
-//! hits nothing, chance saves some pages. Two hits between the same two insertions are not told apart.
+//! **Distance from true LRU.** The oldest of k samples is on average among the oldest 1/(k+1) of
+//! the frames. The pool improves on that, because older candidates replace younger ones. On Zipf
+//! traces, with or without scans, the hit rate is within 0.002 of true LRU's (tested). On a loop
+//! longer than the cache, where LRU never hits, randomness keeps some pages. Two hits between the
+//! same two insertions are not distinguished.
 //!
-//! Limits: those of LRU. A scan of pages used once pushes out as many pages as it reads.
+//! Limits: those of LRU. A scan of pages used once evicts as many pages as it reads.
 
 use super::{HitMode, HitTable, Policy};
 use crate::ids::{FrameId, PageKey};
 
-/// Random frames looked at for each victim. Their words are scattered: so many cache misses, but
-/// independent ones that overlap.
+/// Random frames sampled for each victim. Their words are scattered, so each costs a cache miss,
+/// but the misses are independent and overlap.
 const SAMPLES: usize = 8;
 
 /// Candidates kept between calls.
@@ -33,20 +34,20 @@ const NOT_HELD: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     frame: FrameId,
-    /// The frame's word when it was sampled: another value there means it was hit or reloaded.
+    /// The frame's word when it was sampled: a different value means it was hit or reloaded.
     stamp: u32,
 }
 
 /// Sampled LRU. See the [policies' table](super).
 #[derive(Debug)]
 pub struct Lru {
-    /// The frames held, in no order, demoted ones first.
+    /// The frames held, demoted ones first, otherwise unordered.
     held: Vec<FrameId>,
     demoted: usize,
-    /// By frame: its place in `held`.
+    /// By frame: its index in `held`.
     slot_of: Vec<u32>,
-    /// Youngest first; at most `POOL`. A frame sampled twice is there twice; once it is evicted or hit,
-    /// neither candidate counts.
+    /// Youngest first; at most `POOL`. A frame sampled twice has two candidates; once it is evicted
+    /// or hit, neither is valid.
     pool: Vec<Candidate>,
     random: u64,
 }
@@ -58,7 +59,7 @@ impl Default for Lru {
 }
 
 impl Lru {
-    /// No frames yet.
+    /// A policy without frames.
     pub fn new() -> Lru {
         Lru {
             held: Vec::new(),
@@ -85,7 +86,8 @@ impl Lru {
         self.place(frame, self.held.len() - 1);
     }
 
-    /// Takes `frame` out, filling its slot from the end of its part and that one from the end of all.
+    /// Removes `frame`: the last demoted frame fills its slot, and the last frame of all fills the
+    /// gap.
     fn remove(&mut self, frame: FrameId) {
         let mut slot = self.slot_of[frame.0 as usize] as usize;
         if slot < self.demoted {
@@ -127,7 +129,7 @@ impl Lru {
         }
     }
 
-    /// The oldest candidate that was not touched since it was sampled.
+    /// The oldest candidate that was not hit or reloaded since it was sampled.
     fn oldest_candidate(&mut self, hits: &HitTable) -> Option<FrameId> {
         while let Some(Candidate { frame, stamp }) = self.pool.pop() {
             if self.holds(frame) && hits.get(frame) == stamp {
@@ -137,7 +139,7 @@ impl Lru {
         None
     }
 
-    /// A demoted frame that was not hit since; those that were become ordinary ones.
+    /// A demoted frame that was not hit since; frames that were hit become ordinary ones.
     fn demoted_frame(&mut self, hits: &HitTable) -> Option<FrameId> {
         while self.demoted > 0 {
             let frame = self.held[self.demoted - 1];
@@ -197,7 +199,7 @@ impl Policy for Lru {
         }
     }
 
-    /// It is in use, so it counts as hit now.
+    /// The frame is in use, so it counts as hit now.
     fn returned(&mut self, frame: FrameId, _page: PageKey, hits: &HitTable) {
         hits.set(frame, hits.now());
         self.add(frame);

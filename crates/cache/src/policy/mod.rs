@@ -1,34 +1,37 @@
-//! Eviction policies: which pages leave when DRAM is short.
+//! Eviction policies: which pages are evicted when DRAM is short.
 //!
-//! The cache records *hits* itself, in a [`HitTable`] with one atomic word a frame, so that a hit costs
-//! a few relaxed accesses and never a lock. A policy is told of insertions and removals, and reads the hit
-//! table when it is asked for victims: lazy promotion, as SIEVE, S3-FIFO and CLOCK have it by construction.
+//! The cache records *hits* itself, in a [`HitTable`] with one atomic word per frame, so a hit
+//! costs a few relaxed accesses and never a lock. A policy is notified of insertions and removals,
+//! and reads the hit table when it chooses victims: lazy promotion, as in SIEVE, S3-FIFO and CLOCK
+//! by construction.
 //!
-//! | policy | hits | what it is good at |
+//! | policy | hits | strength |
 //! |---|---|---|
-//! | [`Fifo`] | none | mappings, where hits are invisible; with a probation area a second chance |
-//! | [`Clock`] | 1 bit | an LRU-like order for the price of a bit |
-//! | [`Lru`] | time | workloads with recency and no popularity |
+//! | [`Fifo`] | none | mappings, where hits are invisible; a probation area makes it segmented FIFO |
+//! | [`Clock`] | 1 bit | an LRU-like order for the price of one bit |
+//! | [`Lru`] | time | workloads with recency and without popularity |
 //! | [`S3Fifo`] | 0 to 3 | skewed popularity mixed with scans; remembers pages it evicted |
-//! | [`Sieve`] | 1 bit | skewed popularity; simpler than S3-FIFO, weaker where the same pages are scanned again |
+//! | [`Sieve`] | 1 bit | skewed popularity; simpler than S3-FIFO, weaker if the same pages are scanned again |
 //!
 //! # Contract
-//! * Every method with `&mut self` runs under the cache's policy lock, possibly inside a signal handler:
-//!   it allocates nothing, logs nothing and never touches mapped memory. Memory is taken in
-//!   [`Policy::resize`] only, which is never called from the fault path.
+//! * Every method with `&mut self` runs under the cache's policy lock, possibly inside a signal
+//!   handler: it must not allocate, log or touch mapped memory. Only [`Policy::resize`] may
+//!   allocate; it is never called from the fault path.
 //! * Before each [`Policy::inserted`] the cache calls [`HitTable::reset`] for the frame.
-//! * A policy *holds* a frame from `inserted` or `returned` until `removed` or until `victims` named it. A
-//!   frame that `victims` named has left the policy; if it cannot be evicted after all (it was pinned), the
-//!   cache gives it back with [`Policy::returned`]. What `victims` names and the policy does not hold, or
-//!   names a second time, is passed over.
-//! * The cache never inserts or returns a frame that is held. `removed` and `demoted` may come for a frame
-//!   that is not held, because it has just been named a victim: they then do nothing.
-//! * A returned frame goes where it is looked at last, so that a cache whose victims are pinned sees other
-//!   frames next and may give up after a bounded number of tries.
-//! * One call of `victims` looks at a bounded number of frames, and then names fewer than it was asked
-//!   for: after a warm-up every frame has been hit, and a faulting thread must not wait for a whole lap.
+//! * A policy *holds* a frame from `inserted` or `returned` until `removed` or until `victims`
+//!   names it. If a named victim cannot be evicted after all (it was pinned), the cache gives it
+//!   back with [`Policy::returned`]. The cache skips frames that `victims` names but the policy
+//!   does not hold, or names twice.
+//! * The cache never inserts or returns a frame that is held. It may call `removed` and `demoted`
+//!   for a frame that is not held, because the frame has just been named a victim: they must then
+//!   do nothing.
+//! * A returned frame becomes the last candidate, so that a cache whose victims are pinned sees
+//!   other frames first and can give up after a bounded number of tries.
+//! * One call of `victims` examines a bounded number of frames, and may then name fewer than
+//!   requested: after a warm-up every frame has been hit, and a faulting thread must not wait for a
+//!   whole lap.
 //!
-//! # A policy of your own
+//! # Writing a policy
 //! Random replacement, complete:
 //!
 //! ```
@@ -122,34 +125,38 @@ use crate::ids::{FrameId, PageKey};
 
 /// An eviction policy. See the [module documentation](self) for the contract and an example.
 pub trait Policy: Send {
-    /// Its name, for statistics.
+    /// The policy's name, for statistics.
     fn name(&self) -> &'static str;
 
-    /// How hits are to be recorded. Constant.
+    /// How hits are recorded. Constant.
     fn hit_mode(&self) -> HitMode;
 
-    /// Which fraction of the DRAM budget, from 0 up to 1, the cache is to set aside for a *probation area*
-    /// where copies of victims stay, so that a fault on one costs no I/O. Constant. A policy that sees
-    /// hits has no use for one; for one that does not it is the second chance.
+    /// The fraction of the DRAM budget, at least 0 and below 1, for a *probation area*. Constant.
+    ///
+    /// The area keeps copies of victims, so that a fault on one costs no I/O. A policy that sees
+    /// hits does not need it; for one that does not, it is a second chance.
     fn probation_share(&self) -> f32 {
         0.0
     }
 
-    /// The pool may hold up to `frames` frames from now on, with identifiers below `max_frames`.
-    /// Called once before anything else, and again when the budget changes; `max_frames` never falls, and
-    /// frames held stay held even if they are more than `frames`. May allocate.
+    /// Sets the pool's size: up to `frames` frames, with identifiers below `max_frames`.
+    ///
+    /// Called once before anything else, and again when the budget changes. `max_frames` never
+    /// falls. Frames held stay held even if they are more than `frames`. May allocate.
     fn resize(&mut self, frames: usize, max_frames: usize);
 
     /// `frame` now holds `page`, loaded by a miss.
     fn inserted(&mut self, frame: FrameId, page: PageKey, hits: &HitTable);
 
-    /// `frame` was emptied for another reason than `victims` (a truncation, a device detached).
+    /// `frame` was emptied for a reason other than `victims` (a truncation, a detached device).
     fn removed(&mut self, frame: FrameId);
 
-    /// Appends up to `want` frames to `victims`, best victim first, and forgets them. `page_of` tells
-    /// which page a frame holds. Must name at least one frame if it holds any and `want` is not 0.
-    /// `victims` has the capacity already. Batches should stay well below the number of frames (a
-    /// sixteenth, say): a policy cannot rank what has not arrived yet.
+    /// Appends up to `want` frames to `victims`, best victim first, and forgets them.
+    ///
+    /// `page_of` returns the page that a frame holds. Must name at least one frame if it holds any
+    /// and `want` is not 0. `victims` already has the capacity. Batches should stay well below the
+    /// number of frames (a sixteenth, for example): a policy cannot rank pages that are not loaded
+    /// yet.
     fn victims(
         &mut self,
         want: usize,
@@ -161,17 +168,18 @@ pub trait Policy: Send {
     /// A victim could not be evicted because it is in use; the policy holds it again.
     fn returned(&mut self, frame: FrameId, page: PageKey, hits: &HitTable);
 
-    /// The application said it will not need this frame soon: a good next victim, unless it is hit first.
+    /// The application will not need this frame soon: the next victim, unless it is hit first.
     fn demoted(&mut self, frame: FrameId, hits: &HitTable) {
         let _ = (frame, hits);
     }
 }
 
-/// How many hit frames one call of `victims` may pass over and spare. When they are used up, the frame
-/// looked at next is a victim whatever its hits, and the call ends.
+/// How many hit frames one call of `victims` may spare. After that the next frame is a victim
+/// regardless of its hits, and the call ends.
 ///
-/// In the long run a policy passes over at most one frame for each hit, so the limit bounds the longest
-/// call without changing the choice; at some tens of nanoseconds a frame it is about 0.1 ms for one victim.
+/// In the long run a policy spares at most one frame for each hit, so the limit bounds the longest
+/// call without changing the choice. At some tens of nanoseconds a frame that is about 0.1 ms for
+/// one victim.
 const fn pass_limit(want: usize) -> usize {
     4096 + 64 * want
 }

@@ -1,9 +1,10 @@
-//! S3-FIFO: three FIFO queues that get rid of pages used once before they cost anything.
+//! S3-FIFO: three FIFO queues that evict pages used once early.
 //!
-//! J. Yang, Y. Zhang, Z. Qiu, Y. Yue and K. V. Rashmi, "FIFO Queues are All You Need for Cache Eviction",
-//! SOSP 2023, algorithm 1. New pages enter the *small* queue, a tenth of the frames. One that leaves it with
-//! two hits or more moves to the *main* queue; another is evicted and remembered in the *ghost* queue,
-//! and if it comes back soon it enters *main* at once. *main* is a CLOCK with counters up to 3.
+//! J. Yang, Y. Zhang, Z. Qiu, Y. Yue and K. V. Rashmi, "FIFO Queues are All You Need for Cache
+//! Eviction", SOSP 2023, algorithm 1. New pages enter the *small* queue, a tenth of the frames. At
+//! the end of *small*, a page with two hits or more moves to the *main* queue; any other page is
+//! evicted and remembered in the *ghost* queue, and if it is loaded again soon it enters *main* at
+//! once. *main* is a CLOCK with counters up to 3.
 //!
 //! ```text
 //!   miss ─────────────▶ small (1/10) ── hit twice ──▶ main (9/10) ◀─┐ hit: count − 1
@@ -12,29 +13,29 @@
 //!                                       ghost (as many entries as main)
 //! ```
 //!
-//! Three places where the paper leaves a choice:
-//! * *small* or *main*: the paper evicts from *small* if it has a tenth of the frames or more; we evict from
-//!   *main* if it has more than nine tenths. In a full cache that is the same; within a batch the paper's
-//!   wording would go for *main* as soon as *small* has given one page.
-//! * When a promotion overfills *main*, a page of *main* is evicted and the call ends, where the paper's
+//! In three places the paper leaves a choice:
+//! * *small* or *main*: the paper evicts from *small* if it has a tenth of the frames or more; we
+//!   evict from *main* if it has more than nine tenths. In a full cache that is the same; within a
+//!   batch the paper's condition would evict from *main* as soon as *small* has given one page.
+//! * When a promotion overfills *main*, a page of *main* is evicted and the call ends; the paper's
 //!   pseudocode evicts one of *small* as well.
 //! * Counters are cleared on promotion (the paper's text, not its pseudocode).
 //!
-//! Frames the application demoted wait in a queue of their own that is emptied first.
+//! Frames that the application demoted wait in a separate queue that is emptied first.
 //!
-//! Limits: hits must be visible; a page whose second use comes after it left both *small* and *ghost* never
-//! gets in; in caches of a few dozen frames a tenth is too few to tell anything. With batches larger than
-//! *small*, pages are judged before they had time to be hit.
+//! Limits: hits must be visible. A page whose second use comes after it has left both *small* and
+//! *ghost* never enters *main*. In caches of a few dozen frames a tenth is too few to judge by.
+//! With batches larger than *small*, pages are judged before they had time to be hit.
 
 use super::ghost::Ghost;
 use super::list::{Links, Queue};
 use super::{HitMode, HitTable, Policy, pass_limit};
 use crate::ids::{FrameId, PageKey};
 
-/// Hits in *small* that earn a place in *main*.
+/// Hits in *small* that promote a page to *main*.
 const PROMOTION_HITS: u32 = 2;
 
-/// Which queue a linked frame is in.
+/// The queue that a linked frame is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Small,
@@ -49,7 +50,7 @@ pub struct S3Fifo {
     small: Queue,
     main: Queue,
     demoted: Queue,
-    /// By frame; says nothing about a frame that is not linked.
+    /// By frame; meaningless for a frame that is not linked.
     places: Vec<Place>,
     ghost: Ghost,
     main_target: usize,
@@ -86,7 +87,7 @@ impl S3Fifo {
         self.push(place, frame);
     }
 
-    /// The frame that is judged next and where it stands.
+    /// The frame that is judged next, and its queue.
     fn candidate(&self) -> Option<(FrameId, Place)> {
         let place = if self.demoted.len() > 0 {
             Place::Demoted
@@ -103,7 +104,7 @@ impl S3Fifo {
         Some((queue.oldest(&self.links)?, place))
     }
 
-    /// Lets `frame` stay if its hits allow that where it stands.
+    /// Spares `frame` if it has enough hits for its queue; returns whether it did.
     fn spare(&mut self, frame: FrameId, place: Place, hits: &HitTable) -> bool {
         let count = hits.get(frame);
         match place {
@@ -181,7 +182,7 @@ impl Policy for S3Fifo {
         }
     }
 
-    /// Back to the queue it came from: only victims of *small* are in the ghost queue.
+    /// Puts the frame back into its queue: only victims of *small* are in the ghost queue.
     fn returned(&mut self, frame: FrameId, page: PageKey, _hits: &HitTable) {
         let place = if self.ghost.take(page) { Place::Small } else { Place::Main };
         self.push(place, frame);

@@ -1,15 +1,16 @@
-//! SIEVE: CLOCK whose survivors stay where they are.
+//! SIEVE: CLOCK in which survivors keep their place.
 //!
-//! Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson and K. V. Rashmi, "SIEVE is Simpler than LRU: an Efficient
-//! Turn-Key Eviction Algorithm for Web Caches", NSDI 2024, algorithm 1. Pages stand in the order they came. A
-//! hand goes from the oldest towards the newest and back to the oldest; it clears the bit of a page that
-//! was hit and evicts the first that was not. New pages come in at the newest end and not at the hand. So
-//! once the hand has sorted out the popular pages, it works among the new ones and most pages used
-//! once leave quickly, without disturbing the popular ones.
+//! Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson and K. V. Rashmi, "SIEVE is Simpler than LRU: an
+//! Efficient Turn-Key Eviction Algorithm for Web Caches", NSDI 2024, algorithm 1. Pages are in
+//! order of insertion. A hand moves from the oldest towards the newest and back to the oldest; it
+//! clears the bit of a page that was hit and evicts the first that was not. New pages are inserted
+//! at the newest end and not at the hand. So once the hand has passed the popular pages, it works
+//! among the new ones, and most pages used once are evicted quickly, without affecting the popular
+//! ones.
 //!
-//! Limits: not resistant to scans that come back (the authors say so of block workloads): a page seen twice
-//! while the hand goes round counts as popular. Slow to let go of pages that have stopped being popular.
-//! A loop one page longer than the cache hits nothing.
+//! Limits: not resistant to repeated scans (the authors say so of block workloads): a page seen
+//! twice during one round of the hand counts as popular. Slow to evict pages that are no longer
+//! popular. A loop one page longer than the cache never hits.
 
 use super::list::{Links, Queue};
 use super::{HitMode, HitTable, Policy, pass_limit};
@@ -20,7 +21,7 @@ use crate::ids::{FrameId, PageKey};
 pub struct Sieve {
     links: Links,
     queue: Queue,
-    /// The frame looked at next; `None` stands for the oldest.
+    /// The next frame to examine; `None` means the oldest.
     hand: Option<FrameId>,
 }
 
@@ -30,7 +31,7 @@ impl Sieve {
         Sieve::default()
     }
 
-    /// Takes `frame` out of the queue; a hand that stood there moves on.
+    /// Removes `frame` from the queue; if the hand was there it moves to the next frame.
     fn unlink(&mut self, frame: FrameId) {
         if self.hand == Some(frame) {
             self.hand = (self.queue.len() > 1).then(|| self.links.newer(frame));
@@ -93,7 +94,7 @@ impl Policy for Sieve {
         self.queue.push_newest(&mut self.links, frame);
     }
 
-    /// Puts the frame under the hand.
+    /// Puts the frame at the hand.
     fn demoted(&mut self, frame: FrameId, hits: &HitTable) {
         if !self.links.linked(frame) {
             return;

@@ -1,4 +1,4 @@
-//! What the tests of mappings share: files with known bytes, and running a test on both backends.
+//! Shared by the tests of mappings: files with known bytes, and running a test on both backends.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -50,7 +50,7 @@ pub fn bytes_at(offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64).map(byte_at).collect()
 }
 
-/// A file of `len` bytes that is not in the page cache where that can be had.
+/// A file of `len` bytes that is not in the page cache, if the system allows that.
 pub fn write_file(path: &Path, len: u64) -> File {
     use std::io::Write;
     let mut file = File::options().create_new(true).write(true).read(true).open(path).unwrap();
@@ -65,7 +65,7 @@ pub fn write_file(path: &Path, len: u64) -> File {
     file
 }
 
-/// A test file in its own directory, which goes with it.
+/// A test file in its own directory, which is deleted with it.
 pub struct TestFile {
     pub directory: tempfile::TempDir,
     pub file: File,
@@ -82,12 +82,12 @@ impl TestFile {
         TestFile { directory, file, device, len }
     }
 
-    /// Whether the page cache is a copy, so that residency means anything.
+    /// Whether the page cache is a copy of storage, so that residency is meaningful.
     pub fn is_on_storage(&self) -> bool {
         backing(self.file.as_fd()).unwrap() == Backing::Storage
     }
 
-    /// Bytes of the file in the page cache, if the kernel tells.
+    /// Bytes of the file in the page cache, if the kernel reports them.
     pub fn cached_bytes(&self) -> Option<u64> {
         let stat = aquifer_sys::memory::cachestat(self.file.as_fd(), 0, 0).ok()?;
         Some(stat.cached * PAGE)
@@ -102,7 +102,7 @@ pub fn cache_of(budget_bytes: u64) -> Cache {
     Cache::builder().budget_bytes(budget_bytes).build().unwrap()
 }
 
-/// Waits for a condition that background threads bring about.
+/// Waits for a condition that background threads establish.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let give_up = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !condition() {
@@ -119,7 +119,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The smallest executor.
+/// A minimal executor.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);

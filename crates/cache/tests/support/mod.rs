@@ -1,4 +1,5 @@
-//! What the engine's tests share: seeds, devices with hooks, waiting for a condition, child processes.
+//! Shared by the engine's tests: seeds, devices with hooks, waiting for a condition, child
+//! processes.
 
 #![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
@@ -12,8 +13,7 @@ use aquifer_testkit::rng::Rng;
 pub use aquifer_testkit::campaign::{seed, steps};
 pub use aquifer_testkit::child;
 
-/// Waits until `condition` holds. The limit is for a condition that never will: it turns a hang into a
-/// failure.
+/// Waits until `condition` holds. The time limit turns a hang into a failure.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
@@ -41,7 +41,7 @@ pub fn content(device: &dyn Device) -> Vec<u8> {
     buffer[..len].to_vec()
 }
 
-/// A device error with this errno.
+/// The errno of a device error.
 pub fn errno_of(error: &DeviceError) -> Option<i32> {
     match error {
         DeviceError::Io { source, .. } => source.raw_os_error(),
@@ -49,7 +49,7 @@ pub fn errno_of(error: &DeviceError) -> Option<i32> {
     }
 }
 
-/// A failed transfer.
+/// The error of a failed transfer.
 pub fn io_error(operation: IoOperation, errno: i32) -> DeviceError {
     let source = std::io::Error::from_raw_os_error(errno);
     DeviceError::Io { operation, offset_bytes: 0, len_bytes: 0, source }
@@ -58,7 +58,7 @@ pub fn io_error(operation: IoOperation, errno: i32) -> DeviceError {
 type ReadHook = Box<dyn Fn(u64, &mut [u8]) -> Result<(), DeviceError> + Send + Sync>;
 type WriteHook = Box<dyn Fn(u64, &[u8]) -> Result<(), DeviceError> + Send + Sync>;
 
-/// A device that calls a test's code before each transfer.
+/// A device that calls a test's closures before each transfer.
 pub struct Hooked {
     pub inner: Arc<dyn Device>,
     pub alignment_bytes: usize,
@@ -106,13 +106,13 @@ impl Device for Hooked {
     }
 }
 
-/// A device that a cache takes for another one: for tests that compare two interfaces over the same bytes, which
-/// a cache refuses where one of them may write.
+/// A wrapper that a cache treats as a different device: for tests that compare two interfaces over
+/// the same bytes, which a cache refuses if one of them may write.
 pub fn unrelated(device: Arc<dyn Device>) -> Arc<Hooked> {
     Arc::new(Hooked { alignment_bytes: device.alignment_bytes(), ..Hooked::new(device) })
 }
 
-/// A future's result, without a run-time.
+/// Runs a future to completion without a run-time.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -137,7 +137,7 @@ pub fn memory(len: usize, seed: u64) -> (Arc<MemoryDevice>, Vec<u8>) {
     (Arc::new(MemoryDevice::from_bytes(&bytes).unwrap()), bytes)
 }
 
-/// A bare load, which brings the page in by a fault if it is not there.
+/// A bare load, which loads the page by a fault if it is absent.
 pub fn load(mapping: &Mapping, at: usize) -> u8 {
     assert!((at as u64) < mapping.len());
     // SAFETY: inside the mapping.

@@ -1,4 +1,4 @@
-//! What the application says (`demoted`), what is in use (`returned`), what may take how long.
+//! Demoted and returned frames, and bounds on how long policies may take.
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ fn full(kind: PolicyKind, frames: usize) -> Simulator {
 fn demoted_frames_leave_first() {
     for &kind in PolicyKind::all() {
         let mut cache = full(kind, 200);
-        // The hand, if any, stands in the middle of the order.
+        // A hand, if there is one, is in the middle of the order.
         for page in 200..300 {
             cache.access(page);
         }
@@ -66,7 +66,7 @@ fn tries_among_pinned_frames_reach_the_one_that_is_not() {
                 victim == unpinned
             });
             let tries = found.unwrap_or_else(|| panic!("{kind} never names {unpinned:?}")) + 1;
-            // Only sampling can meet a frame twice before it has met all.
+            // Only sampling can name a frame twice before it has named all others.
             let most = if kind == PolicyKind::Lru { 10 * FRAMES } else { FRAMES };
             assert!(tries <= most, "{kind} names {unpinned:?} after {tries} tries");
         }
@@ -108,7 +108,7 @@ fn nothing_is_named_where_nothing_is_wanted_or_held() {
 #[test]
 fn a_smaller_budget_shrinks_the_share_of_new_pages() {
     let mut cache = full(PolicyKind::S3Fifo, 1000);
-    // Pages 0..900 become popular and move to main on the way out.
+    // Pages 0..900 become popular and move to main when they are judged.
     for page in 0..900 {
         (0..3).for_each(|_| assert!(cache.access(page)));
     }
@@ -133,8 +133,8 @@ fn a_page_in_another_frame_inherits_no_hits() {
     assert_eq!(cache.take_victims(1), [frames[0]]);
 }
 
-/// A page of S3-FIFO's small queue that was named a victim and given back was not evicted: it must not
-/// count as a page that comes back.
+/// A page of S3-FIFO's small queue that was named a victim and returned was not evicted: it must
+/// not count as a page that was loaded again.
 #[test]
 fn a_returned_page_is_no_ghost() {
     let mut cache = full(PolicyKind::S3Fifo, 20);
@@ -144,7 +144,7 @@ fn a_returned_page_is_no_ghost() {
     cache.policy.removed(frame);
     cache.hits.reset(frame);
     cache.policy.inserted(frame, page, &cache.hits);
-    // Replace all others. If the page is in small, as it should be, it is the oldest there now.
+    // Replace all others. If the page is in small, as it should be, it is now the oldest there.
     cache.take_victims(19);
     for other in (0..20).map(FrameId).filter(|&other| other != frame) {
         cache.hits.reset(other);

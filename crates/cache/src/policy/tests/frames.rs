@@ -1,4 +1,4 @@
-//! No policy loses a frame or names one it does not hold, whatever happens in which order.
+//! No policy loses a frame or names one it does not hold, for any order of operations.
 
 use proptest::prelude::*;
 
@@ -25,11 +25,11 @@ enum Step {
     Victims {
         want: usize,
     },
-    /// The `nth` of the victims that are neither evicted nor returned yet is returned.
+    /// Returns the `nth` of the victims that are neither evicted nor returned yet.
     Return {
         nth: usize,
     },
-    /// All of them are evicted.
+    /// Evicts all of those victims.
     Evict,
     Resize {
         frames: usize,
@@ -57,7 +57,7 @@ enum State {
     Victim,
 }
 
-/// Where each frame is, according to the cache.
+/// The state of each frame, according to the cache.
 struct Cache {
     policy: Box<dyn Policy>,
     hits: HitTable,
@@ -68,7 +68,7 @@ struct Cache {
 impl Cache {
     fn new(kind: PolicyKind) -> Cache {
         let mut policy = kind.build();
-        // Identifiers above the first size come with a later one.
+        // Identifiers above the first size are added later.
         policy.resize(MAX_FRAMES / 2, MAX_FRAMES / 2);
         policy.resize(MAX_FRAMES, MAX_FRAMES);
         Cache {
@@ -89,7 +89,7 @@ impl Cache {
         let page_of = |frame: FrameId| key(pages[frame.0 as usize]);
         self.policy.victims(want, &self.hits, &page_of, &mut victims);
         prop_assert_eq!(victims.capacity(), want.max(victims.len()), "it made room of its own");
-        // So few frames are below the limit on what a call looks at: all that is wanted is named.
+        // The frames are fewer than a call may examine, so it names all that are requested.
         prop_assert_eq!(victims.len(), want.min(self.all(State::Held).len()));
         for frame in victims {
             let state = &mut self.states[frame.0 as usize];
@@ -110,7 +110,7 @@ impl Cache {
                     self.policy.inserted(id, key(page), &self.hits);
                 }
             }
-            // Also of frames that the policy does not hold: it must not mind.
+            // Also for frames that the policy does not hold: it must ignore those.
             Step::Remove { frame } => {
                 self.policy.removed(FrameId(frame));
                 self.states[frame as usize] = State::Free;

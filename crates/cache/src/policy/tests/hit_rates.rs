@@ -1,11 +1,12 @@
 //! Hit rates against plain models of the published algorithms.
 //!
-//! With one victim at a time FIFO, CLOCK, SIEVE and S3-FIFO must make the very same choices as their
-//! models, so the rates are *equal*; sampled LRU must come close to true LRU.
+//! With one victim at a time FIFO, CLOCK, SIEVE and S3-FIFO must make exactly the same choices as
+//! their models, so the rates are *equal*; sampled LRU must come close to true LRU.
 //!
-//! With batches of `b` a cache of `n` frames has between `n - b` and `n` of them filled. So its rate must
-//! lie between the model's rates for `n - b` and for `n` frames, give or take [`BATCH_SLACK`]: the order of
-//! evictions and insertions differs within a batch, which can help as well as hurt.
+//! With batches of `b` a cache of `n` frames has between `n - b` and `n` of them filled. So its
+//! rate must lie between the model's rates for `n - b` and for `n` frames, give or take
+//! [`BATCH_SLACK`]: the order of evictions and insertions differs within a batch, which can help as
+//! well as hurt.
 
 use aquifer_testkit::model::{self, Model, hit_rate};
 use aquifer_testkit::trace;
@@ -18,10 +19,10 @@ const BATCH: usize = 64;
 const PAGES: u64 = 8192;
 const ACCESSES: usize = 50_000;
 
-/// What a batch may cost or gain beyond the frames it leaves empty.
+/// What a batch may cost or gain beyond the frames that it leaves empty.
 const BATCH_SLACK: f64 = 0.004;
 
-/// How far sampled LRU may be from true LRU.
+/// The largest difference between sampled LRU and true LRU.
 const LRU_SLACK: f64 = 0.002;
 
 const LONG_LOOP: &str = "a loop a fifth longer than the cache";
@@ -44,7 +45,7 @@ fn traces() -> Vec<(&'static str, Trace)> {
     traces.map(cut).into()
 }
 
-/// The rate of each trace, in order, in a fresh cache or model.
+/// The hit rate of each trace, in order, in a fresh cache or model.
 fn rates<M: Model>(fresh: impl Fn() -> M) -> Vec<(&'static str, f64)> {
     traces().into_iter().map(|(name, trace)| (name, hit_rate(&mut fresh(), trace))).collect()
 }
@@ -65,9 +66,9 @@ fn assert_batches_cost_little<M: Model>(kind: PolicyKind, fresh: impl Fn(usize) 
         rates_of(kind, BATCH).into_iter().zip(least).zip(most)
     {
         match kind {
-            // Randomness saves a loop from LRU, whatever the batch.
+            // Randomness keeps some pages of a loop, whatever the batch.
             PolicyKind::Lru if name == LONG_LOOP => assert!(rate > least, "{name}: {rate}"),
-            // The small queue is just longer than a batch, so hardly a page stays in it for a whole
+            // The small queue is just longer than a batch, so few pages stay in it for a whole
             // round, and a loop needs all the pages it can keep.
             PolicyKind::S3Fifo if name == LONG_LOOP => assert!(rate > 0.5, "{name}: {rate}"),
             _ => assert!(
@@ -111,7 +112,7 @@ fn s3_fifo_is_s3_fifo() {
         Simulator::with_sized_policy(Box::new(policy), FRAMES, 1)
     });
     assert_within(&exact, &single, 0.0);
-    // What the two liberties we take cost: one victim a miss, and a ghost table that may forget early.
+    // The cost of two deviations: one victim per miss, and a ghost table that may forget early.
     assert_within(&exact, &to_the_letter, 0.001);
     assert_within(&rates_of(PolicyKind::S3Fifo, 1), &to_the_letter, 0.001);
     assert_batches_cost_little(PolicyKind::S3Fifo, model::S3Fifo::new);
@@ -127,7 +128,7 @@ fn sampled_lru_is_close_to_lru() {
     }
     assert_batches_cost_little(PolicyKind::Lru, model::Lru::new);
 
-    // Also where the pool is as large as the cache, or the sample a smaller part of it.
+    // Also if the pool is as large as the cache, or the sample a smaller part of it.
     for frames in [16, 64, 4096] {
         let trace = || trace::zipf(8 * frames as u64, 0.8, 5).take(40 * frames);
         let lru = hit_rate(&mut model::Lru::new(frames), trace());
@@ -136,7 +137,7 @@ fn sampled_lru_is_close_to_lru() {
     }
 }
 
-/// Not an equality but the point of it all: what the table in the policies' documentation claims.
+/// Checks the claim of the table in the policies' documentation, though not as an equality.
 #[test]
 fn the_policies_for_skewed_popularity_are_better_at_it() {
     let rate = |kind: PolicyKind| {

@@ -1,4 +1,4 @@
-//! The policies' tests: a cache reduced to what a policy sees of it, and what is checked with it.
+//! Tests of the policies: a cache reduced to what a policy sees of it, and checks on top.
 
 mod advice;
 mod frames;
@@ -15,8 +15,8 @@ fn key(page: u64) -> PageKey {
     PageKey { store: StoreId(0), page: PageId(page) }
 }
 
-/// Drives a policy as the cache does: hits go to the table only; a miss that finds no free frame asks for
-/// a batch of victims.
+/// Drives a policy as the cache does: hits go to the table only; a miss that finds no free frame
+/// requests a batch of victims.
 struct Simulator {
     policy: Box<dyn Policy>,
     hits: HitTable,
