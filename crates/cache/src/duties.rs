@@ -139,15 +139,15 @@ pub(crate) fn writing() -> Option<u32> {
     Some(unsafe { &*call.height }.get())
 }
 
-/// Calls `visit` for each load that the thread is in, with the pool that its frames come from, which the load has borrowed, and how
-/// many it has.
+/// Calls `visit` for each load on this thread's stack, with the pool of its frames (which the load
+/// borrows) and the number of frames it holds.
 pub(crate) fn for_each_load(mut visit: impl FnMut(*const FramePool, usize)) {
     calls()
         .filter(|call| !call.pool.is_null())
         .for_each(|call| visit(call.pool, call.frames.get()));
 }
 
-/// Frames of a pool that the thread has taken for pages it is loading.
+/// The number of frames of a pool that the thread holds for pages it is loading.
 pub(crate) fn frames_in_hand(pool: *const FramePool) -> usize {
     calls().filter(|call| ptr::eq(call.pool, pool)).map(|call| call.frames.get()).sum()
 }

@@ -81,15 +81,15 @@ impl Shrink {
 #[repr(align(128))]
 struct List(Mutex<Vec<u32>>);
 
-/// Frames of a pool that threads have taken for pages which they are loading, while these threads wait for a frame. Relaxed: a
-/// census that sees a change late is repeated.
+/// Counts the frames of a pool that loading threads hold while they wait for another frame, by the
+/// pool that they wait for. Relaxed: a census that reads a stale value is repeated.
 #[derive(Default)]
 pub struct HeldByWaiters {
-    /// For one of this pool.
+    /// Waiting for a frame of this pool.
     pub own: AtomicUsize,
-    /// For one of the other pool of the same cache.
+    /// Waiting for a frame of the cache's other pool.
     pub beside: AtomicUsize,
-    /// For one of another cache.
+    /// Waiting for a frame of another cache.
     pub elsewhere: AtomicUsize,
 }
 
@@ -117,7 +117,7 @@ pub struct FramePool {
     max_frames: usize,
     /// Rings whenever frames are given back; threads waiting for a frame sleep on it.
     returned: Doorbell,
-    /// Which of its frames are in the hands of threads that wait themselves.
+    /// Its frames that are held by waiting threads.
     pub held: HeldByWaiters,
     /// Frames, and pages of a store that is emptied, looked at one after the other.
     #[cfg(test)]

@@ -1,22 +1,22 @@
-//! Guessing that a page which is read will be stored to.
+//! Predicts whether a page that is read will be stored to.
 //!
-//! A clean page of a writable mapping is installed write-protected. So a program that reads and
-//! then stores pays for two faults, and in a virtual machine for interrupting every CPU that runs
-//! one of its threads. If nearly every page that is read is stored to soon after, pages are
-//! installed writable, and Dirty, at once.
+//! A clean page of a writable mapping is installed write-protected, so reading and then storing
+//! takes two faults, and the second one interrupts every CPU that runs a thread of the process.
+//! If nearly every page that is read is stored to soon after, pages are installed writable and
+//! Dirty at once.
 //!
-//! The guess may be wrong, and a page that was only read must not be written back: another writer
-//! may have changed it on the device since. So a hash of the loaded bytes is kept for each guessed
-//! page. Write-back protects the page and hashes it again; if nothing has changed, the page becomes
-//! clean and no byte is written. The hash has 128 bits, with a seed that each process draws at
-//! random: two different contents collide by chance once in 10^38.
+//! The prediction may be wrong, and a page that was only read must not be written back: another
+//! writer may have changed it on the device in the meantime. So the store remembers a hash of what
+//! was loaded. Write-back protects the page, hashes it again, and leaves it out if nothing has
+//! changed. The hash has 128 bits and a random seed: two contents collide by chance once in 10^38.
 //!
-//! One page in sixteen is still installed protected, to test whether the guess holds.
+//! One page in sixteen is still installed protected and watched, to see whether the prediction
+//! holds.
 //!
 //! # Invariant
-//! A page is guessed only while it is Loading, Dirty or Cleaning, and only as long as the device has what was loaded: sealing a
-//! page (Dirty → Cleaning) ends the guess, and so does writing a snapshot of it. A guess that stayed would compare with what
-//! the device had long ago.
+//! A page is *guessed* only while it is Loading, Dirty or Cleaning, and only while the device holds
+//! what was loaded: sealing the page (Dirty → Cleaning) ends the guess, and so does writing a
+//! snapshot of it. Otherwise a later store of the loaded content would be lost.
 
 use std::io;
 
@@ -40,11 +40,11 @@ pub(crate) struct Guesses {
     loads: AtomicU32,
     watched: AtomicU32,
     stored_to: AtomicU32,
-    /// One bit for each page: it came in by a guess, and has not been written since.
+    /// One bit per page: it was guessed, and has not been written since.
     guessed: LazyArray<AtomicU64>,
-    /// One bit for each page: it came in protected, and its load was counted in `watched`.
+    /// One bit per page: it was installed protected, and its load is counted in `watched`.
     is_watched: LazyArray<AtomicU64>,
-    /// What it held then, in two halves.
+    /// The hash of what was loaded, two words per page.
     hashes: LazyArray<AtomicU64>,
     seed: u64,
 }
@@ -81,7 +81,7 @@ impl Guesses {
         false
     }
 
-    /// A page was loaded: `watched` if [`Guesses::will_be_stored_to`] was asked about it and said no.
+    /// Notes a load; `watched` if [`Guesses::will_be_stored_to`] returned `false` for it.
     pub fn loaded(&self, page: u64, watched: bool) {
         let (word, bit) = (&self.is_watched[(page / 64) as usize], 1 << (page % 64));
         if watched {
@@ -91,8 +91,8 @@ impl Guesses {
         }
     }
 
-    /// A page that was protected is stored to. Counts once for each load that is watched, so that pages which are written back and
-    /// stored to over and over say nothing about those that are loaded.
+    /// Notes the first store to a protected page. Counts once per watched load, so that pages which
+    /// are written back and stored to repeatedly do not count.
     pub fn stored_to(&self, page: u64) {
         let (word, bit) = (&self.is_watched[(page / 64) as usize], 1 << (page % 64));
         if word.load(Ordering::Relaxed) & bit != 0
@@ -115,12 +115,12 @@ impl Guesses {
         self.guessed[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
     }
 
-    /// Ends the guess about a page.
+    /// Ends the guess of a page.
     pub fn forget(&self, page: u64) {
         self.guessed[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
     }
 
-    /// Whether `content`, of a page that came in by a guess, is what it came in with.
+    /// Returns whether `content` is what was loaded into a guessed page.
     pub fn is_unchanged(&self, page: u64, content: &[u8]) -> bool {
         let halves = self.halves(content).into_iter();
         halves.zip(self.words_of(page)).all(|(half, word)| half == word.load(Ordering::Relaxed))
@@ -145,7 +145,7 @@ mod tests {
             .map(|_| {
                 let guessed = guesses.will_be_stored_to();
                 guesses.loaded(0, !guessed);
-                // Stored to again and again, as after write-back: only the first time counts.
+                // Stores after write-backs: only the first one counts.
                 (0..if stores { 3 } else { 0 }).for_each(|_| guesses.stored_to(0));
                 u32::from(guessed)
             })

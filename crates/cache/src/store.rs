@@ -228,7 +228,8 @@ pub(crate) struct Store<M: PageMemory> {
     /// The first failed sync of the device. Final: later successful syncs do not clear it.
     pub sync_failure: OnceLock<DeviceError>,
     loaded: LoadedRegions,
-    /// Where stores to clean pages fault, once the store may be written; without, every page comes in protected.
+    /// Set once the store is writable, if stores to its clean pages fault. Without it, every page is
+    /// installed protected.
     guesses: OnceLock<Guesses>,
     /// It is about to be detached, and prefetches come to their end.
     pub leaving: AtomicBool,
@@ -275,7 +276,7 @@ impl<M: PageMemory> Store<M> {
         Ok(Store { id: store.engine.reserve_id(), ..store })
     }
 
-    /// Guesses are made from now on, if there is memory to keep them.
+    /// Enables guesses, if there is memory for them.
     fn make_guesses(&self) {
         if M::PROTECTS
             && self.guesses.get().is_none()
@@ -671,7 +672,7 @@ impl<M: PageMemory> Store<M> {
         Some(frame)
     }
 
-    /// Whether a page came in writable by a guess and has not been written since.
+    /// Returns whether a page was guessed, and has not been written since.
     pub fn is_guessed(&self, page: u64) -> bool {
         self.guesses.get().is_some_and(|guesses| guesses.is_guessed(page))
     }
@@ -688,12 +689,12 @@ impl<M: PageMemory> Store<M> {
         guesses.is_unchanged(page, content)
     }
 
-    /// Whether a snapshot, of a page that this thread has pinned for it, is what was loaded by a guess. Otherwise it is about to be
-    /// written, which ends the guess.
+    /// Returns whether the snapshot of a guessed page, which this thread has pinned, equals what was
+    /// loaded. If not, ends the guess: the caller writes the snapshot.
     pub fn is_snapshot_of_what_was_only_read(&self, page: u64, snapshot: *const u8) -> bool {
         let guessed = self.guesses.get().filter(|guesses| guesses.is_guessed(page));
         guessed.is_some_and(|guesses| {
-            // SAFETY: a buffer of this thread's that holds a page.
+            // SAFETY: the buffer belongs to this thread and holds a page.
             let content = unsafe { std::slice::from_raw_parts(snapshot, self.geometry.page_bytes) };
             let is_unchanged = guesses.is_unchanged(page, content);
             if !is_unchanged {

@@ -612,7 +612,7 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
             self.next += 1;
             let run = self.runs[index];
             if run.snapshot && self.store.is_snapshot_of_what_was_only_read(run.first, memory) {
-                // Nothing to write: it stays as dirty as it was.
+                // Nothing to write; the page stays Dirty.
                 self.runs[index].progress = Progress::Ended;
                 self.copies.retain(|&(of, _)| of != index as u64);
                 self.store.unpin(run.first);

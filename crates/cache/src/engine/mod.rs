@@ -654,10 +654,11 @@ impl Engine {
         self.count_as_held(pool, |held, frames| _ = held.fetch_sub(frames, Ordering::Relaxed));
     }
 
-    /// Changes the counts of what this thread has in hand while it waits for a frame of `pool`.
+    /// Applies `change` to the counters of the frames that this thread holds while it waits for a
+    /// frame of `pool`.
     fn count_as_held(&self, pool: &FramePool, change: impl Fn(&AtomicUsize, usize)) {
         duties::for_each_load(|of, frames| {
-            // SAFETY: the load has borrowed it, and is not over.
+            // SAFETY: the load borrows the pool and has not returned.
             let held = unsafe { &(*of).held };
             let held = if ptr::eq(of, pool) {
                 &held.own
@@ -670,12 +671,12 @@ impl Engine {
         });
     }
 
-    /// What the frames of a pool are needed for, and which come back.
+    /// Counts the granted frames of a pool by what keeps them.
     fn census(&self, pool: &FramePool) -> Census {
         let (mut census, loading) = self.count_frames(pool);
         let mut held = self.held_up(pool);
         let beside = pool.held.beside.load(Ordering::Relaxed);
-        // A thread that waits for the other pool goes on if that has something coming by itself.
+        // A thread that waits for the other pool proceeds if that pool gets a frame by itself.
         let other = if ptr::eq(pool, &self.arena) { &self.mapped } else { &self.arena };
         if beside > 0 && loading > held {
             let (there, loading_there) = self.count_frames(other);
@@ -688,15 +689,15 @@ impl Engine {
         census
     }
 
-    /// Frames in the hands of threads that do not go on before a frame of this pool, or of another cache, comes; and of this
-    /// thread, which does not go on while it looks.
+    /// The number of frames held by threads that wait for a frame of this pool or of another cache,
+    /// and by this thread, which cannot proceed during the census.
     fn held_up(&self, pool: &FramePool) -> usize {
         let (own, elsewhere) = (&pool.held.own, &pool.held.elsewhere);
         let waiting = own.load(Ordering::Relaxed) + elsewhere.load(Ordering::Relaxed);
         waiting + duties::frames_in_hand(pool)
     }
 
-    /// Looks at every frame of a pool that was ever wanted. Those of pages that are being loaded are counted apart.
+    /// Counts every granted frame of a pool. Returns the frames of pages in Loading separately.
     fn count_frames(&self, pool: &FramePool) -> (Census, usize) {
         let mut census = Census::default();
         let mut loading = 0;
@@ -711,7 +712,7 @@ impl Engine {
             let keeps = store.map_or(Keeps::Nothing, |store| store.keeps(page.page, frame));
             match keeps {
                 Keeps::Loading => loading += 1,
-                // Also where an evictor has it in hand: it will give that back to the policy, not free it.
+                // Also if an evictor holds the frame: it will return it to the policy, not free it.
                 Keeps::Pin => census.pinned += 1,
                 Keeps::Dirt => census.unwritable += 1,
                 Keeps::Writing => census.writing += 1,
