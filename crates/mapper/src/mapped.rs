@@ -102,8 +102,8 @@ impl Mapped {
             was_tried(elsewhere, len).map_err(NotMapped::Refused)?;
         }
         let extent = heap.take(len).map_err(NotMapped::NoAddresses)?;
-        // All of the extent, so that nothing it held before remains. SAFETY: the extent's addresses
-        // belong to this mapping alone.
+        // All of the extent, so that nothing it held before remains.
+        // SAFETY: the extent's addresses belong to this mapping alone.
         let mapped = unsafe {
             memory::map_file_at(
                 extent.address(),
@@ -183,7 +183,7 @@ impl Mapped {
 
     /// The file, reopened if necessary; `None` if its path no longer names it.
     pub fn file(&self, name: &FileName) -> Option<Arc<Kept>> {
-        // Asks this mapping, so before it is locked.
+        // Before the lock: `path` takes the same lock.
         let path = name.path(Some(self));
         let mut kept = self.lock_file();
         if let Some(kept) = &*kept {
