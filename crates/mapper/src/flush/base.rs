@@ -73,7 +73,7 @@ impl Bases {
         self.free.pop().expect("just filled")
     }
 
-    /// A part of a copy was filled from the file: it counts as written.
+    /// Records that a part of a copy was filled from the file: it counts as written.
     pub fn take_in(&mut self, page: PageIndex, at: usize, bytes: &[u8]) {
         if let Some(&place) = self.places.get(&page) {
             // SAFETY: as in `set`; `self` is borrowed mutably, so this is the only reference.

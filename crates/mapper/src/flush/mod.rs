@@ -77,7 +77,7 @@ use write::{Pass, Written};
 pub(crate) use plan::Choice;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
-/// What a flush has done.
+/// The result of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Flushed {
