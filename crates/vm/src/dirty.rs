@@ -166,9 +166,9 @@ pub struct DirtyTracker {
     scans_private: bool,
     /// Pages known to have a private copy, as of the last take or drop.
     known: PageBits,
-    /// Stored to and not handed out, or given back.
+    /// Stored to but not yet handed out, or given back.
     pending: Vec<PageRun>,
-    /// Where the next drop begins to look.
+    /// Where the next drop starts.
     drop_from: PageIndex,
 }
 

@@ -42,7 +42,7 @@ const IN_FORCE: u64 = (1 << 32) - 1;
 /// A mapping whose unreadable pages are replaced while closures access it.
 #[derive(Debug)]
 pub struct Replaceable {
-    /// What is replaced at a time: the page of the mapping.
+    /// Unit of replacement: the page size of the mapping.
     unit_bytes: usize,
     /// Whether the mapping has no fault owner in the arena: then [`serve_unowned`] serves its
     /// faults.
@@ -56,7 +56,7 @@ pub struct Replaceable {
 /// Replacements that have not been undone.
 #[derive(Debug)]
 struct Left {
-    /// All of them lie within these addresses.
+    /// Bounds that contain all of them.
     start: usize,
     end: usize,
     count: u64,
