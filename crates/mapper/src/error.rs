@@ -52,9 +52,9 @@ pub enum MapError {
     Range {
         /// The file.
         path: PathBuf,
-        /// First byte asked for.
+        /// First byte requested.
         start: u64,
-        /// Behind the last byte asked for.
+        /// The byte behind the last one requested.
         end: u64,
         /// Its length.
         len_bytes: u64,
@@ -64,9 +64,9 @@ pub enum MapError {
         "bytes {start} to {end} are outside of the view, which has {len_bytes}; map a larger range, or grow it"
     )]
     OutsideView {
-        /// First byte asked for.
+        /// First byte requested.
         start: u64,
-        /// Behind the last byte asked for.
+        /// The byte behind the last one requested.
         end: u64,
         /// Length of the view.
         len_bytes: u64,
@@ -143,7 +143,7 @@ pub enum MapError {
     GrowBeyond {
         /// The file.
         path: PathBuf,
-        /// Length asked for.
+        /// Length requested.
         len_bytes: u64,
         /// The longest possible view.
         capacity_bytes: u64,
@@ -153,7 +153,7 @@ pub enum MapError {
     Grow {
         /// The file.
         path: PathBuf,
-        /// Length asked for.
+        /// Length requested.
         len_bytes: u64,
         /// The system's error.
         source: io::Error,

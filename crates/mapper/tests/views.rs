@@ -493,7 +493,7 @@ fn a_child_that_drops_what_it_inherited_unmaps_nothing_of_its_own() {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
         );
-        // SAFETY: maps anonymous memory without `MAP_FIXED`, so nothing is replaced.
+        // SAFETY: `MAP_FIXED_NOREPLACE` replaces no existing mapping.
         let own = unsafe { libc::mmap(address.cast(), 4096, access, flags, -1, 0) };
         let is_free = own == address.cast();
         drop((shown, mapper));

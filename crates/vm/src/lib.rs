@@ -56,7 +56,7 @@ pub enum VmError {
          at a time"
     )]
     Reserve {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The system's error.
         source: io::Error,
@@ -67,7 +67,7 @@ pub enum VmError {
          drop mappings that are no longer used"
     )]
     ArenaFull {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The size of the arena.
         arena_bytes: u64,
@@ -78,7 +78,7 @@ pub enum VmError {
     /// A mapping call failed inside the reservation.
     #[error("cannot map {len_bytes} bytes: {source}")]
     Map {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The system's error.
         source: io::Error,
@@ -94,7 +94,7 @@ pub enum VmError {
     FixedRange {
         /// First byte.
         address: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// What is wrong with it.
         problem: fixed::RangeProblem,
@@ -107,7 +107,7 @@ pub enum VmError {
     AddressTaken {
         /// First byte.
         address: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The mapping that occupies the address, as named in `/proc/self/maps`.
         by: String,
@@ -122,7 +122,7 @@ pub enum VmError {
         sanitizer: Sanitizer,
         /// First byte.
         address: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
     },
     /// No gap between the ranges taken is large enough.
@@ -131,7 +131,7 @@ pub enum VmError {
          no longer needed, or make this one smaller"
     )]
     WindowFull {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
     },
     /// The kernel gave no random numbers.
