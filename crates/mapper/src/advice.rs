@@ -170,7 +170,7 @@ impl FileView {
     /// # let path = directory.path().join("log");
     /// # std::fs::write(&path, vec![7; 1 << 20])?;
     /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
-    /// view.advise(Advice::Sequential, 0..view.len_bytes())?; // a helper maps it ahead of this thread
+    /// view.advise(Advice::Sequential, 0..view.len_bytes())?; // mapped ahead by a helper
     /// assert_eq!(view.read(|bytes| bytes.to_vec().len())?, 1 << 20);
     /// # Ok(())
     /// # }

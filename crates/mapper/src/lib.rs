@@ -27,6 +27,7 @@
 //!   ([`MapperBuilder::resident_budget_bytes`]).
 //! * *Faults as errors*: [`FileView::read`] survives a file that is truncated or unreadable, and
 //!   reports the offset.
+//!
 //! # Restrictions
 //! The addresses of a view belong to the mapper: do not call `munmap`, `mprotect`, `mremap` or
 //! `madvise` on them.
@@ -287,8 +288,8 @@ impl Mapper {
     /// the time of the call.
     ///
     /// # Errors
-    /// [`MapError::Open`], [`MapError::NotMappable`], [`MapError::Range`], [`MapError::TooManyMappings`],
-    /// [`MapError::Map`].
+    /// [`MapError::Open`], [`MapError::NotMappable`], [`MapError::Range`],
+    /// [`MapError::TooManyMappings`], [`MapError::Map`].
     pub fn map(
         &self,
         path: impl AsRef<Path>,
@@ -352,7 +353,8 @@ impl Mapper {
     /// that cannot be mapped: pipes are read to their end, and files in `/proc` have their content.
     ///
     /// # Errors
-    /// [`MapError::Open`], [`MapError::Read`], [`MapError::TooLong`], and those of [`Mapper::map`] and [`FileView::read`].
+    /// [`MapError::Open`], [`MapError::Read`], [`MapError::TooLong`], and those of [`Mapper::map`]
+    /// and [`FileView::read`].
     pub fn read_once<T>(
         &self,
         path: impl AsRef<Path>,
@@ -460,7 +462,7 @@ impl fmt::Debug for Mapper {
 impl Drop for Mapper {
     fn drop(&mut self) {
         if !self.shared.mark.is_current() {
-            // Another thread of the parent may have held any of its locks during the fork: leak it.
+            // Another thread of the parent may have been changing it during the fork: leak it.
             std::mem::forget(self.shared.clone());
         }
     }

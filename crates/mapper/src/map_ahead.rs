@@ -32,8 +32,8 @@
 //! a normal thread takes time from the readers, and an idle one does not. But populating holds the
 //! lock of the address space for reading, and a helper that is preempted during a call keeps it:
 //! with all CPUs busy, an `mmap` of another thread waited up to 320 ms for a helper that populated
-//! 2 MiB a call. So calls are short ([`CALL_BYTES`]). Between them the helper holds no lock; it
-//! yields its CPU, and sleeps if it was preempted ([`ASIDE`]). It starts no piece while more
+//! 2 MiB a call. So calls are short (`CALL_BYTES`). Between them the helper holds no lock; it
+//! yields its CPU, and sleeps if it was preempted (`ASIDE`). It starts no piece while more
 //! threads are runnable than there are CPUs: two readers on two CPUs lost a tenth of their speed to
 //! a helper that did.
 //!

@@ -91,8 +91,9 @@ impl PrivateFile {
     /// Stores bytes at `offset_bytes` of the view.
     ///
     /// # Errors
-    /// [`MapError::OutsideView`](super::MapError::OutsideView); [`MapError::Fault`](super::MapError::Fault), after which
-    /// some of the bytes may have been stored.
+    /// [`MapError::OutsideView`](super::MapError::OutsideView);
+    /// [`MapError::Fault`](super::MapError::Fault), after which some of the bytes may have been
+    /// stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         self.mapping.check_process()?;
         let _storing = self.stores.read().unwrap_or_else(PoisonError::into_inner);

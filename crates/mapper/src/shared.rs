@@ -53,7 +53,8 @@ impl SharedFile {
     /// Stores bytes at `offset_bytes` of the view.
     ///
     /// # Errors
-    /// [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been stored.
+    /// [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been
+    /// stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         self.mapping.write_at(offset_bytes, bytes)
     }

@@ -110,7 +110,8 @@ impl StoredFile {
 /// A writable mapping is populated like any other: loads and advice do not change its contents.
 macro_rules! fetch_stores_of {
     ($file:ty) => {
-        // SAFETY: the place is mapped readable, whole, from when the mapping is made until it is dropped.
+        // SAFETY: the place is mapped readable, whole, from when the mapping is made until it is
+        // dropped.
         unsafe impl Span for $file {
             fn address(&self) -> *const u8 {
                 self.mapping().base()
@@ -148,8 +149,8 @@ impl FileView {
     /// Stores bytes at `offset_bytes` of the view.
     ///
     /// # Errors
-    /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been
-    /// stored.
+    /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of
+    /// the bytes may have been stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         match self.stores()? {
             StoredFile::Private(file) => file.write_at(offset_bytes, bytes),

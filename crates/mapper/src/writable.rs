@@ -21,8 +21,10 @@
 //! held page faults and is repeated.
 //!
 //! # Invariants
-//! * A page is marked in `replaced` before zeros appear there, and unmarked before the file is back.
-//! * A page of a private mapping is held, replaced and mapped again by one thread at a time ([`Holds`]).
+//! * A page is marked in `replaced` before zeros appear there, and unmarked before the file is
+//!   back.
+//! * A page of a private mapping is held, replaced and mapped again by one thread at a time
+//!   ([`Holds`]).
 //! * `len_bytes` only grows, under `growing`.
 
 use std::fs::File;
@@ -140,7 +142,8 @@ impl Holds {
     /// A number unique among living threads. Async-signal-safe.
     fn mark() -> usize {
         thread_local! {
-            /// Initialised at compile time and without a destructor: the handler's access allocates nothing.
+            /// Initialised at compile time and without a destructor: the handler's access allocates
+            /// nothing.
             static MARK: u8 = const { 0 };
         }
         MARK.with(|mark| ptr::from_ref(mark).addr())

@@ -1,9 +1,9 @@
 //! One reserved range of addresses for every mapping Aquifer makes.
 //!
-//! The range is reserved once, without access, memory or commit charge, and cut into slots. A mapping
-//! takes a run of whole slots and replaces the reservation there with `MAP_FIXED`; releasing it puts the
-//! reservation back. A table with one pointer a slot tells the fault router the owner of an address:
-//! two loads, no lock, async-signal-safe.
+//! The range is reserved once, without access, memory or commit charge, and cut into slots. A
+//! mapping takes a run of whole slots and replaces the reservation there with `MAP_FIXED`;
+//! releasing it puts the reservation back. A table with one pointer a slot tells the fault router
+//! the owner of an address: two loads, no lock, async-signal-safe.
 //!
 //! # Invariants
 //! * A slot's owner is set after its range is mapped and cleared before it is released.

@@ -57,7 +57,7 @@ pub fn bounds_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
 
 const BLOCK_BYTES: usize = 4096;
 
-/// Bytes of a mapping that stay mapped while this exists.
+/// Bytes of a mapping, readable while this exists.
 ///
 /// Not a slice: a writable mapping, or the file under a kernel-backed one, may change at any time.
 /// Reading copies, so a result may be torn but is always valid bytes.

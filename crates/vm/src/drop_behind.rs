@@ -16,7 +16,7 @@
 //! process can raise by any amount: before anything is dropped the files are measured. Where
 //! `cachestat` is missing (before Linux 6.5, or for files of other users), the measurement counts
 //! the file's pages in this process's page tables, and misses pages read ahead.
-//! uncounted.
+//!
 //! # Sleeping
 //! The thread checks every 2 ms near the bound, and less often the farther it is from it, because
 //! no device fills memory faster than one page per half microsecond. While nothing changes, it

@@ -315,8 +315,8 @@ impl FileMapping {
         copied.then_some(()).ok_or(Inaccessible)
     }
 
-    /// Copies into the mapping past the caches; on persistent memory the bytes are durable on return.
-    /// `flush` is available on this CPU.
+    /// Copies into the mapping past the caches; on persistent memory the bytes are durable on
+    /// return. `flush` is available on this CPU.
     ///
     /// # Safety
     /// As for [`FileMapping::write`].
@@ -398,7 +398,8 @@ mod tests {
             while !asking.is_finished() {
                 let memory = memory::map_anonymous(LEN_BYTES).unwrap();
                 for page in (0..LEN_BYTES).step_by(64 * SMALL_PAGE_BYTES) {
-                    // SAFETY: inside the memory just mapped; a hole in it ends the test with a signal.
+                    // SAFETY: inside the memory just mapped; a hole in it ends the test with a
+                    // signal.
                     unsafe { memory.add(page).write_volatile(7) };
                 }
                 // SAFETY: as above.

@@ -84,9 +84,9 @@ pub struct FixedRange {
 
 impl FixedRange {
     /// Maps part of a file privately: a store copies its page and stays in this process.
+    ///
     /// Memory is charged page by page, as pages are stored to. If the file is shorter than the
     /// mapping, an access behind its end raises SIGBUS.
-    /// SIGBUS where it ends.
     pub fn map_private(
         address: u64,
         len_bytes: u64,

@@ -238,7 +238,8 @@ impl Replaceable {
         })
     }
 
-    /// The innermost guard of the calling thread that covers `address` in this mapping. Async-signal-safe.
+    /// The innermost guard of the calling thread that covers `address` in this mapping.
+    /// Async-signal-safe.
     fn covering(&self, address: usize) -> Option<&Guard> {
         Guard::innermost(address, |guard| ptr::eq(guard.mapping, self))
     }

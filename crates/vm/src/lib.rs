@@ -1,7 +1,7 @@
 //! Address space: where mappings live and who serves their faults.
 //!
-//! * [`arena`]: one reserved range of addresses, cut into slots. Every mapping of Aquifer is placed in
-//!   it, so the owner of a faulting address is found by a subtraction and a shift.
+//! * [`arena`]: one reserved range of addresses, cut into slots. Every mapping of Aquifer is placed
+//!   in it, so the owner of a faulting address is found by a subtraction and a shift.
 //! * [`router`]: the one handler of SIGBUS and SIGSEGV. Faults in the arena go to their owner,
 //!   foreign ones to the handler that was installed before.
 //! * [`fork`]: what a forked child may still do: it may not use its parent's mappings.

@@ -168,8 +168,8 @@ unsafe fn call_on(
     function: extern "C" fn(*mut libc::c_void),
     argument: *mut libc::c_void,
 ) {
-    // SAFETY: r12 is callee-saved, so it holds the old stack pointer across the call; everything else
-    // that the C ABI lets the callee change is declared.
+    // SAFETY: r12 is callee-saved, so it holds the old stack pointer across the call; everything
+    // else that the C ABI lets the callee change is declared.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",
@@ -212,11 +212,11 @@ unsafe fn call_on(
     }
 }
 
-/// Prepares the calling thread for faults through bare pointers: unblocks SIGBUS and SIGSEGV, and gives
-/// the thread an alternate stack of 64 KiB where it has none or a smaller one.
+/// Prepares the calling thread for faults through bare pointers: unblocks SIGBUS and SIGSEGV, and
+/// gives the thread an alternate stack of 64 KiB where it has none or a smaller one.
 ///
-/// Only needed in threads that block all signals or may touch a mapping with their stack nearly full.
-/// The stack exists for the life of the thread and is freed at its end.
+/// Only needed in threads that block all signals or may touch a mapping with their stack nearly
+/// full. The stack exists for the life of the thread and is freed at its end.
 pub fn prepare_thread() -> Result<(), VmError> {
     thread_local! {
         static OWN: std::cell::RefCell<Option<OwnStack>> = const { std::cell::RefCell::new(None) };

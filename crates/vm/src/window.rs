@@ -16,7 +16,6 @@
 //! * Rights apply to this thread's accesses and system calls; not to `ptrace`, `process_vm_writev`
 //!   and `/proc/…/mem`, and not to kernel threads (io_uring). Any code can open a window itself:
 //!   this guards against mistakes only.
-//!   guard against mistakes.
 
 use std::cell::Cell;
 use std::io;

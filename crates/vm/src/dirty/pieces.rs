@@ -105,7 +105,7 @@ pub(super) enum State {
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     state: State,
-    /// Failed checks for being full: the next check comes after 2^`backoff` times as many takes.
+    /// Failed checks for being full: each doubles the takes until the next check.
     backoff: u8,
     /// `Cold`: visits of its pages by scans. `Armed`: the take at which to check whether it is
     /// full.
