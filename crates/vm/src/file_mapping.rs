@@ -7,8 +7,8 @@
 //! Address space is reserved for twice the file. While the file grows inside it, only the new part
 //! is mapped and no address changes. When the file outgrows the reservation, all of it is mapped a
 //! second time into a reservation twice as large. The earlier one stays as long as this object
-//! lives, because another thread may be copying from it: together the earlier ones are never more
-//! than twice the last.
+//! lives, because another thread may be copying from it: all reservations together take less than
+//! twice the last one.
 //!
 //! # Accesses
 //! The bytes may change concurrently, in any process, so there are no references into the mapping,
@@ -384,6 +384,7 @@ mod tests {
         unsafe { mapping.write(offset_bytes, source) }
     }
 
+    /// Most files are not persistent memory, and the check must not unmap other threads' memory.
     #[test]
     fn a_refusal_unmaps_nobodys_memory() {
         const LEN_BYTES: usize = 4 << 20;

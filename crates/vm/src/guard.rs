@@ -265,7 +265,7 @@ struct Guard {
     outer: Cell<*const Guard>,
     /// The first address that could not be read, or 0.
     failed_at: AtomicUsize,
-    /// First address behind which everything was replaced; `usize::MAX` if none.
+    /// Start of the part replaced as a whole because the file has ended; `usize::MAX` if none.
     ended_from: AtomicUsize,
     /// Bounds of the pages replaced by zero pages.
     replaced_start: AtomicUsize,

@@ -17,9 +17,8 @@
 //!   stays dirty.
 //! * Only pages that were stored to are written, and of them only bytes of the view. Clean pages in
 //!   short gaps between them are written onto themselves from the page cache, where that is cheaper
-//!   (`plan`), and only while no other process has the file open or mapped
-//!   ([`aquifer_sys::lease`]): a concurrent store by another process to a word being copied would
-//!   be lost.
+//!   (`plan`), and only while the file is not open or mapped elsewhere ([`aquifer_sys::lease`]): a
+//!   concurrent store by another process to a word being copied would be lost.
 //! * Conflicts with other processes are resolved by whole pages, because pages are tracked: if
 //!   another process writes to a page between a store here and its flush, one of the two versions
 //!   of the page survives. Writers that store and flush in turns lose nothing (see below).
