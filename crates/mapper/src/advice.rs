@@ -1,21 +1,23 @@
-//! What a program knows about its accesses.
+//! Advice from the program about its accesses.
 //!
-//! | advice | what is done |
+//! | advice | effect |
 //! |---|---|
-//! | `Sequential`, `WillNeed` | the range is mapped ahead by a helper ([`super::map_ahead`]), and read if it has to be |
-//! | `Random` | nothing is mapped ahead by a helper, and the kernel reads nothing ahead |
-//! | `DontNeed` | nothing is mapped ahead; the mapping is not kept for use again (one that can be stored to never is) |
-//! | `Normal` | as if nothing had been advised |
-//! | none | a large file in memory is mapped ahead once it is seen to be read in order; `Normal` ends that |
+//! | `Sequential`, `WillNeed` | a helper maps the range ahead ([`super::map_ahead`]), reading it if necessary |
+//! | `Random` | no helper maps ahead, and the kernel does not read ahead |
+//! | `DontNeed` | no helper maps ahead; the mapping is not parked (a writable one never is) |
+//! | `Normal` | as without advice |
+//! | none | a large file in memory is mapped ahead once its reader is seen to be sequential; `Normal` ends that |
 //!
-//! A fault maps, besides the page it is about, those around it that are in the page cache already, 64 KiB by default: the kernel
-//! does that whatever the advice, at hardly any cost. So after `Random` a program sees more pages mapped than it has touched, and
-//! none of them was read for it.
+//! Besides the faulting page, a fault maps the surrounding pages that are already in the page
+//! cache, 64 KiB by default. The kernel does that whatever the advice, at hardly any cost. So after
+//! `Random` a program sees more pages mapped than it has touched, but none of them was read for
+//! that.
 //!
-//! `MADV_SEQUENTIAL` is never used: with several streams in one mapping it halves the speed. `DontNeed` does not discard
-//! pages, whatever `madvise` of that name does.
+//! `MADV_SEQUENTIAL` is never used: with several streams in one mapping it halves the speed.
+//! `DontNeed` does not discard pages, unlike the `madvise` of that name.
 //!
-//! Advice ends with the view that gave it, and what another view advised of the same mapping stays ([`super::random`]).
+//! Advice ends with the view that gave it; other views' advice about the same mapping stays
+//! ([`super::random`]).
 
 use std::io;
 use std::ops::Range;
@@ -31,22 +33,24 @@ use super::populate::{Span, whole_pages};
 use super::random::{Adviser, RandomRanges, Refused};
 use super::view::FileView;
 
-/// How a range of a view is going to be used ([`FileView::advise`]).
+/// How a range of a view will be used ([`FileView::advise`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Advice {
-    /// Nothing is known.
+    /// Unknown.
     Normal,
-    /// From start to end: it is mapped ahead, and read ahead if it has to be, in the background.
+    /// In order, from start to end: it is mapped ahead in the background, and read ahead if
+    /// necessary.
     Sequential,
-    /// Here and there: nothing is read ahead. What is in memory already the kernel maps around a page that is touched.
+    /// In random order: nothing is read ahead. A fault still maps surrounding pages that are in
+    /// memory.
     Random,
     /// Soon: as for `Sequential`.
     WillNeed,
-    /// Not again: the mapping is not kept for use again when its views are gone. Discards nothing.
+    /// Not again: the mapping is not parked after its last view. Discards nothing.
     DontNeed,
 }
 
-/// What one view advised.
+/// The advice of one view.
 #[derive(Default)]
 pub(crate) struct Advised {
     given: Mutex<Given>,
@@ -55,9 +59,9 @@ pub(crate) struct Advised {
 #[derive(Default)]
 struct Given {
     tickets: Vec<Ticket>,
-    /// Whose ranges are random, if any ever were.
+    /// Identifies the view in [`RandomRanges`], once it has advised `Random`.
     adviser: Option<Adviser>,
-    /// Whether the mapping would have been parked.
+    /// Whether `DontNeed` of this view keeps the mapping from being parked.
     was_kept: bool,
 }
 
@@ -66,7 +70,8 @@ impl Advised {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows advice about `range` of a span; `may_park` says whether its mapping may be used again.
+    /// Applies advice about `range` of a span; `may_park` is the flag of its mapping that allows
+    /// parking.
     pub fn follow(
         &self,
         advice: Advice,
@@ -78,7 +83,8 @@ impl Advised {
     ) -> std::result::Result<(), Refused> {
         let range = whole_pages(&**span, range);
         let mut given = self.lock();
-        // Two ranges are mapped ahead in the order they were asked for; the same one twice is of no use.
+        // Ranges are mapped ahead in the order of the requests; a request replaces those that it
+        // overlaps.
         given.tickets.retain(|ticket| !overlap(&ticket.range(), &range));
         if range.is_empty() {
             return Ok(());
@@ -107,17 +113,18 @@ impl Advised {
         Ok(())
     }
 
-    /// Has a range that nothing was said about watched, until something is.
+    /// Watches a range without advice, until there is some.
     pub fn watch(&self, ahead: &MapAhead, span: &Arc<dyn Span>, range: Range<usize>) {
         self.lock().tickets.extend(ahead.watch(span, range));
     }
 
-    /// The view is being closed: others will use the mapping as if nothing had been advised, but for whether it is kept.
+    /// Ends the advice of a view that is being closed, except for `DontNeed`: that still decides
+    /// whether the mapping is parked.
     pub fn end(&self, span: &dyn Span, random: &RandomRanges) {
         let given = std::mem::take(&mut *self.lock());
         drop(given.tickets);
         if let Some(adviser) = given.adviser {
-            // An error leaves the mapping without read-ahead, which its content does not depend on.
+            // An error leaves the range without read-ahead, which affects only speed.
             let _ = random.remove(adviser, &(0..usize::MAX), |range, on| tell(span, range, on));
         }
     }
@@ -147,12 +154,13 @@ unsafe impl Span for Mapped {
 }
 
 impl FileView {
-    /// Says how a range of the view, counted from its first byte, is going to be used. Ends with the view. A snapshot
-    /// ([`FileView::is_snapshot`]) and an empty view are in memory, and need none.
+    /// Advises how a range of the view, counted from its first byte, will be used. The advice ends
+    /// with the view. Has no effect on a snapshot ([`FileView::is_snapshot`]) or an empty view,
+    /// which are in memory.
     ///
     /// # Errors
-    /// [`MapError::OutsideView`]; [`MapError::TooManyMappings`], because the kernel keeps a mapping for each range that is
-    /// random; [`MapError::Map`] if the kernel refused, which only it could say why.
+    /// [`MapError::OutsideView`]; [`MapError::TooManyMappings`], because each random range splits
+    /// the mapping in the kernel; [`MapError::Map`] if the kernel refused.
     ///
     /// ```
     /// use aquifer_mapper::{Advice, FileAccess, Mapper};
@@ -162,7 +170,7 @@ impl FileView {
     /// # let path = directory.path().join("log");
     /// # std::fs::write(&path, vec![7; 1 << 20])?;
     /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
-    /// view.advise(Advice::Sequential, 0..view.len_bytes())?; // mapped by a helper, ahead of this thread
+    /// view.advise(Advice::Sequential, 0..view.len_bytes())?; // mapped ahead by a helper
     /// assert_eq!(view.read(|bytes| bytes.to_vec().len())?, 1 << 20);
     /// # Ok(())
     /// # }
@@ -208,7 +216,7 @@ mod tests {
 
     const PAGE: usize = memory::SMALL_PAGE_BYTES;
 
-    /// Whether the kernel was told not to read ahead, as `/proc/self/smaps` shows it.
+    /// Whether the kernel's read-ahead is off for an offset, according to `/proc/self/smaps`.
     fn is_random(mapping: &Mapping, offset: usize) -> bool {
         let at = mapping.address() as usize + offset;
         let mut inside = false;
@@ -313,7 +321,7 @@ mod tests {
         rig.advise(Advice::DontNeed, 0..512);
         rig.advise(Advice::Normal, 0..512);
         assert!(rig.is_kept());
-        // One that must not be parked does not become so by advice.
+        // Advice never allows parking a mapping that must not be parked.
         rig.may_park.store(false, Ordering::Relaxed);
         rig.advise(Advice::DontNeed, 0..512);
         rig.advise(Advice::Normal, 0..512);

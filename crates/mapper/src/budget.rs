@@ -1,16 +1,20 @@
-//! What the mapper's files may keep in memory: a thread drops behind ([`aquifer_vm::drop_behind`]).
+//! The resident budget of a mapper's files: a thread drops pages behind
+//! ([`aquifer_vm::drop_behind`]).
 //!
-//! Every file that is mapped is entered here, once, by device and inode. It stays after its last view and its parked
-//! mapping are gone, until its pages are dropped too: what was streamed through, file after file, must not stay because
-//! it was unmapped.
+//! Every file that is mapped gets one entry, by device and inode. The entry outlives the last view
+//! and the parked mapping, until the pages are dropped too: otherwise pages of files streamed one
+//! after another would stay once unmapped.
 //!
-//! An entry keeps neither the mapping nor a descriptor. Both are taken for one call at a time, under the entry's lock: so
-//! [`ResidentBudget::forget`] waits for that call, and after it nothing here keeps the file in use.
+//! An entry holds neither the mapping nor a descriptor. Both are acquired for one call at a time,
+//! under the entry's lock: so [`ResidentBudget::forget`] waits for that call, and afterwards
+//! nothing here keeps the file in use.
 //!
-//! A file that is not kept open (`descriptors`), and to which its path does not lead any more, is left alone: its pages
-//! can neither be counted nor dropped. If it was removed they go with its last mapping.
+//! A file that is not kept open (`descriptors`) and that its path no longer names is left alone:
+//! its pages can neither be counted nor dropped. If it was removed, they are freed with its last
+//! mapping.
 //!
-//! Only mappings of the file's own pages are entered: to drop pages of a private mapping would lose what was stored.
+//! Only mappings of the file's own pages are entered: dropping pages of a private mapping would
+//! lose stores.
 //!
 //! Lock order: the table, then an entry. Neither is taken while the mapping cache is locked.
 
@@ -36,7 +40,7 @@ use aquifer_vm::drop_behind::{DropBehind, Droppable, PageTables};
 
 type Table = Mutex<HashMap<FileIdentity, Arc<Entry>>>;
 
-/// The bound, and the thread that keeps it.
+/// The budget, and the thread that enforces it.
 pub(crate) struct ResidentBudget {
     table: Arc<Table>,
     files: Arc<DropBehind<Entry>>,
@@ -46,15 +50,15 @@ pub(crate) struct ResidentBudget {
     mark: ProcessMark,
 }
 
-/// A file that was mapped.
+/// A file that has been mapped.
 struct Entry {
     table: Arc<Table>,
     identity: FileIdentity,
     len_bytes: AtomicU64,
     cursor: AtomicU64,
-    /// Which mapping it was, of all there ever were.
+    /// Serial number of its last mapping, among all mappings of the mapper.
     serial: AtomicU64,
-    /// Nothing of it is left to drop, unless it was mapped again meanwhile.
+    /// No pages of it are left to drop, unless it has been mapped again since.
     is_done: AtomicBool,
     state: Mutex<State>,
 }
@@ -62,7 +66,7 @@ struct Entry {
 struct State {
     mapped: Weak<Mapped>,
     path: PathBuf,
-    /// It is in the table no longer.
+    /// The entry was removed from the table.
     is_gone: bool,
 }
 
@@ -85,20 +89,20 @@ impl ResidentBudget {
         })
     }
 
-    /// What the files had in memory when the thread last looked.
+    /// The memory of the files when the thread last measured it.
     pub fn resident_bytes(&self) -> u64 {
         self.resident_pages.load(Ordering::Relaxed) * SMALL_PAGE_BYTES as u64
     }
 
-    /// From now on the pages of this file count.
+    /// Counts the pages of this file from now on.
     pub fn add(&self, mapped: &Arc<Mapped>, file: &File, path: &Path, len_bytes: u64) {
-        // The pages of a file in memory are no copies: there is nothing to drop.
+        // A file in memory has no other copy of its pages: there is nothing to drop.
         if !matches!(residency::backing(file.as_fd()), Ok(Backing::Storage)) {
             return;
         }
         let identity = mapped.id.identity();
         let len_bytes = len_bytes.next_multiple_of(SMALL_PAGE_BYTES as u64);
-        // Relaxed: only different numbers are wanted.
+        // Relaxed: the numbers only have to differ.
         let serial = 1 + self.serial.fetch_add(1, Ordering::Relaxed);
         let mut table = self.table.lock();
         if let Some(entry) = table.get(&identity) {
@@ -128,7 +132,8 @@ impl ResidentBudget {
         self.files.add(entry);
     }
 
-    /// Waits until the thread does not use a file, and leaves it alone from then on unless a view of it is left.
+    /// Waits until the thread does not use a file, and removes its entry unless a view of it is
+    /// left.
     pub fn forget(&self, id: FileId) {
         let entry = self.table.lock().get(&id.identity()).cloned();
         if let Some(entry) = entry {
@@ -136,7 +141,7 @@ impl ResidentBudget {
         }
     }
 
-    /// The same for all files.
+    /// As [`ResidentBudget::forget`], for all files.
     pub fn forget_all(&self) {
         let entries: Vec<Arc<Entry>> = self.table.lock().values().cloned().collect();
         for entry in entries {
@@ -149,7 +154,7 @@ impl Drop for ResidentBudget {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if !self.mark.is_current() {
-            // A fork has no such thread: joining it would wait for ever.
+            // The thread does not exist in a fork: joining it would block forever.
             std::mem::forget(thread);
             return;
         }
@@ -168,7 +173,8 @@ impl Entry {
         }
     }
 
-    /// Calls with what there is of the file: its mapping, and a descriptor. Neither stays in use.
+    /// Calls `call` with the mapping and a descriptor of the file, if available. Neither stays in
+    /// use.
     fn with<T>(&self, call: impl FnOnce(Option<&Arc<Mapped>>, Option<&File>) -> T) -> Option<T> {
         let state = self.state.lock();
         if state.is_gone {
@@ -230,7 +236,8 @@ impl Droppable for Entry {
         .unwrap_or(Some(0))
     }
 
-    /// A file that is mapped, read and unmapped between two looks leaves pages, and no trace in the page tables.
+    /// Detects a file that was mapped, read and unmapped between two passes: it leaves no trace in
+    /// the page tables.
     fn asked(&self) -> u64 {
         self.serial.load(Ordering::Relaxed)
     }
@@ -238,7 +245,8 @@ impl Droppable for Entry {
     fn discard(&self, pages: Range<u64>) {
         let is_last = pages.end >= self.len_bytes();
         self.with(|mapped, file| {
-            // The file may have been mapped again meanwhile, shorter: what is behind it is another mapping's.
+            // The file may have been mapped again since, with a shorter length: addresses behind it
+            // belong to another mapping.
             let there = mapped.map(|mapped| (mapped, mapped.range()));
             let inside = there.map(|(mapped, there)| {
                 (mapped, pages.start.max(there.start)..pages.end.min(there.end))
@@ -246,8 +254,8 @@ impl Droppable for Entry {
             if let Some((mapped, inside)) = inside.filter(|(_, inside)| !inside.is_empty()) {
                 let len = (inside.end - inside.start) as usize;
                 let address = mapped.address_of(inside.start).cast_mut();
-                // SAFETY: a mapping of the file's own pages, which this keeps: nothing is lost. A failure leaves the
-                // pages where they are.
+                // SAFETY: a mapping of the file's own pages, which `mapped` keeps alive: no
+                // contents are lost. A failure leaves the pages in memory.
                 let _ = unsafe { memory::advise(address, len, Advice::DontNeed) };
             }
             if let Some(file) = file {

@@ -1,18 +1,18 @@
-//! What was found out about file systems, by the numbers of their devices: a few words that are read without a lock.
+//! Facts about file systems, by device number: a few words that are read without a lock.
 //!
-//! A number may be another file system's by now. So what is kept here decides what something costs, or how likely a
-//! mishap is, and never whether it is right.
+//! A device number may have been reused for another file system. So a value may affect what an
+//! operation costs, or how likely a mishap is, but never correctness.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// How many are known at a time.
+/// How many devices are remembered at a time.
 const DEVICES: usize = 16;
 
-/// Values of 32 bits, not zero, by device.
+/// Nonzero 32-bit values by device.
 pub(super) struct ByDevice {
-    /// The number in the high half, the value in the low one; 0 for nothing.
+    /// The device in the high half, the value in the low half; 0 if unused.
     known: [AtomicU64; DEVICES],
-    /// Where the next one goes.
+    /// Index at which the next device is stored.
     next: AtomicU32,
 }
 
@@ -22,14 +22,14 @@ impl ByDevice {
     }
 
     pub fn get(&self, device: u64) -> Option<u32> {
-        // Relaxed, here and below: a word that says all.
+        // Relaxed, here and below: each word is self-contained.
         let mut all = self.known.iter().map(|known| known.load(Ordering::Relaxed));
         all.find(|known| *known != 0 && known >> 32 == device).map(|known| known as u32)
     }
 
-    /// In place of what was known of the device. Of two threads at once, one may be forgotten.
+    /// Replaces the value of a device. Of two concurrent calls, one may be lost.
     pub fn remember(&self, device: u64, value: u32) {
-        // The kernel's numbers have 32 bits.
+        // Device numbers of the kernel have 32 bits.
         if device >> 32 != 0 || value == 0 {
             return;
         }

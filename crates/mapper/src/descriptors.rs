@@ -1,17 +1,19 @@
-//! Which mapped files stay open, and what they are called.
+//! Which mapped files stay open, and their paths.
 //!
-//! A mapping needs no descriptor; finding out why a page could not be had does, and so does mapping it anew. It is at
-//! hand for the first files in use, up to a quarter of what the process may have open. The files beyond are opened
-//! again by their path when need be, which fails only if it leads elsewhere by then. A file without such a path (removed,
-//! or never in a directory) stays open as long as it is in use: it could not be had again.
+//! A mapping needs no descriptor, but finding out why a page could not be read does, and so does
+//! mapping it again. The first files in use stay open, up to a quarter of the process's limit of
+//! descriptors. Further files are reopened by their path when necessary, which fails only if the
+//! path names another file by then. A file that no path names (removed, or never in a directory)
+//! stays open as long as it is in use, because it could not be reopened.
 //!
-//! # Ranges of an open file
-//! Duplicating a descriptor and closing it takes the lock of the process's table twice: with two threads 0.8 µs, a fifth of
-//! what a mapping of 32 KiB costs otherwise. So all mappings of a file that a program has open share one duplicate
-//! ([`Duplicates`]), which is closed when the heap lets go of retired mappings, and no later. Those keep the file in use
-//! for as long anyway.
+//! # Duplicates of descriptors
+//! Duplicating and closing a descriptor takes the lock of the process's table twice: with two
+//! threads 0.8 µs, a fifth of the other costs of a 32 KiB mapping. So all mappings of a file that a
+//! program has open share one duplicate ([`Duplicates`]). It is closed when the heap unmaps retired
+//! mappings, and no later; until then those keep the file in use anyway.
 //!
-//! What a file is called that was given open is found out when somebody asks ([`FileName`]): from the duplicate.
+//! The path of a file given as a descriptor is read from the duplicate when it is first needed
+//! ([`FileName`]).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -25,12 +27,12 @@ use aquifer_sys::residency::FileIdentity;
 use super::identity::{FileId, Status};
 use super::mapped::Mapped;
 
-/// At most, however many descriptors there may be.
+/// Upper bound on the limit, whatever the process may have open.
 const MOST: u64 = 1024;
-/// Files whose duplicates are found again.
+/// Number of places for duplicates.
 const DUPLICATES: usize = 128;
 
-/// Kept open by all mappers of the process: descriptors are the process's.
+/// Files kept open by all mappers of the process, which share its descriptors.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
 fn limit() -> usize {
@@ -48,7 +50,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Keeps it open if there are not too many; otherwise it comes back.
+    /// Keeps a file open, or returns it if too many are.
     pub fn new(file: File) -> Result<Arc<Kept>, File> {
         // Relaxed: a number, which guards nothing.
         let (set, read) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -58,7 +60,7 @@ impl Kept {
         }
     }
 
-    /// One that does not count, for a moment or because it could not be had again.
+    /// Keeps a file open without counting it: temporarily, or because it could not be reopened.
     pub fn uncounted(file: File) -> Arc<Kept> {
         Arc::new(Kept { file, is_counted: false })
     }
@@ -76,18 +78,19 @@ impl Drop for Kept {
     }
 }
 
-/// A file that is being mapped: open, and perhaps for as long as it is in use.
+/// A file that is being mapped: open now, and possibly as long as it is in use.
 pub(crate) enum Opened<'a> {
     /// It stays open.
     Kept(Arc<Kept>),
-    /// Opened here, and to be closed.
+    /// Opened here; closed after mapping.
     Own(File),
     /// The caller's.
     Given(&'a File),
 }
 
 impl<'a> Opened<'a> {
-    /// Keeps a file open that was opened by its path, if there are not too many or if the path does not lead to it.
+    /// Keeps a file that was opened by its path open, if not too many are or if the path does not
+    /// name it.
     pub fn by_path(file: File, path: &Path, id: FileId) -> Opened<'a> {
         match Kept::new(file) {
             Ok(kept) => Opened::Kept(kept),
@@ -96,8 +99,8 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// Keeps a file open that the caller has open, as `by_path`; and what it is called. Without descriptors it is done
-    /// without.
+    /// Keeps a file that the caller has open, as `by_path`, and returns its name. If no descriptor
+    /// is left, uses the caller's.
     pub fn given(file: &'a File, id: FileId, duplicates: &Duplicates) -> (Opened<'a>, FileName) {
         if let Some(kept) = duplicates.of(file, id) {
             return (Opened::Kept(kept), FileName::later());
@@ -119,7 +122,7 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// If it stays open.
+    /// The file, if it stays open.
     pub fn kept(&self) -> Option<Arc<Kept>> {
         match self {
             Opened::Kept(kept) => Some(kept.clone()),
@@ -132,26 +135,26 @@ fn leads_to(path: &Path, id: FileId) -> bool {
     Status::of_path(path).is_ok_and(|status| status.id == id)
 }
 
-/// A duplicate to read from, if there can be one more.
+/// Duplicates a readable descriptor, if not too many files are open.
 fn duplicate(file: &File) -> Option<Arc<Kept>> {
-    // Others who have the file open to be read get this one as well.
+    // Other mappings of the file share this duplicate, and they need to read from it.
     let can_be_read = aquifer_sys::io::can_be_read(file.as_fd());
     can_be_read.then(|| file.try_clone().ok()).flatten().and_then(|file| Kept::new(file).ok())
 }
 
-/// What an open file is called at the moment.
+/// The current path of an open file.
 pub(crate) fn path_of(file: &File) -> PathBuf {
     let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
     std::fs::read_link(&link).unwrap_or(link)
 }
 
-/// Duplicates of descriptors that programs gave, by file. Each place has a lock of its own, and is overwritten by another
-/// file's.
+/// Duplicates of descriptors given by programs, by file. Each place has its own lock, and is
+/// overwritten by other files with the same place.
 pub(crate) struct Duplicates {
     places: Box<[Place]>,
 }
 
-/// In a cache line of its own: threads use different ones.
+/// Aligned to a cache line: threads use different places.
 #[repr(align(64))]
 #[derive(Default)]
 struct Place {
@@ -159,13 +162,13 @@ struct Place {
 }
 
 impl Duplicates {
-    /// Remembers duplicates, or makes one each time.
+    /// If not `are_shared`, each mapping gets a new duplicate.
     pub fn new(are_shared: bool) -> Duplicates {
         let places = if are_shared { DUPLICATES } else { 0 };
         Duplicates { places: (0..places).map(|_| Place::default()).collect() }
     }
 
-    /// One of this file; `None` if there are too many, or it cannot be read.
+    /// The duplicate of this file; `None` if too many files are open, or it cannot be read.
     fn of(&self, file: &File, id: FileId) -> Option<Arc<Kept>> {
         let identity = id.identity();
         let number = (identity.inode ^ identity.device.rotate_left(3)) as usize;
@@ -185,7 +188,7 @@ impl Duplicates {
         made
     }
 
-    /// Closes those that no mapping uses.
+    /// Closes duplicates that no mapping uses.
     pub fn close_unused(&self) {
         for place in &self.places {
             let mut last = place.last.lock();
@@ -196,29 +199,29 @@ impl Duplicates {
     }
 }
 
-/// What a file is called, found out when somebody asks if it was given open.
+/// The path of a file. For a file given as a descriptor it is determined at first use.
 #[derive(Debug)]
 pub(crate) struct FileName {
     known: OnceLock<PathBuf>,
 }
 
 impl FileName {
-    /// So.
+    /// A known path.
     pub fn of(path: PathBuf) -> FileName {
         FileName { known: OnceLock::from(path) }
     }
 
-    /// Of a mapping that keeps its file open.
+    /// The path of a mapping that keeps its file open, determined later.
     pub fn later() -> FileName {
         FileName { known: OnceLock::new() }
     }
 
-    /// Whether nobody has asked yet.
+    /// Whether the path has not been determined yet.
     pub fn is_unknown(&self) -> bool {
         self.known.get().is_none()
     }
 
-    /// The path; from what `mapped` keeps open if it is not known yet.
+    /// The path; if not known yet, that of the file that `mapped` keeps open.
     pub fn path(&self, mapped: Option<&Mapped>) -> &Path {
         self.known.get_or_init(|| mapped.and_then(Mapped::path_now).unwrap_or_default())
     }

@@ -1,15 +1,15 @@
-//! What can go wrong with mapped files.
+//! Errors of mapped files.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use aquifer_vm::VmError;
 
-/// What a mapped file could not do.
+/// The error of an operation on a mapped file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// The file cannot be opened, or asked about.
+    /// The file cannot be opened, or its status read.
     #[error("cannot open {}: {source}", path.display())]
     Open {
         /// The file.
@@ -17,7 +17,7 @@ pub enum MapError {
         /// The system's error.
         source: io::Error,
     },
-    /// It was opened, and cannot be read.
+    /// The file was opened, and cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
@@ -25,25 +25,25 @@ pub enum MapError {
         /// The system's error.
         source: io::Error,
     },
-    /// What does not say how long it is did not end.
+    /// A file of unknown length exceeds the limit.
     #[error("{} gave {limit_bytes} bytes and did not end; read it in pieces", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// What is read at most.
+        /// Most bytes that are read.
         limit_bytes: u64,
     },
-    /// It is nothing that can be mapped.
+    /// The file is of a kind that cannot be mapped.
     #[error("{} is {kind}, which cannot be mapped; {advice}", path.display())]
     NotMappable {
-        /// What was to be mapped.
+        /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Its kind.
         kind: &'static str,
         /// What to do instead.
         advice: &'static str,
     },
-    /// The range ends behind the end of the file, or is none.
+    /// The range ends behind the end of the file, or starts behind its own end.
     #[error(
         "bytes {start} to {end} of {} are no range of it: it has {len_bytes}; ask for its length first, \
          or for an open range",
@@ -52,9 +52,9 @@ pub enum MapError {
     Range {
         /// The file.
         path: PathBuf,
-        /// First byte asked for.
+        /// First byte requested.
         start: u64,
-        /// Behind the last byte asked for.
+        /// The byte behind the last one requested.
         end: u64,
         /// Its length.
         len_bytes: u64,
@@ -64,9 +64,9 @@ pub enum MapError {
         "bytes {start} to {end} are outside of the view, which has {len_bytes}; map a larger range, or grow it"
     )]
     OutsideView {
-        /// First byte asked for.
+        /// First byte requested.
         start: u64,
-        /// Behind the last byte asked for.
+        /// The byte behind the last one requested.
         end: u64,
         /// Length of the view.
         len_bytes: u64,
@@ -82,10 +82,10 @@ pub enum MapError {
         path: PathBuf,
         /// Mappings in use.
         used: usize,
-        /// How many may be.
+        /// The limit.
         limit: usize,
     },
-    /// The addresses, or the handler for faults, could not be had.
+    /// The addresses could not be reserved, or the fault handler not installed.
     #[error(transparent)]
     Memory(#[from] VmError),
     /// The system refused to map it.
@@ -98,14 +98,14 @@ pub enum MapError {
         /// The system's error.
         source: io::Error,
     },
-    /// Bytes of the file could not be had.
+    /// Bytes of the file could not be accessed.
     #[error("cannot access byte {offset_bytes} of {}: {cause}", path.display())]
     Fault {
         /// The file.
         path: PathBuf,
         /// The first byte of the file that is known to be missing.
         offset_bytes: u64,
-        /// Why.
+        /// The cause.
         cause: FaultCause,
     },
     /// A thread could not be started.
@@ -117,7 +117,8 @@ pub enum MapError {
         /// The file.
         path: PathBuf,
     },
-    /// Stores could not be written to the file, or not made durable. They are still in the view, and count as not flushed.
+    /// Stores could not be written to the file, or not made durable. They are still in the view,
+    /// and count as not flushed.
     #[error(
         "cannot flush bytes {} to {} of {}: {cause}; {advice}",
         range.start,
@@ -128,12 +129,12 @@ pub enum MapError {
     Flush {
         /// The file.
         path: PathBuf,
-        /// Bytes of the file: the first ones that failed. Others may have failed as well.
+        /// The first bytes of the file that failed. Later ones may have failed as well.
         range: std::ops::Range<u64>,
-        /// Why.
+        /// The cause.
         cause: FlushCause,
     },
-    /// There are no addresses behind the view to grow into.
+    /// The addresses reserved for the view are too few.
     #[error(
         "the view of {} cannot grow to {len_bytes} bytes: its addresses end after {capacity_bytes}; flush it, drop it, \
          make the file longer, and map it again",
@@ -142,43 +143,44 @@ pub enum MapError {
     GrowBeyond {
         /// The file.
         path: PathBuf,
-        /// Length asked for.
+        /// Length requested.
         len_bytes: u64,
-        /// What it can have.
+        /// The longest possible view.
         capacity_bytes: u64,
     },
-    /// The file could not be made longer. It is as long as before.
+    /// The file could not be extended. Its length is unchanged.
     #[error("cannot make {} long enough for a view of {len_bytes} bytes: {source}", path.display())]
     Grow {
         /// The file.
         path: PathBuf,
-        /// Length asked for.
+        /// Length requested.
         len_bytes: u64,
         /// The system's error.
         source: io::Error,
     },
-    /// The mapper belongs to the process that this one is a fork of.
+    /// The mapper belongs to the parent of this forked process.
     #[error("this process is a fork of the one that made the mapper; make a new one in the child")]
     Forked,
 }
 
-/// Why bytes of a file are not there.
+/// Why bytes of a file could not be accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultCause {
-    /// The file has become shorter.
+    /// The file was truncated.
     #[error("the file ends before it; it was cut short after it was mapped")]
     Truncated,
     /// The device or the network failed.
     #[error("the system could not read it: {}", io::Error::from_raw_os_error(*.0))]
     Io(i32),
-    /// There is no room on the file system for a hole that was stored to.
+    /// The file system has no space left for a hole that was stored to.
     #[error("there is no room for it on the file system; make room, and store again")]
     NoSpace,
-    /// It cannot be opened again to find out: it was removed or replaced since, or no descriptors are left.
+    /// The file cannot be reopened to find out: it was removed or replaced, or no descriptors are
+    /// left.
     #[error("why is not known, as its path does not lead to it any more; map it again")]
     OutOfReach,
-    /// It could be read when it was looked at again: something failed for a moment, here or in another thread.
+    /// The bytes were readable when checked again: a transient failure, here or in another thread.
     #[error("it could not be read a moment ago; read again")]
     Passing,
 }
@@ -187,16 +189,16 @@ pub enum FaultCause {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlushCause {
-    /// The file has become shorter. What was stored behind its end is gone.
+    /// The file was truncated. Stores behind its end are lost.
     #[error("the file ends before")]
     Truncated,
-    /// There is no room on the file system, or in the quota.
+    /// The file system or the quota has no space left.
     #[error("there is no room for it on the file system")]
     NoSpace,
     /// The bytes could not be written.
     #[error("the system could not write: {}", io::Error::from_raw_os_error(*.0))]
     Io(i32),
-    /// They were written, and may have been lost on the way to the device.
+    /// They were written, and the device may have lost them.
     #[error("the device may have lost it: {}", io::Error::from_raw_os_error(*.0))]
     Lost(i32),
 }
@@ -227,7 +229,7 @@ impl FlushCause {
     }
 }
 
-/// The result of what may fail about mapped files.
+/// The result of operations on mapped files.
 pub type Result<T> = std::result::Result<T, MapError>;
 
 impl MapError {

@@ -1,15 +1,18 @@
-//! Which file a mapping is of, and whether a path still leads to it.
+//! Which file a mapping is of, and whether a path still names it.
 //!
-//! A file is its device and inode number. That is sound as long as a mapping of the inode exists, because the mapping keeps
-//! the inode, and so its number, from being used again: a path that leads to the same numbers leads to the same file. What
-//! changes in it, by whoever, shows in the mapping, which is its page cache.
+//! A file is identified by device and inode number. That is sound as long as a mapping of the inode
+//! exists: the mapping pins the inode, so its number cannot be reused, and a path with the same
+//! numbers names the same file. All changes of the file's content show in the mapping, which is its
+//! page cache.
 //!
-//! It is not sound where a file system makes up numbers, or serves a file from one inode today and from another tomorrow
-//! (overlayfs after a copy-up, network file systems, FUSE). Mappings of those are never parked.
+//! It is not sound where a file system makes up numbers, or may serve a file from different inodes
+//! over time (overlayfs after a copy-up, network file systems, FUSE). Mappings of those are never
+//! parked.
 //!
-//! Opening checks permissions, asking does not. So a parked mapping is taken for a path only if owner, group and mode are what
-//! they were when it was opened, and the process has the same effective user ([`CacheKey`]). An access list that changed
-//! alone goes unnoticed until the mapping is forgotten, as it does for a descriptor that stays open.
+//! Opening checks permissions, `stat` does not. So a parked mapping is reused for a path only if
+//! owner, group and mode are unchanged since it was opened, and the process has the same effective
+//! user ([`CacheKey`]). A change of the access list alone goes unnoticed until the mapping is
+//! evicted, as with a descriptor that stays open.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +24,7 @@ use aquifer_sys::residency::{self, FileIdentity, FileStatus};
 
 use super::by_device::ByDevice;
 
-/// A file, and who may do what with it.
+/// A file and its permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
     identity: FileIdentity,
@@ -30,7 +33,7 @@ pub(crate) struct FileId {
     group: u32,
 }
 
-/// What must be the same for a parked mapping to be used again.
+/// What must match for a parked mapping to be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
     file: FileId,
@@ -38,47 +41,47 @@ pub(crate) struct CacheKey {
 }
 
 impl CacheKey {
-    /// Of a file, for the user this process is now.
+    /// The key of a file for the current effective user.
     pub fn of(file: FileId) -> CacheKey {
-        // SAFETY: asks for a number.
+        // SAFETY: `geteuid` has no preconditions.
         CacheKey { file, user: unsafe { libc::geteuid() } }
     }
 
-    /// The file alone, whoever may read it.
+    /// The file alone, without permissions.
     pub fn identity(&self) -> FileIdentity {
         self.file.identity
     }
 }
 
 impl FileId {
-    /// The file alone, whoever may read it.
+    /// The file alone, without permissions.
     pub fn identity(&self) -> FileIdentity {
         self.identity
     }
 }
 
-/// A file as it is now.
+/// The status of a file when it was read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Status {
     pub id: FileId,
     pub len_bytes: u64,
     block_bytes: u32,
-    /// What it is, if it is no regular file, and what to do instead.
+    /// For other than regular files: the kind, and what to do instead.
     pub other: Option<(&'static str, &'static str)>,
 }
 
 impl Status {
-    /// Of the file that a path leads to.
+    /// The status of the file that a path names.
     pub fn of_path(path: &Path) -> io::Result<Status> {
         residency::path_status(path).map(Status::new)
     }
 
-    /// Of an open file.
+    /// The status of an open file.
     pub fn of_file(file: &File) -> io::Result<Status> {
         residency::file_status(file.as_fd()).map(Status::new)
     }
 
-    /// Of what the system said.
+    /// Converts a status returned by the system.
     pub fn new(status: FileStatus) -> Status {
         let FileStatus { identity, mode, owner, group, len_bytes, block_bytes } = status;
         Status {
@@ -103,7 +106,7 @@ fn other_than_regular(mode: u32) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// File systems on which a device and an inode number stand for a file as long as the inode is in use.
+/// File systems on which device and inode number identify a file as long as the inode is in use.
 const KEEPING_INODES: [u64; 6] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -118,8 +121,9 @@ pub(crate) fn may_be_parked(file: &File) -> bool {
     file_system::magic(file.as_fd()).is_ok_and(|magic| KEEPING_INODES.contains(&magic))
 }
 
-/// Whether the kernel refuses to map a file of this file system, if it does, before what was at the place is gone. Others may
-/// be asked at a free place first.
+/// Whether this file system, if it refuses a mapping, does so before the kernel removes the old
+/// mapping at the address. Files of other file systems are mapped at a free address first, as a
+/// trial.
 pub(crate) fn refuses_early(file: &File, id: FileId) -> bool {
     const YES: u32 = 1;
     const NO: u32 = 2;
@@ -133,14 +137,15 @@ pub(crate) fn refuses_early(file: &File, id: FileId) -> bool {
     found == YES
 }
 
-/// Whether a file consists of huge pages: one that is missing cannot be replaced by a small one.
+/// Whether a file consists of huge pages: a missing one cannot be replaced by a small page.
 pub(crate) fn has_huge_pages(file: &File, status: &Status) -> bool {
-    // No huge page is smaller on any machine.
+    // No machine has smaller huge pages.
     status.block_bytes >= 64 << 10
         && file_system::magic(file.as_fd()).is_ok_and(|magic| magic == file_system::HUGETLBFS)
 }
 
-/// Whether a file of length 0 may have content all the same: it is made up when it is read.
+/// Whether a file of length 0 may have content: some file systems generate it when it is read.
+/// Returns the kind.
 pub(crate) fn is_made_up(file: &File) -> Option<&'static str> {
     file_system::magic(file.as_fd()).ok().and_then(file_system::made_up)
 }

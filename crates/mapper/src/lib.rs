@@ -1,4 +1,4 @@
-//! Ordinary files mapped well: what a program that maps files itself switches to.
+//! Maps ordinary files efficiently: a replacement for direct `mmap` calls.
 //!
 //! ```text
 //!  map(path) ──▶ stat ──▶ mapping cache ──hit──────────────────────────▶ FileView
@@ -8,26 +8,33 @@
 //!                                                                                                       many at a time
 //! ```
 //!
-//! * *Mapping cache* (`parked`): closing a view parks the mapping; mapping the file again finds it, page tables and all.
-//!   A parked mapping is never taken for another file: see `identity`.
-//! * *Ephemeral heap* (`heap`): addresses for mappings that come and go. They are unmapped many at a time, with one TLB flush
-//!   ([`Unmap`]), and never used again before.
-//! * *Map-ahead* (`map_ahead`): what is advised to be read in order is mapped by a helper before its reader comes
-//!   ([`FileView::advise`]). Where faults are seen, [`window`] says how far to go.
-//! * *Exact flush* (`flush`): a view that can be stored to is private, and a flush writes the pages that were stored to and
-//!   no others; an ordinary shared mapping is there as well ([`FileAccess`]).
-//! * *Prefetch* (`prefetch`): many ranges at once, at the queue depth of the device ([`FileView::prefetch`]).
-//! * *Read once* ([`read_once`]): a file looked at once is read or mapped, whichever costs less ([`Mapper::read_once`]).
-//! * *Many files* (`small`): more small files than a process may have mappings are read into memory that many share.
-//! * *Resident budget* (`budget`): what is streamed through drops behind, [`MapperBuilder::resident_budget_bytes`].
-//! * *Faults as errors*: [`FileView::read`] survives a file that is cut short or cannot be read, and says which byte.
+//! * *Mapping cache* (`parked`): closing a view parks the mapping; mapping the file again reuses
+//!   it, page tables included. A parked mapping is never reused for a different file: see
+//!   `identity`.
+//! * *Ephemeral heap* ([`aquifer_vm::ephemeral`]): addresses for short-lived mappings. They are
+//!   unmapped in batches, with one TLB flush each ([`Unmap`]), and are not reused before that.
+//! * *Map-ahead* (`map_ahead`): a helper thread maps ranges advised as sequential before the reader
+//!   reaches them ([`FileView::advise`]).
+//! * *Exact flush* (`flush`): a writable view is private, and a flush writes exactly the pages that
+//!   were stored to. An ordinary shared mapping is available as well ([`FileAccess`]).
+//! * *Prefetch* (`prefetch`): fetches many ranges at once, at the queue depth of the device
+//!   ([`FileView::prefetch`]).
+//! * *Read once* ([`read_once`]): a file that is read once is copied or mapped, whichever is
+//!   cheaper ([`Mapper::read_once`]).
+//! * *Many files* (`small`): small files beyond the process's limit of mappings are read into
+//!   memory that many files share.
+//! * *Resident budget* (`budget`): drops streamed pages from the page cache
+//!   ([`MapperBuilder::resident_budget_bytes`]).
+//! * *Faults as errors*: [`FileView::read`] survives a file that is truncated or unreadable, and
+//!   reports the offset.
 //!
-//! # What a program may not do
-//! Addresses of a view belong to the mapper: no `munmap`, `mprotect`, `mremap` or `madvise` on them.
+//! # Restrictions
+//! The addresses of a view belong to the mapper: do not call `munmap`, `mprotect`, `mremap` or
+//! `madvise` on them.
 //!
 //! # Threads and processes
-//! A [`Mapper`] and its views are shared between threads freely. In a forked child everything is inert: calls fail
-//! with [`MapError::Forked`], and the child makes a mapper of its own.
+//! A [`Mapper`] and its views can be shared freely between threads. In a forked child they are
+//! inert: calls fail with [`MapError::Forked`], and the child must create its own mapper.
 //!
 //! ```
 //! use aquifer_mapper::{FileAccess, Mapper};
@@ -109,15 +116,16 @@ use write_back::WriteBack;
 pub enum FileAccess {
     /// Read.
     Read,
-    /// Read and write. Stores stay in this process until they are flushed, and are lost if they are not (unless a program asks for
-    /// [`MapperBuilder::write_back_bytes_per_second`]).
+    /// Read and write. Stores stay in this process until they are flushed; unflushed stores are
+    /// lost (unless [`MapperBuilder::write_back_bytes_per_second`] is set).
     Write,
-    /// Read and write, as an ordinary shared mapping: others see stores at once, the kernel writes them when it likes, and
-    /// a store dirties as much of the file as the kernel caches together, up to megabytes.
+    /// Read and write, as an ordinary shared mapping: other processes see stores at once, the
+    /// kernel writes them at any time, and a store dirties the whole folio of the page cache, up to
+    /// megabytes.
     SharedWrite,
 }
 
-/// Sets up a [`Mapper`].
+/// Configures a [`Mapper`].
 #[derive(Debug, Clone)]
 pub struct MapperBuilder {
     mapping_cache_bytes: u64,
@@ -144,68 +152,72 @@ impl Default for MapperBuilder {
 }
 
 impl MapperBuilder {
-    /// How many bytes of mappings are parked for use again; 0 for none. They are page cache of the kernel, which takes
-    /// its pages back when it needs them. A file longer than this is never parked, and of such a file only the range asked
-    /// for is mapped. By default half of the machine's memory.
+    /// The bytes of mappings that are parked for reuse; 0 for none. They consist of page cache,
+    /// which the kernel reclaims when it needs the memory. A file longer than this is never parked,
+    /// and only its requested range is mapped. The default is half of the machine's memory.
     pub fn mapping_cache_bytes(mut self, bytes: u64) -> Self {
         self.mapping_cache_bytes = bytes;
         self
     }
 
-    /// When mappings are unmapped.
+    /// When retired mappings are unmapped.
     pub fn unmap(mut self, unmap: Unmap) -> Self {
         self.unmap = unmap;
         self
     }
 
-    /// How much is mapped ahead of readers where that is advised ([`FileView::advise`]), and by how many threads.
+    /// Limits how much is mapped ahead of readers where that is advised ([`FileView::advise`]), and
+    /// by how many threads.
     pub fn map_ahead(mut self, limits: MapAheadLimits) -> Self {
         self.map_ahead = limits;
         self
     }
 
-    /// Whether large files in memory (tmpfs) are mapped ahead also without advice, where their reader is seen to go from the
-    /// start on. It needs an idle CPU, and looks some ten times in the first second of a view. By default it does.
+    /// Whether large files in memory (tmpfs) are also mapped ahead without advice, once their
+    /// reader is seen to read in order from the start. Needs an idle CPU, and checks a view some
+    /// ten times in its first second. On by default.
     pub fn detect_sequential(mut self, detects: bool) -> Self {
         self.detect_reading = detects;
         self
     }
 
-    /// At most how many bytes a second of what was stored to private views a thread writes to the files before a flush, so that a
-    /// flush has little left to do; 0 for none. By default none: stores stay in this process until they are flushed. With it, others
-    /// see stores before the program has flushed them, a page here and there, and some of what it never flushes stays in the
-    /// file. 64 MiB keep a flush short and take little of a disk.
+    /// The rate, in bytes per second, at which a thread writes stores to private views to their
+    /// files before a flush, so that a flush has little left to write; 0 for none, which is the
+    /// default: stores then stay in this process until they are flushed. With write-back, other
+    /// processes see single pages before the program has flushed them, and some stores that are
+    /// never flushed stay in the file. 64 MiB keep a flush short and use little of a disk's
+    /// bandwidth.
     pub fn write_back_bytes_per_second(mut self, bytes: u64) -> Self {
         self.write_back_bytes_per_second = bytes;
         self
     }
 
-    /// How much of the page cache the files mapped may fill. A thread gives their pages back to the system, first in,
-    /// first out, so that what is streamed through drops behind; pages that other processes have mapped, or that are not
-    /// written back yet, stay until they are. Files in memory (tmpfs) have nothing to drop. By default there is no bound but
-    /// the system's own.
+    /// Bounds the page cache that the mapped files occupy. A thread returns their pages to the
+    /// system, first in, first out, so that streamed data drops behind. Pages that other processes
+    /// have mapped, or that are not written back yet, are kept until that changes. Files in memory
+    /// (tmpfs) have nothing to drop. By default only the system's own bound applies.
     ///
-    /// The bound is kept on the average: for the moments until the thread looks again it can be exceeded, by what a
+    /// The bound holds on average: between two passes of the thread it can be exceeded, by what a
     /// device reads in a few milliseconds. Choose 64 MiB or more.
     pub fn resident_budget_bytes(mut self, bytes: u64) -> Self {
         self.resident_budget_bytes = Some(bytes);
         self
     }
 
-    /// For tests: as if the process could have so many mappings.
+    /// For tests: overrides the limit of mappings of the process.
     #[doc(hidden)]
     pub fn mappings_limit(mut self, mappings: usize) -> Self {
         self.mappings_limit = Some(mappings);
         self
     }
 
-    /// Makes the mapper.
+    /// Creates the mapper.
     ///
     /// # Errors
-    /// [`MapError::Memory`] if the process has no address space for it; [`MapError::Thread`].
+    /// [`MapError::Memory`] if the process has no address space left for it; [`MapError::Thread`].
     pub fn build(self) -> Result<Mapper> {
         let vmas = Arc::new(self.mappings_limit.map_or_else(VmaBudget::of_process, VmaBudget::new));
-        // Half of what may be mapped may be parked.
+        // At most half of the permitted mappings may be parked.
         let limits = Limits { bytes: self.mapping_cache_bytes, mappings: vmas.limit() as u64 / 2 };
         let heap = Heap::new(self.unmap, vmas);
         let duplicates = Arc::new(Duplicates::new(self.unmap != Unmap::Sync));
@@ -249,7 +261,7 @@ pub(crate) struct Shared {
     pub mark: ProcessMark,
 }
 
-/// What a mapper has and did.
+/// Counters and current sizes of a mapper.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct MapperStats {
@@ -259,24 +271,25 @@ pub struct MapperStats {
     pub heap: HeapStats,
     /// Mapping ahead.
     pub map_ahead: MapAheadStats,
-    /// Memory that holds small files, because they were too many to be mapped: see [`FileView::is_snapshot`].
+    /// Memory that holds small files for which no mapping was left: see [`FileView::is_snapshot`].
     pub snapshot_bytes: u64,
-    /// What the files have in the page cache, as far as is known; 0 without a
-    /// [resident budget](MapperBuilder::resident_budget_bytes).
+    /// The page cache that the files occupy, as last measured; 0 without a [resident
+    /// budget](MapperBuilder::resident_budget_bytes).
     pub resident_bytes: u64,
 }
 
 impl Mapper {
-    /// Sets up a mapper.
+    /// Returns a builder with the defaults.
     pub fn builder() -> MapperBuilder {
         MapperBuilder::default()
     }
 
-    /// Maps a range of a file, or `..` for all of it. The view has the file's length as it is now.
+    /// Maps a range of a file, or `..` for all of it. The length of `..` is the file's length at
+    /// the time of the call.
     ///
     /// # Errors
-    /// [`MapError::Open`], [`MapError::NotMappable`], [`MapError::Range`], [`MapError::TooManyMappings`],
-    /// [`MapError::Map`].
+    /// [`MapError::Open`], [`MapError::NotMappable`], [`MapError::Range`],
+    /// [`MapError::TooManyMappings`], [`MapError::Map`].
     pub fn map(
         &self,
         path: impl AsRef<Path>,
@@ -298,14 +311,15 @@ impl Mapper {
             let name = FileName::of(path.to_owned());
             return Ok(FileView::new(self.shared.clone(), Some(mapped), name, there));
         }
-        // The path may lead to another file by now: what is opened has its own length.
+        // The path may name another file since the `stat`: use the length of the file that was
+        // opened.
         let file = mapped::open(path).map_err(MapError::open(path))?;
         let status = Status::of_file(&file).map_err(MapError::open(path))?;
         self.shared.map_by_path(file, &status, path, &range)
     }
 
-    /// Maps a range of an open file. Nothing depends on the descriptor afterwards; a duplicate of it stays open for as long as
-    /// the view, and at most the delay of [`Unmap`] longer.
+    /// Maps a range of an open file. The caller may close the descriptor afterwards; a duplicate of
+    /// it stays open as long as the view, and at most the delay of [`Unmap`] longer.
     ///
     /// # Errors
     /// As for [`Mapper::map`].
@@ -334,11 +348,13 @@ impl Mapper {
         self.shared.map_opened(&opened, &status, name, range)
     }
 
-    /// Shows all of a file to a closure, once: read into a buffer of the thread, or mapped, whichever costs less for its length
-    /// on this machine ([`read_once`]). Also for what cannot be mapped: pipes are read to their end, files in `/proc` have their content.
+    /// Passes all of a file to a closure, once: read into a thread-local buffer or mapped,
+    /// whichever costs less for its length on this machine ([`read_once`]). Also works for files
+    /// that cannot be mapped: pipes are read to their end, and files in `/proc` have their content.
     ///
     /// # Errors
-    /// [`MapError::Open`], [`MapError::Read`], [`MapError::TooLong`], and those of [`Mapper::map`] and [`FileView::read`].
+    /// [`MapError::Open`], [`MapError::Read`], [`MapError::TooLong`], and those of [`Mapper::map`]
+    /// and [`FileView::read`].
     pub fn read_once<T>(
         &self,
         path: impl AsRef<Path>,
@@ -350,11 +366,11 @@ impl Mapper {
         self.read_opened_once(path, file, |_| path.to_owned(), look)
     }
 
-    /// As [`Mapper::read_once`], of the file with this name in a directory that is open: who goes through a tree saves the way from
-    /// its root to each file.
+    /// As [`Mapper::read_once`], for a name in an open directory: saves a tree walk the path
+    /// resolution from the root for each file.
     ///
     /// # Errors
-    /// As for [`Mapper::read_once`]; they name the file relative to the directory.
+    /// As for [`Mapper::read_once`]; the path in them is relative to the directory.
     pub fn read_once_at<T>(
         &self,
         directory: impl AsFd,
@@ -388,10 +404,11 @@ impl Mapper {
         })
     }
 
-    /// Lets go of a file that is parked, before it is removed or its file system unmounted. Views of it keep it.
+    /// Evicts a parked file, before it is removed or its file system unmounted. Views of it keep
+    /// their mapping.
     ///
     /// # Errors
-    /// [`MapError::Open`] if the path leads nowhere.
+    /// [`MapError::Open`] if the path does not exist.
     pub fn forget(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         self.shared.check_process()?;
@@ -405,7 +422,7 @@ impl Mapper {
         Ok(())
     }
 
-    /// Lets go of all files that are parked.
+    /// Evicts all parked files.
     ///
     /// # Errors
     /// [`MapError::Forked`].
@@ -420,7 +437,7 @@ impl Mapper {
         Ok(())
     }
 
-    /// What it has and did: nothing in a fork.
+    /// Returns the statistics; all zero in a forked child.
     pub fn stats(&self) -> MapperStats {
         let shared = &*self.shared;
         if !shared.mark.is_current() {
@@ -445,7 +462,7 @@ impl fmt::Debug for Mapper {
 impl Drop for Mapper {
     fn drop(&mut self) {
         if !self.shared.mark.is_current() {
-            // Another thread of the parent may have been changing any of it when it forked.
+            // Another thread of the parent may have been changing it during the fork: leak it.
             std::mem::forget(self.shared.clone());
         }
     }
@@ -478,7 +495,8 @@ impl Shared {
         Ok(FileView::with_stores(self.clone(), stores, path, range))
     }
 
-    /// Maps something: once more without what is parked, if that has taken up the addresses or the mappings.
+    /// Maps something; if addresses or mappings have run out, evicts all parked files and retries
+    /// once.
     pub fn with_room<T>(
         &self,
         map: impl Fn() -> std::result::Result<T, NotMapped>,
@@ -492,7 +510,8 @@ impl Shared {
         }
     }
 
-    /// Maps what was opened by its path, whose `status` was asked for since: whatever the path led to before.
+    /// Maps a file that was opened by `path`. `status` is that of the open file, not an earlier one
+    /// of the path.
     fn map_by_path(
         self: &Arc<Self>,
         file: File,
@@ -506,7 +525,7 @@ impl Shared {
         self.map_opened(&opened, status, FileName::of(path.to_owned()), range)
     }
 
-    /// Maps a range of a regular file, whose `status` was asked for since it was opened.
+    /// Maps a range of a regular file. `status` was read after it was opened.
     fn map_opened(
         self: &Arc<Self>,
         opened: &Opened<'_>,
@@ -554,7 +573,8 @@ impl Shared {
         Ok(view)
     }
 
-    /// A mapping that has this range: of the whole file where others can use it too, and otherwise of the range.
+    /// Returns a mapping that covers this range: of the whole file where it can be parked or counts
+    /// towards the resident budget, and otherwise of the range.
     fn mapping_of(
         &self,
         opened: &Opened<'_>,
@@ -563,7 +583,7 @@ impl Shared {
     ) -> std::result::Result<Arc<Mapped>, NotMapped> {
         let is_kept = self.parked.keeps(status.len_bytes) && identity::may_be_parked(opened.file());
         let key = is_kept.then(|| CacheKey::of(status.id));
-        // A resident budget knows one mapping of each file.
+        // The resident budget tracks one mapping per file, of all of it.
         let is_whole = is_kept || self.budget.is_some();
         if !is_whole {
             return self.map_making_room(opened, status, range, None);
@@ -580,7 +600,7 @@ impl Shared {
         Ok(mapped)
     }
 
-    /// Maps a range; if there is no room, once more without what is parked.
+    /// Maps a range; if there is no room, evicts all parked files and retries once.
     fn map_making_room(
         &self,
         opened: &Opened<'_>,
@@ -591,7 +611,8 @@ impl Shared {
         self.with_room(|| Mapped::new(&self.heap, opened, status, range, key))
     }
 
-    /// Whether mapping ahead of a reader who gives no advice gains anything: where every fault maps single small pages.
+    /// Whether mapping ahead without advice is worthwhile: only where every fault maps single small
+    /// pages.
     fn detects_reading(&self, file: &File, len_bytes: u64) -> bool {
         self.detect_reading
             && len_bytes >= map_ahead::WATCHED_BYTES as u64
@@ -614,7 +635,7 @@ fn check_pages(path: impl FnOnce() -> PathBuf, file: &File, status: &Status) -> 
     Err(MapError::NotMappable { path: path(), kind, advice })
 }
 
-/// The bytes of a file of this length that a range names.
+/// The range of bytes that `range` selects in a file of this length.
 fn range_of(
     path: impl FnOnce() -> PathBuf,
     range: &impl RangeBounds<u64>,

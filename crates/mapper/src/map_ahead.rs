@@ -1,9 +1,10 @@
-//! Mapping ahead of a reader, by helper threads that only use what CPU time nobody else wants.
+//! Mapping ahead of a reader, by helper threads that use only idle CPU time.
 //!
-//! A fault of a mapping that the kernel serves is not seen here, so what is mapped ahead is what was advised
-//! ([`super::advice`]), and what the page tables show to be read in order. A helper goes through the range from its start and populates it piece by piece, without regard to
-//! where the reader is: a helper that follows the reader's position was never faster, and one that spins for it cost two
-//! readers on two CPUs a third of their speed. What a reader meets first it faults in as usual.
+//! The mapper does not see the faults that the kernel serves. So it maps ahead the ranges that were
+//! advised ([`super::advice`]), and those that the page tables show to be read in order. A helper
+//! populates the range piece by piece from its start, without regard to the reader's position: a
+//! helper that follows the reader was never faster, and one that spins for it cost two readers on
+//! two CPUs a third of their speed. Pages that the reader reaches first are faulted in as usual.
 //!
 //! ```text
 //!             reader ──▶                 helper ──▶
@@ -13,33 +14,37 @@
 //! ```
 //!
 //! # How far ahead
-//! Ranges that are longer than half of the limit have *markers*: 64 KiB every quarter of it that are left unmapped. The page
-//! tables show when the reader has come by, and that it has read all before. So a file larger than memory is not
-//! read in before anybody can use it. Ranges in progress share the limit equally. A helper that waits for a marker sleeps, longer each time, and works on other
-//! ranges meanwhile.
+//! Ranges longer than half of the limit have *markers*: 64 KiB in every quarter of the limit that
+//! are left unmapped. Once a marker is mapped, the reader has passed it. This keeps a file larger
+//! than memory from being read in before it is used. Ranges in progress share the limit equally. A
+//! helper that waits for a marker sleeps, longer each time, and works on other ranges.
 //!
 //! # Without advice
-//! Where a fault costs most, on files in memory, a fresh view of 32 MiB or more is *watched*: a helper looks at its first
-//! pages after 1, 2, 4, … ms, some ten times in all if nothing happens, and never again. If by then all of the first MiB was
-//! touched and nearly nothing of the rest, its reader is taken for one that reads in order, and at most three times what it
-//! has read is mapped ahead of it; markers at doubling distances show how much that is. With no CPU idle the helper gives up.
-//! A reader that begins in the middle, or later, is not noticed.
+//! Files in memory have the costliest faults, so a fresh view of 32 MiB or more of such a file is
+//! *watched*: a helper checks its first pages after 1, 2, 4, … ms, some ten times in all, and then
+//! stops. If all of the first MiB has been touched and nearly none of the rest, the reader is taken
+//! to be sequential, and at most three times what it has read is mapped ahead of it; markers at
+//! doubling distances show how much that is. With no CPU idle the helper gives up. A reader that
+//! starts in the middle of the view, or later than that, is not detected.
 //!
 //! # Priority
-//! Helpers run under `SCHED_IDLE`: with a CPU free that is as good as a normal thread; without one, a normal thread takes
-//! time from the readers, and this one does not. Populating holds the lock of the address space for reading, though, and a
-//! helper that loses its CPU in the middle of a call keeps it: with all CPUs busy, an `mmap` of another thread waited
-//! up to 320 ms for one that populated 2 MiB a call. So calls are short ([`CALL_BYTES`]), a helper offers its CPU to others
-//! between them, when it holds nothing, and if somebody took it, steps aside ([`ASIDE`]). It begins no piece while more threads are runnable
-//! than there are CPUs: two readers on two CPUs lost a tenth of their speed to a helper that did.
+//! Helpers run under `SCHED_IDLE`: on an idle CPU that is as good as a normal thread; without one,
+//! a normal thread takes time from the readers, and an idle one does not. But populating holds the
+//! lock of the address space for reading, and a helper that is preempted during a call keeps it:
+//! with all CPUs busy, an `mmap` of another thread waited up to 320 ms for a helper that populated
+//! 2 MiB a call. So calls are short (`CALL_BYTES`). Between them the helper holds no lock; it
+//! yields its CPU, and sleeps if it was preempted (`ASIDE`). It starts no piece while more
+//! threads are runnable than there are CPUs: two readers on two CPUs lost a tenth of their speed to
+//! a helper that did.
 //!
 //! # Life of a range
-//! A request holds its mapping, so nothing is populated after it was unmapped. Dropping the [`Ticket`] ends the request: what
-//! is queued is let go at once, a piece in progress is finished first. Helpers start with the first request and end with the
-//! [`MapAhead`]. In a forked child there are none, and nothing is done.
+//! A request holds its mapping, so no page is populated after the unmap. Dropping the [`Ticket`]
+//! ends the request: a queued one is removed at once, a piece in progress is finished first.
+//! Helpers start with the first request and end with the [`MapAhead`]. A forked child has none and
+//! maps nothing ahead.
 //!
 //! # Lock order
-//! `state` is the only lock, and is not held while pages are populated or a mapping is dropped.
+//! `state` is the only lock. It is not held while pages are populated or a mapping is dropped.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -61,23 +66,23 @@ use aquifer_vm::ProcessMark;
 mod job;
 mod markers;
 
-/// What is populated at a time where the file is in memory.
+/// Size of a piece where the file is in memory.
 pub(crate) const PIECE_BYTES: usize = REGION_BYTES;
-/// What is populated at a time where it has to be read: as much as the kernel reads ahead at most.
+/// Size of a piece that has to be read: the kernel's largest read-ahead.
 const COLD_PIECE_BYTES: usize = 8 << 20;
-/// How long a helper waits for a reader, at first and at most.
+/// How long a helper waits for a reader: first wait, and longest.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_millis(256);
-/// Ranges that nobody advised about are watched from this length on: shorter ones are read before it pays.
+/// Least length of an unadvised range that is watched: shorter ones are read before watching pays.
 pub(crate) const WATCHED_BYTES: usize = 32 << 20;
-/// What tests set otherwise.
+/// Behaviour that tests override.
 #[derive(Debug, Clone, Copy)]
 struct Manners {
-    /// How pages are brought in; the better form by default.
+    /// How pages are populated; the best available form by default.
     form: Option<Form>,
-    /// How long a range that nobody advised about is watched without its reader coming any further.
+    /// How long an unadvised range is watched without progress of its reader.
     watched_for: Duration,
-    /// Whether helpers step aside for others.
+    /// Whether helpers yield to other threads.
     step_aside: bool,
 }
 
@@ -87,17 +92,17 @@ impl Default for Manners {
     }
 }
 
-/// Bounds of what is mapped ahead.
+/// Limits of mapping ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapAheadLimits {
-    /// Helper threads at most; 0 for no mapping ahead.
+    /// Largest number of helper threads; 0 disables mapping ahead.
     pub workers: usize,
-    /// Bytes that are brought in before their readers have come near them, at most.
+    /// Most bytes that may be populated ahead of their readers.
     pub in_flight_bytes: u64,
 }
 
 impl Default for MapAheadLimits {
-    /// A helper for four CPUs, and an eighth of the machine's memory.
+    /// One helper per four CPUs (1 to 4), and an eighth of the machine's memory.
     fn default() -> Self {
         MapAheadLimits {
             workers: (cpu::count() / 4).clamp(1, 4),
@@ -107,7 +112,8 @@ impl Default for MapAheadLimits {
 }
 
 impl MapAheadLimits {
-    /// Where `range` has markers: advised, only if it is longer than half of what may be brought in unread.
+    /// The markers of `range`. An advised range has them only if it is longer than half of the
+    /// limit.
     fn markers(&self, range: &Range<usize>, is_watched: bool) -> Markers {
         let limit = usize::try_from(self.in_flight_bytes).unwrap_or(usize::MAX);
         let quarter = (limit / 4).max(PIECE_BYTES);
@@ -121,26 +127,26 @@ impl MapAheadLimits {
     }
 }
 
-/// What was mapped ahead.
+/// Counters of mapping ahead.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MapAheadStats {
-    /// Ranges that were asked for.
+    /// Ranges that were requested.
     pub requests: u64,
-    /// Ranges that nobody asked for, and whose reader was seen to read in order.
+    /// Unadvised ranges whose reader was found to be sequential.
     pub detected: u64,
-    /// Bytes that helpers went through.
+    /// Bytes that helpers have processed.
     pub populated_bytes: u64,
     /// Ranges waiting or in progress.
     pub in_progress: u64,
 }
 
-/// A range that a helper goes through.
+/// A range to be mapped ahead.
 struct Request {
     span: Arc<dyn Span>,
     range: Range<usize>,
     markers: Markers,
-    /// Whether nobody advised it: then what its reader does decides.
+    /// Whether it was not advised: then the reader's progress decides what is mapped.
     is_watched: bool,
     ended: AtomicBool,
 }
@@ -148,18 +154,18 @@ struct Request {
 /// A piece that a helper is populating.
 struct Running {
     number: u64,
-    /// Of which request. Only compared: the helper holds it.
+    /// The request of the piece. Only compared: the helper holds the reference.
     request: *const Request,
 }
 
-// SAFETY: the pointer is never followed.
+// SAFETY: the pointer is compared and never dereferenced.
 unsafe impl Send for Running {}
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Job>,
     running: Vec<Running>,
-    /// Pieces begun.
+    /// Pieces started so far.
     pieces: u64,
     helpers: usize,
     idle: usize,
@@ -168,7 +174,7 @@ struct State {
 
 struct Shared {
     state: Mutex<State>,
-    /// There is work, or none any more, or a piece is done.
+    /// Notified when work arrives, at shutdown, and when a piece is done.
     changed: Condvar,
     limits: MapAheadLimits,
     manners: Manners,
@@ -184,7 +190,7 @@ pub(crate) struct MapAhead {
     mark: ProcessMark,
 }
 
-/// A request. Dropped, it ends.
+/// A request, which ends when this is dropped.
 pub(crate) struct Ticket {
     shared: ManuallyDrop<Arc<Shared>>,
     request: ManuallyDrop<Arc<Request>>,
@@ -192,7 +198,7 @@ pub(crate) struct Ticket {
 }
 
 impl MapAhead {
-    /// Starts nothing yet.
+    /// Starts no threads yet.
     pub fn new(limits: MapAheadLimits) -> MapAhead {
         MapAhead::with_manners(limits, Manners::default())
     }
@@ -214,14 +220,14 @@ impl MapAhead {
         }
     }
 
-    /// Has `range` of a span mapped ahead, until that is done or the ticket is dropped. `None` if there is nothing to do, or
-    /// nobody who could.
+    /// Maps `range` of a span ahead, until it is done or the ticket is dropped. `None` if there is
+    /// nothing to do, or no helper can run.
     pub fn request(&self, span: &Arc<dyn Span>, range: Range<usize>) -> Option<Ticket> {
         self.enter(span, range, false)
     }
 
-    /// Has `range` of a span watched for a while, and mapped ahead if it is read from its start on. `None` as for
-    /// [`MapAhead::request`], and if the range is too short for that to be worth it.
+    /// Watches `range` of a span for a while, and maps it ahead if it is read in order from its
+    /// start. `None` as for [`MapAhead::request`], and if the range is too short to be worth it.
     pub fn watch(&self, span: &Arc<dyn Span>, range: Range<usize>) -> Option<Ticket> {
         if range.len() < WATCHED_BYTES { None } else { self.enter(span, range, true) }
     }
@@ -245,7 +251,7 @@ impl MapAhead {
             && state.helpers < self.shared.limits.workers
             && !self.start_helper(&mut state)
         {
-            // Without threads, readers fault as they always did.
+            // Without helper threads, readers fault as usual.
             drop(state);
             return None;
         }
@@ -260,7 +266,7 @@ impl MapAhead {
         Some(ticket)
     }
 
-    /// Whether there is at least one helper afterwards.
+    /// Starts a helper if possible. Returns whether at least one exists.
     fn start_helper(&self, state: &mut State) -> bool {
         let shared = Arc::clone(&self.shared);
         if let Ok(thread) = thread::start(c"aquifer-ahead", move || shared.help()) {
@@ -270,7 +276,8 @@ impl MapAhead {
         state.helpers > 0
     }
 
-    /// Waits for the pieces in progress. Afterwards no helper holds a mapping whose tickets were dropped before.
+    /// Waits for the pieces in progress. On return, no helper holds a mapping whose tickets were
+    /// dropped before the call.
     pub fn settle(&self) {
         if !self.mark.is_current() {
             return;
@@ -282,7 +289,7 @@ impl MapAhead {
         }
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub fn stats(&self) -> MapAheadStats {
         if !self.mark.is_current() {
             return MapAheadStats::default();
@@ -300,7 +307,7 @@ impl MapAhead {
 
 impl Drop for MapAhead {
     fn drop(&mut self) {
-        // In a child, the threads and whoever held the lock are the parent's.
+        // In a child, the threads do not exist, and a thread of the parent may hold the lock.
         if !self.mark.is_current() {
             for thread in
                 std::mem::take(self.helpers.get_mut().unwrap_or_else(PoisonError::into_inner))
@@ -329,12 +336,12 @@ impl Drop for MapAhead {
 }
 
 impl Ticket {
-    /// The part of the span.
+    /// The range within the span.
     pub fn range(&self) -> Range<usize> {
         self.request.range.clone()
     }
 
-    /// Whether a helper is through with it.
+    /// Whether the helpers have finished with it.
     pub fn is_done(&self) -> bool {
         if !self.mark.is_current() {
             return true;
@@ -347,7 +354,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        // In a child, the mapping is the parent's, and its lock may be held for ever.
+        // In a child, the mapping is the parent's, and the lock may never be released.
         if !self.mark.is_current() {
             return;
         }
@@ -381,7 +388,7 @@ impl Shared {
     }
 
     fn end(&self, request: &Arc<Request>) {
-        // Relaxed: a piece more is populated at worst, of a mapping that is still held.
+        // Relaxed: at worst one more piece is populated, of a mapping that is still held.
         request.ended.store(true, Ordering::Relaxed);
         let mut state = self.lock();
         let place = state.queue.iter().position(|job| Arc::ptr_eq(&job.request, request));
@@ -390,7 +397,7 @@ impl Shared {
         drop(job);
     }
 
-    /// What a helper does all its life.
+    /// The main loop of a helper.
     fn help(&self) {
         cpu::run_when_idle();
         let pagemap = Pagemap::open().ok();
@@ -413,16 +420,17 @@ impl Shared {
                 let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
                 state = woken;
                 state.idle -= 1;
-                // What woke it may be a range whose reader is fast.
+                // A range with a fast reader may have caused the wake-up: start with short waits
+                // again.
                 patience =
                     if timeout.timed_out() { (patience * 2).min(LONGEST_WAIT) } else { FIRST_WAIT };
             }
         }
     }
 
-    /// The next piece that may be populated: of the range that waited for longest, unless it is far enough ahead of its
-    /// reader. What may be in flight is shared equally by the ranges in progress, so that none waits for the reader of
-    /// another.
+    /// The next piece that may be populated: of the range at the head of the queue that is not yet
+    /// far enough ahead of its reader. Ranges in progress share `in_flight_bytes` equally, so that
+    /// none waits for the reader of another.
     fn next_piece(
         &self,
         state: &mut State,
@@ -438,8 +446,9 @@ impl Shared {
             }
             let is_known = pagemap.is_some() && job.moved.elapsed() < self.manners.watched_for;
             if job.request.is_watched && !is_known {
-                // Not for ever: most mappings are not read in order. The ticket still holds the mapping, and whoever drops
-                // that takes the lock first.
+                // Stop watching: most mappings are not read in order. The job may be dropped under
+                // the lock, because the ticket still holds the mapping, and dropping the ticket
+                // takes this lock first.
                 continue;
             }
             if let Some(piece) = job.piece(share) {
@@ -453,7 +462,7 @@ impl Shared {
         None
     }
 
-    /// Finds how far the reader of a range has come, if it has begun.
+    /// Updates the reader's position, or checks whether a watched range is read in order.
     fn look_for_reader(&self, job: &mut Job, pagemap: &Pagemap) {
         if job.is_unseen() && job.looks_sequential(pagemap) {
             job.begin();
@@ -465,14 +474,14 @@ impl Shared {
         }
     }
 
-    /// Populates a piece and puts the range back into the queue if there is more of it.
+    /// Populates a piece and requeues the range if there is more of it.
     fn populate(&self, mut job: Job, piece: Range<usize>, contention: Option<&Contention>) {
         let is_free = job.let_others_run(contention);
         let form = self.manners.form.unwrap_or_else(Form::best);
         let range = job.request.range.clone();
         let is_marked = piece.start > range.start && job.request.markers.is_at(piece.start);
         let after_marker = if is_marked { piece.start + MARKER_BYTES } else { piece.start };
-        // What nobody asked for is not done at the cost of others.
+        // Unadvised mapping ahead must not cost other threads CPU time.
         let is_wanted = is_free || !job.request.is_watched;
         let has_more = is_wanted
             && job.populate(form, after_marker..piece.end, contention).is_ok()
@@ -487,11 +496,12 @@ impl Shared {
         }
         let request = Arc::as_ptr(&job.request);
         let mut state = self.lock();
-        // Relaxed: who ends a request sets this before it takes the lock and looks into the queue.
+        // Relaxed: ending a request sets this before it takes the lock and searches the queue.
         if has_more && !state.stopping && !job.request.ended.load(Ordering::Relaxed) {
             state.queue.push_back(job);
         } else {
-            // Letting go of a mapping unmaps it: not under the lock, and before anybody is told that it is done.
+            // Dropping the job may unmap the mapping: do it outside the lock, and before the
+            // waiters learn that it is done.
             drop(state);
             drop(job);
             state = self.lock();

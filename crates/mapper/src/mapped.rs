@@ -1,14 +1,14 @@
-//! One mapping of a file, read-only: in use by views, or parked. It is of the whole file where it can be used again for other
-//! views, and otherwise of the pages that its view needs.
+//! One read-only mapping of a file: in use by views, or parked. It covers the whole file where
+//! other views can reuse it, and otherwise the pages that its view needs.
 //!
 //! # Faults
-//! A load of a byte that is not there (the file was cut short, the device failed) raises SIGBUS. Under a closure of a view
-//! the page is replaced by zeros and the call returns an error ([`aquifer_vm::guard`]); through a bare pointer the signal takes
-//! its usual course.
+//! A load of a byte that cannot be read (the file was truncated, the device failed) raises SIGBUS.
+//! In a closure of a view the page is replaced by zeros and the call returns an error
+//! ([`aquifer_vm::guard`]); through a bare pointer the signal takes its usual course.
 //!
 //! # Descriptors
-//! See `descriptors`: some files in use stay open, parked ones do not. A view opens its file again when it needs it, which
-//! is only after a fault.
+//! See `descriptors`: some files in use stay open, parked ones do not. A view reopens its file when
+//! it needs it, which is only after a fault.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -34,25 +34,25 @@ use aquifer_vm::ephemeral::{Extent, Heap, NoAddresses};
 use aquifer_vm::guard::{Replaceable, Trouble};
 use aquifer_vm::{FaultOwner, Served, VmError};
 
-/// A mapping. Unmapped, perhaps later, when the last who knows it is gone.
+/// A mapping. It is retired, and unmapped at once or later, when the last reference is dropped.
 pub(crate) struct Mapped {
     heap: Arc<Heap>,
     extent: ManuallyDrop<Extent>,
     pub id: FileId,
-    /// Where in the file it begins: at a page.
+    /// File offset of its first byte: a multiple of the page size.
     first_byte: u64,
     /// Bytes of the file that are mapped: whole pages.
     pub mapped_bytes: u64,
-    /// What the mapping cache knows it by, if it does.
+    /// Its key in the mapping cache, if it may be parked.
     pub key: Option<CacheKey>,
     pub may_park: AtomicBool,
-    /// Where its views told the kernel to read nothing ahead.
+    /// Ranges for which its views turned the kernel's read-ahead off.
     pub random: RandomRanges,
     replaceable: Replaceable,
     file: Mutex<Option<Arc<Kept>>>,
 }
 
-/// Opens a file for reading without waiting for anybody: a pipe would.
+/// Opens a file for reading without blocking: opening a pipe would block.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
@@ -62,26 +62,27 @@ pub(crate) fn open_to_store(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
-/// Whether the page is a hole of a file in memory: there it needs room also to be looked at through a mapping.
+/// Whether the page is a hole of a file in memory: there even a load through a mapping needs space.
 pub(super) fn is_unfilled(file: BorrowedFd<'_>, at: u64) -> bool {
     let page = SMALL_PAGE_BYTES as u64;
     let is_in_memory =
         file_system::magic(file).is_ok_and(|magic| file_system::in_memory(magic).is_some());
-    // Where the kernel does not tell, it is the likely reason.
+    // If the kernel does not tell, assume so: it is the likely cause.
     is_in_memory
         && memory::cachestat(file, at / page * page, page).map_or(true, |stat| stat.cached == 0)
 }
 
-/// Unmaps what was mapped at a free place to find out whether the kernel does it. Some file systems are asked when what was
-/// at the place is gone already, and what another thread maps there then would be taken for this one's.
+/// Unmaps a trial mapping at a free address, made to find out whether the kernel accepts the file.
+/// Some file systems refuse only after the kernel has removed what was mapped at a fixed address;
+/// another thread's mapping made in that gap would be mistaken for this one.
 pub(super) fn was_tried(elsewhere: io::Result<*mut u8>, len: usize) -> io::Result<()> {
     let address = elsewhere?;
-    // SAFETY: mapped for this, and nobody knows it.
+    // SAFETY: mapped for the trial; its address is in no other hands.
     unsafe { memory::unmap(address, len) }
 }
 
 impl Mapped {
-    /// Maps a range of a file, not empty. The mapping cache may know it by `key`.
+    /// Maps a non-empty range of a file. The mapping cache may keep it under `key`.
     pub fn new(
         heap: &Arc<Heap>,
         opened: &Opened<'_>,
@@ -101,8 +102,8 @@ impl Mapped {
             was_tried(elsewhere, len).map_err(NotMapped::Refused)?;
         }
         let extent = heap.take(len).map_err(NotMapped::NoAddresses)?;
-        // The whole of the extent: nothing of what it held before stays.
-        // SAFETY: fresh addresses that nobody else knows.
+        // All of the extent, so that nothing it held before remains.
+        // SAFETY: the extent's addresses belong to this mapping alone.
         let mapped = unsafe {
             memory::map_file_at(
                 extent.address(),
@@ -125,7 +126,8 @@ impl Mapped {
             replaceable: Replaceable::new(),
             file: Mutex::new(opened.kept()),
         });
-        // SAFETY: it retires the extent when it is dropped, and has its address until then.
+        // SAFETY: the extent is retired in `drop`, and the `Arc` does not move the owner before
+        // that.
         unsafe { mapped.extent.set_owner(Arc::<Mapped>::as_ptr(&mapped)) };
         Ok(mapped)
     }
@@ -135,22 +137,22 @@ impl Mapped {
         self.extent.address()
     }
 
-    /// A byte of the file, or the one behind the last.
+    /// The address of a byte of the file, or of the one behind the last.
     pub fn address_of(&self, offset_bytes: u64) -> *const u8 {
         self.address().wrapping_add((offset_bytes - self.first_byte) as usize)
     }
 
-    /// A range of the file as offsets from the first byte that is mapped.
+    /// A range of the file as offsets from the first mapped byte.
     pub fn in_mapping(&self, range: &Range<u64>) -> Range<usize> {
         (range.start - self.first_byte) as usize..(range.end - self.first_byte) as usize
     }
 
-    /// Bytes of the file that are mapped.
+    /// The bytes of the file that are mapped.
     pub fn range(&self) -> Range<u64> {
         self.first_byte..self.first_byte + self.mapped_bytes
     }
 
-    /// Whether all pages are the file's, and it may be used again for others.
+    /// Whether all pages are the file's, so that the mapping may be reused.
     pub fn is_sound(&self) -> bool {
         self.replaceable.is_settled()
     }
@@ -164,7 +166,8 @@ impl Mapped {
         self.file.lock()
     }
 
-    /// Keeps a file of its identity open for as long as it is in use, unless it does already.
+    /// Keeps this descriptor of the file open as long as the mapping is in use, unless it has one
+    /// already.
     pub fn keep_file(&self, kept: Arc<Kept>) {
         let mut file = self.lock_file();
         if file.is_none() {
@@ -172,15 +175,15 @@ impl Mapped {
         }
     }
 
-    /// What the file that is kept open is called at the moment.
+    /// The current path of the file, if it is kept open.
     pub fn path_now(&self) -> Option<PathBuf> {
         let kept = self.lock_file().clone();
         kept.map(|kept| path_of(kept.file()))
     }
 
-    /// The file, opened again if need be: if its name still leads to it.
+    /// The file, reopened if necessary; `None` if its path no longer names it.
     pub fn file(&self, name: &FileName) -> Option<Arc<Kept>> {
-        // Asks this mapping, so before it is locked.
+        // Before the lock: `path` takes the same lock.
         let path = name.path(Some(self));
         let mut kept = self.lock_file();
         if let Some(kept) = &*kept {
@@ -192,7 +195,7 @@ impl Mapped {
         }
     }
 
-    /// As [`Mapped::file`], for a moment: it is not kept open.
+    /// As [`Mapped::file`], for temporary use: it is not kept open.
     pub fn file_for_now(&self, path: &Path) -> Option<Arc<Kept>> {
         let kept = self.lock_file().clone();
         kept.or_else(|| self.open_again(path).map(Kept::uncounted))
@@ -238,7 +241,7 @@ impl Mapped {
         if fallible::SUPPORTED {
             let mut copy = || {
                 self.replaceable.is_settled_during(|| {
-                    // SAFETY: mapped; the target is the caller's own.
+                    // SAFETY: the source is mapped, and the target belongs to the caller.
                     unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
                 })
             };
@@ -254,13 +257,14 @@ impl Mapped {
             };
         }
         self.guarded(name, &range, || {
-            // SAFETY: mapped, and a fault is caught by the guard; the target is the caller's own.
+            // SAFETY: the source is mapped, and the guard catches faults; the target belongs to the
+            // caller.
             unsafe { memory::copy_racy(source, target.as_mut_ptr(), target.len()) };
         })
     }
 
-    /// Why something in `range` could not be had: of what lies from `offset_bytes` on a byte of each page is read, so that
-    /// the caller names no more than it has looked at.
+    /// Finds out why a byte in `range` could not be accessed. Reads one byte of each page from
+    /// `offset_bytes` on; the caller passes the range that it has accessed.
     pub fn fault(&self, name: &FileName, offset_bytes: u64, range: &Range<u64>) -> MapError {
         let fault = |offset_bytes, cause| {
             let path = name.path(Some(self)).to_owned();
@@ -290,12 +294,12 @@ impl Mapped {
         fault(offset_bytes, FaultCause::Passing)
     }
 
-    /// Maps the file again where zero pages are.
+    /// Maps the file again at replaced pages.
     fn map_again(&self, name: &FileName, addresses: Range<usize>) -> bool {
         let Some(kept) = self.file(name) else { return false };
         let offset = self.first_byte + (addresses.start - self.address() as usize) as u64;
-        // SAFETY: inside this mapping, which is read-only and never borrowed as references while a guard is active but by
-        // who vouched for the file.
+        // SAFETY: inside this read-only mapping. During a guard, references into it exist only if
+        // their owner guarantees that the file does not change ([`super::FileView::as_slice`]).
         let mapped = unsafe {
             memory::map_file_at(
                 addresses.start as *mut u8,
@@ -309,16 +313,16 @@ impl Mapped {
     }
 }
 
-/// Why something could not be mapped; the caller knows what it is called.
+/// Why a mapping could not be made; the caller adds the path.
 pub(crate) enum NotMapped {
-    /// There are no addresses, or too many mappings.
+    /// No addresses are free, or the process has too many mappings.
     NoAddresses(NoAddresses),
     /// The system refused.
     Refused(io::Error),
 }
 
 impl NotMapped {
-    /// Whether there may be room once other mappings are gone.
+    /// Whether unmapping other mappings may make room.
     pub fn is_for_want_of_room(&self) -> bool {
         match self {
             NotMapped::NoAddresses(NoAddresses::Vmas { .. }) => true,
@@ -331,7 +335,7 @@ impl NotMapped {
         }
     }
 
-    /// The error of mapping so many bytes of a file.
+    /// The error for mapping `len_bytes` of a file.
     pub fn of(self, path: PathBuf, len_bytes: u64) -> MapError {
         match self {
             NotMapped::NoAddresses(NoAddresses::Vmas { used, limit }) => {
@@ -346,15 +350,16 @@ impl NotMapped {
 
 impl FaultOwner for Mapped {
     fn serve(&self, fault: &FaultContext) -> Served {
-        // SIGSEGV here is a store to a read-only mapping. A load that can fail is left to.
+        // SIGSEGV here is a store to a read-only mapping. A fallible load handles its own fault.
         if fault.signal != libc::SIGBUS || fault.fallible {
             return Served::No;
         }
         let Some(guarded) = self.replaceable.guarded_around(fault.address) else {
             return Served::No;
         };
-        // Page by page, so that others lose nothing that is there. If many are gone, and the last one too, so is what lies
-        // between: the file has ended, or its device.
+        // Replace one page at a time, so that other threads lose no readable page. If many are
+        // missing, and the last one too, replace all between: the file was truncated, or its device
+        // failed.
         let last = (guarded.end - SMALL_PAGE_BYTES) as *mut u8;
         let is_gone = || {
             // SAFETY: a page of this mapping; populating changes no contents.
@@ -362,7 +367,7 @@ impl FaultOwner for Mapped {
             populated.is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
         };
         let has_ended = guarded.has_ended || guarded.has_many_gone && is_gone();
-        // SAFETY: the guarded addresses are this mapping's.
+        // SAFETY: the guarded addresses are this mapping's, as `guarded_around` found.
         match unsafe { self.replaceable.replace(fault.address, has_ended) } {
             true => Served::Yes,
             false => Served::No,

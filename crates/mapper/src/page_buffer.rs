@@ -1,8 +1,8 @@
-//! Memory that begins with a page: direct I/O wants that, and the kernel's copies to it are faster.
+//! Page-aligned memory: direct I/O requires it, and the kernel's copies to it are faster.
 
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
-/// Whole pages; none until it is asked to be longer.
+/// Whole pages; empty until it is lengthened.
 #[derive(Default)]
 pub(super) struct PageBuffer(Vec<Page>);
 
@@ -14,12 +14,12 @@ struct Page([u8; SMALL_PAGE_BYTES]);
 const _: () = assert!(size_of::<Page>() == SMALL_PAGE_BYTES);
 
 impl PageBuffer {
-    /// Of no pages.
+    /// An empty buffer.
     pub const fn new() -> PageBuffer {
         PageBuffer(Vec::new())
     }
 
-    /// Makes it longer if it is shorter than that.
+    /// Makes it at least this long.
     pub fn lengthen(&mut self, len_bytes: usize) {
         let pages = len_bytes.div_ceil(SMALL_PAGE_BYTES);
         if pages > self.0.len() {
@@ -27,10 +27,10 @@ impl PageBuffer {
         }
     }
 
-    /// All of it.
+    /// All bytes of the buffer.
     pub fn bytes(&mut self) -> &mut [u8] {
         let len_bytes = self.0.len() * SMALL_PAGE_BYTES;
-        // SAFETY: pages are nothing but their bytes, one after the other, which was asserted.
+        // SAFETY: a page is exactly its bytes, as asserted above, and `u8` has no invalid values.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len_bytes) }
     }
 }

@@ -1,23 +1,26 @@
 //! The mapping cache: mappings by file, in use or parked.
 //!
-//! Closing the last view of a file parks its mapping: addresses, page tables and all. Mapping the file again takes one
-//! system call that asks where the path leads to, and a look-up.
+//! Closing the last view of a file parks its mapping: addresses, page tables and all. Mapping the
+//! file again takes one system call, which resolves the path, and a look-up.
 //!
-//! # What stays
-//! Parked mappings are kept up to a number of bytes (the length of what is mapped; most of it is page cache, which stays
-//! the kernel's) and of mappings (a process has 65,530). They leave in the order of a segmented LRU (Karedla et al., 1994):
-//! a mapping that was used once is on *probation*, one that was taken from there is *protected*; what is on probation
-//! goes first. So reading through more files than fit does not drive out those that are used again.
+//! # Eviction
+//! Parked mappings are limited in bytes (the length of the mappings; most of it is page cache,
+//! which remains the kernel's) and in number (a process has 65,530). They are evicted in the order
+//! of a segmented LRU (Karedla et al., 1994): a mapping used once is on *probation*, one that was
+//! reused from the cache is *protected*; probation is evicted first. So a scan of more files than
+//! fit does not evict those that are reused.
 //!
-//! Nor does reading through them again and again, where the order of use would keep exactly those that come last: of
-//! 50,000 files with room for 16,000, none was found. So there are two ways to treat a newcomer that has to drive out
-//! another: let it, or let it go itself but for one in 32 (bimodal insertion; Qureshi et al., ISCA 2007, whose set dueling
-//! chooses here, too): one shard always does the first, one the second, and the others what has fewer misses lately.
+//! Repeated scans need more: there LRU keeps exactly the files that come last. Of 50,000 files with
+//! room for 16,000, none was found. So a newcomer that would evict another mapping is treated in
+//! one of two ways: it is admitted, or it is evicted itself except for one in 32 (bimodal
+//! insertion; Qureshi et al., ISCA 2007, whose set dueling makes the choice). One shard always does
+//! the first, one always the second, and the others whichever has had fewer misses lately.
 //!
 //! # Shards
-//! The table is cut into shards by file, each with a lock of its own. The limits are of all together, so that one file may
-//! take nearly all of the cache. What leaves is the oldest of the shard that has the most, which keeps shards about equal.
-//! It is unmapped after the lock is released; no two locks are held at once.
+//! The table is split into shards by file, each with its own lock. The limits are global, so that
+//! one file may take nearly all of the cache. The victim is the oldest of the heaviest shard, which
+//! keeps shards about equal. It is unmapped after the lock is released; no two locks are held at
+//! once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -31,17 +34,17 @@ use super::identity::CacheKey;
 use super::mapped::Mapped;
 
 const SHARDS: usize = 16;
-/// Of the bytes of a shard, those for mappings that were used again, in percent.
+/// Share of the limits for mappings that were reused, in percent.
 const PROTECTED_PERCENT: u64 = 80;
-/// The shard in which a newcomer always drives out another, and the one in which it seldom does.
+/// The shard that always admits newcomers, and the one that seldom does.
 const LETTING_IN: usize = 0;
 const KEEPING_OUT: usize = 8;
-/// Of so many newcomers one is let in where they are kept out.
+/// In shards that keep newcomers out, one of so many is admitted.
 const LET_IN_ONE_OF: u64 = 32;
-/// How many more misses one way must have to be the worse one for certain.
+/// The difference in misses at which the duel saturates.
 const DUEL_LIMIT: i32 = 256;
 
-/// What a mapping cache may keep.
+/// Limits of a mapping cache.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub bytes: u64,
@@ -53,10 +56,10 @@ pub(crate) struct Parked {
     shards: [Mutex<Shard>; SHARDS],
     hash: RandomState,
     limits: Limits,
-    /// What is parked in all shards, and in each. Changed under the lock of the shard.
+    /// Totals over all shards, and of each. Changed under the lock of the shard.
     parked: Totals,
     by_shard: [Totals; SHARDS],
-    /// Misses where newcomers are let in, less those where they are kept out.
+    /// Misses of the shard that admits newcomers, minus those of the one that keeps them out.
     duel: AtomicI32,
     newcomers: AtomicU64,
     hits: AtomicU64,
@@ -72,7 +75,7 @@ struct Totals {
 #[derive(Default)]
 struct Shard {
     entries: HashMap<CacheKey, Entry>,
-    /// Parked ones by when they were parked.
+    /// Parked mappings by the time they were parked.
     probation: Segment,
     protected: Segment,
     clock: u64,
@@ -87,15 +90,15 @@ struct Segment {
 struct Entry {
     mapped: Arc<Mapped>,
     users: usize,
-    /// Whether it was taken when it was parked.
+    /// Whether it has been reused from the cache.
     is_protected: bool,
     parked_at: u64,
 }
 
-/// What the cache has and did.
+/// Counters and current size of a mapping cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Mappings found.
+    /// Mappings that were found.
     pub hits: u64,
     /// Files that had to be mapped.
     pub misses: u64,
@@ -125,7 +128,8 @@ impl Parked {
         len_bytes <= self.limits.bytes && self.limits.mappings > 0
     }
 
-    /// By the file alone: `forget` finds it whoever may read it by now.
+    /// The shard of a file, by its identity alone: `forget` must find it even if owner or mode have
+    /// changed.
     fn number(&self, file: FileIdentity) -> usize {
         self.hash.hash_one(file) as usize % SHARDS
     }
@@ -135,7 +139,8 @@ impl Parked {
         Locked { before: shard.totals(), shard, parked: &self.parked, own: &self.by_shard[number] }
     }
 
-    /// The mapping of a file, if there is one that has at least `len_bytes`. It counts as used until it is released.
+    /// The mapping of a file, if the cache has one of at least `len_bytes`. It counts as used until
+    /// it is released.
     pub fn take(&self, key: impl FnOnce() -> CacheKey, len_bytes: u64) -> Option<Arc<Mapped>> {
         if !self.keeps(len_bytes) {
             // Relaxed, here and below: statistics.
@@ -153,19 +158,19 @@ impl Parked {
         found
     }
 
-    /// A miss in a shard that has a say in what the others do.
+    /// Records a miss in one of the two shards that decide the duel.
     fn note_miss(&self, number: usize) {
         let change = match number {
             LETTING_IN => 1,
             KEEPING_OUT => -1,
             _ => return,
         };
-        // Relaxed: a tendency.
+        // Relaxed: a lost update only shifts a heuristic.
         let duel = self.duel.load(Ordering::Relaxed) + change;
         self.duel.store(duel.clamp(-DUEL_LIMIT, DUEL_LIMIT), Ordering::Relaxed);
     }
 
-    /// Whether this newcomer goes itself where it would drive out another.
+    /// Whether this newcomer is evicted itself rather than evicting another mapping.
     fn is_kept_out(&self, number: usize) -> bool {
         let keeps_out = match number {
             LETTING_IN => false,
@@ -176,7 +181,7 @@ impl Parked {
         keeps_out && !self.newcomers.fetch_add(1, Ordering::Relaxed).is_multiple_of(LET_IN_ONE_OF)
     }
 
-    /// Makes a mapping known that is in use by one. It takes the place of one that is too short.
+    /// Enters a mapping that has one user. It replaces one that is too short.
     pub fn insert(&self, mapped: &Arc<Mapped>) {
         let Some(key) = mapped.key else { return };
         let entry = Entry { mapped: mapped.clone(), users: 1, is_protected: false, parked_at: 0 };
@@ -187,7 +192,7 @@ impl Parked {
         drop(before);
     }
 
-    /// One user less. The last one parks it.
+    /// Removes one user. The last one parks the mapping.
     pub fn release(&self, mapped: &Arc<Mapped>) {
         let Some(key) = mapped.key else { return };
         let number = self.number(key.identity());
@@ -205,13 +210,15 @@ impl Parked {
     }
 
     fn is_over(&self) -> bool {
-        // Relaxed: who parked something sees that itself, and others make room for theirs.
+        // Relaxed: a thread sees the totals it changed itself, and other threads make room for what
+        // they parked.
         self.parked.bytes.load(Ordering::Relaxed) > self.limits.bytes
             || self.parked.mappings.load(Ordering::Relaxed) > self.limits.mappings
     }
 
-    /// Evicts until all is within the limits again: what is on probation, and for a newcomer that was used before what is
-    /// protected; of the shard that has the most. If that is not enough, the newcomer goes.
+    /// Evicts until the limits hold again, always from the heaviest shard: mappings on probation,
+    /// and for a newcomer that was reused also protected ones. If that is not enough, evicts the
+    /// newcomer.
     fn make_room(&self, number: usize, newcomer: CacheKey, is_protected: bool) {
         if !is_protected && self.is_kept_out(number) {
             let removed = self.shard(number).remove_parked(newcomer);
@@ -237,7 +244,7 @@ impl Parked {
         }
     }
 
-    /// Of some shards the one with the most of what there is too much of.
+    /// The shard, among those in `which`, with the most of what exceeds its limit.
     fn heaviest(&self, which: &[bool; SHARDS]) -> Option<usize> {
         let too_many_bytes = self.parked.bytes.load(Ordering::Relaxed) > self.limits.bytes;
         let weight = |shard: &Totals| {
@@ -247,7 +254,7 @@ impl Parked {
         (0..SHARDS).filter(|&shard| which[shard]).max_by_key(|&shard| weight(&self.by_shard[shard]))
     }
 
-    /// A shard's part of what may be protected.
+    /// A shard's part of the limits for protected mappings.
     fn part(&self) -> Limits {
         let part = |all: u64| {
             (u128::from(all) * u128::from(PROTECTED_PERCENT) / 100 / SHARDS as u128) as u64
@@ -255,7 +262,8 @@ impl Parked {
         Limits { bytes: part(self.limits.bytes), mappings: part(self.limits.mappings) }
     }
 
-    /// Forgets a file, whatever its owner and mode were: who uses it keeps it, and unmaps it at the end.
+    /// Removes a file, whatever its owner and mode were. Current users keep the mapping; the last
+    /// one unmaps it.
     pub fn forget(&self, file: FileIdentity) {
         let mut shard = self.shard(self.number(file));
         let is_it = |other: &&CacheKey| other.identity() == file;
@@ -265,7 +273,7 @@ impl Parked {
         drop(removed);
     }
 
-    /// Forgets every parked mapping; says how many there were.
+    /// Removes every parked mapping, and returns how many there were.
     pub fn forget_all(&self) -> usize {
         let mut count = 0;
         for number in 0..SHARDS {
@@ -292,10 +300,10 @@ impl Parked {
     }
 }
 
-/// A shard under its lock. What changes in it changes the totals.
+/// A shard under its lock. Dropping it adds the changes to the totals.
 struct Locked<'a> {
     shard: MutexGuard<'a, Shard>,
-    /// Bytes and mappings that were parked.
+    /// Bytes and mappings that were parked when it was locked.
     before: (u64, u64),
     parked: &'a Totals,
     own: &'a Totals,
@@ -321,7 +329,7 @@ impl Drop for Locked<'_> {
         if (bytes, mappings) == self.before {
             return;
         }
-        // Relaxed: numbers, which guard nothing. Wrapping: the difference may be negative.
+        // Relaxed: counters that guard nothing. Wrapping: the difference may be negative.
         self.parked.bytes.fetch_add(bytes.wrapping_sub(self.before.0), Ordering::Relaxed);
         self.parked.mappings.fetch_add(mappings.wrapping_sub(self.before.1), Ordering::Relaxed);
         self.own.bytes.store(bytes, Ordering::Relaxed);
@@ -329,9 +337,9 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// What has become of a mapping that one user less has.
+/// The state of a mapping after a user was removed.
 enum Released {
-    /// Others use it, or another one has taken its place.
+    /// It has other users, or another mapping has replaced it.
     InUse,
     Parked {
         is_protected: bool,
@@ -367,13 +375,13 @@ impl Shard {
         (self.probation.bytes + self.protected.bytes, mappings as u64)
     }
 
-    /// The one parked longest in one of the segments, but not the one that came last.
+    /// Evicts the mapping of a segment that was parked longest, unless it is the newcomer.
     fn evict(&mut self, of_protected: bool, newcomer: CacheKey) -> Option<Arc<Mapped>> {
         let oldest = self.segment(of_protected).oldest().filter(|&oldest| oldest != newcomer)?;
         self.remove(oldest)
     }
 
-    /// Removes a mapping if it is parked still.
+    /// Removes a mapping if it is still parked.
     fn remove_parked(&mut self, key: CacheKey) -> Option<Arc<Mapped>> {
         let is_parked = self.entries.get(&key).is_some_and(|entry| entry.users == 0);
         is_parked.then(|| self.remove(key)).flatten()
@@ -426,7 +434,7 @@ impl Shard {
         Released::Parked { is_protected }
     }
 
-    /// What is too much for the protected part is on probation again.
+    /// Moves protected mappings beyond the shard's part back to probation.
     fn demote(&mut self, part: Limits) {
         while self.protected.bytes > part.bytes
             || self.protected.by_age.len() as u64 > part.mappings

@@ -1,8 +1,8 @@
-//! Bringing pages of a mapping in without being asked by a fault.
+//! Brings in pages of a mapping ahead of their faults.
 //!
-//! Two forms: `MADV_POPULATE_READ`, one call for a range; and, on kernels that do not have it (before 5.14), a load from each
-//! page that reports failure instead of raising a signal. Neither changes what is mapped, and neither ends the process when
-//! the file was cut short.
+//! Two forms: `MADV_POPULATE_READ`, one call for a range; and, on kernels without it (before 5.14),
+//! a load from each page that reports failure instead of raising a signal. Neither changes what is
+//! mapped, and neither terminates the process if the file was truncated.
 
 use std::io;
 use std::ops::Range;
@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 
-/// A mapping that is kept for as long as this exists.
+/// A mapping that exists as long as this value.
 ///
 /// # Safety
-/// `len_bytes` bytes from `address` (page-aligned) are mapped readable as long as the value lives, whether or not what is
-/// behind them can be had.
+/// `len_bytes` bytes from `address` (page-aligned) are mapped readable as long as the value lives,
+/// even if the contents cannot be read.
 pub(crate) unsafe trait Span: Send + Sync + 'static {
     /// The first byte.
     fn address(&self) -> *const u8;
-    /// How many are mapped.
+    /// Length of the mapping in bytes.
     fn len_bytes(&self) -> usize;
 }
 
@@ -32,25 +32,25 @@ pub(crate) enum Form {
     Touch,
 }
 
-/// Something in a range could not be had; what lies before it is there.
+/// A page of a range could not be brought in; those before it are in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Missing {
-    /// The offset in the span of the first page that is not there.
+    /// The offset in the span of the first missing page.
     pub offset: usize,
 }
 
-/// Set when the kernel refused the advice once. Relaxed: at worst it is refused again.
+/// Set once the kernel has refused the advice. Relaxed: at worst it is refused again.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
 impl Form {
-    /// The better one that works here, as far as is known yet.
+    /// The better form, given what is known so far.
     pub fn best() -> Form {
         if REFUSED.load(Ordering::Relaxed) { Form::Touch } else { Form::Advice }
     }
 
-    /// Brings in the pages of `range`, offsets in the span.
+    /// Brings in the pages of `range`, which are offsets in the span.
     ///
-    /// Where loads cannot report failure, and the kernel has no advice, it does nothing.
+    /// Does nothing if the kernel lacks the advice and fallible loads are not supported.
     pub fn populate(self, span: &dyn Span, range: Range<usize>) -> Result<(), Missing> {
         let range = whole_pages(span, range);
         if range.is_empty() {
@@ -70,7 +70,7 @@ impl Form {
     }
 }
 
-/// The range, to the borders of pages and inside the span.
+/// Rounds a range out to whole pages, inside the span.
 pub(crate) fn whole_pages(span: &dyn Span, range: Range<usize>) -> Range<usize> {
     let end = range.end.min(span.len_bytes());
     let start = range.start.min(end) / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES;
@@ -86,7 +86,7 @@ fn advise(span: &dyn Span, range: &Range<usize>) -> io::Result<()> {
     again(|| unsafe { memory::advise(address, range.len(), Advice::PopulateRead) })
 }
 
-/// Calls until the call was not interrupted by a signal, nor by a change of what it looks at.
+/// Repeats a call while it fails with `EINTR` or `EAGAIN`.
 fn again(mut call: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     loop {
         match call() {
@@ -109,7 +109,8 @@ fn touch(span: &dyn Span, range: Range<usize>) -> Result<(), Missing> {
     Ok(())
 }
 
-/// Finds the page that made populating `range` fail: by halves, since what is there already costs little.
+/// Finds the page that made populating `range` fail, by bisection: pages that are already in memory
+/// cost little.
 fn first_missing(span: &dyn Span, range: Range<usize>) -> Result<(), Missing> {
     let (mut start, mut end) = (range.start, range.end);
     if advise(span, &range).is_ok() {
@@ -137,7 +138,7 @@ pub(crate) mod tests {
 
     use aquifer_vm::router;
 
-    /// A file mapped whole, for tests.
+    /// A whole file, mapped for tests.
     pub(crate) struct Mapping {
         address: *mut u8,
         len_bytes: usize,
@@ -150,7 +151,7 @@ pub(crate) mod tests {
     unsafe impl Sync for Mapping {}
 
     impl Mapping {
-        /// A fresh file of so many pages, each full of its number's low byte.
+        /// A new file of `pages` pages, each filled with the low byte of its number.
         pub fn of_pages(pages: usize) -> Arc<Mapping> {
             let file = tempfile::tempfile().unwrap();
             for page in 0..pages {
@@ -167,7 +168,7 @@ pub(crate) mod tests {
             Arc::new(Mapping { address, len_bytes, file })
         }
 
-        /// How many of its pages from `range` are mapped in.
+        /// How many pages of `range` are mapped in.
         pub fn mapped_pages(&self, range: Range<usize>) -> u64 {
             let mut entries = vec![0; range.len().div_ceil(SMALL_PAGE_BYTES)];
             let start = self.address.wrapping_add(range.start);
@@ -175,7 +176,7 @@ pub(crate) mod tests {
         }
     }
 
-    // SAFETY: mapped from the constructor to `drop`.
+    // SAFETY: mapped from the constructor until `drop`.
     unsafe impl Span for Mapping {
         fn address(&self) -> *const u8 {
             self.address
@@ -187,7 +188,8 @@ pub(crate) mod tests {
 
     impl Drop for Mapping {
         fn drop(&mut self) {
-            // SAFETY: nobody knows the span any more.
+            // SAFETY: mapped by the constructor, and the last reference to the span is being
+            // dropped.
             unsafe { memory::unmap(self.address, self.len_bytes) }.unwrap();
         }
     }
@@ -200,7 +202,7 @@ pub(crate) mod tests {
             form.populate(&*mapping, range).unwrap();
             let page = SMALL_PAGE_BYTES;
             assert_eq!(mapping.mapped_pages(64 * page..129 * page), 65, "{form:?}");
-            // The kernel maps what lies around as well, 64 KiB by default.
+            // The kernel also maps surrounding pages, 64 KiB by default.
             assert_eq!(mapping.mapped_pages(192 * page..256 * page), 0, "{form:?}");
         }
     }
@@ -221,7 +223,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Which no ordinary signal does to this call today: only one that ends the process.
+    /// Simulated, because today only a fatal signal interrupts this call.
     #[test]
     fn an_interrupted_call_is_made_again_and_a_failed_one_is_not() {
         let mut left = vec![libc::EIO, libc::EAGAIN, libc::EINTR, libc::EINTR];

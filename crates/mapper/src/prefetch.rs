@@ -1,17 +1,18 @@
 //! Bringing many scattered ranges in at once.
 //!
-//! Serial faults on a disk have one page in flight. Here the kernel is told of 256 ranges in one call, which fills the page
-//! cache at the queue depth of the device, and the ranges are mapped one batch behind, while the next is being read:
+//! Serial faults keep one page of the disk in flight. Here one call announces 256 ranges to the
+//! kernel, which fills the page cache at the queue depth of the device. The ranges are mapped one
+//! batch later, while the next batch is being read:
 //!
 //! ```text
 //!   WILLNEED   batch 1 │ batch 2 │ batch 3 │
 //!   mapped             │ batch 1 │ batch 2 │ batch 3
 //! ```
-//! Mapping them is also what notices a byte that cannot be had: `WILLNEED` reports no errors.
+//! Mapping them also detects bytes that cannot be read: `WILLNEED` reports no errors.
 //!
-//! [`FileView::touch_many`] does this in the calling thread; [`FileView::prefetch`] in a thread of the mapper, for
-//! a future of any executor. A prefetch goes on when its future is dropped. Whoever waits for one that has not begun does
-//! it himself.
+//! [`FileView::touch_many`] does this in the calling thread; [`FileView::prefetch`] in a thread of
+//! the mapper, for a future of any executor. Dropping the future does not cancel the prefetch.
+//! [`Prefetch::wait`] runs a prefetch itself if it has not started yet.
 //!
 //! # Lock order
 //! The queue, then a job; neither is held during I/O.
@@ -36,12 +37,12 @@ use super::populate::{Form, Missing, Span, whole_pages};
 use super::view::FileView;
 use aquifer_vm::ProcessMark;
 
-/// Ranges told to the kernel in one call.
+/// Ranges announced to the kernel in one call.
 const BATCH: usize = 256;
 /// Ranges up to this length are mapped by loads, which cost less than a system call.
 const TOUCHED_BYTES: usize = 4 * SMALL_PAGE_BYTES;
 
-/// Brings the ranges in, offsets in the span.
+/// Brings in the ranges, which are offsets in the span.
 fn bring_in(span: &dyn Span, ranges: &[Range<usize>]) -> std::result::Result<(), Missing> {
     let mut before: &[Range<usize>] = &[];
     for batch in ranges.chunks(BATCH).chain([&[][..]]) {
@@ -56,7 +57,7 @@ fn bring_in(span: &dyn Span, ranges: &[Range<usize>]) -> std::result::Result<(),
     Ok(())
 }
 
-/// Starts to read. What goes wrong here is found when the range is mapped.
+/// Starts the reads. Errors are detected when the range is mapped.
 fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
     let told = batch.iter().map(|range| whole_pages(span, range.clone()));
     let vector: Vec<_> = told
@@ -71,7 +72,8 @@ fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
     }
     // SAFETY: mapped as long as the span lives; the advice changes no contents.
     let advised = unsafe { memory::advise_many(&vector, memory::Advice::WillNeed) };
-    // Where the kernel takes no vectors, none; it ends at a range that it does not take, and says how far it came.
+    // Advise the remaining ranges one by one: the kernel may not support vectors, and stops at a
+    // range that it rejects.
     let mut advised_bytes = advised.unwrap_or(0);
     for range in vector {
         if advised_bytes < range.len_bytes {
@@ -83,11 +85,11 @@ fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
     }
 }
 
-/// What ranges can be brought in of: a mapping that can say why a page of it is missing.
+/// A mapping that ranges can be brought in of, and that can explain why a page is missing.
 pub(super) trait Fetched: Span {
-    /// Where in the span a byte of the file is.
+    /// The offset in the span of a byte of the file.
     fn offset_of(&self, file_byte: u64) -> usize;
-    /// Why the page at an offset of the span could not be had.
+    /// Finds out why the page at an offset of the span could not be read.
     fn why(&self, name: &FileName, offset: usize) -> MapError;
 }
 
@@ -121,7 +123,7 @@ impl Job {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does it, unless somebody has begun.
+    /// Runs the job, unless another thread has started it.
     fn run(&self) {
         if std::mem::replace(&mut self.lock().has_begun, true) {
             return;
@@ -183,7 +185,8 @@ impl Shared {
     }
 }
 
-/// The thread of one mapper that prefetches. It starts with the first prefetch and ends, with all of them done, with this.
+/// The thread of one mapper that prefetches. It starts with the first prefetch. Dropping this
+/// completes all prefetches and ends the thread.
 pub(crate) struct Prefetcher {
     shared: ManuallyDrop<Arc<Shared>>,
     thread: Mutex<Option<Thread>>,
@@ -199,7 +202,7 @@ impl Prefetcher {
         }
     }
 
-    /// Without a thread to be had, the job is left to whoever waits for it.
+    /// Queues a job, or runs it at once if the thread cannot be started.
     fn begin(&self, job: &Arc<Job>) {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
@@ -218,14 +221,15 @@ impl Prefetcher {
 impl Drop for Prefetcher {
     fn drop(&mut self) {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // In a child, the thread and whoever held the lock are the parent's.
+        // In a child, the thread does not exist, and a thread of the parent may hold the lock.
         if !self.mark.is_current() {
             std::mem::forget(thread);
             return;
         }
         self.shared.lock().stopping = true;
         self.shared.changed.notify_all();
-        // The thread itself may let go of the mapper last, with a mapping.
+        // The prefetch thread itself may drop the last reference to the mapper, together with a
+        // mapping.
         if let Some(thread) = thread.filter(|thread| !thread.is_current()) {
             thread.join();
         }
@@ -234,7 +238,8 @@ impl Drop for Prefetcher {
     }
 }
 
-/// Ranges of a view that are being brought in: a future, or to be waited for. They are brought in even if this is dropped.
+/// Ranges of a view that are being brought in: await it or call [`Prefetch::wait`]. Dropping it
+/// does not cancel them.
 #[must_use = "errors are only reported to who waits"]
 pub struct Prefetch {
     job: ManuallyDrop<Option<Arc<Job>>>,
@@ -243,10 +248,11 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// Blocks until all is there.
+    /// Blocks until all ranges are in memory.
     ///
     /// # Errors
-    /// [`MapError::Fault`] with the first byte that could not be had; what comes after it may be missing too.
+    /// [`MapError::Fault`] with the first byte that could not be read; later ranges may be missing
+    /// too.
     pub fn wait(self) -> Result<()> {
         if !self.mark.is_current() {
             return Err(MapError::Forked);
@@ -282,7 +288,7 @@ impl Future for Prefetch {
 
 impl fmt::Debug for Prefetch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // In a fork, the lock of the job may be held for ever.
+        // In a fork, the lock of the job may be held forever.
         let is_ready = self.mark.is_current().then(|| match &*self.job {
             Some(job) => job.lock().result.is_some(),
             None => true,
@@ -293,7 +299,7 @@ impl fmt::Debug for Prefetch {
 
 impl Drop for Prefetch {
     fn drop(&mut self) {
-        // In a child, the mapping is the parent's.
+        // In a child, the mapping is the parent's: leak it.
         if self.mark.is_current() {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.job) };
@@ -302,7 +308,7 @@ impl Drop for Prefetch {
 }
 
 impl FileView {
-    /// What is to be brought in, not begun. `None` if there is nothing.
+    /// The job for some ranges, not started. `None` if there is nothing to bring in.
     fn job(&self, ranges: &[Range<u64>]) -> Result<Option<Job>> {
         let ranges: Vec<_> =
             ranges.iter().map(|range| self.in_file(range)).collect::<Result<_>>()?;
@@ -320,21 +326,23 @@ impl FileView {
         Ok(Some(Job { span, ranges, progress: Mutex::default(), done: Condvar::new() }))
     }
 
-    /// Brings ranges of the view, counted from its first byte, into memory and maps them: all of them are read at once, where
-    /// loads would read one after the other. Stores to it are left as they are.
+    /// Brings ranges of the view, counted from its first byte, into memory and maps them. They are
+    /// read concurrently, where loads would read them one by one. Does not affect stores.
     ///
     /// # Errors
-    /// [`MapError::OutsideView`], before anything is read; [`MapError::Fault`] with the first byte that could not be had.
+    /// [`MapError::OutsideView`], before anything is read; [`MapError::Fault`] with the first byte
+    /// that could not be read.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
         let Some(job) = self.job(ranges)? else { return Ok(()) };
         bring_in(&*job.span, &job.ranges)
             .map_err(|missing| job.span.why(&self.name, missing.offset))
     }
 
-    /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view may be dropped meanwhile.
+    /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view
+    /// may be dropped before that.
     ///
     /// # Errors
-    /// [`MapError::OutsideView`], at once.
+    /// [`MapError::OutsideView`], immediately.
     ///
     /// ```
     /// use aquifer_mapper::{FileAccess, Mapper};
@@ -345,7 +353,7 @@ impl FileView {
     /// # std::fs::write(&path, vec![7; 1 << 20])?;
     /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
     /// let records = [4096..8192, 500_000..500_100, 0..100];
-    /// let coming = view.prefetch(&records)?; //  all at once, behind this thread's back
+    /// let coming = view.prefetch(&records)?; //  all at once, in the background
     /// coming.wait()?; //                         or `coming.await?`, in any executor
     /// assert_eq!(view.get::<u8>(500_000)?, 7);
     /// # Ok(())
@@ -367,7 +375,8 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    /// As where a failing load was given zeros of its own, on kernels that take no such advice about them.
+    /// A hole in the mapping stands for the zero page of a failed load, on kernels that reject the
+    /// advice there.
     #[test]
     fn ranges_behind_one_that_is_refused_are_read_as_well() {
         const PAGES: usize = 4096;
@@ -376,7 +385,8 @@ mod tests {
         mapping.file.sync_all().unwrap();
         memory::drop_cached(mapping.file.as_fd(), 0, (PAGES * page) as u64).unwrap();
         let hole = 1000 * page..1001 * page;
-        // SAFETY: pages of the mapping that are not looked at; unmapping the whole one later does not mind.
+        // SAFETY: this test does not access these pages; unmapping the whole mapping later skips
+        // the hole.
         unsafe { memory::unmap(mapping.address().cast_mut().wrapping_add(hole.start), page) }
             .unwrap();
         let last = 3000 * page..3001 * page;

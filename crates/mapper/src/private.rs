@@ -1,17 +1,18 @@
-//! A view that can be stored to: private until it is flushed.
+//! A writable view: private until it is flushed.
 //!
-//! Stores go to private copies of pages. [`flush`](PrivateFile::flush) writes exactly those to the file and makes them
-//! durable; how, and what is promised, is told in [`super::flush`]. So other readers see stores from a flush on, and none
-//! before. Where a program asks for write-back at a pace ([`super::write_back`]), they see stores earlier, a page here and there.
+//! Stores go to private copies of pages. [`flush`](PrivateFile::flush) writes exactly those pages
+//! to the file and makes them durable; [`super::flush`] describes how, and the guarantees. Other
+//! readers see stores only after a flush. With paced write-back ([`super::write_back`]) they see
+//! single pages earlier.
 //!
-//! | the file is | what happens |
+//! | the file is | effect |
 //! |---|---|
-//! | changed by others | it shows in pages that were not stored to since the last flush; once the program has a pointer to store through, in those that it has not stored to since. None of it is overwritten but in pages that were stored to and not flushed |
-//! | made longer by others | nothing: the view is as long as before; [`grow`](PrivateFile::grow) takes it in |
-//! | cut short by others | loads and stores behind the end are errors, what was stored there is gone, and a flush says so |
+//! | changed by another process | the change shows in pages that were not stored to since the last flush; once the program has a pointer to store through, in those that it has never stored to. No such change is overwritten except in pages that were stored to and not flushed |
+//! | extended by another process | none: the view keeps its length; [`grow`](PrivateFile::grow) takes the new part in |
+//! | truncated by another process | loads and stores behind the end are errors, stores there are lost, and a flush returns an error |
 //!
-//! What was not flushed when the view is dropped is given up, as with any private mapping.
-//! [`write_out`](PrivateFile::write_out) hands it to the file without waiting for the device.
+//! Dropping the view discards unflushed stores, as with any private mapping.
+//! [`write_out`](PrivateFile::write_out) hands them to the file without waiting for the device.
 //!
 //! Lock order: `State`, then `stores`.
 
@@ -34,27 +35,28 @@ const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// How a private file is tracked and flushed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PrivateOptions {
-    /// The form of tracking, or the best.
+    /// The form of tracking; the best by default.
     pub form: Option<TrackerForm>,
-    /// Clean gaps between pages that are written along, or the cheapest.
+    /// Largest clean gap between pages that is written along with them; the cheapest by default.
     pub gap_pages: Option<u64>,
 }
 
-/// A private mapping of a range of a file. See the module's documentation. Shared between threads freely.
+/// A private mapping of a range of a file. See the module's documentation. Can be shared freely
+/// between threads.
 pub(crate) struct PrivateFile {
     // Dropped before the mapping.
     state: Mutex<State>,
     mapping: Writable,
-    /// Held shared by stores, and alone while copies are dropped. A store that waits for a page to be read keeps a flush from
-    /// dropping copies, and with it stores that come later, until the page is there.
+    /// Held shared by stores, and exclusively while copies are dropped. A store that waits for a
+    /// page to be read delays the dropping of copies, and with it later stores.
     stores: RwLock<()>,
-    /// Whether somebody has a pointer to store through: then nothing keeps stores out.
+    /// Whether the program has a pointer to store through: then no lock can keep stores out.
     is_exposed: AtomicBool,
 }
 
 impl PrivateFile {
-    /// Maps `range` of a file that is open for reading and writing. The place has room for the pages of the range; what more
-    /// it has is what the view can grow to.
+    /// Maps `range` of a file that is open for reading and writing. The place has room for the
+    /// pages of the range; the view can grow into the remaining room.
     pub fn new(
         place: Box<dyn Place>,
         file: &File,
@@ -81,7 +83,7 @@ impl PrivateFile {
     }
 
     fn state(&self) -> Result<MutexGuard<'_, State>> {
-        // In a child another thread of the parent may hold the lock for good.
+        // In a child, a thread of the parent may hold the lock forever.
         self.mapping.check_process()?;
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -89,16 +91,17 @@ impl PrivateFile {
     /// Stores bytes at `offset_bytes` of the view.
     ///
     /// # Errors
-    /// [`MapError::OutsideView`](super::MapError::OutsideView); [`MapError::Fault`](super::MapError::Fault), after which
-    /// some of the bytes may have been stored.
+    /// [`MapError::OutsideView`](super::MapError::OutsideView);
+    /// [`MapError::Fault`](super::MapError::Fault), after which some of the bytes may have been
+    /// stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         self.mapping.check_process()?;
         let _storing = self.stores.read().unwrap_or_else(PoisonError::into_inner);
         self.mapping.write_at(offset_bytes, bytes)
     }
 
-    /// Stores a value at `offset_bytes` of the view, in the machine's byte order. One of up to eight bytes that is aligned to its
-    /// size is seen old or new by others, never torn.
+    /// Stores a value at `offset_bytes` of the view, in the machine's byte order. A concurrent
+    /// reader sees an aligned value of up to eight bytes old or new, never torn.
     ///
     /// # Errors
     /// As for [`PrivateFile::write_at`].
@@ -106,11 +109,13 @@ impl PrivateFile {
         self.write_at(offset_bytes, bytes_of(&value))
     }
 
-    /// The first byte, to store through. From now on copies are kept as long as the view. Waits for a flush that is under way.
+    /// Returns a pointer to the first byte, to store through. From now on copies are kept as long
+    /// as the view. Waits for a flush in progress.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        // Relaxed, here and below: ordered by the lock of the state.
+        // Relaxed, here and below: the lock of the state orders it.
         if !self.is_exposed.load(Ordering::Relaxed) {
-            // No flush is dropping copies when the pointer is first used. In a child the view is inert.
+            // The lock ensures that no flush is dropping copies when the pointer is first used. In
+            // a child the view is inert.
             let _between_flushes = self.state();
             self.is_exposed.store(true, Ordering::Relaxed);
         }
@@ -120,13 +125,14 @@ impl PrivateFile {
     /// Writes all pages that were stored to, and makes them durable.
     ///
     /// # Errors
-    /// [`MapError::Flush`](super::MapError::Flush): what failed is still there and is flushed again next time.
-    /// [`MapError::Memory`](super::MapError::Memory) if it cannot be found out what was stored to: likewise.
+    /// [`MapError::Flush`](super::MapError::Flush): pages that failed stay dirty, and the next
+    /// flush writes them again. [`MapError::Memory`](super::MapError::Memory) if the pages stored
+    /// to cannot be determined: likewise.
     pub fn flush(&self) -> Result<Flushed> {
         self.flush_pages(PageRun::new(0..self.mapping.capacity_pages()))
     }
 
-    /// As [`flush`](PrivateFile::flush), the pages that a range of the view touches.
+    /// As [`flush`](PrivateFile::flush), for the pages that a range of the view touches.
     ///
     /// # Errors
     /// As for `flush`; [`MapError::OutsideView`](super::MapError::OutsideView).
@@ -142,25 +148,27 @@ impl PrivateFile {
         // Relaxed: it is set under the lock of the state.
         let keeps_copies = self.is_exposed.load(Ordering::Relaxed);
         let flushed = state.flush(&self.mapping, pages, keeps_copies);
-        // Also after an error: what is durable is shown by the file.
+        // Also after an error: the pages that are durable no longer need their copies.
         if !keeps_copies {
             let _alone = self.stores.write().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: all stores take the lock, as long as the program has no pointer, which it gets from the holder of the state.
+            // SAFETY: `stores` is held exclusively, and every store takes it unless the program has
+            // a pointer. `is_exposed` is false, and only changes under the lock of the state, which
+            // is held.
             unsafe { state.drop_copies(&self.mapping) };
         }
         flushed
     }
 
-    /// Writes what was stored to, so that others see it, without making it durable.
+    /// Writes dirty pages to the file, where other processes see them, without making them durable.
     ///
     /// # Errors
-    /// None for what cannot be written: it stays dirty.
+    /// None for pages that cannot be written: they stay dirty.
     pub fn write_out(&self) -> Result<u64> {
         self.state()?.write_back(&self.mapping, u64::MAX)
     }
 
-    /// As [`write_out`](PrivateFile::write_out), up to `most_bytes`, the next ones each time, and the kernel begins to write them
-    /// to the device. `None` if a flush is under way.
+    /// As [`write_out`](PrivateFile::write_out), but up to `most_bytes`, continuing where the last
+    /// call ended; the kernel starts to write them to the device. `None` if a flush is in progress.
     pub fn write_back(&self, most_bytes: u64) -> Result<Option<u64>> {
         self.mapping.check_process()?;
         match self.state.try_lock() {
@@ -172,22 +180,25 @@ impl PrivateFile {
         }
     }
 
-    /// Makes the view longer, at the same addresses, and the file if it ends before it; never shorter. Blocks are allocated for
-    /// what the file gets, so that a later flush does not find the disk full.
+    /// Makes the view longer, at the same addresses, and extends the file if it ends before that;
+    /// never shrinks. Allocates blocks for the new part of the file, so that a later flush does not
+    /// find the disk full.
     ///
     /// # Errors
     /// [`MapError::GrowBeyond`](super::MapError::GrowBeyond) if the addresses end before;
-    /// [`MapError::Grow`](super::MapError::Grow) if the file cannot be made longer, `ENOSPC` for one. Nothing has changed
-    /// then.
+    /// [`MapError::Grow`](super::MapError::Grow) if the file cannot be extended, for example
+    /// `ENOSPC`. Nothing has changed then.
     pub fn grow(&self, len_bytes: u64) -> Result<()> {
-        // Before the view has the bytes nobody flushes them.
+        // Hold the lock of the state: no flush may see the longer view before its last page is up
+        // to date.
         let mut state = self.state()?;
         let Some(end) = self.mapping.grow(len_bytes)? else { return Ok(()) };
         self.take_in_tail(&mut state, end)
     }
 
-    /// A page that the view ended in may have a copy from when the file ended there, too. What others have appended to the file
-    /// since then is not in it, and would be overwritten.
+    /// Copies bytes that another process appended to the file into the page in which the view
+    /// ended. Its private copy may stem from a time when the file ended there too; a flush would
+    /// overwrite the appended bytes with it.
     fn take_in_tail(&self, state: &mut State, end: u64) -> Result<()> {
         let view = self.mapping.view_in_file();
         let tail = end..end.next_multiple_of(PAGE).min(view.end);
@@ -204,7 +215,7 @@ impl PrivateFile {
         Ok(())
     }
 
-    /// Bytes of the pages that were stored to and not written since. Waits for a flush that is under way.
+    /// Bytes of the pages that were stored to and not written since. Waits for a flush in progress.
     ///
     /// # Errors
     /// [`MapError::Memory`](super::MapError::Memory).
@@ -212,8 +223,8 @@ impl PrivateFile {
         self.state()?.dirty_bytes(&self.mapping)
     }
 
-    /// The size of the file's folios as far as flushes have found it out. Where it is one page, `SharedWrite` is cheaper (see
-    /// [`super::flush`]).
+    /// The size of the file's folios, if a flush has measured it. If it is one page, `SharedWrite`
+    /// is cheaper (see [`super::flush`]).
     pub fn folio_bytes(&self) -> Result<Option<u64>> {
         Ok(self.state()?.folio_bytes())
     }
@@ -223,7 +234,7 @@ impl PrivateFile {
         Ok(self.state()?.form())
     }
 
-    /// Bytes of private copies when they were counted last, by a flush.
+    /// Bytes of private copies, as of the last flush.
     pub fn private_bytes(&self) -> Result<u64> {
         Ok(self.state()?.private_pages() * PAGE)
     }

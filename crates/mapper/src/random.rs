@@ -1,10 +1,12 @@
-//! Where in a mapping the kernel was told to read nothing ahead, and for whom.
+//! The ranges of a mapping for which the kernel's read-ahead is off, by view.
 //!
-//! Several views share one mapping, and the kernel knows only the mapping: a range is random as long as one view says so. So
-//! each view's ranges are kept here, and the kernel is told what changes in their union.
+//! Several views share one mapping, and the kernel knows only the mapping: a range is random as
+//! long as any view has advised so. The ranges of each view are kept here, and the kernel is told
+//! of changes in their union.
 //!
-//! A range cuts the mapping's VMA: one more for each of its ends, but at the start of the mapping. They are taken from the
-//! budget before the kernel is told, so advice is refused where the process could not make further mappings any more.
+//! A range splits the mapping's VMA: one more VMA for each of its ends, except at the start of the
+//! mapping. They are taken from the budget first, so advice is refused where the process could make
+//! no further mappings.
 
 use std::io;
 use std::ops::Range;
@@ -14,16 +16,16 @@ use aquifer_sys::futex::Mutex;
 
 use aquifer_vm::ephemeral::VmaBudget;
 
-/// Which view it is, among those of a mapping.
+/// Identifies a view among those of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Adviser(u64);
 
-/// Why a range is not random.
+/// Why a range could not be made random.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// There would be too many VMAs.
+    /// The VMAs would exceed the budget.
     Vmas,
-    /// The kernel says so.
+    /// The kernel refused.
     Kernel(io::Error),
 }
 
@@ -36,25 +38,25 @@ pub(crate) struct RandomRanges {
 #[derive(Debug, Default)]
 struct Given {
     advisers: u64,
-    /// Offsets in the mapping. Of one view there may be several, which do not overlap.
+    /// Offsets in the mapping. The ranges of one view do not overlap each other.
     ranges: Vec<(Adviser, Range<usize>)>,
     vmas_taken: usize,
 }
 
 impl RandomRanges {
-    /// None. What they take of the budget is given back at the end.
+    /// Starts without ranges. Dropping it returns its VMAs to the budget.
     pub fn new(vmas: Arc<VmaBudget>) -> RandomRanges {
         RandomRanges { vmas, given: Mutex::default() }
     }
 
-    /// A new view.
+    /// Registers a view.
     pub fn adviser(&self) -> Adviser {
         let mut given = self.given.lock();
         given.advisers += 1;
         Adviser(given.advisers)
     }
 
-    /// From now on, `range` is random for this view. `tell` tells the kernel whether a range is.
+    /// Makes `range` random for this view. `tell` tells the kernel whether a range is random.
     pub fn add(
         &self,
         adviser: Adviser,
@@ -66,7 +68,7 @@ impl RandomRanges {
         })
     }
 
-    /// From now on, nothing in `range` is random for this view.
+    /// Makes `range` not random for this view.
     pub fn remove(
         &self,
         adviser: Adviser,
@@ -82,7 +84,7 @@ impl RandomRanges {
         })
     }
 
-    /// Applies a change; if it is refused there was none.
+    /// Applies a change. If it is refused, the recorded ranges are unchanged.
     fn change(
         &self,
         mut tell: impl FnMut(&Range<usize>, bool) -> io::Result<()>,
@@ -101,7 +103,8 @@ impl RandomRanges {
         let begins = without(after.clone(), &before).into_iter().map(|range| (range, true));
         let ends = without(before, &after).into_iter().map(|range| (range, false));
         for (range, is_random) in begins.chain(ends) {
-            // What was told already stays told: it costs speed at worst, and its VMAs stay taken.
+            // The kernel keeps what it was told before the error: that costs only speed, and its
+            // VMAs stay taken.
             tell(&range, is_random).map_err(Refused::Kernel)?;
         }
         given.ranges = ranges;
@@ -117,7 +120,7 @@ impl Drop for RandomRanges {
     }
 }
 
-/// All that is in any of them: sorted, and neither touching nor empty.
+/// The union of the ranges: sorted, without empty or adjacent ranges.
 fn union(ranges: &[(Adviser, Range<usize>)]) -> Vec<Range<usize>> {
     let mut sorted: Vec<_> = ranges.iter().map(|(_, range)| range.clone()).collect();
     sorted.retain(|range| !range.is_empty());
@@ -132,7 +135,7 @@ fn union(ranges: &[(Adviser, Range<usize>)]) -> Vec<Range<usize>> {
     all
 }
 
-/// What is in `ranges` and in none of `taken`.
+/// `ranges` without the parts that are in `taken`.
 fn without(ranges: Vec<Range<usize>>, taken: &[Range<usize>]) -> Vec<Range<usize>> {
     taken.iter().fold(ranges, |left, taken| {
         let rest = |range: Range<usize>| {
@@ -142,7 +145,7 @@ fn without(ranges: Vec<Range<usize>>, taken: &[Range<usize>]) -> Vec<Range<usize
     })
 }
 
-/// VMAs that a mapping has more because these are random in it.
+/// The additional VMAs of a mapping with these random ranges.
 fn cuts(union: &[Range<usize>]) -> usize {
     union.iter().map(|range| 1 + usize::from(range.start > 0)).sum()
 }
@@ -155,7 +158,7 @@ mod tests {
 
     const PLACES: usize = 32;
 
-    /// What the kernel was told.
+    /// The state that the kernel was told.
     struct Told([bool; PLACES]);
 
     impl Told {
@@ -166,7 +169,7 @@ mod tests {
             }
         }
 
-        /// VMAs besides one.
+        /// VMAs in addition to the first.
         fn cuts(&self) -> usize {
             self.0.windows(2).filter(|pair| pair[0] != pair[1]).count()
         }

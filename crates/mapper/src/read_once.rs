@@ -1,21 +1,24 @@
-//! A file looked at once: read or mapped, whichever costs less.
+//! Files that are read once: read or mapped, whichever costs less.
 //!
-//! Reading copies every byte, mapping costs faults and unmapping. Into a buffer that is warm, reading wins up to a few
-//! hundred KiB; into a fresh one it loses by 3 to 5 times, so each thread keeps its buffer.
+//! Reading copies every byte; mapping costs faults and an unmap. With a warm buffer, reading wins
+//! up to a few hundred KiB; with a fresh one it loses by 3 to 5 times, so each thread keeps its
+//! buffer.
 //!
 //! ```text
-//!  open ─ read 16 KiB ─┬─ not so much: read until nothing comes ─▶ buffer
+//!  open ─ read 16 KiB ─┬─ end of file reached ─▶ buffer
 //!                      └─ statx ─┬─ a regular file below the threshold ─▶ read the rest ─▶ buffer
-//!                                ├─ one above it ─▶ map
-//!                                └─ no length ─▶ read until nothing comes ─▶ buffer
+//!                                ├─ a regular file above it ─▶ map
+//!                                └─ length unknown ─▶ read to the end of the file ─▶ buffer
 //! ```
-//! Most files are short, and asking one for its length costs three times what reading at its end does. That nothing more comes is
-//! asked, not concluded from a short read: pipes and files that are made up as they are read come in pieces.
+//! Most files are short, and `statx` costs three times as much as a read at the end of the file.
+//! The end is detected by a read of 0 bytes, not by a short read: pipes and generated files arrive
+//! in pieces.
 //!
 //! # The threshold
-//! Measured once for files in memory and once for those on storage, on the first file there that has a MiB or more
-//! ([`calibrate`]); until then, and where measuring took too long three times, 256 KiB. What holds for a device is looked up by
-//! its number, without a lock. Files on hugetlbfs are read.
+//! Measured once for files in memory and once for those on storage, on the first such file of at
+//! least 1 MiB ([`calibrate`]). Until then, and after measuring took too long three times, it is
+//! 256 KiB. The threshold of a device is looked up by its number, without a lock. Files on
+//! hugetlbfs are read.
 //!
 //! ```
 //! use aquifer_mapper::{Mapper, read_once};
@@ -56,33 +59,33 @@ use super::error::{MapError, Result};
 use super::page_buffer::PageBuffer;
 use aquifer_vm::bytes::Bytes;
 
-/// What is read before anything is asked.
+/// Bytes that are read before the file's status is queried.
 const FIRST_BYTES: usize = 16 << 10;
-/// The threshold where nothing was measured.
+/// The threshold without a measurement.
 const USUAL_THRESHOLD_BYTES: u32 = 256 << 10;
-/// It is never outside of these.
+/// Bounds of the threshold.
 const LEAST_THRESHOLD_BYTES: u64 = 128 << 10;
 const MOST_THRESHOLD_BYTES: u64 = 2 << 20;
-/// What is read at most of something that does not say how long it is.
+/// Most bytes that are read from a file of unknown length.
 const UNKNOWN_LENGTH_BYTES: usize = 1 << 30;
-/// The smallest file that is measured on.
+/// The smallest file that is used for measuring.
 const SMALLEST_MEASURED_BYTES: u64 = 1 << 20;
-/// Longest time measuring takes, but for the file's first read.
+/// Time limit of a measurement, without the first read of the file.
 const TIME_LIMIT: Duration = Duration::from_millis(30);
 const ROUNDS: usize = 5;
-/// How often measuring may fail.
+/// How many measurements may fail.
 const ATTEMPTS: u32 = 3;
 /// The threshold where files are never mapped.
 const NEVER: u32 = u32::MAX;
-/// Set in a threshold that holds until a file comes that can be measured on.
+/// Bit in a threshold that is provisional until a file large enough to measure is read.
 const FOR_NOW: u32 = 1;
 
 thread_local! {
-    /// Taken while it is in use, so that one call inside another has a buffer of its own.
+    /// Taken while in use, so that a nested call gets another buffer.
     static BUFFER: Cell<PageBuffer> = const { Cell::new(PageBuffer::new()) };
 }
 
-/// What reading and mapping a file cost on one kind of file system.
+/// The measured costs of reading and mapping on one kind of file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadOnceCalibration {
@@ -90,26 +93,28 @@ pub struct ReadOnceCalibration {
     pub in_memory: bool,
     /// Files of this length and longer are mapped.
     pub threshold_bytes: u64,
-    /// Length, nanoseconds to read and look through it, and to map and look through it: medians.
+    /// Length, and the medians in nanoseconds of reading and accessing it, and of mapping and
+    /// accessing it.
     pub measured: Vec<(u64, u64, u64)>,
 }
 
 static DONE: Mutex<Vec<ReadOnceCalibration>> = Mutex::new(Vec::new());
 static FAILED_ATTEMPTS: AtomicU32 = AtomicU32::new(0);
-/// Thresholds.
+/// The threshold of each device.
 static BY_DEVICE: ByDevice = ByDevice::new();
 
 fn done() -> MutexGuard<'static, Vec<ReadOnceCalibration>> {
     DONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The calibrations of this process so far.
+/// Returns the calibrations of this process so far.
 pub fn calibrations() -> Vec<ReadOnceCalibration> {
     done().clone()
 }
 
-/// The calibration for the kind of file system that a file is on, measured on the file if it is the first. `None` if the file is
-/// smaller than a MiB, cannot be mapped, consists of huge pages, or measuring took too long.
+/// Returns the calibration for the kind of file system that a file is on, measured on this file if
+/// it is the first. `None` if the file is smaller than 1 MiB, cannot be mapped, consists of huge
+/// pages, or if measuring took too long.
 pub fn calibrate(file: &File) -> Option<ReadOnceCalibration> {
     match residency::backing(file.as_fd()).ok()? {
         Backing::HugePages => None,
@@ -117,7 +122,8 @@ pub fn calibrate(file: &File) -> Option<ReadOnceCalibration> {
     }
 }
 
-/// What is asked of the calibration for a kind of file system; `None` if the file is too small to measure on.
+/// Applies `ask` to the calibration of a kind of file system; `None` if the file is too small to
+/// measure on.
 fn calibrated<T>(
     file: &File,
     in_memory: bool,
@@ -144,10 +150,10 @@ fn calibrated<T>(
     Ok(Some(answer))
 }
 
-/// It took too long, or the file cannot be mapped.
+/// Measuring took too long, or the file cannot be mapped.
 struct CannotMeasure;
 
-/// The length from which on mapping was never dearer.
+/// The length from which on mapping was never slower.
 fn threshold_of(measured: &[(u64, u64, u64)]) -> u64 {
     let wins = measured.iter().rev().take_while(|(_, read, map)| map <= read).last();
     wins.map_or(MOST_THRESHOLD_BYTES, |(len_bytes, ..)| *len_bytes)
@@ -184,16 +190,17 @@ fn measure(file: &File, len_bytes: u64) -> Option<Vec<(u64, u64, u64)>> {
 fn look_mapped(file: &File, len: usize) -> Option<()> {
     let address = memory::map_file(len, Protection::Read, file.as_fd(), 0).ok()?;
     let seen = look_through(address, len);
-    // SAFETY: mapped above, and nobody else knows it.
+    // SAFETY: mapped above; no other reference to it exists.
     unsafe { memory::unmap(address, len) }.ok()?;
     seen
 }
 
-/// What a closure would do with the bytes, as far as one can guess: each is loaded once.
+/// A stand-in for the work of a closure: loads each byte once.
 fn look_through(start: *const u8, len: usize) -> Option<()> {
     let mut block = [0; SMALL_PAGE_BYTES];
     for offset in (0..len).step_by(SMALL_PAGE_BYTES) {
-        // SAFETY: the caller's bytes, whole pages of them; the block is this function's own.
+        // SAFETY: the caller passes whole pages, loads from which may fail; the block is a local of
+        // one page.
         let read = unsafe {
             fallible::try_copy(start.wrapping_add(offset), block.as_mut_ptr(), SMALL_PAGE_BYTES)
         };
@@ -202,7 +209,7 @@ fn look_through(start: *const u8, len: usize) -> Option<()> {
     Some(())
 }
 
-/// Whether a file is mapped.
+/// Whether a file is to be mapped.
 fn is_mapped(file: &File, status: &FileStatus) -> bool {
     let len_bytes = status.len_bytes;
     if len_bytes < LEAST_THRESHOLD_BYTES {
@@ -227,7 +234,7 @@ fn find_threshold(file: &File, device: u64) -> u32 {
     let threshold_bytes = match found {
         Ok(Some(threshold_bytes)) => threshold_bytes,
         Ok(None) => USUAL_THRESHOLD_BYTES | FOR_NOW,
-        // Relaxed: a number of attempts.
+        // Relaxed: a counter of attempts.
         Err(_) if FAILED_ATTEMPTS.fetch_add(1, Ordering::Relaxed) + 1 < ATTEMPTS => {
             USUAL_THRESHOLD_BYTES | FOR_NOW
         }
@@ -237,7 +244,8 @@ fn find_threshold(file: &File, device: u64) -> u32 {
     threshold_bytes
 }
 
-/// Shows an open file to `look`: read, or mapped by `map`, which is given it and what was found out about it. `path` is for messages.
+/// Passes an open file to `look`: read, or mapped by `map`, which gets the file and its status.
+/// `path` is for messages.
 pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     path: &Path,
     file: File,
@@ -247,7 +255,8 @@ pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     let mut buffer = BUFFER.take();
     match read(path, &file, &mut buffer, UNKNOWN_LENGTH_BYTES) {
         Ok(Content::Here(len)) => {
-            // SAFETY: so many bytes of the buffer, which is this function's own until `look` has returned.
+            // SAFETY: `len` bytes of the buffer are initialised, and the buffer is not changed
+            // until `look` has returned.
             let seen = look(unsafe { Bytes::new(buffer.bytes().as_ptr(), len) });
             keep(buffer);
             Ok(seen)
@@ -271,13 +280,13 @@ fn keep(mut buffer: PageBuffer) {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
-    /// So many bytes are in the buffer: all.
+    /// The whole file, of this many bytes, is in the buffer.
     Here(usize),
-    /// A regular file that is better mapped; what it was when it was asked.
+    /// A regular file that should be mapped, and its status.
     Large(FileStatus),
 }
 
-/// Reads all there is, but for files that are to be mapped.
+/// Reads the whole file, unless it should be mapped.
 fn read(path: &Path, file: &File, buffer: &mut PageBuffer, most_bytes: usize) -> Result<Content> {
     let failed = |source| MapError::Read { path: path.to_owned(), source };
     buffer.lengthen(FIRST_BYTES);
@@ -293,7 +302,7 @@ fn read(path: &Path, file: &File, buffer: &mut PageBuffer, most_bytes: usize) ->
     if is_regular && is_mapped(file, &status) {
         return Ok(Content::Large(status));
     }
-    // A regular file that has become shorter, or is made up as it is read, has no length to go by.
+    // A regular file that was truncated, or whose content is generated, has no reliable length.
     let expected =
         Some(status.len_bytes as usize).filter(|expected| is_regular && *expected >= len);
     buffer.lengthen(expected.unwrap_or(0));

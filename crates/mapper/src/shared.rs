@@ -1,16 +1,17 @@
-//! A view whose stores are the file's at once: a shared mapping, as `mmap` makes it.
+//! A view whose stores go to the file at once: an ordinary shared mapping.
 //!
-//! Other processes see stores immediately, and the kernel writes them back when it likes, in any order. A flush makes durable what
-//! was stored before it. A store dirties its whole folio, which may be 2 MiB: where few pages of a large file are stored to, a
-//! private view flushes 5 times as fast, and writes a fraction (see [`super::flush`]). On files of small folios this one is
-//! the faster.
+//! Other processes see stores immediately, and the kernel writes them back at any time, in any
+//! order. A flush makes all earlier stores durable. A store dirties its whole folio, which may be 2
+//! MiB: where few pages of a large file are stored to, a private view flushes 5 times as fast, and
+//! writes a fraction (see [`super::flush`]). On files of small folios this view is faster.
 //!
-//! A store to a hole may find the disk full, and one behind the end of a file that was cut short has nowhere to go: the calls that
-//! return `Result` say so, a store through a pointer raises SIGBUS.
+//! A store to a hole may find the disk full, and a store behind the end of a truncated file is in
+//! no file: the calls that return `Result` report an error, and a store through a pointer raises
+//! SIGBUS.
 //!
-//! After a flush that failed, what was stored since the one before may be lost on the device, while the page cache still shows it,
-//! and no later flush says so again. Storing it once more does not help on every file system (see [`super::flush`] about what
-//! was lost): write it to another file.
+//! After a failed flush, stores since the previous flush may be lost on the device while the page
+//! cache still shows them, and no later flush reports that. Storing them again does not help on
+//! every file system (see [`super::flush`] about lost pages): write them to another file.
 
 use std::fs::File;
 use std::ops::Range;
@@ -26,13 +27,14 @@ use aquifer_vm::bytes::bytes_of;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
-/// A shared mapping of a range of a file. Shared between threads freely.
+/// A shared mapping of a range of a file. Can be shared freely between threads.
 pub(crate) struct SharedFile {
     mapping: Writable,
 }
 
 impl SharedFile {
-    /// Maps `range` of a file that is open for reading and writing. What room the place has behind it, the view can grow into.
+    /// Maps `range` of a file that is open for reading and writing. The view can grow into the
+    /// remaining room of the place.
     pub fn new(
         place: Box<dyn Place>,
         file: &File,
@@ -51,7 +53,8 @@ impl SharedFile {
     /// Stores bytes at `offset_bytes` of the view.
     ///
     /// # Errors
-    /// [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been stored.
+    /// [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been
+    /// stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         self.mapping.write_at(offset_bytes, bytes)
     }
@@ -77,8 +80,9 @@ impl SharedFile {
         self.flush_range(0..self.mapping.len_bytes())
     }
 
-    /// As [`flush`](SharedFile::flush), the pages that a range of the view touches. What it reports as flushed is what the page
-    /// cache had of dirty pages there, from whomever; nothing where the kernel does not tell (before Linux 6.5).
+    /// As [`flush`](SharedFile::flush), for the pages that a range of the view touches. Reports the
+    /// number of dirty pages that the page cache had there, whichever process dirtied them; 0 where
+    /// the kernel does not tell (before Linux 6.5).
     ///
     /// # Errors
     /// As for `flush`; [`MapError::OutsideView`].
@@ -112,15 +116,18 @@ impl SharedFile {
             .map_or(0, |stat| stat.dirty)
     }
 
-    /// Makes the view longer, at the same addresses, and the file if it ends before it; never shorter.
+    /// Makes the view longer, at the same addresses, and extends the file if it ends before that;
+    /// never shrinks.
     ///
     /// # Errors
-    /// [`MapError::GrowBeyond`] if the addresses end before; [`MapError::Grow`] if the file cannot be made longer.
+    /// [`MapError::GrowBeyond`] if the addresses end before; [`MapError::Grow`] if the file cannot
+    /// be extended.
     pub fn grow(&self, len_bytes: u64) -> Result<()> {
         self.mapping.grow(len_bytes).map(drop)
     }
 
-    /// Bytes of the view's range that are dirty in the page cache, by whomever; 0 where the kernel does not tell.
+    /// Dirty bytes in the page cache of the view's range, whichever process dirtied them; 0 where
+    /// the kernel does not tell.
     pub fn dirty_bytes(&self) -> Result<u64> {
         self.mapping.check_process()?;
         Ok(self.dirty_pages(&self.mapping.view_in_file()) * PAGE)

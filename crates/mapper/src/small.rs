@@ -1,4 +1,4 @@
-//! Small files when there is no room for more mappings: read, packed, into memory that many share.
+//! Small files beyond the limit of mappings: read, packed, into memory that many files share.
 //!
 //! ```text
 //!  pack, 2 MiB │ file │ file  │ a larger file        │ file │ not used yet │
@@ -6,13 +6,14 @@
 //!              Snapshot  Snapshot                    Snapshot        each keeps the pack
 //! ```
 //!
-//! A process may have 65,530 mappings, and a program that maps a source tree has more files. Up to 64 KiB of a file are
-//! then read instead (2.9 µs for 3,000 bytes, against 12 for a mapping and its first fault): a view of them shows what
-//! was there when it was made. Larger ranges are refused, as a program that maps them does not expect them to take
-//! memory of their own.
+//! A process may have 65,530 mappings, and a program that maps a source tree has more files. Up to
+//! 64 KiB of a file are then read instead (2.9 µs for 3,000 bytes, against 12 for a mapping and its
+//! first fault): a view of them shows the bytes as they were when it was made. Larger ranges are
+//! refused, because a program that maps them does not expect them to occupy anonymous memory.
 //!
-//! A pack is unmapped when its last view is dropped: one view that stays keeps 2 MiB. Packs are anonymous memory, side
-//! by side as the kernel places them, and count as few mappings. A child of a fork does not get them.
+//! A pack is unmapped when its last view is dropped: one remaining view keeps 2 MiB. Packs are
+//! anonymous memory, adjacent as the kernel places them, and count as few mappings. A forked child
+//! does not inherit them.
 //!
 //! Lock order: the lock of the open pack is a leaf, and not held while a file is read.
 
@@ -31,13 +32,13 @@ use aquifer_sys::residency;
 use super::error::{FaultCause, MapError, Result};
 use aquifer_vm::Bytes;
 
-/// More of one file is not read.
+/// Longest range of a file that is read.
 const LARGEST_BYTES: u64 = 64 << 10;
 const PACK_BYTES: usize = 2 << 20;
 /// Where a file may begin in a pack: at a cache line.
 const ALIGNMENT: usize = 64;
 
-/// Whether a range that could not be mapped for this reason is read.
+/// Whether a range whose mapping failed with `error` is read instead.
 pub(crate) fn serves(error: &MapError, range: &Range<u64>) -> bool {
     let is_full = match error {
         MapError::TooManyMappings { .. } => true,
@@ -52,11 +53,11 @@ pub(crate) fn serves(error: &MapError, range: &Range<u64>) -> bool {
 #[derive(Default)]
 pub(crate) struct Packs {
     open: Mutex<Option<Open>>,
-    /// Of all packs there are.
+    /// Bytes of all existing packs.
     bytes: Arc<AtomicU64>,
 }
 
-/// The pack that has room.
+/// The pack that new snapshots are placed in.
 struct Open {
     pack: Arc<Pack>,
     used_bytes: usize,
@@ -67,12 +68,13 @@ struct Pack {
     bytes: Arc<AtomicU64>,
 }
 
-// SAFETY: the address of memory that is written by who took room in it, and only read once a snapshot was made of that.
+// SAFETY: room in the pack is written only by the thread that took it, and only read after its
+// snapshot was made.
 unsafe impl Send for Pack {}
 // SAFETY: as above.
 unsafe impl Sync for Pack {}
 
-/// Bytes of a file as they were.
+/// Bytes of a file as they were when they were read.
 pub(crate) struct Snapshot {
     pack: Arc<Pack>,
     start: usize,
@@ -81,7 +83,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Packs {
-    /// Reads a range of a file, or what there is of it by now.
+    /// Reads a range of a file, or the part of it that still exists.
     pub fn read(&self, file: &File, path: &Path, range: Range<u64>) -> Result<Snapshot> {
         let len = (range.end - range.start) as usize;
         let (pack, start) = self.take(len).map_err(|source| MapError::Map {
@@ -89,7 +91,7 @@ impl Packs {
             len_bytes: len as u64,
             source,
         })?;
-        // SAFETY: room that was taken for this, initialised as fresh memory is, and known to nobody else.
+        // SAFETY: this room was taken for this call alone, and anonymous memory is initialised.
         let target = unsafe { std::slice::from_raw_parts_mut(pack.start.add(start), len) };
         let got = residency::read_at(file.as_fd(), target, range.start).map_err(|error| {
             let cause = FaultCause::Io(error.raw_os_error().unwrap_or(libc::EIO));
@@ -98,11 +100,11 @@ impl Packs {
         Ok(Snapshot { pack, start, range: range.start..range.start + got as u64 })
     }
 
-    /// Room for so many bytes, and where in its pack.
+    /// Reserves `len` bytes: the pack and the offset in it.
     fn take(&self, len: usize) -> io::Result<(Arc<Pack>, usize)> {
         let mut slot = self.open.lock();
         if let Some(open) = &mut *slot {
-            // Nobody has a view of it any more, and who had one is done with it: from its start again.
+            // No snapshot refers to the pack any more: reuse it from its start.
             if Arc::get_mut(&mut open.pack).is_some() {
                 open.used_bytes = 0;
             }
@@ -115,7 +117,7 @@ impl Packs {
         Ok(open.take(len).expect("a new pack has room for the largest file"))
     }
 
-    /// What packs take.
+    /// Memory that packs occupy.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -140,7 +142,7 @@ impl Pack {
         bytes.fetch_add(PACK_BYTES as u64, Ordering::Relaxed);
         let pack = Pack { start, bytes };
         for advice in [Advice::DontFork, Advice::DontDump] {
-            // SAFETY: fresh memory of this pack's.
+            // SAFETY: fresh memory of this pack.
             unsafe { memory::advise(pack.start, PACK_BYTES, advice) }?;
         }
         Ok(pack)
@@ -152,7 +154,8 @@ impl Drop for Pack {
         // SAFETY: this pack's memory, and no snapshot of it is left.
         let unmapped = unsafe { memory::unmap(self.start, PACK_BYTES) };
         if unmapped.is_err() {
-            // At the limit of mappings, where the middle of a run cannot be taken out: the memory can.
+            // At the limit of mappings the middle of a VMA cannot be unmapped; free its memory
+            // instead.
             // SAFETY: as above.
             let _ = unsafe { memory::advise(self.start, PACK_BYTES, Advice::DontNeed) };
         }
@@ -161,16 +164,16 @@ impl Drop for Pack {
 }
 
 impl Snapshot {
-    /// Bytes of the file that it has.
+    /// The bytes of the file that it holds.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// A range of the file that lies inside.
+    /// The bytes of a range of the file, which must lie inside.
     pub fn bytes(&self, range: &Range<u64>) -> Bytes<'_> {
         assert!(self.range.start <= range.start && range.end <= self.range.end);
         let at = self.start + (range.start - self.range.start) as usize;
-        // SAFETY: inside the room that was taken for it, mapped as long as the pack is known.
+        // SAFETY: inside the snapshot's room, as asserted; mapped as long as `self` holds the pack.
         unsafe { Bytes::new(self.pack.start.add(at), (range.end - range.start) as usize) }
     }
 }

@@ -1,8 +1,8 @@
-//! Views that can be stored to: what [`FileView`] has for them.
+//! Writable views: the part of [`FileView`] that concerns stores.
 //!
-//! Two kinds: private ones, whose stores stay here until they are flushed ([`super::private`]), and shared ones, as an
-//! ordinary shared mapping is ([`super::shared`]). Neither is ever parked, and each has addresses of its own, with room to
-//! grow.
+//! There are two kinds: private views, whose stores stay in this process until they are flushed
+//! ([`super::private`]), and shared ones, which are ordinary shared mappings ([`super::shared`]).
+//! Neither is ever parked, and each has dedicated addresses with room to grow.
 
 use std::fs::File;
 use std::ops::Range;
@@ -27,23 +27,24 @@ use aquifer_vm::bytes::Pod;
 use aquifer_vm::ephemeral::Extent;
 use aquifer_vm::{FaultOwner, TrackerForm, VmError};
 
-/// Addresses a view can grow into at least: they cost nothing else.
+/// Least address space reserved for a view to grow into: unused addresses cost nothing.
 const LEAST_CAPACITY_BYTES: u64 = 64 << 20;
 
-/// A mapping that can be stored to, and what was advised about it.
+/// A writable mapping, and the advice given about it.
 pub(super) struct Stores {
     // Dropped before the ranges in it, which count its VMAs.
     pub file: StoredFile,
     pub random: RandomRanges,
 }
 
-/// What a view stores to.
+/// The mapping behind a writable view.
 pub(super) enum StoredFile {
     Private(Arc<PrivateFile>),
     Shared(Arc<SharedFile>),
 }
 
-// SAFETY: an extent owns its addresses, is unmapped when it is dropped, and knows when it is in a child.
+// SAFETY: an extent owns its addresses, is unmapped when it is dropped, and detects that it is in a
+// child.
 unsafe impl Place for Extent {
     fn address(&self) -> *mut u8 {
         Extent::address(self)
@@ -97,7 +98,7 @@ impl StoredFile {
         }
     }
 
-    /// The mapping, to bring ranges of it in.
+    /// The mapping, to populate ranges of it.
     pub fn fetched(&self) -> Arc<dyn Fetched> {
         match self {
             StoredFile::Private(file) => file.clone(),
@@ -106,10 +107,11 @@ impl StoredFile {
     }
 }
 
-/// A mapping that can be stored to is brought in like any other: loads and advice change nothing in it.
+/// A writable mapping is populated like any other: loads and advice do not change its contents.
 macro_rules! fetch_stores_of {
     ($file:ty) => {
-        // SAFETY: the place is mapped readable, whole, from when the mapping is made until it is dropped.
+        // SAFETY: the place is mapped readable, whole, from when the mapping is made until it is
+        // dropped.
         unsafe impl Span for $file {
             fn address(&self) -> *const u8 {
                 self.mapping().base()
@@ -147,8 +149,8 @@ impl FileView {
     /// Stores bytes at `offset_bytes` of the view.
     ///
     /// # Errors
-    /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been
-    /// stored.
+    /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of
+    /// the bytes may have been stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         match self.stores()? {
             StoredFile::Private(file) => file.write_at(offset_bytes, bytes),
@@ -167,11 +169,13 @@ impl FileView {
         }
     }
 
-    /// The first byte, to store through: as many as the view is long. A store where the file has ended raises SIGBUS.
+    /// Returns a pointer to the first byte, valid for stores to the length of the view. A store
+    /// behind the end of the file raises SIGBUS.
     ///
-    /// From now on a private view keeps its copies of pages after a flush, since nothing tells it when no thread stores: what others
-    /// write to these pages stays in the file, and the view does not show it. A store of the value that a byte of such a copy
-    /// has already does not count as one. Waits for a flush that is under way.
+    /// From now on a private view keeps its copies of pages after a flush, because it can no longer
+    /// tell when no thread stores. Changes by other processes to these pages stay in the file, but
+    /// the view does not show them. A store that does not change the value of a byte in such a copy
+    /// does not count as a store. Waits for a flush in progress.
     ///
     /// # Errors
     /// [`MapError::ReadOnly`].
@@ -182,11 +186,11 @@ impl FileView {
         })
     }
 
-    /// Writes what was stored since the last time, and makes it durable.
+    /// Writes all stores since the last flush to the file, and makes them durable.
     ///
     /// # Errors
-    /// [`MapError::Flush`], which names the first range that is not durable; it counts as stored to until a flush
-    /// succeeds. [`MapError::ReadOnly`].
+    /// [`MapError::Flush`], with the first range that is not durable; it counts as stored to until
+    /// a flush succeeds. [`MapError::ReadOnly`].
     ///
     /// ```
     /// use aquifer_mapper::{FileAccess, Mapper};
@@ -196,10 +200,10 @@ impl FileView {
     /// # let path = directory.path().join("table");
     /// # std::fs::write(&path, vec![0; 1 << 20])?;
     /// let view = Mapper::builder().build()?.map(&path, FileAccess::Write, ..)?;
-    /// view.set(8, 7_u64)?; //              seen by nobody else
+    /// view.set(8, 7_u64)?; //              not visible to other processes yet
     /// view.grow(2 << 20)?; //              at the same addresses; the file grows with it
     /// view.set((2 << 20) - 8, 9_u64)?;
-    /// assert_eq!(view.flush()?.pages, 2); // what was stored to, and no others
+    /// assert_eq!(view.flush()?.pages, 2); // exactly the pages stored to
     /// assert_eq!(std::fs::read(&path)?[8], 7);
     /// # Ok(())
     /// # }
@@ -212,7 +216,7 @@ impl FileView {
         }
     }
 
-    /// As [`FileView::flush`], of the pages that a range of the view lies in.
+    /// As [`FileView::flush`], for the pages that a range of the view touches.
     ///
     /// # Errors
     /// As for [`FileView::flush`]; [`MapError::OutsideView`].
@@ -224,12 +228,12 @@ impl FileView {
         }
     }
 
-    /// Makes the view this long, and the file so much longer that it has these bytes. Addresses stay. Does nothing if it is
-    /// that long already.
+    /// Makes the view this long, and extends the file to hold it. Addresses stay. Does nothing if
+    /// the view is that long already.
     ///
     /// # Errors
-    /// [`MapError::GrowBeyond`] if the addresses behind the view end before that; [`MapError::Grow`];
-    /// [`MapError::ReadOnly`].
+    /// [`MapError::GrowBeyond`] if the addresses reserved for the view end before that;
+    /// [`MapError::Grow`]; [`MapError::ReadOnly`].
     pub fn grow(&self, len_bytes: u64) -> Result<()> {
         match self.stores()? {
             StoredFile::Private(file) => file.grow(len_bytes),
@@ -237,7 +241,7 @@ impl FileView {
         }
     }
 
-    /// Bytes of pages stored to since they were flushed.
+    /// Bytes of the pages stored to since they were last written.
     ///
     /// # Errors
     /// [`MapError::ReadOnly`]; [`MapError::Memory`].
@@ -248,8 +252,8 @@ impl FileView {
         }
     }
 
-    /// Hands what was stored to the file, where others see it, and does not wait for the device. Of a shared view there is
-    /// nothing to hand over. Says how many bytes that were.
+    /// Hands stores to the file, where other processes see them, without waiting for the device.
+    /// Returns how many bytes that were; a shared view has nothing to hand over.
     ///
     /// # Errors
     /// As for [`FileView::flush`].
@@ -261,7 +265,7 @@ impl FileView {
         }
     }
 
-    /// How stores to a private view are found and kept; `None` of a shared one.
+    /// How stores to a private view are tracked; `None` for a shared one.
     ///
     /// # Errors
     /// [`MapError::ReadOnly`], [`MapError::Forked`].
@@ -277,15 +281,15 @@ impl FileView {
     }
 }
 
-/// How stores to a private view are found and kept.
+/// How stores to a private view are tracked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tracking {
     /// How the pages stored to are found.
     pub form: TrackerForm,
-    /// What the kernel caches the file in, as far as flushes have found out. Where it is one page,
-    /// [`FileAccess::SharedWrite`] flushes as exactly, and faster.
+    /// The size of the file's folios in the page cache, if a flush has measured it. If it is one
+    /// page, [`FileAccess::SharedWrite`] flushes as exactly, and faster.
     pub folio_bytes: Option<u64>,
-    /// Private copies, as of the last flush.
+    /// Bytes of private copies, as of the last flush.
     pub private_bytes: u64,
 }

@@ -16,18 +16,18 @@ use aquifer_vm::bytes::{Bytes, Pod};
 
 /// Bytes of a file, mapped as long as this exists.
 ///
-/// Others may change the file at any time, or cut it short. So bytes are copied out, or looked at under a closure; a plain
-/// slice is for who knows that nobody does ([`FileView::as_slice`]).
+/// Other processes may change or truncate the file at any time. So bytes are copied out, or read in
+/// a closure; a plain slice requires the caller to rule such changes out ([`FileView::as_slice`]).
 pub struct FileView {
     pub(super) shared: Arc<Shared>,
-    /// None if it is empty because its file was, if it is a snapshot, and if it can be stored to.
+    /// `None` if the file was empty, for a snapshot, and for a writable view.
     pub(super) mapped: Option<Arc<Mapped>>,
     pub(super) name: FileName,
     snapshot: Option<Snapshot>,
     /// Bytes of the file.
     range: Range<u64>,
     pub(super) advised: Advised,
-    /// If it can be stored to; then it is not `mapped`.
+    /// Set for a writable view; `mapped` is then `None`.
     pub(super) stores: Option<Stores>,
 }
 
@@ -42,7 +42,7 @@ impl FileView {
         FileView { shared, mapped, snapshot: None, name, range, advised, stores: None }
     }
 
-    /// One that can be stored to.
+    /// A writable view.
     pub(super) fn with_stores(
         shared: Arc<Shared>,
         stores: Stores,
@@ -61,25 +61,26 @@ impl FileView {
         view
     }
 
-    /// Whether it shows the bytes as they were when it was made, not as they are. So it is with up to 64 KiB of a
-    /// file when the process had no room for more mappings; to see what the file has become, map it again.
+    /// Whether the view shows the bytes as they were when it was made, not as they are. This is so
+    /// for up to 64 KiB of a file that was mapped when the process had no room for more mappings;
+    /// to see later changes, map it again.
     pub fn is_snapshot(&self) -> bool {
         self.snapshot.is_some()
     }
 
-    /// The file, as it was named. Of one that was given open: as it is called when this is first asked for; in a fork nothing, if
-    /// nobody had asked.
+    /// The path the file was mapped by. For a file given as a descriptor, the path it has at the
+    /// first call; in a forked child empty, if there was no call before the fork.
     pub fn path(&self) -> &Path {
-        // In a fork, the lock of the mapping may be held for ever.
+        // In a fork, the lock of the mapping may be held forever.
         self.name.path(self.mapped.as_deref().filter(|_| self.shared.mark.is_current()))
     }
 
-    /// Where in the file it begins.
+    /// File offset of the first byte.
     pub fn offset_bytes(&self) -> u64 {
         self.range.start
     }
 
-    /// How many bytes it has.
+    /// Length of the view in bytes.
     pub fn len_bytes(&self) -> u64 {
         match &self.stores {
             Some(stores) => stores.file.mapping().len_bytes(),
@@ -87,17 +88,17 @@ impl FileView {
         }
     }
 
-    /// Whether it has none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len_bytes() == 0
     }
 
-    /// The length of the file now, wherever the view ends; also if its path has come to lead to another one. Of an empty view
-    /// and of a snapshot, the length of what the path leads to.
+    /// The current length of the file, wherever the view ends, even if the path now names another
+    /// file. For an empty view and for a snapshot, the length of the file that the path names.
     ///
     /// # Errors
-    /// [`MapError::Open`] if the path leads nowhere and the file is not open any more; [`MapError::Fault`] if it leads to
-    /// another file, likewise.
+    /// [`MapError::Open`] if the path does not exist and the file is no longer open;
+    /// [`MapError::Fault`] if the path names another file and the file is no longer open.
     pub fn file_len_bytes(&self) -> Result<u64> {
         self.shared.check_process()?;
         if let Some(stores) = &self.stores {
@@ -119,7 +120,7 @@ impl FileView {
         }
     }
 
-    /// Bytes of the view as bytes of the file.
+    /// Converts bytes of the view to bytes of the file.
     pub(super) fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.shared.check_process()?;
         let outside = MapError::OutsideView {
@@ -133,18 +134,19 @@ impl FileView {
         Ok(self.range.start + range.start..self.range.start + range.end)
     }
 
-    /// Shows all of it to a closure.
+    /// Passes the whole view to a closure.
     ///
-    /// If the file was cut short, that is noticed by pages: of the page in which it ends now, bytes behind the end are zeros
-    /// and no error, as with mmap. [`FileView::file_len_bytes`] tells.
+    /// Truncation is detected by pages: in the page in which the file now ends, bytes behind the
+    /// end read as zeros without an error, as with mmap. [`FileView::file_len_bytes`] detects that.
     ///
     /// # Errors
-    /// [`MapError::Fault`] if a byte could not be had that the closure looked at: then its result is dropped.
+    /// [`MapError::Fault`] if the closure read a byte that could not be accessed: its result is
+    /// then dropped.
     pub fn read<T>(&self, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         self.read_range(0..self.len_bytes(), look)
     }
 
-    /// Shows a range of it, counted from its first byte, to a closure.
+    /// Passes a range of the view, counted from its first byte, to a closure.
     ///
     /// # Errors
     /// As for [`FileView::read`]; [`MapError::OutsideView`].
@@ -153,7 +155,8 @@ impl FileView {
         if let Some(stores) = &self.stores {
             let mapping = stores.file.mapping();
             let len = (range.end - range.start) as usize;
-            // SAFETY: mapped as long as `self` is borrowed; a page that is not there is replaced under the guard.
+            // SAFETY: mapped as long as `self` is borrowed; under the guard, a missing page is
+            // replaced.
             let bytes = unsafe { Bytes::new(mapping.address_of(range.start), len) };
             return mapping.guarded(&range, || look(bytes));
         }
@@ -161,11 +164,12 @@ impl FileView {
             return Ok(look(snapshot.bytes(&range)));
         }
         let Some(mapped) = self.mapped.as_ref().filter(|_| !range.is_empty()) else {
-            // SAFETY: no bytes.
+            // SAFETY: of length 0.
             return Ok(look(unsafe { Bytes::new(std::ptr::dangling(), 0) }));
         };
         let address = mapped.address_of(range.start);
-        // SAFETY: mapped as long as `self` is borrowed; a page that is not there is replaced under the guard.
+        // SAFETY: mapped as long as `self` is borrowed; under the guard, a missing page is
+        // replaced.
         let bytes = unsafe { Bytes::new(address, (range.end - range.start) as usize) };
         mapped.guarded(&self.name, &range, || look(bytes))
     }
@@ -197,14 +201,14 @@ impl FileView {
     pub fn get<T: Pod>(&self, offset_bytes: u64) -> Result<T> {
         let mut value = std::mem::MaybeUninit::<T>::zeroed();
         let pointer = value.as_mut_ptr().cast();
-        // SAFETY: the value's own bytes, which are initialised.
+        // SAFETY: the bytes of the value, initialised to zeros above.
         let bytes = unsafe { std::slice::from_raw_parts_mut(pointer, size_of::<T>()) };
         self.read_into(offset_bytes, bytes)?;
-        // SAFETY: any bytes are a valid value.
+        // SAFETY: `T` is `Pod`: any bytes are a valid value.
         Ok(unsafe { value.assume_init() })
     }
 
-    /// The first byte. Dangling if the view is empty.
+    /// A pointer to the first byte; dangling if the view is empty.
     pub fn as_ptr(&self) -> *const u8 {
         if let Some(stores) = &self.stores {
             return stores.file.mapping().as_mut_ptr();
@@ -216,14 +220,16 @@ impl FileView {
         }
     }
 
-    /// All of it as a slice: for code that wants one.
+    /// The whole view as a slice.
     ///
     /// # Safety
-    /// Nobody, in any process, changes these bytes of the file or cuts it short as long as the slice is used. If
-    /// somebody does, what the slice shows changes under the compiler's feet, and a byte that is not there any more
-    /// raises SIGBUS. [`FileView::read`] has no such condition.
+    /// While the slice is used, no thread of any process changes these bytes of the file or
+    /// truncates it. Otherwise the contents of the slice change in violation of the compiler's
+    /// assumptions, and a load of a missing byte raises SIGBUS. [`FileView::read`] has no such
+    /// condition.
     pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped as long as `self` is borrowed; the caller vouches for the rest.
+        // SAFETY: mapped as long as `self` is borrowed; the caller guarantees that the bytes do not
+        // change.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len_bytes() as usize) }
     }
 }
@@ -242,8 +248,8 @@ impl fmt::Debug for FileView {
 impl Drop for FileView {
     fn drop(&mut self) {
         if !self.shared.mark.is_current() {
-            // The addresses are the parent's, or a stranger's by now; and another thread of the parent may have been
-            // changing any of this when it forked.
+            // The addresses are the parent's, and may have been reused in this process; and another
+            // thread of the parent may have been changing any of these during the fork: leak them.
             std::mem::forget((self.mapped.take(), self.snapshot.take(), self.stores.take()));
             std::mem::forget(std::mem::take(&mut self.advised));
             std::mem::forget(self.shared.clone());
@@ -254,7 +260,7 @@ impl Drop for FileView {
             self.shared.parked.release(&mapped);
         }
         if let Some(stores) = &self.stores {
-            // A request to map ahead would keep the mapping.
+            // End a request to map ahead: it would keep the mapping.
             self.advised.end(&*stores.file.fetched(), &stores.random);
         }
     }

@@ -1,24 +1,30 @@
-//! What private and shared mappings that can be stored to have in common: addresses, a file, and faults as errors.
+//! The common part of private and shared writable mappings: addresses, a file, and faults as
+//! errors.
 //!
 //! ```text
 //!  place    [ ····│lead│ view ……………………………… │ mapped, behind the view's or the file's end ……… ]
 //!            ▲ page of the file               ▲ end: moves when the view grows       capacity ▲
 //! ```
-//! The whole place is mapped at once, also where the file has nothing yet. Growing then makes the file longer, and no
-//! mapping changes: addresses stay, and so does what the tracker of a private mapping knows.
+//! The whole place is mapped at once, including the part behind the end of the file. Growing then
+//! only extends the file, and no mapping changes: addresses stay valid, and so does the state of a
+//! private mapping's tracker.
 //!
 //! # Faults
-//! As for mappings that are only read ([`aquifer_vm::guard`]), with one difference: pages next to one that was replaced may
-//! hold stores that are nowhere else. So exactly the pages that were replaced are mapped again, and no hull of them.
+//! As for read-only mappings ([`aquifer_vm::guard`]), with one difference: pages next to a replaced
+//! one may hold stores that exist nowhere else. So exactly the replaced pages are mapped again, not
+//! the range that encloses them.
 //!
-//! A file that was found too short may be longer a moment later, and another thread may have stored to the page by then. So
-//! a page of a private mapping is *held* before it is replaced: it is write-protected, and looked at once more. Only if it is
-//! still gone do zeros appear; they cannot replace a store, since there is none, and none can come. A store that meets
-//! a held page is made again.
+//! A file that was found too short may be extended a moment later, and another thread may then
+//! store to the page. So a page of a private mapping is *held* before it is replaced: it is
+//! write-protected, and checked once more. It is replaced by zeros only if it is still missing.
+//! Zeros then cannot overwrite a store, because there is none, and none can be made. A store to a
+//! held page faults and is repeated.
 //!
 //! # Invariants
-//! * A page is marked in `replaced` before zeros appear there, and unmarked before the file is back.
-//! * A page of a private mapping is held, replaced and mapped again by one thread at a time ([`Holds`]).
+//! * A page is marked in `replaced` before zeros appear there, and unmarked before the file is
+//!   back.
+//! * A page of a private mapping is held, replaced and mapped again by one thread at a time
+//!   ([`Holds`]).
 //! * `len_bytes` only grows, under `growing`.
 
 use std::fs::File;
@@ -43,26 +49,27 @@ use aquifer_vm::{FaultOwner, ProcessMark, Reservation, Served, VmError};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
-/// Addresses for one mapping, which are its own as long as this exists and unmapped with it or later.
+/// Addresses owned by one mapping, unmapped when this is dropped or later.
 ///
 /// # Safety
-/// Nobody else maps or uses the addresses. In a fork of the process that made it, dropping does nothing.
+/// No other code maps or uses the addresses. In a fork of the process that made it, dropping does
+/// nothing.
 pub(crate) unsafe trait Place: Send + Sync {
-    /// The first one, at the start of a page.
+    /// The first address; page-aligned.
     fn address(&self) -> *mut u8;
-    /// How many there are: whole pages.
+    /// Length in bytes: whole pages.
     fn capacity_bytes(&self) -> usize;
-    /// Has `owner` serve the faults there.
+    /// Sets the owner that serves the faults of these addresses.
     ///
     /// # Safety
-    /// It stays valid until this is dropped.
+    /// `owner` stays valid until this is dropped.
     unsafe fn set_owner(
         &mut self,
         owner: *const dyn FaultOwner,
     ) -> std::result::Result<(), VmError>;
 }
 
-// SAFETY: a reservation owns its addresses, and knows when it is in a child.
+// SAFETY: a reservation owns its addresses, and detects that it is in a child.
 unsafe impl Place for Reservation {
     fn address(&self) -> *mut u8 {
         Reservation::address(self)
@@ -81,7 +88,7 @@ unsafe impl Place for Reservation {
     }
 }
 
-/// Whether stores stay here until they are flushed.
+/// Whether stores stay in this process until they are flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
     Private,
@@ -90,61 +97,64 @@ pub(crate) enum Sharing {
 
 /// A mapping that can be stored to.
 pub(crate) struct Writable {
-    // Dropped before `faults`, which it refers to.
+    // Dropped before `faults`, to which it refers.
     place: Box<dyn Place>,
     faults: Box<Faults>,
     sharing: Sharing,
     path: PathBuf,
     /// Bytes of the first page that lie before the view.
     lead_bytes: u64,
-    /// Of the view.
+    /// Length of the view.
     len_bytes: AtomicU64,
     growing: Mutex<()>,
     mark: ProcessMark,
 }
 
-/// What the fault handler needs.
+/// The state that the fault handler uses.
 struct Faults {
     start: usize,
-    /// An open file description of its own: it has its own record of write-back errors.
+    /// A dedicated open file description: it records its own write-back errors.
     file: File,
-    /// Where in the file the place begins: at a page.
+    /// File offset of the place: a multiple of the page size.
     first_byte: u64,
     replaceable: Replaceable,
-    /// One bit for each page of the place.
+    /// Replaced pages: one bit for each page of the place.
     replaced: Box<[AtomicU64]>,
     sharing: Sharing,
     holds: Holds,
 }
 
-/// Which thread holds pages of a mapping, replaces them or maps the file at some again: one at a time.
+/// A lock, held by the thread that holds pages of a mapping, replaces them or maps the file there
+/// again.
 #[derive(Default)]
 struct Holds {
-    /// A thread's mark ([`Holds::mark`]), or 0. Taken in a handler, so that it must be known whether the interrupted code
-    /// has it.
+    /// The holder's mark ([`Holds::mark`]), or 0. Fault handlers take this lock, so they must
+    /// detect whether the interrupted code holds it.
     holder: AtomicUsize,
-    /// How many times pages were held: an odd number while some are.
+    /// Incremented when the lock is taken and when it is released: odd while it is held.
     count: AtomicU64,
 }
 
-/// Until it is dropped, the calling thread holds pages, or maps some again.
+/// The lock of [`Holds`], released on drop.
 struct Held<'a>(&'a Holds);
 
 impl Holds {
-    /// A number that is no other living thread's. Async-signal-safe.
+    /// A number unique among living threads. Async-signal-safe.
     fn mark() -> usize {
         thread_local! {
-            /// Initialised at compile time and without a destructor: the handler's access allocates nothing.
+            /// Initialised at compile time and without a destructor: the handler's access allocates
+            /// nothing.
             static MARK: u8 = const { 0 };
         }
         MARK.with(|mark| ptr::from_ref(mark).addr())
     }
 
-    /// Waits for other threads, which are in the middle of a few system calls; `None` if the calling thread is.
-    /// Async-signal-safe.
+    /// Waits for the holder, which makes only a few system calls; `None` if the calling thread is
+    /// the holder. Async-signal-safe.
     fn hold(&self) -> Option<Held<'_>> {
         let mark = Holds::mark();
-        // Acquire pairs with the release in `Held::drop`: pages are as the last holder left them.
+        // Acquire pairs with the release in `Held::drop`: the pages are as the last holder left
+        // them.
         while let Err(holder) =
             self.holder.compare_exchange(0, mark, Ordering::Acquire, Ordering::Relaxed)
         {
@@ -153,7 +163,7 @@ impl Holds {
             }
             std::thread::yield_now();
         }
-        // Release, here and below: pairs with the acquires in `Faults::serve_store`.
+        // Release, here and in `Held::drop`: pairs with the acquires in `Faults::serve_store`.
         self.count.fetch_add(1, Ordering::AcqRel);
         Some(Held(self))
     }
@@ -173,7 +183,8 @@ impl Faults {
 
     fn protect(&self, pages: &Range<usize>, protection: Protection) -> bool {
         let (start, len_bytes) = (self.address_of(pages.start), pages.len() * SMALL_PAGE_BYTES);
-        // SAFETY: pages of this mapping, held by the caller; a store that is not allowed meanwhile is made again.
+        // SAFETY: pages of this mapping, held by the caller; a store that faults in the meantime is
+        // repeated.
         unsafe { memory::protect(start, len_bytes, protection) }.is_ok()
     }
 
@@ -182,13 +193,14 @@ impl Faults {
             .is_ok_and(|len_bytes| len_bytes <= self.first_byte + page as u64 * PAGE)
     }
 
-    /// Maps the file again at those pages that were replaced, and says how many these were; `None` if some still are. The
-    /// pages are held by the caller. Async-signal-safe.
+    /// Maps the file again at the replaced ones of `pages`, and returns how many that were; `None`
+    /// if some remain replaced. The caller holds the pages, unless its handler interrupted the
+    /// holder. Async-signal-safe.
     fn map_again(&self, pages: Range<usize>) -> Option<usize> {
         let (mut mapped, mut all) = (0, true);
         let mut from = pages.start;
         while from < pages.end {
-            // Relaxed: pages are replaced and mapped again by the thread that holds them.
+            // Relaxed: pages are replaced and mapped again only by the thread that holds them.
             let is_taken = |page: usize| {
                 let bit = 1 << (page % 64);
                 self.replaced[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
@@ -231,13 +243,13 @@ impl Faults {
         self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
     }
 
-    /// Maps the file at pages where there are zeros.
+    /// Maps the file at replaced pages.
     fn map_file(&self, pages: Range<usize>) -> io::Result<()> {
         let address = self.address_of(pages.start);
         let offset = self.first_byte + pages.start as u64 * PAGE;
         let (length, access) = (pages.len() * SMALL_PAGE_BYTES, Protection::ReadWrite);
         let file = self.file.as_fd();
-        // SAFETY: pages of the place in which there is nothing but zeros that cannot be stored to.
+        // SAFETY: the pages belong to the place and hold only zeros that cannot be stored to.
         unsafe {
             match self.sharing {
                 Sharing::Private => {
@@ -253,20 +265,22 @@ impl Faults {
         })
     }
 
-    /// Puts zeros where a guarded load of this thread has failed, at the first of `pages`, which are held.
+    /// Puts zeros where a guarded load of this thread has failed, at the first of `pages`. The
+    /// caller holds them.
     fn replace(&self, pages: Range<usize>, address: usize, has_ended: bool) -> Served {
         for page in pages {
             self.note_replaced(page);
         }
-        // SAFETY: guarded addresses of this mapping; the pages are the file's, since a private copy cannot fail, and none
-        // outlives the end of the file or comes while they are held.
+        // SAFETY: guarded addresses of this mapping. The pages are the file's: a load from a
+        // private copy cannot fail, no copy survives a truncation, and none can be made while the
+        // pages are held.
         match unsafe { self.replaceable.replace(address, has_ended) } {
             true => Served::Yes,
             false => Served::No,
         }
     }
 
-    /// As [`Faults::replace`], unless the page is there by now.
+    /// As [`Faults::replace`], unless the page has become readable.
     fn replace_if_gone(&self, pages: Range<usize>, address: usize) -> Served {
         #[cfg(test)]
         test_support::before_hold();
@@ -301,8 +315,8 @@ impl Faults {
         self.replace(first..behind, address, has_ended)
     }
 
-    /// A store to a page that was held when it was tried is made again, and one to a page that shows zeros to another thread's
-    /// guarded load is made to the file's page. Others are not allowed.
+    /// Repeats a store that failed because its page was held. Maps the file again under a store to
+    /// a page that another thread's guarded load had replaced. Other faults are not served.
     fn serve_store(&self, fault: &FaultContext) -> Served {
         if fault.write != Some(true) {
             return Served::No;
@@ -314,8 +328,9 @@ impl Faults {
             unsafe { memory::advise(page, length, Advice::PopulateWrite) }
         };
         if self.sharing == Sharing::Private {
-            // Acquire, here and below, pairs with the release in `Held::drop`: it was held before, in between, or it is
-            // writable for other reasons than that.
+            // Acquire, here and below, pairs with the releases in `Holds::hold` and `Held::drop`: a
+            // changed or odd count means that the page was held at some point since the store.
+            // Otherwise the store failed for another reason.
             let before = self.holds.count.load(Ordering::Acquire);
             #[cfg(test)]
             test_support::met_hold();
@@ -325,7 +340,8 @@ impl Faults {
                 return Served::Yes;
             }
         }
-        // A guarded load of this very thread would put the zeros there again, and the store would fail for ever.
+        // A guarded load of this thread would put the zeros there again, and the store would fault
+        // forever.
         if self.replaceable.guarded_around(fault.address).is_some() {
             return Served::No;
         }
@@ -356,13 +372,14 @@ impl FaultOwner for Faults {
             return Served::No;
         };
         let first = (fault.address - self.start) / SMALL_PAGE_BYTES;
-        // Page by page, so that a file that gets longer again can be stored to. Behind its end nothing is left to lose.
+        // Replace one page at a time, so that a file that is extended again can be stored to.
+        // Behind the end nothing can be lost.
         let has_ended = guarded.has_many_gone && self.has_ended_before(first);
         let behind =
             if has_ended { (guarded.end - self.start) / SMALL_PAGE_BYTES } else { first + 1 };
         match self.sharing {
             Sharing::Private => self.replace_if_gone(first..behind, fault.address),
-            // What was stored is in the file, whatever is mapped.
+            // Stores are in the file, whatever is mapped.
             Sharing::Shared => match self.holds.hold() {
                 Some(_held) => self.replace(first..behind, fault.address, has_ended),
                 None => Served::No,
@@ -372,7 +389,8 @@ impl FaultOwner for Faults {
 }
 
 impl Writable {
-    /// Maps `range` of a file that is open for reading and writing. It may end behind the file's end.
+    /// Maps `range` of a file that is open for reading and writing. It may end behind the end of
+    /// the file.
     pub fn new(
         mut place: Box<dyn Place>,
         file: &File,
@@ -402,7 +420,7 @@ impl Writable {
             let elsewhere = map(capacity_bytes, protection, file.as_fd(), first_byte);
             was_tried(elsewhere, capacity_bytes).map_err(failed)?;
         }
-        // SAFETY: the place is the caller's, and given to this mapping.
+        // SAFETY: the caller passes ownership of the place to this mapping.
         let mapped = unsafe {
             match sharing {
                 Sharing::Private => memory::map_private_file_at(
@@ -433,7 +451,7 @@ impl Writable {
             sharing,
             holds: Holds::default(),
         });
-        // SAFETY: it has its own allocation, and is dropped after the place.
+        // SAFETY: `faults` is boxed, so its address is stable, and it is dropped after `place`.
         unsafe { place.set_owner(&raw const *faults as *const dyn FaultOwner) }?;
         Ok(Writable {
             place,
@@ -471,7 +489,7 @@ impl Writable {
 
     /// Length of the view.
     pub fn len_bytes(&self) -> u64 {
-        // Acquire pairs with the release in `grow`: the file has these bytes.
+        // Acquire pairs with the release in `grow`: the file has at least these bytes.
         self.len_bytes.load(Ordering::Acquire)
     }
 
@@ -479,18 +497,18 @@ impl Writable {
         self.place.capacity_bytes() as u64 / PAGE
     }
 
-    /// Where in the file the first page begins.
+    /// File offset of the first page.
     pub fn first_byte(&self) -> u64 {
         self.faults.first_byte
     }
 
-    /// All of the view, as bytes of the file.
+    /// The whole view, as bytes of the file.
     pub fn view_in_file(&self) -> Range<u64> {
         let start = self.first_byte() + self.lead_bytes;
         start..start + self.len_bytes()
     }
 
-    /// Bytes of the view, as bytes of the file.
+    /// Converts bytes of the view to bytes of the file.
     pub fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         let len_bytes = self.len_bytes();
         if range.start > range.end || range.end > len_bytes {
@@ -500,12 +518,12 @@ impl Writable {
         Ok(start + range.start..start + range.end)
     }
 
-    /// The address of a byte of the file that is mapped.
+    /// The address of a byte of the file in the mapping.
     pub fn address_of(&self, file_byte: u64) -> *mut u8 {
         self.base().wrapping_add((file_byte - self.first_byte()) as usize)
     }
 
-    /// Length of the file now.
+    /// The current length of the file.
     pub fn file_len_bytes(&self) -> io::Result<u64> {
         file_len_bytes(self.file())
     }
@@ -519,7 +537,7 @@ impl Writable {
         if fallible::SUPPORTED {
             let mut copy = || {
                 self.faults.replaceable.is_settled_during(|| {
-                    // SAFETY: mapped; the target is the caller's own.
+                    // SAFETY: the source is mapped, and the target belongs to the caller.
                     unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
                 })
             };
@@ -535,18 +553,20 @@ impl Writable {
             };
         }
         self.guarded(&range, || {
-            // SAFETY: mapped, and a fault is caught by the guard; the target is the caller's own.
+            // SAFETY: the source is mapped, and the guard catches faults; the target belongs to the
+            // caller.
             unsafe { memory::copy_racy(source, target.as_mut_ptr(), target.len()) };
         })
     }
 
-    /// Stores bytes at `offset_bytes` of the view. After an error some may have been stored.
+    /// Stores bytes at `offset_bytes` of the view. After an error some of them may have been
+    /// stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         self.check_process()?;
         let end = offset_bytes.saturating_add(bytes.len() as u64);
         let range = self.in_file(&(offset_bytes..end))?;
         let target = self.address_of(range.start);
-        // SAFETY: the place is mapped writable; the bytes are the caller's own.
+        // SAFETY: the place is mapped writable; the source belongs to the caller.
         if unsafe { fallible::try_store(bytes.as_ptr(), target, bytes.len()) } {
             return Ok(());
         }
@@ -554,7 +574,7 @@ impl Writable {
         if self.sharing == Sharing::Shared
             && !matches!(fault, MapError::Fault { cause: FaultCause::Truncated, .. })
         {
-            // The kernel says of a call why it fails.
+            // A system call reports why it fails.
             return aquifer_sys::io::write_all_at(self.file(), bytes, range.start).map_err(
                 |error| MapError::Fault {
                     path: self.path.clone(),
@@ -583,16 +603,16 @@ impl Writable {
         })
     }
 
-    /// Maps the file again at the pages in `hull` that were replaced.
+    /// Maps the file again at the replaced pages in `hull`.
     fn map_again(&self, hull: Range<usize>) -> bool {
         let start = self.base() as usize;
         let pages = (hull.start - start) / SMALL_PAGE_BYTES..(hull.end - start) / SMALL_PAGE_BYTES;
-        // None where a signal handler has interrupted this very function in this thread, and comes here itself.
+        // `None` if this is a signal handler that has interrupted the holder in the same thread.
         let _held = self.faults.holds.hold();
         self.faults.map_again(pages).is_some()
     }
 
-    /// Why something in `range` of the file could not be had.
+    /// Finds out why a byte in `range` of the file could not be accessed.
     pub fn fault(&self, range: &Range<u64>) -> MapError {
         let fault =
             |offset_bytes, cause| MapError::Fault { path: self.path.clone(), offset_bytes, cause };
@@ -612,9 +632,11 @@ impl Writable {
         fault(range.start, FaultCause::Passing)
     }
 
-    /// Makes the view longer, and the file if it ends before it, with blocks for all that is new.
+    /// Makes the view longer, and extends the file if it ends before that, with blocks for all of
+    /// the new part.
     ///
-    /// `Ok(Some(end))` if the view has grown: `end` is the byte of the file where it ended before.
+    /// Returns `Ok(Some(end))` if the view has grown, where `end` is the byte of the file at which
+    /// it ended before.
     pub fn grow(&self, len_bytes: u64) -> Result<Option<u64>> {
         self.check_process()?;
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -638,9 +660,10 @@ impl Writable {
         Ok(Some(start + before))
     }
 
-    /// Allocates blocks rather than only setting the length: no store to them fails later, and a file that another process
-    /// makes longer at the same time is not cut short. The length changes once there is room for all, and is set back
-    /// by nobody: what another process has appended meanwhile stays.
+    /// Extends the file by allocating blocks rather than only setting the length: then no store to
+    /// them fails later, and the file is not truncated if another process extends it at the same
+    /// time. The length changes only once all blocks are allocated, and is never set back: bytes
+    /// that another process appends in the meantime stay.
     fn lengthen_file(&self, end: u64) -> io::Result<()> {
         let present = self.file_len_bytes()?;
         if present >= end {
@@ -652,8 +675,9 @@ impl Writable {
                 self.faults.file.set_len(end)
             }
             Err(error) => {
-                // Blocks that were found before there were no more are given back by setting the length to what it is. One
-                // that has changed was changed by another process, and the blocks behind it stay.
+                // Free the blocks that were allocated before space ran out, by setting the length
+                // to its current value. If another process has changed the length, leave the blocks
+                // allocated.
                 if self.file_len_bytes()? == present {
                     let _ = self.faults.file.set_len(present);
                 }
@@ -671,21 +695,22 @@ fn cause_of(error: &io::Error) -> FaultCause {
     }
 }
 
-/// Keeps a mapping out of children and core dumps.
+/// Excludes a mapping from forked children and core dumps.
 fn keep_private(address: *mut u8, len_bytes: usize) -> io::Result<()> {
     for advice in [Advice::DontFork, Advice::DontDump] {
-        // SAFETY: the caller's own mapping; contents stay.
+        // SAFETY: a mapping of the caller; its contents stay.
         unsafe { memory::advise(address, len_bytes, advice) }?;
     }
     Ok(())
 }
 
-/// The same file with its own open file description: no append mode, and write-back errors that no other sync takes.
+/// Reopens the file: the new description has no append mode, and its write-back errors are reported
+/// to no other descriptor.
 fn own_description(file: &File) -> io::Result<File> {
     aquifer_sys::io::reopen(file.as_fd(), libc::O_RDWR).map(File::from)
 }
 
-/// Where tests have other threads come in between.
+/// Hooks for tests, to interleave other threads.
 #[cfg(test)]
 pub(super) mod test_support {
     use std::cell::Cell;
@@ -696,10 +721,11 @@ pub(super) mod test_support {
         static HELD: Cell<Option<fn()>> = const { Cell::new(None) };
     }
 
-    /// How many stores have met a held page.
+    /// How many stores hit a held page.
     pub static STORES_HELD_UP: AtomicU64 = AtomicU64::new(0);
 
-    /// Has the calling thread's handler call these before it holds a page, and while it does.
+    /// Has the calling thread's handler call `before_hold` before it holds a page, and `held` while
+    /// it does.
     pub fn interpose(before_hold: Option<fn()>, held: Option<fn()>) {
         BEFORE_HOLD.set(before_hold);
         HELD.set(held);

@@ -1,18 +1,20 @@
-//! Write-back at a pace, so that no flush has to write for seconds.
+//! Paced write-back, so that no flush has to write for seconds.
 //!
-//! For programs that ask for it: others see stores before they are flushed.
+//! Optional, because other processes see stores before they are flushed.
 //!
-//! A thread goes round the private views, and writes what is dirty in them, so many bytes a second together. The kernel begins to
-//! write it to the device at once. A flush then finds little to write, and waits for little.
+//! A thread visits the private views in turn and writes their dirty pages, at a total rate. The
+//! kernel starts to write them to the device at once. A flush then has little left to write and to
+//! wait for.
 //!
-//! What was written so is not durable before a flush has said so, and stays in `unsynced` of its view until then: a flush that
-//! fails has it written again (see [`super::flush`]).
+//! Pages written this way are not durable before a flush returns, and stay in `unsynced` of their
+//! view until then: a flush that fails writes them again (see [`super::flush`]).
 //!
 //! # Pace
-//! Ten times a second each view gets its share of what the pace allows for the time since then. Time in which nothing was dirty is
-//! not saved up. When nothing is dirty anywhere, the thread looks only once a second.
+//! Ten times a second, each view gets its share of a tenth of the rate. Unused budget is not
+//! carried over. If nothing is dirty in any view, the thread wakes only once a second.
 //!
-//! Lock order: the list of views, alone; the locks of a view are taken without it.
+//! Lock order: the list of views is locked alone; it is released before the lock of a view is
+//! taken.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -52,7 +54,7 @@ impl Shared {
 }
 
 impl WriteBack {
-    /// At most so many bytes a second; 0 for none, ever.
+    /// At most `bytes_per_second`; 0 disables write-back.
     pub fn new(bytes_per_second: u64) -> WriteBack {
         let shared = Shared {
             bytes_per_second,
@@ -62,7 +64,7 @@ impl WriteBack {
         WriteBack { shared: Arc::new(shared), thread: Mutex::new(None), mark: ProcessMark::new() }
     }
 
-    /// Takes a view in, as long as it lives.
+    /// Adds a view, for as long as it lives.
     ///
     /// # Errors
     /// [`MapError::Memory`] if the thread cannot be started.
@@ -90,7 +92,7 @@ impl Drop for WriteBack {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return };
         if !self.mark.is_current() {
-            // It is not in this process, and whatever lock it held is held for good.
+            // The thread does not exist in this process, and a lock it held is never released.
             std::mem::forget(thread);
             return;
         }
@@ -113,18 +115,19 @@ fn run(shared: &Shared) {
             let budget_bytes = shared.bytes_per_second / 10;
             tick = if write_some(&all, budget_bytes) > 0 { TICK } else { IDLE_TICK };
         }
-        // A view whose last holder this is goes here, without the lock.
+        // The last reference to a view may be dropped here: not under the lock.
         drop(all);
         views = shared.views();
     }
 }
 
-/// Writes up to `budget_bytes`, a fair share of each view and what that leaves of the others. Says how much it was.
+/// Writes up to `budget_bytes`: an equal share of each view, plus what earlier views left over.
+/// Returns how much it wrote.
 fn write_some(views: &[Arc<PrivateFile>], budget_bytes: u64) -> u64 {
     let mut left = budget_bytes;
     for (index, view) in views.iter().enumerate() {
         let share = left / (views.len() - index) as u64;
-        // What fails stays dirty, and its flush tells of it.
+        // Pages that fail stay dirty, and the next flush reports the error.
         let written = view.write_back(share.max(1)).ok().flatten().unwrap_or(0);
         left = left.saturating_sub(written);
     }

@@ -1,4 +1,4 @@
-//! Bringing files in: advice, prefetching, and files that are looked at once.
+//! Bringing files in: advice, prefetching, and files that are read once.
 
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
 
@@ -30,7 +30,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 7 % 251) as u8).collect()
 }
 
-/// A view of a fresh file of so many pages.
+/// A view of a new file of `pages` pages.
 fn view(mapper: &Mapper, directory: &TempDir, pages: u64) -> FileView {
     let path = directory.path().join("data");
     fs::write(&path, bytes((pages * PAGE) as usize)).unwrap();
@@ -42,7 +42,7 @@ fn cut(view: &FileView, pages: u64) {
     file.set_len(pages * PAGE).unwrap();
 }
 
-/// The smallest executor there is.
+/// A minimal executor.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -75,7 +75,8 @@ fn scattered_ranges_come_in_by_all_three_ways() {
     block_on(view.prefetch(&ranges).unwrap()).unwrap();
     view.touch_many(&[]).unwrap();
     block_on(view.prefetch(&[0..0]).unwrap()).unwrap();
-    // One after the other, from several threads, and one that nobody waits for, whose view goes at once.
+    // Consecutive prefetches, from several threads, and one that is not awaited and whose view is
+    // dropped at once.
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| block_on(view.prefetch(&ranges).unwrap()).unwrap());
@@ -95,7 +96,7 @@ fn a_prefetch_names_the_first_byte_that_is_gone() {
 fn names_what_is_gone(access: FileAccess) {
     let (directory, mapper) = (directory(), mapper());
     let view = view(&mapper, &directory, 512);
-    // Its second page is the view's first.
+    // The second page of the file is the first of the view.
     let view = mapper.map(view.path(), access, PAGE..).unwrap();
     cut(&view, 100);
     let expect = |result: Result<(), MapError>| match result {
@@ -119,7 +120,7 @@ fn what_was_stored_stays_when_the_rest_is_brought_in() {
     for access in [FileAccess::Write, FileAccess::SharedWrite] {
         let (directory, mapper) = (directory(), mapper());
         let view = view(&mapper, &directory, 512);
-        // Not from the start of a page of the file on.
+        // Does not begin at a page boundary of the file.
         let view = mapper.map(view.path(), access, 100..).unwrap();
         let mut wanted = bytes(512 * PAGE as usize)[100..].to_vec();
         for at in [0, 50 * PAGE, 300 * PAGE + 4000] {
@@ -131,7 +132,7 @@ fn what_was_stored_stays_when_the_rest_is_brought_in() {
         assert!(view.read(|all| all.to_vec()).unwrap() == wanted);
         view.flush().unwrap();
         assert!(fs::read(view.path()).unwrap()[100..] == wanted);
-        // It keeps the mapping as long as it takes.
+        // The prefetch keeps the mapping until it is done.
         let coming = view.prefetch(&[0..view.len_bytes()]).unwrap();
         drop((view, mapper));
         coming.wait().unwrap();
@@ -169,7 +170,7 @@ fn advice_maps_ahead_changes_no_content_and_keeps_out_of_the_cache() {
     assert_eq!(mapper.stats().cache.parked, 0);
 }
 
-/// Neither the helpers nor the kernel read anything but the pages that are touched.
+/// Neither the helpers nor the kernel read pages other than those touched.
 #[test]
 fn random_reads_nothing_ahead() {
     let mapper = mapper();
@@ -199,13 +200,14 @@ fn random_reads_nothing_ahead() {
     assert_eq!(mapper.stats().map_ahead.requests, 0);
 }
 
-/// A sparse file of so many bytes, unnamed.
+/// A sparse, unnamed file.
 fn sparse(directory: &std::path::Path, len_bytes: u64) -> Option<File> {
     let file = tempfile::tempfile_in(directory).ok()?;
     file.set_len(len_bytes).ok().map(|()| file)
 }
 
-/// Whether a view of the file is watched. Tried again where the machine was so busy that the watch was over at once.
+/// Whether a view of the file is watched. Retries, because on a busy machine the watch may end at
+/// once.
 fn is_watched(mapper: &Mapper, file: &File) -> bool {
     (0..100).any(|_| {
         let _view = mapper.map_file(file, FileAccess::Read, ..).unwrap();
@@ -296,13 +298,14 @@ extern "C" fn count_alarm(_: libc::c_int) {
     ALARMS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether pages are populated, faulted in by loads that may fail, or read from a pipe, which a signal does interrupt.
+/// Covers pages that are populated, pages faulted in by fallible loads, and reads from a pipe,
+/// which a signal does interrupt.
 #[test]
 fn signals_while_files_are_brought_in_are_not_noticed() {
     // SAFETY: a zeroed action without flags: interrupted calls are not restarted.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = count_alarm as *const () as usize;
-    // SAFETY: the handler counts, and nobody else in this process uses the signal.
+    // SAFETY: the handler only counts, and no other code in this process uses the signal.
     let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) };
     assert_eq!(set, 0);
     let (directory, mapper) =
@@ -314,7 +317,7 @@ fn signals_while_files_are_brought_in_are_not_noticed() {
     let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
     // SAFETY: a NUL-terminated path.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    // SAFETY: asks for the thread's own handle.
+    // SAFETY: returns the thread's own handle.
     let thread = unsafe { libc::pthread_self() };
     let (is_done, first) = (AtomicBool::new(false), ALARMS.load(Ordering::Relaxed));
     std::thread::scope(|scope| {

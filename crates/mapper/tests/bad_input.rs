@@ -1,5 +1,5 @@
-//! Files that cannot be mapped or read, and circumstances under which they can all the same. What
-//! a truncated file does is in `views.rs`.
+//! Files that cannot be mapped or read, and unusual circumstances under which they can. Truncated
+//! files are tested in `views.rs`.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -31,7 +31,7 @@ fn content(view: &FileView) -> Vec<u8> {
     view.read(|bytes| bytes.to_vec()).unwrap()
 }
 
-/// The system's error why a path could not be opened.
+/// The system's error for a path that could not be opened.
 fn refusal(mapper: &Mapper, path: &Path) -> Option<i32> {
     match map(mapper, path) {
         Err(MapError::Open { path: named, source }) => {
@@ -108,14 +108,14 @@ fn names_that_lead_nowhere_are_refused_with_the_systems_reason() {
 
 #[test]
 fn a_file_of_huge_pages_is_refused_and_can_be_read_once() {
-    // SAFETY: a name and flags.
+    // SAFETY: a NUL-terminated name.
     let descriptor =
         unsafe { libc::memfd_create(c"huge".as_ptr(), libc::MFD_HUGETLB | libc::MFD_CLOEXEC) };
     if descriptor < 0 {
         eprintln!("skipped: no files of huge pages: {}", io::Error::last_os_error());
         return;
     }
-    // SAFETY: made above, and nobody else's.
+    // SAFETY: made above, and owned by nothing else.
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(4 << 20).unwrap();
     let mapper = mapper();
@@ -131,16 +131,16 @@ fn a_file_of_huge_pages_is_refused_and_can_be_read_once() {
 
 // ---- permission -----------------------------------------------------------------------------------
 
-/// Acts as an ordinary user, if it does not anyway, until the result is dropped.
+/// Drops the superuser's effective user ID until the result is dropped.
 struct Ordinary {
     user: libc::uid_t,
 }
 
 impl Ordinary {
     fn new() -> Ordinary {
-        // SAFETY: asks for a number.
+        // SAFETY: `geteuid` has no preconditions.
         let user = unsafe { libc::geteuid() };
-        // SAFETY: changes who this process, a child, acts for.
+        // SAFETY: changes the effective user of this process, a child made for the test.
         assert!(user != 0 || unsafe { libc::seteuid(65_534) } == 0);
         Ordinary { user }
     }
@@ -148,7 +148,7 @@ impl Ordinary {
 
 impl Drop for Ordinary {
     fn drop(&mut self) {
-        // SAFETY: back to who it was.
+        // SAFETY: restores the effective user.
         unsafe { libc::seteuid(self.user) };
     }
 }
@@ -161,7 +161,7 @@ fn no_permission() {
     fs::write(&closed, "secret").unwrap();
     fs::create_dir(&below).unwrap();
     fs::write(below.join("file"), "secret").unwrap();
-    // Mapped by who may, and parked: that gives nobody else the right.
+    // Mapped by a privileged user, and parked: other users gain no access by that.
     for path in [&closed, &below.join("file")] {
         assert_eq!(content(&map(&mapper, path).unwrap()), b"secret");
     }
@@ -187,9 +187,9 @@ fn a_file_that_may_not_be_read_is_not_shown_even_if_it_is_parked() {
 
 #[test]
 fn files_larger_than_the_addresses_there_are_get_an_error() {
-    // SAFETY: a string.
+    // SAFETY: a NUL-terminated name.
     let memory = unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: made above, and nobody else's.
+    // SAFETY: made above, and owned by nothing else.
     let file = unsafe { File::from_raw_fd(memory) };
     let mapper = mapper();
     let mut mapped = 0;
@@ -217,9 +217,10 @@ fn files_larger_than_the_addresses_there_are_get_an_error() {
     assert!((1..6).contains(&mapped), "{mapped} of 6");
 }
 
-// ---- file systems that fail or go -----------------------------------------------------------------
+// ---- file systems that fail or are unmounted
+// ------------------------------------------------------
 
-/// A small ext4 on a loop device over a file. Undone when dropped.
+/// A small ext4 on a loop device over a file. Removed when dropped.
 struct Disk {
     directory: TempDir,
     device: String,
@@ -235,7 +236,7 @@ impl Disk {
     }
 
     fn try_new() -> Option<Disk> {
-        // SAFETY: asks for a number.
+        // SAFETY: `geteuid` has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
             return None;
         }
@@ -272,7 +273,7 @@ impl Disk {
         path
     }
 
-    /// From now on it reads as if all its sectors were bad.
+    /// Makes all later reads fail, as if all sectors were bad.
     fn break_down(&self) {
         let image = self.directory.path().join("image");
         OpenOptions::new().write(true).open(image).unwrap().set_len(0).unwrap();
@@ -299,7 +300,7 @@ impl Drop for Disk {
     }
 }
 
-/// Drops what the page cache has of a file.
+/// Drops the page cache of a file.
 fn evict(path: &Path) {
     use std::os::fd::AsFd;
     aquifer_sys::memory::drop_cached(File::open(path).unwrap().as_fd(), 0, 0).unwrap();
@@ -319,13 +320,13 @@ fn a_disk_with_bad_sectors_is_an_error_that_names_the_byte() {
         let mapper = mapper.build().unwrap();
         if limit.is_none() {
             assert_eq!(content(&map(&mapper, &path).unwrap()), [7; 64 * PAGE]);
-            // Pages that are mapped stay cached.
+            // Mapped pages stay cached.
             mapper.forget_all().unwrap();
             disk.break_down();
             evict(&path);
             evict(&small);
         }
-        // Nothing can be mapped, so it is read at once.
+        // Nothing can be mapped, so the file is read at once.
         if limit.is_some() {
             let error = map(&mapper, &small).unwrap_err();
             assert!(
@@ -355,7 +356,7 @@ fn a_disk_with_bad_sectors_is_an_error_that_names_the_byte() {
 #[test]
 fn a_file_system_can_be_unmounted_once_its_files_are_forgotten() {
     let Some(disk) = Disk::new() else { return };
-    // Not before it is asked to.
+    // Unmaps only on request.
     let never = Unmap::Async { threshold_pages: 1 << 30, delay: Duration::from_secs(3600) };
     for round in 0..3 {
         let path = disk.write("file", &[round; 4 * PAGE]);
@@ -372,7 +373,7 @@ fn a_file_system_can_be_unmounted_once_its_files_are_forgotten() {
             1 => mapper.forget_all().unwrap(),
             _ => drop(mapper),
         }
-        // A child that another test has just forked may have copies of descriptors, for a moment.
+        // A child that another test has just forked may hold copies of descriptors for a moment.
         let start = std::time::Instant::now();
         while let Err(error) = disk.unmount(0) {
             assert!(start.elapsed().as_secs() < 30, "round {round}: {error}");
@@ -418,7 +419,7 @@ fn a_thread_that_is_interrupted_all_the_time_notices_nothing() {
     // SAFETY: a zeroed action without flags: interrupted calls are not restarted.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = count_alarm as *const () as usize;
-    // SAFETY: the handler counts, and nobody else in this process uses the signal.
+    // SAFETY: the handler only counts, and no other code in this process uses the signal.
     let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) };
     assert_eq!(set, 0);
     let directory = tempfile::tempdir().unwrap();
@@ -427,7 +428,7 @@ fn a_thread_that_is_interrupted_all_the_time_notices_nothing() {
     let path = directory.path().join("file");
     fs::write(&path, vec![7; 16 * PAGE]).unwrap();
     let file = OpenOptions::new().write(true).open(&path).unwrap();
-    // SAFETY: asks for the thread's own handle.
+    // SAFETY: returns the thread's own handle.
     let thread = unsafe { libc::pthread_self() };
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -446,7 +447,7 @@ fn a_thread_that_is_interrupted_all_the_time_notices_nothing() {
                 mapper.forget(&path).unwrap();
             }
             let view = map(&mappers[0], &path).unwrap();
-            // Populated by system calls, by this thread and by others.
+            // Populated by system calls, in this thread and in others.
             let all = 0..16 * PAGE as u64;
             view.touch_many(std::slice::from_ref(&all)).unwrap();
             view.prefetch(std::slice::from_ref(&all)).unwrap().wait().unwrap();
@@ -465,7 +466,7 @@ fn a_thread_that_is_interrupted_all_the_time_notices_nothing() {
     });
 }
 
-/// A file that was cut short after it was mapped.
+/// A view of a file that was truncated after it was mapped.
 fn cut_short(directory: &TempDir, mapper: &Mapper) -> FileView {
     let path = directory.path().join("file");
     fs::write(&path, vec![7; 4 * PAGE]).unwrap();
@@ -485,7 +486,7 @@ fn block_sigbus() {
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }
 
-/// As documented: the system ends the process, because nobody can be asked.
+/// As documented, the process is killed: a blocked SIGBUS cannot be handled.
 fn sigbus_blocked() {
     let (directory, mapper) = (tempfile::tempdir().unwrap(), mapper());
     let view = cut_short(&directory, &mapper);
@@ -514,14 +515,14 @@ fn a_thread_that_was_prepared_gets_an_error() {
     child::succeeds("prepared thread");
 }
 
-/// As documented: through a pointer nobody can be told.
+/// As documented, a load through a pointer cannot return an error.
 fn bare_load() {
     let (directory, mapper) = (tempfile::tempdir().unwrap(), mapper());
     let view = cut_short(&directory, &mapper);
     drop(directory);
     assert!(view.get::<u8>(0).is_err());
     println!("before the load");
-    // SAFETY: inside of the view; that it has no bytes any more is what is to be seen.
+    // SAFETY: inside the view; the test expects the fault on the missing page.
     unsafe { view.as_ptr().read_volatile() };
 }
 
@@ -530,7 +531,7 @@ fn a_bare_load_behind_the_end_of_a_file_ends_the_process() {
     child::dies("bare load", libc::SIGBUS, "before the load");
 }
 
-/// More pages that are gone than a process may have mappings, each with one between that is not looked at.
+/// More missing pages than a process may have mappings, each followed by one that is not accessed.
 fn scattered_looks() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
@@ -566,7 +567,7 @@ fn scattered_looks_at_a_file_that_was_cut_short_are_an_error() {
     child::succeeds("scattered looks");
 }
 
-/// What was looked at is found out about, and no more.
+/// Only the range that was accessed is checked for the cause.
 #[test]
 fn a_fault_that_has_passed_does_not_have_the_whole_file_read() {
     use std::os::fd::AsFd;
@@ -592,10 +593,10 @@ fn a_fault_that_has_passed_does_not_have_the_whole_file_read() {
     }
 }
 
-/// A hole of a file in memory needs room also to be looked at.
+/// On tmpfs even a load from a hole needs space.
 #[test]
 fn a_hole_on_a_full_file_system_in_memory_is_named_so() {
-    // SAFETY: asks for a number.
+    // SAFETY: `geteuid` has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
         return eprintln!("skipped: mounting a file system needs privilege");
     }
@@ -635,7 +636,7 @@ fn a_hole_on_a_full_file_system_in_memory_is_named_so() {
 
 // ---- fork -----------------------------------------------------------------------------------------
 
-/// Forks while other threads map, look and drop.
+/// Forks while other threads map, read and drop.
 fn forks() {
     let directory = tempfile::tempdir().unwrap();
     let mapper = Mapper::builder().resident_budget_bytes(1 << 20).build().unwrap();
@@ -670,11 +671,11 @@ fn forks() {
         }
         for _ in 0..steps(40) {
             let view = check(&mapper, 3);
-            // SAFETY: the child calls what is inert there and what it makes itself, and leaves by `_exit`.
+            // SAFETY: the child makes calls that are inert there and uses its own mapper, and
+            // leaves by `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // A child that hangs ends.
-                // SAFETY: an integer.
+                // SAFETY: no preconditions; the alarm ends a child that hangs.
                 unsafe { libc::alarm(60) };
                 let refused =
                     [map(&mapper, &path(1)).map(drop), view.read(|_| ()), mapper.forget_all()];

@@ -1,4 +1,4 @@
-//! What mapped files keep in memory stays below the bound that was set.
+//! The resident budget bounds the page cache of mapped files.
 
 use std::fs::File;
 use std::os::fd::{AsFd, FromRawFd};
@@ -12,14 +12,14 @@ use aquifer_sys::residency::{self, Backing};
 
 const BUDGET: u64 = 24 << 20;
 const STEP: u64 = REGION_BYTES as u64;
-/// Nobody waits so long but for something that does not come.
+/// A time limit that is only reached if the event never happens.
 const NEVER: Duration = Duration::from_secs(30);
 
 fn builder() -> MapperBuilder {
     Mapper::builder().resident_budget_bytes(BUDGET)
 }
 
-/// A directory on a disk, and whether the kernel tells what it has cached of files there.
+/// A directory on a disk, if the kernel reports the page cache of files there.
 fn directory() -> Option<tempfile::TempDir> {
     for place in [std::env::temp_dir(), Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned()] {
         let directory = tempfile::tempdir_in(place).unwrap();
@@ -33,7 +33,7 @@ fn directory() -> Option<tempfile::TempDir> {
     None
 }
 
-/// Writes a file through to the disk: pages that are not written yet cannot be dropped.
+/// Writes a file through to the disk: pages that are not written back cannot be dropped.
 fn stored(path: &Path, len_bytes: u64) -> File {
     let file =
         File::options().create(true).truncate(true).read(true).write(true).open(path).unwrap();
@@ -52,7 +52,7 @@ fn cached_bytes(file: &File) -> u64 {
     memory::cachestat(file.as_fd(), 0, 0).unwrap().cached * SMALL_PAGE_BYTES as u64
 }
 
-/// Bytes of a view in the page cache, as the view's own addresses show them.
+/// Bytes of a view in the page cache, by `mincore` on its addresses.
 fn resident_bytes(view: &FileView) -> u64 {
     let mut pages = vec![0; view.len_bytes() as usize / SMALL_PAGE_BYTES];
     memory::residency(view.as_ptr(), view.len_bytes() as usize, &mut pages).unwrap();
@@ -67,7 +67,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Reads a view from its start to its end; after each step what is in memory comes below the bound.
+/// Reads a view from start to end; after each step the resident memory falls below the bound.
 fn stream(view: &FileView, resident: impl Fn() -> u64) {
     for at in (0..view.len_bytes()).step_by(STEP as usize) {
         let range = at..view.len_bytes().min(at + STEP);
@@ -90,10 +90,10 @@ fn a_file_that_is_streamed_through_drops_behind() {
             resident_bytes(&mapper.map(&path, FileAccess::Read, ..3 * BUDGET).unwrap()) <= BUDGET
         );
     }
-    // The file stays open, so that it is dropped behind also after it was removed.
+    // The file stays open, so that it is still dropped behind after it is removed.
     std::fs::remove_file(&path).unwrap();
     stream(&view, || cached_bytes(&file));
-    // Dropped behind: what was read last is there.
+    // Dropped behind: the pages read last are still cached.
     let end = cached_tail(&file, 3 * BUDGET);
     assert!(end > 0, "the end was read last");
     wait_until("it is told", || (1..=BUDGET).contains(&mapper.stats().resident_bytes));
@@ -114,7 +114,7 @@ fn files_that_are_streamed_through_drop_behind_also_after_they_were_unmapped() {
             files.push(stored(&path, (1 << 20) + number * 40_000));
             let view = mapper.map(&path, FileAccess::Read, ..).unwrap();
             stream(&view, || files.iter().map(cached_bytes).sum());
-            // Mapped again, it is there once.
+            // Mapped again, it counts once.
             if number % 3 == 0 {
                 drop((view, mapper.map(&path, FileAccess::Read, ..).unwrap()));
             }
@@ -124,9 +124,9 @@ fn files_that_are_streamed_through_drop_behind_also_after_they_were_unmapped() {
 
 #[test]
 fn files_in_memory_stay() {
-    // SAFETY: a string.
+    // SAFETY: a NUL-terminated name.
     let memory = unsafe { libc::memfd_create(c"aquifer".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: made above, and nobody else's.
+    // SAFETY: made above, and owned by nothing else.
     let file = unsafe { File::from_raw_fd(memory) };
     for at in (0..BUDGET + STEP).step_by(STEP as usize) {
         file.write_all_at(&block(at, STEP), at).unwrap();

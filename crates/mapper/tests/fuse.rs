@@ -1,5 +1,5 @@
-//! Files on a file system whose server fails, as those of networks do: over FUSE, each test in a process with mounts of
-//! its own.
+//! Files on a file system whose server fails, as network file systems do: over FUSE, each test in a
+//! process with its own mounts.
 
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
 
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
-/// Longer than any file that `read_once` reads.
+/// Longer than any file that `read_once` reads rather than maps.
 const LARGE: u64 = 4 * MIB;
 
 #[test]
@@ -28,14 +28,15 @@ fn child() {
     ]);
 }
 
-/// A directory with files of these lengths mounted on it. `None`, said to the parent, where that cannot be.
+/// Mounts a directory with files of these lengths. `None`, reported to the parent, where that is
+/// not possible.
 fn mounted(files: &[(&str, u64)]) -> Option<(FaultyFiles, TempDir)> {
     let directory = tempfile::tempdir().unwrap();
     let contents: Vec<Vec<u8>> = files.iter().map(|(_, len)| numbered(*len, 0)).collect();
     let named: Vec<(&str, &[u8])> =
         files.iter().zip(&contents).map(|((name, _), content)| (*name, &content[..])).collect();
     match FaultyFiles::mount(directory.path(), &named) {
-        // The mount goes before the directory.
+        // The mount is dropped before the directory.
         Ok(files) => Some((files, directory)),
         Err(error) => {
             println!("skipped: mounting a file system of one's own needs /dev/fuse: {error}");
@@ -44,7 +45,7 @@ fn mounted(files: &[(&str, u64)]) -> Option<(FaultyFiles, TempDir)> {
     }
 }
 
-/// Bytes that say where they are, and of which version.
+/// Bytes that encode their offset and version.
 fn numbered(len: u64, version: u64) -> Vec<u8> {
     (0..len.div_ceil(8)).flat_map(|word| (word | version << 48).to_le_bytes()).collect::<Vec<_>>()
         [..len as usize]
@@ -59,7 +60,7 @@ fn pages(range: Range<u64>) -> Range<u64> {
     range.start * PAGE..range.end * PAGE
 }
 
-/// Requires a fault of this cause at a byte of `bytes` in a file.
+/// Requires a fault with one of these causes at a byte of `bytes` in a file.
 #[track_caller]
 fn names<T>(result: Result<T, MapError>, path: &Path, bytes: Range<u64>, causes: &[i32]) {
     match result.map(drop) {
@@ -100,18 +101,18 @@ fn unreadable() {
         }
         other => panic!("{other:?}"),
     }
-    // Where no more can be mapped, small files are read at once.
+    // If no more can be mapped, small files are read at once.
     let full = Mapper::builder().mappings_limit(0).build().unwrap();
     let snapshot = full.map(&small, FileAccess::Read, ..);
     names(snapshot, &small, 0..64 << 10, &eio);
-    // What is stored to a private view is read first.
+    // A store to a private view reads the page first.
     let writable = mapper.map(&large, FileAccess::Write, ..).unwrap();
     writable.set(MIB, 7_u64).unwrap();
     names(writable.set(3 * MIB, 7_u64), &large, 3 * MIB..3 * MIB + 8, &eio);
     names(writable.read(|bytes| bytes.to_vec().len()), &large, bad, &eio);
     assert_eq!((writable.get::<u64>(MIB).unwrap(), writable.dirty_bytes().unwrap()), (7, PAGE));
 
-    // The same views show everything when it can be read again.
+    // The same views show everything once it can be read again.
     for name in ["large", "small"] {
         files.change(name, |file| file.unreadable = None);
     }
@@ -140,7 +141,7 @@ fn hangs_up() {
     let stored = mapper.map(&other, FileAccess::Write, ..).unwrap();
     stored.set(0, 7_u64).unwrap();
     view.touch_many(&[0..PAGE]).unwrap();
-    // What the kernel asks ahead must not have been answered.
+    // The kernel must not already have fetched these pages by read-ahead.
     files.change("file", |file| file.is_silent = true);
     let gone = [libc::ENOTCONN, libc::ECONNABORTED];
     std::thread::scope(|scope| {
@@ -154,7 +155,7 @@ fn hangs_up() {
     names(view.get::<u64>(2 * MIB), &path, 2 * MIB..2 * MIB + 8, &gone);
     names(view.touch_many(&[2 * MIB..LARGE]), &path, 2 * MIB..LARGE, &gone);
     names(view.prefetch(&[2 * MIB..LARGE]).unwrap().wait(), &path, 2 * MIB..LARGE, &gone);
-    // Stores stay where they are, and are lost for nobody who asks.
+    // Stores stay in the view, and a flush reports that they cannot be written.
     assert!(matches!(stored.flush(), Err(MapError::Flush { cause: FlushCause::Io(_), .. })));
     assert_eq!((stored.get::<u64>(0).unwrap(), stored.dirty_bytes().unwrap()), (7, PAGE));
     let refused = [
@@ -186,7 +187,8 @@ fn changes() {
     let lens = [LARGE, MIB + 100, 0, 2 * LARGE, 7];
     for (version, len) in (1..).zip(lens) {
         files.change("file", |file| file.content = numbered(len, version));
-        // Dropped each time: were it parked, the next round would not open the file and see what it was before.
+        // Dropped each time: if it were parked, the next round would reuse it without opening the
+        // file.
         let view = mapper.map(&path, FileAccess::Read, ..).unwrap();
         assert_eq!(view.len_bytes(), len);
         assert!(shows(&view) == numbered(len, version), "version {version}");
@@ -209,7 +211,7 @@ fn a_file_that_is_another_when_it_is_opened_again_is_shown_as_it_is() {
 
 // ---- storing --------------------------------------------------------------------------------------
 
-/// Stores to three runs of pages, and says what the file is to be afterwards.
+/// Stores to three runs of pages, and returns the expected content of the file.
 fn store(view: &FileView, version: u64) -> Vec<u8> {
     let (all, mut wanted) = (numbered(LARGE, version), numbered(LARGE, 0));
     for run in [pages(1..2), pages(8..12), pages(200..203)] {
@@ -235,7 +237,7 @@ fn unwritable() {
     for (version, (errno, cause)) in (1..).zip(causes) {
         let before = files.content("file");
         let wanted = store(&view, version);
-        // It gets as far as the second page of the second run.
+        // The write fails at the second page of the second run.
         files.change("file", |file| file.unwritable = Some((pages(9..10), errno)));
         assert_eq!(flush_error(&view), (pages(8..12), cause));
         assert_eq!(view.dirty_bytes().unwrap(), 4 * PAGE, "the others were written");
@@ -254,7 +256,7 @@ fn unwritable() {
         assert_eq!(view.dirty_bytes().unwrap(), 0);
     }
 
-    // Written, and not made durable: all of it is written again.
+    // Written, but not made durable: all of it is written again.
     files.change("file", |file| file.sync_error = Some(libc::EIO));
     let wanted = store(&view, 3);
     let (range, cause) = flush_error(&view);
@@ -268,7 +270,7 @@ fn unwritable() {
     assert_eq!(view.flush().unwrap().pages, 8);
     assert!(files.content("file") == wanted);
 
-    // No room to grow into.
+    // No space to grow into.
     files.change("file", |file| file.unwritable = Some((LARGE..u64::MAX, libc::ENOSPC)));
     match view.grow(LARGE + PAGE) {
         Err(MapError::Grow { source, .. }) => {
@@ -303,12 +305,12 @@ fn unwritable_shared() {
         assert_eq!(flush_error(&view), (0..LARGE, cause));
         assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted);
         files.change("file", |file| file.unwritable = None);
-        // What failed is not dirty for the kernel any more; what is stored again is.
+        // The kernel marked the failed pages clean; stores made again dirty them again.
         store(&view, version);
         view.flush().unwrap();
         assert!(files.content("file") == wanted);
     }
-    // A page that cannot be read can all the same be stored to, by a call: the server takes it.
+    // A page that cannot be read can still be stored to by a call: the server accepts the write.
     files.change("file", |file| file.unreadable = Some((3 * MIB..LARGE, libc::EIO)));
     drop(view);
     let view = mapper.map(&path, FileAccess::SharedWrite, ..).unwrap();

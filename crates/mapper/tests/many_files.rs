@@ -8,11 +8,11 @@ use aquifer_mapper::{FileAccess, FileView, MapError, Mapper};
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
 
-/// As many descriptors as a shell gives; and few, for tests with fewer files.
+/// The usual limit of descriptors in a shell, and a low one for tests with fewer files.
 const USUAL_DESCRIPTORS: u64 = 1024;
 const FEW_DESCRIPTORS: u64 = 64;
 
-/// The process may have so many descriptors from now on.
+/// Limits the descriptors of the process.
 fn limit_descriptors(count: u64) {
     let limit = libc::rlimit { rlim_cur: count, rlim_max: count };
     // SAFETY: a structure on this stack.
@@ -23,7 +23,7 @@ fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// What is in a file: its number, so often that lengths differ.
+/// The content of a file: its number, repeated so that lengths differ.
 fn content(file: usize) -> Vec<u8> {
     format!("file {file}; ").repeat(1 + file % 200).into_bytes()
 }
@@ -50,7 +50,7 @@ fn check_all(views: &[FileView]) {
     for (file, view) in views.iter().enumerate() {
         let wanted = content(file);
         assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted, "file {file}");
-        // SAFETY: nobody changes the files.
+        // SAFETY: no process changes the files.
         assert!(unsafe { view.as_slice() } == wanted, "file {file}");
         let mut end = [0; 2];
         view.read_into(wanted.len() as u64 - 2, &mut end).unwrap();
@@ -82,14 +82,14 @@ fn more_files_than_mappings() {
     let taken = mapper.stats().snapshot_bytes;
     assert!(taken > 0 && taken < 2 * needed as u64 + (4 << 20), "{taken} for {needed}");
 
-    // A snapshot is one; a mapping is not.
+    // A snapshot does not show changes; a mapping does.
     for (file, view) in [0, 2999].map(|file| (file, &views[file])) {
         File::options().write(true).open(&paths[file]).unwrap().write_all_at(b"FILE", 0).unwrap();
         let first = view.read_range(0..4, |bytes| bytes.to_vec()).unwrap();
         assert_eq!(first == b"file", view.is_snapshot());
     }
 
-    // More than 64 KiB are refused; less of the same file is read.
+    // Ranges of more than 64 KiB are refused; a shorter one of the same file is read.
     let large = directory.path().join("large");
     fs::write(&large, vec![7; 100 << 10]).unwrap();
     let refused = mapper.map(&large, FileAccess::Read, ..).unwrap_err();
@@ -102,7 +102,7 @@ fn more_files_than_mappings() {
     assert!(matches!(part.get::<u64>(1020).unwrap_err(), MapError::OutsideView { .. }));
     drop(part);
 
-    // With the views their memory goes, and there is room again.
+    // Dropping the views frees their memory, and there is room again.
     drop(views);
     assert!(mapper.stats().snapshot_bytes <= 2 << 20, "{}", mapper.stats().snapshot_bytes);
     mapper.forget_all().unwrap();
@@ -122,7 +122,7 @@ fn a_hundred_thousand_files() {
     let views = map_all(&mapper, &paths);
     assert!(views.iter().any(FileView::is_snapshot));
     check_all(&views);
-    // What a program does beside it still works.
+    // Unrelated operations of the program still work.
     drop(std::thread::spawn(|| vec![1u8; 64 << 20]).join().unwrap());
 }
 
@@ -135,7 +135,7 @@ fn a_hundred_thousand_files_are_mapped_at_once() {
     child::succeeds("a hundred thousand files");
 }
 
-/// It cannot be opened again: it stays open, however many are.
+/// A file that cannot be reopened stays open, however many files are.
 fn a_file_without_a_path() {
     let directory = tempfile::tempdir().unwrap();
     limit_descriptors(FEW_DESCRIPTORS);
@@ -162,7 +162,7 @@ fn a_file_without_a_path() {
         let is_truncated = cause == aquifer_mapper::FaultCause::Truncated;
         assert_eq!(is_truncated, is_known, "{cause}");
     }
-    // As soon as its bytes are back, the one that could be had again is read again.
+    // As soon as its bytes are back, the file that could be reopened can be read again.
     opened.write_all_at(&content(1), 0).unwrap();
     assert_eq!(view.read(|bytes| bytes.to_vec()).unwrap(), content(1));
 }

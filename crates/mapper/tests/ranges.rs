@@ -1,4 +1,4 @@
-//! Ranges of open files, and what stays open, mapped and parked because of them.
+//! Ranges of open files, and what they keep open, mapped and parked.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -11,13 +11,14 @@ use tempfile::TempDir;
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// A mapper that lets go of nothing by itself.
+/// A mapper that unmaps only on request.
 fn patient(mapping_cache_bytes: u64) -> Mapper {
     let unmap = Unmap::Async { threshold_pages: 512, delay: std::time::Duration::from_secs(3600) };
     Mapper::builder().mapping_cache_bytes(mapping_cache_bytes).unmap(unmap).build().unwrap()
 }
 
-/// A file of 4 EiB less a page in memory, which no process has addresses for. `None` if it cannot be made.
+/// A file in memory of 4 EiB less a page, for which no process has enough addresses. `None` if it
+/// cannot be made.
 fn endless(directory: &TempDir) -> Option<(PathBuf, File)> {
     let path = directory.path().join("endless");
     let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -36,7 +37,7 @@ fn content(view: &FileView) -> Vec<u8> {
     view.read(|bytes| bytes.to_vec()).unwrap()
 }
 
-/// Descriptors of this process that are open on a file.
+/// Number of descriptors of this process that are open on a file.
 fn descriptors_of(file: &File) -> usize {
     let id = |metadata: &fs::Metadata| (metadata.dev(), metadata.ino());
     let wanted = id(&file.metadata().unwrap());
@@ -69,7 +70,7 @@ fn of_a_file_larger_than_the_addresses_a_range_is_mapped() {
             assert_eq!((view.offset_bytes(), view.len_bytes()), (start + 1, 2 * PAGE - 1));
             assert_eq!(content(&view), vec![7; 2 * PAGE as usize - 1]);
             assert_eq!(view.get::<u16>(2 * PAGE - 3).unwrap(), 0x0707);
-            // SAFETY: nobody changes the file.
+            // SAFETY: no process changes the file.
             assert_eq!(unsafe { view.as_slice() }[0], 7);
             view.touch_many(&[0..PAGE, PAGE..view.len_bytes()]).unwrap();
             view.prefetch(&[0..1, PAGE..PAGE + 1]).unwrap().wait().unwrap();
@@ -125,7 +126,7 @@ fn ranges_of_an_open_file_share_a_descriptor_and_a_name_is_asked_for_late() {
         drop(views);
         mapper.forget_all().unwrap();
         assert_eq!(descriptors_of(&file), 1, "closed with what was retired");
-        // Nobody has asked, and the file is not open any more.
+        // The path has not been read yet, and the file is no longer open.
         let view = map(1).unwrap();
         drop(file);
         assert_eq!((view.path(), content(&view).len()), (&*path, 63 * PAGE as usize));
@@ -173,7 +174,8 @@ fn nothing_of_another_file_is_shown_whatever_its_descriptor_was() {
     assert!(numbers.len() < 300, "numbers of descriptors were used again");
 }
 
-// ---- what is parked --------------------------------------------------------------------------------
+// ---- the mapping cache
+// ------------------------------------------------------------------------------
 
 fn write_files(directory: &Path, count: usize, len_bytes: u64) -> Vec<PathBuf> {
     let made = (0..count).map(|number| {
@@ -199,7 +201,7 @@ fn a_file_that_takes_most_of_the_cache_is_parked_and_one_that_takes_more_is_not(
     assert!(cache.parked_bytes <= 16 * MIB, "{cache:?}");
     use_once(&larger);
     assert_eq!(mapper.stats().cache.parked, 1, "the one that fits stays");
-    // A file used once does not drive out those that are used again and again.
+    // A file used once does not evict files that are used repeatedly.
     let small = tempfile::tempdir().unwrap();
     let small = write_files(small.path(), 100, 64 << 10);
     for path in small.iter().chain(&small) {
@@ -209,7 +211,8 @@ fn a_file_that_takes_most_of_the_cache_is_parked_and_one_that_takes_more_is_not(
     use_once(&files[1]);
     small.iter().for_each(|path| use_once(path));
     let hits = mapper.stats().cache.hits - before;
-    // Where its number puts it among those that are always let in, it takes the room of 36. By age alone, none would be found.
+    // If its number puts it into the shard that always admits newcomers, it takes the room of 36.
+    // By age alone, none would be found.
     assert!(hits >= 50, "{hits} of 100 are there still");
 }
 

@@ -1,4 +1,4 @@
-//! Views that can be stored to.
+//! Writable views.
 
 use std::fs;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ fn private_stores_are_seen_by_others_after_a_flush_and_shared_ones_at_once() {
     assert_eq!(reader.get::<u8>(200).unwrap(), 9);
     shared.flush_range(0..PAGE).unwrap();
     assert!(shared.tracking().unwrap().is_none());
-    // SAFETY: inside the view, and nobody else stores there.
+    // SAFETY: inside the view, and no other code stores there.
     unsafe { shared.as_mut_ptr().unwrap().add(300).write(5) };
     assert_eq!(reader.get::<u8>(300).unwrap(), 5);
 }
@@ -111,7 +111,7 @@ fn the_file_is_what_was_flushed_last() {
     }
 }
 
-/// Names of this process's threads.
+/// The names of this process's threads.
 fn threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let name =
@@ -119,7 +119,7 @@ fn threads() -> Vec<String> {
     tasks.filter_map(|task| name(task).ok()).map(|name| name.trim().to_owned()).collect()
 }
 
-/// Nothing writes what was stored before a flush does: there is no thread that could.
+/// Nothing writes stores before a flush does: there is no thread that could.
 #[test]
 fn without_being_asked_no_thread_writes_stores_before_they_are_flushed() {
     let (_directory, path, mapper) = scene(10 * PAGE as usize);
@@ -131,7 +131,8 @@ fn without_being_asked_no_thread_writes_stores_before_they_are_flushed() {
     assert_eq!(view.flush().unwrap().pages, 10);
 }
 
-/// Two programs with views of one file add to a counter in turns, and each to one of its own in the same page.
+/// Two programs with views of one file take turns to increment a shared counter, and private ones
+/// in the same page.
 #[test]
 fn two_views_that_take_turns_see_and_keep_each_others_bytes() {
     let (_directory, path, mapper) = scene(10 * PAGE as usize);
@@ -154,7 +155,7 @@ fn two_views_that_take_turns_see_and_keep_each_others_bytes() {
     assert_eq!(fs::read(&path).unwrap()[PAGE as usize], 20);
 }
 
-/// Whether the kernel was told not to read ahead at an address, as `/proc/self/smaps` shows it.
+/// Whether the kernel's read-ahead is off for an address, according to `/proc/self/smaps`.
 fn is_random(address: usize) -> bool {
     let mut inside = false;
     for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {

@@ -1,4 +1,4 @@
-//! Views of ordinary files: what they show, whatever happens to the file.
+//! Views of ordinary files: their contents, whatever happens to the file.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -29,7 +29,7 @@ fn content(view: &FileView) -> Vec<u8> {
     view.read(|bytes| bytes.to_vec()).unwrap()
 }
 
-/// A file with these bytes.
+/// A directory with a file of these bytes.
 fn scene_of(bytes: &[u8]) -> (TempDir, PathBuf) {
     let directory = directory();
     let path = directory.path().join("file");
@@ -37,7 +37,7 @@ fn scene_of(bytes: &[u8]) -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-/// Bytes that say where in which file they are.
+/// Bytes that encode their file and offset.
 fn named(name: u64, len: usize) -> Vec<u8> {
     let words = (0..).flat_map(|word: u64| (name << 32 | word).to_le_bytes());
     words.take(len).collect()
@@ -64,7 +64,7 @@ fn a_view_shows_its_range_and_nothing_else() {
     let all = view(&mapper, &path);
     assert_eq!(all.get::<u64>(8).unwrap(), 1 << 32 | 1);
     assert_eq!(all.get::<u8>(10_000).unwrap(), bytes[10_000]);
-    // SAFETY: nobody changes the file.
+    // SAFETY: no process changes the file.
     assert_eq!(unsafe { all.as_slice() }, bytes);
     for (start, end) in [(0, 10_002), (10_001, 10_002), (u64::MAX - 1, u64::MAX)] {
         let refused = all.read_range(start..end, |_| ()).unwrap_err();
@@ -81,7 +81,7 @@ fn what_is_no_regular_file_is_refused_with_advice() {
     let (directory, mapper) = (directory(), mapper());
     let fifo = directory.path().join("fifo");
     let name = std::ffi::CString::new(fifo.to_str().unwrap()).unwrap();
-    // SAFETY: a string.
+    // SAFETY: a NUL-terminated path.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     for (path, kind) in [
         (directory.path(), "a directory"),
@@ -102,7 +102,7 @@ fn what_is_no_regular_file_is_refused_with_advice() {
     let view = view(&mapper, &empty);
     assert!(view.is_empty());
     assert_eq!(content(&view), []);
-    // SAFETY: no bytes.
+    // SAFETY: of length 0.
     assert!(unsafe { view.as_slice() }.is_empty());
 }
 
@@ -147,7 +147,7 @@ fn a_replaced_file_is_another_file() {
     }
 }
 
-/// Between asking where the path leads to and opening it, it may come to lead elsewhere.
+/// The path may name another file between `stat` and `open`.
 #[test]
 fn a_file_that_is_being_replaced_is_shown_whole() {
     let (directory, path) = scene_of(&named(1, 100));
@@ -200,7 +200,7 @@ fn bytes_that_are_gone_are_an_error_and_come_back_with_the_file() {
     let view = view(&mapper, &path);
     for len in [PAGE * 10 + 7, PAGE * 10, 0] {
         file.set_len(len).unwrap();
-        // The rest of the last page is zeros, as with mmap.
+        // The rest of the last page reads as zeros, as with mmap.
         let is_truncated = |error: MapError| match error {
             MapError::Fault { offset_bytes, cause: FaultCause::Truncated, .. } => {
                 assert!(offset_bytes >= len, "{offset_bytes} of {len}");
@@ -214,7 +214,7 @@ fn bytes_that_are_gone_are_an_error_and_come_back_with_the_file() {
         let found = view.read_range(0..there as u64, |bytes| bytes.to_vec()).unwrap();
         assert!(found == bytes[..there], "{len}");
     }
-    // A view made now ends where the file does.
+    // A view made now ends at the end of the file.
     let short = mapper.map(&path, FileAccess::Read, ..).unwrap();
     assert!(short.is_empty());
     file.write_all_at(&bytes, 0).unwrap();
@@ -261,13 +261,14 @@ fn a_removed_file_that_is_mapped_again_stays_within_reach() {
     assert!(matches!(cut, MapError::Fault { cause: FaultCause::Truncated, .. }), "{cut}");
 }
 
-/// Without a descriptor of the file, and with its path leading elsewhere, zeros stay where a page was gone.
+/// Without a descriptor of the file, and with its path naming another file, zeros stay in place of
+/// a missing page.
 #[test]
 fn bytes_that_could_not_be_mapped_again_come_back_with_the_path() {
     let (directory, path) = scene_of(&named(1, 9000));
     let (mapper, away) = (mapper(), directory.path().join("away"));
     for copies in [false, true] {
-        // Parked, its file is closed.
+        // Parking closes the file.
         drop(view(&mapper, &path));
         let shown = view(&mapper, &path);
         let file = OpenOptions::new().write(true).open(&path).unwrap();
@@ -305,7 +306,7 @@ fn threads_that_look_at_a_file_being_cut_short_get_the_file_or_an_error() {
                     let found = view.read(|bytes| bytes.to_vec());
                     let copied = view.read_into(0, &mut buffer[..len]).map(|()| &buffer[..len]);
                     for found in [found.as_deref().ok(), copied.ok()].into_iter().flatten() {
-                        // A page shows what was there, or zeros behind an end that moved.
+                        // A page shows its old content, or zeros behind an end that moved.
                         for (number, page) in found.chunks(PAGE as usize).enumerate() {
                             let wanted = &bytes[number * PAGE as usize..][..page.len()];
                             let same = page.iter().zip(wanted).take_while(|(a, b)| a == b).count();
@@ -326,14 +327,14 @@ fn threads_that_look_at_a_file_being_cut_short_get_the_file_or_an_error() {
     assert!(content(&view(&mapper, &path)) == bytes);
 }
 
-/// Rename, replace, truncate, extend, remove, by one thread; map and look by others.
+/// One thread renames, replaces, truncates, extends and removes files; other threads map and read.
 #[test]
 fn a_mapping_is_never_of_another_file() {
     let (directory, mapper) = (directory(), mapper());
     let is_done = AtomicBool::new(false);
     const FILES: u64 = 8;
     let path = |file: u64| directory.path().join(file.to_string());
-    // A name that only ever leads to files whose words all have the name's number.
+    // This name only ever names files whose words all contain the name's number.
     let write = |file: u64, len: u64| {
         let new = directory.path().join(format!("new {file}"));
         fs::write(&new, named(file, len as usize)).unwrap();
@@ -440,7 +441,7 @@ fn without_a_cache_and_without_delay_a_dropped_view_is_gone() {
         .build()
         .unwrap();
     drop(view(&later, &path));
-    // The timer comes, however long it takes.
+    // The timer unmaps it eventually.
     while is_mapped() {
         std::thread::yield_now();
     }
@@ -452,7 +453,7 @@ fn a_child_gets_errors_and_leaves_the_parents_mappings_alone() {
     let path = directory.path().join("file");
     fs::write(&path, named(1, 9000)).unwrap();
     let shown = view(&mapper, &path);
-    // SAFETY: the child only calls what is inert there, and leaves by `_exit`.
+    // SAFETY: the child only makes calls that are inert there, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = [
@@ -464,7 +465,7 @@ fn a_child_gets_errors_and_leaves_the_parents_mappings_alone() {
         ];
         let all = refused.iter().all(|outcome| matches!(outcome, Err(MapError::Forked)));
         drop((shown, mapper));
-        // A mapper of its own works.
+        // The child's own mapper works.
         let own = Mapper::builder().build().unwrap();
         let same = content(&view(&own, &path)) == named(1, 9000);
         // SAFETY: ends the child.
@@ -477,7 +478,7 @@ fn a_child_gets_errors_and_leaves_the_parents_mappings_alone() {
     assert_eq!(content(&shown), named(1, 9000));
 }
 
-/// What lies at the addresses of the parent's mappings in a child is the child's own.
+/// In a child, the addresses of the parent's mappings are free for the child to map.
 #[test]
 fn a_child_that_drops_what_it_inherited_unmaps_nothing_of_its_own() {
     let (_directory, path) = scene_of(b"text");
@@ -485,14 +486,14 @@ fn a_child_that_drops_what_it_inherited_unmaps_nothing_of_its_own() {
     let shown = view(&mapper, &path);
     assert!(shown.is_snapshot());
     let address = shown.as_ptr().cast_mut();
-    // SAFETY: the child calls what is inert there and maps memory of its own, and leaves by `_exit`.
+    // SAFETY: the child makes inert calls and maps its own memory, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let (access, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
         );
-        // SAFETY: nothing is replaced.
+        // SAFETY: `MAP_FIXED_NOREPLACE` replaces no existing mapping.
         let own = unsafe { libc::mmap(address.cast(), 4096, access, flags, -1, 0) };
         let is_free = own == address.cast();
         drop((shown, mapper));

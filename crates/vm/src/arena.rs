@@ -1,13 +1,14 @@
 //! One reserved range of addresses for every mapping Aquifer makes.
 //!
-//! The range is reserved once, without access, memory or commit charge, and cut into slots. A mapping
-//! takes a run of whole slots and replaces the reservation there with `MAP_FIXED`; releasing it puts the
-//! reservation back. A table with one pointer a slot tells the fault router the owner of an address:
-//! two loads, no lock, async-signal-safe.
+//! The range is reserved once, without access, memory or commit charge, and cut into slots. A
+//! mapping takes a run of whole slots and replaces the reservation there with `MAP_FIXED`;
+//! releasing it puts the reservation back. A table with one pointer a slot tells the fault router
+//! the owner of an address: two loads, no lock, async-signal-safe.
 //!
 //! # Invariants
 //! * A slot's owner is set after its range is mapped and cleared before it is released.
-//! * Addresses of a released reservation are reused only by a later reservation, never by foreign code.
+//! * Addresses of a released reservation are reused only by a later reservation, never by foreign
+//!   code.
 //!
 //! Lock order: the slot bitmap's mutex is a leaf; the fault router never takes it.
 
@@ -27,14 +28,14 @@ pub const SLOT_BYTES: usize = 256 << 20;
 const LARGEST_ARENA_BYTES: usize = 16 << 40;
 const SMALLEST_ARENA_BYTES: usize = 4 << 30;
 
-/// The owner of a slot, behind one more pointer because a `dyn` reference has two words; and the process
-/// whose faults it serves.
+/// The owner of a slot, behind another pointer because a `dyn` reference has two words; and the
+/// process whose faults it serves.
 struct OwnerCell {
     owner: &'static dyn FaultOwner,
     mark: ProcessMark,
 }
 
-/// The reserved range. There is one a process.
+/// The reserved range. There is one per process.
 pub struct Arena {
     base: *mut u8,
     slots: usize,
@@ -42,22 +43,22 @@ pub struct Arena {
     taken: Mutex<Vec<bool>>,
 }
 
-// SAFETY: `base` is an address; what is mapped there is managed by reservations.
+// SAFETY: `base` is only an address; reservations manage the mappings there.
 unsafe impl Send for Arena {}
 // SAFETY: the table is atomic and the bitmap is behind its mutex.
 unsafe impl Sync for Arena {}
 
 static ARENA: OnceLock<Arena> = OnceLock::new();
 
-/// Called in a forked child, where the arena is a hole: closes it again, so that nothing foreign is ever
-/// placed at addresses that stale pointers name.
+/// Called in a forked child, where the arena is a hole: reserves it again, so that no foreign
+/// mapping is ever placed at addresses that stale pointers may use.
 ///
 /// # Safety
-/// The calling thread is the only one of a process just forked.
+/// The calling thread is the only thread of a process just forked.
 pub(crate) unsafe fn reserve_again_in_child() {
     if let Some(arena) = ARENA.get() {
         // A thread of the parent may have been taking slots: they stay taken, or are still free.
-        // SAFETY: the caller's promise; `fork` is not called under this lock.
+        // SAFETY: forwarded to the caller; `fork` is not called under this lock.
         unsafe { arena.taken.reset_in_child() };
         for owner in &arena.owners {
             owner.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -69,14 +70,14 @@ pub(crate) unsafe fn reserve_again_in_child() {
 }
 
 impl Arena {
-    /// The process's arena, reserved at the first call.
+    /// Returns the process's arena, which the first call reserves.
     pub fn global() -> Result<&'static Arena, VmError> {
         if let Some(arena) = ARENA.get() {
             return Ok(arena);
         }
         let arena = Arena::reserve()?;
         if let Err(second) = ARENA.set(arena) {
-            // SAFETY: another thread was first; nobody has seen this range.
+            // SAFETY: another thread was first; this range was never published.
             let _ = unsafe { memory::unmap(second.base, second.slots * SLOT_BYTES) };
         }
         Ok(ARENA.get().expect("set above"))
@@ -85,7 +86,7 @@ impl Arena {
     fn reserve() -> Result<Arena, VmError> {
         let mut len = LARGEST_ARENA_BYTES;
         let base = loop {
-            // One slot more, to round the base up to a slot boundary.
+            // One more slot, so that the base can be rounded up to a slot boundary.
             match memory::reserve(len + SLOT_BYTES) {
                 Ok(base) => break base,
                 Err(_) if len > SMALLEST_ARENA_BYTES => len /= 2,
@@ -95,7 +96,7 @@ impl Arena {
             }
         };
         let aligned = (base as usize).next_multiple_of(SLOT_BYTES);
-        // SAFETY: the reservation is fresh: the cut-off ends belong to nobody.
+        // SAFETY: the reservation is fresh: nothing uses the cut-off ends.
         unsafe {
             let head = aligned - base as usize;
             if head > 0 {
@@ -105,7 +106,7 @@ impl Arena {
         }
         let slots = len / SLOT_BYTES;
         let base = aligned as *mut u8;
-        // SAFETY: our own reservation.
+        // SAFETY: reserved above.
         let _ = unsafe { memory::advise(base, len, Advice::DontFork) };
         let _ = ProcessMark::new();
         Ok(Arena {
@@ -146,22 +147,23 @@ impl Arena {
         })
     }
 
-    /// Who serves faults at `address`, in the process that made the reservation: a child of a fork shares
-    /// the parent's userfaultfd and must not serve anything with it. Async-signal-safe.
+    /// Returns the owner that serves faults at `address`, if this process made the reservation: a
+    /// forked child shares the parent's userfaultfd and must not serve anything with it.
+    /// Async-signal-safe.
     #[inline]
     pub(crate) fn owner_of(address: usize) -> Option<&'static dyn FaultOwner> {
         let arena = ARENA.get()?;
         let slot = address.checked_sub(arena.base as usize)? / SLOT_BYTES;
         // Acquire pairs with the release in `set_owner`.
         let owner = arena.owners.get(slot)?.load(Ordering::Acquire);
-        // SAFETY: an owner outlives its reservation (contract of `Reservation::set_owner`), and a fault
-        // is taken by a thread that uses the mapping.
+        // SAFETY: an owner outlives its reservation (contract of `Reservation::set_owner`), and the
+        // faulting thread is using the mapping, so the reservation is alive.
         let cell = unsafe { owner.as_ref() }?;
         cell.mark.is_current().then_some(cell.owner)
     }
 }
 
-/// A run of slots, given back when dropped.
+/// A run of slots, returned to the arena when dropped.
 pub struct Reservation {
     arena: &'static Arena,
     first: usize,
@@ -170,9 +172,9 @@ pub struct Reservation {
     owner: *mut OwnerCell,
 }
 
-// SAFETY: addresses and an owner cell that is only freed in `drop`.
+// SAFETY: an address range, and an owner cell that is freed only in `drop`.
 unsafe impl Send for Reservation {}
-// SAFETY: shared access reads plain fields.
+// SAFETY: shared access only reads plain fields.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
@@ -186,11 +188,11 @@ impl Reservation {
         self.count * SLOT_BYTES
     }
 
-    /// Replaces the first `len_bytes` of the reservation by fresh anonymous memory, kept out of children
-    /// and core dumps.
+    /// Replaces the first `len_bytes` of the reservation by fresh anonymous memory, excluded from
+    /// children and core dumps.
     pub fn map_anonymous(&self, len_bytes: usize, protection: Protection) -> Result<(), VmError> {
         assert!(len_bytes <= self.len_bytes(), "mapping exceeds its reservation");
-        // SAFETY: the range is this reservation's.
+        // SAFETY: the range belongs to this reservation.
         unsafe { memory::map_anonymous_at(self.address(), len_bytes, protection) }
             .and_then(|()| self.keep_private(len_bytes))
             .map_err(|source| VmError::Map { len_bytes: len_bytes as u64, source })
@@ -204,21 +206,21 @@ impl Reservation {
         file: std::os::fd::BorrowedFd<'_>,
     ) -> Result<(), VmError> {
         assert!(len_bytes <= self.len_bytes(), "mapping exceeds its reservation");
-        // SAFETY: the range is this reservation's.
+        // SAFETY: the range belongs to this reservation.
         unsafe { memory::map_file_at(self.address(), len_bytes, protection, file, 0) }
             .and_then(|()| self.keep_private(len_bytes))
             .map_err(|source| VmError::Map { len_bytes: len_bytes as u64, source })
     }
 
     fn keep_private(&self, len_bytes: usize) -> io::Result<()> {
-        // SAFETY: the range is this reservation's; both kinds of advice keep its contents.
+        // SAFETY: the range belongs to this reservation; both kinds of advice keep its contents.
         unsafe {
             memory::advise(self.address(), len_bytes, Advice::DontFork)?;
             memory::advise(self.address(), len_bytes, Advice::DontDump)
         }
     }
 
-    /// Makes `owner` serve the faults of this reservation, and installs the fault router.
+    /// Sets the owner that serves the faults of this reservation, and installs the fault router.
     ///
     /// # Safety
     /// `owner` stays valid until this reservation is dropped.
@@ -245,10 +247,10 @@ impl Drop for Reservation {
             slot.store(std::ptr::null_mut(), Ordering::Release);
         }
         if !self.owner.is_null() {
-            // SAFETY: unreachable from the table now, made by `Box::into_raw`.
+            // SAFETY: made by `Box::into_raw`, and the table no longer refers to it.
             drop(unsafe { Box::from_raw(self.owner) });
         }
-        // SAFETY: the reservation owns the range, and nobody uses it any more.
+        // SAFETY: the reservation owns the range, which is no longer used.
         let restored =
             unsafe { memory::map_anonymous_at(self.address(), self.len_bytes(), Protection::None) };
         if restored.is_ok() {
@@ -256,7 +258,8 @@ impl Drop for Reservation {
             let _ = unsafe { memory::advise(self.address(), self.len_bytes(), Advice::DontFork) };
             self.arena.taken.lock()[self.first..self.first + self.count].fill(false);
         }
-        // Otherwise the slots stay taken: addresses are never handed out with something mapped there.
+        // Otherwise the slots stay taken: addresses are never given out with something mapped
+        // there.
     }
 }
 

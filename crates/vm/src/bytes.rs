@@ -1,11 +1,11 @@
-//! Looking at mapped bytes without pretending that nobody else can change them.
+//! Access to mapped bytes that other threads and processes may change.
 
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 
 use aquifer_sys::memory::copy_racy;
 
-/// Plain data that any bytes are a valid value of.
+/// Plain data of which any bytes are a valid value.
 ///
 /// # Safety
 /// Every bit pattern of `size_of::<Self>()` bytes is a valid value, and the type has no padding.
@@ -21,13 +21,13 @@ pod!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
 // SAFETY: an array of plain data is plain data without padding.
 unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 
-/// A value as the bytes that it is.
+/// Returns the bytes of a value.
 pub fn bytes_of<T: Pod>(value: &T) -> &[u8] {
-    // SAFETY: plain data without padding is its bytes.
+    // SAFETY: plain data without padding consists of its initialised bytes.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) }
 }
 
-/// A value that others may be changing: as one load where the machine can.
+/// Reads a value that may change concurrently: with one load where the machine can.
 ///
 /// # Safety
 /// `source` is readable for the value; any alignment.
@@ -39,7 +39,8 @@ pub unsafe fn read_racy<T: Pod>(source: *const u8) -> T {
     unsafe { source.cast::<Unaligned<T>>().read_volatile() }.0
 }
 
-/// The first byte that a range names, and the one behind the last; an open end is at `end`. The start may lie behind the end.
+/// The first byte of a range, and the one behind the last; an open end is `end`. The start may lie
+/// behind the end.
 pub fn bounds_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -56,10 +57,10 @@ pub fn bounds_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
 
 const BLOCK_BYTES: usize = 4096;
 
-/// Bytes of a mapping that are resident while this exists.
+/// Bytes of a mapping, readable while this exists.
 ///
-/// Not a slice: a writable mapping, or the file under a kernel-backed one, may be changed by others at any
-/// time. Reading here copies, so what comes out may be torn but is always just bytes.
+/// Not a slice: a writable mapping, or the file under a kernel-backed one, may change at any time.
+/// Reading copies, so a result may be torn but is always valid bytes.
 #[derive(Clone, Copy)]
 pub struct Bytes<'a> {
     base: *const u8,
@@ -83,17 +84,17 @@ impl<'a> Bytes<'a> {
         Bytes { base, len, _borrow: PhantomData }
     }
 
-    /// How many bytes there are.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The first byte, for code that wants a pointer.
+    /// A pointer to the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.base
     }
@@ -105,7 +106,7 @@ impl<'a> Bytes<'a> {
     pub fn copy_to(&self, offset: usize, target: &mut [u8]) {
         let end = offset.checked_add(target.len());
         assert!(end.is_some_and(|end| end <= self.len), "range outside the bytes");
-        // SAFETY: inside the bytes, which are readable; the target is the caller's own.
+        // SAFETY: inside the bytes, which are readable; the target belongs to the caller.
         unsafe { copy_racy(self.base.add(offset), target.as_mut_ptr(), target.len()) };
     }
 
@@ -120,7 +121,7 @@ impl<'a> Bytes<'a> {
         unsafe { read_racy(self.base.add(offset)) }
     }
 
-    /// Calls `visit` with one block after the other, each a private copy.
+    /// Calls `visit` with consecutive blocks, each a private copy.
     pub fn for_each_block(&self, mut visit: impl FnMut(&[u8])) {
         let mut block = [0u8; BLOCK_BYTES];
         let mut offset = 0;
@@ -132,7 +133,7 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// A private copy.
+    /// Returns a private copy.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut copy = vec![0; self.len];
         self.copy_to(0, &mut copy);
@@ -142,8 +143,8 @@ impl<'a> Bytes<'a> {
     /// The bytes as a slice.
     ///
     /// # Safety
-    /// Nobody changes them during `'a`: no thread stores to the mapping through a pointer or a call, and
-    /// for a kernel-backed mapping no process writes to the file.
+    /// No thread changes them during `'a`: none stores to the mapping through a pointer or a call,
+    /// and for a kernel-backed mapping no process writes to the file.
     pub unsafe fn as_slice(&self) -> &'a [u8] {
         // SAFETY: readable during `'a`; the caller guarantees that they do not change.
         unsafe { std::slice::from_raw_parts(self.base, self.len) }

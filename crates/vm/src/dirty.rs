@@ -1,35 +1,38 @@
-//! Which pages of a private mapping were stored to, without a signal for each store.
+//! Finds the pages of a private mapping that were stored to, without a signal for each store.
 //!
-//! Persistent objects live in private mappings: a store copies its page, the copy is the object's shadow.
-//! A commit needs the pages stored to since the last one ([`DirtyTracker::take`]), and after it, the copies
-//! that hold nothing new can go ([`DirtyTracker::drop_clean`]).
+//! Persistent objects live in private mappings: a store copies its page, and the copy is the
+//! object's shadow. A commit needs the pages stored to since the last commit
+//! ([`DirtyTracker::take`]); after it, copies without new stores can be dropped
+//! ([`DirtyTracker::drop_clean`]).
 //!
 //! # Two forms
-//! * [`Scan`](TrackerForm::Scan) asks the kernel (Linux 6.7, userfaultfd not filtered). The first
-//!   set is free: a page that was copied is not the file's any more. Later sets need write protection
-//!   that the first store to a page lifts by itself (WP_ASYNC). A mapping so tracked brings in one page a
-//!   fault where an ordinary one brings in many, so only pieces of 2 MiB where stores happen are tracked,
-//!   from the first take after the first store on: see `pieces` for when, `scan` for how.
-//! * [`Compare`](TrackerForm::Compare) works everywhere: pages with a private copy are compared with what
-//!   was committed last, by the caller. It costs a comparison for each private page at each take.
+//! * [`Scan`](TrackerForm::Scan) queries the kernel (Linux 6.7, userfaultfd not filtered). The
+//!   first set is free: a page that was copied is no longer the file's. Later sets need write
+//!   protection that the kernel removes at the first store to a page (WP_ASYNC). A mapping tracked
+//!   this way brings in one page per fault where an ordinary one brings in many, so only pieces of
+//!   2 MiB in which stores happen are tracked, from the first take after the first store on: see
+//!   `pieces` for when, `scan` for how.
+//! * [`Compare`](TrackerForm::Compare) works everywhere: the caller compares pages that have a
+//!   private copy with the content of the last commit. It costs one comparison per private page and
+//!   take.
 //!
-//! A tracker that scans goes over to comparing for good when the kernel refuses it something (a system
-//! call filter installed meanwhile, no mappings left): whatever was found or lost half-way, a comparison
-//! finds. [`form`](DirtyTracker::form) tells.
+//! A tracker that scans switches to comparing permanently when the kernel refuses a call (a system
+//! call filter was installed in the meantime, no mappings are left): the comparison finds the
+//! stores that the failed scan lost. [`form`](DirtyTracker::form) returns the current form.
 //!
-//! # What is promised
+//! # Guarantees
 //! * A store that happened before a take began is reported by it or by an earlier one.
 //! * A store that races with a take is reported by this one or by the next.
-//! * `Scan` reports pages that were stored to, `Compare` pages whose content differs. Neither reports a
-//!   page that was only loaded.
-//! * Stores by system calls count like any other, once the call has returned. While one is still under
-//!   way (an asynchronous read into the object with O_DIRECT), the device stores past all page tables:
-//!   that page must not be counted on to be reported by a later take.
+//! * `Scan` reports pages that were stored to, `Compare` pages whose content differs. Neither
+//!   reports a page that was only loaded.
+//! * Stores by system calls count like any other, once the call has returned. During an
+//!   asynchronous read into the object with O_DIRECT, the device stores without using the page
+//!   tables: a later take may not report that page.
 //!
-//! # Who may do what
-//! The mapping belongs to the tracker as far as page tables go: nobody else drops pages of it, registers it
-//! with a userfaultfd, or replaces parts. Nobody needs to be stopped during a take; what is *captured* after
-//! it is another matter, and the caller's. A forked child must not use it: it is inert there.
+//! # Restrictions
+//! The tracker owns the mapping's page tables: no other code drops pages of it, registers it with a
+//! userfaultfd, or replaces parts. Threads may store during a take; capturing a consistent state
+//! after it is the caller's task. A tracker is inert in a forked child and must not be used there.
 //!
 //! ```
 //! use aquifer_vm::dirty::{DirtyTracker, PageRun, TrackedKind};
@@ -38,7 +41,7 @@
 //! # fn main() -> Result<(), aquifer_vm::VmError> {
 //! let len_bytes = 16 * 4096;
 //! let range = FixedRange::map_anonymous(random_base(len_bytes, &[])?, len_bytes)?;
-//! // SAFETY: a private mapping that nobody else knows.
+//! // SAFETY: a private mapping that no other code uses.
 //! let mut tracker =
 //!     unsafe { DirtyTracker::new(range.address(), len_bytes, None, TrackedKind::Anonymous)? };
 //! for page in [2, 3, 7] {
@@ -46,7 +49,7 @@
 //!     unsafe { range.address().add(page * 4096).write(1) };
 //! }
 //! let mut stored = Vec::new();
-//! // Nothing was committed before, so every page with something in it has changed.
+//! // Nothing was committed before, so every page that holds data has changed.
 //! let mut is_changed = |page| [2, 3, 7].map(aquifer_vm::PageIndex).contains(&page);
 //! tracker.take(&mut is_changed, &mut stored)?;
 //! assert_eq!(stored, [PageRun::new(2..4), PageRun::new(7..8)]);
@@ -89,7 +92,7 @@ pub enum TrackerForm {
 }
 
 impl TrackerForm {
-    /// Whether this process can use it, or why not.
+    /// Returns an error if this process cannot use it.
     pub fn available(self) -> Result<(), VmError> {
         match self {
             TrackerForm::Scan => features::pagemap_scan()
@@ -103,7 +106,7 @@ impl TrackerForm {
         }
     }
 
-    /// The better one of those available, found out once a process.
+    /// Returns the better available form, determined once per process.
     pub fn best() -> TrackerForm {
         static SCANS: OnceLock<bool> = OnceLock::new();
         match SCANS.get_or_init(|| TrackerForm::Scan.available().is_ok()) {
@@ -112,7 +115,7 @@ impl TrackerForm {
         }
     }
 
-    /// A word for reports.
+    /// The name of the form, for reports.
     pub fn name(self) -> &'static str {
         match self {
             TrackerForm::Scan => "scan",
@@ -121,7 +124,7 @@ impl TrackerForm {
     }
 }
 
-/// What a tracked mapping is.
+/// The kind of a tracked mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TrackedKind {
     /// A private mapping of a file. Pages without a copy show the file.
@@ -134,8 +137,8 @@ fn tracking(doing: &'static str, source: io::Error) -> VmError {
     VmError::Tracking { doing, source }
 }
 
-/// One descriptor for all trackers of a process. A child's own ones are not shared: the first descriptor
-/// shows its parent.
+/// Returns one descriptor for all trackers of a process. In a child it is opened anew for each
+/// tracker, because the shared descriptor shows the parent.
 fn shared_pagemap() -> Result<Arc<Pagemap>, VmError> {
     static SHARED: OnceLock<(ProcessMark, Arc<Pagemap>)> = OnceLock::new();
     if let Some((mark, map)) = SHARED.get()
@@ -157,29 +160,29 @@ pub struct DirtyTracker {
     kind: TrackedKind,
     map: Arc<Pagemap>,
     mark: ProcessMark,
-    /// What the form `Scan` knows; `None` when comparing.
+    /// State of the form `Scan`; `None` when comparing.
     scan: Option<Scan>,
     /// Whether PAGEMAP_SCAN may be used to find private pages when comparing.
     scans_private: bool,
     /// Pages known to have a private copy, as of the last take or drop.
     known: PageBits,
-    /// Stored to and not handed out, or given back.
+    /// Stored to but not yet handed out, or given back.
     pending: Vec<PageRun>,
-    /// Where the next drop begins to look.
+    /// Where the next drop starts.
     drop_from: PageIndex,
 }
 
-/// Ranges of one vectored call (the kernel's `UIO_MAXIOV` is 1024).
+/// Most ranges in one vectored call (the kernel's `UIO_MAXIOV` is 1024).
 const RANGES_AT_A_TIME: usize = 512;
 
 impl DirtyTracker {
-    /// Tracks `len_bytes` from `start`, both multiples of the small page. What was stored to before counts
-    /// as stored to. `form` forces a form; otherwise the better one is taken that understands the mapping.
+    /// Tracks `len_bytes` from `start`, both multiples of the small page. Earlier stores count as
+    /// stores. `form` forces a form; by default it is the better one that supports the mapping.
     ///
     /// # Safety
-    /// The range is one private mapping of the given kind, and stays it as long as the tracker is used;
-    /// nobody else drops its pages or registers it with a userfaultfd. The tracker may be dropped before
-    /// or after the mapping.
+    /// The range is one private mapping of the given kind, and remains so as long as the tracker is
+    /// used; no other code drops its pages or registers it with a userfaultfd. The tracker may be
+    /// dropped before or after the mapping.
     pub unsafe fn new(
         start: *mut u8,
         len_bytes: u64,
@@ -199,7 +202,8 @@ impl DirtyTracker {
         let map = shared_pagemap()?;
         let range = TrackedRange { start: start.addr(), pages: len_bytes / page };
         if kind == TrackedKind::Anonymous {
-            // A huge page would be stored to as a whole. Kernels without them refuse: just as well.
+            // A store would dirty all of a huge page. Kernels without huge pages refuse the advice,
+            // which is harmless.
             // SAFETY: the caller's mapping; the advice keeps its contents.
             let _ = unsafe { memory::advise(start, len_bytes as usize, Advice::NoHugePage) };
         }
@@ -237,12 +241,13 @@ impl DirtyTracker {
         if self.mark.is_current() { Ok(()) } else { Err(VmError::Forked) }
     }
 
-    /// Puts the pages stored to since the last take into `out`, instead of what is in it: sorted runs with
-    /// gaps between them. From then on they are tracked anew. After an error nothing is forgotten: the next
-    /// take reports all.
+    /// Replaces `out` with the pages stored to since the last take: sorted runs with gaps between
+    /// them. From then on they are tracked anew. After an error nothing is lost: the next take
+    /// reports all of them.
     ///
-    /// `is_changed` says whether a page differs from what was committed last; it is asked about pages with
-    /// a private copy when comparing, and rarely when scanning. Where it cannot know, it says yes.
+    /// `is_changed` returns whether a page differs from the last commit. It is called for pages
+    /// with a private copy when comparing, and rarely when scanning. If it cannot tell, it returns
+    /// true.
     pub fn take(
         &mut self,
         is_changed: &mut dyn FnMut(PageIndex) -> bool,
@@ -256,14 +261,15 @@ impl DirtyTracker {
         Ok(())
     }
 
-    /// Adds what was stored to since the last time to `pending`.
+    /// Adds the pages stored to since the last call to `pending`.
     fn collect(&mut self, is_changed: &mut dyn FnMut(PageIndex) -> bool) -> Result<(), VmError> {
         if let Some(scan) = &mut self.scan {
             let result = scan.take(&self.map, &mut self.known, is_changed, &mut self.pending);
             if result.is_ok() {
                 return Ok(());
             }
-            // What the failed scan has protected is not told any more: compare from now on.
+            // Pages that the failed scan has protected would not be reported again: compare from
+            // now on.
             self.scan = None;
         }
         let candidates = self.find_private()?;
@@ -275,8 +281,8 @@ impl DirtyTracker {
         Ok(())
     }
 
-    /// Pages with a private copy, from the page tables; remembers them. Where the kernel does not tell the
-    /// page of zeros apart, anonymous pages only loaded are among them.
+    /// Finds the pages with a private copy in the page tables, and records them. Where the kernel
+    /// does not distinguish the zero page, anonymous pages that were only loaded are included.
     fn find_private(&mut self) -> Result<Vec<PageRun>, VmError> {
         let mut private = Vec::new();
         let range = self.range;
@@ -300,7 +306,7 @@ impl DirtyTracker {
         Ok(private)
     }
 
-    /// Has pages reported again by the next take, together with new ones: for those of a commit that
+    /// Makes the next take report these pages again, together with new ones: for a commit that
     /// failed.
     pub fn give_back(&mut self, runs: &[PageRun]) {
         let pages = self.range.pages;
@@ -309,8 +315,8 @@ impl DirtyTracker {
         runs::normalise(&mut self.pending);
     }
 
-    /// Forgets all stores until now: for copies that the caller has just filled. Stores that race with it
-    /// may be forgotten too.
+    /// Forgets all stores so far: for copies that the caller has just filled. Stores that race with
+    /// it may be forgotten too.
     pub fn reset_baseline(&mut self) -> Result<(), VmError> {
         self.check_process()?;
         if self.scan.is_some() {
@@ -320,7 +326,8 @@ impl DirtyTracker {
         Ok(())
     }
 
-    /// Pages that have a private copy now. Looks at the whole mapping: 8 ns a page that is there.
+    /// Number of pages that have a private copy now. Scans the whole mapping: 8 ns per present
+    /// page.
     pub fn private_pages(&mut self) -> Result<u64, VmError> {
         self.check_process()?;
         match &self.scan {
@@ -332,7 +339,8 @@ impl DirtyTracker {
         }
     }
 
-    /// Pages that had a private copy at the last take, without those dropped since. Costs nothing.
+    /// Number of pages that had a private copy at the last take, without those dropped since. Costs
+    /// nothing.
     pub fn known_private_pages(&self) -> u64 {
         self.known.count()
     }
@@ -342,15 +350,16 @@ impl DirtyTracker {
         self.known.contains(page)
     }
 
-    /// Drops up to `wanted` private copies that were not stored to since the last take nor given back, so
-    /// that these pages show the file again, and says how many. `may_drop` has the last word, asked only about clean pages: the
-    /// file must hold what the page holds. An error leaves some of them: [`has_private_copy`](DirtyTracker::has_private_copy)
-    /// tells which. `is_changed` is the one of [`take`](DirtyTracker::take), asked when
-    /// comparing. Successive calls go round the mapping. Anonymous copies are never dropped.
+    /// Drops up to `wanted` private copies that were neither stored to since the last take nor
+    /// given back, so that these pages show the file again, and returns how many. `may_drop`
+    /// decides about each clean page: the file must hold the content of the page. After an error
+    /// some copies remain: [`has_private_copy`](DirtyTracker::has_private_copy) tells which.
+    /// `is_changed` is as in [`take`](DirtyTracker::take), and called when comparing. Each call
+    /// continues where the last one ended, wrapping around. Anonymous copies are never dropped.
     ///
     /// # Safety
-    /// Nobody stores to the mapping, or holds references into it, during the call. For every page that
-    /// `may_drop` consents to, the file holds the page's content.
+    /// No thread stores to the mapping, or holds references into it, during the call. For every
+    /// page for which `may_drop` returns true, the file holds the page's content.
     pub unsafe fn drop_clean(
         &mut self,
         wanted: u64,
@@ -381,7 +390,7 @@ impl DirtyTracker {
         let mut victims = Vec::new();
         let mut count = 0;
         let mut drop_from = self.drop_from;
-        // Once round: from where the last call ended to the end, and from the start to there.
+        // One round: from where the last call ended to the end, then from the start to there.
         for part in [drop_from.0..self.range.pages, 0..drop_from.0] {
             let mut from = PageIndex(part.start);
             while count < wanted
@@ -397,7 +406,8 @@ impl DirtyTracker {
         }
         self.drop_from = drop_from;
         for chunk in victims.chunks(RANGES_AT_A_TIME) {
-            // SAFETY: the victims are clean private copies of a file's pages, and nobody stores to them.
+            // SAFETY: the victims are clean private copies of pages of a file, and the caller
+            // guarantees that no thread stores.
             unsafe { discard(self.range, chunk) }
                 .map_err(|source| tracking("dropping pages (is the memory locked?)", source))?;
             chunk.iter().for_each(|&run| self.known.remove_run(run));
@@ -406,14 +416,14 @@ impl DirtyTracker {
     }
 }
 
-/// Whether the kernel tells private copies of this mapping from pages of the file: not for files on DAX
-/// before Linux 6.15, whose pages look like copies.
+/// Whether the kernel distinguishes private copies in this mapping from pages of the file. It does
+/// not for files on DAX before Linux 6.15, whose pages look like copies.
 fn tells_copies(map: &Pagemap, range: TrackedRange, kind: TrackedKind) -> bool {
     if kind == TrackedKind::Anonymous {
         return true;
     }
     let first = range.start as *mut u8;
-    // SAFETY: loads the first page without a signal if it cannot be; contents stay.
+    // SAFETY: populates the first page, without a signal if that fails; the contents stay.
     let _ = unsafe { memory::advise(first, SMALL_PAGE_BYTES, Advice::PopulateRead) };
     let mut looks_private = false;
     let page = range.address_of(PageRun::new(0..1));
@@ -421,10 +431,10 @@ fn tells_copies(map: &Pagemap, range: TrackedRange, kind: TrackedKind) -> bool {
     read.is_ok() && !looks_private
 }
 
-/// Drops pages of at most [`RANGES_AT_A_TIME`] runs, all or an error.
+/// Drops the pages of at most [`RANGES_AT_A_TIME`] runs: all of them, or returns an error.
 ///
 /// # Safety
-/// The pages may be lost, and nobody stores to them.
+/// The contents of the pages may be lost, and no thread stores to them.
 unsafe fn discard(range: TrackedRange, victims: &[PageRun]) -> io::Result<()> {
     let ranges: Vec<_> = victims
         .iter()
@@ -438,7 +448,7 @@ unsafe fn discard(range: TrackedRange, victims: &[PageRun]) -> io::Result<()> {
         // SAFETY: forwarded to the caller.
         match unsafe { memory::advise_many(&ranges, Advice::DontNeed) } {
             Ok(dropped) if dropped == len_bytes => return Ok(()),
-            // Not before Linux 6.13, or not all: dropping what is dropped already does no harm.
+            // Not supported before Linux 6.13, or incomplete: dropping a page twice is harmless.
             _ => {}
         }
     }

@@ -1,27 +1,29 @@
-//! A thread that keeps what mapped files have in memory below a bound.
+//! A thread that keeps the page cache of mapped files within a bound.
 //!
-//! Left alone, the page cache grows until the kernel reclaims, on the fault path and page by page. This
-//! thread is ahead of it: when more than 90 % of the bound is resident it sweeps through the files
-//! in address order and gives whole regions back, until 86 % are left. A region is unmapped with one call
-//! (one TLB shootdown) and its pages dropped from the page cache with another, which only drops pages
-//! that nobody maps. First in, first out in address order measured as good as anything that looks at the
-//! pages first, since looking costs more than a page is worth. What is streamed through drops behind.
+//! Without it, the page cache grows until the kernel reclaims, on the fault path and page by page.
+//! This thread acts earlier: when more than 90 % of the bound is resident, it sweeps through the
+//! files in address order and returns whole regions, until 86 % are left. A region is unmapped with
+//! one call (one TLB shootdown) and its pages are dropped from the page cache with another, which
+//! only drops unmapped pages. First in, first out in address order measured as good as any policy
+//! that checks the pages first, because checking costs more than a page is worth. So streamed data
+//! drops behind.
 //!
 //! # How much is resident
-//! The number of file pages in this process's page tables costs a microsecond to read, so it is what each
-//! look uses. It also counts other mappings of the process, and misses pages that were read ahead but not
-//! mapped yet; so a correction is added to it, renewed from `cachestat` of the files at most a fiftieth of
-//! the time. It is an estimate, which other mappings of the process can raise by any amount: before anything
-//! is dropped the files are measured. Where `cachestat` is missing (before Linux 6.5, or for files of
-//! others), what is measured is the file's pages in this process's page tables, and pages read ahead go
-//! uncounted.
+//! The number of file pages in this process's page tables costs a microsecond to read, so each
+//! check uses it. It also counts other mappings of the process, and misses pages that were read
+//! ahead but not mapped yet. So a correction is added to it, renewed from `cachestat` of the files
+//! for at most a fiftieth of the time. The result is an estimate, which other mappings of the
+//! process can raise by any amount: before anything is dropped the files are measured. Where
+//! `cachestat` is missing (before Linux 6.5, or for files of other users), the measurement counts
+//! the file's pages in this process's page tables, and misses pages read ahead.
 //!
-//! # Naps
-//! A look every 2 ms while the bound is near; the farther from it the longer, as no
-//! device fills memory faster than a page in half a microsecond; and 20 ms, or 100 far from the limit,
-//! while nothing changes. Without a file the thread sleeps until one is added.
+//! # Sleeping
+//! The thread checks every 2 ms near the bound, and less often the farther it is from it, because
+//! no device fills memory faster than one page per half microsecond. While nothing changes, it
+//! checks every 20 ms, or every 100 ms far from the limit. Without files the thread sleeps until
+//! one is added.
 //!
-//! Lock order: the list of files is a leaf; it is copied, so files are used without it.
+//! Lock order: the list of files is a leaf; it is copied, so that files are used without it.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -33,10 +35,10 @@ use aquifer_sys::futex::{self, Mutex};
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{FileIdentity, MappedFilePages, Pagemap};
 
-/// Pages of a region: what one call unmaps. Not smaller, because page-cache folios of 2 MiB exist and
-/// are dropped whole or not at all.
+/// Pages of a region, the unit that one call unmaps. Not smaller, because page-cache folios of 2
+/// MiB exist and are dropped whole or not at all.
 pub const REGION_PAGES: u64 = (REGION_BYTES / SMALL_PAGE_BYTES) as u64;
-/// Regions skipped at once where none of their pages is cached.
+/// Regions skipped at once if none of their pages is cached.
 const SPAN_REGIONS: u64 = 32;
 const START_PERCENT: u64 = 90;
 const STOP_PERCENT: u64 = 86;
@@ -44,40 +46,41 @@ const STOP_PERCENT: u64 = 86;
 const SHORTEST_NAP: Duration = Duration::from_millis(2);
 const IDLE_NAP: Duration = Duration::from_millis(20);
 const LONGEST_NAP: Duration = Duration::from_millis(100);
-/// Longest nap after sweeps that dropped nothing: everything is pinned, or mapped by other processes.
+/// Longest nap after sweeps that dropped nothing: all pages are pinned, or mapped by other
+/// processes.
 const STUCK_NAP: Duration = Duration::from_secs(1);
 const FASTEST_FILL: Duration = Duration::from_nanos(500);
 
-/// A mapped file whose pages can be dropped, because they are copies of what is stored.
+/// A mapped file whose pages can be dropped because they are copies of stored data.
 pub trait Droppable: Send + Sync {
-    /// Which file it is. One that is there twice is counted once.
+    /// The identity of the file. A file that is added twice is counted once.
     fn identity(&self) -> FileIdentity;
-    /// Bytes that are mapped, from the start of the file.
+    /// Length of the mapping, from the start of the file.
     fn len_bytes(&self) -> u64;
-    /// Where the sweep goes on, in bytes.
+    /// Where the sweep continues, in bytes.
     fn cursor(&self) -> &AtomicU64;
-    /// Pages in the page cache, of a length of 0 to the end; `None` if that cannot be told.
+    /// Number of pages in the page cache (length 0: to the end of the file); `None` if unknown.
     fn cached(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64>;
-    /// Gives the pages of a range back: unmaps them, and drops them from the page cache.
+    /// Returns the pages of a range: unmaps them, and drops them from the page cache.
     fn discard(&self, pages: Range<u64>);
-    /// A number that changes when pages may have come in that are not mapped.
+    /// A number that changes when pages may have been brought in without being mapped.
     fn asked(&self) -> u64 {
         0
     }
-    /// Pages that this process has mapped in; `None` if that cannot be told. Asked for where
-    /// [`Droppable::cached`] tells nothing.
+    /// Number of pages that this process has mapped in; `None` if unknown. Used where
+    /// [`Droppable::cached`] returns `None`.
     fn mapped(&self, _tables: &mut PageTables) -> Option<u64> {
         None
     }
-    /// Called before a region with so many cached pages is discarded.
+    /// Called before a region with `_cached` cached pages is discarded.
     fn observe(&self, _region: &Range<u64>, _cached: u64, _tables: &mut PageTables) {}
-    /// Whether nothing is left of it. Then it is not looked at again.
+    /// Whether the file is to be removed: it is not checked again.
     fn is_gone(&self) -> bool {
         false
     }
 }
 
-/// The files, and what the thread is told. See the module documentation.
+/// The files, and the commands to the thread. See the module documentation.
 pub struct DropBehind<F> {
     files: Mutex<Vec<Arc<F>>>,
     wake: AtomicU32,
@@ -92,25 +95,25 @@ impl<F> Default for DropBehind<F> {
 }
 
 impl<F: Droppable> DropBehind<F> {
-    /// Without files.
+    /// Creates it without files.
     pub fn new() -> DropBehind<F> {
         DropBehind::default()
     }
 
-    /// From now on its pages count, and are dropped.
+    /// Adds a file, whose pages count and are dropped from now on.
     pub fn add(&self, file: Arc<F>) {
         let is_first = {
             let mut files = self.files.lock();
             files.push(file);
             files.len() == 1
         };
-        // Otherwise the thread looks by itself before much can have come in.
+        // Later files need no wake-up: the thread checks again before much can be brought in.
         if is_first {
             self.wake();
         }
     }
 
-    /// Its pages are left alone from now on, but for a sweep in progress.
+    /// Removes a file. Only a sweep in progress may still drop its pages.
     pub fn remove(&self, file: &Arc<F>) {
         let removed = {
             let mut files = self.files.lock();
@@ -121,7 +124,7 @@ impl<F: Droppable> DropBehind<F> {
         self.wake();
     }
 
-    /// Makes the thread look again now.
+    /// Makes the thread check again now.
     pub fn wake(&self) {
         // Release pairs with the acquire in `run`.
         self.wake.fetch_add(1, Ordering::Release);
@@ -135,7 +138,8 @@ impl<F: Droppable> DropBehind<F> {
         self.wake();
     }
 
-    /// The thread. `bound_bytes` is asked for, and `publish` told the pages resident, at every look.
+    /// The main function of the thread. At every check it reads `bound_bytes` and passes the
+    /// resident pages to `publish`.
     pub fn run(&self, bound_bytes: impl Fn() -> u64, publish: impl Fn(u64)) {
         aquifer_sys::signal::block_asynchronous();
         let mut look = Look::new();
@@ -153,7 +157,7 @@ impl<F: Droppable> DropBehind<F> {
                 Some(self.look(&mut look, &files, bound_bytes(), &publish))
             };
             self.forget_gone(&mut look, &files);
-            // Before the nap: a file that its mapping has left is unmapped here.
+            // Before the nap: this may drop the last reference to a file, which unmaps it.
             drop(files);
             futex::wait(&self.wake, wakes, nap);
         }
@@ -171,7 +175,7 @@ impl<F: Droppable> DropBehind<F> {
         self.files.lock().retain(|file| !is_gone(file));
     }
 
-    /// Looks once, drops what is too much, and says when to look again.
+    /// Checks once, drops the excess, and returns when to check again.
     fn look(
         &self,
         look: &mut Look,
@@ -184,7 +188,7 @@ impl<F: Droppable> DropBehind<F> {
         let mut resident = look.resident.estimate(files, &mut look.tables);
         let mut freed = 0;
         if resident > start {
-            // The estimate may have been raised by mappings that are none of ours.
+            // Foreign mappings may have raised the estimate.
             resident = look.resident.measure(files, &mut look.tables);
         }
         if resident > start {
@@ -194,7 +198,8 @@ impl<F: Droppable> DropBehind<F> {
         publish(resident);
         let idle = look.resident.idle();
         if resident > start {
-            // More came in meanwhile: at once, unless nothing can be done.
+            // More was brought in during the sweep: check again at once, unless nothing can be
+            // dropped.
             look.stuck = if freed == 0 { look.stuck + 1 } else { 0 };
             return match look.stuck {
                 0 => Duration::ZERO,
@@ -204,13 +209,13 @@ impl<F: Droppable> DropBehind<F> {
         look.stuck = 0;
         let room = u32::try_from(start - resident).unwrap_or(u32::MAX);
         let away = FASTEST_FILL.saturating_mul(room).clamp(SHORTEST_NAP, LONGEST_NAP);
-        // Not more than half of the time goes into measuring what others raise the estimate by.
+        // Spend at most half of the time on measuring what foreign mappings add to the estimate.
         let away = away.max(look.resident.cost);
         if idle { away.max(IDLE_NAP) } else { away }
     }
 
-    /// Goes on through the files where the last sweep ended, for at most one turn. Returns how many pages
-    /// left the page cache.
+    /// Continues through the files where the last sweep ended, for at most one round. Returns how
+    /// many pages left the page cache.
     fn sweep(&self, look: &mut Look, files: &[Arc<F>], wanted: u64) -> u64 {
         let mut freed = 0;
         look.turn %= files.len();
@@ -225,7 +230,7 @@ impl<F: Droppable> DropBehind<F> {
         freed
     }
 
-    /// From the file's cursor to its end, where the cursor starts over.
+    /// Sweeps a file from its cursor to its end, where the cursor wraps around.
     fn sweep_file(&self, look: &mut Look, file: &F, wanted: u64) -> u64 {
         const REGION: u64 = REGION_BYTES as u64;
         const SPAN: u64 = SPAN_REGIONS * REGION;
@@ -262,7 +267,7 @@ impl<F: Droppable> DropBehind<F> {
     }
 }
 
-/// The process's page tables, and room to read them.
+/// The process's page tables, and a buffer to read them.
 pub struct PageTables {
     pagemap: Option<Pagemap>,
     entries: Box<[u64]>,
@@ -276,13 +281,13 @@ impl PageTables {
         }
     }
 
-    /// How many pages are mapped in, of a region at most; `None` if that cannot be read.
+    /// Number of pages mapped in, of one region at most; `None` if that cannot be read.
     pub fn present(&mut self, address: *const u8, len_bytes: u64) -> Option<u64> {
         let pages = (len_bytes / SMALL_PAGE_BYTES as u64) as usize;
         self.pagemap.as_ref()?.present(address, self.entries.get_mut(..pages)?).ok()
     }
 
-    /// The same for any length in whole pages.
+    /// As [`PageTables::present`], for any length in whole pages.
     pub fn present_in(&mut self, address: *const u8, len_bytes: u64) -> Option<u64> {
         let mut found = 0;
         for at in (0..len_bytes).step_by(REGION_BYTES) {
@@ -293,7 +298,7 @@ impl PageTables {
     }
 }
 
-/// What the thread remembers between looks.
+/// The state of the thread between checks.
 struct Look {
     resident: Residency,
     tables: PageTables,
@@ -309,7 +314,7 @@ impl Look {
     }
 }
 
-/// What changes when pages come or go.
+/// Values that change when pages are brought in or dropped.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Activity {
     mapped: u64,
@@ -321,12 +326,12 @@ struct Residency {
     counter: Option<MappedFilePages>,
     /// Added to the process's count.
     correction: Option<i64>,
-    /// What was going on at the last look, and at the last correction.
+    /// The activity at the last check, and at the last correction.
     seen: Activity,
     corrected: Activity,
     unchanged: bool,
     correct_next: Instant,
-    /// What the last correction took.
+    /// Duration of the last correction.
     cost: Duration,
 }
 
@@ -348,12 +353,12 @@ impl Residency {
         self.counter.as_ref().and_then(|counter| counter.read().ok()).unwrap_or(0)
     }
 
-    /// All files are gone.
+    /// Discards the correction when no file is left.
     fn forget(&mut self) {
         self.correction = None;
     }
 
-    /// Whether nothing was mapped or unmapped between the last two looks.
+    /// Whether nothing was mapped or unmapped between the last two checks.
     fn idle(&self) -> bool {
         self.unchanged
     }
@@ -374,7 +379,7 @@ impl Residency {
         now.mapped.saturating_add_signed(self.correction.unwrap_or(0))
     }
 
-    /// Counts the files' pages, and renews the correction by that.
+    /// Counts the files' pages, and renews the correction.
     fn measure<F: Droppable>(&mut self, files: &[Arc<F>], tables: &mut PageTables) -> u64 {
         let started = Instant::now();
         self.corrected = self.activity(files);
@@ -382,7 +387,7 @@ impl Residency {
         let mut total = Some(0);
         let mut counted = HashSet::new();
         for file in files {
-            // A file mapped twice is in the page cache once.
+            // A file that is mapped twice is in the page cache once.
             if counted.contains(&file.identity()) {
                 continue;
             }
@@ -397,7 +402,7 @@ impl Residency {
         }
         match total {
             Some(total) => self.correction = Some(total as i64 - mapped as i64),
-            // What is mapped now belongs to others, if this is the first look.
+            // At the first check, attribute everything mapped so far to foreign mappings.
             None if self.correction.is_none() => self.correction = Some(-(mapped as i64)),
             None => {}
         }
@@ -416,11 +421,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const BOUND: u64 = 32 * MIB;
 
-    /// A file with so many pages in memory, by region.
+    /// A file with the given number of pages in memory, by region.
     struct Fake {
         regions: Vec<AtomicU64>,
         cursor: AtomicU64,
-        /// Whether its pages are told by `cached` or by `mapped`.
+        /// Whether `cached` or `mapped` returns its pages.
         has_cachestat: bool,
         discarded: AtomicU64,
     }
@@ -476,17 +481,17 @@ mod tests {
         }
     }
 
-    /// Maps so much of a file that is none of ours, and faults it in.
+    /// Maps a foreign file of this size, and faults it in.
     fn unrelated(bytes: u64) {
-        // SAFETY: a string.
+        // SAFETY: a NUL-terminated name.
         let memory =
             unsafe { libc::memfd_create(c"aquifer-unrelated".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: made above, and only ours.
+        // SAFETY: made above, and owned by nothing else.
         let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(memory) });
         file.set_len(bytes).unwrap();
         let len = bytes as usize;
         let address = memory::map_anonymous(len).unwrap();
-        // SAFETY: over a mapping of our own, which stays until the process ends.
+        // SAFETY: replaces the mapping made above, which stays until the process ends.
         unsafe {
             memory::map_file_at(address, len, Protection::Read, file.as_fd(), 0).unwrap();
             memory::advise(address, len, memory::Advice::PopulateRead).unwrap();

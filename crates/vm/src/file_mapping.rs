@@ -1,27 +1,30 @@
-//! A file mapped whole and shared, which grows with it, and copies to and from it.
+//! A whole file in a shared mapping that grows with it, and copies to and from it.
 //!
 //! ```text
 //! reservation   [ mapped to the file ………………… | reserved, no access ……… ]
 //!                ▲ start                       ▲ len_bytes
 //! ```
-//! Address space is reserved for twice the file. While the file grows inside it, only the new part is mapped
-//! and no address changes. When it outgrows the reservation, all of it is mapped a second time into one
-//! twice as large, and the earlier one stays as long as this object lives, because others may be copying
-//! from it: together they are never more than twice the last.
+//! Address space is reserved for twice the file. While the file grows inside it, only the new part
+//! is mapped and no address changes. When the file outgrows the reservation, all of it is mapped a
+//! second time into a reservation twice as large. The earlier one stays as long as this object
+//! lives, because another thread may be copying from it: all reservations together take less than
+//! twice the last one.
 //!
 //! # Accesses
-//! Others change the bytes whenever they like, so there are no references into the mapping, only copies, and
-//! [`Bytes`] that copy. A copy from or to what is no longer there (the file was cut short, memory is broken, there
-//! is no page left) is an error. So is a load of a closure ([`FileMapping::guarded`]): until the
-//! closure ends, a page of zeros is there, and whatever others copy out of the mapping meanwhile is an error, too.
-//! All of this needs the handler of [`router`](crate::router).
+//! The bytes may change concurrently, in any process, so there are no references into the mapping,
+//! only copies, and [`Bytes`], which copies. A copy from or to a page that cannot be accessed (the
+//! file was truncated, memory is broken, no page is left) returns an error. So does a load in a
+//! closure ([`FileMapping::guarded`]): until the closure ends, a page of zeros replaces the missing
+//! one, and copies out of the mapping by other threads also return an error. All of this needs the
+//! handler of [`router`](crate::router).
 //!
-//! The mapping is left out of core dumps and of forked children, whose accesses are errors.
+//! The mapping is excluded from core dumps and from forked children, in which accesses return
+//! errors.
 //!
 //! # Invariants
-//! * `len_bytes` bytes from `start` are mapped; both only change under the lock of the reservations, `start`
-//!   first, so that who reads `len_bytes` and then `start` (in this order, Acquire) sees a start for
-//!   at least that length.
+//! * `len_bytes` bytes from `start` are mapped. Both change only under the lock of the
+//!   reservations, `start` first. So a reader that loads `len_bytes` and then `start` (in this
+//!   order, Acquire) gets a start for at least that length.
 
 use std::io;
 use std::ops::Range;
@@ -37,7 +40,7 @@ use aquifer_sys::pkey::Key;
 use crate::bytes::Bytes;
 use crate::guard::Replaceable;
 
-/// What is fetched ahead of the first look: after that the CPU sees the stream by itself.
+/// Bytes prefetched before the first access: beyond them the CPU detects the stream itself.
 const PREFETCHED_BYTES: usize = 2048;
 
 /// How a file is mapped.
@@ -45,19 +48,19 @@ const PREFETCHED_BYTES: usize = 2048;
 pub struct MappingOptions {
     /// Whether stores are possible.
     pub writable: bool,
-    /// Whether the mapping must be of persistent memory (`MAP_SYNC`): refused with `EOPNOTSUPP` or `EINVAL`
-    /// where it is not.
+    /// Whether the mapping must be of persistent memory (`MAP_SYNC`): fails with `EOPNOTSUPP` or
+    /// `EINVAL` where it is not.
     pub synchronous: bool,
     /// The unit of mappings of this file: 4096, or its huge page. A power of two.
     pub unit_bytes: usize,
-    /// What the first byte is aligned to, at least the unit. A power of two.
+    /// Alignment of the first byte: a power of two, at least the unit.
     pub alignment_bytes: usize,
-    /// What a thread needs rights to for any access; without, everybody may.
+    /// The protection key that every access requires; without a key, every thread has access.
     pub key: Option<Key>,
 }
 
-/// A part of the mapping could not be accessed: it lies behind the mapped part, or what is behind the mapping
-/// is gone.
+/// A part of the mapping could not be accessed: it lies behind the mapped part, or its page cannot
+/// be read or written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the bytes are not accessible")]
 pub struct Inaccessible;
@@ -68,12 +71,12 @@ pub struct FileMapping {
     options: MappingOptions,
     start: AtomicPtr<u8>,
     len_bytes: AtomicUsize,
-    /// The last is the one in use.
+    /// The last reservation is the current one.
     reservations: Mutex<Vec<Reservation>>,
     replaceable: Replaceable,
 }
 
-/// Address space, given back when dropped.
+/// Address space, unmapped when dropped.
 #[derive(Debug)]
 struct Reservation {
     base: *mut u8,
@@ -98,13 +101,14 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: reserved by `new`; the mapping that owns this is going away, and with it all copies.
+        // SAFETY: reserved by `new`. The mapping that owns this is being dropped, and no copy is in
+        // progress.
         let _ = unsafe { memory::unmap(self.base, self.base_len_bytes) };
     }
 }
 
 impl FileMapping {
-    /// Maps the first `len_bytes` of a file, which are there.
+    /// Maps the first `len_bytes` of a file, which must exist.
     pub fn new(
         file: BorrowedFd<'_>,
         len_bytes: usize,
@@ -123,16 +127,17 @@ impl FileMapping {
         Ok(mapping)
     }
 
-    /// How many bytes are mapped.
+    /// Number of bytes mapped.
     pub fn len_bytes(&self) -> usize {
-        // Acquire pairs with the release in `extend`: a later look at `start` finds one for this length.
+        // Acquire pairs with the release in `extend`: a later load of `start` returns one for this
+        // length.
         self.len_bytes.load(Ordering::Acquire)
     }
 
-    /// Maps what the same file has got behind the mapped part. Never shrinks.
+    /// Maps the part of the same file behind the mapped part, up to `len_bytes`. Never shrinks.
     pub fn extend(&self, file: BorrowedFd<'_>, len_bytes: usize) -> io::Result<()> {
         let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
-        // Relaxed: changed under this lock only.
+        // Relaxed: changed only under this lock.
         let mapped_bytes = self.len_bytes.load(Ordering::Relaxed);
         if len_bytes <= mapped_bytes {
             return Ok(());
@@ -150,7 +155,7 @@ impl FileMapping {
                 }
                 let alignment_bytes = self.options.alignment_bytes;
                 let larger = Reservation::new(end_bytes.saturating_mul(2), alignment_bytes)
-                    // Little address space is left (`ulimit -v`): without room to grow, then.
+                    // Little address space is left (`ulimit -v`): reserve no room to grow.
                     .or_else(|_| Reservation::new(end_bytes, alignment_bytes))?;
                 self.map(file, &larger, 0, end_bytes)?;
                 // Release pairs with the acquire in `place`.
@@ -163,12 +168,13 @@ impl FileMapping {
         Ok(())
     }
 
-    /// Whether the file can be mapped so, asked where nothing is: most files are refused, and a refusal at a place
-    /// that is reserved makes a hole in it, into which another thread's memory may come.
+    /// Checks at a free address that the file can be mapped synchronously. Most files are refused,
+    /// and a refusal inside a reservation would leave a hole in it, where another thread's memory
+    /// may be mapped.
     fn ask(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         let len_bytes = self.options.unit_bytes;
         let answer = memory::map_file_synchronously(len_bytes, Protection::Read, file, 0)?;
-        // SAFETY: mapped just now, and nobody knows it.
+        // SAFETY: mapped above; its address is in no other hands.
         unsafe { memory::unmap(answer, len_bytes) }
     }
 
@@ -195,10 +201,11 @@ impl FileMapping {
         len_bytes: usize,
     ) -> io::Result<()> {
         let wanted = if self.options.writable { Protection::ReadWrite } else { Protection::Read };
-        // Nobody may store before there is the key.
+        // Map read-only first: no store may succeed before the key is set.
         let protection = if self.options.key.is_some() { Protection::Read } else { wanted };
         if self.options.synchronous {
-            // SAFETY: inside the reservation, where nothing is mapped yet, or this, or zeros in its place.
+            // SAFETY: inside the reservation, where nothing, this mapping, or its zero pages are
+            // mapped.
             unsafe {
                 memory::map_file_synchronously_at(
                     address,
@@ -213,18 +220,18 @@ impl FileMapping {
             unsafe { memory::map_file_at(address, len_bytes, protection, file, offset_bytes) }?;
         }
         if let Some(key) = self.options.key {
-            // SAFETY: mapped just now, and nobody knows it.
+            // SAFETY: mapped above; no thread uses it yet.
             unsafe { key.protect(address, len_bytes, wanted) }?;
         }
         for advice in [Advice::DontFork, Advice::DontDump] {
-            // Advice is a courtesy; some drivers' mappings refuse it.
-            // SAFETY: mapped just now; contents stay.
+            // Best effort: the mappings of some drivers refuse this advice.
+            // SAFETY: mapped above; the contents stay.
             let _ = unsafe { memory::advise(address, len_bytes, advice) };
         }
         Ok(())
     }
 
-    /// The address of a range, if all of it is mapped.
+    /// Returns the address of a range, if all of it is mapped.
     fn place(&self, offset_bytes: u64, len_bytes: usize) -> Result<*mut u8, Inaccessible> {
         let offset_bytes = usize::try_from(offset_bytes).map_err(|_| Inaccessible)?;
         let end_bytes = offset_bytes.checked_add(len_bytes).ok_or(Inaccessible)?;
@@ -235,25 +242,27 @@ impl FileMapping {
         Ok(self.start.load(Ordering::Acquire).wrapping_add(offset_bytes))
     }
 
-    /// Copies out of the mapping. Bytes that others change meanwhile may come out torn.
+    /// Copies out of the mapping. Bytes that change concurrently may be torn.
     pub fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<(), Inaccessible> {
         let source = self.place(offset_bytes, target.len())?;
         let (copied, is_settled) = self.replaceable.is_settled_during(|| {
-            // SAFETY: `place` checked the range; the target is the caller's own, outside of this mapping.
+            // SAFETY: `place` checked the range; the target belongs to the caller and lies outside
+            // this mapping.
             unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
         });
         (copied && is_settled).then_some(()).ok_or(Inaccessible)
     }
 
-    /// The bytes of a range, if all of it is mapped: for who does not mind a signal where they are not there any more.
+    /// The bytes of a range, if all of it is mapped. Reading a byte that cannot be accessed raises
+    /// SIGBUS.
     #[inline]
     pub fn bytes(&self, offset_bytes: u64, len_bytes: usize) -> Result<Bytes<'_>, Inaccessible> {
         let start = self.place(offset_bytes, len_bytes)?;
-        // SAFETY: `place` checked the range, and what is mapped stays mapped.
+        // SAFETY: `place` checked the range, and mapped bytes stay mapped as long as `self`.
         Ok(unsafe { Bytes::new(start, len_bytes) })
     }
 
-    /// Has the CPU fetch the beginning of a range, which will be looked at soon. It may be any.
+    /// Prefetches the beginning of a range into the CPU's caches. Any range is allowed.
     #[inline]
     pub fn prefetch(&self, offset_bytes: u64, len_bytes: usize) {
         if let Ok(start) = self.place(offset_bytes, len_bytes) {
@@ -261,16 +270,17 @@ impl FileMapping {
         }
     }
 
-    /// Has the kernel use huge pages for a file in memory, whatever its file system was told, where whole ones fit into a range; says
-    /// whether it did. Takes about as long as copying the range. Changes nothing that anybody reads.
+    /// Has the kernel use huge pages for a file in memory where whole ones fit into a range,
+    /// whatever its file system is configured for. Returns whether it did. Takes about as long as
+    /// copying the range; the contents do not change.
     pub fn use_huge_pages(&self, offset_bytes: u64, len_bytes: usize) -> bool {
         let Ok(start) = self.place(offset_bytes, len_bytes) else { return false };
         // SAFETY: inside the mapping; the contents stay what they are.
         unsafe { memory::advise(start, len_bytes, Advice::Collapse) }.is_ok()
     }
 
-    /// Shows a range to a closure. If a byte that it looks at is not there, the outcome is an error, and that of the closure is dropped.
-    /// `file` is the one that is mapped.
+    /// Passes a range to a closure. If the closure reads a byte that cannot be accessed, returns an
+    /// error and drops the closure's result. `file` is the mapped file.
     pub fn guarded<T>(
         &self,
         file: BorrowedFd<'_>,
@@ -284,7 +294,8 @@ impl FileMapping {
         let units =
             start / unit_bytes * unit_bytes..(start + len_bytes).next_multiple_of(unit_bytes);
         let map_again = |replaced: Range<usize>| {
-            // Offsets count from the reservation that `bytes` lie in, which may not be the last one.
+            // Offsets count from the reservation that contains `bytes`, which may not be the last
+            // one.
             let to_offset = |address: usize| offset_bytes + address as u64 - start as u64;
             let address = bytes.as_ptr().wrapping_add(replaced.start).wrapping_sub(start);
             self.map_at(address.cast_mut(), file, to_offset(replaced.start), replaced.len()).is_ok()
@@ -295,8 +306,8 @@ impl FileMapping {
     /// Copies into the mapping by ordinary stores. Aligned words of eight bytes are not torn.
     ///
     /// # Safety
-    /// No reference to the bytes of the range exists that forbids changes, made from [`FileMapping::bytes`] or from another mapping
-    /// of the file.
+    /// No reference that forbids changes exists to bytes of the range, whether made from
+    /// [`FileMapping::bytes`] or from another mapping of the file.
     pub unsafe fn write(&self, offset_bytes: u64, source: &[u8]) -> Result<(), Inaccessible> {
         let target = self.writable_place(offset_bytes, source.len())?;
         // SAFETY: as in `read`.
@@ -304,8 +315,8 @@ impl FileMapping {
         copied.then_some(()).ok_or(Inaccessible)
     }
 
-    /// Copies into the mapping past the caches; on persistent memory the bytes are durable on return.
-    /// `flush` is available on this CPU.
+    /// Copies into the mapping past the caches; on persistent memory the bytes are durable on
+    /// return. `flush` is available on this CPU.
     ///
     /// # Safety
     /// As for [`FileMapping::write`].
@@ -322,8 +333,8 @@ impl FileMapping {
         copied.then_some(()).ok_or(Inaccessible)
     }
 
-    /// Writes the cache lines of a range back; durable on persistent memory after a following
-    /// [`store_fence`](aquifer_sys::copy::store_fence). `flush` is available on this CPU.
+    /// Writes back the cache lines of a range. On persistent memory they are durable after a
+    /// following [`store_fence`](aquifer_sys::copy::store_fence). `flush` is available on this CPU.
     pub fn flush(
         &self,
         offset_bytes: u64,
@@ -361,18 +372,19 @@ mod tests {
         // SAFETY: a NUL-terminated name.
         let fd = unsafe { libc::memfd_create(c"mapping".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: just made, owned by nobody else.
+        // SAFETY: a new descriptor, owned by nothing else.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len_bytes).unwrap();
         file
     }
 
-    /// Most files are no persistent memory, and finding that out must not touch what other threads have mapped.
+    /// Stores through the mapping.
     fn write(mapping: &FileMapping, offset_bytes: u64, source: &[u8]) -> Result<(), Inaccessible> {
         // SAFETY: these tests make no references to mapped bytes.
         unsafe { mapping.write(offset_bytes, source) }
     }
 
+    /// Most files are not persistent memory, and the check must not unmap other threads' memory.
     #[test]
     fn a_refusal_unmaps_nobodys_memory() {
         const LEN_BYTES: usize = 4 << 20;
@@ -387,7 +399,8 @@ mod tests {
             while !asking.is_finished() {
                 let memory = memory::map_anonymous(LEN_BYTES).unwrap();
                 for page in (0..LEN_BYTES).step_by(64 * SMALL_PAGE_BYTES) {
-                    // SAFETY: inside the memory just mapped; a hole in it ends the test with a signal.
+                    // SAFETY: inside the memory just mapped; a hole in it ends the test with a
+                    // signal.
                     unsafe { memory.add(page).write_volatile(7) };
                 }
                 // SAFETY: as above.

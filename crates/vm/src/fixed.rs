@@ -1,7 +1,6 @@
-//! Mappings at fixed addresses, for what must be found where it was left: pointers inside persistent
-//! objects.
+//! Mappings at fixed addresses, for data that contains pointers into itself: persistent objects.
 //!
-//! The addresses lie in a window that nothing else of an ordinary program uses:
+//! The addresses lie in a window that ordinary programs do not use otherwise:
 //!
 //! ```text
 //! 0x0000_5500_…  …0x7fff_…   executable, heap, libraries, stacks, the arena
@@ -11,14 +10,14 @@
 //! 0x0000_0000_0040_0000       executables linked at fixed addresses
 //! ```
 //!
-//! What if something lies there already? It is never replaced: the kernel is asked for the range only if
-//! it is free, and the error names the mapping in the way. Sanitizers are the exception that needs care.
-//! ThreadSanitizer keeps a shadow in the window and ends the process when it is asked for addresses it
-//! has not foreseen; MemorySanitizer takes the window whole. They are looked for first, and the mapping
-//! is refused with an error. AddressSanitizer's shadow ends below the window, so it does no harm.
+//! An existing mapping is never replaced: the kernel maps the range only if it is free, and the
+//! error names the mapping that occupies it. Sanitizers need special care. ThreadSanitizer keeps a
+//! shadow in the window and terminates the process on a request for addresses it does not expect;
+//! MemorySanitizer occupies the whole window. Both are detected first, and the mapping fails with
+//! an error. AddressSanitizer's shadow ends below the window, so it does not interfere.
 //!
-//! Ranges are left out of core dumps and of forked children. A child has holes where they were, and may
-//! map the same object there itself; a [`FixedRange`] it inherited is inert.
+//! Ranges are excluded from core dumps and from forked children. A child has holes in their place,
+//! and may map the same object there itself; a [`FixedRange`] it inherited is inert.
 //!
 //! ```
 //! use aquifer_vm::VmError;
@@ -28,7 +27,7 @@
 //! let base = random_base(4096, &[])?;
 //! let range = FixedRange::map_anonymous(base, 4096)?;
 //! assert_eq!(range.address() as u64, base);
-//! // Nothing is ever replaced.
+//! // An existing mapping is never replaced.
 //! assert!(matches!(FixedRange::map_anonymous(base, 4096), Err(VmError::AddressTaken { .. })));
 //! # Ok(())
 //! # }
@@ -45,18 +44,18 @@ use aquifer_sys::sanitizer::Sanitizer;
 use crate::VmError;
 use crate::fork::ProcessMark;
 
-/// Where fixed addresses come from.
+/// The range that fixed addresses are taken from.
 pub const WINDOW: Range<u64> = 0x2000_0000_0000..0x5000_0000_0000;
 
-/// What is wrong with a range asked for.
+/// What is wrong with a requested range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RangeProblem {
-    /// No bytes.
+    /// It is empty.
     Empty,
-    /// Address, length or offset in the file is no multiple of the page.
+    /// Address, length or file offset is not a multiple of the page size.
     Unaligned,
-    /// Not all of it is inside [`WINDOW`].
+    /// It is not contained in [`WINDOW`].
     OutsideWindow,
 }
 
@@ -75,7 +74,7 @@ impl fmt::Display for RangeProblem {
     }
 }
 
-/// A private mapping at an address chosen by the caller, removed when dropped.
+/// A private mapping at an address chosen by the caller, unmapped when dropped.
 #[derive(Debug)]
 pub struct FixedRange {
     address: u64,
@@ -86,8 +85,8 @@ pub struct FixedRange {
 impl FixedRange {
     /// Maps part of a file privately: a store copies its page and stays in this process.
     ///
-    /// Memory is charged page by page as pages are stored to. A file shorter than the mapping raises
-    /// SIGBUS where it ends.
+    /// Memory is charged page by page, as pages are stored to. If the file is shorter than the
+    /// mapping, an access behind its end raises SIGBUS.
     pub fn map_private(
         address: u64,
         len_bytes: u64,
@@ -119,40 +118,40 @@ impl FixedRange {
         let start = address as *mut u8;
         memory::map_private_at_free(start, len_bytes as usize, protection, file).map_err(
             |source| match source.raw_os_error() {
-                // Another thread was faster than the look at the mappings.
+                // Another thread mapped it after the check.
                 Some(libc::EEXIST) => taken(address, len_bytes, &mappings()),
                 _ => VmError::Map { len_bytes, source },
             },
         )?;
-        // From here on dropping it undoes the mapping.
+        // From here on, dropping the range undoes the mapping.
         let range = FixedRange { address, len_bytes, mark: ProcessMark::new() };
         for advice in [Advice::DontFork, Advice::DontDump] {
-            // SAFETY: the range was mapped just now; this advice keeps its contents.
+            // SAFETY: the range was mapped above; this advice keeps its contents.
             unsafe { memory::advise(start, len_bytes as usize, advice) }
                 .map_err(|source| VmError::Map { len_bytes, source })?;
         }
         Ok(range)
     }
 
-    /// First byte.
+    /// The first byte.
     pub fn address(&self) -> *mut u8 {
         self.address as *mut u8
     }
 
-    /// Length.
+    /// Length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Changes what the mapping allows.
+    /// Changes the protection of the mapping.
     ///
     /// # Safety
-    /// Nobody makes accesses that are no longer allowed, nor holds references that stand for them.
+    /// No thread makes accesses that are no longer allowed, or holds references that imply them.
     pub unsafe fn protect(&self, protection: Protection) -> Result<(), VmError> {
         if !self.mark.is_current() {
             return Err(VmError::Forked);
         }
-        // SAFETY: the range is ours; the rest is forwarded to the caller.
+        // SAFETY: this owns the range; the rest is forwarded to the caller.
         unsafe { memory::protect(self.address(), self.len_bytes as usize, protection) }
             .map_err(|source| VmError::Map { len_bytes: self.len_bytes, source })
     }
@@ -160,17 +159,17 @@ impl FixedRange {
 
 impl Drop for FixedRange {
     fn drop(&mut self) {
-        // A child has a hole there, or something of its own.
+        // A child has a hole there, or its own mapping.
         if self.mark.is_current() {
-            // SAFETY: the range is ours, and who uses it borrows it.
+            // SAFETY: this owns the range, and users of it borrow it.
             let _ = unsafe { memory::unmap(self.address(), self.len_bytes as usize) };
         }
     }
 }
 
-/// A random base for a new object: a multiple of 2 MiB inside [`WINDOW`] so that `len_bytes` from there
-/// overlap none of `taken` (address and length of each, in any order). Every free position is equally
-/// likely, so that pools made independently rarely collide.
+/// Returns a random base for a new object: a multiple of 2 MiB inside [`WINDOW`] such that
+/// `len_bytes` from there overlap none of `taken` (address and length of each, in any order). Every
+/// free position is equally likely, so that pools made independently rarely collide.
 pub fn random_base(len_bytes: u64, taken: &[(u64, u64)]) -> Result<u64, VmError> {
     let free = free_positions(len_bytes, taken);
     let total: u64 = free.iter().map(|(_, count)| count).sum();
@@ -187,12 +186,12 @@ pub fn random_base(len_bytes: u64, taken: &[(u64, u64)]) -> Result<u64, VmError>
     unreachable!("the choice is below the sum of the counts")
 }
 
-/// Runs of possible bases: the first one, and how many follow at steps of [`REGION_BYTES`].
+/// Runs of possible bases: the first one, and their number at steps of [`REGION_BYTES`].
 fn free_positions(len_bytes: u64, taken: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let step = REGION_BYTES as u64;
     let mut taken: Vec<_> =
         taken.iter().map(|&(address, len)| (address, address.saturating_add(len))).collect();
-    // What ends the last gap.
+    // A sentinel that ends the last gap.
     taken.push((WINDOW.end, WINDOW.end));
     taken.sort_unstable();
     let mut free = Vec::new();
@@ -238,7 +237,8 @@ struct Mapped {
 
 impl Mapped {
     fn parse(line: &str) -> Option<Mapped> {
-        // "start-end perms offset device inode   name": five fields, and a name that may have blanks.
+        // "start-end perms offset device inode   name": five fields, and a name that may contain
+        // blanks.
         let mut rest = line;
         let mut fields = [""; 5];
         for field in &mut fields {
@@ -255,14 +255,15 @@ impl Mapped {
     }
 }
 
-/// What is mapped. Nothing where `/proc` is not mounted: then the kernel's refusal is all there is.
+/// Reads the mappings of the process. Empty if `/proc` is not mounted: then only the kernel's check
+/// remains.
 fn mappings() -> Vec<Mapped> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().filter_map(Mapped::parse).collect()
 }
 
-/// Whether a range may be asked for, given the sanitizers that run and what is mapped. Nothing is tried:
-/// under ThreadSanitizer trying ends the process.
+/// Checks whether a range may be mapped, given the running sanitizers and the existing mappings.
+/// Does not try it: under ThreadSanitizer trying terminates the process.
 fn may_map(
     address: u64,
     len_bytes: u64,
@@ -274,7 +275,7 @@ fn may_map(
             Sanitizer::Thread | Sanitizer::Memory => {
                 return Err(VmError::SanitizerAddress { sanitizer, address, len_bytes });
             }
-            // Its shadow is in the way only where it is mapped, as everything else.
+            // Its shadow occupies addresses only where it is mapped, like any mapping.
             Sanitizer::Address => {}
         }
     }
@@ -320,7 +321,7 @@ mod tests {
 
     fn byte(range: &FixedRange, offset: u64) -> u8 {
         assert!(offset < range.len_bytes());
-        // SAFETY: inside the mapping, which the callers' files fill.
+        // SAFETY: inside the mapping, and the callers' files reach that far.
         unsafe { range.address().add(offset as usize).read_volatile() }
     }
 
@@ -343,7 +344,7 @@ mod tests {
         drop(range);
         let again = map().unwrap();
         assert_eq!(byte(&again, 0), 2, "the store was private");
-        // SAFETY: nobody stores.
+        // SAFETY: no thread stores.
         unsafe { again.protect(Protection::Read) }.unwrap();
         assert_eq!(byte(&again, PAGE), 3);
     }
@@ -367,7 +368,7 @@ mod tests {
         assert!(FixedRange::map_anonymous(base, 2 * PAGE).is_ok());
     }
 
-    /// The kernel's answer must be right too: another thread may map after the look.
+    /// The kernel must refuse too: another thread may map after the check.
     #[test]
     fn the_kernel_does_not_replace_what_is_there() {
         let base = random_base(PAGE, &[]).unwrap();
@@ -445,7 +446,7 @@ mod tests {
     #[test]
     fn random_bases_avoid_what_is_taken() {
         let step = REGION_BYTES as u64;
-        // All is taken but three positions, one of them between unaligned neighbours.
+        // All but three positions are taken, one of them between unaligned neighbours.
         let hole = WINDOW.start + 10 * step;
         let taken = [
             (hole + 3 * step + 5, WINDOW.end),
@@ -476,7 +477,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let mut failures = 0;
-            // What the child maps there itself stays when the inherited range is dropped.
+            // The child's own mapping there stays when the inherited range is dropped.
             let own = memory::map_private_at_free(
                 base as *mut u8,
                 SMALL_PAGE_BYTES,
@@ -487,7 +488,7 @@ mod tests {
             // SAFETY: fails before it changes anything.
             failures |= i32::from(unsafe { range.protect(Protection::None) }.is_ok()) << 1;
             drop(range);
-            // SAFETY: mapped above; if not, the crash is the failure.
+            // SAFETY: mapped above; if it is not, the crash fails the test.
             failures |= i32::from(unsafe { (base as *const u8).read_volatile() } != 0) << 2;
             // SAFETY: ends the child without running the test harness's exit handlers.
             unsafe { libc::_exit(failures) };

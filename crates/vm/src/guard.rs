@@ -1,20 +1,23 @@
-//! Faults inside a call that returns `Result`, on a mapping of a file that the kernel serves.
+//! Turns faults on a mapping that the kernel serves into errors, inside calls that return `Result`.
 //!
-//! A load from the mapping of a truncated or unreadable file raises SIGBUS. Loads that Aquifer makes itself report
-//! failure instead (`aquifer_sys::fallible`). Loads made by an application's closure cannot; so while such a closure runs,
-//! its thread is marked by a guard, and the fault handler puts a zero page where the fault was, for the closure to
-//! finish with. Its result is then discarded, the file is mapped again, and the call returns an error.
+//! A load from the mapping of a truncated or unreadable file raises SIGBUS. Loads that Aquifer
+//! makes itself report failure instead (`aquifer_sys::fallible`). Loads in an application's closure
+//! cannot. While such a closure runs, a guard marks its thread, and the fault handler replaces the
+//! faulting page by a zero page, so that the closure can finish. Its result is then discarded, the
+//! file is mapped again, and the call returns an error.
 //!
-//! Meanwhile *other* threads see the zero page too. Calls on the same mapping notice that from the count
-//! of replacements and do not trust what they read; a bare load cannot.
+//! Until then *other* threads see the zero page too. Calls on the same mapping detect that from the
+//! count of replacements and discard what they read; a bare load cannot.
 //!
-//! Guards of a thread form a list through its stack, innermost first. The handler runs in the same
-//! thread: the fields are atomics only so that the compiler expects them to change.
+//! The guards of a thread form a list through its stack, innermost first. The handler runs in the
+//! same thread: the fields are atomics only to tell the compiler that they may change.
 //!
-//! Where the file cannot be mapped again at once (its path leads elsewhere, no descriptors are left), the next call tries.
+//! If the file cannot be mapped again at once (its path names another file, no descriptors are
+//! left), the next call retries.
 //!
 //! # Invariant
-//! The count of replacements is raised before a zero page appears and lowered after the file is back.
+//! The count of replacements is incremented before a zero page appears and decremented after the
+//! file is mapped again.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -28,31 +31,32 @@ use aquifer_sys::signal::FaultContext;
 use crate::Served;
 
 thread_local! {
-    /// Initialised at compile time and without a destructor: the handler's access allocates nothing.
+    /// Const-initialised and without a destructor: the handler's access does not allocate.
     static INNERMOST: Cell<*const Guard> = const { Cell::new(ptr::null()) };
 }
 
-/// One replacement, counted; and the part of the count that tells how many are in force.
+/// Increment for one replacement (both halves), and mask of the number in force.
 const REPLACEMENT: u64 = 1 << 32 | 1;
 const IN_FORCE: u64 = (1 << 32) - 1;
 
-/// A mapping whose unreadable pages are replaced while closures look at it.
+/// A mapping whose unreadable pages are replaced while closures access it.
 #[derive(Debug)]
 pub struct Replaceable {
-    /// What is replaced at a time: the page of the mapping.
+    /// Unit of replacement: the page size of the mapping.
     unit_bytes: usize,
-    /// Whether nobody else serves faults of the mapping: [`serve_unowned`] does.
+    /// Whether the mapping has no fault owner in the arena: then [`serve_unowned`] serves its
+    /// faults.
     is_unowned: bool,
-    /// Replacements by zero pages: ever made (high half), in force (low half).
+    /// Replacements by zero pages: total (high half), in force (low half).
     replacements: AtomicU64,
-    /// Those whose calls are over without the file being back.
+    /// Replacements that outlived their call because the file could not be mapped again.
     left: Mutex<Left>,
 }
 
-/// Replacements that nobody has undone.
+/// Replacements that have not been undone.
 #[derive(Debug)]
 struct Left {
-    /// All of them lie within these addresses.
+    /// Bounds that contain all of them.
     start: usize,
     end: usize,
     count: u64,
@@ -66,7 +70,7 @@ impl Default for Left {
     }
 }
 
-/// What the file under a mapping could not give.
+/// Why the bytes of a mapping could not be accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
     /// The page at this address could not be read.
@@ -76,22 +80,23 @@ pub enum Trouble {
         /// Whether the file ends before it.
         truncated: bool,
     },
-    /// Some other thread's closure met a fault meanwhile: what was seen may be its zero page.
+    /// Another thread's closure faulted at the same time: the bytes read may be from its zero page.
     Unsettled,
 }
 
 /// Addresses under a guard of the calling thread.
 #[derive(Debug, Clone, Copy)]
 pub struct Guarded {
-    /// Behind the last one, or where the file was found to have ended.
+    /// Behind the last address, or where the file was found to end.
     pub end: usize,
-    /// Whether the file was found to have ended before.
+    /// Whether the file was already found to end.
     pub has_ended: bool,
-    /// Whether so many pages are gone that replacing them one by one could take all mappings a process may have.
+    /// Whether so many pages are missing that replacing them one by one could use up the mappings
+    /// of the process.
     pub has_many_gone: bool,
 }
 
-/// Pages replaced one by one under a guard: each may be two mappings of the 65,530.
+/// Limit of pages replaced one by one under a guard: each may cost two mappings of the 65,530.
 const MANY: u32 = 1024;
 
 impl Default for Replaceable {
@@ -101,7 +106,7 @@ impl Default for Replaceable {
 }
 
 impl Replaceable {
-    /// Nothing is replaced.
+    /// A mapping in the arena, without replacements.
     pub const fn new() -> Replaceable {
         Replaceable {
             unit_bytes: SMALL_PAGE_BYTES,
@@ -111,12 +116,12 @@ impl Replaceable {
         }
     }
 
-    /// Of a mapping outside of the arena, which has pages of this size.
+    /// A mapping outside the arena, with pages of this size.
     pub const fn outside_arena(unit_bytes: usize) -> Replaceable {
         Replaceable { unit_bytes, is_unowned: true, ..Replaceable::new() }
     }
 
-    /// Maps the file where calls that are over could not. Says whether it is back there.
+    /// Maps the file again where earlier calls could not. Returns whether that succeeded.
     #[cold]
     pub fn settle(&self, mut map_again: impl FnMut(Range<usize>) -> bool) -> bool {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,13 +140,13 @@ impl Replaceable {
         left.count += count;
     }
 
-    /// Whether every page is the file's at the moment.
+    /// Whether no page is replaced at the moment.
     pub fn is_settled(&self) -> bool {
         // Acquire: pairs with the release in `replace`.
         self.replacements.load(Ordering::Acquire) & IN_FORCE == 0
     }
 
-    /// Runs `access`, and says whether all it has read was the file's.
+    /// Runs `access`, and returns whether everything it read was the file's.
     #[inline]
     pub fn is_settled_during<T>(&self, access: impl FnOnce() -> T) -> (T, bool) {
         // Acquire, here and below, pairs with the handler's increment before the zero page appears.
@@ -152,8 +157,9 @@ impl Replaceable {
         (value, before & IN_FORCE == 0 && before == after)
     }
 
-    /// Runs `access` with faults at `addresses`, whole pages, turned into an error. `map_again` maps the file where zero
-    /// pages are and says whether it could; it runs also when `access` panics.
+    /// Runs `access` and turns faults at `addresses` (whole pages) into an error. `map_again` maps
+    /// the file where zero pages are and returns whether it could; it also runs when `access`
+    /// panics.
     pub fn guarded<T>(
         &self,
         addresses: Range<usize>,
@@ -179,16 +185,18 @@ impl Replaceable {
         if is_settled { Ok(value) } else { Err(Trouble::Unsettled) }
     }
 
-    /// Puts a zero page where a guarded load of this thread has failed, or zero pages to the end of the guarded addresses
-    /// where the file has ended. Called by the fault handler; says whether the load can be repeated.
+    /// Replaces the page of a failed guarded load of this thread by a zero page or, if the file has
+    /// ended, all pages up to the end of the guarded addresses. Called by the fault handler;
+    /// returns whether the load can be repeated.
     ///
     /// # Safety
-    /// The guarded addresses are this mapping's, and nobody has references to them.
+    /// The guarded addresses are this mapping's, and no references into them exist.
     pub unsafe fn replace(&self, address: usize, truncated: bool) -> bool {
         let Some(guard) = self.covering(address) else { return false };
         let start = address / self.unit_bytes * self.unit_bytes;
         let end = if truncated { guard.rest_end(start) } else { start + self.unit_bytes };
-        // Release pairs with the loads of those who check what they have read.
+        // Release pairs with the acquire loads in `is_settled` and `is_settled_during`, which
+        // validate what was read.
         self.replacements.fetch_add(REPLACEMENT, Ordering::AcqRel);
         // SAFETY: forwarded to the caller.
         let replaced =
@@ -201,8 +209,9 @@ impl Replaceable {
         true
     }
 
-    /// Serves a fault that the calling thread guards, page by page, so that others lose nothing that is there; if very many are gone,
-    /// so is the rest. Called by the fault handler.
+    /// Serves a fault that the calling thread guards, one page at a time, so that other threads
+    /// lose no readable page. After very many missing pages, replaces all the rest. Called by the
+    /// fault handler.
     ///
     /// # Safety
     /// As for [`Replaceable::replace`].
@@ -219,9 +228,9 @@ impl Replaceable {
         }
     }
 
-    /// What the calling thread guards around `address`. Async-signal-safe.
+    /// The addresses that the calling thread guards around `address`. Async-signal-safe.
     pub fn guarded_around(&self, address: usize) -> Option<Guarded> {
-        // Relaxed: this thread's own.
+        // Relaxed: the guard belongs to this thread.
         self.covering(address).map(|guard| Guarded {
             end: guard.rest_end(address),
             has_ended: guard.ended_from.load(Ordering::Relaxed) < guard.end,
@@ -229,24 +238,26 @@ impl Replaceable {
         })
     }
 
-    /// The innermost guard of the calling thread that covers `address` in this mapping. Async-signal-safe.
+    /// The innermost guard of the calling thread that covers `address` in this mapping.
+    /// Async-signal-safe.
     fn covering(&self, address: usize) -> Option<&Guard> {
         Guard::innermost(address, |guard| ptr::eq(guard.mapping, self))
     }
 }
 
-/// Serves a fault at an address outside of the arena, if the calling thread guards it: its page is gone. Async-signal-safe.
+/// Serves a fault at an address outside the arena, if the calling thread guards it.
+/// Async-signal-safe.
 pub(crate) fn serve_unowned(fault: &FaultContext) -> Served {
-    // SAFETY: the mapping of a guard in the list is alive, as the guard is.
+    // SAFETY: a guard in the list is alive, and so is its mapping.
     let mapping = |guard: &Guard| unsafe { &*guard.mapping };
     match Guard::innermost(fault.address, |guard| mapping(guard).is_unowned) {
-        // SAFETY: the guarded addresses are the mapping's, into which nobody has references.
+        // SAFETY: the guarded addresses are the mapping's, and no references into them exist.
         Some(guard) => unsafe { mapping(guard).serve(fault) },
         None => Served::No,
     }
 }
 
-/// A call in progress that wants faults as errors.
+/// A call in progress that turns faults into errors.
 struct Guard {
     mapping: *const Replaceable,
     start: usize,
@@ -254,9 +265,9 @@ struct Guard {
     outer: Cell<*const Guard>,
     /// The first address that could not be read, or 0.
     failed_at: AtomicUsize,
-    /// From where on everything was replaced, or nothing.
+    /// Start of the part replaced as a whole because the file has ended; `usize::MAX` if none.
     ended_from: AtomicUsize,
-    /// What has been replaced by zero pages lies within these addresses.
+    /// Bounds of the pages replaced by zero pages.
     replaced_start: AtomicUsize,
     replaced_end: AtomicUsize,
     replacements: AtomicU32,
@@ -277,11 +288,12 @@ impl Guard {
         }
     }
 
-    /// The innermost guard of the calling thread that covers `address`, of those wanted. Async-signal-safe.
+    /// The innermost guard of the calling thread that covers `address` and for which `is_wanted`.
+    /// Async-signal-safe.
     fn innermost<'a>(address: usize, is_wanted: impl Fn(&Guard) -> bool) -> Option<&'a Guard> {
         let mut at = INNERMOST.get();
-        // SAFETY: guards in the list are alive: each is unlinked before it leaves its stack frame, and the
-        // handler that walks the list has interrupted this very thread.
+        // SAFETY: guards in the list are alive: each is unlinked before it leaves its stack frame,
+        // and the handler that walks the list has interrupted this very thread.
         while let Some(guard) = unsafe { at.as_ref() } {
             if (guard.start..guard.end).contains(&address) && is_wanted(guard) {
                 return Some(guard);
@@ -295,19 +307,19 @@ impl Guard {
     fn enter(&self) -> Entered<'_> {
         self.outer.set(INNERMOST.get());
         INNERMOST.set(self);
-        // The mark is set before the first load of what follows.
+        // Sets the mark before the first load of the guarded code.
         compiler_fence(Ordering::SeqCst);
         Entered { guard: self }
     }
 
-    /// Where the addresses from `start` on end that were not all replaced.
+    /// The end of the addresses from `start` on that were not replaced as a whole.
     fn rest_end(&self, start: usize) -> usize {
         let ended_from = self.ended_from.load(Ordering::Relaxed);
-        // Another thread's call may have mapped the file again behind that.
+        // Behind that, another thread's call may have mapped the file again.
         if start < ended_from { self.end.min(ended_from) } else { self.end }
     }
 
-    /// Called by the handler after it has replaced `start..end` because of a fault there.
+    /// Records that the handler has replaced `start..end` because of a fault there.
     fn note(&self, start: usize, end: usize, truncated: bool) {
         let _ = self.failed_at.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed);
         if truncated {
@@ -331,7 +343,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// Maps the file again where a guarded call had pages replaced.
+/// Maps the file again, when dropped, where a guarded call had pages replaced.
 struct Restore<'a, F: FnMut(Range<usize>) -> bool> {
     guard: &'a Guard,
     map_again: F,
@@ -346,12 +358,12 @@ impl<F: FnMut(Range<usize>) -> bool> Drop for Restore<'_, F> {
         }
         let start = self.guard.replaced_start.load(Ordering::Relaxed);
         let end = self.guard.replaced_end.load(Ordering::Relaxed);
-        // SAFETY: the guard was made from a reference that its caller still has.
+        // SAFETY: the guard was made from a reference that its caller still holds.
         let mapping = unsafe { &*self.guard.mapping };
         if (self.map_again)(start..end) {
             mapping.replacements.fetch_sub(u64::from(replacements), Ordering::AcqRel);
         } else {
-            // The count stays up, so that nobody trusts these pages.
+            // The count stays up, so that no call trusts these pages.
             mapping.leave(start..end, u64::from(replacements));
         }
     }

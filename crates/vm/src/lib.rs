@@ -1,20 +1,20 @@
 //! Address space: where mappings live and who serves their faults.
 //!
-//! * [`arena`]: one reserved range of addresses, cut into slots. Every mapping of Aquifer is placed in
-//!   it, so the owner of a faulting address is found by a subtraction and a shift.
-//! * [`router`]: the one handler of SIGBUS and SIGSEGV. Faults in the arena go to their owner, foreign
-//!   ones to whoever was there before.
-//! * [`fork`]: what a child process may still do, which is: nothing with its parent's mappings.
-//! * [`fixed`]: mappings at addresses that are part of what they hold.
-//! * [`bytes`]: looking at memory that others may change.
-//! * [`guard`]: closures under which a page that vanished becomes zeros, and an error.
-//! * [`file_mapping`]: a file mapped whole, which grows.
+//! * [`arena`]: one reserved range of addresses, cut into slots. Every mapping of Aquifer is placed
+//!   in it, so the owner of a faulting address is found by a subtraction and a shift.
+//! * [`router`]: the one handler of SIGBUS and SIGSEGV. Faults in the arena go to their owner,
+//!   foreign ones to the handler that was installed before.
+//! * [`fork`]: what a forked child may still do: it may not use its parent's mappings.
+//! * [`fixed`]: mappings at fixed addresses, which their contents depend on.
+//! * [`bytes`]: access to memory that may change concurrently.
+//! * [`guard`]: calls in which an unreadable page is replaced by zeros and reported as an error.
+//! * [`file_mapping`]: a whole file, mapped in a mapping that can grow.
 //! * [`stitched`]: pieces of a file as contiguous memory.
-//! * [`drop_behind`]: a bound for what mapped files have in memory.
+//! * [`drop_behind`]: a bound on the page cache that mapped files occupy.
 //! * [`dirty`]: which pages of a private mapping were stored to.
-//! * [`ephemeral`]: addresses for mappings that come and go.
+//! * [`ephemeral`]: addresses for short-lived mappings.
 //! * [`readahead`]: how far to read ahead of faults.
-//! * [`window`]: the moments in which a thread can store to guarded memory.
+//! * [`window`]: write windows, during which a thread can store to guarded memory.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
@@ -46,7 +46,7 @@ use std::io;
 
 use aquifer_sys::sanitizer::Sanitizer;
 
-/// What can go wrong with address space.
+/// The errors of address space management.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
@@ -56,7 +56,7 @@ pub enum VmError {
          at a time"
     )]
     Reserve {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The system's error.
         source: io::Error,
@@ -67,7 +67,7 @@ pub enum VmError {
          drop mappings that are no longer used"
     )]
     ArenaFull {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The size of the arena.
         arena_bytes: u64,
@@ -78,7 +78,7 @@ pub enum VmError {
     /// A mapping call failed inside the reservation.
     #[error("cannot map {len_bytes} bytes: {source}")]
     Map {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// The system's error.
         source: io::Error,
@@ -89,17 +89,17 @@ pub enum VmError {
          attach the object again"
     )]
     Forked,
-    /// A range of fixed addresses that cannot be.
+    /// A range of fixed addresses that cannot be mapped.
     #[error("cannot map {len_bytes} bytes at the fixed address {address:#x}: {problem}")]
     FixedRange {
         /// First byte.
         address: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
         /// What is wrong with it.
         problem: fixed::RangeProblem,
     },
-    /// Something else lies at a fixed address.
+    /// Another mapping occupies a fixed address.
     #[error(
         "cannot map {len_bytes} bytes at the fixed address {address:#x}, where {by} lies; unmap that, \
          or map from a process that does not have it"
@@ -107,9 +107,9 @@ pub enum VmError {
     AddressTaken {
         /// First byte.
         address: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
-        /// What lies there, as `/proc/self/maps` names it.
+        /// The mapping that occupies the address, as named in `/proc/self/maps`.
         by: String,
     },
     /// A sanitizer owns the address space that fixed addresses come from.
@@ -118,11 +118,11 @@ pub enum VmError {
          around it; run without it (AddressSanitizer works)"
     )]
     SanitizerAddress {
-        /// Which one.
+        /// The sanitizer.
         sanitizer: Sanitizer,
         /// First byte.
         address: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
     },
     /// No gap between the ranges taken is large enough.
@@ -131,7 +131,7 @@ pub enum VmError {
          no longer needed, or make this one smaller"
     )]
     WindowFull {
-        /// Bytes asked for.
+        /// Bytes requested.
         len_bytes: u64,
     },
     /// The kernel gave no random numbers.
@@ -145,7 +145,7 @@ pub enum VmError {
         /// The system's error.
         source: io::Error,
     },
-    /// The page tables could not be asked for the pages stored to.
+    /// The page tables could not be searched for the pages stored to.
     #[error("cannot find the pages that were stored to: {doing}: {source}")]
     Tracking {
         /// What was tried, and what it needs.

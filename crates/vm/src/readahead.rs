@@ -1,9 +1,9 @@
 //! The map-ahead window: how many pages to bring in at a fault beyond the one that was missed.
 //!
-//! The rule is map-ahead's (Choi, Kim and Han, HotStorage'17): the window doubles at a sequential fault and
-//! halves at a random one, down to one page; of a window, a part is handled before the access goes on and
-//! the rest in the background. Added here: a few streams are followed at once, so that interleaved scans
-//! keep their windows.
+//! The rule is map-ahead's (Choi, Kim and Han, HotStorage'17): the window doubles at a sequential
+//! fault and halves at a random one, down to one page; part of a window is brought in before the
+//! access continues and the rest in the background. Added here: several streams are tracked at
+//! once, so that interleaved scans keep their windows.
 //!
 //! ```text
 //!            expected          expected + window
@@ -13,13 +13,13 @@
 //!               │ near: behind it, within a window: half of it
 //!               │                     elsewhere: a new stream, one page
 //! ```
-//! A fault that continues no stream begins a new one in the place of the stream that was quiet for longest;
-//! so random accesses have windows of one page and cost a scan in progress nothing.
+//! A fault that continues no stream starts a new one in place of the least recently continued
+//! stream; so random accesses get windows of one page and do not disturb a scan in progress.
 //!
-//! It runs wherever faults are seen: the cache's user backend uses it for what it reads ahead.
+//! Used where Aquifer serves faults itself: the cache's user backend sizes its read-ahead with it.
 //!
-//! Streams live in single atomic words updated without a lock. Two threads that fault in one stream at the
-//! same moment may both advance it, which costs a page brought in too early and nothing else.
+//! Each stream is one atomic word, updated without a lock. Two threads that fault in one stream at
+//! the same moment may both advance it; the only cost is a page brought in too early.
 //!
 //! ```
 //! use aquifer_vm::readahead::Windows;
@@ -36,7 +36,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// How many streams are followed at once.
+/// How many streams are tracked at once.
 pub const STREAMS: usize = 8;
 /// Largest window: what one last-level page table maps.
 pub const LARGEST_WINDOW_PAGES: u64 = 512;
@@ -45,7 +45,7 @@ const WINDOW_SHIFT: u32 = 44;
 /// What to bring in at a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// Pages to bring in before the access goes on, the missed one included.
+    /// Pages to bring in before the access continues, the missed one included.
     pub now: u32,
     /// Pages to bring in after those, in the background.
     pub later: u32,
@@ -55,21 +55,21 @@ impl Window {
     /// Only the page that was missed.
     pub const ONE: Window = Window { now: 1, later: 0 };
 
-    /// All of it.
+    /// All pages of the window.
     pub fn pages(self) -> u64 {
         u64::from(self.now) + u64::from(self.later)
     }
 }
 
-/// What is known about the accesses.
+/// What the caller knows about the access pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Pattern {
-    /// Find out.
+    /// Detect the pattern.
     Detect = 0,
-    /// Never bring in more than was asked for.
+    /// Never bring in more than the missed page.
     Random = 1,
-    /// Always with the largest window.
+    /// Start every stream with the largest window.
     Sequential = 2,
 }
 
@@ -77,8 +77,8 @@ pub enum Pattern {
 #[derive(Debug)]
 pub struct Windows {
     pattern: AtomicU8,
-    /// Next page expected (44 bits) and window (20 bits); zero is an unused stream. Relaxed throughout: a
-    /// word stands for itself, and nothing is published with it.
+    /// Next page expected (44 bits) and window (20 bits); zero is an unused stream. Relaxed
+    /// throughout: each word is self-contained and publishes nothing else.
     streams: [AtomicU64; STREAMS],
     /// When each stream was last continued.
     used: [AtomicU64; STREAMS],
@@ -95,8 +95,8 @@ fn unpack(word: u64) -> (u64, u64) {
 }
 
 impl Windows {
-    /// At most `most_now_pages` of a window are brought in before the access goes on: what one transfer
-    /// holds, or one page table.
+    /// At most `most_now_pages` of a window are brought in before the access continues: what one
+    /// transfer or one page table holds.
     pub fn new(most_now_pages: usize) -> Windows {
         Windows {
             pattern: AtomicU8::new(Pattern::Detect as u8),
@@ -107,12 +107,13 @@ impl Windows {
         }
     }
 
-    /// Follows advice from now on.
+    /// Sets the pattern for later faults.
     pub fn set_pattern(&self, pattern: Pattern) {
         self.pattern.store(pattern as u8, Ordering::Relaxed);
     }
 
-    /// The window for a fault at `page`, of `pages` in all (fewer than 2⁴⁴). It does not reach behind the last.
+    /// The window for a fault at `page`, of `pages` in all (fewer than 2⁴⁴). It ends at the last
+    /// page.
     pub fn on_fault(&self, page: u64, pages: u64) -> Window {
         let pattern = self.pattern.load(Ordering::Relaxed);
         if pattern == Pattern::Random as u8 {

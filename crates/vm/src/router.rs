@@ -1,18 +1,19 @@
 //! The one handler of SIGBUS and SIGSEGV.
 //!
-//! Installed once, at the first mapping that needs it. A fault inside the arena goes to its owner, who
-//! serves it in the faulting thread; everything else, and what the owner refuses, goes to the handler
-//! that was installed before, exactly as the kernel would have delivered it.
+//! Installed once, at the first mapping that needs it. A fault inside the arena goes to its owner,
+//! which serves it in the faulting thread. Everything else, and faults that the owner refuses, goes
+//! to the handler that was installed before, exactly as the kernel would have delivered it.
 //!
-//! The handler allocates nothing, logs nothing, keeps errno, and runs with asynchronous signals blocked
-//! and with SIGBUS and SIGSEGV deliverable, because serving one fault may meet another (a custom device
-//! whose data is itself mapped).
+//! The handler does not allocate or log, preserves errno, and runs with asynchronous signals
+//! blocked and with SIGBUS and SIGSEGV deliverable, because serving one fault may cause another (a
+//! custom device whose data is itself mapped).
 //!
-//! A handler installed *after* ours gets the faults first and must pass on those it does not know, as
-//! language run-times do. [`is_installed`] tells whether ours is the outermost one.
+//! A handler installed *after* ours gets the faults first and must pass on those it does not
+//! handle, as language run-times do. [`is_installed`] returns whether ours is the outermost one.
 //!
-//! A thread that blocks SIGBUS dies at its first miss through a bare pointer, because the kernel forces a
-//! blocked synchronous signal to kill. The calls that return `Result` need no signal.
+//! A thread that blocks SIGBUS is killed at its first miss through a bare pointer, because the
+//! kernel turns a blocked synchronous signal into termination. The calls that return `Result` need
+//! no signal.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,10 +35,10 @@ pub enum Served {
 
 /// Serves the faults of a range of addresses.
 ///
-/// `serve` runs inside a signal handler: it allocates nothing, logs nothing, and takes no lock that is
-/// held while mapped memory is touched. It refuses in a fork of the process that made the mapping (see
-/// [`ProcessMark`](crate::ProcessMark)), whose userfaultfd still addresses the parent; mappings that the
-/// child makes itself are served.
+/// `serve` runs inside a signal handler: it must not allocate, log, or take a lock that is held
+/// while mapped memory is accessed. It must refuse in a fork of the process that made the mapping
+/// (see [`ProcessMark`](crate::ProcessMark)), whose userfaultfd still addresses the parent;
+/// mappings that the child makes itself are served.
 pub trait FaultOwner: Sync {
     /// Makes the access possible, or refuses.
     fn serve(&self, fault: &FaultContext) -> Served;
@@ -63,8 +64,8 @@ pub fn install() -> Result<(), VmError> {
     }
     stack::prepare_pool()?;
     if ROUTER.get().is_none() {
-        // What is installed now is recorded before it is replaced, so that a foreign fault in between
-        // already finds where to go; and once only, or our own handler would be taken for a previous one.
+        // Record the previous handlers before replacing them, so that a foreign fault in between is
+        // already passed on; and only once, or our own handler would be recorded as a previous one.
         let _ = ROUTER.set(Router {
             previous_sigbus: signal::installed(libc::SIGBUS).map_err(VmError::Handler)?,
             previous_sigsegv: signal::installed(libc::SIGSEGV).map_err(VmError::Handler)?,
@@ -79,9 +80,9 @@ pub fn install() -> Result<(), VmError> {
 /// Makes [`install`] usable in a child that was forked while another thread was in it.
 ///
 /// # Safety
-/// The calling thread is the only one of a process just forked.
+/// The calling thread is the only thread of a process just forked.
 pub(crate) unsafe fn reset_in_child() {
-    // SAFETY: the caller's promise; `fork` is not called under this lock.
+    // SAFETY: forwarded to the caller; `fork` is not called under this lock.
     unsafe { INSTALLING.reset_in_child() };
 }
 
@@ -98,7 +99,7 @@ pub fn foreign_faults() -> u64 {
     FOREIGN_FAULTS.load(Ordering::Relaxed)
 }
 
-/// Serves a fault that arrived in another way than by signal.
+/// Serves a fault that was not delivered as a signal.
 pub fn serve(fault: &FaultContext) -> Served {
     Arena::owner_of(fault.address).map_or(Served::No, |owner| owner.serve(fault))
 }
@@ -123,18 +124,20 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         let Some(router) = ROUTER.get() else { return };
         let previous =
             if signal == libc::SIGBUS { &router.previous_sigbus } else { &router.previous_sigsegv };
-        // SAFETY: the handler's own argument; this function runs on the stack it was started on.
+        // SAFETY: the handler's own argument; this function runs on the stack on which the handler
+        // was started.
         unsafe { stack::restore_alternate(context.cast()) };
-        // SAFETY: these are the handler's own arguments, and `previous` is what was installed.
+        // SAFETY: these are the handler's own arguments, and `previous` was installed for this
+        // signal.
         unsafe { signal::chain(previous, signal, info, context) };
     }
 }
 
-/// Not to be unwound out of: a panic in here aborts.
+/// Runs the owner of the fault. Does not unwind: a panic in here aborts.
 extern "C" fn serve_managed(arguments: *mut libc::c_void) {
     // SAFETY: `on_fault` passes its own `Arguments`.
     let arguments = unsafe { &mut *arguments.cast::<Arguments>() };
-    // A sent signal (kill, raise) carries no address of an access.
+    // A signal that was sent (kill, raise) has no fault address.
     // SAFETY: the kernel filled in the structure.
     if unsafe { (*arguments.info).si_code } <= 0 {
         return;
@@ -147,7 +150,7 @@ extern "C" fn serve_managed(arguments: *mut libc::c_void) {
         None => guard::serve_unowned(&fault),
     };
     if arguments.served == Served::No {
-        // A load that can report failure does so instead of ending the process.
+        // Makes a fallible load report failure instead of terminating the process.
         // SAFETY: the handler's own context.
         if unsafe { aquifer_sys::fallible::fail(arguments.context.cast()) } {
             arguments.served = Served::Yes;
@@ -159,7 +162,7 @@ extern "C" fn serve_managed(arguments: *mut libc::c_void) {
 mod tests {
     use super::*;
 
-    /// As if another thread had held both locks when this one forked.
+    /// Simulates another thread that held both locks at the fork.
     #[test]
     fn a_child_is_not_stopped_by_locks_of_its_parents_threads() {
         let arena = Arena::global().unwrap();
@@ -168,10 +171,10 @@ mod tests {
         // SAFETY: the child makes a few calls that allocate nothing, and leaves by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: no preconditions; a child that hangs ends.
+            // SAFETY: no preconditions; the alarm ends a child that hangs.
             unsafe { libc::alarm(20) };
             let works = arena.allocate(1).is_ok() && install().is_ok() && is_installed();
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running the parent's destructors or exit handlers.
             unsafe { libc::_exit(i32::from(!works)) };
         }
         drop((taken, installing));

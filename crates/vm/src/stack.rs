@@ -1,19 +1,20 @@
-//! Room for the handler.
+//! Stacks for the fault handler.
 //!
-//! A handler on an alternate stack starts with the kernel's frame: 3.4 KiB with AVX-512 state, more with
-//! AMX. Rust gives its threads an alternate stack of 8 KiB or the hardware's minimum, so serving a fault
-//! there would run off its end; a thread without one may fault with its ordinary stack nearly full.
-//! Threads of other libraries, and threads that only use bare pointers, cannot be prepared in advance; so
-//! the handler itself continues on a stack from a pool, without a lock. What must fit on the interrupted
-//! stack is the kernel's frame and nothing else.
+//! A handler on an alternate stack starts with the kernel's frame: 3.4 KiB with AVX-512 state, more
+//! with AMX. Rust gives its threads an alternate stack of 8 KiB or the hardware's minimum, so
+//! serving a fault there would overflow it; a thread without one may fault with its ordinary stack
+//! nearly full. Threads of other libraries, and threads that only use bare pointers, cannot be
+//! prepared in advance. So the handler itself continues on a stack from a lock-free pool. Only the
+//! kernel's frame has to fit on the interrupted stack.
 //!
-//! While the handler runs on a pooled stack, that is made the thread's alternate stack: otherwise the
-//! kernel would take the thread for being off its alternate stack, and put a nested fault's frame on top
-//! of the first one's. Returning from the handler restores the old setting (`rt_sigreturn` does); before a
-//! foreign handler is called, which may fault itself or never return, [`restore_alternate`] does.
+//! While the handler runs on a pooled stack, that stack is the thread's alternate stack: otherwise
+//! the kernel would consider the thread to be off its alternate stack, and put a nested fault's
+//! frame on top of the first one's. Returning from the handler restores the old setting
+//! (`rt_sigreturn` does). Before a foreign handler is called, which may fault itself or never
+//! return, [`restore_alternate`] restores it.
 //!
-//! A thread without an alternate stack whose ordinary one has no room for the kernel's frame dies;
-//! [`prepare_thread`] gives it an alternate stack.
+//! A thread without an alternate stack whose ordinary stack has no room for the kernel's frame is
+//! killed; [`prepare_thread`] gives it an alternate stack.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,13 +24,13 @@ use aquifer_sys::signal;
 
 use crate::VmError;
 
-/// Serving a fault takes less than 40 KiB in a debug build.
+/// Size of a pooled stack: serving a fault takes less than 40 KiB in a debug build.
 const STACK_BYTES: usize = 256 << 10;
 const OWN_STACK_BYTES: usize = 64 << 10;
 const GUARD_BYTES: usize = 4 << 10;
-/// Zeros above the first frame of a pooled stack. A panic in the handler prints a backtrace before it aborts,
-/// and who walks the stack does not know that it was switched: it must find no return address, rather
-/// than run off the end.
+/// Zeros above the first frame of a pooled stack. A panic in the handler prints a backtrace before
+/// it aborts, and the unwinder does not know that the stack was switched: it must find no return
+/// address, rather than read past the end.
 const END_BYTES: usize = 1 << 10;
 const POOL_STACKS: usize = 256;
 
@@ -38,14 +39,14 @@ struct Pool {
     taken: [AtomicBool; POOL_STACKS],
 }
 
-// SAFETY: stacks are handed out one at a time by the flags.
+// SAFETY: the flags give each stack to one thread at a time.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
 
 static POOL: OnceLock<Pool> = OnceLock::new();
 
-/// Reserves the pool's address space; its pages appear when used.
+/// Reserves the pool's address space; its pages are allocated on first use.
 pub(crate) fn prepare_pool() -> Result<(), VmError> {
     if POOL.get().is_some() {
         return Ok(());
@@ -62,14 +63,14 @@ pub(crate) fn prepare_pool() -> Result<(), VmError> {
     }
     let pool = Pool { base, taken: [const { AtomicBool::new(false) }; POOL_STACKS] };
     if let Err(second) = POOL.set(pool) {
-        // SAFETY: another thread was first; nobody has seen this mapping.
+        // SAFETY: another thread was first; this mapping was never published.
         let _ = unsafe { memory::unmap(second.base, len) };
     }
     Ok(())
 }
 
-/// Calls `function(argument)` on a pooled stack. With the pool exhausted it stays where it is, or, where
-/// that is a small alternate stack, waits: those who have a pooled stack return it.
+/// Calls `function(argument)` on a pooled stack. If the pool is exhausted, it calls on the current
+/// stack or, if that is a small alternate stack, waits until another thread returns a pooled stack.
 ///
 /// # Safety
 /// `context` is the handler's third argument; `function` may be called with `argument`.
@@ -79,7 +80,7 @@ pub(crate) unsafe fn with_room(
     function: extern "C" fn(*mut libc::c_void),
     argument: *mut libc::c_void,
 ) {
-    // SAFETY: the caller passes the handler's own context.
+    // SAFETY: the caller passes the handler's context.
     let alternate = unsafe { (*context).uc_stack };
     let here = std::ptr::from_ref(&alternate) as usize;
     let old = alternate.ss_sp as usize;
@@ -101,22 +102,26 @@ pub(crate) unsafe fn with_room(
         base: base.wrapping_add(GUARD_BYTES),
     };
     let top = base.wrapping_add(STACK_BYTES - END_BYTES);
-    // SAFETY: the end of a stack that this thread owns until the flag is cleared.
+    // SAFETY: `top` is the end of a stack that this thread owns until the flag is cleared.
     unsafe { call_on(top, enter, std::ptr::from_ref(&call) as *mut _) };
     // Release pairs with the acquire in `take`: the next user sees the stack unused.
     pool.taken[index].store(false, Ordering::Release);
 }
 
-/// Undoes what [`with_room`] did to the thread's alternate stack: the pooled one may be another thread's.
+/// Restores the thread's alternate stack after [`with_room`]: another thread may use the pooled
+/// one.
 ///
 /// # Safety
-/// `context` is the handler's third argument, and the caller runs on the stack the handler was started on.
+/// `context` is the handler's third argument, and the caller runs on the stack on which the handler
+/// was started.
 pub(crate) unsafe fn restore_alternate(context: *const libc::ucontext_t) {
-    // SAFETY: the caller passes the handler's own context.
+    // SAFETY: the caller passes the handler's context.
     let alternate = unsafe { (*context).uc_stack };
     if alternate.ss_flags & libc::SS_DISABLE == 0 {
-        // Refused where it was not changed and the handler runs on it: then there is nothing to undo.
-        // SAFETY: it was the thread's alternate stack when the handler was started, and still exists.
+        // Fails if the setting was not changed and the handler runs on that stack: then there is
+        // nothing to restore.
+        // SAFETY: it was the thread's alternate stack when the handler was started, and still
+        // exists.
         let _ = unsafe { signal::set_alternate_stack(alternate.ss_sp.cast(), alternate.ss_size) };
     }
 }
@@ -128,14 +133,14 @@ struct Call {
     base: *mut u8,
 }
 
-/// First function on the pooled stack.
+/// The first function on the pooled stack.
 extern "C" fn enter(call: *mut libc::c_void) {
-    // SAFETY: `with_room` passes its own `Call`, which outlives this.
+    // SAFETY: `with_room` passes its own `Call`, which outlives this call.
     let call = unsafe { &*call.cast::<Call>() };
     if call.becomes_alternate {
-        // Refused only if the kernel's minimum grew beyond the pool's stacks; then nested faults are
-        // where they were without this.
-        // SAFETY: this thread runs on the pooled stack, off its alternate one, and owns it.
+        // Fails only if the kernel's minimum exceeds the size of the pool's stacks; then a nested
+        // fault is handled as without this call.
+        // SAFETY: this thread owns the pooled stack and runs on it, off its alternate stack.
         let _ = unsafe { signal::set_alternate_stack(call.base, STACK_BYTES - GUARD_BYTES) };
     }
     (call.function)(call.argument);
@@ -153,7 +158,7 @@ fn take() -> Option<(&'static Pool, usize)> {
     })
 }
 
-/// Switches the stack pointer to `top`, calls, and switches back.
+/// Switches the stack pointer to `top`, calls `function`, and switches back.
 ///
 /// # Safety
 /// `top` is 16-byte aligned and the end of an unused stack; `function` does not unwind.
@@ -163,8 +168,8 @@ unsafe fn call_on(
     function: extern "C" fn(*mut libc::c_void),
     argument: *mut libc::c_void,
 ) {
-    // SAFETY: r12 is callee-saved, so it holds the old stack pointer across the call; everything else
-    // that the C ABI lets the callee change is declared.
+    // SAFETY: r12 is callee-saved, so it holds the old stack pointer across the call; everything
+    // else that the C ABI lets the callee change is declared.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",
@@ -180,7 +185,7 @@ unsafe fn call_on(
     }
 }
 
-/// Switches the stack pointer to `top`, calls, and switches back.
+/// Switches the stack pointer to `top`, calls `function`, and switches back.
 ///
 /// # Safety
 /// As on x86-64.
@@ -190,8 +195,8 @@ unsafe fn call_on(
     function: extern "C" fn(*mut libc::c_void),
     argument: *mut libc::c_void,
 ) {
-    // SAFETY: x20 is callee-saved, so it holds the old stack pointer across the call; everything else
-    // that the C ABI lets the callee change is declared, the link register with it.
+    // SAFETY: x20 is callee-saved, so it holds the old stack pointer across the call; everything
+    // else that the C ABI lets the callee change is declared, including the link register.
     unsafe {
         std::arch::asm!(
             "mov x20, sp",
@@ -207,11 +212,11 @@ unsafe fn call_on(
     }
 }
 
-/// Prepares the calling thread for faults through bare pointers: unblocks SIGBUS and SIGSEGV, and gives
-/// the thread an alternate stack of 64 KiB where it has none or a smaller one.
+/// Prepares the calling thread for faults through bare pointers: unblocks SIGBUS and SIGSEGV, and
+/// gives the thread an alternate stack of 64 KiB where it has none or a smaller one.
 ///
-/// Only needed in threads that block all signals or may touch a mapping with their stack nearly full.
-/// The stack is kept for the life of the thread and freed at its end.
+/// Only needed in threads that block all signals or may touch a mapping with their stack nearly
+/// full. The stack exists for the life of the thread and is freed at its end.
 pub fn prepare_thread() -> Result<(), VmError> {
     thread_local! {
         static OWN: std::cell::RefCell<Option<OwnStack>> = const { std::cell::RefCell::new(None) };
@@ -221,7 +226,7 @@ pub fn prepare_thread() -> Result<(), VmError> {
         return Ok(());
     }
     let base = memory::map_anonymous(OWN_STACK_BYTES).map_err(VmError::Handler)?;
-    // SAFETY: the memory is kept by the thread-local until the thread ends.
+    // SAFETY: the thread-local keeps the memory until the thread ends.
     unsafe { signal::set_alternate_stack(base, OWN_STACK_BYTES) }.map_err(VmError::Handler)?;
     OWN.with(|own| *own.borrow_mut() = Some(OwnStack(base)));
     Ok(())
@@ -232,7 +237,7 @@ struct OwnStack(*mut u8);
 impl Drop for OwnStack {
     fn drop(&mut self) {
         signal::disable_alternate_stack();
-        // SAFETY: no longer the thread's alternate stack.
+        // SAFETY: it is no longer the thread's alternate stack.
         let _ = unsafe { memory::unmap(self.0, OWN_STACK_BYTES) };
     }
 }
@@ -243,7 +248,7 @@ mod tests {
 
     extern "C" fn note_place(place: *mut libc::c_void) {
         let local = 0u8;
-        // SAFETY: the test passes an address of its own.
+        // SAFETY: the test passes the address of its own variable.
         unsafe { *place.cast::<usize>() = std::hint::black_box(&raw const local).addr() };
     }
 
@@ -253,7 +258,8 @@ mod tests {
         let pool = POOL.get().unwrap().base.addr();
         let (top, mut place) = (take().expect("a stack is free"), 0usize);
         let base = top.0.base.wrapping_add(top.1 * STACK_BYTES);
-        // SAFETY: the end of a stack that was taken; the function writes to the place it is given.
+        // SAFETY: the end of a stack that was taken; the function writes to the variable it is
+        // passed.
         unsafe {
             let top = base.wrapping_add(STACK_BYTES - END_BYTES);
             call_on(top, note_place, (&raw mut place).cast());

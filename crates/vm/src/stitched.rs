@@ -6,11 +6,11 @@
 //!                        ▼   │    │
 //! addresses  [ a | b | zeros │ c ]◀─ one mapping each, in addresses of the ephemeral heap
 //! ```
-//! Each piece is a mapping of its own, made with a system call and counted among those that a process may have. So this is for
-//! a handful of pieces, or a few hundred that are used for long. When it is dropped, its mappings are taken away together with those
-//! of others (see [`ephemeral`](crate::ephemeral)).
+//! Each piece is a separate mapping, which takes a system call and counts towards the process's
+//! limit of mappings. So this is for a handful of pieces, or a few hundred that are used for long.
+//! Dropping it unmaps its mappings in a batch with others (see [`ephemeral`](crate::ephemeral)).
 //!
-//! Others change the bytes whenever they like; what is said of [`file_mapping`](crate::file_mapping) holds here.
+//! The bytes may change concurrently; the rules of [`file_mapping`](crate::file_mapping) apply.
 
 use std::fmt;
 use std::io;
@@ -28,19 +28,19 @@ use crate::file_mapping::Inaccessible;
 use crate::guard::Replaceable;
 use crate::{FaultOwner, Served, VmError, router};
 
-/// What comes next in the addresses. Offsets and lengths are multiples of 4,096.
+/// One piece of the contiguous memory. Offsets and lengths are multiples of 4,096.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StitchPiece {
     /// A part of the file.
     File {
-        /// Where in the file.
+        /// Offset in the file.
         offset_bytes: u64,
-        /// How much.
+        /// Length.
         len_bytes: usize,
     },
-    /// Zeros, which are not to be stored to.
+    /// Zeros, which cannot be stored to.
     Zeros {
-        /// How many.
+        /// Length.
         len_bytes: usize,
     },
 }
@@ -63,14 +63,14 @@ pub enum StitchError {
          vm.max_map_count); drop views, or raise the limit with `sysctl vm.max_map_count`"
     )]
     TooManyMappings {
-        /// Those that were wanted.
+        /// Mappings requested.
         pieces: usize,
-        /// Those in use.
+        /// Mappings in use.
         used: usize,
-        /// Those that may be.
+        /// The limit.
         limit: usize,
     },
-    /// The system maps no more.
+    /// The system refused a mapping.
     #[error("cannot map {len_bytes} bytes of the file: {source}")]
     Map {
         /// Bytes of the piece.
@@ -78,7 +78,7 @@ pub enum StitchError {
         /// The system's error.
         source: io::Error,
     },
-    /// There are no addresses.
+    /// No addresses are free.
     #[error(transparent)]
     Vm(#[from] VmError),
     /// This process is a fork of the one that made the stitcher.
@@ -105,18 +105,20 @@ impl Default for Stitcher {
 }
 
 impl Stitcher {
-    /// One that has no addresses yet. What is made by it may take half of the mappings that the process may have.
+    /// Creates a stitcher without addresses. Its mappings may take up to half of those that the
+    /// process may have.
     pub fn new() -> Stitcher {
         Stitcher { heap: Heap::new(Unmap::default(), Arc::new(VmaBudget::of_process())) }
     }
 
-    /// Maps pieces of a file, which are there, one behind the other. The file is opened so that it can be mapped like this.
+    /// Maps existing pieces of a file consecutively. The file must be open for the requested
+    /// access.
     ///
     /// # Errors
     /// [`StitchError`].
     ///
     /// # Panics
-    /// If an offset or a length is no multiple of 4,096, or there are no pieces.
+    /// If an offset or a length is not a multiple of 4,096, or there are no pieces.
     pub fn stitch(
         &self,
         file: BorrowedFd<'_>,
@@ -135,7 +137,7 @@ impl Stitcher {
                 NoAddresses::Memory(error) => error.into(),
                 NoAddresses::Forked => StitchError::Forked,
             })?;
-        // From here on the extent is retired by `drop`, also if a piece is refused.
+        // From here on `drop` retires the extent, even if a piece is refused.
         let mapping = Box::new(Mapping {
             extent: Some(extent),
             heap: self.heap.clone(),
@@ -145,19 +147,20 @@ impl Stitcher {
             replaceable: Replaceable::new(),
         });
         mapping.map(file, 0..len_bytes)?;
-        // SAFETY: a box does not move what is in it, and the extent is retired when that is dropped.
+        // SAFETY: the box keeps the mapping's address stable, and dropping the mapping retires the
+        // extent.
         unsafe { mapping.extent().set_owner(&raw const *mapping) };
         Ok(Stitched { mapping })
     }
 }
 
-/// Pieces of a file that lie one behind the other, as long as this lives.
+/// Consecutively mapped pieces of a file.
 pub struct Stitched {
     mapping: Box<Mapping>,
 }
 
 struct Mapping {
-    /// There until it is dropped.
+    /// `Some` until it is dropped.
     extent: Option<Extent>,
     heap: Arc<Heap>,
     pieces: Vec<StitchPiece>,
@@ -186,8 +189,8 @@ impl Mapping {
                 continue;
             }
             let (address, len_bytes) = (self.address().wrapping_add(start), end - start);
-            // SAFETY: addresses of the extent, into which there are no references; what was there is a reservation, this, or zeros in
-            // its place.
+            // SAFETY: addresses of the extent, into which no references exist. They hold a
+            // reservation, an unused mapping, this mapping, or its zero pages.
             let mapped = unsafe {
                 match *piece {
                     StitchPiece::Zeros { .. } => {
@@ -220,7 +223,7 @@ impl Mapping {
 
 impl FaultOwner for Mapping {
     fn serve(&self, fault: &FaultContext) -> Served {
-        // SAFETY: the guarded addresses are this mapping's.
+        // SAFETY: the guarded addresses are this mapping's, and no references into them exist.
         unsafe { self.replaceable.serve(fault) }
     }
 }
@@ -234,12 +237,12 @@ impl Drop for Mapping {
 }
 
 impl Stitched {
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.mapping.len_bytes
     }
 
-    /// Where in the file the bytes of a range lie, which are no zeros, piece by piece: offset and length.
+    /// The file offsets and lengths behind a range, piece by piece, without zeros.
     pub fn file_offsets(&self, range: Range<usize>) -> impl Iterator<Item = (u64, u64)> + '_ {
         let mut at = 0;
         self.mapping.pieces.iter().filter_map(move |piece| {
@@ -255,15 +258,15 @@ impl Stitched {
         })
     }
 
-    /// The bytes of a range: for who does not mind a signal where they are not there any more.
+    /// The bytes of a range. Reading a byte that cannot be accessed raises SIGBUS.
     pub fn bytes(&self, offset_bytes: usize, len_bytes: usize) -> Result<Bytes<'_>, Inaccessible> {
         let start = self.mapping.place(offset_bytes, len_bytes)?;
         // SAFETY: `place` checked the range, which is mapped as long as `self` is borrowed.
         Ok(unsafe { Bytes::new(start, len_bytes) })
     }
 
-    /// Shows a range to a closure. If a byte that it looks at is not there, the outcome is an error, and that of the closure is dropped.
-    /// `file` is the one that is mapped.
+    /// Passes a range to a closure. If the closure reads a byte that cannot be accessed, returns an
+    /// error and drops the closure's result. `file` is the mapped file.
     pub fn guarded<T>(
         &self,
         file: BorrowedFd<'_>,
@@ -282,11 +285,12 @@ impl Stitched {
         outcome.map_err(|_| Inaccessible)
     }
 
-    /// Copies bytes out; what others change meanwhile may come out torn.
+    /// Copies bytes out; bytes that change concurrently may be torn.
     pub fn read(&self, offset_bytes: usize, target: &mut [u8]) -> Result<(), Inaccessible> {
         let source = self.mapping.place(offset_bytes, target.len())?;
         let (copied, is_settled) = self.mapping.replaceable.is_settled_during(|| {
-            // SAFETY: `place` checked the range; the target is the caller's own, outside of this mapping.
+            // SAFETY: `place` checked the range; the target belongs to the caller and lies outside
+            // this mapping.
             unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
         });
         (copied && is_settled).then_some(()).ok_or(Inaccessible)
@@ -325,7 +329,7 @@ mod tests {
         };
         assert_eq!(pages(&stitched), [4, 5, 0, 1]);
         let across = stitched.bytes(PAGE - 2, 4).unwrap().as_ptr().cast_mut();
-        // SAFETY: the ends of two pieces, which nobody else looks at.
+        // SAFETY: inside the writable mapping; no other code accesses these bytes.
         unsafe { across.write_bytes(9, 4) };
         let mut bytes = [0; 6];
         file.read_exact_at(&mut bytes, 5 * PAGE as u64 - 3).unwrap();
@@ -350,7 +354,7 @@ mod tests {
         assert_eq!(stitched.guarded(file.as_fd(), 0, 2 * PAGE, look), Ok((8, 0)));
     }
 
-    /// Each piece is a mapping, and there are only so many.
+    /// Each piece is a mapping and counts towards the budget.
     #[test]
     fn mappings_are_counted_until_they_are_gone() {
         let file = file_of(2);

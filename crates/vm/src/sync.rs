@@ -1,5 +1,5 @@
-//! Atomics, a mutex and waiting, real or modelled: what is built on this module alone runs unchanged under loom
-//! (`--cfg loom`, see the `loom_models` of the modules).
+//! Atomics, a mutex and waiting, real or modelled: code that uses only this module runs unchanged
+//! under loom (`--cfg loom`, see the `loom_models` of the modules).
 
 #[cfg(loom)]
 pub(crate) use modelled::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, wait, wake};
@@ -12,8 +12,8 @@ mod real {
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 }
 
-/// A futex for loom has no time-outs and no spurious wake-ups: so a wake-up that is lost ends the model as a
-/// deadlock.
+/// The futex for loom has no time-outs and no spurious wake-ups, so a lost wake-up ends the model
+/// as a deadlock.
 #[cfg(loom)]
 mod modelled {
     use std::time::Duration;
@@ -21,7 +21,7 @@ mod modelled {
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     use loom::sync::{Condvar, MutexGuard};
 
-    /// Loom's mutex with the interface of ours.
+    /// Loom's mutex with the interface of `aquifer_sys::futex::Mutex`.
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
@@ -39,7 +39,7 @@ mod modelled {
     }
 
     struct Futexes {
-        /// How often somebody was woken.
+        /// Number of wake calls.
         wakes: loom::sync::Mutex<u64>,
         woken: Condvar,
     }
@@ -49,8 +49,8 @@ mod modelled {
             Futexes { wakes: loom::sync::Mutex::new(0), woken: Condvar::new() };
     }
 
-    /// Looking at the word and going to sleep is one step towards a waker. With a time-out it does not sleep at all:
-    /// the time is over.
+    /// Checking the word and going to sleep is atomic with respect to `wake`. With a time-out it
+    /// returns at once, as if the time had passed.
     pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
         if timeout.is_some() {
             return;

@@ -1,17 +1,21 @@
-//! Write windows: the moments in which a thread can store to guarded memory.
+//! Write windows, during which a thread can store to guarded memory.
 //!
-//! Guarded memory carries the process's protection key ([`aquifer_sys::pkey`]), and every thread is without rights to it, except
-//! inside a window. A store that goes astray, through a stale pointer or an index out of bounds, in this or another thread,
-//! meets no rights and ends in SIGSEGV instead of on media. Opening and closing takes two instructions each, and no system call.
+//! Guarded memory is mapped with the process's protection key ([`aquifer_sys::pkey`]), and no
+//! thread has rights to the key except inside a window. A stray store, through a stale pointer or
+//! an index out of bounds, in this or another thread, raises SIGSEGV instead of reaching the
+//! medium. Opening and closing take two instructions each, and no system call.
 //!
-//! # What to mind
-//! * The key is one for all that this process guards: a window opened for one pool lets the thread store to all.
-//! * A thread that is started inside a window is born with its rights, and keeps them until the first window of its own closes.
-//! * Signal handlers run without rights, also inside a window of the interrupted code. Threads that were there before the key
-//!   have none either. Whoever is to be read by everybody is mapped a second time, without the key.
-//! * Rights bind what this thread does, and system calls that it makes; not `ptrace`, `process_vm_writev` and
-//!   `/proc/…/mem`, and not threads of the kernel (io_uring). Code that wants to can open a window itself: this is a
-//!   guard against mistakes.
+//! # Limits
+//! * The process has one key for everything it guards: a window opened for one pool lets the thread
+//!   store to all.
+//! * A thread started inside a window inherits its rights, and keeps them until its own first
+//!   window closes.
+//! * Signal handlers run without rights, even if they interrupt a window. So do threads that were
+//!   started before the key was allocated. Memory that all threads must be able to read is mapped a
+//!   second time, without the key.
+//! * Rights apply to this thread's accesses and system calls; not to `ptrace`, `process_vm_writev`
+//!   and `/proc/…/mem`, and not to kernel threads (io_uring). Any code can open a window itself:
+//!   this guards against mistakes only.
 
 use std::cell::Cell;
 use std::io;
@@ -21,19 +25,19 @@ use std::sync::OnceLock;
 use aquifer_sys::pkey::{Key, Rights};
 
 thread_local! {
-    /// Windows of this thread that are open.
+    /// Number of open windows of this thread.
     static OPEN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The key of what this process guards.
+/// The protection key of the process's guarded memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowKey(Key);
 
 impl WindowKey {
-    /// The one there is, made when it is first asked for, and kept.
+    /// Returns the key of the process, allocated at the first call and kept.
     ///
     /// # Errors
-    /// Those of [`Key::allocate`]: the CPU or the kernel has none, or all are taken.
+    /// Those of [`Key::allocate`]: the CPU or the kernel does not support keys, or all are in use.
     pub fn of_process() -> io::Result<WindowKey> {
         static KEY: OnceLock<Result<WindowKey, Option<i32>>> = OnceLock::new();
         let made = KEY
@@ -44,12 +48,12 @@ impl WindowKey {
         })
     }
 
-    /// What guarded memory is mapped with.
+    /// The key to map guarded memory with.
     pub fn key(self) -> Key {
         self.0
     }
 
-    /// Opens a window of the calling thread, until the result is dropped.
+    /// Opens a window for the calling thread, until the result is dropped.
     #[inline]
     pub fn open(self) -> WriteWindow {
         OPEN.with(|open| {
@@ -61,20 +65,21 @@ impl WindowKey {
     }
 }
 
-/// A window of one thread, open. Windows can be nested, and closed in any order: the last one counts.
+/// An open window of one thread. Windows can be nested and closed in any order: closing the last
+/// one removes the rights.
 ///
 /// ```
 /// use aquifer_vm::window::WindowKey;
 ///
 /// if let Ok(key) = WindowKey::of_process() {
 ///     let window = key.open();
-///     // Stores to what is guarded work here, and only in this thread,
+///     // Stores to guarded memory work here, and only in this thread,
 ///     drop(window);
-///     // and here no more.
+///     // and here they fault.
 /// }
 /// ```
 ///
-/// It stays with its thread:
+/// It cannot be sent to another thread:
 ///
 /// ```compile_fail
 /// fn sent<T: Send>() {}
@@ -117,7 +122,7 @@ mod tests {
         assert_eq!(rights(), Rights::All);
         drop(outer);
         assert_eq!(rights(), Rights::All);
-        // A thread that is born into a window: its own windows end that.
+        // A thread started inside a window loses its rights when its own window closes.
         std::thread::spawn(move || {
             assert_eq!(key.key().rights(), Rights::All);
             drop(key.open());

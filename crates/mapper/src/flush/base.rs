@@ -1,11 +1,13 @@
-//! What private copies held when they were written last, for those that stay.
+//! The last written content of the private copies that stay after a flush.
 //!
-//! A copy that stays hides what others write to its page of the file from then on. Written once more as a whole, it would take
-//! their bytes back. So its content is kept beside it, and the next time only the bytes that differ from that are written: those
-//! that were stored to. A store of what the copy holds already changes nothing and is none.
+//! A copy that stays hides other processes' later writes to its page of the file. Writing the whole
+//! copy again would overwrite them. So its written content is kept here, and the next flush writes
+//! only the bytes that differ from it: those that were stored to. A store that does not change a
+//! byte is not detected.
 //!
-//! Copies stay where nothing can keep stores out while they are dropped (the program has a pointer to store through), where they
-//! are not durable yet, and where the program locks its memory. All others go with the flush, and cost nothing here.
+//! Copies stay where stores cannot be kept out while they are dropped (the program has a pointer to
+//! store through), where they are not durable yet, and where the program locks its memory. All
+//! other copies are dropped by the flush and cost nothing here.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,27 +17,27 @@ use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 
 use aquifer_vm::{PageIndex, PageRun};
 
-/// Chunks of memory for so many pages: the first, and the largest, which are of huge pages. Memory that is touched page by page
-/// for the first time costs more than what is copied to it.
+/// Pages per chunk of memory: of the first chunk, and of the largest, which use huge pages.
+/// Faulting memory in page by page costs more than copying to it.
 const CHUNK_PAGES: [usize; 2] = [16, 2048];
 
-/// Copies as they were written last, by page.
+/// The last written content of copies, by page.
 #[derive(Debug, Default)]
 pub(super) struct Bases {
-    /// Where each is: a page of a chunk, which is its alone.
+    /// The place of each: a page of a chunk, used by it alone.
     places: HashMap<PageIndex, *mut u8>,
-    /// Pages of chunks that are no copy's.
+    /// Unused pages of chunks.
     free: Vec<*mut u8>,
     chunks: Vec<memory::Range>,
 }
 
-// SAFETY: the chunks are its own, and what points into them is reached through it only.
+// SAFETY: `self` owns the chunks, and the pointers into them are only reached through it.
 unsafe impl Send for Bases {}
-// SAFETY: as above; shared, they are only read.
+// SAFETY: as above; a shared reference only reads.
 unsafe impl Sync for Bases {}
 
 impl Bases {
-    /// A page was written with this content, and its copy stays.
+    /// Records that a page was written with this content, and its copy stays.
     pub fn set(&mut self, page: PageIndex, content: &[u8]) {
         assert_eq!(content.len(), SMALL_PAGE_BYTES, "a page");
         let place = match self.places.get(&page) {
@@ -46,11 +48,11 @@ impl Bases {
                 place
             }
         };
-        // SAFETY: a page of a chunk, which is this copy's alone.
+        // SAFETY: `place` is a page of a chunk, used for this page alone.
         unsafe { ptr::copy_nonoverlapping(content.as_ptr(), place, SMALL_PAGE_BYTES) };
     }
 
-    /// A page of a chunk, with any content.
+    /// Takes an unused page of a chunk; its content is arbitrary.
     fn take(&mut self) -> *mut u8 {
         if self.free.is_empty() {
             let [first, largest] = CHUNK_PAGES;
@@ -61,20 +63,20 @@ impl Bases {
                 std::alloc::handle_alloc_error(layout);
             };
             if pages == largest {
-                // SAFETY: mapped above. A hint.
+                // SAFETY: mapped above. The advice is a hint.
                 let _ = unsafe { memory::advise(address, len_bytes, Advice::HugePage) };
             }
             self.chunks.push(memory::Range { address, len_bytes });
-            // The first page is the next to be taken.
+            // In reverse, so that the first page is taken next.
             self.free.extend((0..pages).rev().map(|n| address.wrapping_add(n * SMALL_PAGE_BYTES)));
         }
         self.free.pop().expect("just filled")
     }
 
-    /// A part of a copy was filled from the file: it counts as written.
+    /// Records that a part of a copy was filled from the file: it counts as written.
     pub fn take_in(&mut self, page: PageIndex, at: usize, bytes: &[u8]) {
         if let Some(&place) = self.places.get(&page) {
-            // SAFETY: as in `set`; borrowed alone, as this is.
+            // SAFETY: as in `set`; `self` is borrowed mutably, so this is the only reference.
             let base = unsafe { std::slice::from_raw_parts_mut(place, SMALL_PAGE_BYTES) };
             base[at..at + bytes.len()].copy_from_slice(bytes);
         }
@@ -82,16 +84,16 @@ impl Bases {
 
     pub fn get(&self, page: PageIndex) -> Option<&[u8]> {
         let &place = self.places.get(&page)?;
-        // SAFETY: as in `set`; nothing changes it while this is borrowed.
+        // SAFETY: as in `set`; nothing changes the page while `self` is borrowed.
         Some(unsafe { std::slice::from_raw_parts(place, SMALL_PAGE_BYTES) })
     }
 
-    /// Whether there is one of any of these pages.
+    /// Whether any of these pages has a base.
     pub fn has_any(&self, run: PageRun) -> bool {
         !self.places.is_empty() && run.pages().any(|page| self.places.contains_key(&page))
     }
 
-    /// These have to be written again as a whole, or have no copy any more.
+    /// Forgets pages that have to be written again whole, or that no longer have a copy.
     pub fn forget(&mut self, runs: &[PageRun]) {
         if self.places.is_empty() {
             return;
@@ -106,7 +108,7 @@ impl Bases {
     fn give_back(&mut self) {
         self.free.clear();
         for chunk in self.chunks.drain(..) {
-            // SAFETY: mapped by `take`, and nothing points into it any more.
+            // SAFETY: mapped by `take`, and no pointer into it is left.
             let _ = unsafe { memory::unmap(chunk.address, chunk.len_bytes) };
         }
     }
@@ -118,7 +120,7 @@ impl Drop for Bases {
     }
 }
 
-/// Where two contents differ: ranges of offsets.
+/// Returns the ranges of offsets at which two contents differ.
 pub(super) fn differences(before: &[u8], now: &[u8]) -> Vec<Range<usize>> {
     const BLOCK: usize = 64;
     let mut ranges: Vec<Range<usize>> = Vec::new();

@@ -1,4 +1,4 @@
-//! Exact flush: pages of a private mapping that were stored to are written to the file, and made durable.
+//! Exact flush: writes the pages of a private mapping that were stored to, and makes them durable.
 //!
 //! ```text
 //!             store                   written                    synced
@@ -7,34 +7,43 @@
 //!     │                      │ └─────────────────────┘ │ sync failed
 //!     │ copy dropped         └─────────────────────────┘
 //! ```
-//! * *dirty*: a private copy holds what the file does not. The tracker finds them ([`aquifer_vm::dirty`]); those it has handed
-//!   out wait in `dirty`.
-//! * *unsynced*: the page cache has it, so that other readers see it; the device may not.
+//! * *dirty*: a private copy differs from the file. The tracker finds these pages
+//!   ([`aquifer_vm::dirty`]); those it has reported are kept in `dirty`.
+//! * *unsynced*: the page cache holds the bytes, so that other readers see them; the device may
+//!   not.
 //!
-//! # What is promised
-//! * A store that happened before a flush began is in that flush. One that happens meanwhile is in it, or stays dirty.
-//! * Only pages that were stored to are written, and of them only bytes of the view. Between pages that are few apart clean pages of
-//!   the page cache are written onto themselves, where that is cheaper (`plan`), and only while no other has the file open or
-//!   mapped ([`aquifer_sys::lease`]): a word that another process stores in the very moment it is copied would be lost.
-//! * A page that another process writes to between a store here and the flush of it wins or loses as a whole: pages are what is
-//!   tracked. Writers that store and flush in turns lose nothing (see below).
-//! * A flush that returns `Ok` has made its pages durable, and the length of the file. Until then a crash of the
-//!   machine leaves any of them old or new, in any mixture; each naturally aligned word is one or the other as far as the device
-//!   writes its sectors whole. A crash of the process alone keeps what was written so far.
-//! * What fails stays dirty, and the next flush writes it again: also what was written and could not be synced, because
-//!   the kernel may have thrown it away and says so only once. That is why private copies are never dropped before the sync.
-//!   Such pages are written whole and past the page cache, which may be wrong about them (`Pass::write_lost`).
-//! * It is all by range: what others have dirtied in the file is not waited for, as far as the file system allows
-//!   ([`aquifer_sys::range_sync`]).
+//! # Guarantees
+//! * A store that happened before a flush began is in that flush. A concurrent one is in it, or
+//!   stays dirty.
+//! * Only pages that were stored to are written, and of them only bytes of the view. Clean pages in
+//!   short gaps between them are written onto themselves from the page cache, where that is cheaper
+//!   (`plan`), and only while the file is not open or mapped elsewhere ([`aquifer_sys::lease`]): a
+//!   concurrent store by another process to a word being copied would be lost.
+//! * Conflicts with other processes are resolved by whole pages, because pages are tracked: if
+//!   another process writes to a page between a store here and its flush, one of the two versions
+//!   of the page survives. Writers that store and flush in turns lose nothing (see below).
+//! * A flush that returns `Ok` has made its pages and the length of the file durable. Until then, a
+//!   crash of the machine leaves any mixture of old and new pages; each naturally aligned word is
+//!   old or new, provided that the device writes its sectors whole. A crash of the process alone
+//!   keeps what was written so far.
+//! * Pages that fail stay dirty, and the next flush writes them again. This includes pages that
+//!   were written but could not be synced: the kernel may have discarded them, and reports that
+//!   only once. For that reason private copies are never dropped before the sync. Such pages are
+//!   written whole and past the page cache, whose state may be wrong (`Pass::write_lost`).
+//! * A flush works by range: it does not wait for pages of the file that other processes dirtied,
+//!   where the file system allows that ([`aquifer_sys::range_sync`]).
 //!
 //! # Copies
-//! A copy hides what others write to its page of the file. So a flush drops the copies it has made durable, at 0.3 to 0.6 µs a page,
-//! and the next store to such a page copies it anew, at 2 µs: the view shows the file again, and two processes that store and
-//! flush in turns see each other's bytes and overwrite none. Dropping needs a moment without stores, so it is left out for good
-//! once the program has a pointer to store through. Then the content of each copy is kept as it was written, and of a page
-//! written again only the bytes that differ from it (`base`): others' bytes stay in the file, though the view does not show
-//! them. The same holds between [`write_out`](super::FileView::write_out) and the next flush. It costs a copy in memory of each page that was
-//! flushed, and 0.6 µs to make it, some 4 where that memory was never used before.
+//! A private copy hides other processes' writes to its page of the file. So a flush drops the
+//! copies it has made durable, at 0.3 to 0.6 µs a page, and the next store to such a page copies it
+//! again, at 2 µs. The view then shows the file again, and two processes that store and flush in
+//! turns see each other's bytes and overwrite none. Dropping requires that no thread stores, so it
+//! stops permanently once the program has a pointer to store through. From then on the content of
+//! each copy is kept as it was written, and when the page is written again, only the bytes that
+//! differ from it (`base`): other processes' bytes stay in the file, though the view does not show
+//! them. The same holds between [`write_out`](super::FileView::write_out) and the next flush. It
+//! costs a copy in memory of each flushed page, and 0.6 µs to make it, some 4 µs if that memory was
+//! never used before.
 //!
 //! Lock order: `State`, then the lock that keeps stores out.
 
@@ -67,24 +76,25 @@ use write::{Pass, Written};
 pub(crate) use plan::Choice;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
-/// What a flush has done.
+/// The result of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Flushed {
     /// Pages of 4096 bytes that had been stored to, and were written.
     pub pages: u64,
-    /// Bytes handed to the file: these pages as far as they belong to the view, and clean ones between them.
+    /// Bytes written to the file: the part of these pages inside the view, and clean pages between
+    /// them.
     pub bytes_written: u64,
 }
 
-/// What is known about the pages of a private mapping.
+/// The state of the pages of a private mapping.
 pub(super) struct State {
     tracker: DirtyTracker,
-    /// Handed out by the tracker and not written.
+    /// Reported by the tracker and not yet written.
     dirty: Vec<PageRun>,
-    /// Written and not known to be durable.
+    /// Written, and not known to be durable.
     unsynced: Vec<PageRun>,
-    /// Of the dirty ones, those that were written and may have been lost by the device.
+    /// The dirty pages that were written and may have been lost by the device.
     lost: Vec<PageRun>,
     contents: Contents,
     bases: Bases,
@@ -96,7 +106,7 @@ pub(super) struct State {
 
 impl State {
     /// # Safety
-    /// The mapping is private, and nobody else tracks it or drops pages of it.
+    /// The mapping is private, and no other code tracks it or drops pages of it.
     pub unsafe fn new(
         mapping: &Writable,
         form: Option<TrackerForm>,
@@ -120,7 +130,7 @@ impl State {
         })
     }
 
-    /// The size of the file's folios, once a flush has found it out.
+    /// The size of the file's folios, once a flush has measured it.
     pub fn folio_bytes(&self) -> Option<u64> {
         self.choice.folio_bytes
     }
@@ -130,7 +140,7 @@ impl State {
         self.tracker.form()
     }
 
-    /// Pages that had a private copy when they were looked for last.
+    /// Pages that had a private copy when the tracker last searched for them.
     pub fn private_pages(&self) -> u64 {
         self.tracker.known_private_pages()
     }
@@ -141,7 +151,7 @@ impl State {
         Ok(self.dirty.iter().map(|run| run.count).sum::<u64>() * PAGE)
     }
 
-    /// Adds what was stored to since the last time to `dirty`.
+    /// Adds the pages stored to since the last call to `dirty`.
     fn collect(&mut self, mapping: &Writable) -> Result<()> {
         let compares = self.tracker.form() == TrackerForm::Compare;
         let mut page_now = [0; SMALL_PAGE_BYTES];
@@ -157,7 +167,7 @@ impl State {
             if compares {
                 return contents.is_changed(page, &page_now);
             }
-            // A page of which a scan cannot say whether it is private: it is, if it is not the file's.
+            // A scan cannot tell whether this page is private: it is if it differs from the file.
             page_there.fill(0);
             let there = read_at(mapping.file(), &mut page_there, mapping.first_byte() + offset);
             there.is_err() || page_there != page_now
@@ -169,7 +179,8 @@ impl State {
         Ok(())
     }
 
-    /// Writes dirty pages, by the plan, or as they are. With `keeps_copies`, their copies stay after the next sync.
+    /// Writes dirty pages, with gaps as `choice` allows. With `keeps_copies`, their copies stay
+    /// after the next sync.
     fn write(
         &mut self,
         mapping: &Writable,
@@ -192,7 +203,8 @@ impl State {
         written
     }
 
-    /// Flushes what is dirty in a range of pages. With `keeps_copies`, no copies are dropped afterwards.
+    /// Flushes the dirty pages of a range. With `keeps_copies`, the caller drops no copies
+    /// afterwards.
     pub fn flush(
         &mut self,
         mapping: &Writable,
@@ -216,7 +228,7 @@ impl State {
         }
     }
 
-    /// Makes durable what was written in a range of pages.
+    /// Makes the written pages of a range durable.
     fn sync(&mut self, mapping: &Writable, pages: PageRun) -> Result<()> {
         let written = within(&self.unsynced, pages);
         let view = mapping.view_in_file();
@@ -235,7 +247,8 @@ impl State {
                 Ok(())
             }
             Err(error) => {
-                // It may be about any page that was written, and is said once.
+                // The error may concern any page that was written, and the kernel reports it only
+                // once.
                 let lost = std::mem::take(&mut self.unsynced);
                 self.contents.forget(&lost);
                 self.bases.forget(&lost);
@@ -253,25 +266,27 @@ impl State {
         }
     }
 
-    /// Writes up to `most_bytes` of what is dirty, goes round the file, and lets the kernel start. Says how much it was.
-    /// What fails stays dirty: the next flush tells of it.
+    /// Writes up to `most_bytes` of dirty pages, continuing where the last call ended, and starts
+    /// their I/O. Returns how many bytes it wrote. Pages that fail stay dirty: the next flush
+    /// reports the error.
     pub fn write_back(&mut self, mapping: &Writable, most_bytes: u64) -> Result<u64> {
         if runs::subtract(&self.dirty, &self.lost).is_empty() {
             self.collect(mapping)?;
         }
-        // What was lost is for a flush to write again, which finds out whether it helped.
+        // Lost pages are left to a flush, which also syncs them and so finds out whether they are
+        // durable.
         let ordinary = runs::subtract(&self.dirty, &self.lost);
         let chosen = choose(&ordinary, self.next_page, most_bytes.div_ceil(PAGE));
         let Some(last) = chosen.last() else { return Ok(0) };
         self.next_page = last.end();
         let mut chosen = chosen;
         runs::normalise(&mut chosen);
-        // With gaps, more would be written than the pace allows.
+        // Without gaps: they would exceed the pace.
         let mut exact = Choice { forced_gap_pages: Some(0), ..self.choice };
         Ok(self.write(mapping, &chosen, true, &mut exact).bytes)
     }
 
-    /// A part of a copy was filled from the file.
+    /// Records that a part of a copy was filled from the file.
     pub fn take_in(&mut self, mapping: &Writable, file_byte: u64, bytes: &[u8]) {
         let offset = file_byte - mapping.first_byte();
         self.bases.take_in(PageIndex(offset / PAGE), (offset % PAGE) as usize, bytes);
@@ -280,7 +295,7 @@ impl State {
     /// Drops the copies that are clean and durable. Those of locked memory stay.
     ///
     /// # Safety
-    /// Nobody stores to the mapping meanwhile.
+    /// No thread stores to the mapping during the call.
     pub unsafe fn drop_copies(&mut self, mapping: &Writable) {
         if self.tracker.known_private_pages() == 0 {
             return;
@@ -303,12 +318,14 @@ impl State {
             }
             may
         };
-        // SAFETY: nobody stores. What is dropped was written, and is durable; if the file holds something else by now, that
-        // is newer. References into the mapping are only had by who vouches for the file.
+        // SAFETY: the caller guarantees that no thread stores. The dropped pages were written and
+        // are durable; if the file differs now, its content is newer. References into the mapping
+        // exist only if their owner guarantees that the file does not change.
         let _ = unsafe { tracker.drop_clean(u64::MAX, &mut is_changed, &mut may_drop) };
         for page in clean {
             if tracker.has_private_copy(page) {
-                // It could not be dropped. It is clean, and no thread stores: it holds what was written.
+                // It could not be dropped. It is clean and no thread stores, so it holds what was
+                // written.
                 if let Some(page_now) = load(page) {
                     bases.set(page, &page_now);
                 }
@@ -316,20 +333,20 @@ impl State {
             }
             let run = [PageRun { first: page, count: 1 }];
             bases.forget(&run);
-            // A page that gets another copy holds a store, whatever its content.
+            // If the page gets a copy again, that copy holds a store, whatever its content.
             contents.forget(&run);
         }
     }
 }
 
-/// What a normalised set has in a range.
+/// The part of a normalised set that lies in a range.
 fn within(runs: &[PageRun], pages: PageRun) -> Vec<PageRun> {
     let mut inside = Vec::new();
     runs::intersect(runs, pages, &mut |run| inside.push(run));
     inside
 }
 
-/// The first `most_pages` pages of a normalised set from `from` on, going round.
+/// The first `most_pages` pages of a normalised set, starting at `from` and wrapping around.
 fn choose(runs: &[PageRun], from: PageIndex, most_pages: u64) -> Vec<PageRun> {
     let mut chosen = Vec::new();
     let mut left = most_pages;

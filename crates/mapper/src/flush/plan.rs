@@ -1,19 +1,24 @@
-//! How pages are written: piece by piece of 2 MiB of the file, and the I/O of each piece is started when it is written.
+//! How pages are written: in pieces of 2 MiB of the file. The I/O of each piece is started when it
+//! is written.
 //!
-//! A piece is the largest folio that file systems make. So none is under write-back already when the next page of
-//! it is written, and the device works while the next piece is copied: I/O in larger steps waits for the copying, and copying
-//! for a free request.
+//! A piece is as large as the largest folio of the file systems. So no folio is already under
+//! write-back when its next page is written, and the device works while the next piece is copied.
+//! With larger steps the I/O waits for the copying, and the copying for a free request.
 //!
-//! In a large folio a write costs the kernel a walk over all blocks of the folio, 6 µs beside the request to the device,
-//! and a page more in it 1.2 µs. So clean gaps of up to 8 pages are written along; in folios of one page, 2. Not before the
-//! folios are known to be large or small: nothing is written along in files in memory. Holes in the gaps get blocks.
+//! In a large folio, a write costs the kernel a walk over all blocks of the folio, 6 µs besides the
+//! request to the device, and 1.2 µs for each further page. So clean gaps of up to 8 pages are
+//! written along with their neighbours; in folios of one page, gaps of up to 2. No gaps are written
+//! before the folio size is known, so none in files in memory. Holes in the gaps get blocks.
 //!
-//! Nothing is written along either while another description of the file is open, in any process: then each run is written by
-//! itself, as in the row "by 2 MiB". Beside gaps of 8 that takes a third less CPU time at 2 %, a tenth less at 10 %, a third more at
-//! 20 %, and 2.4 times as much at 50 %; but at 10 % twice as many requests, on which this device spends its time.
+//! No gaps are written either while the file is open through another description, in any process:
+//! then each run is written separately, as in the row "by 2 MiB". Compared with gaps of 8, that
+//! takes a third less CPU time at 2 %, a tenth less at 10 %, a third more at 20 %, and 2.4 times as
+//! much at 50 %; but at 10 % it takes twice as many requests, which is where this device spends its
+//! time.
 //!
-//! Flush of 1 GiB in the page cache with that part of its pages dirty, ms, without finding the pages. On the left the file was
-//! read in requests of 4 MiB, which makes large folios, on the right written page by page:
+//! Time in ms to flush 1 GiB in the page cache, by the share of dirty pages, without finding the
+//! pages. On the left the file was read in requests of 4 MiB, which makes large folios; on the
+//! right it was written page by page:
 //!
 //! | | 0.1 % | 2 % | 5 % | 10 % | 20 % | 50 % | small folios, 0.1 % | 10 % |
 //! |---|---|---|---|---|---|---|---|---|
@@ -28,33 +33,33 @@
 //! | shared mapping, `msync` | 100 | 248 | 256 | 254 | 256 | 256 | 3.4 | 150 |
 //! | past the page cache, 128 requests at once | | | | 131 | | | | |
 //!
-//! `msync` writes the folios whole. The last row is what the device takes at least; it would throw the file out of the page
-//! cache, 2 MiB for each page stored to, and the next readers would wait for the device.
+//! `msync` writes whole folios. The last row is the device's lower bound; it would evict the file
+//! from the page cache, 2 MiB for each page stored to, and later readers would wait for the device.
 
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use aquifer_vm::PageRun;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
-/// Bytes of the file that are a piece.
+/// Size of a piece.
 pub(super) const PIECE_BYTES: u64 = 2 << 20;
-/// The smallest folios that are large.
+/// Least size of a large folio.
 const LARGE_FOLIO_BYTES: u64 = 64 << 10;
-/// Gaps of so many pages are written along in large folios, and in small ones.
+/// Longest gap that is written along, in large folios and in small ones.
 const GAP_PAGES: u64 = 8;
 const SMALL_FOLIO_GAP_PAGES: u64 = 2;
 
-/// What is known about a file, and what a caller insists on.
+/// What is known about a file, and what the caller requires.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Choice {
-    /// Joins runs over clean gaps of so many pages.
+    /// Overrides the longest gap that is written along.
     pub forced_gap_pages: Option<u64>,
-    /// The size of the file's folios, if it was found out.
+    /// The size of the file's folios, if measured.
     pub folio_bytes: Option<u64>,
 }
 
 impl Choice {
-    /// Clean gaps that are written along.
+    /// The longest clean gap that is written along.
     pub fn gap_pages(&self) -> u64 {
         self.forced_gap_pages.unwrap_or(match self.folio_bytes {
             None => 0,
@@ -88,7 +93,7 @@ pub(super) fn pieces(runs: &[PageRun], first_byte: u64) -> Vec<Vec<PageRun>> {
     pieces
 }
 
-/// Joins runs of a piece whose gaps are at most `gap_pages`.
+/// Groups the runs of a piece whose gaps are at most `gap_pages`.
 pub(super) fn join(runs: &[PageRun], gap_pages: u64) -> impl Iterator<Item = &[PageRun]> {
     runs.chunk_by(move |before, next| next.first.0 - before.end().0 <= gap_pages)
 }

@@ -1,4 +1,5 @@
-//! What tests of writable views share: a view beside a plain model of its file, and file systems that run full.
+//! Shared code of the tests of writable views: a view with a plain model of its file, and small
+//! file systems.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,7 +15,7 @@ use crate::private::{PrivateFile, PrivateOptions};
 use crate::writable::Place;
 use aquifer_vm::{Arena, TrackerForm};
 
-/// Addresses for a mapping of so many bytes, and more.
+/// Addresses for a mapping of at least `len_bytes`.
 pub(crate) fn place(len_bytes: u64) -> Box<dyn Place> {
     Box::new(Arena::global().unwrap().allocate(len_bytes as usize).unwrap())
 }
@@ -23,7 +24,7 @@ pub(crate) fn open(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
 }
 
-/// The forms of tracking that work here; the others are named.
+/// The forms of tracking that work here; prints the others as skipped.
 pub(crate) fn forms() -> Vec<TrackerForm> {
     let works = |form: &TrackerForm| {
         let available = form.available();
@@ -32,20 +33,20 @@ pub(crate) fn forms() -> Vec<TrackerForm> {
     [TrackerForm::Scan, TrackerForm::Compare].into_iter().filter(works).collect()
 }
 
-/// Gaps that are written along: by the file's folios, none, and some.
+/// Settings for the gaps that are written along: by the file's folios, none, and some.
 pub(crate) const GAPS: [Option<u64>; 3] = [None, Some(0), Some(3)];
 
 pub(crate) fn options(form: TrackerForm, gap_pages: Option<u64>) -> PrivateOptions {
     PrivateOptions { form: Some(form), gap_pages }
 }
 
-/// A file with a view of a part of it, and what it holds after the next flush.
+/// A file with a view of a part of it, and its expected content after the next flush.
 pub(crate) struct Subject {
     #[expect(dead_code, reason = "removed when it is dropped")]
     pub directory: tempfile::TempDir,
     pub path: PathBuf,
     pub view: PrivateFile,
-    /// The part, in bytes of the file.
+    /// The range of the view, in bytes of the file.
     pub range: Range<u64>,
     pub file: Vec<u8>,
     /// Pages of the file that were stored to.
@@ -83,13 +84,13 @@ impl Subject {
         self.dirty.extend(at / PAGE..=(at + bytes.len() as u64 - 1) / PAGE);
     }
 
-    /// As another process would.
+    /// Writes to the file as another process would.
     pub fn write_to_file(&mut self, at: u64, bytes: &[u8]) {
         open(&self.path).write_all_at(bytes, at).unwrap();
         self.file[at as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// What the file has of the pages stored to, as far as they belong to the view.
+    /// The number of bytes of the pages stored to that belong to the view.
     pub fn dirty_view_bytes(&self) -> u64 {
         let bytes = |page: &u64| {
             let (start, end) = (page * PAGE, (page + 1) * PAGE);
@@ -116,11 +117,11 @@ impl Subject {
     }
 }
 
-/// Undoes what was done to the machine, last thing first.
+/// Commands that undo changes to the machine, run in reverse order when dropped.
 pub(crate) struct Undo(Vec<Vec<String>>);
 
 impl Undo {
-    /// Runs a command, and remembers what undoes it. `None` if it fails.
+    /// Runs a command, and records the one that undoes it. `None` if it fails.
     fn run(&mut self, command: &[&str], undo: &[&str]) -> Option<String> {
         let output = Command::new(command[0]).args(&command[1..]).output().ok()?;
         if !output.status.success() {
@@ -143,24 +144,24 @@ impl Drop for Undo {
 
 /// A small file system.
 pub(crate) struct SmallFileSystem {
-    // Unmounted before the directory goes.
+    // Unmounted before the directory is removed.
     _undo: Undo,
     directory: tempfile::TempDir,
 }
 
-/// What a small file system is made of.
+/// The kind of a small file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Memory: 8 MiB.
+    /// tmpfs of 8 MiB.
     Tmpfs,
     /// A device of 16 MiB.
     Ext4,
-    /// A device of 64 MiB which has room for less: see [`SmallFileSystem::device`].
+    /// A device of 64 MiB with less room than that: see [`SmallFileSystem::device`].
     Ext4OnSparse,
 }
 
 impl SmallFileSystem {
-    /// `None`, and says so, where it cannot be made.
+    /// `None`, and prints so, if it cannot be made.
     pub fn new(kind: Kind) -> Option<SmallFileSystem> {
         let made = SmallFileSystem::try_new(kind);
         if made.is_none() {
@@ -184,7 +185,7 @@ impl SmallFileSystem {
             let backing = format!("{outer}/backing");
             let len = if kind == Kind::Ext4 { 16 << 20 } else { 64 << 20 };
             File::create(&backing).ok()?.set_len(len).ok()?;
-            // No journal: it would give up for good when the device fails.
+            // No journal: it would be aborted permanently when the device fails.
             undo.run(&["mkfs.ext4", "-q", "-F", "-O", "^has_journal", &backing], &[])?;
             let unmount = ["umount", "-l", inner.as_str()];
             undo.run(&["mount", "-o", "loop,errors=continue", &backing, &inner], &unmount)?;
@@ -192,18 +193,18 @@ impl SmallFileSystem {
         Some(SmallFileSystem { _undo: undo, directory })
     }
 
-    /// Where its files are.
+    /// The directory of its files.
     pub fn root(&self) -> PathBuf {
         self.directory.path().join("inner")
     }
 
-    /// Where what a device has no room for can be taken away from it.
+    /// The directory in which the backing store's space can be used up.
     pub fn device(&self) -> PathBuf {
         self.directory.path().to_owned()
     }
 }
 
-/// Takes all the room of a file system, until it is dropped.
+/// Fills a file system until it is dropped.
 pub(crate) struct Ballast(PathBuf);
 
 impl Ballast {
@@ -223,7 +224,8 @@ impl Ballast {
 
 impl Drop for Ballast {
     fn drop(&mut self) {
-        // Removed alone it keeps its room as long as a child that another test has forked meanwhile has it open.
+        // Truncate first: a child that another test has just forked may have the file open, and
+        // would keep its blocks in use.
         let _ = File::options().write(true).open(&self.0).and_then(|file| file.set_len(0));
         let _ = std::fs::remove_file(&self.0);
     }

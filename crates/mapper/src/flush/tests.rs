@@ -1,4 +1,4 @@
-//! What flushes write, and what they say when they cannot.
+//! What flushes write, and which errors they return.
 
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -14,11 +14,11 @@ use super::*;
 use crate::error::FaultCause;
 use crate::private::{PrivateFile, PrivateOptions};
 
-/// More than a piece, and neither end at a page.
+/// More than a piece, and not a multiple of the page size.
 const FILE_BYTES: u64 = (17 << 20) + 1234;
 
-/// Random stores, among bytes that others write. The file is the model after each flush, and only what was stored to has been
-/// written.
+/// Random stores, among bytes that other writers write. After each flush the file must equal the
+/// model, and only pages stored to are written.
 #[test]
 fn flushes_write_exactly_the_pages_stored_to() {
     for form in forms() {
@@ -30,7 +30,7 @@ fn flushes_write_exactly_the_pages_stored_to() {
             let mut rng = Rng::new(9);
             let len_bytes = range.end - range.start;
             for round in 0..4 {
-                // Few, many, all over one part, all bytes.
+                // Few stores, many, many in one part, whole pages.
                 let (count, reach) =
                     [(20, len_bytes), (1500, len_bytes), (900, 5 << 20), (5, len_bytes)][round];
                 for _ in 0..count {
@@ -38,7 +38,7 @@ fn flushes_write_exactly_the_pages_stored_to() {
                     bytes.fill_with(|| rng.next_u64() as u8);
                     let offset = rng.below(reach - bytes.len() as u64);
                     let page = (range.start + offset) / PAGE;
-                    // Every seventh page is for others.
+                    // Every seventh page is for other writers.
                     if page % 7 == 3 || (page + 1) % 7 == 3 {
                         subject.write_to_file(page / 7 * 7 * PAGE + 3 * PAGE + 5, &bytes);
                     } else {
@@ -49,7 +49,7 @@ fn flushes_write_exactly_the_pages_stored_to() {
                     let all = vec![round as u8; len_bytes as usize];
                     subject.store(0, &all);
                 }
-                // The ends of the view, which are no whole pages.
+                // The ends of the view, which are partial pages.
                 subject.store(0, &[round as u8]);
                 subject.store(len_bytes - 1, &[round as u8]);
                 let dirty_pages = subject.dirty.len() as u64;
@@ -69,8 +69,8 @@ fn flushes_write_exactly_the_pages_stored_to() {
     }
 }
 
-/// Runs a few pages apart are written as one while no other has the file open; what is between them stays what others wrote, also
-/// where a copy is left.
+/// Runs a few pages apart are written in one call while the file is not open elsewhere. The gaps
+/// keep what other writers wrote, also where a copy is left.
 #[test]
 fn gaps_are_written_along_but_not_over_what_others_wrote() {
     for form in forms() {
@@ -87,12 +87,12 @@ fn gaps_are_written_along_but_not_over_what_others_wrote() {
             if !can_join {
                 println!("no leases on this file system: nothing is written along");
             }
-            // Where content is remembered, nothing is written along.
+            // Where content is remembered, no gaps are written.
             let joins = form == TrackerForm::Scan && can_join;
             let flushed = subject.view.flush().unwrap();
             let written = if joins { 5 } else { 3 };
             assert_eq!((flushed.pages, flushed.bytes_written), (3, written * PAGE), "{what}");
-            // With a pointer, the view keeps a copy of page 12, which others change.
+            // With a pointer, the view keeps a copy of page 12, which another writer changes.
             subject.write_to_file(12 * PAGE, &[7; 100]);
             subject.store(11 * PAGE, &[2]);
             subject.store(13 * PAGE, &[2]);
@@ -100,7 +100,8 @@ fn gaps_are_written_along_but_not_over_what_others_wrote() {
             let written = if joins { 3 } else { 2 };
             assert_eq!((flushed.pages, flushed.bytes_written), (2, written * PAGE), "{what}");
             subject.check("page 12 is what others wrote");
-            // Pages written before are written whole, and along with others, if the file still has what was written.
+            // Pages written before are written whole, and joined, if the file still has the last
+            // written content.
             [10, 12, 14].iter().for_each(|page| subject.store(page * PAGE + 9, &[3; 5]));
             subject.store(16 * PAGE, &[3]);
             let other = open(&subject.path);
@@ -111,8 +112,8 @@ fn gaps_are_written_along_but_not_over_what_others_wrote() {
     }
 }
 
-/// A process that has the file mapped shared stores to pages between those that are written: the flush must not store older words
-/// over them.
+/// Another process has the file mapped shared and stores to pages in the gaps: the flush must not
+/// overwrite its words with older ones.
 #[test]
 fn words_that_others_store_between_pages_that_are_written_are_kept() {
     const PAGES: u64 = 64;
@@ -175,7 +176,7 @@ fn a_part_can_be_flushed() {
             subject.store(page * PAGE, &[1]);
         }
         let before = subject.file.clone();
-        // An empty range, one of a byte, one over the border of two pages.
+        // An empty range, one of a byte, one across the border of two pages.
         assert_eq!(subject.view.flush_range(7 * PAGE..7 * PAGE).unwrap().pages, 0);
         assert_eq!(subject.view.flush_range(5 * PAGE..5 * PAGE + 1).unwrap().pages, 1);
         assert_eq!(subject.view.dirty_bytes().unwrap(), 2 * PAGE);
@@ -211,7 +212,7 @@ fn flushed_pages_are_clean_in_the_page_cache() {
     }
 }
 
-/// Stores through pointers while another thread flushes: each is in a flush or dirty for the next one.
+/// Stores through pointers during flushes: each is in a flush, or dirty for the next one.
 #[test]
 fn stores_during_flushes_are_not_lost() {
     const PAGES: u64 = 5000;
@@ -316,7 +317,8 @@ fn copies_stay_once_a_pointer_is_out() {
     }
 }
 
-/// One stores and flushes, then the other writes, and so on: neither loses bytes, however the first one stores and hands over.
+/// Two writers take turns: one stores and flushes, then the other writes. Neither loses bytes,
+/// however the first one stores and hands over.
 #[test]
 fn two_writers_that_take_turns_both_keep_their_bytes() {
     for form in forms() {
@@ -337,7 +339,7 @@ fn two_writers_that_take_turns_both_keep_their_bytes() {
                             subject.write_to_file(at, &bytes);
                             continue;
                         }
-                        // Through a pointer, what changes nothing is no store.
+                        // Through a pointer, a store that changes nothing does not count.
                         let offset = at - range.start;
                         let mut here = vec![0; bytes.len()];
                         subject.view.mapping().read_into(offset, &mut here).unwrap();
@@ -367,7 +369,8 @@ fn two_writers_that_take_turns_both_keep_their_bytes() {
     }
 }
 
-/// After a flush the view shows the file, also what others write to pages that were stored to.
+/// After a flush the view shows the file, including other writers' changes to pages that were
+/// stored to.
 #[test]
 fn what_others_write_shows_after_a_flush() {
     for form in forms() {
@@ -382,14 +385,15 @@ fn what_others_write_shows_after_a_flush() {
             assert_eq!(byte, [4], "{form:?}, page {page}");
         }
         assert_eq!(subject.view.flush().unwrap().pages, 0, "{form:?}");
-        // A copy made anew is a store, even if it stores what was written before.
+        // A new copy counts as a store, even if it holds what was written before.
         (0..60).for_each(|page| subject.store(page * PAGE, &[3]));
         assert_eq!(subject.view.flush().unwrap().pages, 60, "{form:?}");
         subject.check("after all");
     }
 }
 
-/// Copies that cannot be dropped, because the program locks its memory, hide the file, but nothing of it is overwritten.
+/// Copies in locked memory cannot be dropped and hide the file, but no other writer's bytes are
+/// overwritten.
 #[test]
 fn copies_in_locked_memory_stay_and_what_others_write_stays_too() {
     for form in forms() {
@@ -436,7 +440,7 @@ fn a_file_that_was_cut_short_is_named_and_not_made_longer() {
                 matches!(lost, MapError::Fault { cause: FaultCause::Truncated, .. }),
                 "{what}: {lost}"
             );
-            // What was stored behind the end is gone; page 60 is not.
+            // Stores behind the end are lost; page 60 is kept.
             open(&subject.path).set_len(100 * PAGE).unwrap();
             subject.view.flush().unwrap();
             subject.file.truncate(60 * PAGE as usize);
@@ -449,7 +453,7 @@ fn a_file_that_was_cut_short_is_named_and_not_made_longer() {
     }
 }
 
-/// Whatever the moment: an error or not, and never a signal.
+/// At any moment the outcome is success or an error, and never a signal.
 #[test]
 fn a_file_cut_short_and_lengthened_all_the_time_gives_errors_at_worst() {
     for form in forms() {
@@ -495,7 +499,7 @@ fn a_full_disk_is_named_and_the_next_flush_tries_again() {
                 let what = format!("{kind:?} {form:?} {gap_pages:?}");
                 let root = small.root();
                 let mut subject = Subject::new_in(&root, PAGE, 0..PAGE, options(form, gap_pages));
-                // Page 0 has room, the rest is a hole.
+                // Page 0 has blocks, the rest is a hole.
                 subject.view.grow(PAGE).unwrap();
                 let file = open(&subject.path);
                 file.set_len(64 * PAGE).unwrap();
@@ -512,7 +516,7 @@ fn a_full_disk_is_named_and_the_next_flush_tries_again() {
                 subject.range = 0..64 * PAGE;
                 let ballast = Ballast::fill(&root);
                 if kind == Kind::Tmpfs {
-                    // There a hole needs room already to be looked at.
+                    // On tmpfs even a load from a hole needs space.
                     let full = subject.view.write_at(20 * PAGE, &[8; 20]).unwrap_err();
                     let no_space = FaultCause::NoSpace;
                     assert!(matches!(full, MapError::Fault { cause, .. } if cause == no_space));
@@ -542,18 +546,20 @@ fn a_full_disk_is_named_and_the_next_flush_tries_again() {
     }
 }
 
-/// The device loses what the page cache had: the kernel says so once, and takes the pages for clean.
+/// The device loses cached pages: the kernel reports it once, and marks the pages clean.
 #[test]
 fn what_the_device_lost_is_written_again() {
     let Some(small) = SmallFileSystem::new(Kind::Ext4OnSparse) else { return };
     for form in forms() {
         for gap_pages in GAPS {
-            // With a pointer, what was written is known; it does not count any more.
+            // With a pointer, the written content is known, but no longer used.
             let by_pointer = gap_pages == Some(0);
             let what = format!("{form:?} {gap_pages:?}");
-            // The files stay: blocks given back would be given to the next, and the device has room for those.
+            // Keep the files: freed blocks would be reused by the next file, and the device has
+            // room for those.
             let path = small.root().join(&what);
-            // Blocks that the file system has given to the file, and the device has no room for.
+            // Blocks that the file system has allocated to the file, and for which the device has
+            // no room.
             let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
             let file = file.unwrap();
             aquifer_sys::io::allocate(file.as_fd(), 0, 4 << 20).unwrap();
@@ -568,23 +574,23 @@ fn what_the_device_lost_is_written_again() {
             );
             let view = view.unwrap();
             let ballast = Ballast::fill(&small.device());
-            // The file's pages are mapped, here and by others.
+            // The file's pages are mapped, here and elsewhere.
             let mut all = vec![0; (4 << 20) - 100];
             view.mapping().read_into(0, &mut all).unwrap();
             if by_pointer {
                 view.as_mut_ptr();
             }
-            // The last one is not written past the page cache: not all of it is the view's.
+            // The last page is not written past the page cache: it is only partly in the view.
             let pages = [3, 200, 201, 900, 1023];
             pages.iter().for_each(|page| view.write_at(page * PAGE, &[6; 30]).unwrap());
             let error = view.flush().unwrap_err();
             assert!(matches!(error, MapError::Flush { .. }), "{what}: {error}");
             assert_eq!(view.dirty_bytes().unwrap(), 5 * PAGE, "{what}: all of it again");
             drop(ballast);
-            // It may be told once more, of a write-back that began in between.
+            // The error may be reported once more, for a write-back that began in between.
             let flushed = view.flush().or_else(|_| view.flush()).unwrap();
             assert_eq!((flushed.pages, flushed.bytes_written), (5, 5 * PAGE - 100), "{what}");
-            // This description has not been told of the failure yet.
+            // This description has not reported the failure yet.
             let _ = file.sync_all();
             file.sync_all().unwrap();
             aquifer_sys::memory::drop_cached(file.as_fd(), 0, 4 << 20).unwrap();
@@ -606,18 +612,18 @@ fn write_back_goes_round_and_keeps_to_its_measure() {
             assert_eq!(subject.view.write_back(20 * PAGE).unwrap(), Some(20 * PAGE), "{form:?}");
             assert_eq!(subject.view.dirty_bytes().unwrap(), left * PAGE, "{form:?}");
         }
-        // New ones at the start come after those that wait.
+        // New dirty pages at the start come after those that wait.
         subject.store(0, &[2]);
         assert_eq!(subject.view.dirty_bytes().unwrap(), 11 * PAGE, "{form:?}");
         assert_eq!(subject.view.write_back(10 * PAGE).unwrap(), Some(10 * PAGE));
         let mut byte = [0];
         open(&subject.path).read_exact_at(&mut byte, 98 * PAGE).unwrap();
         assert_eq!(byte, [1], "{form:?}");
-        // Of a page written before, what differs.
+        // Of a page written before, only the bytes that differ are written.
         assert_eq!(subject.view.write_back(10 * PAGE).unwrap(), Some(1), "{form:?}");
         assert_eq!(subject.view.write_back(10 * PAGE).unwrap(), Some(0), "{form:?}");
         subject.check("before the flush");
-        // There is nothing to write any more, but to make durable.
+        // Nothing is left to write, only to make durable.
         let file = open(&subject.path);
         assert_eq!(subject.view.flush().unwrap(), Flushed::default(), "{form:?}");
         if let Ok(stat) = cachestat(file.as_fd(), 0, 0)
@@ -629,7 +635,7 @@ fn write_back_goes_round_and_keeps_to_its_measure() {
     }
 }
 
-/// Dense stores find out the size of the folios, and with it which gaps are written along.
+/// Dense stores make the flush measure the folios, which determines the gaps it writes.
 #[test]
 fn folios_are_asked_for() {
     let mut subject = Subject::new(4 << 20, 0..4 << 20, PrivateOptions::default());
@@ -688,14 +694,14 @@ fn a_file_that_cannot_be_written_is_refused_when_it_is_mapped() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("data");
     std::fs::write(&path, [0; 5000]).unwrap();
-    // Even for the superuser.
+    // Read-only even for the superuser.
     let image = std::fs::File::open("/proc/self/exe").unwrap();
     let made = |file: &std::fs::File, range| {
         PrivateFile::new(place(2 * PAGE), file, &path, range, PrivateOptions::default()).map(drop)
     };
     assert!(matches!(made(&image, 0..5000), Err(MapError::Open { .. })));
     let file = open(&path);
-    // A range that does not fit the place: a mistake of the caller's.
+    // A range that does not fit the place is an error of the caller.
     let too_long = 0..1 << 40;
     assert!(matches!(made(&file, too_long), Err(MapError::Map { .. })));
     made(&file, 0..5000).unwrap();

@@ -1,4 +1,4 @@
-//! One pass of writing pages of a private mapping to the file.
+//! One pass that writes pages of a private mapping to the file.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,20 +19,22 @@ use aquifer_vm::PageRun;
 use aquifer_vm::dirty::runs;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
-/// Copied at a time where content is remembered.
+/// Pages copied at a time where content is remembered.
 const BUFFER_PAGES: u64 = 64;
-/// Parts of a page that differ from what was written last: more than so many are written at once, if the file has not changed.
+/// If more parts of a page than this differ from what was last written, the page is written whole,
+/// provided the file is unchanged.
 const FEW_PARTS: usize = 2;
-/// Pages whose folio is asked for, and how many runs there must be for the question to be worth 0.3 ms.
+/// Pages sampled to measure the folio size, and the least number of runs for which its 0.3 ms are
+/// worthwhile.
 const FOLIO_SAMPLES: usize = 3;
 const FOLIO_RUNS: usize = 64;
 
-/// What a pass has done.
+/// The result of a pass.
 #[derive(Default)]
 pub(super) struct Written {
-    /// In no order.
+    /// Pages written, in no order.
     pub pages: Vec<PageRun>,
-    /// With the gaps between them.
+    /// Bytes written, including the gaps between the pages.
     pub bytes: u64,
     /// The first bytes that could not be written.
     pub failed: Option<(Range<u64>, FlushCause)>,
@@ -41,13 +43,13 @@ pub(super) struct Written {
 /// A pass.
 pub(super) struct Pass<'a> {
     mapping: &'a Writable,
-    /// Where the content of what is written is remembered, if it is.
+    /// Where the content of written pages is remembered, if it is.
     contents: Option<&'a mut Contents>,
-    /// What the copies held that were written before and not dropped.
+    /// The last written content of copies that were not dropped.
     bases: &'a mut Bases,
-    /// Whether the copies of what is written stay, so that they get a base.
+    /// Whether the copies of written pages stay, so that they get a base.
     keeps_copies: bool,
-    /// Room for a chunk; made when it is needed first.
+    /// Buffer for a chunk; allocated at first use.
     buffer: PageBuffer,
     written: Written,
 }
@@ -67,7 +69,8 @@ impl<'a> Pass<'a> {
         self.written
     }
 
-    /// Writes normalised runs, and starts their I/O. What fails does not keep the rest from being written.
+    /// Writes normalised runs, and starts their I/O. A failure does not keep the other runs from
+    /// being written.
     pub fn write(&mut self, dirty: &[PageRun], choice: &mut Choice) {
         let mut rest = dirty.to_vec();
         if choice.folio_bytes.is_none()
@@ -79,13 +82,14 @@ impl<'a> Pass<'a> {
             runs::normalise(&mut written);
             rest = runs::subtract(dirty, &written);
         }
-        // Content is remembered of dirty pages only, so nothing is written along there.
+        // Where content is remembered, only that of dirty pages is: write no gaps.
         let gap_pages = if self.contents.is_none() { choice.gap_pages() } else { 0 };
         for piece in plan::pieces(&rest, self.mapping.first_byte()) {
             let (Some(first), Some(last)) = (piece.first(), piece.last()) else { continue };
             let hull = PageRun::new(first.first.0..last.end().0);
             let has_gaps = plan::join(&piece, gap_pages).any(|joined| joined.len() > 1);
-            // For one piece at a time: a process that opens the file meanwhile waits for no more than that.
+            // Held for one piece at a time: a process that opens the file in the meantime waits no
+            // longer than that.
             let alone = has_gaps.then(|| SoleOpener::stay(self.mapping.file())).flatten();
             let window = alone.as_ref().and_then(|_| self.window(hull));
             let is_alone = || alone.as_ref().is_some_and(SoleOpener::is_alone);
@@ -102,18 +106,19 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The page cache of some pages, if they are all there.
+    /// Maps the page cache of some pages, if all of them are cached.
     fn window(&self, pages: PageRun) -> Option<CacheWindow> {
         let start = self.mapping.first_byte() + pages.first.0 * PAGE;
         CacheWindow::new(self.mapping.file(), start..self.bytes_of(pages).end)
     }
 
-    /// Writes pages again that the device has lost, past the page cache.
+    /// Writes pages that the device has lost again, past the page cache.
     ///
-    /// The kernel takes what it lost for clean. Writing it once more is not enough: where ext4 had just allocated the block,
-    /// the page remembers that it has one and forgets that the block is still marked as never written; all later syncs succeed,
-    /// and when the page leaves the cache, zeros come back (seen on Linux 6.18). A direct write throws such pages out, also
-    /// mapped ones, and does not ask them.
+    /// The kernel marks lost pages clean. Writing them once more is not enough: where ext4 had just
+    /// allocated the block, the page records that it has a block but not that the block is still
+    /// marked unwritten; all later syncs succeed, and when the page is evicted from the cache, it
+    /// reads as zeros (seen on Linux 6.18). A direct write evicts such pages, even mapped ones, and
+    /// does not depend on their state.
     pub fn write_lost(&mut self, lost: &[PageRun]) {
         let direct = reopen(self.mapping.file(), libc::O_RDWR | libc::O_DIRECT).ok();
         for run in lost {
@@ -122,7 +127,8 @@ impl<'a> Pass<'a> {
                 let direct = direct.as_ref().map(AsFd::as_fd);
                 match direct.map(|direct| self.put_directly(direct, chunk)) {
                     Some(true) => self.written.pages.push(chunk),
-                    // What it cannot do, or is not a whole page: clean pages are thrown out, if nobody has mapped them.
+                    // Direct I/O failed, or this is no whole page: evict the clean pages that are
+                    // not mapped, and write normally.
                     _ => {
                         let bytes = self.bytes_of(chunk);
                         let len_bytes = bytes.end - bytes.start;
@@ -134,7 +140,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Whether a chunk of whole pages, all in the file, could be written past the page cache.
+    /// Writes a chunk past the page cache. Returns false if that fails, or if it is not whole pages
+    /// inside the file.
     fn put_directly(&mut self, direct: BorrowedFd<'_>, chunk: PageRun) -> bool {
         let bytes = self.bytes_of(chunk);
         let is_there = self.mapping.file_len_bytes().is_ok_and(|len_bytes| bytes.end <= len_bytes);
@@ -153,14 +160,14 @@ impl<'a> Pass<'a> {
         true
     }
 
-    /// Starts the I/O of what was written. A hint: what fails is told by the sync.
+    /// Starts the I/O of written bytes. Only a hint: the sync reports failures.
     pub fn start(&self, bytes: Range<u64>) {
         if !bytes.is_empty() {
             let _ = start_write_back(self.mapping.file(), bytes.start, bytes.end - bytes.start);
         }
     }
 
-    /// The bytes of the file that a run of pages has in the view: may be none.
+    /// The bytes of the file that a run of pages has in the view; possibly none.
     fn bytes_of(&self, run: PageRun) -> Range<u64> {
         let first = self.mapping.first_byte();
         let view = self.mapping.view_in_file();
@@ -172,11 +179,11 @@ impl<'a> Pass<'a> {
         self.written.failed.get_or_insert((bytes, cause));
     }
 
-    /// Writes runs with what is between them, in one call.
+    /// Writes runs and the gaps between them in one call.
     fn put_joined(&mut self, joined: &[PageRun], window: &CacheWindow) {
         match self.try_put_joined(joined, window) {
             Ok(()) => self.written.pages.extend_from_slice(joined),
-            // One by one, to see which it is.
+            // Write them one by one, to find the one that fails.
             Err(_) => joined.iter().for_each(|&run| self.put(run)),
         }
     }
@@ -188,7 +195,7 @@ impl<'a> Pass<'a> {
     ) -> Result<(), FlushCause> {
         let is_copied = self.keeps_copies || joined.iter().any(|&run| self.bases.has_any(run));
         if is_copied {
-            // Here, because parts of it are told to the kernel while it grows no more.
+            // Grow the buffer first: `parts` will point into it.
             self.buffer.lengthen(joined.iter().map(|run| run.count * PAGE).sum::<u64>() as usize);
         }
         let mut parts = Vec::with_capacity(2 * joined.len());
@@ -224,7 +231,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Whether the file has what was written last of those pages of a run that have been written before.
+    /// Whether the file still holds the last written content of those pages of a run that have a
+    /// base.
     fn is_as_written(&self, run: PageRun, window: &CacheWindow) -> bool {
         run.pages().all(|page| {
             let Some(base) = self.bases.get(page) else { return true };
@@ -233,14 +241,14 @@ impl<'a> Pass<'a> {
             let (from, to) = ((inside.start - start) as usize, (inside.end - start) as usize);
             let mut there = [0; SMALL_PAGE_BYTES];
             let source = window.part(inside).address;
-            // SAFETY: inside the window, and a buffer of one page.
+            // SAFETY: the source lies inside the window, and the target is a buffer of one page.
             let copied =
                 unsafe { fallible::try_copy(source, there[from..to].as_mut_ptr(), to - from) };
             copied && there[from..to] == base[from..to]
         })
     }
 
-    /// Writes a run, the part of it that the file has.
+    /// Writes a run, up to the end of the file.
     fn put(&mut self, run: PageRun) {
         let bytes = self.bytes_of(run);
         let file_len_bytes = match self.mapping.file_len_bytes() {
@@ -269,30 +277,31 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Where the view has bytes of the file.
+    /// The memory in the mapping that holds `bytes` of the file.
     fn part(&self, bytes: &Range<u64>) -> memory::Range {
         let len_bytes = (bytes.end - bytes.start) as usize;
         memory::Range { address: self.mapping.address_of(bytes.start), len_bytes }
     }
 
-    /// Writes parts of the mapping, and of the page cache, that make up `bytes` of the file.
+    /// Writes parts of the mapping and of the page cache that together make up `bytes` of the file.
     fn put_parts(
         &mut self,
         parts: &mut [memory::Range],
         bytes: &Range<u64>,
     ) -> Result<(), FlushCause> {
-        // A write would make the file longer again. One that is cut short between this look and the write is.
+        // The write would extend a truncated file again. A truncation between this check and the
+        // write is not detected.
         if self.mapping.file_len_bytes().is_ok_and(|len_bytes| len_bytes < bytes.end) {
             return Err(FlushCause::Truncated);
         }
-        // SAFETY: inside the mapping, or a window that outlives the call.
+        // SAFETY: each part lies inside the mapping, or in a window that outlives the call.
         let written = unsafe { write_parts_from(self.mapping.file(), parts, bytes.start) };
         written.map_err(|error| self.why(&error, bytes))?;
         self.written.bytes += bytes.end - bytes.start;
         Ok(())
     }
 
-    /// Writes a chunk out of a copy, and remembers it.
+    /// Writes a chunk from a copy in the buffer, and remembers it.
     fn put_copied(&mut self, chunk: PageRun, bytes: &Range<u64>) -> Result<(), FlushCause> {
         self.copy(chunk, bytes, 0)?;
         let first_byte = self.mapping.first_byte() + chunk.first.0 * PAGE;
@@ -327,20 +336,21 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Copies the pages of a chunk, which has `bytes` of the file, to an offset of the buffer.
+    /// Copies the pages of a chunk, whose bytes in the file are `bytes`, to offset `at` of the
+    /// buffer.
     fn copy(&mut self, chunk: PageRun, bytes: &Range<u64>, at: usize) -> Result<(), FlushCause> {
         let source = self.mapping.base().wrapping_add((chunk.first.0 * PAGE) as usize);
         let len = (chunk.count * PAGE) as usize;
         self.buffer.lengthen(at + len);
         let target = self.buffer.bytes()[at..at + len].as_mut_ptr();
-        // SAFETY: pages of the mapping, and a buffer that has room for a chunk.
+        // SAFETY: the source is pages of the mapping, and the buffer has room for them.
         match unsafe { fallible::try_copy(source, target, len) } {
             true => Ok(()),
             false => Err(self.missing(bytes)),
         }
     }
 
-    /// Remembers what was written of a chunk: it is in the buffer at an offset.
+    /// Remembers the written content of a chunk, which is at offset `at` of the buffer.
     fn remember(&mut self, chunk: PageRun, at: usize) {
         let contents = self.buffer.bytes()[at..].chunks_exact(SMALL_PAGE_BYTES);
         for (page, content) in chunk.pages().zip(contents) {
@@ -355,13 +365,13 @@ impl<'a> Pass<'a> {
 
     fn why(&self, error: &std::io::Error, bytes: &Range<u64>) -> FlushCause {
         match error.raw_os_error() {
-            // It was the memory that could not be read.
+            // The source memory could not be read.
             Some(libc::EFAULT) => self.missing(bytes),
             _ => FlushCause::of_write(error),
         }
     }
 
-    /// Why pages of the mapping cannot be read.
+    /// Finds out why pages of the mapping cannot be read.
     fn missing(&self, bytes: &Range<u64>) -> FlushCause {
         match self.mapping.fault(bytes) {
             MapError::Fault { cause: FaultCause::Truncated, .. } => FlushCause::Truncated,
@@ -370,7 +380,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Writes the first page of some runs, far from each other, and says how large the folios are that got dirty.
+    /// Writes the first page of some runs, far apart, and returns the median size of the folios
+    /// dirtied by that.
     fn sample_folios(&mut self, dirty: &[PageRun]) -> Option<u64> {
         let mut sizes = Vec::with_capacity(FOLIO_SAMPLES);
         for sample in 0..FOLIO_SAMPLES {
@@ -378,7 +389,7 @@ impl<'a> Pass<'a> {
             let before = accounting::dirtied_bytes().ok()?;
             self.put(PageRun { count: 1, ..run });
             let size = accounting::dirtied_bytes().ok()?.saturating_sub(before);
-            // Nothing if it was dirty already.
+            // Zero if the folio was dirty already.
             if size > 0 {
                 sizes.push(size);
             }
@@ -388,8 +399,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The bytes of the file `inside` a page that were stored to since its copy was written with the content `base`; the page begins
-/// at `start`.
+/// The bytes of the file in `inside`, a part of one page, that were stored to since its copy was
+/// written with the content `base`. The page begins at `start`.
 fn stored_to(
     mapping: &Writable,
     base: &[u8],
@@ -412,7 +423,7 @@ fn stored_to(
         .collect()
 }
 
-/// The pages of a run whose bytes lie before the end of the file, and the others.
+/// Splits a run into the pages that lie before the end of the file, and the rest.
 fn split_at_end(
     run: PageRun,
     bytes: &Range<u64>,

@@ -1,4 +1,5 @@
-//! One range on its way through the helpers: how far it has come, where its reader is, and what may be populated next.
+//! The progress of one range: the helper's position, the reader's position, and the piece to
+//! populate next.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,43 +14,44 @@ use super::super::populate::{Form, Missing};
 use super::markers::{FIRST_BYTES, Markers};
 use super::{COLD_PIECE_BYTES, PIECE_BYTES, Request};
 
-/// What is populated in one call where the file is in memory: some 20 µs.
+/// Size of one populate call where the file is in memory: some 20 µs.
 const CALL_BYTES: usize = 128 << 10;
-/// How long a helper waits when others want its CPU: at first, at most, and altogether.
+/// How long a helper sleeps while other threads need its CPU: first, longest, and in total.
 const ASIDE: Duration = Duration::from_millis(1);
 const LONGEST_ASIDE: Duration = Duration::from_millis(16);
 const ALL_ASIDES: Duration = Duration::from_millis(100);
-/// Pages looked at to tell whether a piece has to be read, and whether a reader is where it seems to be.
+/// Pages sampled to tell whether a piece has to be read, and whether a reader is really sequential.
 const SAMPLES: usize = 8;
 
 /// A request in the queue.
 pub(super) struct Job {
     pub request: Arc<Request>,
-    /// How far a helper has come.
+    /// The helper's position.
     pub at: usize,
-    /// How far the reader has come, as far as is known.
+    /// The reader's last known position.
     pub passed: usize,
     /// Bytes of a piece.
     pub step: usize,
-    /// When the reader was last seen to have moved, of a range that is watched.
+    /// When the reader of a watched range was last seen to move.
     pub moved: Instant,
 }
 
 impl Job {
-    /// Whether it is watched, and its reader was not seen to read in order yet.
+    /// Whether it is watched, and its reader has not yet been found to be sequential.
     pub fn is_unseen(&self) -> bool {
         self.request.is_watched && self.passed == self.request.range.start
     }
 
-    /// The reader was seen to read in order.
+    /// Starts mapping ahead: the reader was found to be sequential.
     pub fn begin(&mut self) {
         self.passed += FIRST_BYTES;
         self.at = self.passed;
         self.moved = Instant::now();
     }
 
-    /// What is populated next, up to a border of pieces or to a marker, unless that is more than may lie unread. Of
-    /// `share` bytes a range that is watched gets three times what its reader has read.
+    /// The next piece to populate, up to a border of pieces or a marker; `None` if that would
+    /// exceed the limit of unread bytes. The limit is `share`, and for a watched range also three
+    /// times what its reader has read.
     pub fn piece(&self, share: usize) -> Option<Range<usize>> {
         let address = self.request.span.address() as usize + self.at;
         let to_border = (address / self.step + 1) * self.step - address;
@@ -64,7 +66,8 @@ impl Job {
         may_begin.then_some(self.at..end)
     }
 
-    /// Populates a part of the range, in short calls unless it has to be read, which is waited for without the lock.
+    /// Populates a part of the range, in short calls unless it has to be read: waiting for the
+    /// device does not hold the lock of the address space.
     pub fn populate(
         &self,
         form: Form,
@@ -73,7 +76,7 @@ impl Job {
     ) -> Result<(), Missing> {
         let call_bytes = if self.step == COLD_PIECE_BYTES { COLD_PIECE_BYTES } else { CALL_BYTES };
         let mut at = part.start;
-        // Relaxed: what is populated for nothing is a call more at worst.
+        // Relaxed: at worst one more call.
         while at < part.end && !self.request.ended.load(Ordering::Relaxed) {
             let end = (at + call_bytes).min(part.end);
             let lost_before = cpu::involuntary_switches();
@@ -88,12 +91,12 @@ impl Job {
         Ok(())
     }
 
-    /// Waits while there are more threads to run than CPUs, and says whether there no longer are. Not for ever, since a machine
-    /// that is always busy is no reason to never come to an end.
+    /// Waits while more threads are runnable than there are CPUs. Returns whether the helper may
+    /// continue: false after [`ALL_ASIDES`], because a machine may always be busy.
     pub fn let_others_run(&self, contention: Option<&Contention>) -> bool {
         let (mut aside, mut waited) = (ASIDE, Duration::ZERO);
         loop {
-            // Relaxed: a wait too many at worst.
+            // Relaxed: at worst one more wait.
             let has_ended = self.request.ended.load(Ordering::Relaxed);
             if has_ended || !contention.is_some_and(Contention::is_any_waiting) {
                 return true;
@@ -107,7 +110,7 @@ impl Job {
         }
     }
 
-    /// Moves on to the last marker that the reader has reached.
+    /// Advances the reader's position to the last marker that it has reached.
     pub fn look_for_reader(&mut self, pagemap: &Pagemap) {
         let before = self.passed;
         loop {
@@ -128,8 +131,8 @@ impl Job {
         matches!(pagemap.present(address, &mut [0]), Ok(1))
     }
 
-    /// Whether a reader has gone through what lies before the first marker, and nobody through most of the rest: so it
-    /// is neither with random accesses, nor where all is mapped already.
+    /// Whether all pages before the first marker are mapped, and at most a quarter of the samples
+    /// after it: this excludes random access and files that are mapped already.
     pub fn looks_sequential(&self, pagemap: &Pagemap) -> bool {
         let start = self.request.range.start;
         if !self.is_present(start + FIRST_BYTES - SMALL_PAGE_BYTES, pagemap) {
@@ -149,8 +152,8 @@ impl Job {
         reached.count() <= SAMPLES / 4
     }
 
-    /// Whether most of what lies next has to be read first, by a few samples. Where the system does not tell (files of
-    /// others), it has not.
+    /// Whether most of the next piece has to be read from the device, by a few samples. Where the
+    /// system does not tell (files of other users), false.
     pub fn is_cold(&self) -> bool {
         let end = self.request.range.end.min(self.at + PIECE_BYTES);
         let mut resident = [0];

@@ -1,29 +1,30 @@
-//! Where a range has markers: places that are left unmapped, so that the page tables show when the reader comes by.
+//! The markers of a range: places left unmapped, so that the page tables show when the reader
+//! passes them.
 //!
 //! ```text
 //!  advised    ├───────────────────┆───────────────────┆───────────────────┆──      every `stretch`
-//!  seen       ├─┆─┆──┆────┆───────┆───────────────┆───────────────────────┆──      at twice the distance, up to `most`
+//!  detected   ├─┆─┆──┆────┆───────┆───────────────┆───────────────────────┆──      at twice the distance, up to `most`
 //! ```
-//! Advice is believed, so its markers only bound what lies in memory unread. Without advice a range is what its reader has made
-//! of it so far, and each marker doubles what is believed of it: the window of the paper ([`super::aquifer_vm::readahead`]),
-//! in the units that a look at a page table can tell.
+//! Advice is trusted, so the markers of an advised range only bound the unread bytes in memory.
+//! Without advice, each marker that the reader passes doubles what is mapped ahead: the window of
+//! [`aquifer_vm::readahead`], in steps that the page tables can show.
 
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
-/// What is left unmapped at a marker: as much as the kernel maps at one fault.
+/// Bytes left unmapped at a marker: as many as the kernel maps at one fault.
 pub(super) const MARKER_BYTES: usize = 16 * SMALL_PAGE_BYTES;
-/// So much is read in order before a reader is taken for one that goes on.
+/// Bytes that must be read in order before a reader is taken to be sequential.
 pub(super) const FIRST_BYTES: usize = 1 << 20;
 
 /// The markers of a range, offsets in its span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Markers {
-    /// None: what may lie unread in memory holds the range.
+    /// None: the whole range may be in memory unread.
     None,
-    /// One every so many bytes of the span.
+    /// One at every multiple of this many bytes of the span.
     Every(usize),
-    /// The first one [`FIRST_BYTES`] behind the start of the range, each as far again, until they are `most` apart: a power
-    /// of two, and `FIRST_BYTES` at least.
+    /// The first is [`FIRST_BYTES`] after the start of the range, and each later one at twice the
+    /// distance, until they are `most` apart: a power of two, at least `FIRST_BYTES`.
     Doubling {
         /// Where the range begins.
         start: usize,
@@ -33,7 +34,7 @@ pub(super) enum Markers {
 }
 
 impl Markers {
-    /// The next one behind an offset of the range.
+    /// The next marker after an offset in the range.
     pub fn after(self, at: usize) -> usize {
         match self {
             Markers::None => usize::MAX,
@@ -50,7 +51,7 @@ impl Markers {
         }
     }
 
-    /// Whether one begins at this offset, which is not the start of the range.
+    /// Whether a marker begins at this offset, which is not the start of the range.
     pub fn is_at(self, at: usize) -> bool {
         self.after(at - 1) == at
     }

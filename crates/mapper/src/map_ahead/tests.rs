@@ -59,7 +59,7 @@ fn a_helper_waits_for_its_reader_at_the_markers() {
         wait_until("the helper is far enough ahead", || {
             mapping.mapped_pages(enough - PAGE..enough) == 1
         });
-        // Nothing moves any more: it waits for the reader, or is through.
+        // The helper makes no more progress: it waits for the reader, or is done.
         wait_until("the helper rests", || {
             let state = ahead.shared.lock();
             state.running.is_empty() && state.idle == state.helpers
@@ -69,7 +69,7 @@ fn a_helper_waits_for_its_reader_at_the_markers() {
             assert_eq!(mapping.mapped_pages(far..128 << 20), 0, "reader at {reader}");
         }
         reader += 4 << 20;
-        // What the reader's loads would do.
+        // Does what the reader's loads would do.
         let read = Form::Touch.populate(&*mapping, reader - (4 << 20)..reader + PAGE);
         read.unwrap();
     }
@@ -91,7 +91,7 @@ fn a_reader_that_never_comes_does_not_hold_up_others() {
     assert_eq!(Arc::strong_count(&abandoned), 1, "nobody else holds the mapping");
 }
 
-/// The mapping goes as soon as its request has ended, whatever the helper is doing.
+/// The mapping is dropped as soon as its request has ended, whatever the helper is doing.
 #[test]
 fn nothing_is_populated_after_it_was_unmapped() {
     let ahead = MapAhead::new(limits(1 << 30));
@@ -150,14 +150,14 @@ fn helpers_end_with_the_last_request_pending_and_keep_out_of_the_way() {
     assert!(idles.join().unwrap());
 }
 
-/// A mapping may own the mapper whose helper lets go of it last.
+/// A mapping may own the mapper whose helper drops the last reference to it.
 #[test]
 fn a_helper_may_drop_its_own_mapper() {
     struct Owner {
         mapping: Arc<Mapping>,
         _ahead: Arc<Mutex<Option<MapAhead>>>,
     }
-    // SAFETY: the mapping is kept.
+    // SAFETY: the owner holds the mapping.
     unsafe impl Span for Owner {
         fn address(&self) -> *const u8 {
             self.mapping.address()
@@ -188,7 +188,7 @@ fn without_workers_or_bytes_nothing_is_asked_for() {
     assert_eq!(ahead.stats(), MapAheadStats::default());
 }
 
-/// Watches until the end of the world, and at whatever cost.
+/// Watches without a time limit, and never yields to other threads.
 fn stubborn() -> Manners {
     Manners { watched_for: Duration::MAX, step_aside: false, ..Manners::default() }
 }
@@ -205,7 +205,7 @@ fn a_watched_range_is_mapped_ahead_as_far_as_its_reader_deserves() {
     let ticket = ahead.watch(&as_span(&mapping), 0..mib(64)).unwrap();
     let mut from = 0;
     for passed in [1, 4, 16] {
-        // All up to the marker, and the marker.
+        // Everything up to the marker, and the marker.
         read(&mapping, mib(from)..mib(passed) + PAGE);
         from = passed;
         let end = 4 * passed;
@@ -247,7 +247,7 @@ fn what_is_not_read_in_order_is_left_alone() {
     assert!(MapAhead::new(limits(1 << 30)).watch(&as_span(&short), 0..1 << 20).is_none());
 }
 
-/// A child has no helpers, and the parent's may have held the lock when it was made.
+/// A child has no helpers, and a helper of the parent may have held the lock at the fork.
 #[test]
 fn a_forked_child_does_nothing_and_hangs_nowhere() {
     let ahead = MapAhead::new(limits(1 << 30));
@@ -258,12 +258,12 @@ fn a_forked_child_does_nothing_and_hangs_nowhere() {
     // SAFETY: the child allocates nothing and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: no preconditions; a child that hangs ends.
+        // SAFETY: no preconditions; the alarm ends a child that hangs.
         unsafe { libc::alarm(20) };
         let refuses = ticket.is_done() && ahead.stats() == MapAheadStats::default();
         drop(ticket);
         drop(ahead);
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running the parent's destructors or exit handlers.
         unsafe { libc::_exit(i32::from(!refuses)) };
     }
     drop(held);

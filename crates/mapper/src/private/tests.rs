@@ -1,4 +1,4 @@
-//! Growing, faults, forks; flushes have their own tests.
+//! Growing, faults, forks; flushes have separate tests.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ fn load(subject: &Subject, offset_bytes: u64, len: usize) -> Vec<u8> {
 #[test]
 fn a_view_grows_at_its_address_and_its_file_with_it() {
     for form in forms() {
-        // Neither end at a page.
+        // Neither end is at a page boundary.
         let mut subject = Subject::new(10 * PAGE + 7, PAGE + 9..10 * PAGE + 7, options(form, None));
         let (base, before) = (subject.view.as_mut_ptr(), subject.view.mapping().len_bytes());
         subject.store(before - 1, &[1]);
@@ -39,7 +39,7 @@ fn a_view_grows_at_its_address_and_its_file_with_it() {
         let flushed = subject.view.flush().unwrap();
         assert_eq!(flushed.pages, subject.dirty.len() as u64, "{form:?}");
         subject.check("grown");
-        // A file that is longer is not cut.
+        // A longer file is not truncated.
         open(&subject.path).set_len(9000 * PAGE).unwrap();
         subject.file.resize(9000 * PAGE as usize, 0);
         subject.view.grow(3001 * PAGE).unwrap();
@@ -70,7 +70,8 @@ fn a_file_that_cannot_become_longer_stays_as_it_is() {
         let before = blocks();
         let ends = AtomicBool::new(false);
         let outcomes = std::thread::scope(|scope| {
-            // Who appends meanwhile finds the end where it is: what is written there is never cut off.
+            // A process that appends in the meantime finds the end where it is: its bytes are never
+            // cut off.
             scope.spawn(|| {
                 let mut lengths =
                     std::iter::repeat_with(|| open(&subject.path).metadata().unwrap().len());
@@ -90,7 +91,7 @@ fn a_file_that_cannot_become_longer_stays_as_it_is() {
                 }
                 error => panic!("{error}"),
             }
-            // A tree of extents that has grown stays: a block of the file system's, of up to 4 KiB.
+            // A grown extent tree keeps one block of the file system, of up to 4 KiB.
             assert!(after <= before + 8, "{kind:?}: what was allocated is given back");
         }
         assert_eq!(subject.view.mapping().len_bytes(), 5000);
@@ -99,7 +100,7 @@ fn a_file_that_cannot_become_longer_stays_as_it_is() {
     }
 }
 
-/// A copy of the last page is older than what others have appended behind it.
+/// The copy of the last page is older than what another writer has appended.
 #[test]
 fn what_others_appended_to_the_last_page_is_not_overwritten_when_the_view_takes_it_in() {
     for form in forms() {
@@ -136,7 +137,7 @@ fn an_empty_file_is_mapped_to_grow() {
     }
 }
 
-/// What the hooks of one test work on: they are functions, and run in the fault handler.
+/// State for the hooks of one test, which are plain functions and run in the fault handler.
 struct Interposed {
     path: Mutex<PathBuf>,
     address: AtomicUsize,
@@ -154,7 +155,7 @@ impl Interposed {
         open(&subject.path).set_len(PAGE).unwrap();
     }
 
-    /// The file is long again, and a thread stores to the page.
+    /// Extends the file again, and stores to the page.
     fn lengthen_and_store(&self) {
         open(&self.path.lock().unwrap()).set_len(8 * PAGE).unwrap();
         // SAFETY: inside the mapping, which the test keeps.
@@ -162,7 +163,7 @@ impl Interposed {
     }
 }
 
-/// The store is nowhere but in the page that the load found missing a moment before.
+/// The store exists only in the page that the load found missing a moment before.
 #[test]
 fn a_store_to_a_page_that_is_about_to_be_replaced_is_kept() {
     static INTERPOSED: Interposed = Interposed::new();
@@ -218,7 +219,8 @@ fn stores_outside_of_the_view_are_refused() {
     subject.view.set(len_bytes - 4, 1u32).unwrap();
 }
 
-/// One thread's closure sees zeros, and another stores to the page through the pointer once the file has it again.
+/// One thread's closure sees zeros, and another thread stores to the page through the pointer after
+/// the file is extended again.
 #[test]
 fn a_store_to_a_page_that_shows_zeros_to_another_thread_is_kept() {
     let subject = Subject::new(8 * PAGE, 0..8 * PAGE, PrivateOptions::default());
@@ -368,12 +370,12 @@ fn a_child_can_do_nothing_with_its_parents_view() {
         subject.store(0, &[1]);
         subject.view.flush().unwrap();
         subject.store(0, &[2]);
-        // As if another thread of the parent were flushing.
+        // Simulates another thread of the parent that is flushing.
         let flushing = subject.view.state().unwrap();
         // SAFETY: the child makes a few calls and leaves by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: no preconditions; a child that hangs ends.
+            // SAFETY: no preconditions; the alarm ends a child that hangs.
             unsafe { libc::alarm(20) };
             let view = &subject.view;
             let results = [
@@ -388,7 +390,7 @@ fn a_child_can_do_nothing_with_its_parents_view() {
                 view.mapping().read_into(0, &mut [0]),
             ];
             let refused = results.iter().all(|result| matches!(result, Err(MapError::Forked)));
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running the parent's destructors or exit handlers.
             unsafe { libc::_exit(i32::from(!refused)) };
         }
         drop(flushing);

@@ -1,4 +1,4 @@
-//! Stores that are the file's at once.
+//! Stores that go to the file at once.
 
 use std::os::unix::fs::FileExt;
 
@@ -97,7 +97,7 @@ fn a_child_can_do_nothing_with_its_parents_view() {
             view.dirty_bytes().map(drop),
         ];
         let refused = results.iter().all(|result| matches!(result, Err(MapError::Forked)));
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running the parent's destructors or exit handlers.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
     let mut status = 0;

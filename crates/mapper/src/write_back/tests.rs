@@ -1,4 +1,4 @@
-//! The thread; what a view writes back is tested with flushes.
+//! The write-back thread; what a view writes back is tested with flushes.
 
 use std::time::Instant;
 
@@ -50,7 +50,7 @@ fn what_is_stored_is_in_the_files_after_a_while() {
             assert!((0..200).step_by(round).all(|page| there[page * PAGE as usize] == round as u8));
         }
     }
-    // A view goes whenever its owner lets go of it, whoever looks at it just then.
+    // A view is dropped when its owner drops it, even while the thread uses it.
     let [one, two] = views;
     let weak = Arc::downgrade(&one);
     drop(one);
@@ -73,7 +73,7 @@ fn without_a_pace_nothing_is_written_and_no_thread_started() {
 fn the_budget_is_shared_and_what_one_leaves_is_for_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let views = ["one", "two", "three"].map(|name| view(&directory, name, 100));
-    // The first has nothing, the second little, the third much.
+    // The first has nothing dirty, the second little, the third much.
     (0..5).for_each(|page| views[1].set(page * PAGE, 1u8).unwrap());
     (0..100).for_each(|page| views[2].set(page * PAGE, 1u8).unwrap());
     assert_eq!(write_some(&views, 60 * PAGE), 60 * PAGE);
@@ -89,18 +89,18 @@ fn a_child_neither_adds_views_nor_waits_for_the_thread() {
     let view = view(&directory, "data", 10);
     let write_back = WriteBack::new(1 << 20);
     write_back.add(&view).unwrap();
-    // As the thread may do.
+    // Simulates the thread, which may hold this lock at the fork.
     let shared = write_back.shared.clone();
     let held = shared.views();
     // SAFETY: the child makes a few calls and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: no preconditions; a child that hangs ends.
+        // SAFETY: no preconditions; the alarm ends a child that hangs.
         unsafe { libc::alarm(20) };
         let refused = matches!(write_back.add(&view), Err(MapError::Forked));
         drop(write_back);
         drop(view);
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running the parent's destructors or exit handlers.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
     drop(held);

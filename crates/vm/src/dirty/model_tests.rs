@@ -1,5 +1,5 @@
-//! Trackers against a plain set: random stores, loads, takes, failed commits, drops and reclaim; and
-//! against threads that store meanwhile.
+//! Trackers compared with a plain set: random stores, loads, takes, failed commits, drops and
+//! reclaim; and with concurrent stores.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ fn steps(usual: usize) -> usize {
     (usual * percent.unwrap_or(100usize)).div_ceil(100)
 }
 
-/// Pages of a random run: mostly short, sometimes more than a piece.
+/// The pages of a random run: mostly short, sometimes more than a piece.
 fn random_run(rng: &mut Rng, pages: u64) -> std::ops::Range<u64> {
     let longest = if rng.chance(0.05) { pages } else { 8 };
     let first = rng.below(pages);
@@ -51,7 +51,7 @@ fn trackers_are_plain_sets() {
                     assert_eq!(subject.commit(), expected, "{}", at());
                 }
                 75..83 => {
-                    // A commit that fails.
+                    // Simulates a commit that fails.
                     let runs = subject.take().unwrap();
                     let taken = runs.iter().flat_map(|run| run.pages()).map(|page| page.0);
                     assert!(taken.eq(stored.iter().copied()), "{}", at());
@@ -89,11 +89,12 @@ fn trackers_are_plain_sets() {
                     let counted = subject.tracker.private_pages().unwrap();
                     let expected = subject.private_in_smaps();
                     match source {
-                        // Not everybody tells pages of zeros, which loads of anonymous memory share.
+                        // Not every kernel distinguishes zero pages, which loads of anonymous
+                        // memory share.
                         Source::Anonymous => {
                             assert!(counted >= expected, "{counted} of {expected}: {}", at());
                         }
-                        // What is swapped out of the file itself counts in smaps.
+                        // smaps also counts swapped-out pages of the file itself.
                         Source::Memory => {
                             assert!(counted <= expected, "{counted} of {expected}: {}", at());
                         }
@@ -105,8 +106,8 @@ fn trackers_are_plain_sets() {
     }
 }
 
-/// One thread stores, one loads, and takes go on meanwhile. What takes have copied in the end must be
-/// what is there.
+/// One thread stores and one loads during takes. The pages copied after takes must in the end equal
+/// the mapping.
 #[test]
 fn no_store_is_lost_to_a_take_that_races_with_it() {
     let seed = seed(2);
@@ -120,7 +121,7 @@ fn no_store_is_lost_to_a_take_that_races_with_it() {
                 let mut rng = Rng::new(seed);
                 let stores = steps(200_000) as u64;
                 for sequence in 1..=stores {
-                    // A few pages often, all of them sometimes.
+                    // Mostly a few pages, sometimes all of them.
                     let among = if rng.chance(0.9) { 16 } else { pages };
                     page_of(rng.below(among)).store(sequence << 32, Ordering::Relaxed);
                 }

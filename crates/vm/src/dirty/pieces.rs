@@ -4,20 +4,20 @@
 //!   Cold ──────────────► Armed ──────────────► Full
 //!        register, scan        no entry empty
 //!    ▲                      ◄──────────────
-//!    └ at first                an entry was
+//!    └ initial state           an entry was empty
 //! ```
 //!
-//! | state | its mapping | a scan looks at | ns a page |
+//! | state | its mapping | a scan checks | ns per page |
 //! |---|---|---|---|
 //! | `Cold` | not tracked: loads keep fault-around | entry and page | 8 |
-//! | `Armed` | tracked; every page that is there was write-protected | entry | 3 |
-//! | `Full` | the same, and no entry is empty | entry, in the kernel's short cut | 1 |
+//! | `Armed` | tracked; every present page was write-protected | entry | 3 |
+//! | `Full` | the same, and no entry is empty | entry, in the kernel's fast path | 1 |
 //!
-//! A piece is armed when a private page is seen in it: stores happen there. One that is only read costs
-//! each scan 8 ns a page, while arming it costs 6 µs once, and 0.4 µs for each page still missing, because
-//! a tracked mapping brings in one page a fault. Nobody knows how many scans will follow. So, as one who
-//! does not know for how long he will ski rents until the rent paid equals the price: the piece is armed
-//! when its scans have cost what arming can cost at most. Either choice is then at most twice too dear.
+//! A piece is armed when a private page is found in it: stores happen there. A piece that is only
+//! read costs each scan 8 ns a page. Arming it costs 6 µs once, and 0.4 µs for each page still
+//! missing, because a tracked mapping brings in one page per fault. The number of future scans is
+//! unknown, as in the ski rental problem: the piece is armed when its scans have cost as much as
+//! arming it at most costs. So the total is at most twice the optimum.
 
 use std::ops::Range;
 
@@ -25,11 +25,11 @@ use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 
 use super::runs::{PageIndex, PageRun};
 
-/// Arming a piece, in visits of a page by a scan of a cold one.
+/// Cost of arming a piece, in visits of a page by a scan of a cold piece.
 const ARMING_VISITS: u64 = 800;
-/// A fault that fault-around would have saved, in the same unit.
+/// Cost of a fault that fault-around would have saved, in the same unit.
 const LOST_FAULT_VISITS: u64 = 50;
-/// Takes before the first look whether an armed piece is full.
+/// Takes before an armed piece is first checked for being full.
 const FIRST_LOOK_TAKES: u64 = 2;
 const LONGEST_BACKOFF: u8 = 16;
 
@@ -54,7 +54,7 @@ impl TrackedRange {
         at(run.first)..at(run.end())
     }
 
-    /// The pages of a range of addresses that lies inside.
+    /// The pages of a range of addresses, which must lie inside.
     pub fn run(self, start: u64, end: u64) -> PageRun {
         let page = |address: u64| (address - self.start as u64) / SMALL_PAGE_BYTES as u64;
         PageRun::new(page(start)..page(end))
@@ -72,7 +72,7 @@ impl TrackedRange {
         (self.start + page.0 as usize * SMALL_PAGE_BYTES) / REGION_BYTES - self.first_piece()
     }
 
-    /// The pieces of a run, and how many of its pages lie in each.
+    /// Calls `each` with the pieces of a run, and how many of its pages lie in each.
     pub fn by_piece(self, run: PageRun, each: &mut dyn FnMut(usize, u64)) {
         let mut addresses = self.address_of(run);
         while !addresses.is_empty() {
@@ -84,7 +84,7 @@ impl TrackedRange {
         }
     }
 
-    /// Addresses of pieces, without what lies outside the range.
+    /// The addresses of pieces, clipped to the range.
     pub fn addresses_of(self, pieces: Range<usize>) -> Range<usize> {
         let at = |piece| (self.first_piece() + piece) * REGION_BYTES;
         at(pieces.start).max(self.start)..at(pieces.end).min(self.end())
@@ -105,9 +105,10 @@ pub(super) enum State {
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     state: State,
-    /// Looks in vain whether it is full, as a power of two of takes until the next.
+    /// Failed checks for being full: each doubles the takes until the next check.
     backoff: u8,
-    /// `Cold`: visits of its pages by scans. `Armed`: the take at which to look whether it is full.
+    /// `Cold`: visits of its pages by scans. `Armed`: the take at which to check whether it is
+    /// full.
     count: u64,
 }
 
@@ -116,20 +117,20 @@ struct Piece {
 pub(super) struct Pieces {
     range: TrackedRange,
     pieces: Vec<Piece>,
-    /// Cold pieces that this take arms.
+    /// Cold pieces to be armed by this take.
     chosen: Vec<usize>,
     takes: u64,
     next_look: u64,
-    /// Runs of pieces that are scanned alike, kept until a state changes.
+    /// Runs of pieces that are scanned alike, cached until a state changes.
     plan: Vec<Segment>,
 }
 
-/// Pieces that are scanned in one call: full ones, or a mixture of cold and armed ones.
+/// Pieces that are scanned with one call: full ones, or a mixture of cold and armed ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Segment {
     pub addresses: Range<usize>,
     pub full: bool,
-    /// From the first to the last armed piece; empty without one.
+    /// From the first to the last armed piece; empty if there is none.
     pub armed: Range<usize>,
 }
 
@@ -180,16 +181,18 @@ impl Pieces {
         self.plan.clear();
     }
 
-    /// A scan of untracked memory found private pages.
+    /// Records that a scan of untracked memory found private pages.
     pub fn saw_private(&mut self, run: PageRun) {
         let last = PageIndex(run.end().0 - 1);
         for piece in self.range.piece_of(run.first)..=self.range.piece_of(last) {
-            // An armed one whose tracking somebody ended is registered again.
+            // Also if it is armed: a piece whose tracking was ended by other code is registered
+            // again.
             self.choose(piece);
         }
     }
 
-    /// A scan of untracked memory found `pages` pages of a piece that are no private copies.
+    /// Records that a scan of untracked memory found `pages` pages of a piece that are not private
+    /// copies.
     pub fn saw_others(&mut self, piece: usize, pages: u64) {
         if pages == 0 {
             return;
@@ -210,7 +213,7 @@ impl Pieces {
         }
     }
 
-    /// The pieces to arm now, as runs.
+    /// Returns the pieces to arm now, as runs.
     pub fn chosen(&mut self) -> Vec<Range<usize>> {
         let mut chosen = std::mem::take(&mut self.chosen);
         chosen.sort_unstable();
@@ -218,7 +221,7 @@ impl Pieces {
         chosen.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1).collect()
     }
 
-    /// How many runs would be tracked if these were too.
+    /// How many runs would be tracked if `more` were too.
     pub fn tracked_runs_with(&self, more: &[Range<usize>]) -> usize {
         let mut tracked: Vec<bool> =
             self.pieces.iter().map(|piece| piece.state != State::Cold).collect();
@@ -230,7 +233,7 @@ impl Pieces {
         0..self.pieces.len()
     }
 
-    /// They are registered now.
+    /// Records that pieces were registered.
     pub fn arm(&mut self, pieces: Range<usize>) {
         for piece in pieces {
             if self.pieces[piece].state == State::Cold {
@@ -239,7 +242,7 @@ impl Pieces {
         }
     }
 
-    /// Makes a piece an armed one that is looked at again some takes later.
+    /// Makes a piece armed, to be checked again some takes later.
     fn await_full(&mut self, piece: usize, backoff: u8) {
         let due = self.takes + (FIRST_LOOK_TAKES << backoff);
         self.next_look = self.next_look.min(due);
@@ -248,7 +251,7 @@ impl Pieces {
         self.pieces[piece].backoff = backoff;
     }
 
-    /// An entry of a full piece was empty: page cache was thrown away.
+    /// Records that an entry of a full piece was empty: its page was evicted from the page cache.
     pub fn not_full(&mut self, page: PageIndex) {
         let piece = self.range.piece_of(page);
         if self.pieces[piece].state == State::Full {
@@ -261,7 +264,7 @@ impl Pieces {
         self.pieces[self.range.piece_of(page)].state != State::Cold
     }
 
-    /// Counts a take, and says which armed pieces to look at.
+    /// Counts a take, and returns the armed pieces to check.
     pub fn due(&mut self) -> Vec<Range<usize>> {
         self.takes += 1;
         if self.takes < self.next_look {
@@ -276,7 +279,7 @@ impl Pieces {
         due.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1).collect()
     }
 
-    /// Those of `pieces` that lie wholly in `entries` have no empty entry.
+    /// Marks those of `pieces` full that lie entirely in `entries`, which has no empty entry.
     pub fn found_full(&mut self, pieces: &Range<usize>, entries: Range<usize>) {
         let first = self.range.first_piece();
         let from = if entries.start <= self.range.start {
@@ -294,7 +297,7 @@ impl Pieces {
         }
     }
 
-    /// After the looks: those that are not full wait twice as long for the next one.
+    /// Called after the checks: pieces that are not full wait twice as long for the next one.
     pub fn looked(&mut self) {
         if self.takes < self.next_look {
             return;
@@ -377,7 +380,7 @@ mod tests {
 
         assert!(pieces.due().is_empty());
         assert_eq!(pieces.due(), [0..2, 3..4]);
-        // All entries of the first piece, not all of the second.
+        // All entries of the first piece, but not all of the second.
         let end = range.addresses_of(1..2).end - SMALL_PAGE_BYTES;
         pieces.found_full(&(0..2), range.start..end);
         pieces.looked();
@@ -387,7 +390,7 @@ mod tests {
         assert!(plan[0].full && plan[0].addresses == range.addresses_of(0..1));
         assert_eq!(plan[1].armed, range.addresses_of(1..4));
 
-        // The next look at the others comes after twice as many takes.
+        // The others are checked again after twice as many takes.
         let takes_until_due = (1..).find(|_| !pieces.due().is_empty()).unwrap();
         assert_eq!(takes_until_due, 2 * FIRST_LOOK_TAKES);
         pieces.not_full(PageIndex(7));

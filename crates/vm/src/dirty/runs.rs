@@ -1,20 +1,20 @@
-//! Sets of pages: as sorted runs, for what is reported, and as bits, for what is looked up.
+//! Sets of pages: as sorted runs for reports, and as bits for look-ups.
 
-/// A page of a tracked range: 0 is the first.
+/// The index of a page in a tracked range; 0 is the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageIndex(pub u64);
 
 /// Consecutive pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageRun {
-    /// The first one.
+    /// The first page.
     pub first: PageIndex,
-    /// How many.
+    /// Number of pages.
     pub count: u64,
 }
 
 impl PageRun {
-    /// The pages `pages`.
+    /// The run of the pages in the range.
     pub fn new(pages: std::ops::Range<u64>) -> PageRun {
         PageRun { first: PageIndex(pages.start), count: pages.end.saturating_sub(pages.start) }
     }
@@ -24,13 +24,13 @@ impl PageRun {
         PageIndex(self.first.0 + self.count)
     }
 
-    /// One after the other.
+    /// Iterates over the pages.
     pub fn pages(self) -> impl Iterator<Item = PageIndex> {
         (self.first.0..self.end().0).map(PageIndex)
     }
 }
 
-/// Adds a run behind those there, or to the last one if it touches it.
+/// Appends a run, or merges it into the last one if they touch.
 pub fn push(runs: &mut Vec<PageRun>, run: PageRun) {
     match runs.last_mut() {
         Some(last) if last.first <= run.first && run.first <= last.end() => {
@@ -41,7 +41,7 @@ pub fn push(runs: &mut Vec<PageRun>, run: PageRun) {
     }
 }
 
-/// Sorts and merges: afterwards runs ascend, and there is a gap between any two.
+/// Sorts and merges runs: afterwards they ascend, with a gap between any two.
 pub fn normalise(runs: &mut Vec<PageRun>) {
     runs.retain(|run| run.count > 0);
     runs.sort_unstable();
@@ -61,7 +61,7 @@ pub fn contains(runs: &[PageRun], page: PageIndex) -> bool {
     behind > 0 && page < runs[behind - 1].end()
 }
 
-/// What a run and a normalised set have in common.
+/// Calls `each` with the parts of a normalised set that lie in `run`.
 pub fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(PageRun)) {
     let from = runs.partition_point(|other| other.end() <= run.first);
     for other in &runs[from..] {
@@ -73,7 +73,7 @@ pub fn intersect(runs: &[PageRun], run: PageRun, each: &mut dyn FnMut(PageRun)) 
     }
 }
 
-/// What a normalised set has without another, normalised as well.
+/// A normalised set without the pages of another; the result is normalised.
 pub fn subtract(runs: &[PageRun], others: &[PageRun]) -> Vec<PageRun> {
     let mut rest = Vec::new();
     for &run in runs {
@@ -99,11 +99,13 @@ pub(super) fn clusters(runs: &[PageRun], gap: u64) -> impl Iterator<Item = PageR
     })
 }
 
-/// One bit a page, and how many are set. Memory that is never set is never touched.
+/// One bit per page, and the number of bits set. Memory for bits that are never set is never
+/// touched.
 pub struct PageBits {
     words: Vec<u64>,
     count: u64,
-    /// Words outside are zero: a search in a large set with few pages, close together, does not look at all of it.
+    /// Words outside this range are zero: searching a large set with few, clustered pages does not
+    /// scan all of it.
     used: std::ops::Range<usize>,
 }
 
@@ -119,12 +121,12 @@ impl PageBits {
         PageBits { words: vec![0; pages.div_ceil(64) as usize], count: 0, used: 0..0 }
     }
 
-    /// How many pages are in it.
+    /// Number of pages in the set.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Whether a page is in it.
+    /// Whether the set contains a page.
     pub fn contains(&self, page: PageIndex) -> bool {
         self.words[(page.0 / 64) as usize] & (1 << (page.0 % 64)) != 0
     }
@@ -154,12 +156,13 @@ impl PageBits {
         }
     }
 
-    /// Cuts a run into parts that are wholly in the set or wholly not.
+    /// Splits a run into parts that are wholly in the set or wholly not.
     pub fn split(&self, run: PageRun, each: &mut dyn FnMut(PageRun, bool)) {
         let mut from = run.first;
         while from < run.end() {
             let inside = self.contains(from);
-            // No look behind the run: in a set with few pages it would go to the end, for every run again.
+            // Do not search behind the run: in a set with few pages each search would scan to the
+            // end.
             let flip = if inside { u64::MAX } else { 0 };
             let to = self.next(from, run.end(), flip).unwrap_or(run.end());
             each(PageRun::new(from.0..to.0), inside);
@@ -167,14 +170,14 @@ impl PageBits {
         }
     }
 
-    /// Removes all.
+    /// Removes all pages.
     pub fn clear(&mut self) {
         self.words[self.used.clone()].fill(0);
         self.count = 0;
         self.used = 0..0;
     }
 
-    /// All of it, as a normalised set.
+    /// The whole set, as normalised runs.
     pub fn runs(&self) -> Vec<PageRun> {
         let mut runs = Vec::new();
         let all = PageIndex(self.words.len() as u64 * 64);
@@ -187,13 +190,13 @@ impl PageBits {
         runs
     }
 
-    /// The first page of the set from `page` on.
+    /// The first page of the set at or after `page`.
     pub fn next_from(&self, page: PageIndex) -> Option<PageIndex> {
         let used = self.used.start as u64 * 64..self.used.end as u64 * 64;
         self.next(PageIndex(page.0.max(used.start)), PageIndex(used.end), 0)
     }
 
-    /// The first page before `end` whose bit differs from those of `flip`.
+    /// The first page from `page` on and before `end` whose bit differs from that of `flip`.
     fn next(&self, page: PageIndex, end: PageIndex, flip: u64) -> Option<PageIndex> {
         let words = self.words.get(..end.0.div_ceil(64) as usize).unwrap_or(&self.words);
         let mut index = (page.0 / 64) as usize;
@@ -207,7 +210,7 @@ impl PageBits {
     }
 }
 
-/// The words of a run, and which of their bits are its pages.
+/// The words that contain a run, with the mask of its bits in each.
 fn words_of(run: PageRun) -> impl Iterator<Item = (usize, u64)> {
     let (from, to) = (run.first.0, run.end().0);
     (from / 64..to.div_ceil(64)).map(move |word| {
@@ -227,7 +230,7 @@ mod tests {
         runs.iter().flat_map(|run| run.pages()).map(|page| page.0).collect()
     }
 
-    /// Everything against a plain set.
+    /// Compares all operations with a plain set.
     #[test]
     fn runs_and_bits_are_sets() {
         let mut rng = Rng::new(7);

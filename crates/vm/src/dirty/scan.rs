@@ -1,19 +1,23 @@
-//! The form that asks the kernel which pages were stored to (PAGEMAP_SCAN and a tracking userfaultfd).
+//! The form that queries the kernel for the pages stored to (PAGEMAP_SCAN and a tracking
+//! userfaultfd).
 //!
 //! A take has four steps:
-//! 1. *Look* at what is not tracked. A private page there is a first store: its piece is chosen.
-//! 2. *Arm* the chosen pieces: register them. Nothing is taken from step 1 but the choice, so a store that
-//!    comes after the look and before the registration makes no difference.
-//! 3. *Scan* what is tracked: each page without write protection is reported and protected in one atomic
-//!    step. A freshly armed piece reports all its pages. This is what counts.
-//! 4. *Verify* reported pages that were not known to be private. One of the file was only loaded. A page
-//!    stored to before step 3 is private in step 4, because only this tracker takes private copies away.
+//! 1. *Look* at untracked memory. A private page there is a first store: its piece is chosen.
+//! 2. *Arm* the chosen pieces: register them. Step 1 contributes only the choice, so a store
+//!    between the look and the registration makes no difference.
+//! 3. *Scan* tracked memory: each page without write protection is reported and protected in one
+//!    atomic step. A freshly armed piece reports all its pages. This step decides which take
+//!    reports a store.
+//! 4. *Verify* reported pages that were not known to be private. A page of the file was only
+//!    loaded. A page stored to before step 3 is private in step 4, because only this tracker drops
+//!    private copies.
 //!
-//! So a store before the atomic step is reported by this take; one after it lifts the protection and is
-//! reported by the next; one to a piece not chosen leaves a private page that the next look finds.
+//! So a store before the atomic step is reported by this take. A store after it removes the
+//! protection and is reported by the next. A store to a piece not chosen leaves a private page that
+//! the next look finds.
 //!
-//! A page that is swapped out when it is verified is the one doubtful case: it looks like the marker of a
-//! page that was never there. The caller's comparison decides.
+//! A page that is swapped out when it is verified is the one doubtful case: it looks like the
+//! marker of a page that was never present. The caller's comparison decides.
 
 use std::io;
 use std::ops::Range;
@@ -24,39 +28,39 @@ use aquifer_sys::uffd::Uffd;
 use super::pieces::{Pieces, TrackedRange};
 use super::runs::{self, PageBits, PageIndex, PageRun};
 
-/// Tracked runs of pieces before the whole range is tracked: each takes two mappings of the 65,530 a
-/// process may have.
+/// Most tracked runs of pieces before the whole range is tracked: each takes two mappings of the
+/// 65,530 that a process may have.
 const MOST_TRACKED_RUNS: usize = 256;
-/// Verifying a page costs 8 ns, another call 400.
+/// Largest gap that verification scans over: verifying a page costs 8 ns, another call 400.
 const VERIFIED_GAP_PAGES: u64 = 50;
 
 const PRESENT_OR_SWAPPED: Categories = Categories::PRESENT.or(Categories::SWAPPED);
 const NO_COPY: Categories = Categories::FILE.or(Categories::ZERO);
 
-/// What is there without being tracked.
+/// Present pages that are not tracked.
 const UNTRACKED: Query = Query {
     all: Categories::NONE,
     none: Categories::TRACKED,
     any: PRESENT_OR_SWAPPED,
     report: NO_COPY.or(Categories::HUGE),
 };
-/// Stored to, or loaded for the first time, in an armed piece.
+/// Pages stored to, or loaded for the first time, in an armed piece.
 const UNPROTECTED: Query = Query {
     all: Categories::TRACKED.or(Categories::WRITTEN),
     none: Categories::NONE,
     any: PRESENT_OR_SWAPPED,
     report: Categories::NONE,
 };
-/// Private copies. Among tracked pages, markers too: they are not present.
+/// Private copies. Among tracked pages, also markers: they are not present.
 pub(super) const PRIVATE: Query = Query {
     all: Categories::NONE,
     none: NO_COPY,
     any: PRESENT_OR_SWAPPED,
     report: Categories::PRESENT,
 };
-/// Private copies stored to since they were protected, if ever they were. No markers.
+/// Private copies stored to since they were protected, or never protected. No markers.
 const PRIVATE_UNPROTECTED: Query = Query { all: Categories::WRITTEN, ..PRIVATE };
-/// Anything but an empty entry.
+/// All but empty entries.
 const NOT_EMPTY: Query = Query {
     all: Categories::NONE,
     none: Categories::NONE,
@@ -69,8 +73,8 @@ pub(super) struct Scan {
     range: TrackedRange,
     pieces: Pieces,
     tracking: Option<Uffd>,
-    /// Reported and protected, but not yet known to be private: kept here until verified, also when
-    /// verifying fails.
+    /// Reported and protected, but not yet known to be private. Kept until verified, even if
+    /// verification fails.
     unverified: Vec<PageRun>,
 }
 
@@ -89,8 +93,8 @@ impl Scan {
         self.tracking.as_ref()
     }
 
-    /// Adds the pages stored to since the last take to `found`, and to `known`, the private pages. After
-    /// an error some may be missing: then the tracker compares from there on.
+    /// Adds the pages stored to since the last take to `found`, and the private pages to `known`.
+    /// After an error some may be missing: then the tracker compares from there on.
     pub fn take(
         &mut self,
         map: &Pagemap,
@@ -114,7 +118,7 @@ impl Scan {
 
     fn look(&mut self, map: &Pagemap, addresses: Range<usize>) -> io::Result<()> {
         let Scan { range, pieces, .. } = self;
-        // Regions ascend: pages are summed up until the next piece begins.
+        // Regions ascend: sum up pages until the next piece begins.
         let (mut piece, mut pages) = (0, 0);
         map.scan(addresses, UNTRACKED, Protect::No, &mut |region| {
             let run = range.run(region.start, region.end);
@@ -194,7 +198,7 @@ impl Scan {
         for due in self.pieces.due() {
             let addresses = self.range.addresses_of(due.clone());
             map.scan(addresses, NOT_EMPTY, Protect::No, &mut |region| {
-                // A huge entry becomes empty ones when it is split.
+                // A huge entry becomes empty entries when it is split.
                 if !region.categories.intersects(Categories::HUGE) {
                     self.pieces.found_full(&due, region.start as usize..region.end as usize);
                 }
@@ -204,8 +208,8 @@ impl Scan {
         Ok(())
     }
 
-    /// What the next take would report of tracked pages that are known to be private, normalised; others may be among them. `None`
-    /// if the last take failed half-way: then nothing can be said.
+    /// The tracked, private pages that the next take would report, normalised; the result may
+    /// contain further pages. `None` if the last take failed half-way: then the state is unknown.
     pub fn stored(&self, map: &Pagemap, known: &PageBits) -> io::Result<Option<Vec<PageRun>>> {
         let mut stored = Vec::new();
         for cluster in runs::clusters(&known.runs(), VERIFIED_GAP_PAGES) {
@@ -218,12 +222,12 @@ impl Scan {
         Ok(self.unverified.is_empty().then_some(stored))
     }
 
-    /// Whether stores to a page are noticed by [`stored`](Scan::stored).
+    /// Whether [`stored`](Scan::stored) detects stores to a page.
     pub fn is_tracked(&self, page: PageIndex) -> bool {
         self.pieces.is_tracked(page)
     }
 
-    /// Private copies that no take has reported yet.
+    /// Number of private copies that no take has reported yet.
     pub fn private_not_in(&self, map: &Pagemap, known: &PageBits) -> io::Result<u64> {
         let mut private = Vec::new();
         map.scan(self.range.addresses(), PRIVATE_UNPROTECTED, Protect::No, &mut |region| {

@@ -1,5 +1,5 @@
-//! What the tests of trackers share: a mapping with known content, in every combination of form and source
-//! that the machine offers.
+//! Shared code of the tracker tests: a mapping with known content, in every combination of form and
+//! source that the machine supports.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::fixed::{FixedRange, random_base};
 
 pub(super) const PAGES_PER_PIECE: u64 = (REGION_BYTES / SMALL_PAGE_BYTES) as u64;
 
-/// Where the tracked content comes from.
+/// The source of the tracked content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// A file in the directory for temporary files.
@@ -27,16 +27,16 @@ pub(super) enum Source {
     Anonymous,
 }
 
-/// A form, and how private pages are found.
+/// The form of tracking, and how private pages are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Scan,
     Compare,
-    /// As before Linux 6.7.
+    /// Comparing, with the page table entries read as before Linux 6.7.
     CompareEntries,
 }
 
-/// What can be tested here; the rest is named.
+/// The combinations that can be tested here; prints the others as skipped.
 pub(super) fn combinations() -> Vec<(Source, Way)> {
     let mut ways = vec![Way::Compare, Way::CompareEntries];
     match TrackerForm::Scan.available() {
@@ -52,24 +52,24 @@ pub(super) fn combinations() -> Vec<(Source, Way)> {
     sources.iter().flat_map(|&source| ways.iter().map(move |&way| (source, way))).collect()
 }
 
-/// Whether the form `scan` can be tested; says so if not.
+/// Whether the form `Scan` can be tested; prints the reason if not.
 pub(super) fn can_scan() -> bool {
     TrackerForm::Scan.available().inspect_err(|error| println!("skipped: {error}")).is_ok()
 }
 
-/// A tracked mapping whose first word of each page is its content.
+/// A tracked mapping. The first word of each page is its content.
 pub(super) struct Subject {
-    // Dropped before the mapping or after it: both must do.
+    // Dropped before or after the mapping: both orders must work.
     pub tracker: DirtyTracker,
     pub range: FixedRange,
     pub file: Option<File>,
-    /// What was committed last, which is what the file holds.
+    /// The content at the last commit, which the file holds too.
     pub committed: Vec<u64>,
     next_value: u64,
 }
 
 impl Subject {
-    /// Of `pages` pages, not aligned to pieces.
+    /// A mapping of `pages` pages, not aligned to pieces.
     pub fn new(source: Source, way: Way, pages: u64) -> Subject {
         let page_bytes = SMALL_PAGE_BYTES as u64;
         let len_bytes = pages * page_bytes;
@@ -96,7 +96,7 @@ impl Subject {
         .unwrap();
         let kind = if file.is_some() { TrackedKind::PrivateFile } else { TrackedKind::Anonymous };
         let form = if way == Way::Scan { TrackerForm::Scan } else { TrackerForm::Compare };
-        // SAFETY: a private mapping that nobody else knows.
+        // SAFETY: a private mapping that no other code uses.
         let tracker = unsafe { DirtyTracker::new(range.address(), len_bytes, Some(form), kind) };
         let mut tracker = tracker.unwrap();
         tracker.scans_private &= way != Way::CompareEntries;
@@ -108,7 +108,7 @@ impl Subject {
         self.committed.len() as u64
     }
 
-    /// Another thread may store to it: an atomic.
+    /// The content of a page. Atomic, because another thread may store to it.
     pub fn word(&self, page: u64) -> &AtomicU64 {
         word(self.range.address(), self.pages(), page)
     }
@@ -127,7 +127,7 @@ impl Subject {
         self.word(page).store(value, Ordering::Relaxed);
     }
 
-    /// Takes, and compares with what was committed where asked to.
+    /// Takes; compares with the last commit where the tracker requests it.
     pub fn take(&mut self) -> Result<Vec<PageRun>, VmError> {
         let (base, committed) = (self.range.address(), &self.committed);
         let pages = committed.len() as u64;
@@ -141,7 +141,7 @@ impl Subject {
         Ok(out)
     }
 
-    /// Takes, and commits what was taken.
+    /// Takes, and commits the pages taken.
     pub fn commit(&mut self) -> Vec<u64> {
         let taken: Vec<_> = self.take().unwrap().iter().flat_map(|run| run.pages()).collect();
         for page in &taken {
@@ -154,14 +154,14 @@ impl Subject {
         taken.into_iter().map(|page| page.0).collect()
     }
 
-    /// Drops clean copies of pages that `may_drop` consents to.
+    /// Drops clean copies of pages for which `may_drop` returns true.
     pub fn drop_clean(&mut self, wanted: u64, may_drop: &mut dyn FnMut(u64) -> bool) -> u64 {
         let (base, committed) = (self.range.address(), &self.committed);
         let pages = committed.len() as u64;
         let mut is_changed = |page: PageIndex| {
             word(base, pages, page.0).load(Ordering::Relaxed) != committed[page.0 as usize]
         };
-        // SAFETY: this thread stores nothing meanwhile, and commits wrote the file.
+        // SAFETY: no thread stores during the call, and commits wrote the file.
         unsafe {
             self.tracker.drop_clean(wanted, &mut is_changed, &mut |page| may_drop(page.0)).unwrap()
         }
@@ -206,7 +206,7 @@ pub(super) fn word<'a>(base: *mut u8, pages: u64, page: u64) -> &'a AtomicU64 {
     unsafe { AtomicU64::from_ptr(address.cast()) }
 }
 
-/// Reclaims the pages of a range as the kernel would when memory is scarce.
+/// Reclaims the pages of a range as the kernel does when memory is scarce.
 pub(super) fn reclaim(subject: &Subject, run: PageRun) {
     let addresses = subject.tracker.range.address_of(run);
     // SAFETY: pages of the mapping; their content stays.

@@ -1,4 +1,4 @@
-//! What trackers do in particular situations; see `model_tests` for random ones.
+//! Trackers in particular situations; see `model_tests` for random ones.
 
 use std::fs::File;
 use std::io::Write;
@@ -80,7 +80,7 @@ fn only_clean_copies_are_dropped_and_later_stores_to_them_reported() {
         assert_eq!(dropped, expected, "{source:?} {way:?}");
         assert_eq!(subject.private_in_smaps(), 60 - expected);
         if (source, way) != (Source::Anonymous, Way::CompareEntries) {
-            // There, pages only loaded count as private.
+            // There, pages that were only loaded count as private.
             assert_eq!(subject.tracker.private_pages().unwrap(), 60 - expected);
         }
         let after: Vec<u64> = (0..subject.pages()).map(|page| subject.load(page)).collect();
@@ -140,7 +140,7 @@ fn a_new_baseline_forgets_what_was_stored() {
     }
 }
 
-/// read(2) into the mapping, and one that bypasses the page cache and stores through pinned pages.
+/// Tests read(2) into the mapping, and an O_DIRECT read, which stores through pinned pages.
 #[test]
 fn stores_by_system_calls_are_reported() {
     for (source, way) in combinations() {
@@ -165,7 +165,7 @@ fn stores_by_system_calls_are_reported() {
             subject.store(50);
             expected.push(50);
             assert_eq!(subject.commit(), expected, "{source:?} {way:?}");
-            // Again into pages that are protected now.
+            // Again, into pages that are now protected.
             file.write_all_at(&[8 + round as u8; SMALL_PAGE_BYTES], 0).unwrap();
             file.sync_all().unwrap();
             read_into(&subject, &file, 2 + round);
@@ -181,7 +181,7 @@ fn stores_by_system_calls_are_reported() {
 
 fn read_into(subject: &Subject, file: &File, page: u64) {
     let target = subject.range.address().wrapping_add(page as usize * SMALL_PAGE_BYTES);
-    // SAFETY: a page inside the mapping, to which nobody holds references.
+    // SAFETY: a page inside the mapping, to which no references exist.
     let got = unsafe { libc::pread(file.as_raw_fd(), target.cast(), SMALL_PAGE_BYTES, 0) };
     assert_eq!(got, SMALL_PAGE_BYTES as isize);
 }
@@ -203,7 +203,7 @@ fn pieces_whose_entries_are_all_there_take_the_short_cut() {
         return;
     }
     for (source, way) in combinations().into_iter().filter(|(_, way)| *way == Way::Scan) {
-        // Three whole pieces between two parts.
+        // Three whole pieces between two partial ones.
         let mut subject = Subject::new(source, way, 4 * PAGES_PER_PIECE);
         let pages = subject.pages();
         (0..pages - 600).for_each(|page| _ = subject.load(page));
@@ -231,7 +231,7 @@ fn pieces_whose_entries_are_all_there_take_the_short_cut() {
     }
 }
 
-/// Writes past the page cache take the file's pages out of all mappings, and no marker stays.
+/// Direct writes remove the file's pages from all mappings, and leave no marker.
 #[test]
 fn pages_thrown_out_of_the_page_cache_are_not_reported() {
     if !can_scan() {
@@ -247,16 +247,16 @@ fn pages_thrown_out_of_the_page_cache_are_not_reported() {
         Ok(direct) => direct,
         Err(error) => return println!("skipped: {error}"),
     };
-    // What the page holds already, from memory that is aligned.
+    // The current content of the page, from aligned memory.
     let scratch = memory::map_anonymous(SMALL_PAGE_BYTES).unwrap();
-    // SAFETY: the page was mapped just now.
+    // SAFETY: the page was mapped above.
     unsafe { scratch.cast::<u64>().write(subject.committed[300]) };
     // SAFETY: writes one page of readable memory.
     let put = unsafe {
         let offset = 300 * SMALL_PAGE_BYTES as libc::off_t;
         libc::pwrite(direct.as_raw_fd(), scratch.cast(), SMALL_PAGE_BYTES, offset)
     };
-    // SAFETY: nobody else knows the page.
+    // SAFETY: no other code uses the page.
     unsafe { memory::unmap(scratch, SMALL_PAGE_BYTES).unwrap() };
     assert_eq!(put, SMALL_PAGE_BYTES as isize);
     assert_eq!(subject.commit(), []);
@@ -276,7 +276,7 @@ fn swapped_pages_are_reported_and_stay_tracked() {
         let page_out = |subject: &Subject, page: u64| {
             let address = subject.range.address().wrapping_add(page as usize * SMALL_PAGE_BYTES);
             let map = Pagemap::open().unwrap();
-            // A page that has just been brought in or is being written resists for a while.
+            // Reclaim may fail temporarily for a page that was just brought in or is being written.
             (0..1000).any(|_| {
                 // SAFETY: one page of the mapping; its content stays.
                 unsafe { libc::madvise(address.cast(), SMALL_PAGE_BYTES, libc::MADV_PAGEOUT) };
@@ -328,7 +328,7 @@ fn scattered_stores_do_not_use_up_the_mappings() {
     assert_eq!(subject.commit(), stored);
 }
 
-/// Whatever the kernel refuses: what it found half-way must not be lost.
+/// Whatever call the kernel refuses, the pages that the scan found before must not be lost.
 #[test]
 fn a_scan_that_fails_goes_over_to_comparing() {
     if !can_scan() {
@@ -340,7 +340,7 @@ fn a_scan_that_fails_goes_over_to_comparing() {
     assert_eq!(subject.state_of(1500), State::Full);
     let stored = [100, 700, 1500, 1501, 3000];
     stored.iter().for_each(|&page| subject.store(page));
-    // Takes a piece in the middle out of the kernel's hands.
+    // Ends the tracking of a piece in the middle.
     let addresses = subject.tracker.range.addresses_of(3..4);
     let uffd = subject.tracker.scan.as_ref().unwrap().tracking().unwrap();
     uffd.unregister(addresses.start as *mut u8, addresses.len()).unwrap();
@@ -350,7 +350,7 @@ fn a_scan_that_fails_goes_over_to_comparing() {
     assert_eq!(subject.commit(), [9]);
 }
 
-/// Tracking that is lost where the scan does not insist on it is set up again.
+/// Lost tracking that does not make the scan fail is set up again.
 #[test]
 fn a_piece_that_lost_its_tracking_is_armed_again() {
     if !can_scan() {
@@ -386,7 +386,7 @@ fn an_error_forgets_nothing_that_was_pending() {
             };
             subject.tracker.take(&mut is_changed, &mut Vec::new())
         }));
-        // Only comparing asks.
+        // Only comparing calls `is_changed`.
         if let Ok(result) = result {
             result.unwrap();
             assert_eq!(way, Way::Scan);
@@ -407,11 +407,12 @@ fn a_mapping_whose_pages_look_like_copies_is_compared() {
         let range = FixedRange::map_private(base, len_bytes, access, file.as_fd(), 0).unwrap();
         word(range.address(), 8, page).store(1, Ordering::Relaxed);
         let kind = TrackedKind::PrivateFile;
-        // SAFETY: a private mapping that nobody else knows.
+        // SAFETY: a private mapping that no other code uses.
         let tracker = unsafe { DirtyTracker::new(range.address(), len_bytes, None, kind) };
         tracker.unwrap().form()
     };
-    // A copy of the first page has the looks of a file on DAX, where the kernel cannot tell.
+    // A copy of the first page looks like a file on DAX, where the kernel cannot distinguish
+    // copies.
     assert_eq!(range(0), TrackerForm::Compare);
     assert_eq!(range(1), TrackerForm::best());
 }
@@ -431,7 +432,7 @@ fn a_forked_child_cannot_use_its_parents_tracker() {
             let mut used = i32::from(tracker.take(&mut yes, &mut Vec::new()).is_ok());
             used |= i32::from(tracker.private_pages().is_ok()) << 1;
             used |= i32::from(tracker.reset_baseline().is_ok()) << 2;
-            // SAFETY: refused.
+            // SAFETY: refused in a child before anything is done.
             let dropped = unsafe { tracker.drop_clean(1, &mut |_| false, &mut |_| true) };
             used |= i32::from(dropped.is_ok()) << 3;
             drop(subject);
@@ -455,6 +456,6 @@ fn ranges_that_are_not_whole_pages_are_refused() {
         let result = unsafe { DirtyTracker::new(start, len_bytes, None, TrackedKind::Anonymous) };
         assert!(matches!(result, Err(VmError::Tracking { .. })));
     }
-    // SAFETY: nobody else knows the pages.
+    // SAFETY: no other code uses the pages.
     unsafe { memory::unmap(page, 2 * SMALL_PAGE_BYTES).unwrap() };
 }

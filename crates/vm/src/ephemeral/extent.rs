@@ -1,4 +1,4 @@
-//! Addresses that were taken from the heap.
+//! Addresses taken from the heap.
 
 use std::sync::Arc;
 
@@ -9,31 +9,31 @@ use super::runs::{Run, Runs};
 use super::unmapping::{Kernel, Unmapper};
 use crate::FaultOwner;
 
-/// Addresses for one mapping. Who has it maps all of it, and retires it; if it is dropped instead, it is unmapped at
-/// once.
+/// Addresses for one mapping. The caller must map the whole extent, and retire it; an extent that
+/// is dropped instead is unmapped at once.
 pub struct Extent {
     address: usize,
     capacity_bytes: usize,
     owners: *const Owners,
-    /// `None` once it is given up.
+    /// `None` once the extent is given up.
     home: Option<Home>,
 }
 
-/// Where it came from, and goes.
+/// Where an extent was taken from, and is returned to.
 pub(super) enum Home {
     Slot(Arc<Pool<Kernel>>, Slot),
     Run(Arc<Runs<Kernel>>, Run),
     Own(Own),
 }
 
-// SAFETY: `owners` belongs to a region that `home` keeps, and may be used by any thread.
+// SAFETY: `owners` belongs to a region that `home` keeps alive, and is `Sync`.
 unsafe impl Send for Extent {}
 // SAFETY: as above.
 unsafe impl Sync for Extent {}
 
 impl Extent {
     /// # Safety
-    /// `owners` has the addresses, and stays valid as long as `home` is kept.
+    /// `owners` covers the addresses, and stays valid as long as `home` is kept.
     pub(super) unsafe fn new(
         address: usize,
         capacity_bytes: usize,
@@ -48,26 +48,28 @@ impl Extent {
         self.address as *mut u8
     }
 
-    /// How many bytes there are, and are to be mapped.
+    /// Length in bytes; all of it must be mapped.
     pub fn capacity_bytes(&self) -> usize {
         self.capacity_bytes
     }
 
-    /// Who serves faults in it, until it is retired.
+    /// Sets the owner that serves faults in the extent, until it is retired.
     ///
     /// # Safety
     /// `owner` stays valid until the extent is retired or dropped.
     pub unsafe fn set_owner(&self, owner: *const dyn FaultOwner) {
-        // SAFETY: the caller's promise; it is cleared before the extent is given up.
+        // SAFETY: the caller keeps `owner` valid until the extent is given up, and `leave` clears
+        // it before that.
         unsafe { self.owners().set(self.address, self.capacity_bytes, owner) };
     }
 
     fn owners(&self) -> &Owners {
-        // SAFETY: valid as long as `home`, which is kept until the extent is given up (contract of `new`).
+        // SAFETY: valid as long as `home`, which is kept until the extent is given up (contract of
+        // `new`).
         unsafe { &*self.owners }
     }
 
-    /// Gives it up, in the process it was made in: nobody serves faults in it any more.
+    /// Clears the owner and returns the home; `None` in a forked child.
     pub(super) fn give_up(mut self) -> Option<Home> {
         self.leave()
     }
@@ -101,7 +103,7 @@ impl Home {
         }
     }
 
-    /// Unmaps at once.
+    /// Unmaps the addresses at once.
     pub fn release(self) {
         match self {
             Home::Slot(pool, slot) => pool.release(slot),

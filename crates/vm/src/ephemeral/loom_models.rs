@@ -1,12 +1,12 @@
-//! Models of what several threads do to a heap at once, explored by loom. Run them with
+//! Models of concurrent operations on a heap, explored by loom. Run them with
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p aquifer-vm --release --lib loom
 //! ```
 //!
-//! The pools, runs, budgets and the bell are the real ones. The kernel is a word for each slot, that says what is
-//! mapped there: taking a slot that is in use, or whose mapping was not taken away, or is being taken away, ends the
-//! model.
+//! The pools, runs, budgets and the bell are the real ones. The kernel is modelled by a word for
+//! each slot that records what is mapped there. The model fails if a slot is taken that is in use,
+//! whose mapping was not removed, or is being removed.
 
 use std::sync::Arc;
 
@@ -23,26 +23,26 @@ use crate::sync::{AtomicUsize, Ordering};
 const EMPTY: usize = 0;
 /// A mapping without page-table entries.
 const DRAINED: usize = 1;
-/// A system call is at work there.
+/// A system call is in progress there.
 const BUSY: usize = 2;
-/// In use, or retired: by the thread of this number less three.
+/// In use, or retired: the number of the thread plus this value.
 const USED: usize = 3;
 
-/// Explores every schedule with at most so many preemptions.
+/// Explores every schedule with at most `preemptions` preemptions.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
-/// Runs `first` in a thread of its own and `second` in this one.
+/// Runs `first` in a new thread and `second` in this one.
 fn together(first: impl FnOnce() + 'static, second: impl FnOnce()) {
     let first = thread::spawn(first);
     second();
     first.join().unwrap();
 }
 
-/// What is mapped, by slot or granule of so many bytes.
+/// The mappings, by slot or granule.
 #[derive(Clone)]
 struct PageTable {
     granule_bytes: usize,
@@ -59,7 +59,7 @@ impl PageTable {
         &self.words[address / self.granule_bytes]
     }
 
-    /// Maps a file over a slot that was taken, and uses it.
+    /// Maps a file over a taken slot, and uses it.
     fn map_and_use(&self, address: usize, thread: usize) {
         let before = self.word(address).swap(USED + thread, Ordering::AcqRel);
         assert!(before == EMPTY || before == DRAINED, "given out with {before} still there");
@@ -67,7 +67,7 @@ impl PageTable {
         assert_eq!(now, USED + thread, "unmapped while it was in use");
     }
 
-    /// A call that takes mappings away, and leaves `after`.
+    /// Models a call that removes mappings and leaves `after`.
     fn take_away(&self, span: Span, after: usize) {
         let end = span.address + span.len_bytes;
         let words = || (span.address..end).step_by(self.granule_bytes).map(|at| self.word(at));
@@ -115,7 +115,7 @@ struct Slotted {
 }
 
 impl Slotted {
-    /// One ring, whose slots are drained as soon as `threshold` were retired.
+    /// One ring, whose slots are drained as soon as `threshold` are retired.
     fn new(threshold: usize, vmas: usize) -> Arc<Slotted> {
         let table = PageTable::new(1, SLOTS);
         let vmas = Arc::new(VmaBudget::new(vmas));
@@ -134,7 +134,7 @@ impl Slotted {
         Some(address)
     }
 
-    /// The same, but unmaps it at once.
+    /// As `use_one`, but unmaps the slot at once.
     fn use_and_release_one(&self, thread: usize) {
         if let Ok((slot, address, ())) = self.pool.take(|()| ()) {
             self.table.map_and_use(address, thread);
@@ -142,7 +142,7 @@ impl Slotted {
         }
     }
 
-    /// All is unmapped, all VMAs are given back, and every slot can be taken once.
+    /// Checks that everything is unmapped, all VMAs are returned, and every slot can be taken once.
     fn check(&self) {
         self.pool.release_idle();
         assert_eq!(self.pool.stats(), PoolStats::default());
@@ -156,7 +156,7 @@ impl Slotted {
     }
 }
 
-/// Two threads take and retire while what they retire is drained by one of them.
+/// Two threads take and retire slots while one of them drains.
 #[test]
 fn loom_slots_are_taken_and_drained() {
     explore(3, || {
@@ -176,7 +176,7 @@ fn loom_slots_are_taken_and_drained() {
     });
 }
 
-/// The timer's pass, and a drain, while slots are taken and retired.
+/// The timer sweeps, and a thread drains, while slots are taken and retired.
 #[test]
 fn loom_slots_are_taken_and_released() {
     explore(3, || {
@@ -197,7 +197,8 @@ fn loom_slots_are_taken_and_released() {
     });
 }
 
-/// What a thread retired is not mapped any more when its `release_idle` returns, whoever else is at it.
+/// When `release_idle` returns, nothing is mapped that the caller retired before, even if another
+/// thread sweeps too.
 #[test]
 fn loom_nothing_retired_is_left_mapped() {
     explore(3, || {
@@ -214,7 +215,7 @@ fn loom_nothing_retired_is_left_mapped() {
     });
 }
 
-/// With room for the VMAs of one slot alone, the budget is kept, and all is given back.
+/// With room for the VMAs of one slot only, the budget is kept, and all VMAs are returned.
 #[test]
 fn loom_vmas_are_counted() {
     explore(3, || {
@@ -231,7 +232,7 @@ fn loom_vmas_are_counted() {
     });
 }
 
-/// Two pools that share a budget have no more than it allows.
+/// Two pools that share a budget do not exceed it.
 #[test]
 fn loom_the_budget_is_kept() {
     explore(3, || {
@@ -250,7 +251,8 @@ fn loom_the_budget_is_kept() {
     });
 }
 
-/// After the timer looked, what it has not seen has armed it again; and it does not sleep when it was armed.
+/// After a sweep, the bell is armed if anything retired was missed; and the timer does not sleep
+/// while it is armed.
 #[test]
 fn loom_the_bell_is_armed_for_what_is_left() {
     explore(3, || {
@@ -273,7 +275,7 @@ fn loom_the_bell_is_armed_for_what_is_left() {
     });
 }
 
-/// A timer that sleeps is woken to end.
+/// Stopping the bell wakes a sleeping timer.
 #[test]
 fn loom_the_bell_stops() {
     explore(3, || {
@@ -293,7 +295,7 @@ fn loom_the_bell_stops() {
     });
 }
 
-/// Addresses of a region begin again only when all of it was unmapped.
+/// Addresses of a region are reused only when all of it is unmapped.
 #[test]
 fn loom_runs_are_taken_and_unmapped() {
     explore(3, || {

@@ -1,10 +1,11 @@
-//! The ephemeral heap: addresses for mappings that come and go.
+//! The ephemeral heap: addresses for short-lived mappings.
 //!
-//! A program that maps a small file, looks at it and unmaps it pays for the page tables it leaves behind: `munmap` takes
-//! the address space's lock against every fault and mapping call of the process, and interrupts every CPU that may
-//! have cached a translation. With two threads that costs more than mapping and reading together. Here nothing is
-//! unmapped when a view is dropped. Its mapping becomes a *zombie*; when enough pages of them came together, one call
-//! takes them all out of the page tables with one TLB flush. Their addresses are given out again only then.
+//! A program that maps a small file, reads it and unmaps it pays for the page tables it leaves
+//! behind: `munmap` takes the address space's lock against every fault and mapping call of the
+//! process, and interrupts every CPU that may have cached a translation. With two threads that
+//! costs more than mapping and reading together. Here nothing is unmapped when a view is dropped.
+//! Its mapping becomes a *zombie*; when the zombies reach a number of pages, one call removes them
+//! all from the page tables with one TLB flush. Only then are their addresses reused.
 //!
 //! ```text
 //!          a CPU's pools                                                   shared
@@ -16,48 +17,55 @@
 //!    T taken   R retired: a zombie   D drained   E empty
 //!
 //!  take ──▶ caller: mmap(MAP_FIXED) over all of it, use ──▶ retire ──▶ zombie
-//!    ▲                                                                  │ 512 pages together, by who retires the last
+//!    ▲                                                                  │ at 512 pages, by the thread that retires the last
 //!    │                                                                  ▼
 //!    ├──────────────── drained: DONTNEED for all of them ◀──────────────┤
-//!    │                                                                  │ the delay is over, unmap_now, no VMAs left
-//!    └──────────────── empty: the reservation again ◀───────────────────┘ (also what was drained)
+//!    │                                                                  │ after the delay, by unmap_now, without VMAs left
+//!    └──────────────── empty: the reservation again ◀───────────────────┘ (drained slots too)
 //! ```
 //!
 //! # Slots
-//! Small mappings all take a slot of 32 or 64 KiB, whole: what is mapped over a drained slot then covers exactly the VMA
-//! that is there, and the kernel splits and merges nothing. (Sizes packed one behind the other lose a third of the gain,
-//! and could leave the tail of a former file mapped.) Slots are given out round and round, so neighbours become zombies
-//! together. A slot in use, for instance parked in the mapping cache, is passed over; zombies in no order are drained
-//! by one call of many ranges. The sets of bits: [`slots`]; who claims what: [`pool`].
+//! Each small mapping takes a whole slot of 32 or 64 KiB: a new mapping over a drained slot then
+//! covers exactly the existing VMA, and the kernel splits and merges nothing. (Packing sizes
+//! consecutively loses a third of the gain, and could leave the tail of an earlier file mapped.)
+//! Slots are given out in address order, wrapping around, so neighbours become zombies together. A
+//! slot in use, for instance parked in the mapping cache, is skipped; scattered zombies are drained
+//! by one vectored call. See [`slots`] for the bit sets, and [`pool`] for claiming.
 //!
-//! # Draining is no unmapping
-//! A drained mapping has no page-table entries, but is still there: a pointer kept by mistake faults its pages in again,
-//! and the file stays in use, so the space of a removed one is not free and its file system cannot be unmounted. So the
-//! timer, `unmap_now`, and whoever needs VMAs put the reservation in its place. A zombie is let go after the delay
-//! at the latest, and an idle heap holds no file. [`unmapping`] has the system calls, and what older kernels get instead.
+//! # Draining is not unmapping
+//! A drained mapping has no page-table entries, but still exists: a stale pointer faults its pages
+//! in again, and the file stays in use, so the space of a removed file is not freed and its file
+//! system cannot be unmounted. So the timer, `unmap_now`, and threads that run out of VMAs replace
+//! it by the reservation. A zombie is unmapped after the delay at most, and an idle heap keeps no
+//! file open. [`unmapping`] makes the system calls, and describes the fallbacks on older kernels.
 //!
-//! # What is promised
-//! 1. Addresses are given out when nothing is in their page tables that a view put there, and no view of them is left.
-//! 2. When `unmap_now` returns, no mapping is left that was retired before it was called.
-//! 3. VMAs, counted as the most there can be, stay under a budget of half of what the process may have. One more is an
-//!    error that says so, after everything that can be let go was.
+//! # Guarantees
+//! 1. Addresses are given out only when no page-table entry of an earlier view is left there, and
+//!    no such view exists.
+//! 2. When `unmap_now` returns, no mapping is left that was retired before the call.
+//! 3. VMAs, counted by their upper bound, stay within a budget of half of what the process may
+//!    have. A request beyond it returns an error, after everything idle was unmapped.
 //! 4. A fault in an extent goes to its owner, until it is retired: [`owners`].
-//! 5. A child of a fork has none of the mappings (the arena closes itself there), and nothing here does anything in it.
+//! 5. A forked child has none of the mappings (the arena reserves itself anew there), and the heap
+//!    is inert in it.
 //!
-//! What the user of an extent must not do: `mprotect`, `mremap`, `munmap`, or `madvise` of a kind that splits it. The
-//! extent must stay what one `mmap` made, or budget and runs are wrong. Pages that are replaced after a fault are an
-//! exception, for few and for short.
+//! The user of an extent must not call `mprotect`, `mremap`, `munmap`, or `madvise` of a kind that
+//! splits it. The extent must stay what one `mmap` made, or budget and runs are wrong. Pages
+//! replaced after a fault are an exception: they are few and temporary.
 //!
 //! # Threads
-//! Each CPU has its pools, so two threads seldom want one lock, and but for reserving a region none is held across a system
-//! call that a taker would wait for. Locks held by other threads at a fork are not looked at in the child.
+//! Each CPU has its own pools, so two threads seldom contend for a lock. Except for reserving a
+//! region, no lock that `take` needs is held across a system call. Locks held by other threads at a
+//! fork are never taken in the child.
 //!
 //! # Sources
-//! DaxVM (Alverti et al., MICRO 2022), ephemeral mappings and asynchronous unmapping, sections III and IV: a heap of
-//! 1 GiB regions with a live count, linear allocation, no operations but unmapping, zombies released in batches.
-//! Theirs is in the kernel, flushes after 33 pages, and gains another 20 % with 512. Measured from user space with two threads and
-//! mappings of 32 KiB, 33 pages gave 2.4 times `mmap` and `munmap`, 128 gave 3.1, and 512 gave 3.3, after which nothing was
-//! gained; replacing runs by the reservation instead of draining them, 1.5 to 2.1.
+//! DaxVM (Alverti et al., MICRO 2022), ephemeral mappings and asynchronous unmapping, sections III
+//! and IV: a heap of 1 GiB regions with a live count, linear allocation, no operations but
+//! unmapping, zombies released in batches. DaxVM is in the kernel, flushes after 33 pages, and
+//! gains another 20 % with 512. Measured from user space with two threads and mappings of 32 KiB,
+//! 33 pages were 2.4 times as fast as `mmap` and `munmap`, 128 were 3.1, and 512 were 3.3 times;
+//! more gained nothing. Replacing runs by the reservation instead of draining them was 1.5 to 2.1
+//! times as fast.
 
 mod extent;
 mod own;
@@ -99,28 +107,30 @@ use self::unmapping::Kernel;
 use crate::arena::SLOT_BYTES;
 use crate::{ProcessMark, VmError};
 
-/// Every extent is a multiple of this, and begins at one: so a granule has one owner.
+/// Unit of extents: each starts at a multiple and has a multiple as its size, so that a granule has
+/// one owner.
 const GRANULE_BYTES: usize = 32 << 10;
 /// Sizes of slots.
 const SLOT_CLASSES: [usize; 2] = [GRANULE_BYTES, 64 << 10];
-/// 4096 pages. Four times as many did as well in measurements, and sixteen times as many did worse.
+/// 4096 pages. Four times as many measured as fast, sixteen times as many slower.
 const RING_BYTES: usize = 16 << 20;
 const REGION_BYTES: usize = 1 << 30;
 const MOST_POOLS: usize = 64;
 
-/// When addresses that were retired are unmapped.
+/// When retired addresses are unmapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmap {
-    /// At once. A load through a pointer kept by mistake raises SIGSEGV from then on. Costs half as much again as `mmap` and
-    /// `munmap`: the addresses stay reserved, so each mapping cuts the reservation and unmapping it joins it again (32 KiB
-    /// of a file in memory, touched: 7.2 µs, `mmap` and `munmap` 4.7, [`Unmap::Async`] 3.3).
+    /// At once. A load through a stale pointer then raises SIGSEGV. Costs half as much again as
+    /// `mmap` and `munmap`: the addresses stay reserved, so each mapping splits the reservation and
+    /// unmapping it merges it again (32 KiB of a file in memory, touched: 7.2 µs, `mmap` and
+    /// `munmap` 4.7, [`Unmap::Async`] 3.3).
     Sync,
-    /// When so many pages came together, or after the delay at the latest: one TLB flush for many. Until then the
-    /// files stay in use, and a pointer kept by mistake still sees them.
+    /// When the threshold is reached, or after the delay at most: one TLB flush for many mappings.
+    /// Until then the files stay in use, and a stale pointer still reads them.
     Async {
-        /// Pages, of 4096 bytes.
+        /// Threshold in pages of 4096 bytes.
         threshold_pages: u64,
-        /// At the latest.
+        /// Longest delay.
         delay: Duration,
     },
 }
@@ -139,14 +149,14 @@ pub struct HeapStats {
     pub live: u64,
     /// Their addresses.
     pub live_bytes: u64,
-    /// Mappings that nobody uses, not yet unmapped.
+    /// Retired mappings that are not yet unmapped or drained.
     pub zombies: u64,
     /// Their addresses.
     pub zombie_bytes: u64,
-    /// Mappings that are out of the page tables and still hold their files, until something else is mapped over them or
-    /// the delay is over.
+    /// Mappings without page-table entries that still keep their files open, until another mapping
+    /// replaces them or the delay is over.
     pub drained: u64,
-    /// System calls that unmapped, of one mapping or of many.
+    /// System calls that unmapped one or many mappings.
     pub unmap_calls: u64,
     /// Regions of addresses, of 1 GiB.
     pub regions: u64,
@@ -163,21 +173,21 @@ pub struct Heap {
 struct Shared {
     unmap: Unmap,
     vmas: Arc<VmaBudget>,
-    /// By CPU, then by class.
+    /// By CPU, then by size class.
     pools: Box<[[Arc<Pool<Kernel>>; SLOT_CLASSES.len()]]>,
     runs: Arc<Runs<Kernel>>,
     owns: Arc<Owns>,
-    /// Where rings are cut from: a region and how much of it is used.
+    /// The region that rings are cut from, and how much of it is used.
     rings: Mutex<Option<(Arc<Region>, usize)>>,
     regions: AtomicUsize,
     bell: Bell,
-    /// What is let go of together with retired mappings.
+    /// Called after retired mappings were unmapped.
     besides: OnceLock<Box<dyn Fn() + Send + Sync>>,
     mark: ProcessMark,
 }
 
 impl Heap {
-    /// A heap that has no addresses yet.
+    /// Creates a heap without addresses.
     pub fn new(unmap: Unmap, vmas: Arc<VmaBudget>) -> Arc<Heap> {
         Heap::with(unmap, vmas, cpu::count(), Kernel::new)
     }
@@ -217,8 +227,8 @@ impl Heap {
         Arc::new(Heap { shared: Arc::new(shared), timer: Timer::new() })
     }
 
-    /// Room for a mapping of so many bytes. Who takes it maps all of it with `MAP_FIXED`: what was mapped there before is
-    /// out of reach, but may still be there.
+    /// Takes addresses for a mapping of `len_bytes`. The caller must map the whole extent with
+    /// `MAP_FIXED`: an earlier, unused mapping may still exist there.
     pub fn take(&self, len_bytes: usize) -> Result<Extent, NoAddresses> {
         match SLOT_CLASSES.iter().position(|&slot_bytes| len_bytes <= slot_bytes) {
             Some(class) => self.shared.take(|shared| shared.take_slot(class)),
@@ -226,12 +236,14 @@ impl Heap {
         }
     }
 
-    /// As [`Heap::take`], for so many mappings one behind the other. What is not mapped stays reserved.
+    /// As [`Heap::take`], for `pieces` consecutive mappings. Parts that are not mapped stay
+    /// reserved.
     pub fn take_for_pieces(&self, len_bytes: usize, pieces: usize) -> Result<Extent, NoAddresses> {
         self.shared.take(|shared| shared.take_run(len_bytes, pieces))
     }
 
-    /// The mapping in `extent` is not used any more: it is unmapped at once, or when enough came together or time is up.
+    /// Retires the unused mapping in `extent`: it is unmapped at once, at the threshold, or after
+    /// the delay.
     pub fn retire(&self, extent: Extent) {
         let Unmap::Async { delay, .. } = self.shared.unmap else {
             drop(extent);
@@ -249,7 +261,7 @@ impl Heap {
                     runs.sweep_if_nobody_does();
                 }
             }
-            // Larger than any threshold.
+            // Larger than any threshold: unmap at once.
             own @ Home::Own(_) => return own.release(),
         }
         if self.timer.start(delay, &self.shared) {
@@ -259,44 +271,45 @@ impl Heap {
         }
     }
 
-    /// Calls `besides`, if nothing else was to be called yet, whenever everything retired has been let go of.
+    /// Sets a function to call whenever all retired mappings have been unmapped. Only the first
+    /// call has an effect.
     pub fn let_go_besides(&self, besides: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.besides.set(Box::new(besides));
     }
 
-    /// How many VMAs there may be: what is split in the heap's addresses counts, too.
+    /// The VMA budget. VMAs split off in the heap's addresses count too.
     pub fn vmas(&self) -> &Arc<VmaBudget> {
         &self.shared.vmas
     }
 
-    /// Unmaps everything retired, before it returns: its files are not held any more.
+    /// Unmaps everything retired before it returns, which closes the files.
     pub fn unmap_now(&self) {
         if self.shared.mark.is_current() {
             self.shared.release_idle();
         }
     }
 
-    /// What it has.
+    /// Returns the counters; all zero in a forked child.
     pub fn stats(&self) -> HeapStats {
         if self.shared.mark.is_current() { self.shared.stats() } else { HeapStats::default() }
     }
 }
 
-/// Why there is no room for a mapping.
+/// Why no addresses could be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAddresses {
-    /// There are as many mappings as there may be.
+    /// The VMA budget is used up.
     #[error("{used} mappings are in use of {limit} that may be")]
     Vmas {
         /// Mappings in use.
         used: usize,
-        /// How many may be.
+        /// The budget.
         limit: usize,
     },
-    /// There are no addresses.
+    /// No addresses are free.
     #[error(transparent)]
     Memory(VmError),
-    /// The heap is another process's.
+    /// The heap belongs to the parent of this forked process.
     #[error("this process is a fork of the one that made the heap")]
     Forked,
 }
@@ -345,7 +358,7 @@ impl Shared {
         })
     }
 
-    /// A slot of the CPU this runs on.
+    /// Takes a slot from the pool of the current CPU.
     fn take_slot(&self, class: usize) -> Result<Extent, RegionError> {
         let own = &self.pools[cpu::current() % self.pools.len()][class];
         loop {
@@ -361,7 +374,8 @@ impl Shared {
         }
     }
 
-    /// Without addresses or VMAs for more: what other CPUs have free, what waits to be unmapped, and what keeps VMAs.
+    /// Falls back when addresses or VMAs have run out: takes a free slot of any CPU; if there is
+    /// none, drains all pools, and then unmaps everything idle.
     fn take_slot_elsewhere(&self, class: usize) -> Option<Extent> {
         let pools = || self.pools.iter().map(|classes| &classes[class]);
         let any = || pools().find_map(|pool| slot_of(pool).ok());
@@ -389,7 +403,7 @@ impl Shared {
         Ok(())
     }
 
-    /// As large as regions are, or as there still is room for.
+    /// Adds a region of the usual size or, without room for that, of the smallest.
     fn add_region(&self) -> Result<Arc<Region>, RegionError> {
         let region = match Region::new(REGION_BYTES, &self.vmas) {
             Err(RegionError::Addresses(_)) => Region::new(SLOT_BYTES, &self.vmas),
@@ -428,7 +442,7 @@ impl Shared {
     fn run_of(&self, len: usize, pieces: usize) -> Result<Extent, NoRun> {
         let (run, address, owners) = self.runs.take(len, pieces, owners_of)?;
         let home = Home::Run(self.runs.clone(), run);
-        // SAFETY: the region of the addresses is kept by the runs, which `home` keeps.
+        // SAFETY: the runs keep the region of the addresses, and `home` keeps the runs.
         Ok(unsafe { Extent::new(address, len, owners, home) })
     }
 
@@ -475,6 +489,6 @@ fn owners_of(region: &Arc<Region>) -> *const Owners {
 fn slot_of(pool: &Arc<Pool<Kernel>>) -> Result<Extent, NoSlot> {
     let (slot, address, owners) = pool.take(owners_of)?;
     let home = Home::Slot(pool.clone(), slot);
-    // SAFETY: the region of the addresses is kept by the pool, which `home` keeps.
+    // SAFETY: the pool keeps the region of the addresses, and `home` keeps the pool.
     Ok(unsafe { Extent::new(address, pool.slot_bytes(), owners, home) })
 }

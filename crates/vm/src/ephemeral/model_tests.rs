@@ -1,4 +1,4 @@
-//! A pool beside a plain reference, over a kernel that fails now and then.
+//! A pool compared with a plain reference, over a kernel that fails now and then.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ const SLOTS_A_RING: usize = 128;
 const RINGS: usize = 3;
 const SLOTS: usize = RINGS * SLOTS_A_RING;
 
-/// What is at the address of each slot, which is its number.
+/// The contents of the address of each slot, which is the slot's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     Reservation,
@@ -30,7 +30,7 @@ enum At {
 struct Fake {
     at: Vec<At>,
     random: Rng,
-    /// Of a hundred calls, so many do not succeed.
+    /// The percentage of calls that fail.
     failures: u64,
     is_abandoned: bool,
 }
@@ -63,7 +63,7 @@ impl Unmapper for FakeKernel {
     unsafe fn drain(&self, spans: &[Span], left: &mut Vec<Left>) {
         for &span in spans {
             if self.with(Fake::fails) {
-                // SAFETY: the caller's promise.
+                // SAFETY: forwarded to the caller.
                 left.push(unsafe { self.vacate(span) });
             } else {
                 self.with(|fake| fake.set(span, At::Drained));
@@ -165,7 +165,7 @@ impl Tried {
         self.check();
     }
 
-    /// Mappings in use are there, and the VMAs that there are were accounted for.
+    /// Checks that mappings in use exist, and that all VMAs are accounted for.
     fn check(&self) {
         self.kernel.with(|fake| {
             assert!(self.taken.keys().all(|&address| fake.at[address] == At::Mapping));
@@ -173,14 +173,15 @@ impl Tried {
             let is_mapped: Vec<bool> = fake.at.iter().map(|&at| is_mapping(at)).collect();
             let mappings = is_mapped.iter().filter(|&&mapped| mapped).count();
             let gaps = is_mapped.chunk_by(|a, b| a == b).filter(|run| !run[0]).count();
-            // The last gap is the region's own.
+            // The last gap belongs to the region.
             assert!(mappings + gaps <= self.vmas.used() + 1, "{mappings} + {gaps} mappings");
         });
         assert_eq!(self.pool.stats().taken, self.taken.len());
         assert!(self.vmas.used() <= self.vmas.limit());
     }
 
-    /// Whatever failed: when the system works again, nothing is lost but what strangers have.
+    /// Checks that after failures nothing is lost except slots with foreign mappings, once the
+    /// system works again.
     fn recover(mut self) {
         self.kernel.with(|fake| fake.failures = 0);
         while let Some(slot) = self.any(0) {

@@ -1,6 +1,6 @@
-//! Mappings larger than a region: each has a reservation of its own, which goes when it goes.
+//! Mappings larger than a region: each has a dedicated reservation, which is released with it.
 //!
-//! They are unmapped at once: they are larger than what would be gathered.
+//! They are unmapped at once: they exceed any threshold.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use super::VmaBudget;
 use super::region::{Region, RegionError};
 use super::unmapping::{Kernel, Left, Span, Unmapper};
 
-/// All of them.
+/// The state common to all such mappings.
 pub(super) struct Owns {
     kernel: Kernel,
     vmas: Arc<VmaBudget>,
@@ -17,12 +17,12 @@ pub(super) struct Owns {
     live_bytes: AtomicU64,
 }
 
-/// One of them.
+/// One such mapping.
 pub(super) struct Own {
     all: Arc<Owns>,
     region: Arc<Region>,
     len_bytes: usize,
-    /// VMAs, besides those of its region.
+    /// VMAs in addition to those of its region.
     vmas: usize,
 }
 
@@ -31,7 +31,7 @@ impl Owns {
         Owns { kernel, vmas, live: AtomicU64::new(0), live_bytes: AtomicU64::new(0) }
     }
 
-    /// A reservation for so many bytes, to be mapped in so many pieces.
+    /// Takes a reservation of `len_bytes`, to be mapped in `pieces` pieces.
     pub fn take(self: &Arc<Self>, len_bytes: usize, pieces: usize) -> Result<Own, RegionError> {
         let vmas = pieces;
         if !self.vmas.try_take(vmas) {
@@ -45,12 +45,12 @@ impl Owns {
         Ok(Own { all: self.clone(), region, len_bytes, vmas })
     }
 
-    /// How it takes mappings away.
+    /// The unmapper of these mappings.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }
 
-    /// How many there are, and their bytes.
+    /// Number of mappings, and their bytes.
     pub fn live(&self) -> (u64, u64) {
         (self.live.load(Ordering::Relaxed), self.live_bytes.load(Ordering::Relaxed))
     }
@@ -65,11 +65,12 @@ impl Own {
         &self.all.kernel
     }
 
-    /// Nobody uses it any more: unmaps it, and gives up the addresses.
+    /// Releases a mapping that is no longer used: unmaps it, and releases the addresses.
     pub fn release(self) {
         let Own { all, region, len_bytes, vmas } = self;
         let span = Span { address: region.base(), len_bytes: region.len_bytes() };
-        // SAFETY: nobody uses it, and it is never given out again.
+        // SAFETY: the mapping is no longer used, and its addresses are not given out again before
+        // the region is dropped.
         if unsafe { all.kernel.vacate(span) } == Left::Reserved {
             all.vmas.give_back(vmas);
         } else {

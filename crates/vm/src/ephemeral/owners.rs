@@ -1,4 +1,4 @@
-//! Who serves faults at an address of a region: two levels, like a page table.
+//! The owner of the faults at each address of a region: two levels, like a page table.
 //!
 //! ```text
 //!  blocks of 2 MiB        granules of 32 KiB
@@ -7,12 +7,14 @@
 //!  │ owner, table │       └───────┘
 //!  └──────────────┘
 //! ```
-//! A mapping that covers a whole block is entered there, so that one of 1 GiB takes 512 stores. Tables are made when a
-//! block is first cut up, and stay. Looking up is two or three loads: it runs in the fault handler.
+//! A mapping that covers a whole block is entered in the block, so that one of 1 GiB takes 512
+//! stores. Tables are allocated when a block is first divided, and stay. A look-up takes two or
+//! three loads: it runs in the fault handler.
 //!
-//! An entry is two words, a pointer and its table of methods. Each is set before the mapping is used and cleared when it
-//! is retired, so who accesses a mapping in use finds both. A stray access at the moment of a change finds nothing, or the
-//! former owner whole: the pointer is stored last, cleared first, and looked at again.
+//! An entry is two words, a pointer and its vtable. Both are set before the mapping is used and
+//! cleared when it is retired, so a fault in a mapping in use finds both. A stray access that races
+//! with a change finds nothing, or the former owner complete: the pointer is stored last, cleared
+//! first, and checked again after reading the vtable.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering, fence};
@@ -31,7 +33,7 @@ type Words = [*mut (); 2];
 const _: () = assert!(size_of::<*const dyn FaultOwner>() == size_of::<Words>());
 
 fn words_of(owner: *const dyn FaultOwner) -> Words {
-    // SAFETY: a pointer to a trait object is two pointers; they are only ever put together again.
+    // SAFETY: a pointer to a trait object is two pointers; `get` reassembles exactly these words.
     unsafe { std::mem::transmute::<*const dyn FaultOwner, Words>(owner) }
 }
 
@@ -43,13 +45,14 @@ struct Entry {
 impl Entry {
     fn set(&self, words: Words) {
         self.words[1].store(words[1], Ordering::Relaxed);
-        // Release pairs with the acquire in `get`: who sees the first word sees the second.
+        // Release pairs with the acquire in `get`: a reader of the first word sees the second.
         self.words[0].store(words[0], Ordering::Release);
     }
 
     fn clear(&self) {
         self.words[0].store(std::ptr::null_mut(), Ordering::Relaxed);
-        // Pairs with the fence in `get`: who sees a second word stored after this sees that the first was cleared.
+        // Pairs with the acquire fence in `get`: a reader of a second word stored after this sees
+        // that the first was cleared.
         fence(Ordering::Release);
     }
 
@@ -64,7 +67,8 @@ impl Entry {
         if self.words[0].load(Ordering::Relaxed) != first {
             return None;
         }
-        // SAFETY: both were stored together by `set`: in between, the first would have been cleared.
+        // SAFETY: `set` stored both words together: had the second changed in between, the first
+        // would have been cleared.
         Some(unsafe { std::mem::transmute::<Words, *const dyn FaultOwner>([first, second]) })
     }
 }
@@ -86,13 +90,13 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// Nobody, in so many bytes from `base` on.
+    /// Creates a table without owners for `len_bytes` from `base`.
     pub fn new(base: usize, len_bytes: usize) -> Owners {
         let blocks = len_bytes.div_ceil(BLOCK_BYTES);
         Owners { base, blocks: (0..blocks).map(|_| Block::default()).collect() }
     }
 
-    /// Makes `owner` serve the faults of whole granules.
+    /// Sets the owner that serves the faults of whole granules.
     ///
     /// # Safety
     /// `owner` stays valid until it is cleared.
@@ -101,7 +105,7 @@ impl Owners {
         self.for_each(address, len_bytes, |entry| entry.set(words));
     }
 
-    /// Nobody serves them any more.
+    /// Clears the owner.
     pub fn clear(&self, address: usize, len_bytes: usize) {
         self.for_each(address, len_bytes, Entry::clear);
     }
@@ -135,7 +139,8 @@ impl Owners {
 impl FaultOwner for Owners {
     fn serve(&self, fault: &FaultContext) -> Served {
         match self.owner_of(fault.address) {
-            // SAFETY: valid until it is cleared (contract of `set`), and the fault is of a thread that uses the mapping.
+            // SAFETY: valid until it is cleared (contract of `set`), and the faulting thread is
+            // using the mapping.
             Some(owner) => unsafe { &*owner }.serve(fault),
             None => Served::No,
         }
@@ -167,7 +172,7 @@ mod tests {
         owners.serve(&fault) == Served::Yes
     }
 
-    /// The granules that are served, as a reference says and as the table does.
+    /// Compares the granules that the table serves with a reference.
     #[test]
     fn an_owner_has_its_granules_and_no_others() {
         let len = 4 * BLOCK_BYTES;

@@ -1,14 +1,15 @@
-//! Slots of one size for the threads of one CPU: a list of rings, each 16 MiB of addresses.
+//! Slots of one size for the threads of one CPU: a list of rings of 16 MiB of addresses each.
 //!
-//! Taking and retiring a slot changes a few bits under the lock; every system call is made without it. Whoever retires
-//! the slot with which enough came together drains them all; the timer and whoever is short of slots or of VMAs does it
-//! with the rest.
+//! Taking and retiring a slot changes a few bits under the lock; every system call is made without
+//! it. The thread whose retired slot reaches the threshold drains all retired slots. The timer, and
+//! threads that run out of slots or VMAs, drain the rest.
 //!
 //! # Invariants
-//! * A slot that is claimed is nobody else's until it is finished: [`Slots`] gives it to no other.
-//! * Only who has the lock `sweeping` claims slots. So who has it, and finds a slot neither free nor retired, knows
-//!   that it is in use.
-//! * The VMAs of a ring were taken from the budget before the mapping that needs them is made.
+//! * A claimed slot belongs to the claiming thread until it is finished: [`Slots`] does not give it
+//!   out.
+//! * Only the holder of the lock `sweeping` claims slots. So if the holder finds a slot neither
+//!   free nor retired, the slot is in use.
+//! * The VMAs of a ring are taken from the budget before the mappings that need them are made.
 //!
 //! Lock order: `sweeping`, then `rings`.
 
@@ -20,14 +21,14 @@ use super::slots::{Idle, Slots};
 use super::unmapping::{Left, Span, Unmapper};
 use crate::sync::Mutex;
 
-/// Slots that are vacated under one claim: others can take the rest meanwhile.
+/// Slots vacated under one claim: other threads can take the rest.
 const RELEASED_AT_ONCE: usize = 64;
 
 /// See the module documentation.
 pub(super) struct Pool<U: Unmapper> {
     slot_bytes: usize,
     slots_a_ring: usize,
-    /// So many retired slots are drained together.
+    /// Number of retired slots that triggers draining.
     threshold: usize,
     vmas: Arc<VmaBudget>,
     unmapper: U,
@@ -37,11 +38,11 @@ pub(super) struct Pool<U: Unmapper> {
 
 struct Rings<P> {
     rings: Vec<Ring<P>>,
-    /// The one slots are taken from.
+    /// The ring from which slots are taken.
     current: usize,
-    /// Taken and neither retired nor released, in all rings.
+    /// Slots taken and neither retired nor released, in all rings.
     taken: usize,
-    /// Retired and not claimed, in all rings.
+    /// Slots retired and not claimed, in all rings.
     retired: usize,
 }
 
@@ -51,7 +52,7 @@ struct Ring<P> {
     slots: Slots,
 }
 
-/// What a sweep works with.
+/// Buffers of a sweep.
 #[derive(Default)]
 struct Scratch {
     runs: Vec<Range<usize>>,
@@ -60,7 +61,7 @@ struct Scratch {
     left: Vec<Left>,
 }
 
-/// A slot that was taken. Not to be copied: it is retired or released once.
+/// A taken slot. Must not be copied: it is retired or released once.
 #[derive(Debug)]
 pub(super) struct Slot {
     ring: usize,
@@ -70,13 +71,13 @@ pub(super) struct Slot {
 /// Why there is no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoSlot {
-    /// All are in use, or wait to be unmapped.
+    /// All slots are in use, or wait to be unmapped.
     Taken,
-    /// Some are free, but their mappings would be too many.
+    /// Some slots are free, but their mappings would exceed the VMA budget.
     Vmas,
 }
 
-/// What a pool has.
+/// Sizes of a pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct PoolStats {
     pub taken: usize,
@@ -85,7 +86,7 @@ pub(super) struct PoolStats {
 }
 
 impl<U: Unmapper> Pool<U> {
-    /// Without rings. `threshold` is in slots.
+    /// Creates a pool without rings. `threshold` is in slots.
     pub fn new(
         slot_bytes: usize,
         slots_a_ring: usize,
@@ -105,19 +106,19 @@ impl<U: Unmapper> Pool<U> {
         }
     }
 
-    /// One more ring, in addresses that are the reservation's.
+    /// Adds a ring, at addresses that hold the reservation.
     pub fn add_ring(&self, place: U::Place, base: usize) {
         let mut rings = self.rings.lock();
         rings.current = rings.rings.len();
         rings.rings.push(Ring { base, place, slots: Slots::new(self.slots_a_ring) });
     }
 
-    /// Bytes of each slot.
+    /// Size of a slot.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// A free slot with its address, and what `look` sees of its place.
+    /// Takes a free slot. Returns it with its address and the result of `look` for its place.
     pub fn take<T>(&self, look: impl FnOnce(&U::Place) -> T) -> Result<(Slot, usize, T), NoSlot> {
         let mut rings = self.rings.lock();
         let (ring, index) = self.choose(&rings)?;
@@ -146,7 +147,7 @@ impl<U: Unmapper> Pool<U> {
         Err(refused)
     }
 
-    /// Nobody uses the slot any more. Says whether enough came together to be drained.
+    /// Retires a slot that is no longer used. Returns whether the threshold is reached.
     pub fn retire(&self, slot: Slot) -> bool {
         let mut rings = self.rings.lock();
         rings.rings[slot.ring].slots.retire(slot.index);
@@ -155,24 +156,24 @@ impl<U: Unmapper> Pool<U> {
         rings.retired >= self.threshold
     }
 
-    /// Nobody uses the slot any more: unmaps it at once.
+    /// Releases a slot that is no longer used: unmaps it at once.
     pub fn release(&self, slot: Slot) {
         let span = self.span(&self.rings.lock().rings[slot.ring], &(slot.index..slot.index + 1));
-        // SAFETY: the caller took the slot, and has no more use for it.
+        // SAFETY: the caller took the slot, and does not use it any more.
         let left = unsafe { self.unmapper.vacate(span) };
         let mut rings = self.rings.lock();
         rings.taken -= 1;
         self.finish(&mut rings, slot.ring, slot.index..slot.index + 1, left);
     }
 
-    /// Drains what was retired, unless another thread is at it.
+    /// Drains the retired slots, unless another thread is doing so.
     pub fn drain_if_nobody_does(&self) {
         if let Some(mut scratch) = self.sweeping.try_lock() {
             self.drain_with(&mut scratch);
         }
     }
 
-    /// Drains what was retired.
+    /// Drains the retired slots.
     pub fn drain(&self) {
         self.drain_with(&mut self.sweeping.lock());
     }
@@ -189,7 +190,8 @@ impl<U: Unmapper> Pool<U> {
         }
         rings.retired = 0;
         drop(rings);
-        // SAFETY: the slots were claimed here: nobody uses them, or takes them before they are finished.
+        // SAFETY: the slots were claimed above: no thread uses them, or takes them before they are
+        // finished.
         unsafe { self.unmapper.drain(spans, left) };
         let mut rings = self.rings.lock();
         for ((ring, run), &left) in claims.drain(..).zip(left.iter()) {
@@ -197,7 +199,7 @@ impl<U: Unmapper> Pool<U> {
         }
     }
 
-    /// Puts the reservation in the place of everything that is not in use: the files are let go.
+    /// Replaces everything that is not in use by the reservation: this closes the files.
     pub fn release_idle(&self) {
         let mut scratch = self.sweeping.lock();
         let (mut ring, mut from) = (0, 0);
@@ -206,7 +208,7 @@ impl<U: Unmapper> Pool<U> {
         }
     }
 
-    /// Some of them, from a slot on. Says where to go on.
+    /// Releases some of them, starting at slot `from` of ring `number`. Returns where to continue.
     fn release_some(
         &self,
         scratch: &mut Scratch,
@@ -227,7 +229,8 @@ impl<U: Unmapper> Pool<U> {
         drop(rings);
         for run in scratch.runs.drain(..) {
             let span = self.span_at(base, &run);
-            // SAFETY: the slots were claimed here: nobody uses them, or takes them before they are finished.
+            // SAFETY: the slots were claimed above: no thread uses them, or takes them before they
+            // are finished.
             let left = unsafe { self.unmapper.vacate(span) };
             self.finish(&mut self.rings.lock(), number, run, left);
         }
@@ -238,7 +241,7 @@ impl<U: Unmapper> Pool<U> {
         Some((number + 1, 0))
     }
 
-    /// Tries to get back what was lost at the limit of VMAs.
+    /// Tries to recover slots that were lost at the limit of VMAs.
     fn close_holes(&self, number: usize) {
         let mut from = 0;
         loop {
@@ -279,12 +282,12 @@ impl<U: Unmapper> Pool<U> {
         (self.sweeping.lock(), self.rings.lock())
     }
 
-    /// How it takes mappings away.
+    /// The unmapper of this pool.
     pub fn unmapper(&self) -> &U {
         &self.unmapper
     }
 
-    /// What it has.
+    /// Returns the current sizes.
     pub fn stats(&self) -> PoolStats {
         let rings = self.rings.lock();
         PoolStats {
@@ -296,7 +299,7 @@ impl<U: Unmapper> Pool<U> {
 }
 
 impl<U: Unmapper> Drop for Pool<U> {
-    /// Nobody has a slot any more.
+    /// No slot is in use any more: extents hold the pool.
     fn drop(&mut self) {
         if !self.unmapper.is_current() {
             return;

@@ -1,8 +1,9 @@
-//! A piece of the arena in which mappings come and go, and the owners of their faults.
+//! A part of the arena for short-lived mappings, and the owners of their faults.
 //!
-//! The reservation in it is one VMA: what the arena put there has other flags (it is kept out of children) and would not
-//! merge with what is put back. A child of a fork gets the whole arena reserved anew instead, which takes away whatever
-//! of this it inherited; so mappings here need no advice of their own.
+//! The region's reservation is one separate VMA: the arena's own has other flags (`MADV_DONTFORK`)
+//! and would not merge with restored parts. In a forked child the whole arena is reserved anew,
+//! which removes whatever the child inherited of this; so mappings here need no advice of their
+//! own.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use super::VmaBudget;
 use super::owners::Owners;
 use crate::{Arena, Reservation, VmError};
 
-/// VMAs of a region in which nothing is mapped: it, and what it cuts the arena's own into.
+/// VMAs of an empty region: its own, and one that it splits off the arena's.
 pub(super) const REGION_VMAS: usize = 2;
 
 /// See the module documentation.
@@ -26,7 +27,7 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// Reserves so many bytes.
+    /// Reserves `len_bytes`.
     pub fn new(len_bytes: usize, vmas: &Arc<VmaBudget>) -> Result<Arc<Region>, RegionError> {
         if !vmas.try_take(REGION_VMAS) {
             return Err(RegionError::Vmas);
@@ -49,7 +50,7 @@ impl Region {
             .map_err(|source| VmError::Map { len_bytes: len as u64, source })?;
         let owners = Box::new(Owners::new(address as usize, len));
         let owner: &Owners = &owners;
-        // SAFETY: in the box until the reservation is dropped.
+        // SAFETY: the box keeps the address stable, and is dropped after the reservation.
         unsafe { reservation.set_owner(owner) }?;
         Ok((reservation, owners))
     }
@@ -59,19 +60,20 @@ impl Region {
         self.reservation.address() as usize
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.reservation.len_bytes()
     }
 
-    /// Who serves faults.
+    /// The owners of faults in the region.
     pub fn owners(&self) -> &Owners {
         &self.owners
     }
 
-    /// Strangers may have mapped something in it: its addresses are never given out again.
+    /// Abandons the region, in which foreign code may have mapped something: its addresses are
+    /// never given out again.
     pub fn abandon(&self) {
-        // Relaxed: whoever drops the region comes after.
+        // Relaxed: dropping the region is ordered after this.
         self.is_abandoned.store(true, Ordering::Relaxed);
     }
 }
@@ -81,7 +83,7 @@ impl Drop for Region {
         if *self.is_abandoned.get_mut() {
             return;
         }
-        // SAFETY: dropped once, here; before the owners, which it leads to.
+        // SAFETY: dropped once, here; before the owners, to which it refers.
         unsafe { ManuallyDrop::drop(&mut self.reservation) };
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.owners) };
@@ -89,12 +91,12 @@ impl Drop for Region {
     }
 }
 
-/// Why there is no region.
+/// Why no region could be made.
 #[derive(Debug)]
 pub(super) enum RegionError {
     /// The budget is used up.
     Vmas,
-    /// There are no addresses.
+    /// No addresses are free.
     Addresses(VmError),
 }
 

@@ -1,18 +1,21 @@
-//! Mappings larger than a slot: one behind the other in regions of 1 GiB.
+//! Mappings larger than a slot: consecutive in regions of 1 GiB.
 //!
 //! ```text
 //! region  [ mapped | retired | unmapped | mapped |              never used            ]
 //!                                                 ▲ cursor
 //! ```
-//! An address behind the cursor is not given out again before every mapping of its region is gone, as in DaxVM's heap: then
-//! the cursor goes back to the start. Nothing is searched, and nothing is lost but addresses, of which there are plenty.
+//! An address behind the cursor is not reused before every mapping of its region is unmapped, as in
+//! DaxVM's heap: then the cursor returns to the start. This needs no search, and wastes only
+//! addresses, which are plentiful.
 //!
-//! What was retired is gathered until enough pages came together. Then neighbours are unmapped by one call.
+//! Retired runs are collected until the threshold is reached. Then one call unmaps each group of
+//! neighbours.
 //!
 //! # Invariants
-//! * `live` counts the mappings of a region that are in use, retired, or being unmapped. At zero nothing is there.
-//! * For each of them VMAs are taken from the budget: as many as it is mapped in pieces, and the gap behind it.
-//! * What strangers may have mapped something into counts as live for ever.
+//! * `live` counts the mappings of a region that are in use, retired, or being unmapped. At zero
+//!   nothing is mapped there.
+//! * Each of them has VMAs taken from the budget: one per piece, and one for the gap behind it.
+//! * Addresses where foreign code may have mapped something count as live forever.
 //!
 //! Lock order: `sweeping`, then `state`.
 
@@ -25,7 +28,7 @@ use super::VmaBudget;
 use super::unmapping::{Left, Span, Unmapper};
 use crate::sync::Mutex;
 
-/// Mappings unmapped by one call: the kernel's lock is held for so many.
+/// Most mappings unmapped by one call, which bounds how long the kernel's lock is held.
 const MOST_AT_ONCE: usize = 64;
 
 /// See the module documentation.
@@ -55,13 +58,13 @@ struct RunRegion<P> {
     has_holes: bool,
 }
 
-/// Addresses that were taken. Not to be copied: they are retired or released once.
+/// Taken addresses. Must not be copied: they are retired or released once.
 #[derive(Debug)]
 pub(super) struct Run {
     region: usize,
     at: usize,
     len_bytes: usize,
-    /// VMAs, at most.
+    /// Upper bound of its VMAs.
     vmas: usize,
 }
 
@@ -71,16 +74,16 @@ impl Run {
     }
 }
 
-/// Why there is no run.
+/// Why no run could be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoRun {
     /// No region has room.
     Room,
-    /// There would be too many mappings.
+    /// The mappings would exceed the VMA budget.
     Vmas,
 }
 
-/// What there is.
+/// Sizes of the runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct RunsStats {
     pub taken: usize,
@@ -89,7 +92,7 @@ pub(super) struct RunsStats {
     pub retired_bytes: usize,
 }
 
-/// Large mappings begin where a large page can.
+/// Mappings of at least 2 MiB are aligned for huge pages.
 fn alignment(len_bytes: usize) -> usize {
     if len_bytes >= REGION_BYTES { REGION_BYTES } else { GRANULE_BYTES }
 }
@@ -111,7 +114,7 @@ impl<P> RunRegion<P> {
 }
 
 impl<U: Unmapper> Runs<U> {
-    /// Without regions.
+    /// Creates runs without regions.
     pub fn new(threshold_pages: usize, vmas: Arc<VmaBudget>, unmapper: U) -> Runs<U> {
         let state = State {
             regions: Vec::new(),
@@ -124,7 +127,7 @@ impl<U: Unmapper> Runs<U> {
         Runs { threshold_pages, vmas, unmapper, sweeping: Mutex::new(()), state: Mutex::new(state) }
     }
 
-    /// One more region, in addresses that are the reservation's.
+    /// Adds a region, at addresses that hold the reservation.
     pub fn add_region(&self, place: U::Place, base: usize, len_bytes: usize) {
         let region = RunRegion { place, base, len_bytes, cursor: 0, live: 0, has_holes: false };
         let mut state = self.state.lock();
@@ -132,7 +135,8 @@ impl<U: Unmapper> Runs<U> {
         state.regions.push(region);
     }
 
-    /// Room for so many bytes, whole granules, to be mapped in so many pieces: with its address, and what `look` sees of its place.
+    /// Takes `len_bytes`, whole granules, to be mapped in `pieces` pieces. Returns the run with its
+    /// address and the result of `look` for its place.
     pub fn take<T>(
         &self,
         len_bytes: usize,
@@ -146,7 +150,8 @@ impl<U: Unmapper> Runs<U> {
         }
         let mut state = self.state.lock();
         let (count, current) = (state.regions.len(), state.current);
-        // The current one, and then those that have become empty: others keep their rest until they do.
+        // The current region first, then empty ones: the others keep their remaining room until
+        // they are empty.
         let found = (0..count).map(|step| (current + step) % count).find_map(|number| {
             let region = &mut state.regions[number];
             let is_open = number == current || region.live == 0;
@@ -164,7 +169,7 @@ impl<U: Unmapper> Runs<U> {
         Ok((Run { region: number, at, len_bytes, vmas }, region.base + at, look(&region.place)))
     }
 
-    /// Nobody uses it any more. Says whether enough came together to be unmapped.
+    /// Retires a run that is no longer used. Returns whether the threshold is reached.
     pub fn retire(&self, run: Run) -> bool {
         let mut state = self.state.lock();
         state.taken -= 1;
@@ -173,7 +178,7 @@ impl<U: Unmapper> Runs<U> {
         state.retired_bytes / SMALL_PAGE_BYTES >= self.threshold_pages
     }
 
-    /// Nobody uses it any more: unmaps it at once.
+    /// Releases a run that is no longer used: unmaps it at once.
     pub fn release(&self, run: Run) {
         let mut state = self.state.lock();
         state.taken -= 1;
@@ -183,14 +188,14 @@ impl<U: Unmapper> Runs<U> {
         self.vacate(base, vec![run]);
     }
 
-    /// Unmaps what was retired, unless another thread is at it.
+    /// Unmaps the retired runs, unless another thread is doing so.
     pub fn sweep_if_nobody_does(&self) {
         if let Some(_sweeping) = self.sweeping.try_lock() {
             self.sweep_alone();
         }
     }
 
-    /// Unmaps what was retired.
+    /// Unmaps the retired runs.
     pub fn sweep(&self) {
         let _sweeping = self.sweeping.lock();
         self.sweep_alone();
@@ -222,11 +227,12 @@ impl<U: Unmapper> Runs<U> {
         }
     }
 
-    /// Unmaps neighbours of one region by one call.
+    /// Unmaps neighbouring runs of one region with one call.
     fn vacate(&self, base: usize, together: Vec<Run>) {
         let (first, last) = (&together[0], &together[together.len() - 1]);
         let span = Span { address: base + first.at, len_bytes: last.end() - first.at };
-        // SAFETY: nobody uses them, and their addresses are not given out while they count as live.
+        // SAFETY: no thread uses the runs, and their addresses are not given out while they count
+        // as live.
         let left = unsafe { self.unmapper.vacate(span) };
         let mut state = self.state.lock();
         if left == Left::Stuck {
@@ -243,12 +249,12 @@ impl<U: Unmapper> Runs<U> {
         self.vmas.give_back(together.iter().map(|run| run.vmas).sum());
     }
 
-    /// How it takes mappings away.
+    /// The unmapper of these runs.
     pub fn unmapper(&self) -> &U {
         &self.unmapper
     }
 
-    /// What there is.
+    /// Returns the current sizes.
     pub fn stats(&self) -> RunsStats {
         let state = self.state.lock();
         RunsStats {
@@ -268,7 +274,7 @@ impl<P> State<P> {
 }
 
 impl<U: Unmapper> Drop for Runs<U> {
-    /// Nobody has a run any more.
+    /// No run is in use any more: extents hold the runs.
     fn drop(&mut self) {
         if !self.unmapper.is_current() {
             return;

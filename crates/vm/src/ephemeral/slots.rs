@@ -1,5 +1,5 @@
-//! The slots of one ring: which may be given out, which wait to be unmapped. Sets of bits; nothing here knows addresses
-//! or makes system calls, and the caller has the lock.
+//! The states of the slots of one ring. Bit sets only: this module knows no addresses and makes no
+//! system calls, and the caller holds the lock.
 //!
 //! ```text
 //!            take                    retire                 claim                  finish
@@ -9,18 +9,18 @@
 //!    │                                                                 └──── claim (Idle::Any) ─────┘
 //!    └── a hole that was closed again
 //!
-//!            free   holds  retired   what is at its addresses
+//!            free   holds  retired   at its addresses
 //!  Empty      1      0       0       the reservation
-//!  Drained    1      1       0       a mapping that nobody uses, without page-table entries, with its file
-//!  Taken      0      1       0       a mapping in use, or one being made
-//!  Retired    0      1       1       a mapping that nobody uses, page-table entries and all
+//!  Drained    1      1       0       an unused mapping without page-table entries, which keeps its file open
+//!  Taken      0      1       0       a mapping in use, or being made
+//!  Retired    0      1       1       an unused mapping with its page-table entries
 //!  Claimed    0      1       0       as before, while one thread unmaps it
-//!  Hole       0      0       0       nothing, or what a stranger mapped (a bit of its own)
+//!  Hole       0      0       0       nothing, or a foreign mapping (has its own bit set)
 //! ```
-//! Taken and Claimed look alike here: whoever took or claimed a slot knows, and nobody else may do anything with it.
+//! Taken and Claimed have the same bits: only the thread that took or claimed a slot may change it.
 //!
-//! Slots are given out in the order of their addresses, round and round. So neighbours are retired at about the same
-//! time, and a run of them is unmapped by one call.
+//! Slots are given out in address order, wrapping around. So neighbours are retired at about the
+//! same time, and one call unmaps a run of them.
 
 use std::ops::Range;
 
@@ -28,12 +28,12 @@ use super::unmapping::Left;
 
 const WORD_BITS: usize = u64::BITS as usize;
 
-/// Which slots are claimed.
+/// The slots that a claim selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Idle {
     /// Retired ones.
     Retired,
-    /// Those, and drained ones.
+    /// Retired and drained ones.
     Any,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Slots {
     retired: Box<[u64]>,
     holes: Box<[u64]>,
     count: usize,
-    /// Where the next one is looked for.
+    /// Where the search for the next slot starts.
     cursor: usize,
     free_count: usize,
     held_count: usize,
@@ -69,7 +69,7 @@ fn remove(set: &mut [u64], slot: usize) {
 }
 
 impl Slots {
-    /// So many, all empty.
+    /// Creates `count` empty slots.
     pub fn new(count: usize) -> Slots {
         let mut slots = Slots {
             free: words(count),
@@ -86,7 +86,7 @@ impl Slots {
         slots
     }
 
-    /// The next slot that may be taken, round from where the last one was.
+    /// The next free slot, searching from the last one taken and wrapping around.
     pub fn next(&self) -> Option<usize> {
         if self.free_count == 0 {
             return None;
@@ -94,7 +94,7 @@ impl Slots {
         self.find(|word| self.free[word])
     }
 
-    /// The next one whose addresses hold a mapping already: taking it makes no further VMA.
+    /// The next free slot that holds a mapping: taking it needs no further VMA.
     pub fn next_drained(&self) -> Option<usize> {
         if self.free_count == 0 {
             return None;
@@ -109,14 +109,14 @@ impl Slots {
             return Some(first * WORD_BITS + behind.trailing_zeros() as usize);
         }
         let words = self.free.len();
-        // The first word comes again at the end, for what is before the cursor.
+        // The first word is checked again at the end, for the bits before the cursor.
         (1..=words).map(|step| (first + step) % words).find_map(|word| {
             let found = bits(word);
             (found != 0).then(|| word * WORD_BITS + found.trailing_zeros() as usize)
         })
     }
 
-    /// Whether a mapping is there.
+    /// Whether the slot holds a mapping.
     pub fn holds(&self, slot: usize) -> bool {
         has(&self.holds, slot)
     }
@@ -142,8 +142,8 @@ impl Slots {
         put(&mut self.retired, slot);
     }
 
-    /// Claims at most `most` slots from `from` on, and adds them to `claimed` run by run. Returns where to go on, which is
-    /// the number of slots at the end.
+    /// Claims at most `most` slots from `from` on, and appends them to `claimed` as runs. Returns
+    /// where to continue; the number of slots at the end.
     pub fn claim(
         &mut self,
         which: Idle,
@@ -185,7 +185,7 @@ impl Slots {
         }
     }
 
-    /// What has become of slots that were claimed, or taken by who says so.
+    /// Finishes slots that were claimed, or taken and released, with the result of unmapping them.
     pub fn finish(&mut self, run: Range<usize>, left: Left) {
         for slot in run {
             assert!(
@@ -231,23 +231,23 @@ impl Slots {
         self.hole_count > 0
     }
 
-    /// How many may be taken.
+    /// Number of free slots.
     pub fn free_count(&self) -> usize {
         self.free_count
     }
 
-    /// How many hold a mapping and may be taken.
+    /// Number of free slots that hold a mapping.
     pub fn drained_count(&self) -> usize {
         self.free.iter().zip(&self.holds).map(|(a, b)| (a & b).count_ones() as usize).sum()
     }
 
-    /// The most VMAs the ring can consist of, besides one: each mapping is one, and each gap between two is. That is
-    /// twice the mappings, until there is no room for gaps.
+    /// Upper bound of the ring's additional VMAs: one for each mapping, and one for each gap
+    /// between two. That is twice the mappings, until there is no room for gaps.
     pub fn vmas(&self) -> usize {
         (2 * self.held_count).min(self.count)
     }
 
-    /// What [`Slots::vmas`] will be when one more slot holds a mapping.
+    /// The value of [`Slots::vmas`] after one more slot holds a mapping.
     pub fn vmas_with_one_more(&self) -> usize {
         (2 * (self.held_count + 1)).min(self.count)
     }

@@ -1,4 +1,4 @@
-//! The heap with real mappings of small files, each of which says in every page which file it is.
+//! The heap with real mappings of small files, whose pages each contain the number of their file.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -23,10 +23,10 @@ fn plenty() -> Arc<VmaBudget> {
     Arc::new(VmaBudget::new(20_000))
 }
 
-/// Unmaps only when it is told to.
+/// Unmaps only on request.
 const LATER: Unmap = Unmap::Async { threshold_pages: 512, delay: Duration::from_secs(3600) };
 
-/// Both ways to take mappings away, whatever is the fastest here.
+/// Heaps with both forms of unmapping, whichever is faster on this kernel.
 fn heaps(unmap: Unmap) -> [Arc<Heap>; 2] {
     [true, false].map(|drains| Heap::with(unmap, plenty(), 2, move || Kernel::draining(drains)))
 }
@@ -35,7 +35,7 @@ fn take(heap: &Heap, len_bytes: usize) -> Extent {
     heap.take(len_bytes).unwrap()
 }
 
-/// A directory of files whose every page begins with their number.
+/// A directory of files whose every page begins with the file's number.
 struct Files {
     directory: tempfile::TempDir,
     files: Vec<(File, usize)>,
@@ -61,12 +61,12 @@ impl Files {
         self.directory.path().join(number.to_string())
     }
 
-    /// Maps one of them into fresh addresses.
+    /// Maps a file into fresh addresses.
     fn map(&self, heap: &Heap, number: usize) -> Mapping {
         let (file, len_bytes) = &self.files[number];
         let extent = take(heap, *len_bytes);
         assert!(extent.capacity_bytes() >= *len_bytes);
-        // SAFETY: the extent's own addresses.
+        // SAFETY: the extent owns these addresses.
         unsafe {
             memory::map_file_at(
                 extent.address(),
@@ -88,10 +88,10 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Every page is the file's.
+    /// Checks that every page is the file's.
     fn check(&self) {
         for at in (0..self.len_bytes).step_by(SMALL_PAGE_BYTES) {
-            // SAFETY: mapped, and the file is as long.
+            // SAFETY: mapped, and inside the file.
             let found = unsafe { self.extent.address().wrapping_add(at).read_volatile() };
             assert_eq!(found, self.number as u8, "page {} of another file", at / SMALL_PAGE_BYTES);
         }
@@ -144,7 +144,8 @@ fn extents_are_aligned_and_do_not_overlap() {
     }
 }
 
-/// Several threads map, check, keep and retire, also each other's, with the timer at work all the time.
+/// Several threads map, check, keep and retire mappings, including each other's, while the timer
+/// runs.
 #[test]
 fn a_mapping_in_use_shows_its_file() {
     let mut random = Rng::new(campaign::seed(3));
@@ -204,12 +205,12 @@ fn churn(files: &Files, heap: &Heap, shared: &Mutex<Vec<Mapping>>, seed: u64) {
     }
 }
 
-/// What is retired is unmapped many at a time.
+/// Retired mappings are unmapped in batches.
 #[test]
 fn one_call_unmaps_many() {
     let files = Files::new(&[32 * KIB]);
     for heap in heaps(LATER) {
-        // On one CPU, or in a few runs if the thread wanders between two.
+        // On one CPU, or in a few runs if the thread migrates between two.
         for _ in 0..640 {
             let mapping = files.map(&heap, 0);
             mapping.check();
@@ -221,7 +222,8 @@ fn one_call_unmaps_many() {
     }
 }
 
-/// What is unmapped leaves one VMA: neighbours that are alike merge. And there are never more than were accounted for.
+/// Unmapping leaves one VMA, because equal neighbours merge. There are never more VMAs than were
+/// accounted for.
 #[test]
 fn what_is_unmapped_takes_no_vmas() {
     let files = Files::new(&[32 * KIB]);
@@ -252,7 +254,7 @@ fn vmas_in(addresses: &std::ops::Range<usize>) -> usize {
     maps.lines().filter(overlaps).count()
 }
 
-/// Retired mappings in no order: with a call of several ranges, drained together as well.
+/// Mappings retired in random order are drained together, by one call with several ranges.
 #[test]
 fn mappings_retired_in_any_order_are_unmapped_together() {
     let files = Files::new(&[20 * KIB]);
@@ -273,7 +275,7 @@ fn mappings_retired_in_any_order_are_unmapped_together() {
     parked.iter().for_each(Mapping::check);
 }
 
-/// Addresses are not given out again while their mapping is in use, and not before they were unmapped.
+/// Addresses are not given out while their mapping is in use, or before it is unmapped.
 #[test]
 fn no_address_is_given_out_twice() {
     for heap in heaps(LATER) {
@@ -291,7 +293,7 @@ fn no_address_is_given_out_twice() {
     }
 }
 
-/// A region of large mappings begins again when all of them are gone, and not before.
+/// A region of large mappings is reused only when all of them are unmapped.
 #[test]
 fn a_region_is_used_again_when_it_is_empty() {
     for heap in heaps(LATER) {
@@ -325,7 +327,7 @@ fn unmap_now_lets_go_of_files() {
     }
 }
 
-/// And after the delay, whether they were drained before or not.
+/// The space of deleted files is free after the delay, whether they were drained before or not.
 #[test]
 fn the_timer_lets_go_of_files() {
     let soon = Unmap::Async { threshold_pages: 64, delay: Duration::from_millis(2) };
@@ -376,8 +378,7 @@ fn an_extent_outlives_its_heap() {
     }
 }
 
-/// Where there may be no more mappings, it is an error that says so; and what was retired is used before it comes to
-/// that.
+/// A request beyond the budget returns an error, but only after retired mappings have been reused.
 #[test]
 fn the_budget_is_kept() {
     let files = Files::new(&[20 * KIB, 50 * KIB, 200 * KIB]);
@@ -406,11 +407,11 @@ fn the_budget_is_kept() {
     }
 }
 
-/// What one CPU has left over, another takes when there can be no more.
+/// When no further slots can be added, a CPU takes free slots of another CPU's pool.
 #[test]
 fn slots_of_other_pools_are_taken_in_need() {
     let heap = Heap::with(LATER, Arc::new(VmaBudget::new(12)), 2, || Kernel::draining(true));
-    // Five extents fit; they come from one pool or from both.
+    // Five extents fit, from one pool or from both.
     let some: Vec<Extent> = (0..5).map(|_| take(&heap, 1)).collect();
     some.into_iter().for_each(|extent| heap.retire(extent));
     let pool = &heap.shared.pools[1][0];
@@ -442,7 +443,7 @@ fn faults_go_to_the_owner() {
         for len_bytes in [4 * KIB, 50 * KIB, 5 * MIB, 2 << 30] {
             let (owner, other) = (Counting(AtomicUsize::new(0)), Counting(AtomicUsize::new(0)));
             let (extent, neighbour) = (take(&heap, len_bytes), take(&heap, len_bytes));
-            // SAFETY: both outlive the extents.
+            // SAFETY: both owners outlive the extents.
             unsafe {
                 extent.set_owner(&raw const owner);
                 neighbour.set_owner(&raw const other);
@@ -467,15 +468,15 @@ fn faults_go_to_the_owner() {
     }
 }
 
-/// Runs `body` in a fork, which may do as it likes.
+/// Runs `body` in a forked child.
 fn in_child(body: impl FnOnce()) {
     // SAFETY: the child runs `body` and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: no preconditions; a child that hangs ends.
+        // SAFETY: no preconditions; the alarm ends a child that hangs.
         unsafe { libc::alarm(30) };
         let failed = std::panic::catch_unwind(AssertUnwindSafe(body)).is_err();
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running the parent's destructors or exit handlers.
         unsafe { libc::_exit(i32::from(failed)) };
     }
     let mut status = 0;
@@ -484,7 +485,7 @@ fn in_child(body: impl FnOnce()) {
     assert_eq!(status, 0, "the child failed; 14 is its alarm");
 }
 
-/// A child has none of the mappings, can do nothing with what it inherited, and makes a heap of its own.
+/// A child has none of the mappings, its inherited heap is inert, and it can make a new heap.
 #[test]
 fn a_child_has_its_own_heap() {
     let files = Files::new(&[10 * KIB, 60 * KIB, 300 * KIB]);
@@ -494,7 +495,7 @@ fn a_child_has_its_own_heap() {
         heap.retire(files.map(&heap, 0).extent);
         doomed.iter().for_each(|heap| heap.retire(files.map(heap, 0).extent));
         let mut mappings = [0, 1, 2].map(|number| Some(files.map(&heap, number)));
-        // As if other threads had been in the middle of something.
+        // Simulates other threads that hold the locks at the fork.
         let (rings, pools) = (heap.shared.rings.lock(), heap.shared.pools.iter().flatten());
         let locked = (rings, pools.map(|pool| pool.lock_for_test()).collect::<Vec<_>>());
         in_child(|| {
@@ -518,7 +519,7 @@ fn a_child_has_its_own_heap() {
     }
 }
 
-/// Makes mappings until the process can have no more.
+/// Makes mappings until the process reaches its limit.
 fn fill_up() -> memory::Range {
     let len_bytes = 1 << 30;
     let address = memory::reserve(len_bytes).unwrap();
@@ -534,7 +535,7 @@ fn fill_up() -> memory::Range {
     memory::Range { address, len_bytes }
 }
 
-/// Where the process can make no further mapping, what was retired is let go all the same.
+/// At the limit of mappings, retired mappings are still unmapped.
 #[test]
 fn files_are_let_go_at_the_limit_of_mappings() {
     if aquifer_sys::features::limits().max_mappings.is_none_or(|most| most > 200_000) {
@@ -552,7 +553,7 @@ fn files_are_let_go_at_the_limit_of_mappings() {
             retired.into_iter().for_each(|mapping| heap.retire(mapping.extent));
             drop(released);
             heap.unmap_now();
-            // SAFETY: made for this.
+            // SAFETY: mapped by `fill_up`, and used for nothing else.
             unsafe { memory::unmap(full.address, full.len_bytes) }.unwrap();
             assert_eq!(mapped_below(files.directory.path()), kept.len());
             kept.iter().for_each(Mapping::check);
@@ -562,7 +563,7 @@ fn files_are_let_go_at_the_limit_of_mappings() {
     });
 }
 
-/// What another thread mapped into a hole stays.
+/// A foreign mapping made in a hole is kept.
 #[test]
 fn a_stranger_in_a_hole_is_left_alone() {
     let region = Region::new(REGION_BYTES, &plenty()).unwrap_or_else(|_| panic!("addresses"));

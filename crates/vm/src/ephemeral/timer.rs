@@ -1,7 +1,8 @@
-//! The thread that lets go of what was retired when nobody else does in time.
+//! The thread that unmaps retired mappings when no other thread does in time.
 //!
-//! It sleeps until the first mapping is retired, waits for the delay, and unmaps everything that is not in use: so a
-//! mapping is gone after the delay and the time that takes, and a program that maps nothing is not woken.
+//! It sleeps until the first mapping is retired, waits for the delay, and unmaps everything that is
+//! not in use. So a mapping is unmapped after the delay plus the time for that, and a program that
+//! maps nothing is not woken.
 //!
 //! ```text
 //!           arm: first retired                      stop
@@ -9,11 +10,12 @@
 //!    ▲                             │
 //!    └──────── disarm ─────────────┘   then everything is unmapped
 //! ```
-//! A process at its limit of mappings can have no further thread. Then whoever retires something lets go of it, and the next
-//! one tries again ([`aquifer_sys::thread`]: a thread that cannot work is an error, not the end of the process).
+//! A process at its limit of mappings cannot start a thread. Then the thread that retires a mapping
+//! also unmaps it, and the next one tries again ([`aquifer_sys::thread`]: failing to start a thread
+//! is an error, and does not terminate the process).
 //!
-//! It is disarmed before it looks. Who retires something that it does not see any more takes the lock of the pool after
-//! it, and so finds the bell disarmed.
+//! The bell is disarmed before the sweep. If a thread retires a mapping too late for the sweep, it
+//! takes the lock of the pool after the sweep, and so finds the bell disarmed and arms it.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,7 +29,7 @@ const IDLE: u32 = 0;
 const ARMED: u32 = 1;
 const STOPPED: u32 = 2;
 
-/// Whether there is something to do.
+/// Wakes the timer when there is something to unmap.
 #[derive(Debug)]
 pub(super) struct Bell {
     state: AtomicU32,
@@ -38,15 +40,15 @@ impl Bell {
         Bell { state: AtomicU32::new(IDLE) }
     }
 
-    /// Something was retired.
+    /// Arms the bell after a mapping was retired.
     pub fn arm(&self) {
-        // Relaxed: ordered by the lock of what it was retired to, see above.
+        // Relaxed: ordered by the lock of the pool, see above.
         if self.state.load(Ordering::Relaxed) == IDLE && self.change(IDLE, ARMED) {
             wake(&self.state, u32::MAX);
         }
     }
 
-    /// Waits until something was retired; not if the bell was stopped.
+    /// Waits until the bell is armed. Returns false if it was stopped.
     pub fn wait_armed(&self) -> bool {
         loop {
             match self.state.load(Ordering::Acquire) {
@@ -57,9 +59,9 @@ impl Bell {
         }
     }
 
-    /// Lets the time pass; not if the bell was stopped.
+    /// Waits for the delay. Returns false if the bell was stopped.
     fn wait_delay(&self, delay: Duration) -> bool {
-        // None: longer than clocks count.
+        // `None` if the delay exceeds the range of the clock.
         let end = Instant::now().checked_add(delay);
         while self.state.load(Ordering::Acquire) == ARMED {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -71,14 +73,14 @@ impl Bell {
         false
     }
 
-    /// From now on, what is retired arms it again.
+    /// Disarms the bell: a mapping retired from now on arms it again.
     pub fn disarm(&self) {
         self.change(ARMED, IDLE);
     }
 
-    /// Nobody waits any more.
+    /// Stops the bell, which ends all waits.
     pub fn stop(&self) {
-        // AcqRel: what was done before is seen by the thread, which ends.
+        // AcqRel: everything before this is visible to the thread, which ends.
         self.state.swap(STOPPED, Ordering::AcqRel);
         wake(&self.state, u32::MAX);
     }
@@ -87,22 +89,22 @@ impl Bell {
         self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether it will be looked at what was retired.
+    /// Whether a sweep is due for what was retired.
     #[cfg(all(test, loom))]
     pub fn is_armed(&self) -> bool {
         self.state.load(Ordering::Acquire) == ARMED
     }
 }
 
-/// What the thread works on.
+/// What the thread sweeps.
 pub(super) trait Swept: Send + Sync + 'static {
-    /// Armed when there is something to do.
+    /// The bell, armed when there is something to sweep.
     fn bell(&self) -> &Bell;
-    /// Does it.
+    /// Unmaps everything that is not in use.
     fn sweep(&self);
 }
 
-/// The thread, made when it is first needed.
+/// The thread, started when it is first needed.
 #[derive(Debug)]
 pub(super) struct Timer {
     thread: OnceLock<Thread>,
@@ -115,8 +117,8 @@ impl Timer {
         Timer { thread: OnceLock::new(), starting: Mutex::new(()), mark: ProcessMark::new() }
     }
 
-    /// Starts the thread at the first call at which there can be one more. It sweeps whenever the delay after the bell was
-    /// armed is over. Says whether there is a thread.
+    /// Starts the thread if it is not running. It sweeps whenever the delay after the bell was
+    /// armed is over. Returns whether the thread is running.
     pub fn start(&self, delay: Duration, swept: &Arc<impl Swept>) -> bool {
         if self.thread.get().is_some() {
             return true;
@@ -130,13 +132,13 @@ impl Timer {
         started.is_ok_and(|thread| self.thread.set(thread).is_ok())
     }
 
-    /// Waits for the thread's end, after the bell was stopped.
+    /// Waits for the thread to end, after the bell was stopped.
     pub fn join(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if self.mark.is_current() {
             thread.join();
         } else {
-            // It is a thread of the parent's.
+            // The thread belongs to the parent.
             std::mem::forget(thread);
         }
     }

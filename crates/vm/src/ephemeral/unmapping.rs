@@ -1,20 +1,23 @@
-//! How mappings are taken away: the system calls.
+//! How mappings are removed: the system calls.
 //!
-//! * *Drained*: `MADV_DONTNEED`, one call and one TLB flush for many mappings, and no lock that faults and other
-//!   mapping calls wait for. What is left is a mapping without page-table entries: an access faults its pages in again, and
-//!   its file stays in use. Mapping something else over exactly the same addresses splits and merges nothing, which is
-//!   why this is the fastest way where addresses are soon used again.
-//! * *Vacated*: a reservation is mapped over them. Accesses raise SIGSEGV, and the files are let go.
+//! * *Drained*: `MADV_DONTNEED`, one call and one TLB flush for many mappings, without a lock that
+//!   faults and other mapping calls wait for. The mapping stays, without page-table entries: an
+//!   access faults its pages in again, and its file stays in use. A new mapping over exactly the
+//!   same addresses splits and merges nothing, so this is the fastest way where addresses are soon
+//!   reused.
+//! * *Vacated*: a reservation is mapped over them. Accesses raise SIGSEGV, and the files are
+//!   closed.
 //!
 //! # At the limit of VMAs
-//! A process that has 65,530 mappings can make no further one, not even the reservation that would replace a thousand.
-//! Only `munmap` of whole mappings works then. It leaves a hole, which another thread's `mmap` may take before the
-//! reservation is back; so that is only put where nothing is, and what cannot be closed at once stays a hole, never
-//! given out, and is tried again.
+//! A process with 65,530 mappings can make no further one, not even the reservation that would
+//! replace a thousand. Only `munmap` of whole mappings works then. It leaves a hole, in which
+//! another thread's `mmap` may be placed before the reservation is restored. So the reservation is
+//! restored only at free addresses; a hole that cannot be closed at once is never given out, and
+//! closing it is retried.
 //!
 //! # Older kernels
-//! Since Linux 6.16 one `MADV_DONTNEED` over many mappings flushes the TLB once; before, once for each of them. There
-//! runs are vacated, which flushes once, though under the lock.
+//! Since Linux 6.16 one `MADV_DONTNEED` over many mappings flushes the TLB once; before, once for
+//! each of them. On those kernels runs are vacated, which flushes once, though under the lock.
 
 use std::io;
 
@@ -41,40 +44,40 @@ pub(super) enum Left {
     Drained,
     /// The reservation.
     Reserved,
-    /// What was there: the system has no room for the call.
+    /// The old mapping: the system has no room for the call.
     Stuck,
-    /// Nothing of ours: perhaps what another thread mapped.
+    /// Nothing of ours; possibly another thread's mapping.
     Hole,
 }
 
-/// Who takes mappings away.
+/// Removes mappings.
 pub(super) trait Unmapper {
-    /// What keeps the addresses reserved.
+    /// The owner of reserved addresses.
     type Place;
 
-    /// Empties the page tables of all of them, and says for each what is left.
+    /// Empties the page tables of all spans, and appends the result for each to `left`.
     ///
     /// # Safety
-    /// Nobody uses the mappings in the spans, or gives out their addresses before this returns.
+    /// No thread uses the mappings in the spans, or gives out their addresses before this returns.
     unsafe fn drain(&self, spans: &[Span], left: &mut Vec<Left>);
 
-    /// Puts the reservation in the place of what is mapped.
+    /// Replaces the mappings in the span by the reservation.
     ///
     /// # Safety
     /// As for [`Unmapper::drain`].
     unsafe fn vacate(&self, span: Span) -> Left;
 
-    /// Puts the reservation where nothing is, and says whether nothing was.
+    /// Maps the reservation if the span is free, and returns whether it was.
     fn close_hole(&self, span: Span) -> bool;
 
-    /// There are holes that could not be closed: the place is never used again, for anything.
+    /// Marks a place with holes that could not be closed: it is never used again.
     fn abandon(&self, place: &Self::Place);
 
-    /// Whether this is the process that made the mappings: in a fork of it nothing may be touched.
+    /// Whether this process made the mappings: a forked child must not touch them.
     fn is_current(&self) -> bool;
 }
 
-/// The kernel.
+/// The unmapper that makes system calls.
 #[derive(Debug)]
 pub(super) struct Kernel {
     drains: bool,
@@ -83,7 +86,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// With the calls that are the fastest here.
+    /// Uses the fastest calls for this kernel.
     pub fn new() -> Kernel {
         Kernel::draining(features::range_dontneed_flushes_once())
     }
@@ -93,7 +96,7 @@ impl Kernel {
         Kernel { drains, calls: AtomicU64::new(0), mark: ProcessMark::new() }
     }
 
-    /// Calls made so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
@@ -103,7 +106,7 @@ impl Kernel {
         self.calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// All in one call, if the system can.
+    /// Drains all spans in one call. Returns whether that succeeded.
     ///
     /// # Safety
     /// As for [`Unmapper::drain`].
@@ -115,22 +118,22 @@ impl Kernel {
         let ranges: Vec<memory::Range> = spans.iter().map(range).collect();
         let asked: usize = spans.iter().map(|span| span.len_bytes).sum();
         self.count_call();
-        // SAFETY: the caller's promise.
+        // SAFETY: forwarded to the caller.
         unsafe { memory::advise_many(&ranges, Advice::DontNeed) }.is_ok_and(|done| done == asked)
     }
 
-    /// One of them. It may be locked in memory (`mlockall`), which refuses this.
+    /// Drains one span, or vacates it if the kernel refuses: memory may be locked (`mlockall`).
     ///
     /// # Safety
     /// As for [`Unmapper::drain`].
     unsafe fn drain_or_vacate(&self, span: Span) -> Left {
         self.count_call();
-        // SAFETY: the caller's promise.
+        // SAFETY: forwarded to the caller.
         let drained =
             unsafe { memory::advise(span.address as *mut u8, span.len_bytes, Advice::DontNeed) };
         match drained {
             Ok(()) => Left::Drained,
-            // SAFETY: the caller's promise.
+            // SAFETY: forwarded to the caller.
             Err(_) => unsafe { self.vacate(span) },
         }
     }
@@ -141,16 +144,16 @@ impl Unmapper for Kernel {
 
     unsafe fn drain(&self, spans: &[Span], left: &mut Vec<Left>) {
         if !self.drains {
-            // SAFETY: the caller's promise.
+            // SAFETY: forwarded to the caller.
             left.extend(spans.iter().map(|&span| unsafe { self.vacate(span) }));
             return;
         }
         for some in spans.chunks(MOST_RANGES) {
-            // SAFETY: the caller's promise.
+            // SAFETY: forwarded to the caller.
             if some.len() > 1 && unsafe { self.drain_together(some) } {
                 left.extend(some.iter().map(|_| Left::Drained));
             } else {
-                // SAFETY: the caller's promise.
+                // SAFETY: forwarded to the caller.
                 left.extend(some.iter().map(|&span| unsafe { self.drain_or_vacate(span) }));
             }
         }
@@ -159,10 +162,10 @@ impl Unmapper for Kernel {
     unsafe fn vacate(&self, span: Span) -> Left {
         self.count_call();
         let start = span.address as *mut u8;
-        // SAFETY: the caller's promise.
+        // SAFETY: forwarded to the caller.
         match unsafe { memory::map_anonymous_at(start, span.len_bytes, Protection::None) } {
             Ok(()) => Left::Reserved,
-            // SAFETY: the caller's promise.
+            // SAFETY: forwarded to the caller.
             Err(_) if unsafe { memory::unmap(start, span.len_bytes) }.is_err() => Left::Stuck,
             Err(_) if self.close_hole(span) => Left::Reserved,
             Err(_) => Left::Hole,
