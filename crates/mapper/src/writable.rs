@@ -225,7 +225,7 @@ impl Faults {
         self.replaced[page / 64].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
     }
 
-    /// Lets pages be stored to, but for those that show zeros. They are held by the caller.
+    /// Makes pages writable, except those that show zeros. The caller holds them.
     fn allow_stores(&self, pages: Range<usize>) -> bool {
         let mut from = pages.start;
         while from < pages.end {
@@ -259,8 +259,8 @@ impl Faults {
             }
         }?;
         keep_private(address, length).inspect_err(|_| {
-            // What a child would inherit is nothing to store to.
-            // SAFETY: mapped above, and nothing has been stored to it: stores are made again once this thread lets go.
+            // A page that a child would inherit must not be writable.
+            // SAFETY: mapped above, and no store has reached it: stores are retried after the hold.
             let _ = unsafe { memory::map_anonymous_at(address, length, Protection::Read) };
         })
     }
@@ -287,8 +287,8 @@ impl Faults {
         let Some(_held) = self.holds.hold() else { return Served::No };
         let first = pages.start;
         if self.is_replaced(first) {
-            // Another thread's load was first: the zeros can be read, and must not become what can be stored to. This guard
-            // is told of them as well.
+            // Another thread has replaced the page: its zeros are readable, and must not become
+            // writable. This guard records the replacement as well.
             return self.replace(first..first + 1, address, false);
         }
         if !self.protect(&pages, Protection::Read) {
@@ -348,8 +348,8 @@ impl Faults {
         let Some(_held) = self.holds.hold() else { return Served::No };
         match self.map_again(index..index + 1) {
             Some(1..) => Served::Yes,
-            // Another thread was first, or its load is over: the store is made again if the page is the file's by now. One
-            // behind the file's end gets the SIGBUS that it is to get.
+            // Another thread has mapped the page again. Retry if it is the file's page; a store behind
+            // the end of the file then raises SIGBUS.
             Some(0) => match populate() {
                 Ok(()) => Served::Yes,
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Served::Yes,
