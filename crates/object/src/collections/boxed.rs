@@ -78,7 +78,7 @@ impl<'h, T: Persist<'h>> Drop for PBox<'h, T> {
         if self.place.is_parents() {
             return;
         }
-        // SAFETY: the box owns a value there, which nobody uses any more.
+        // SAFETY: the box owns a value there, which is not used any more.
         unsafe { self.place.pointer::<T>().drop_in_place() };
         // SAFETY: as above.
         unsafe { self.place.free() };
