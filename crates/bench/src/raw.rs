@@ -86,7 +86,8 @@ impl Map {
 
     /// `madvise` over the whole mapping. Only for advice that never discards data.
     pub fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is exactly this mapping, and `Advice` holds only non-destructive values.
+        // SAFETY: the range is exactly this mapping, and `Advice` holds only non-destructive
+        // values.
         check(unsafe { libc::madvise(self.base().cast(), self.len_bytes, advice.raw()) })?;
         Ok(())
     }
@@ -235,7 +236,8 @@ impl WillNeed {
         Ok(Self { this_process })
     }
 
-    /// Starts reading the ranges, given as address and length. Returns when the reads are submitted.
+    /// Starts reading the ranges, given as address and length. Returns when the reads are
+    /// submitted.
     pub fn advise(&self, ranges: &[libc::iovec]) -> io::Result<()> {
         for mut part in ranges.chunks(VECTOR_MAX) {
             while !part.is_empty() {
@@ -260,8 +262,8 @@ impl WillNeed {
     }
 
     fn advise_once(&self, ranges: &[libc::iovec]) -> io::Result<usize> {
-        // SAFETY: the vector is valid for the call; WILLNEED neither reads through the addresses nor
-        // changes data, and a wrong address is an error, not undefined behaviour.
+        // SAFETY: the vector is valid for the call; WILLNEED neither reads through the addresses
+        // nor changes data, and a wrong address is an error, not undefined behaviour.
         let advised = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,

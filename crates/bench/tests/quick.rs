@@ -14,7 +14,8 @@ fn bench(arguments: &[&str]) -> Output {
         .expect("the program was built for this test")
 }
 
-/// Runs a bench with `--quick --json` in this crate's directory (which is on a disk) and parses its report.
+/// Runs a bench with `--quick --json` in this crate's directory (which is on a disk) and parses its
+/// report.
 fn report(arguments: &[&str]) -> Value {
     let common = ["--quick", "--json"];
     let place = ["--dir", env!("CARGO_TARGET_TMPDIR")];

@@ -19,8 +19,9 @@ pub struct Access {
     #[arg(long, value_name = "PATH", requires = "access_key_file")]
     broker_socket: Option<PathBuf>,
 
-    /// Where the first process that opens the pool puts what its processes share; those that come later also look in `/dev/shm` and
-    /// beside the pool. The pool's own directory serves containers that share it and not `/dev/shm` [default: /dev/shm]
+    /// Where the first process that opens the pool puts what its processes share; those that come
+    /// later also look in `/dev/shm` and beside the pool. The pool's own directory serves
+    /// containers that share it and not `/dev/shm` [default: /dev/shm]
     #[arg(long, value_name = "DIR", help_heading = "Shared memory")]
     shared_memory: Option<PathBuf>,
 }
@@ -28,8 +29,8 @@ pub struct Access {
 /// The argument of each command that only looks at a pool.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ReadAccess {
-    /// Where to look for what the processes share that have the pool open, besides `/dev/shm` and beside the pool: as they were told with the
-    /// same option
+    /// Where to look for what the processes share that have the pool open, besides `/dev/shm` and
+    /// beside the pool: as they were told with the same option
     #[arg(long, value_name = "DIR", help_heading = "Shared memory")]
     shared_memory: Option<PathBuf>,
 }

@@ -13,7 +13,7 @@
 //! let mut pair = Box::new(Pair { to: RelPtr::null(), value: 7 });
 //! let value = &raw mut pair.value;
 //! pair.to.set(value);
-//! // The whole moves: the pointer in it leads to the value's new place.
+//! // The pair moves as a whole: the pointer in it points to the value's new address.
 //! let moved = Box::new(*pair);
 //! assert_eq!(moved.to.get().cast_const(), &raw const moved.value);
 //! ```

@@ -39,7 +39,7 @@ fn access() -> Access {
     if told("ACCESS") == "read" { Access::Read } else { Access::Write }
 }
 
-// ---- who may attach --------------------------------------------------------------------------------------
+// ---- access control -----------------------------------------------------------------------------
 
 /// Attaches, and detaches on the parent's command.
 fn holder() {
@@ -127,7 +127,7 @@ fn namespaces_of_processes_are_seen_through() {
     }
 }
 
-// ---- killed writers ----------------------------------------------------------------------------------------
+// ---- killed writers -----------------------------------------------------------------------------
 
 const COUNTED: usize = 40;
 
@@ -225,7 +225,7 @@ fn a_killed_writer_leaves_its_last_psync_or_the_one_in_flight() {
     println!("counted to {reached}");
 }
 
-// ---- pointers ------------------------------------------------------------------------------------------------
+// ---- pointers -----------------------------------------------------------------------------------
 
 #[repr(C)]
 struct Node {
@@ -285,7 +285,7 @@ fn plain_pointers_hold_between_processes_and_restarts() {
     drop(place.open());
 }
 
-// ---- states -----------------------------------------------------------------------------------------------------
+// ---- states -------------------------------------------------------------------------------------
 
 fn stuck_writer() {
     let media = media::open(Path::new(&told("POOL")), true, None).unwrap();

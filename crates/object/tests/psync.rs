@@ -51,7 +51,7 @@ fn attach_with(objects: &Objects, name: &str, form: TrackerForm, budget_pages: u
     objects.attach_with(name, Access::Write, None, &options).unwrap()
 }
 
-// ---- what it costs ------------------------------------------------------------------------------------
+// ---- what it costs ------------------------------------------------------------------------------
 
 #[test]
 fn a_psync_is_one_durable_write() {
@@ -191,11 +191,12 @@ fn a_capture_that_fails_changes_no_base() {
     assert_eq!(content(&reopen(&media)), expected);
 }
 
-// ---- what is there afterwards -----------------------------------------------------------------------
+// ---- what is there afterwards -------------------------------------------------------------------
 
 const PAGES: u64 = 600;
 
-/// Random stores, psyncs, detaches and restarts of one object, against plain arrays. `open` opens the pool again.
+/// Random stores, psyncs, detaches and restarts of one object, against plain arrays. `open` opens
+/// the pool again.
 fn random_work(
     seed: u64,
     what: &str,
@@ -362,7 +363,7 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
     }
 }
 
-// ---- several objects ----------------------------------------------------------------------------------
+// ---- several objects ----------------------------------------------------------------------------
 
 #[test]
 fn several_objects_are_committed_by_one_record() {
@@ -412,7 +413,7 @@ fn objects_of_several_pools_are_not_committed_together() {
     assert_eq!((a.statistics().pages, b.statistics().pages), (1, 1));
 }
 
-// ---- in the background --------------------------------------------------------------------------------
+// ---- in the background --------------------------------------------------------------------------
 
 #[test]
 fn stores_after_a_psync_began_are_not_part_of_it() {
@@ -595,7 +596,7 @@ fn commits_of_many_threads_pass_in_the_background() {
     assert!(names.iter().all(|name| load(&attach(&again, name), 0) == rounds));
 }
 
-// ---- failures ----------------------------------------------------------------------------------------
+// ---- failures -----------------------------------------------------------------------------------
 
 #[test]
 fn a_log_write_that_fails_once_is_repeated() {
@@ -755,7 +756,7 @@ fn pages_of_a_failed_commit_are_part_of_the_next() {
     }
 }
 
-// ---- memory ---------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 #[test]
 fn private_copies_stay_within_their_budget() {
@@ -790,7 +791,7 @@ fn private_copies_stay_within_their_budget() {
     }
 }
 
-// ---- states -------------------------------------------------------------------------------------------------
+// ---- states -------------------------------------------------------------------------------------
 
 #[test]
 fn an_object_goes_through_the_states_of_the_figure() {

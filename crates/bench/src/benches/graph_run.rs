@@ -12,7 +12,8 @@ use crate::options::Options;
 use crate::raw::{PAGE_BYTES, drop_cache};
 use crate::report::Row;
 
-/// A generated graph in its setting. The file is dropped, and so removed, before the place it is in.
+/// A generated graph in its setting. The file is dropped, and so removed, before the place it is
+/// in.
 #[derive(Debug)]
 pub struct GraphRun {
     file: GraphFile,

@@ -162,8 +162,9 @@ impl Lane for MappedLane<'_> {
             self.file.mapping.touch_mut(page_at)?;
         }
         let byte = self.base.wrapping_add(page_at as usize + offset_bytes).cast_mut();
-        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is writable
-        // for workloads that store; volatile, because the bytes are shared with the device.
+        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is
+        // writable for workloads that store; volatile, because the bytes are shared with the
+        // device.
         unsafe { byte.write_volatile(value) };
         Ok(())
     }

@@ -146,8 +146,9 @@ impl Lane for MmapLane<'_> {
     #[inline(always)]
     fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()> {
         let byte = self.file.address(page).wrapping_add(offset_bytes);
-        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is writable
-        // for workloads that store; volatile, because the bytes are shared with the device.
+        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is
+        // writable for workloads that store; volatile, because the bytes are shared with the
+        // device.
         unsafe { byte.write_volatile(value) };
         Ok(())
     }

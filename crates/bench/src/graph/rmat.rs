@@ -71,8 +71,8 @@ impl Rmat {
         (self.scramble(from), self.scramble(to))
     }
 
-    /// A permutation of the vertices: multiplying by an odd number and folding the high half onto the low
-    /// one are both bijections on `scale` bits.
+    /// A permutation of the vertices: multiplying by an odd number and folding the high half onto
+    /// the low one are both bijections on `scale` bits.
     fn scramble(&self, vertex: u64) -> u32 {
         let mask = self.shape.vertices() - 1;
         let half = self.shape.scale.div_ceil(2);

@@ -129,8 +129,8 @@ impl Rows<'_> {
             let start = self.memory.base().wrapping_add(self.graph.entries_at(from) as usize);
             for index in 0..(to - from) as usize {
                 let entry = start.cast::<u32>().wrapping_add(index);
-                // SAFETY: entries below `graph.entries`, which was checked against the length of the
-                // memory; volatile, because the bytes belong to a file.
+                // SAFETY: entries below `graph.entries`, which was checked against the length of
+                // the memory; volatile, because the bytes belong to a file.
                 visit(unsafe { entry.read_volatile() });
             }
             from = to;

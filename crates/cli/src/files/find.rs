@@ -46,7 +46,8 @@ pub struct Args {
     #[arg(long = "type", value_name = "f|d|l", value_delimiter = ',')]
     kinds: Vec<KindLetter>,
 
-    /// Length: 10k, +1M for more, -512c for less; in units of c bytes, k, M, G, rounded up, or of 512 bytes
+    /// Length: 10k, +1M for more, -512c for less; in units of c bytes, k, M, G, rounded up, or of
+    /// 512 bytes
     #[arg(long, value_name = "[+-]N[ckMG]", allow_hyphen_values = true)]
     size: Option<Length>,
 

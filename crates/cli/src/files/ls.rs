@@ -26,7 +26,8 @@ pub struct Args {
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
 
-    /// Show permissions, links, owner, group, length and time as well; of a directory, how many names it has
+    /// Show permissions, links, owner, group, length and time as well; of a directory, how many
+    /// names it has
     #[arg(short)]
     long: bool,
 

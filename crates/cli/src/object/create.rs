@@ -30,7 +30,8 @@ pub struct Args {
     #[command(flatten)]
     keys: NewKeysArgs,
 
-    /// Let it move to another address when it grows: nothing may point into it by plain pointers then
+    /// Let it move to another address when it grows: nothing may point into it by plain pointers
+    /// then
     #[arg(long)]
     relocatable: bool,
 

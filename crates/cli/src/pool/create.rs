@@ -36,18 +36,18 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
-    /// Length of the log: a quarter of it is the largest commit that goes through it whole [default: a quarter of
-    /// the pool, between 64 KiB and 128 MiB]
+    /// Length of the log: a quarter of it is the largest commit that goes through it whole
+    /// [default: a quarter of the pool, between 64 KiB and 128 MiB]
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     log: Option<Bytes>,
 
-    /// How many objects there can be, rounded up [default: one for each MiB, between 1,000 and 65,000; under 16 MiB, one
-    /// for each 8 KiB]
+    /// How many objects there can be, rounded up [default: one for each MiB, between 1,000 and
+    /// 65,000; under 16 MiB, one for each 8 KiB]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     inodes: Option<u64>,
 
-    /// Take the file for this persistence domain while the pool is made, whatever it is: for tests. It is not
-    /// remembered [default: what is found]
+    /// Take the file for this persistence domain while the pool is made, whatever it is: for tests.
+    /// It is not remembered [default: what is found]
     #[arg(long, value_enum)]
     domain: Option<Domain>,
 

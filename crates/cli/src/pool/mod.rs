@@ -44,7 +44,8 @@ enum Command {
     Check(check::Args),
     /// Make a pool longer
     Grow(grow::Args),
-    /// Give processes of other users, which may read a pool, access for writing, if they have the key
+    /// Give processes of other users, which may read a pool, access for writing, if they have the
+    /// key
     Serve(serve::Args),
 }
 

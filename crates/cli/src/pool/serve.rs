@@ -36,12 +36,13 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// File with the key, of mode 600; if there is none, a key is made and written to it [default: the pool's path and `.key`]
+    /// File with the key, of mode 600; if there is none, a key is made and written to it [default:
+    /// the pool's path and `.key`]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Where it puts what the pool's processes share, if it is the first one; readers look in `/dev/shm` and beside the pool
-    /// [default: /dev/shm]
+    /// Where it puts what the pool's processes share, if it is the first one; readers look in
+    /// `/dev/shm` and beside the pool [default: /dev/shm]
     #[arg(long, value_name = "DIR")]
     shared_memory: Option<PathBuf>,
 }

@@ -45,7 +45,8 @@ pub struct PHashMap<'h, K: Persist<'h>, V: Persist<'h>> {
     entries: PhantomData<(K, V)>,
 }
 
-// SAFETY: `repr(C)`: two numbers and the address of a table in the heap `'h`, itself of `repr(C)` slots.
+// SAFETY: `repr(C)`: two numbers and the address of a table in the heap `'h`, itself of `repr(C)`
+// slots.
 unsafe impl<'h, K: Persist<'h>, V: Persist<'h>> Persist<'h> for PHashMap<'h, K, V> {
     fn shape(shape: &mut Shape) {
         shape.parts::<Self>("hash map", |shape| {

@@ -190,8 +190,9 @@ impl ObjectHeap {
     ///
     /// # Errors
     /// [`HeapError::NotFormatted`] if the memory's first page is zero, as in a fresh object;
-    /// [`HeapError::NotAHeap`], [`HeapError::Version`], [`HeapError::Damaged`], [`HeapError::Length`],
-    /// [`HeapError::Moved`], [`HeapError::Misaligned`], [`HeapError::TooSmall`] or [`HeapError::AlreadyOpen`].
+    /// [`HeapError::NotAHeap`], [`HeapError::Version`], [`HeapError::Damaged`],
+    /// [`HeapError::Length`], [`HeapError::Moved`], [`HeapError::Misaligned`],
+    /// [`HeapError::TooSmall`] or [`HeapError::AlreadyOpen`].
     ///
     /// # Safety
     /// As for [`ObjectHeap::format`]. If the memory holds a heap, its content was written through a
@@ -326,8 +327,8 @@ impl ObjectHeap {
     /// Allocates memory for `layout`, at least 16 bytes. Its content is arbitrary.
     ///
     /// # Errors
-    /// [`HeapError::Full`]; [`HeapError::Alignment`] above 4096 in a relocatable heap; [`HeapError::ReadOnly`];
-    /// [`HeapError::Damaged`].
+    /// [`HeapError::Full`]; [`HeapError::Alignment`] above 4096 in a relocatable heap;
+    /// [`HeapError::ReadOnly`]; [`HeapError::Damaged`].
     pub fn alloc(&self, layout: Layout) -> Result<NonNull<u8>, HeapError> {
         self.shared.allocate(layout).map(NonNull::cast)
     }

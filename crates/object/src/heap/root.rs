@@ -77,8 +77,8 @@ impl ObjectHeap {
     /// The root.
     ///
     /// # Errors
-    /// [`HeapError::NoRoot`]; [`HeapError::RootType`] if it was set with another id, size or alignment;
-    /// [`HeapError::Damaged`].
+    /// [`HeapError::NoRoot`]; [`HeapError::RootType`] if it was set with another id, size or
+    /// alignment; [`HeapError::Damaged`].
     pub fn root<T>(&self, type_id: u64) -> Result<NonNull<T>, HeapError> {
         let root = self.shared().root(|found| RootTag::of::<T>(type_id, found.shape))?;
         Ok(root.cast())

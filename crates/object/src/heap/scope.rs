@@ -111,7 +111,8 @@ impl<'h> Scope<'h> {
     /// the root's type is compared too.
     ///
     /// # Errors
-    /// [`HeapError::NoRoot`]; [`HeapError::RootType`]; [`HeapError::Relocatable`]; [`HeapError::Damaged`].
+    /// [`HeapError::NoRoot`]; [`HeapError::RootType`]; [`HeapError::Relocatable`];
+    /// [`HeapError::Damaged`].
     pub fn root<T: Persist<'h>>(&self, type_id: u64) -> Result<&T, HeapError> {
         let root = self.find::<T>(type_id)?;
         // SAFETY: its tag shows that a `T` was stored there; the scope is borrowed, so it is not
@@ -150,8 +151,8 @@ impl<'h> Scope<'h> {
     /// Makes a value the root of a heap that has none.
     ///
     /// # Errors
-    /// [`HeapError::RootExists`]; [`HeapError::Relocatable`]; [`HeapError::Full`]; [`HeapError::ReadOnly`];
-    /// [`HeapError::Damaged`]. The value is dropped then.
+    /// [`HeapError::RootExists`]; [`HeapError::Relocatable`]; [`HeapError::Full`];
+    /// [`HeapError::ReadOnly`]; [`HeapError::Damaged`]. The value is dropped then.
     pub fn insert_root<T: Persist<'h>>(&mut self, type_id: u64, root: T) -> Result<(), HeapError> {
         let shared = self.heap.shared;
         self.check_fixed()?;

@@ -4,7 +4,8 @@ use super::layout::{Header, PAGE_BYTES};
 
 /// The use of a heap's bytes; see [`ObjectHeap::check`](super::ObjectHeap::check).
 ///
-/// `allocated_bytes`, `free_block_bytes`, `free_page_bytes` and `metadata_bytes` add up to `len_bytes`.
+/// `allocated_bytes`, `free_block_bytes`, `free_page_bytes` and `metadata_bytes` add up to
+/// `len_bytes`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {

@@ -44,7 +44,8 @@ pub fn open(
 impl CellStore for MemoryStore {
     fn commit(&mut self, transaction: &Transaction) -> Result<()> {
         for store in &transaction.stores {
-            // SAFETY: transactions name cells of this array, and the region is that long and writable.
+            // SAFETY: transactions name cells of this array, and the region is that long and
+            // writable.
             unsafe { put(self.region.base(), store) };
         }
         self.region.sync()

@@ -49,8 +49,8 @@ struct Functions {
 
 impl Functions {
     fn load(name: &str) -> Result<Self> {
-        // SAFETY: the library's constructors set up its own state; it is a well-known library that the user
-        // has installed under its versioned name.
+        // SAFETY: the library's constructors set up its own state; it is a well-known library that
+        // the user has installed under its versioned name.
         let library = unsafe { Library::new(name) }.map_err(|error| {
             Unavailable(format!(
                 "{name} cannot be loaded ({error}); on Debian install the package libpmemobj1"

@@ -1,4 +1,5 @@
-//! Files of a pool and the same files of the kernel: whole files, records, growth, names, replacement.
+//! Files of a pool and the same files of the kernel: whole files, records, growth, names,
+//! replacement.
 //!
 //! All contenders run in the directory of the set, so that all paths have one component. Files, and
 //! the pool, are loaded into the page cache before the clock starts, which `cachestat` verifies.

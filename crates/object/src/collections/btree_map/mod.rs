@@ -40,7 +40,8 @@ pub struct PBTreeMap<'h, K: Persist<'h>, V: Persist<'h>> {
     entries: PhantomData<(K, V)>,
 }
 
-// SAFETY: `repr(C)`: two numbers and the address of a node in the heap `'h`, whose layout is defined by `node.rs`.
+// SAFETY: `repr(C)`: two numbers and the address of a node in the heap `'h`, whose layout is
+// defined by `node.rs`.
 unsafe impl<'h, K: Persist<'h>, V: Persist<'h>> Persist<'h> for PBTreeMap<'h, K, V> {
     fn shape(shape: &mut Shape) {
         shape.parts::<Self>("b-tree map", |shape| {
