@@ -37,7 +37,7 @@ impl FileSet {
             file_bytes > 0 && file_bytes.is_multiple_of(8),
             "files of {file_bytes} bytes cannot be summed by words: choose a multiple of 8"
         );
-        // Each file also occupies a block of metadata.
+        // Each file may occupy an additional block of its file system.
         check_space(directory.path(), u64::from(files) * (file_bytes + 4096))?;
         let mut sums = Vec::with_capacity(files as usize);
         let mut content = vec![0_u8; usize::try_from(file_bytes)?];

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
             }
             println!("{:?}", list.iter().collect::<Vec<_>>());
         }
-        head.psync()?; //      everything inserted is durable now, or nothing of it
+        head.psync()?; // all inserted numbers become durable atomically
         head.detach()?;
         Ok(())
     })

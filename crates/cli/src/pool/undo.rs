@@ -24,7 +24,7 @@ enum Former {
     Other,
 }
 
-/// Defers the signals until it is dropped.
+/// Turns the signals into a request to stop, checked between pieces of work, until it is dropped.
 pub struct Undo {
     path: PathBuf,
     former: Former,
