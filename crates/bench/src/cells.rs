@@ -1,4 +1,5 @@
-//! The data that commits change, and what "K stores on P pages" means to contenders of different kinds.
+//! The data that commits modify, and how "K stores on P pages" maps to different kinds of
+//! contenders.
 //!
 //! ```text
 //! page p   0                       1920    2048                    3968    4096
@@ -6,14 +7,16 @@
 //!          │ record 2p: 240 cells  │ unused│ record 2p + 1         │ unused│
 //!          └───────────────────────┴───────┴───────────────────────┴───────┘
 //! ```
-//! A cell is 8 bytes. For memory (an object, a mapping) the array above is all there is. For a key-value store
-//! each record is one value under its number: two of them fill one of its leaf pages, as LMDB takes values up to
-//! 2,022 bytes into a leaf and SQLite's and redb's pages hold two of this size. So the data sets are equally
-//! large, and *P distinct pages* are P distinct leaves. A transaction touches one record on each of its pages,
-//! however many stores it makes there: a key-value store gets and puts each record once.
+//! A cell is 8 bytes. For contenders in memory (an object, a mapping) the data is the array above.
+//! For a key-value store each record is one value under its number: two of them fill one of its
+//! leaf pages, as LMDB stores values of up to 2,022 bytes in a leaf and SQLite's and redb's pages
+//! hold two of this size. So the data sets are equally large, and *P distinct pages* are P distinct
+//! leaves. A transaction modifies one record on each of its pages, with any number of stores: a
+//! key-value store gets and puts each record once.
 //!
-//! What is stored depends only on the seed, the commit and the cell, so any order of a transaction's stores
-//! leaves the same bytes, and a [`Reference`] can tell what every cell must hold afterwards.
+//! The stored values depend only on the seed, the commit and the cell, so any order of a
+//! transaction's stores leaves the same bytes, and a [`Reference`] knows the expected value of
+//! every cell.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -27,7 +30,7 @@ pub const RECORD_CELLS: usize = 240;
 pub const RECORD_BYTES: usize = RECORD_CELLS * 8;
 /// Records on a page.
 pub const PAGE_RECORDS: usize = 2;
-/// From one record to the next in memory.
+/// Distance between consecutive records in memory.
 const RECORD_STRIDE_BYTES: usize = PAGE_BYTES / PAGE_RECORDS;
 
 /// The cells of one record.
@@ -53,14 +56,14 @@ impl CellArray {
         self.pages as usize * PAGE_BYTES
     }
 
-    /// What a record holds at first.
+    /// The initial content of a record.
     pub fn initial(&self, record: u32) -> Record {
         let base = mix(self.seed ^ mix(u64::from(record)));
         std::array::from_fn(|cell| base.wrapping_add(cell as u64))
     }
 }
 
-/// Where a cell lies in memory.
+/// The offset of a cell in memory.
 #[inline(always)]
 pub fn offset_bytes(record: u32, cell: usize) -> usize {
     record as usize * RECORD_STRIDE_BYTES + cell * 8
@@ -73,16 +76,16 @@ pub struct Store {
     pub record: u32,
     /// The cell in the record.
     pub cell: u32,
-    /// What is stored.
+    /// The stored value.
     pub value: u64,
 }
 
-/// What one commit makes durable.
+/// The stores of one commit.
 #[derive(Debug, Clone, Default)]
 pub struct Transaction {
-    /// The stores in random order: what a program does to memory.
+    /// The stores in random order, for contenders in memory.
     pub stores: Vec<Store>,
-    /// The same stores, those of one record together: what a program does to a key-value store.
+    /// The same stores grouped by record, for key-value stores.
     by_record: Vec<Store>,
 }
 
@@ -95,7 +98,7 @@ impl Transaction {
     }
 }
 
-/// Makes the stores of one record in a copy of it.
+/// Applies the stores to a copy of one record.
 pub fn apply(record: &mut Record, stores: &[Store]) {
     for store in stores {
         record[store.cell as usize] = store.value;
@@ -124,7 +127,7 @@ impl Transactions {
         Ok(Self { array, pages_each, stores_a_page, rng, made: 0 })
     }
 
-    /// The next transaction, in place of the one before.
+    /// Replaces `transaction` by the next one.
     pub fn next_into(&mut self, transaction: &mut Transaction) {
         self.made += 1;
         let Transaction { stores, by_record } = transaction;
@@ -150,7 +153,7 @@ impl Transactions {
     }
 }
 
-/// What the array must hold.
+/// The expected content of the array.
 #[derive(Debug, Clone)]
 pub struct Reference {
     records: Vec<Record>,
@@ -162,14 +165,14 @@ impl Reference {
         Self { records: (0..array.records()).map(|record| array.initial(record)).collect() }
     }
 
-    /// Follows a commit.
+    /// Applies a commit.
     pub fn apply(&mut self, transaction: &Transaction) {
         for (record, stores) in transaction.records() {
             apply(&mut self.records[record as usize], stores);
         }
     }
 
-    /// Compares what a contender holds, record by record.
+    /// Compares a record of a contender with the expected one.
     pub fn check(&self, record: u32, found: &Record) -> Result<()> {
         let expected = self.records.get(record as usize);
         let differs = expected.is_none_or(|expected| expected != found);

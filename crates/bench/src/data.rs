@@ -1,4 +1,4 @@
-//! The data file: random enough to be honest, checkable to the byte.
+//! The data file: realistic random content that can be verified bytewise.
 //!
 //! ```text
 //! page p   0          8            16            24                                4088
@@ -6,10 +6,10 @@
 //!          │ p        │ mark(p, 1) │ store bytes │ 64 random, 64 constant bytes …  │ mark(p, 2) │
 //!          └──────────┴────────────┴─────────────┴──────────────── ··· ────────────┴────────────┘
 //! ```
-//! The first and the last words say whether a contender handed out the right page and the whole of it. About
-//! half of the content compresses away, as real data does; it matters on compressed devices such as zram. The
-//! word at 16 is where the write benches store. Files are written in 4 MiB requests, which gives them long
-//! extents and their page cache large folios.
+//! The first and the last words identify the page, so that a contender that returns a wrong or
+//! incomplete page is detected. About half of the content is compressible, as in real data; it
+//! matters on compressed devices such as zram. The write benches store to the word at 16. Files are
+//! written in 4 MiB requests, which gives them long extents and their page cache large folios.
 
 use std::fs::File;
 use std::io;
@@ -22,27 +22,27 @@ use crate::raw::{AlignedBuffer, PAGE_BYTES, drop_cache, load_word, open_direct};
 use crate::rng::{Rng, mix};
 use aquifer_host::interrupt;
 
-/// Where in a page the write benches store their byte.
+/// The offset in a page where the write benches store their byte.
 pub const STORE_OFFSET_BYTES: usize = 16;
 const LAST_WORD_BYTES: usize = PAGE_BYTES - 8;
 const REQUEST_BYTES: usize = 4 << 20;
 
-/// A word that only this page of this file has.
+/// A word unique to this page of this file.
 #[inline(always)]
 fn mark(seed: u64, page: u64, which: u64) -> u64 {
     mix(seed ^ mix(page.wrapping_mul(4) + which))
 }
 
-/// What reading a page contributes to a contender's answer: the sum of its two marks.
+/// The contribution of a page to a contender's answer: the sum of its two marks.
 pub fn expected_sample(seed: u64, page: u64) -> u64 {
     mark(seed, page, 1).wrapping_add(mark(seed, page, 2))
 }
 
-/// Reads what identifies a page: three words in its first and last cache line. `None` when this is not
-/// `page` at all.
+/// Reads the words that identify a page, in its first and last cache line. `None` if this is not
+/// `page`.
 ///
 /// # Safety
-/// `memory` must be 8-byte aligned, and `PAGE_BYTES` long and readable, faults included.
+/// `memory` must be 8-byte aligned, `PAGE_BYTES` long and readable (accesses may fault).
 #[inline(always)]
 pub unsafe fn sample(memory: *const u8, page: u64) -> Option<u64> {
     // SAFETY: inside the page, by the caller's promise.
@@ -63,8 +63,8 @@ pub struct DataFile {
 }
 
 impl DataFile {
-    /// Writes a file of `pages` pages in `directory` and drops it from the page cache. `progress` hears how
-    /// many bytes each request wrote.
+    /// Writes a file of `pages` pages in `directory` and drops it from the page cache. `progress`
+    /// is called with the bytes written by each request.
     pub fn create(
         directory: &Path,
         pages: u64,
@@ -90,18 +90,19 @@ impl DataFile {
         Ok(Self { path, seed, pages })
     }
 
-    /// Where the file is.
+    /// The path of the file.
     pub fn path(&self) -> PathBuf {
         self.path.to_path_buf()
     }
 
-    /// Opens the file. Nothing keeps it open: a contender may do better where it is the only one to have it open.
+    /// Opens the file. It is not kept open, because a contender may be faster if it alone has the
+    /// file open.
     pub fn open(&self) -> Result<File> {
         let opened = File::options().read(true).write(true).open(&self.path);
         opened.with_context(|| format!("cannot open the data file {}", self.path.display()))
     }
 
-    /// How many pages it has.
+    /// The number of pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -111,8 +112,8 @@ impl DataFile {
         self.seed
     }
 
-    /// Checks on the device itself, past every cache, that `stored` (page, byte) is there and that nothing
-    /// else in those pages changed.
+    /// Verifies on the device itself, bypassing every cache, that the `stored` bytes (page, byte)
+    /// are there and that nothing else in those pages changed.
     pub fn verify_stores(&self, stored: impl Iterator<Item = (u64, u8)>) -> Result<()> {
         let (file, direct) = match open_direct(&self.path, false) {
             Ok(file) => (file, true),
@@ -122,7 +123,7 @@ impl DataFile {
             Err(error) => return Err(error.into()),
         };
         if direct {
-            // Pages cached by an earlier contender must not answer for the device.
+            // Pages cached by an earlier contender must not be read instead of the device.
             drop_cache(&self.open()?)?;
         }
         let mut buffer = AlignedBuffer::new(PAGE_BYTES);
@@ -150,7 +151,7 @@ pub fn scratch_file(directory: &Path) -> Result<(File, tempfile::TempPath)> {
     Ok(file.into_parts())
 }
 
-/// Room needed and room left: says so before a long write ends in ENOSPC.
+/// Checks the free space, rather than letting a long write end in ENOSPC.
 pub fn check_space(directory: &Path, needed_bytes: u64) -> Result<()> {
     let free_bytes = aquifer_host::place::free_bytes(directory)?;
     ensure!(
@@ -186,7 +187,7 @@ pub fn fill_page(memory: &mut [u8], seed: u64, page: u64) {
     put(LAST_WORD_BYTES, mark(seed, page, 2));
 }
 
-/// Reads one page past the page cache into `buffer`.
+/// Reads one page into `buffer`, bypassing the page cache.
 pub fn read_page(file: &File, page: u64, buffer: &mut AlignedBuffer) -> io::Result<()> {
     file.read_exact_at(buffer.bytes_mut(), page * PAGE_BYTES as u64)
 }

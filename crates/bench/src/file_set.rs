@@ -1,7 +1,7 @@
-//! Many files of one length, in a directory of their own.
+//! Many files of one length, in a private directory.
 //!
-//! Their content is random 64-bit words, so that every file has another sum; the sums are known from writing, and
-//! answers of contenders are checked against them.
+//! Their content is random 64-bit words, so that every file has a different sum; the sums are
+//! computed while writing, and the contenders' answers are checked against them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ pub struct FileSet {
 }
 
 impl FileSet {
-    /// Writes `files` files of `file_bytes` (a multiple of 8) to `directory`. `progress` hears of each file.
+    /// Writes `files` files of `file_bytes` (a multiple of 8) to `directory`. `progress` is called
+    /// after each file.
     pub fn create(
         directory: Scratch,
         files: u32,
@@ -36,7 +37,7 @@ impl FileSet {
             file_bytes > 0 && file_bytes.is_multiple_of(8),
             "files of {file_bytes} bytes cannot be summed by words: choose a multiple of 8"
         );
-        // Each takes a block of its file system besides.
+        // Each file may occupy an additional block of its file system.
         check_space(directory.path(), u64::from(files) * (file_bytes + 4096))?;
         let mut sums = Vec::with_capacity(files as usize);
         let mut content = vec![0_u8; usize::try_from(file_bytes)?];
@@ -52,18 +53,18 @@ impl FileSet {
         Ok(Self { directory, sums })
     }
 
-    /// The directory they are in.
+    /// The directory of the files.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The sum over the words of each.
+    /// The sum over the words of each file.
     pub fn sums(&self) -> &[u64] {
         &self.sums
     }
 }
 
-/// What file `number` of a set with this seed holds.
+/// Fills the content of file `number` of a set with this seed.
 pub fn fill_content(content: &mut [u8], seed: u64, number: u32) {
     let mut rng = Rng::for_lane(seed, u32::MAX, number);
     for word in content.chunks_exact_mut(8) {
@@ -71,31 +72,31 @@ pub fn fill_content(content: &mut [u8], seed: u64, number: u32) {
     }
 }
 
-/// Where file `number` of a set is.
+/// The path of file `number` of a set.
 pub fn file_path(directory: &Path, number: u32) -> PathBuf {
     directory.join(format!("{number:06}"))
 }
 
-/// Files that are in the page cache but for so small a part of them are warm: what a system takes back that reclaims idle page cache
-/// proactively (DAMON does), and what the first look at it brings back.
+/// Files count as warm if at most one part in this many is not cached: proactive reclaim (DAMON)
+/// evicts some idle pages, which the next access reads again.
 const COLD_PART: u64 = 100;
-/// How often what is missing is read again.
+/// How often missing pages are read again.
 const WARMINGS: usize = 3;
 
-/// The name of that among the details of a measurement.
+/// The detail of a measurement with the bytes that were not warm.
 pub const COLD_BYTES: &str = "cold_bytes";
 
-/// What this process took for warm and was not in the page cache, in bytes.
+/// Bytes that this process found missing from the page cache in files that count as warm.
 static FOUND_COLD: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes of files that were to be warm and were not when they were looked at last; the report says so.
+/// Bytes of supposedly warm files that were missing at the last check, for the report.
 pub fn cold_bytes() -> u64 {
-    // Relaxed: a number by itself.
+    // Relaxed: an independent counter.
     FOUND_COLD.load(Ordering::Relaxed)
 }
 
-/// Reads those files into the page cache that are not there, and checks that they stay, but for a hundredth. False where the kernel
-/// cannot tell (before 6.5); then all were read.
+/// Reads those files into the page cache that are not cached, and checks that they stay, except for
+/// a hundredth. Returns false if the kernel cannot tell (before 6.5); then all were read.
 pub fn warm<'a>(files: impl Iterator<Item = &'a Path> + Clone) -> Result<bool> {
     let open =
         |path: &Path| File::open(path).with_context(|| format!("cannot open {}", path.display()));
@@ -111,21 +112,21 @@ pub fn warm<'a>(files: impl Iterator<Item = &'a Path> + Clone) -> Result<bool> {
     let cold_bytes = bring_in(&paths, missing, fill).with_context(|| {
         format!("cannot keep {} files warm, {} the first", paths.len(), first())
     })?;
-    // Relaxed: a number by itself.
+    // Relaxed: an independent counter.
     FOUND_COLD.fetch_add(cold_bytes.unwrap_or(0), Ordering::Relaxed);
     Ok(cold_bytes.is_some())
 }
 
-/// How much of a file is in the page cache.
+/// How much of a file is cached.
 #[derive(Debug, Clone, Copy)]
 struct Presence {
     len_bytes: u64,
-    /// `None` where the kernel cannot tell.
+    /// `None` if the kernel cannot tell.
     missing_bytes: Option<u64>,
 }
 
-/// Brings files in by reading those that are not there, a few times over, and says how much of them is missing in the end. `None`
-/// where the kernel cannot tell; then all were read.
+/// Reads files that are not cached, with a few retries, and returns how much of them is still
+/// missing. `None` if the kernel cannot tell; then all were read.
 fn bring_in<T>(
     files: &[T],
     mut look: impl FnMut(&T) -> Result<Presence>,
@@ -157,7 +158,7 @@ fn bring_in<T>(
     Ok(Some(cold_bytes))
 }
 
-/// An error if more than a small part is missing of what was read.
+/// Fails if more than a small part is still missing after reading.
 fn check_warm(cold_bytes: u64, all_bytes: u64) -> Result<()> {
     ensure!(
         cold_bytes <= all_bytes / COLD_PART,
@@ -167,11 +168,11 @@ fn check_warm(cold_bytes: u64, all_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The same for a file that was brought in by other means.
+/// The same for a file that was read in another way.
 pub fn expect_warm(cached_bytes: u64, file_bytes: u64) -> Result<()> {
     let cold_bytes = file_bytes.saturating_sub(cached_bytes);
     check_warm(cold_bytes, file_bytes)?;
-    // Relaxed: a number by itself.
+    // Relaxed: an independent counter.
     FOUND_COLD.fetch_add(cold_bytes, Ordering::Relaxed);
     Ok(())
 }
@@ -211,7 +212,7 @@ mod tests {
         assert_eq!(cached, Some(65_536));
     }
 
-    /// Two files of 100 pages, of which the system takes back some whenever they are looked at.
+    /// Two files of 100 pages; the simulated kernel reclaims some pages before each check.
     fn bring_in_while_reclaimed(
         mut taken: impl FnMut(usize) -> u64,
     ) -> (Result<Option<u64>>, usize) {
@@ -237,17 +238,17 @@ mod tests {
     fn what_is_taken_back_is_brought_in_again_and_a_little_is_tolerated() {
         let (cold, fills) = bring_in_while_reclaimed(|_| 0);
         assert_eq!((cold.unwrap(), fills), (Some(0), 1));
-        // A page that goes at every second look is tolerated, and told.
+        // A page reclaimed before every second check is tolerated, and reported.
         let (cold, _) = bring_in_while_reclaimed(|look| u64::from(look % 2 == 0));
         assert_eq!(cold.unwrap(), Some(1));
-        // Much that goes once is read again.
+        // Many pages reclaimed once are read again.
         let (cold, fills) = bring_in_while_reclaimed(|look| if look == 3 { 50 } else { 0 });
         assert_eq!((cold.unwrap(), fills), (Some(0), 2));
-        // Much that goes always is not.
+        // Many pages reclaimed every time are an error.
         let (cold, _) = bring_in_while_reclaimed(|_| 3);
         let error = cold.unwrap_err().to_string();
         assert!(error.contains("only 194 of 200"), "{error}");
-        // A kernel that does not tell.
+        // A kernel that cannot tell.
         let unknown = |_: &u8| Ok(Presence { len_bytes: 9, missing_bytes: None });
         assert_eq!(bring_in(&[1], unknown, |_, _| Ok(())).unwrap(), None);
     }

@@ -1,4 +1,4 @@
-//! The benches behind `aquifer bench`: Aquifer beside what a program would use otherwise.
+//! The benches behind `aquifer bench`: Aquifer beside the systems a program would otherwise use.
 //!
 //! ```text
 //! options ──▶ benches: which contenders, which ratios ──▶ report: table or JSON
@@ -9,14 +9,15 @@
 //!             workload ──▶ contender: mmap, direct reads, user-space cache, …
 //! ```
 //!
-//! The rules, so that a figure can be believed: contenders run interleaved in the same run, each in a fresh
-//! process; where memory is scarce they get the same limit, their own caches included; the file is cold or
-//! warm before each measurement, and that is checked; every contender makes the same accesses, and its
-//! answer is checked; medians over at least five rounds are reported; "mmap" is always its best form. What is
-//! not possible on a machine (limiting memory, keeping it awake, a contender) is said in the report.
+//! The rules that make the figures comparable: contenders run interleaved in the same run, each in
+//! a fresh process; where memory is scarce they get the same limit, including their own caches; the
+//! file is cold or warm before each measurement, and that is checked; every contender makes the
+//! same accesses, and its answer is checked; medians over at least five rounds are reported; "mmap"
+//! is always its best form. The report notes what is impossible on a machine (limiting memory,
+//! keeping it awake, a contender).
 //!
-//! A program that calls [`main`] or [`demo`] must do so again when it is started with the same arguments: that is how
-//! contenders get processes of their own.
+//! A program that calls [`main`] or [`demo`] must do so again when it is started with the same
+//! arguments: contenders run in separate processes of the same program.
 
 mod benches;
 mod cells;
@@ -50,7 +51,7 @@ pub use options::{
     SharedOptions, Sizes, UnmapOptions, ViewOptions,
 };
 
-/// Runs the bench that `args` name and prints its report on standard output.
+/// Runs the bench named by `args` and prints its report to standard output.
 pub fn main(args: &BenchArgs) -> Result<()> {
     if harness::run_if_child()? {
         return Ok(());
@@ -66,8 +67,8 @@ pub fn main(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Runs the demonstration: a graph several times larger than the memory it is searched in, by Aquifer and by
-/// mmap, and a table of both on standard output.
+/// Runs the demonstration: searches a graph several times larger than memory through Aquifer and
+/// through mmap, and prints a table of both to standard output.
 pub fn demo(args: &DemoArgs) -> Result<()> {
     if harness::run_if_child()? {
         return Ok(());

@@ -1,4 +1,5 @@
-//! The command line of the bench. Every flag is defined here once; help and manual page follow from it.
+//! The command line of the bench. Every flag is defined here once; help and manual page follow from
+//! it.
 
 mod files;
 mod pooled;
@@ -130,7 +131,8 @@ pub struct Common {
     #[arg(long, value_enum, default_value_t = Device::Disk)]
     pub device: Device,
 
-    /// Only these contenders, separated by commas, for example mmap_random,mapping; ratios need both sides
+    /// Only these contenders, separated by commas, for example mmap_random,mapping; ratios need
+    /// both sides
     #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',')]
     pub only: Vec<String>,
 

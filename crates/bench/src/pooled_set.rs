@@ -1,4 +1,4 @@
-//! The same files twice: in a directory of the kernel's, and in a pool that lies in that directory.
+//! The same files twice: in a directory, and in a pool in that directory.
 //!
 //! Names, contents and lengths are those of a [`FileSet`], so one list of sums checks both.
 
@@ -17,33 +17,36 @@ use aquifer_host::interrupt;
 /// Name of the pool in its directory.
 pub const POOL: &str = "pool";
 
-/// How long a pool must be that has room for so much content in so many files.
+/// The length of a pool with room for `content_bytes` in `files` files.
 pub fn pool_bytes(content_bytes: u64, files: u64) -> u64 {
     let slots_bytes = slots(files) * 512;
-    // A tenth beside the content, and a log, which is a quarter of small pools and 128 MiB of large ones.
+    // A tenth more than the content, and a log, which is a quarter of small pools and 128 MiB of
+    // large ones.
     let bytes = content_bytes + content_bytes / 10 + 2 * slots_bytes;
-    // A file of huge pages consists of whole ones.
+    // The length is a multiple of a huge page, for pools on hugetlbfs.
     (bytes + (bytes / 3).clamp(2 << 20, 128 << 20) + (4 << 20)).next_multiple_of(2 << 20)
 }
 
-/// Slots for so many files with a name each, and for what those of a few runs need besides.
+/// Slots for `files` files with a name each, and for the overflow parts of files with several runs.
 fn slots(files: u64) -> u64 {
     files + files / 2 + 4096
 }
 
-/// What a pool has been through before its files are written.
+/// The history of a pool before its files are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Age {
-    /// Nothing: free space is one range.
+    /// None: free space is one range.
     New,
-    /// Small files have filled it, and every other one of them has been removed: free space is many small ranges.
+    /// Small files filled it, and every other one of them was removed: free space is many small
+    /// ranges.
     Aged,
 }
 
-/// Lengths of the files that age a pool: between these, drawn evenly.
+/// The range of lengths of the files that age a pool, drawn uniformly.
 const AGEING_BYTES: [u64; 2] = [4 << 10, 64 << 10];
 
-/// Makes `files` files of `file_bytes` in a directory, and the same in a pool there. `progress` hears of each of them.
+/// Creates `files` files of `file_bytes` in a directory, and the same in a pool there. `progress`
+/// is called for each of them.
 pub fn create(
     directory: Scratch,
     files: u32,
@@ -59,12 +62,12 @@ pub fn create(
     Ok(set)
 }
 
-/// Space for content: in an aged pool half of what was used stays with others.
+/// Space for content: in an aged pool, the remaining small files keep half of the used space.
 fn room_bytes(content_bytes: u64, age: Age) -> u64 {
     content_bytes * if age == Age::Aged { 3 } else { 1 }
 }
 
-/// Makes a pool with these files, and nothing beside it.
+/// Creates a pool with these files, without the copies outside it.
 pub fn create_pool(
     directory: &Path,
     files: u32,
@@ -96,7 +99,7 @@ pub fn create_pool(
     Ok(pool.pool().checkpoint()?)
 }
 
-/// Fills room for `room_bytes` with small files, and removes every other one of them.
+/// Fills `room_bytes` with small files, and removes every other one of them.
 fn make_old(files: &Files, room_bytes: u64, seed: u64) -> Result<()> {
     files.create_dir("old")?;
     let content = vec![0x5a; AGEING_BYTES[1] as usize];
@@ -115,7 +118,7 @@ fn make_old(files: &Files, room_bytes: u64, seed: u64) -> Result<()> {
     for name in names.iter().step_by(2) {
         files.remove_file(name)?;
     }
-    // What was removed can be taken again.
+    // Makes the removed files' space available again.
     Ok(files.pool().checkpoint()?)
 }
 

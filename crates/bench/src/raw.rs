@@ -1,8 +1,8 @@
-//! The few system calls the bench makes itself: maps, advice, direct reads, page-cache queries.
+//! The system calls the bench makes itself: maps, advice, direct reads, page-cache queries.
 //!
-//! The bench compares with what a program would do *without* Aquifer, so it must not reach the kernel
-//! through Aquifer's own wrappers. Everything `unsafe` about the contenders that use stock mechanisms is
-//! in this file and the one below it.
+//! The bench compares with programs *without* Aquifer, so it must not reach the kernel through
+//! Aquifer's own wrappers. All `unsafe` code of the contenders that use stock mechanisms is in this
+//! file and its submodule.
 
 mod files;
 
@@ -19,14 +19,14 @@ pub use files::{
     raise_file_limit,
 };
 
-/// The unit of every access in the bench. Smaller than the page size of some machines, where a page-cache
-/// page then holds several of them.
+/// The unit of every access in the bench. It may be smaller than the machine's page size; a
+/// page-cache page then holds several of them.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Most ranges one vectored call takes (`UIO_MAXIOV`).
+/// The most ranges one vectored call takes (`UIO_MAXIOV`).
 const VECTOR_MAX: usize = 1024;
 
-/// Turns a `-1` result into the error behind it.
+/// Converts a `-1` result into the error in `errno`.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -38,8 +38,8 @@ pub struct Map {
     len_bytes: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to the thread that made it; the type hands out raw
-// pointers only and never changes the mapping except in `drop`.
+// SAFETY: a mapping belongs to the process, not to the thread that made it; the type hands out only
+// raw pointers and modifies the mapping only in `drop`.
 unsafe impl Send for Map {}
 // SAFETY: as above; all methods but `drop` only read the two fields or pass them to the kernel.
 unsafe impl Sync for Map {}
@@ -51,7 +51,7 @@ impl Map {
         Self::new(len_bytes, libc::PROT_READ | write, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    /// Maps the first `len_bytes` of `file`, shared, with all its page-table entries.
+    /// Maps the first `len_bytes` of `file`, shared, and populates all its page-table entries.
     pub fn populated(file: &File, len_bytes: usize, writable: bool) -> io::Result<Self> {
         let write = if writable { libc::PROT_WRITE } else { 0 };
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
@@ -86,7 +86,8 @@ impl Map {
 
     /// `madvise` over the whole mapping. Only for advice that never discards data.
     pub fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is exactly this mapping, and `Advice` holds only non-destructive values.
+        // SAFETY: the range is exactly this mapping, and `Advice` holds only non-destructive
+        // values.
         check(unsafe { libc::madvise(self.base().cast(), self.len_bytes, advice.raw()) })?;
         Ok(())
     }
@@ -99,17 +100,17 @@ impl Map {
         Ok(())
     }
 
-    /// Makes the range present through one system call, as its first loads would.
+    /// Populates the range for reading through one system call.
     pub fn populate_read(&self, offset_bytes: usize, len_bytes: usize) -> io::Result<()> {
         assert!(offset_bytes + len_bytes <= self.len_bytes);
         // SAFETY: the assertion keeps the sum inside the mapping.
         let start = unsafe { self.base().add(offset_bytes) };
-        // SAFETY: the range lies inside this mapping; populating changes no data.
+        // SAFETY: the range is inside this mapping; populating changes no data.
         check(unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_POPULATE_READ) })?;
         Ok(())
     }
 
-    /// Makes the range of a writable mapping present through one system call, as its first stores would.
+    /// Populates the range of a writable mapping for writing through one system call.
     pub fn populate_write(&self, offset_bytes: usize, len_bytes: usize) -> io::Result<()> {
         let page_bytes = system_page_bytes() as usize;
         let from = offset_bytes / page_bytes * page_bytes;
@@ -117,28 +118,28 @@ impl Map {
         // SAFETY: the assertion keeps the sum inside the mapping.
         let start = unsafe { self.base().add(from) };
         let len_bytes = offset_bytes + len_bytes - from;
-        // SAFETY: the range lies inside this mapping; populating changes no data.
+        // SAFETY: the range is inside this mapping; populating changes no data.
         check(unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_POPULATE_WRITE) })?;
         Ok(())
     }
 
-    /// Copies bytes of the mapping out, faults included.
+    /// Copies bytes out of the mapping; the accesses may fault.
     pub fn copy_out(&self, offset_bytes: usize, target: &mut [u8]) {
         assert!(offset_bytes + target.len() <= self.len_bytes);
         // SAFETY: the assertion keeps the sum inside the mapping.
         let start = unsafe { self.base().add(offset_bytes) };
-        // SAFETY: the range lies inside the mapping and is the file's; the target is not in it. The bench's own
-        // processes do not store to a record while one of them reads it.
+        // SAFETY: the range is inside the mapping and within the file; the target does not overlap
+        // it. The bench's own processes do not store to a record while one of them reads it.
         unsafe { std::ptr::copy_nonoverlapping(start, target.as_mut_ptr(), target.len()) };
     }
 
-    /// Copies bytes into a writable mapping, faults included.
+    /// Copies bytes into a writable mapping; the accesses may fault.
     pub fn copy_in(&self, offset_bytes: usize, bytes: &[u8]) {
         assert!(offset_bytes + bytes.len() <= self.len_bytes);
         // SAFETY: the assertion keeps the sum inside the mapping.
         let start = unsafe { self.base().add(offset_bytes) };
-        // SAFETY: the range lies inside the mapping, which the caller made writable; `bytes` are not in it, and no other
-        // process of the bench has to do with that record now.
+        // SAFETY: the range is inside the mapping, which the caller made writable; `bytes` does not
+        // overlap it, and no other process of the bench accesses that record now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
     }
 
@@ -147,12 +148,12 @@ impl Map {
         assert!(offset_bytes + len_bytes <= self.len_bytes);
         // SAFETY: the assertion keeps the sum inside the mapping.
         let start = unsafe { self.base().add(offset_bytes) };
-        // SAFETY: the range lies inside this mapping; reading ahead changes no data.
+        // SAFETY: the range is inside this mapping; reading ahead changes no data.
         check(unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_WILLNEED) })?;
         Ok(())
     }
 
-    /// Writes every dirty page of the mapping back and waits for it.
+    /// Writes back every dirty page of the mapping and waits for completion.
     pub fn sync(&self) -> io::Result<()> {
         // SAFETY: the range is exactly this mapping.
         check(unsafe { libc::msync(self.base().cast(), self.len_bytes, libc::MS_SYNC) })?;
@@ -162,8 +163,8 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly this mapping and nothing borrows from it: all accesses go through
-        // raw pointers of contenders that own the map.
+        // SAFETY: the range is exactly this mapping and nothing borrows from it: all accesses go
+        // through raw pointers of contenders that own the map.
         unsafe { libc::munmap(self.base().cast(), self.len_bytes) };
     }
 }
@@ -175,7 +176,7 @@ pub enum Advice {
     Random,
     /// Base pages only, `MADV_NOHUGEPAGE`.
     NoHugePage,
-    /// Read-ahead at its most, `MADV_SEQUENTIAL`.
+    /// Maximum read-ahead, `MADV_SEQUENTIAL`.
     Sequential,
 }
 
@@ -189,7 +190,8 @@ impl Advice {
     }
 }
 
-/// How many bytes of the mappings that start in this range are mapped by entries larger than a base page.
+/// The number of bytes in the mappings that start in this range that are mapped by entries larger
+/// than a base page.
 pub fn huge_mapped_bytes(base: *const u8, len_bytes: u64) -> io::Result<u64> {
     let smaps = std::fs::read_to_string("/proc/self/smaps")?;
     Ok(huge_bytes_in(&smaps, base as u64, len_bytes))
@@ -214,14 +216,14 @@ fn huge_bytes_in(smaps: &str, start: u64, len_bytes: u64) -> u64 {
     total_kib * 1024
 }
 
-/// Vectored `MADV_WILLNEED`: tells the kernel about many ranges of this process in one call.
+/// Vectored `MADV_WILLNEED`: advises many ranges of this process in one call.
 #[derive(Debug)]
 pub struct WillNeed {
     this_process: OwnedFd,
 }
 
 impl WillNeed {
-    /// Opens the descriptor of this process that `process_madvise` wants.
+    /// Opens the pidfd of this process that `process_madvise` requires.
     pub fn new() -> io::Result<Self> {
         // SAFETY: takes no pointers.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
@@ -229,17 +231,18 @@ impl WillNeed {
             return Err(io::Error::last_os_error());
         }
         let fd = i32::try_from(fd).expect("descriptors are small");
-        // SAFETY: the call succeeded, so this is a fresh descriptor nobody else owns.
+        // SAFETY: the call succeeded, so this is a fresh descriptor with no other owner.
         let this_process = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { this_process })
     }
 
-    /// Starts reading the ranges, given as address and length. Returns when the reads are submitted.
+    /// Starts reading the ranges, given as address and length. Returns when the reads are
+    /// submitted.
     pub fn advise(&self, ranges: &[libc::iovec]) -> io::Result<()> {
         for mut part in ranges.chunks(VECTOR_MAX) {
             while !part.is_empty() {
                 let advised_bytes = self.advise_once(part)?;
-                // A short count means the call stopped between two ranges; go on with the rest.
+                // A short count means the call stopped between two ranges; continue with the rest.
                 let mut left = advised_bytes;
                 let done = part
                     .iter()
@@ -259,8 +262,8 @@ impl WillNeed {
     }
 
     fn advise_once(&self, ranges: &[libc::iovec]) -> io::Result<usize> {
-        // SAFETY: the vector is valid for the call; WILLNEED neither reads through the addresses nor
-        // changes data, and a wrong address is an error, not undefined behaviour.
+        // SAFETY: the vector is valid for the call; WILLNEED neither reads through the addresses
+        // nor changes data, and a wrong address is an error, not undefined behaviour.
         let advised = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -302,7 +305,7 @@ impl AlignedBuffer {
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.layout.size()) }
     }
 
-    /// The bytes, to write into.
+    /// The bytes, mutably.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: owned, initialised, and borrowed exclusively through `self`.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.layout.size()) }
@@ -311,32 +314,33 @@ impl AlignedBuffer {
 
 impl Drop for AlignedBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this very layout.
+        // SAFETY: allocated in `new` with this layout.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) };
     }
 }
 
-/// Opens a file for I/O that bypasses the page cache. `EINVAL` where the file system cannot do it.
+/// Opens a file for I/O that bypasses the page cache. Fails with `EINVAL` if the file system does
+/// not support that.
 pub fn open_direct(path: &Path, writable: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(writable).custom_flags(libc::O_DIRECT).open(path)
 }
 
-/// What the page cache holds of a range of a file.
+/// The page cache's state of a range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheState {
-    /// Pages that are there.
+    /// Cached pages.
     pub cached_pages: u64,
-    /// Those of them that are still to be written.
+    /// Cached pages that have not been written back.
     pub dirty_pages: u64,
 }
 
-/// Bytes of the file in the page cache; `None` where the kernel has no `cachestat` (before 6.5).
+/// Bytes of the file in the page cache; `None` if the kernel has no `cachestat` (before 6.5).
 pub fn cached_bytes(file: &File) -> io::Result<Option<u64>> {
     // Length 0 means to the end of the file.
     Ok(cache_state(file, 0, 0)?.map(|state| state.cached_pages * system_page_bytes()))
 }
 
-/// What the page cache holds of a range; `None` where the kernel has no `cachestat` (before 6.5).
+/// The page cache's state of a range; `None` if the kernel has no `cachestat` (before 6.5).
 pub fn cache_state(
     file: &File,
     offset_bytes: u64,
@@ -369,13 +373,14 @@ pub fn cache_state(
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // Sandboxes answer EPERM for calls they do not know; some file systems answer EOPNOTSUPP.
+        // Sandboxes return EPERM for unknown calls; some file systems return EOPNOTSUPP.
         Some(libc::ENOSYS | libc::EPERM | libc::EOPNOTSUPP) => Ok(None),
         _ => Err(error),
     }
 }
 
-/// Writes back everything that is dirty in the file system of `directory`, so that nobody later waits for it.
+/// Writes back all dirty data in the file system of `directory`, so that no later operation waits
+/// for it.
 pub fn sync_file_system(directory: &Path) -> io::Result<()> {
     let directory = File::open(directory)?;
     // SAFETY: takes no pointers.
@@ -390,7 +395,7 @@ pub fn system_page_bytes() -> u64 {
     u64::try_from(bytes).expect("every Linux has a page size")
 }
 
-/// Makes the file durable and asks the kernel to forget its cached pages.
+/// Makes the file durable and asks the kernel to drop its cached pages.
 pub fn drop_cache(file: &File) -> io::Result<()> {
     file.sync_all()?;
     // SAFETY: takes no pointers.
@@ -412,35 +417,35 @@ pub fn fill_cache(file: &File, len_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the kernel to kill this process when its parent ends, so that no contender is left behind.
+/// Asks the kernel to kill this process when its parent exits, so that no contender is left behind.
 pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
     Ok(())
 }
 
-/// Ends this process as a crash would: nothing is closed, nothing is flushed.
+/// Kills this process without closing or flushing anything, like a crash.
 pub fn kill_this_process() -> ! {
     // SAFETY: takes no pointers.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     unreachable!("SIGKILL cannot be handled")
 }
 
-/// A system call that does next to nothing: what entering and leaving the kernel costs.
+/// A nearly empty system call: the cost of entering and leaving the kernel.
 pub fn empty_system_call() {
     // SAFETY: takes no pointers and cannot fail.
     unsafe { libc::syscall(libc::SYS_getppid) };
 }
 
-/// Reads one aligned 8-byte word that the kernel or another process may change at any time.
+/// Reads one aligned 8-byte word that the kernel or another process may modify at any time.
 ///
 /// # Safety
-/// `base + offset_bytes` must be 8-byte aligned and lie in memory that can be read, faults included.
+/// `base + offset_bytes` must be 8-byte aligned and in readable memory (the access may fault).
 #[inline(always)]
 pub unsafe fn load_word(base: *const u8, offset_bytes: usize) -> u64 {
     // SAFETY: the caller's promise.
     let word = unsafe { base.add(offset_bytes) };
-    // SAFETY: the caller's promise; volatile, because the bytes are not Rust's to assume constant.
+    // SAFETY: the caller's promise; volatile, because the bytes may change at any time.
     unsafe { word.cast::<u64>().read_volatile() }
 }
 

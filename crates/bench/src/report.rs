@@ -1,8 +1,8 @@
-//! What a bench prints: one JSON object, or the same as a table.
+//! The output of a bench: one JSON object, or the same as a table.
 //!
-//! A row is one contender and one metric. A ratio is two rows; it is above 1 when Aquifer is better, and it
-//! exists only when both rows do. Where several forms of a contender stand for "mmap", the best of them is
-//! taken for each metric.
+//! A row is one contender and one metric. A ratio compares two rows; it is above 1 when Aquifer is
+//! better, and it exists only if both rows do. If several forms of a contender represent "mmap",
+//! the best of them is used for each metric.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,15 +18,15 @@ use aquifer_host::machine::Machine;
 pub struct Report {
     /// Name of the bench.
     pub bench: &'static str,
-    /// What it ran on.
+    /// The machine it ran on.
     pub machine: Machine,
-    /// Sizes, rounds, limits: everything needed to run it again.
+    /// Sizes, rounds, limits: everything needed to repeat it.
     pub config: BTreeMap<&'static str, Value>,
     /// One for each contender and metric.
     pub rows: Vec<Row>,
     /// Name to value; above 1 means Aquifer is better.
     pub ratios: BTreeMap<String, f64>,
-    /// What a reader must know to judge the figures: contenders that cannot run here, missing permissions.
+    /// Notes needed to judge the figures: contenders that cannot run here, missing permissions.
     pub notes: Vec<String>,
 }
 
@@ -35,26 +35,26 @@ pub struct Report {
 pub struct Row {
     /// The contender.
     pub system: &'static str,
-    /// What was measured; `_2t` says with two threads.
+    /// What was measured; the suffix `_2t` means two threads.
     pub metric: String,
     /// Unit of `median`, `p99`, `p999` and `values`.
     pub unit: &'static str,
     /// Median over the rounds of a round's mean.
     pub median: f64,
-    /// Median over the rounds of the 99th percentile of single accesses, where those were timed.
+    /// Median over the rounds of the 99th percentile of single accesses, if they were timed.
     pub p99: Option<f64>,
     /// The same for the 99.9th percentile.
     pub p999: Option<f64>,
-    /// How many rounds there were.
+    /// The number of rounds.
     pub rounds: usize,
     /// The mean of each round.
     pub values: Vec<f64>,
-    /// Medians of further figures the contender reports.
+    /// Medians of additional figures that the contender reports.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub details: BTreeMap<String, f64>,
 }
 
-/// Which figure of a row a ratio compares.
+/// The figure of a row that a ratio compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
     /// The median.
@@ -63,20 +63,20 @@ pub enum Figure {
     P999,
 }
 
-/// A ratio by definition: the best of `others` over `ours`.
+/// The definition of a ratio: the best of `others` over `ours`.
 #[derive(Debug, Clone)]
 pub struct Ratio {
     /// Its name in the report.
     pub name: String,
-    /// Contenders it compares with; the best of them counts.
+    /// The contenders to compare with; the best of them counts.
     pub others: &'static [&'static str],
     /// Their metric.
     pub other_metric: String,
-    /// The contender it is about.
+    /// The contender being rated.
     pub ours: &'static str,
     /// Its metric.
     pub our_metric: String,
-    /// Which figure.
+    /// The figure to compare.
     pub figure: Figure,
 }
 
@@ -122,7 +122,7 @@ pub fn ratios(definitions: &[Ratio], rows: &[Row]) -> BTreeMap<String, f64> {
     definitions.iter().filter_map(|ratio| Some((ratio.name.clone(), ratio.of(rows)?))).collect()
 }
 
-/// The geometric mean; 1 of nothing.
+/// The geometric mean; 1 if there are no values.
 pub fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = values.len().max(1) as f64;
     (values.map(f64::ln).sum::<f64>() / count).exp()
@@ -141,7 +141,7 @@ pub fn median_details(rounds: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64>
 }
 
 impl Report {
-    /// The table a person reads.
+    /// The report as a table.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         let machine = &self.machine;
@@ -189,7 +189,7 @@ impl Report {
     }
 }
 
-/// Columns of equal width: the first `left` flush left, the others flush right.
+/// Columns of equal width: the first `left` are left-aligned, the others right-aligned.
 pub fn aligned<const N: usize>(lines: &[[String; N]], left: usize) -> String {
     let mut text = String::new();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();

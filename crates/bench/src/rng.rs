@@ -1,7 +1,7 @@
 //! Deterministic random numbers: every contender gets the same accesses.
 //!
-//! SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): one addition and one mixing function, so the numbers
-//! can also be drawn by index, which is what lets the parent check a child's answer without a copy of it.
+//! SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): one addition and one mixing function. Numbers
+//! can also be drawn by index, which lets the parent check a child's answer without a copy of it.
 
 /// The finaliser of SplitMix64: a bijection that scatters its argument over 64 bits.
 #[inline(always)]
@@ -24,7 +24,8 @@ impl Rng {
         Self { state: seed }
     }
 
-    /// The stream of one thread in one round: independent of the others, the same for all contenders.
+    /// The stream of one thread in one round: independent of the others, the same for all
+    /// contenders.
     pub const fn for_lane(seed: u64, round: u32, lane: u32) -> Self {
         Self::new(mix(seed ^ mix(((round as u64) << 32) | lane as u64)))
     }

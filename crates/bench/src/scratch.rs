@@ -1,4 +1,4 @@
-//! Directories in which contenders make files of their own.
+//! Private directories for contenders' files.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,11 @@ use tempfile::TempDir;
 
 use crate::pooled_set::POOL;
 
-/// A fresh directory, removed with all that is in it when dropped.
+/// A fresh directory, removed with its content when dropped.
 #[derive(Debug)]
 pub struct Scratch(TempDir);
 
-/// Makes one.
+/// Creates a scratch directory.
 pub fn scratch_directory(parent: &Path) -> Result<Scratch> {
     tempfile::Builder::new()
         .prefix("bench-")
@@ -24,7 +24,7 @@ pub fn scratch_directory(parent: &Path) -> Result<Scratch> {
 }
 
 impl Scratch {
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
@@ -32,12 +32,13 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A contender that was killed with a pool open leaves shared memory, which goes with the next one who closes the pool.
+        // A contender that was killed with a pool open leaves shared memory, which opening and
+        // closing the pool removes.
         drop(Pool::open(self.path().join(POOL), &OpenOptions::default()));
     }
 }
 
-/// Removes what the contender before left there.
+/// Removes the files of the previous contender.
 pub fn empty(directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();

@@ -1,7 +1,7 @@
-//! A tree of real source files to search, copied from what is on the machine.
+//! A tree of real source files to search, copied from the machine.
 //!
-//! A copy, so that the files are on the file system that is measured and nobody changes them. They keep their names
-//! and the directories they are in, which decide what looking them up costs.
+//! It is a copy, so that the files are on the measured file system and do not change. They keep
+//! their names and directories, which determine the cost of looking them up.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -14,13 +14,13 @@ use crate::data::check_space;
 use crate::scratch::Scratch;
 use aquifer_host::interrupt;
 
-/// What is taken for source code.
+/// The file name extensions of source code.
 const EXTENSIONS: &[&str] = &[
     "c", "cc", "cpp", "go", "h", "hpp", "html", "java", "js", "json", "md", "pl", "pm", "py", "rb",
     "rs", "sh", "tcl", "toml", "ts", "vim", "yaml", "yml",
 ];
 
-/// Where source files often are, the home directory's first.
+/// Common locations of source files, the home directory's first.
 pub fn usual_roots() -> Vec<PathBuf> {
     let home = std::env::home_dir();
     let home = home.iter().flat_map(|home| {
@@ -33,18 +33,18 @@ pub fn usual_roots() -> Vec<PathBuf> {
 /// A directory and the source files that are directly in it, by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Folder {
-    /// Where it is.
+    /// The path of the directory.
     pub path: PathBuf,
     /// The files.
     pub names: Vec<OsString>,
 }
 
-/// The source files below `root`, up to `limit` of them, in the order of their names. Links are not followed;
-/// directories that cannot be read are left out.
+/// The source files below `root`, up to `limit` of them, in name order. Links are not followed;
+/// unreadable directories are skipped.
 pub fn folders_below(root: &Path, limit: usize) -> Result<Vec<Folder>> {
     let mut found = Vec::new();
     let mut left = limit;
-    // Taken from the end, so that folders come in order.
+    // A stack, so that folders come in order.
     let mut open = vec![root.to_owned()];
     while let Some(path) = open.pop() {
         interrupt::check()?;
@@ -83,16 +83,17 @@ fn is_source(name: &OsStr) -> bool {
 #[derive(Debug)]
 pub struct SourceTree {
     directory: Scratch,
-    /// How many files it has.
+    /// Number of files.
     pub files: u32,
-    /// Their lengths together.
+    /// Their total length.
     pub bytes: u64,
-    /// How many of them are copies of others that were already copied, for want of enough.
+    /// How many of them are repeated copies, because there were too few source files.
     pub repeated: u32,
 }
 
 impl SourceTree {
-    /// Copies `wanted` files found below `roots` to `directory`. `progress` hears of each file.
+    /// Copies `wanted` files found below `roots` to `directory`. `progress` is called after each
+    /// file.
     pub fn copy(
         directory: Scratch,
         roots: &[PathBuf],
@@ -125,7 +126,7 @@ impl SourceTree {
                 }
                 let copied = fs::copy(&source.path, &target);
                 if copied.is_err() {
-                    // A call that a signal has cut short.
+                    // A signal may have interrupted the call.
                     interrupt::check()?;
                 }
                 tree.bytes += copied.with_context(|| {
@@ -148,7 +149,7 @@ impl SourceTree {
 /// A file to copy.
 struct Source {
     path: PathBuf,
-    /// Where it goes below the root.
+    /// Its path below the root of the copy.
     place: PathBuf,
     len_bytes: u64,
 }
@@ -160,7 +161,7 @@ fn find(roots: &[PathBuf], limit: usize) -> Result<Vec<Source>> {
             let below = folder.path.strip_prefix(root).expect("found below it");
             for name in &folder.names {
                 let path = folder.path.join(name);
-                // Opened, because a file that may not be read cannot be copied either.
+                // Open the file, because an unreadable file cannot be copied.
                 let Ok(metadata) = fs::File::open(&path).and_then(|file| file.metadata()) else {
                     continue;
                 };

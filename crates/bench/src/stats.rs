@@ -1,10 +1,11 @@
 //! Medians over rounds and quantiles of single accesses.
 //!
-//! Latencies span five orders of magnitude (a hit takes nanoseconds, a stall milliseconds), so they are
-//! counted in buckets that grow with the value: each power of two is divided into 32, which bounds the error
-//! of a quantile at about 3 %. A histogram is a fixed array; recording allocates nothing.
+//! Latencies span five orders of magnitude (a hit takes nanoseconds, a stall milliseconds), so they
+//! are counted in buckets that grow with the value: each power of two is divided into 32, which
+//! bounds the error of a quantile at about 3 %. A histogram is a fixed array; recording does not
+//! allocate.
 
-/// Buckets a power of two is divided into, as a power of two itself.
+/// The number of buckets per power of two, as a power of two.
 const SUB_BITS: u32 = 5;
 const SUB: usize = 1 << SUB_BITS;
 /// Values below `SUB` have a bucket each; every further power of two of a `u64` has `SUB`.
@@ -76,7 +77,7 @@ fn bounds_of(bucket: usize) -> (u64, u64) {
     (((SUB + bucket % SUB) as u64) << shift, 1 << shift)
 }
 
-/// The middle value; the mean of the two middle ones of an even number. `None` of nothing.
+/// The middle value, or the mean of the two middle values. `None` if there are no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

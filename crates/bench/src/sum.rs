@@ -1,18 +1,19 @@
-//! The sum over the words of some bytes: what every contender does with a file it was handed.
+//! The sum over the words of some bytes: the work of every contender on a file's content.
 //!
-//! Cheap enough that what is measured is reaching the bytes, and bound by memory for large files. Eight sums run side
-//! by side, which compilers turn into the widest vectors they may use; so the function exists once for each width.
+//! Cheap enough that the time is dominated by reaching the bytes, and memory-bound for large files.
+//! The sums run in parallel lanes, which compilers turn into the widest vectors allowed; so the
+//! function is compiled once for each width.
 
-/// Adds the words of `bytes` up, wrapping. Bytes after the last whole word do not count.
+/// Adds the words of `bytes`, wrapping. Bytes after the last whole word are ignored.
 pub fn sum_words(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: this processor has AVX-512, as was just asked.
+            // SAFETY: AVX-512 was just detected.
             return unsafe { with_avx512(bytes) };
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: this processor has AVX2, as was just asked.
+            // SAFETY: AVX2 was just detected.
             return unsafe { with_avx2(bytes) };
         }
     }
@@ -31,7 +32,7 @@ fn with_avx2(bytes: &[u8]) -> u64 {
     unrolled(bytes)
 }
 
-/// Words added side by side: four of the widest vectors.
+/// Words added in parallel: four of the widest vectors.
 const LANES: usize = 32;
 
 #[inline(always)]

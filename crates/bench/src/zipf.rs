@@ -1,11 +1,11 @@
-//! Choosing by Zipf's law: the item of rank `r` is chosen in proportion to `1 / r^s`.
+//! Zipf's distribution: the item of rank `r` is chosen in proportion to `1 / r^s`.
 //!
-//! By bisection in the table of cumulated weights: exact for any exponent, and drawing is not timed. Which item has
-//! which rank is shuffled, so that popular items are not neighbours.
+//! By bisection in the table of cumulated weights: exact for any exponent, and drawing is not
+//! timed. The assignment of ranks to items is shuffled, so that popular items are not neighbours.
 
 use crate::rng::Rng;
 
-/// The exponent of the usual benchmarks of stores (YCSB).
+/// The exponent of common storage benchmarks (YCSB).
 pub const EXPONENT: f64 = 0.99;
 
 /// A distribution over `0..items`.
@@ -16,7 +16,8 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// The distribution over `items` items (at least one) with this exponent; `seed` says who is popular.
+    /// The distribution over `items` items (at least one) with this exponent; `seed` determines
+    /// which are popular.
     pub fn new(items: u32, exponent: f64, seed: u64) -> Self {
         assert!(items > 0, "nothing to choose from");
         let mut sum = 0.0;
@@ -32,7 +33,7 @@ impl Zipf {
     /// Draws an item.
     pub fn draw(&self, rng: &mut Rng) -> u32 {
         let total = self.cumulated.last().expect("at least one item");
-        // 53 random bits: all a double between 0 and 1 can hold.
+        // 53 random bits: the precision of a double between 0 and 1.
         let at = (rng.next() >> 11) as f64 / (1_u64 << 53) as f64 * total;
         let rank = self.cumulated.partition_point(|&up_to| up_to <= at);
         self.item_of_rank[rank.min(self.item_of_rank.len() - 1)]

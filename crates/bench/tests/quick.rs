@@ -1,5 +1,5 @@
-//! Every bench in its quick form: that it runs, that its answers are right, and that it prints what it
-//! promises. No figure is looked at.
+//! Every bench in its quick form: that it runs, that its answers are right, and that it prints the
+//! promised rows and ratios. Figures are not checked.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
@@ -14,7 +14,8 @@ fn bench(arguments: &[&str]) -> Output {
         .expect("the program was built for this test")
 }
 
-/// Runs a bench with `--quick --json` in this crate's directory (which is on a disk) and parses its report.
+/// Runs a bench with `--quick --json` in this crate's directory (which is on a disk) and parses its
+/// report.
 fn report(arguments: &[&str]) -> Value {
     let common = ["--quick", "--json"];
     let place = ["--dir", env!("CARGO_TARGET_TMPDIR")];
@@ -208,7 +209,7 @@ fn mapping_cache() {
         }
     }
     for row in report["rows"].as_array().unwrap().iter().filter(|row| row["system"] == "mapper") {
-        // All 5 files are mapped once, in advance.
+        // All 5 files are mapped once, during the warm-up.
         assert_eq!(row["details"]["cache_misses"], 5.0, "{row}");
     }
 }
@@ -242,7 +243,7 @@ fn map_ahead() {
     assert_contains(&names, &serial, &report);
 }
 
-/// The file system of the disk. In containers all of them may be in memory.
+/// The file system of the disk. In containers all file systems may be in memory.
 fn on_disk(report: &Value) -> Option<String> {
     let name = report["machine"]["file_system"].as_str().unwrap();
     if name == "tmpfs" {
@@ -307,7 +308,7 @@ fn search() {
     assert!(!none.status.success() && message.contains("--tree"), "{message}");
 }
 
-/// Whether the report has files in memory, which many ratios are about.
+/// Whether the report includes files in memory, which many ratios need.
 fn in_memory(report: &Value) -> bool {
     let file_systems = report["config"]["file_systems"].as_array().unwrap();
     let has_tmpfs = file_systems.iter().any(|file_system| file_system == "tmpfs");
@@ -495,7 +496,8 @@ fn wrong_sizes_are_refused_with_a_reason() {
     }
 }
 
-/// The contenders of each bench are listed to who names one that it does not have, before anything is made.
+/// Naming a contender that a bench does not have lists the bench's contenders, and fails before
+/// anything is created.
 #[test]
 fn contenders_that_do_not_take_part_are_refused() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -544,7 +546,8 @@ fn nothing_is_left_behind() {
     }
 }
 
-/// Interrupted while files are being copied, which takes longest: what is there already goes away.
+/// Interrupted while files are being copied, which takes longest: the files created so far are
+/// removed.
 #[test]
 fn an_interrupted_bench_leaves_nothing_behind() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -560,7 +563,7 @@ fn an_interrupted_bench_leaves_nothing_behind() {
         assert!(child.try_wait().unwrap().is_none(), "it ended before it was interrupted");
         std::thread::yield_now();
     }
-    // Not SIGINT, which is ignored where a shell started the tests in the background.
+    // Not SIGINT, which is ignored if a shell started the tests in the background.
     let group = format!("-{}", child.id());
     assert!(Command::new("kill").args(["-TERM", "--", &group]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();

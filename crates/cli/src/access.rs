@@ -1,5 +1,5 @@
-//! How commands get at a pool. Those that change it open it as users that may write its file do, or with a key, from the pool's broker; those that
-//! only look open it for reading.
+//! How commands open a pool. Commands that change it open it for writing directly, or through the
+//! pool's broker with a key; commands that only read open it read-only.
 
 use std::path::{Path, PathBuf};
 
@@ -19,8 +19,9 @@ pub struct Access {
     #[arg(long, value_name = "PATH", requires = "access_key_file")]
     broker_socket: Option<PathBuf>,
 
-    /// Where the first process that opens the pool puts what its processes share; those that come later also look in `/dev/shm` and
-    /// beside the pool. The pool's own directory serves containers that share it and not `/dev/shm` [default: /dev/shm]
+    /// Where the first process that opens the pool puts what its processes share; those that come
+    /// later also look in `/dev/shm` and beside the pool. The pool's own directory serves
+    /// containers that share it and not `/dev/shm` [default: /dev/shm]
     #[arg(long, value_name = "DIR", help_heading = "Shared memory")]
     shared_memory: Option<PathBuf>,
 }
@@ -28,24 +29,24 @@ pub struct Access {
 /// The argument of each command that opens a pool by no broker: those that only look at one, and those that must have it alone.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ReadAccess {
-    /// Where to look for what the processes share that have the pool open, besides `/dev/shm` and beside the pool: as they were told with the
-    /// same option
+    /// Where to look for what the processes share that have the pool open, besides `/dev/shm` and
+    /// beside the pool: as they were told with the same option
     #[arg(long, value_name = "DIR", help_heading = "Shared memory")]
     shared_memory: Option<PathBuf>,
 }
 
 impl ReadAccess {
-    /// Whether there is an argument.
+    /// Whether the option is given.
     pub fn is_given(&self) -> bool {
         self.shared_memory.is_some()
     }
 
-    /// Where shared memory is looked for besides the usual places.
+    /// The directory searched for shared memory in addition to the default ones.
     pub fn segment_directory(&self) -> Option<PathBuf> {
         self.shared_memory.clone()
     }
 
-    /// How a pool is opened without changing anything in it.
+    /// The options to open a pool read-only.
     pub fn options(&self) -> OpenOptions {
         OpenOptions {
             read_only: true,
@@ -54,19 +55,19 @@ impl ReadAccess {
         }
     }
 
-    /// Opens a pool without changing anything in it.
+    /// Opens a pool read-only.
     pub fn open(&self, path: &Path) -> Result<Pool> {
         Ok(Pool::open(path, &self.options())?)
     }
 }
 
 impl Access {
-    /// To look at another pool than the one that is changed.
+    /// The access for reading another pool than the one that is changed.
     pub fn to_read(&self) -> ReadAccess {
         ReadAccess { shared_memory: self.shared_memory.clone() }
     }
 
-    /// Opens a pool to change it.
+    /// Opens a pool for writing.
     pub fn open(&self, path: &Path) -> Result<Pool> {
         let options = OpenOptions {
             broker_socket: self.broker_socket.clone(),

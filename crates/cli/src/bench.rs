@@ -1,5 +1,5 @@
-//! `aquifer bench` and `aquifer demo`: they start `aquifer-bench`, a program of its own, so that the command can be built
-//! without what Aquifer is compared with.
+//! `aquifer bench` and `aquifer demo`: they start `aquifer-bench`, a separate program, so that the
+//! command can be built without the systems Aquifer is compared with.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,9 +20,9 @@ pub struct Args {
     arguments: Vec<OsString>,
 }
 
-/// Becomes the program with the arguments of `name`; returns only where that fails.
+/// Replaces this process by `aquifer-bench` with the arguments of `name`; returns only on an error.
 pub fn run(name: &str, args: &Args) -> Result<()> {
-    // Beside this command as both are built and installed, or else on the path.
+    // Next to this command, where both are built and installed; otherwise on the path.
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
     for program in beside.into_iter().chain([PathBuf::from(PROGRAM)]) {
         let error = Command::new(&program).arg(name).args(&args.arguments).exec();

@@ -1,4 +1,4 @@
-//! `aquifer completions`: a script for a shell, made from the definitions that the help comes from.
+//! `aquifer completions`: a shell script generated from the definitions of the command line.
 
 use anyhow::Result;
 use clap_complete::Shell;

@@ -12,8 +12,9 @@
 //! | `completions` | what a shell needs to complete these commands |
 //! | `version` | which build this is |
 //!
-//! Results go to standard output, errors and progress to standard error. Exit status: 0 when it worked, 1 when it
-//! did not, 2 when the command line is wrong. A reader that closes the pipe early is no failure.
+//! Results go to standard output, errors and progress to standard error. Exit status: 0 when it
+//! worked, 1 when it did not, 2 when the command line is wrong. A reader that closes the pipe early
+//! is no failure.
 #![deny(unsafe_code)]
 
 mod access;
@@ -35,9 +36,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Memory as the interface to storage.
 ///
-/// Aquifer maps files and devices through a DRAM cache whose size, policy and write-back the application
-/// chooses, and keeps data structures in pools that survive crashes. This command shows what that is good for on this
-/// machine, measures it, looks into programs that use it, and looks after pools.
+/// Aquifer maps files and devices through a DRAM cache whose size, policy and write-back the
+/// application chooses, and keeps data structures in pools that survive crashes. This command shows
+/// what that is good for on this machine, measures it, looks into programs that use it, and looks
+/// after pools.
 #[derive(Debug, Parser)]
 #[command(name = "aquifer", version, after_help = EXAMPLES)]
 struct Cli {

@@ -1,7 +1,7 @@
-//! Writing results: tables, JSON, quantities as people read them.
+//! Output: tables, JSON, human-readable quantities.
 //!
-//! Nothing here panics when the reader has gone away: errors of writing are returned, and [`is_closed_pipe`]
-//! tells that one from others.
+//! No function here panics if the reader has closed the pipe: write errors are returned, and
+//! [`is_closed_pipe`] recognizes that case.
 
 use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 pub use aquifer_host::failure::{is_closed_pipe, print_error};
 use serde::Serialize;
 
-/// What is said when standard output takes nothing more, in front of the system's reason.
+/// The context of a write error on standard output.
 pub const CANNOT_WRITE: &str = "cannot write to standard output";
 
 /// Writes a text to standard output.
@@ -25,7 +25,7 @@ pub fn print_bytes(bytes: &[u8]) -> Result<()> {
     output.write_all(bytes).and_then(|()| output.flush()).context(CANNOT_WRITE)
 }
 
-/// Writes a value to standard output as JSON; `pretty` for one object, else on one line of its own.
+/// Writes a value to standard output as JSON: indented if `pretty`, otherwise on one line.
 pub fn print_json(value: &impl Serialize, pretty: bool) -> Result<()> {
     let mut text =
         if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) }?;
@@ -33,13 +33,13 @@ pub fn print_json(value: &impl Serialize, pretty: bool) -> Result<()> {
     print(&text)
 }
 
-/// Writes to standard error what is no reason to fail.
+/// Prints a warning to standard error.
 pub fn warn(text: &str) {
-    // With standard error closed there is nobody to tell.
+    // If standard error is closed, the warning is lost.
     let _ = writeln!(io::stderr(), "warning: {text}");
 }
 
-/// The command failed, and each reason has been said when it came up.
+/// The command failed, and all reasons have been printed already.
 #[derive(Debug, thiserror::Error)]
 #[error("not everything worked")]
 pub struct Said;
@@ -92,8 +92,8 @@ pub fn moment(nanoseconds: u64) -> String {
     text.replace('T', " ").replace('Z', " UTC")
 }
 
-/// Any bytes, so that they can be read and told apart and do nothing to a terminal: what is no UTF-8, control characters
-/// and backslashes are escaped.
+/// Makes any bytes readable, distinguishable and harmless to a terminal: bytes that are not UTF-8,
+/// control characters and backslashes are escaped.
 pub fn escaped(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {

@@ -21,7 +21,7 @@ struct Version {
     optimised: bool,
 }
 
-/// Prints it.
+/// Prints the version.
 pub fn run(args: &Args) -> Result<()> {
     let version = Version {
         version: env!("CARGO_PKG_VERSION"),

@@ -1,4 +1,4 @@
-//! The `aquifer` command as its users meet it.
+//! The `aquifer` command from a user's perspective.
 
 mod support;
 
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use support::{Place, aquifer, failed, fails, run, says, text, works};
 
-/// Whether `aquifer-bench` was built beside the command, as `./test` does; says so where not.
+/// Whether `aquifer-bench` was built beside the command, as `./test` does; prints a note if not.
 fn has_benches() -> bool {
     let is_built =
         Path::new(env!("CARGO_BIN_EXE_aquifer")).with_file_name("aquifer-bench").exists();
@@ -126,7 +126,7 @@ fn doctor_reports_and_leaves_nothing_behind() {
         let found = mechanisms.iter().find(|line| line["name"] == name);
         found.unwrap_or_else(|| panic!("no {name}")).as_object().unwrap()["form"].to_string()
     };
-    // Each names the form that the engine found by taking it here.
+    // Each form is the one that the engine chose here.
     let one_of = |name: &str, forms: &[&str]| {
         let found = form(name);
         assert!(forms.iter().any(|form| found.contains(form)), "{name}: {found}");
@@ -135,7 +135,7 @@ fn doctor_reports_and_leaves_nothing_behind() {
     one_of("views of files that are unmapped", &["drained: ", "vacated: "]);
     one_of("durability of pools there", &["page-cache: ", "dax: ", "volatile: "]);
     one_of("page tables of pools", &["hugetlbfs"]);
-    // Eviction and unmapping gain from the same change of the kernel, which the README names.
+    // Eviction and unmapping gain from the same kernel change, which the README names.
     let readme = include_str!("../../../README.md");
     assert!(readme.contains("best from 6.16 on"));
     let drains = form("views of files that are unmapped").contains("drained");
@@ -179,7 +179,7 @@ fn stat_clears_away_what_the_dead_left() {
     fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
     let dead = directory.join("1-ghost.json");
     let other = directory.join("notes.txt");
-    // The first process is not this old.
+    // Process 1 has another start time.
     fs::write(&dead, sample("ghost", 1, u64::MAX)).unwrap();
     fs::write(&other, "").unwrap();
     let stat = |arguments: &[&str]| {
@@ -199,7 +199,7 @@ fn stat_clears_away_what_the_dead_left() {
     assert!(alive.exists());
 }
 
-/// What a cache would publish.
+/// A sample as a cache would publish it.
 fn sample(name: &str, pid: u32, start_ticks: u64) -> String {
     let quantiles = "{\"count\":0,\"p50\":0,\"p99\":0,\"p999\":0}";
     format!(
@@ -253,7 +253,7 @@ fn what_is_no_statistics_is_passed_over() {
     let directory = runtime.path().join("aquifer");
     fs::create_dir(&directory).unwrap();
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
-    // A directory that others may write to, with something of theirs in it.
+    // A directory writable by other users, containing another user's file.
     fs::write(directory.join("1-x.json"), "not json").unwrap();
     let output = aquifer().arg("stat").env("XDG_RUNTIME_DIR", runtime.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -285,7 +285,7 @@ fn bench_starts_its_contenders_through_this_command() {
     assert_eq!(fs::read_dir(Path::new(path)).unwrap().count(), 0);
 }
 
-/// The small demo that runs to its end is a test of the bench crate.
+/// A test of the bench crate runs the small demo to its end.
 #[test]
 fn an_interrupted_demo_removes_its_file() {
     if !has_benches() {
@@ -305,8 +305,8 @@ fn an_interrupted_demo_removes_its_file() {
         assert!(child.try_wait().unwrap().is_none(), "the demo ended without a file");
         std::thread::yield_now();
     }
-    // As a terminal does it: to the whole group, contenders included. Not SIGINT, which is ignored where a shell started
-    // the tests in the background.
+    // Like a terminal: to the whole group, including the contenders. Not SIGINT, which is ignored
+    // if a shell started the tests in the background.
     let group = format!("-{}", child.id());
     assert!(Command::new("kill").args(["-TERM", "--", &group]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();

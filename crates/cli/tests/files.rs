@@ -1,4 +1,4 @@
-//! The commands on files of a pool as their users meet them.
+//! The commands on files of a pool from a user's perspective.
 
 mod support;
 
@@ -19,7 +19,7 @@ use support::{
     Place, aquifer, fails, json, run, run_without_privileges, says, text, worked, works,
 };
 
-/// What a copy has to keep of something.
+/// What a copy must preserve of an item.
 #[derive(Debug, PartialEq, Eq)]
 struct Kept {
     mode: u32,
@@ -37,7 +37,7 @@ fn attribute(path: &Path) -> Option<Vec<u8>> {
     Some(value[..len].to_vec())
 }
 
-/// Everything in a tree, by the path from its root on.
+/// Everything in a tree, by path relative to its root.
 fn kept(root: &Path) -> BTreeMap<PathBuf, Kept> {
     let mut found = BTreeMap::new();
     let mut names: BTreeMap<u64, Vec<PathBuf>> = BTreeMap::new();
@@ -75,7 +75,7 @@ fn pool(place: &Place) -> String {
     path
 }
 
-/// Names in a directory of a pool, in order.
+/// The names in a directory of a pool, in order.
 fn names(pool_path: &str) -> Vec<String> {
     let listed = json(&["ls", "-a", "--json", pool_path]);
     let entries = listed["entries"].as_array().unwrap();
@@ -88,7 +88,7 @@ fn at(pool: &str, path: &str) -> String {
 
 const FAR: u64 = 3 << 20;
 
-/// A tree with one of everything.
+/// A tree with one item of each kind.
 fn tree(root: &Path) {
     fs::create_dir_all(root.join("a/b")).unwrap();
     fs::create_dir(root.join("empty")).unwrap();
@@ -108,7 +108,7 @@ fn tree(root: &Path) {
         fs::write(root.join(OsStr::from_bytes(odd)), odd).unwrap();
     }
     fs::write(root.join("n".repeat(255)), "long name").unwrap();
-    // Where the file system has none, there is none to compare.
+    // If the file system does not support attributes, there is nothing to compare.
     let _ = setxattr(root.join("a/text"), "user.colour", b"green", XattrFlags::empty());
     let _ = setxattr(root.join("a"), "user.colour", b"red", XattrFlags::empty());
     fs::set_permissions(root.join("a/text"), fs::Permissions::from_mode(0o640)).unwrap();
@@ -121,7 +121,7 @@ fn tree(root: &Path) {
     fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0o555)).unwrap();
 }
 
-/// So that the directory can be removed, also by those who are not root.
+/// Makes the directory removable for users other than root.
 fn unlock(root: &Path) {
     fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0o755)).unwrap();
 }
@@ -148,7 +148,7 @@ fn a_tree_goes_in_and_comes_out_the_same() {
     let blocks = fs::metadata(out.join("sparse")).unwrap().blocks();
     assert!(blocks * 512 < FAR, "the copy has no holes: {blocks} blocks");
 
-    // Inside of the pool, and into a directory that is there.
+    // Inside the pool, and into an existing directory.
     works(&["cp", "-r", &at(&pool, "/tree"), &at(&pool, "/copy")]);
     works(&["mkdir", &at(&pool, "/deep"), &at(&pool, "/deep/er")]);
     works(&["mv", &at(&pool, "/copy"), &at(&pool, "/deep/er")]);
@@ -187,7 +187,7 @@ fn copies_replace_files_and_merge_directories() {
     says(&fails(&arguments, 1), &["t/both", "already"]);
     assert_eq!(works(&["cat", &at(&pool, "/t/both")]), "second, and longer");
 
-    // What is no directory is not merged with one, in either direction.
+    // A directory and another kind of item are not merged, in either direction.
     works(&["mkdir", &at(&pool, "/t/both.d")]);
     let file = one.join("both");
     let arguments = ["put", "-T", file.to_str().unwrap(), &at(&pool, "/t/both.d")];
@@ -195,7 +195,7 @@ fn copies_replace_files_and_merge_directories() {
     let arguments = ["put", "-r", "-T", one.to_str().unwrap(), &at(&pool, "/t/both")];
     says(&fails(&arguments, 1), &["t/both", "no directory"]);
 
-    // The pool that lies in the tree is left out.
+    // The pool inside the tree is left out.
     let whole = place.path("");
     let put = aquifer().args(["put", "-r"]).arg(&whole).arg(at(&pool, "/all")).output().unwrap();
     says(text(&put.stderr), &["data.pool", "left out"]);
@@ -227,7 +227,7 @@ fn odd_names_are_names() {
     let is_utf8 = listed["entries"].as_array().unwrap().iter().map(|e| &e["name_is_utf8"]);
     assert_eq!(is_utf8.filter(|&is| is == false).count(), 1);
 
-    // What `find -print0` says is what `rm` takes.
+    // `rm` accepts the output of `find -print0`.
     let found = run(&["find", &at(&pool, "/"), "-type", "l", "-print0"]).stdout;
     let found: Vec<_> = found.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
     assert_eq!(found.len(), odd.len());
@@ -297,12 +297,12 @@ fn what_cannot_be_is_said_with_advice() {
     ] {
         says(&fails(arguments, status), parts);
     }
-    // Nothing of that has changed anything.
+    // None of these commands has changed anything.
     assert_eq!(names(&root), ["d", "f"]);
     assert_eq!(works(&["cat", &f]), "text");
     works(&["rm", "-f", &nothing]);
 
-    // Of several, those that can be are done.
+    // With several paths, the valid ones are processed.
     let output = run(&["cat", &f, &nothing, &f]);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(1), &b"texttext"[..]));
     let _socket = UnixListener::bind(place.path("socket")).unwrap();
@@ -325,7 +325,7 @@ fn what_is_no_file_and_the_pool_itself_are_not_replaced() {
     }
     says(&fails(&["get", &at(&pool, "/f"), &pool], 1), &["the pool itself"]);
     assert_eq!(works(&["cat", &at(&pool, "/f")]), "text");
-    // As another path calls it, the pool is one.
+    // Two spellings of the pool's path name one pool.
     let other = pool.replace("/", "//");
     assert_eq!(works(&["cat", &at(&other, "/f"), &at(&pool, "/f")]), "texttext");
     works(&["get", &at(&other, "/f"), &at(&pool, "/f"), &place.text("")]);
@@ -355,17 +355,17 @@ fn a_full_pool_keeps_what_is_whole() {
     assert_eq!(names(&at(&pool, "/tree")), ["a", "b", "m", "z"]);
 }
 
-/// Whatever is stopped, no file is there in part, and nothing else either.
+/// An interruption at any time leaves no partial file and nothing else.
 #[test]
 fn put_that_is_ended_leaves_whole_files() {
-    // Not SIGINT, which is ignored where a shell started the tests in the background.
+    // Not SIGINT, which is ignored if a shell started the tests in the background.
     for signal in [libc::SIGTERM, libc::SIGKILL] {
-        // It may be over before the signal comes.
+        // The command may end before the signal arrives.
         assert!((0..10).any(|_| put_is_ended(signal)), "it is never ended in time");
     }
 }
 
-/// Says whether it could be ended before it was over.
+/// Returns whether the signal arrived before the command ended.
 fn put_is_ended(signal: libc::c_int) -> bool {
     let place = Place::new();
     let pool = place.text("data.pool");
@@ -388,7 +388,7 @@ fn put_is_ended(signal: libc::c_int) -> bool {
         }
     }
     // Not by a program, which takes as long to start as the rest takes to be copied.
-    // SAFETY: the child was not waited for, so the number is its own.
+    // SAFETY: the child has not been waited for, so the number still belongs to it.
     assert_eq!(unsafe { libc::kill(put.id() as i32, signal) }, 0);
     let output = put.wait_with_output().unwrap();
     drop(files);
@@ -402,7 +402,7 @@ fn put_is_ended(signal: libc::c_int) -> bool {
     }
     assert_eq!(left, ["a"]);
     assert_eq!(works(&["cat", &at(&pool, "/tree/a")]), "whole");
-    // Whoever opens the pool for writing next gives back what it took.
+    // The next process that opens the pool for writing frees the space.
     works(&["rm", "-f", &at(&pool, "/nothing")]);
     let info = json(&["pool", "info", &pool, "--json"]);
     assert_eq!(
@@ -452,7 +452,7 @@ fn listings_show_what_was_asked_for() {
     assert_eq!(followed["entries"][0]["inode"], e["entries"][0]["inode"]);
     says(&works(&["stat", &at(&pool, "/small")]), &["10 bytes", "links        2", "-rw"]);
 
-    // Locks are shown, also to whoever only reads.
+    // Locks are shown to read-only commands too.
     let files = Files::open(&pool, &OpenOptions::default()).unwrap();
     let locked = files.open_file("/small").unwrap();
     assert!(!works(&["stat", &at(&pool, "/small")]).contains("locked"));
@@ -465,7 +465,7 @@ fn listings_show_what_was_asked_for() {
     assert_eq!(shown["entries"][0]["locked_range"]["end"], 20);
     drop((locked, files));
 
-    // A file with two names takes its room once.
+    // A file with two names is counted once.
     assert_eq!(works(&["du", "-s", &root]), format!("12\t{root}\n"));
     assert_eq!(works(&["du", "-sh", &root]), format!("12 KiB\t{root}\n"));
     assert_eq!(works(&["du", "-sb", "--apparent-size", &root]), format!("5013\t{root}\n"));
@@ -541,7 +541,7 @@ fn looking_needs_no_right_to_write() {
     assert_eq!(works(&["cat", &f]), "text");
 }
 
-/// Commands that only look at a pool find the shared memory of its writers where they are told that it is.
+/// Read-only commands find the shared memory of the pool's writers in the directory given.
 #[test]
 fn readers_are_told_where_the_shared_memory_of_a_pool_is() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! `aquifer object` as its users meet it.
+//! `aquifer object` from a user's perspective.
 
 mod support;
 
@@ -125,7 +125,7 @@ fn keys_come_from_options_files_and_the_environment() {
     let pool = place.pool();
     let [key_file, other_file, empty, huge] =
         ["key", "other", "empty", "huge"].map(|name| place.text(name));
-    // One line break is the editor's; the second one is the key's.
+    // One line break is the editor's; a second one belongs to the key.
     fs::write(&key_file, "w\u{fc}rgh\n").unwrap();
     fs::write(&other_file, "w\u{fc}rgh\n\n").unwrap();
     fs::write(&empty, "\n").unwrap();
@@ -150,7 +150,7 @@ fn keys_come_from_options_files_and_the_environment() {
     worked(with_variable(&dump, "r"), "the variable");
     says(&failed(with_variable(&dump, "x"), 1, "a wrong variable"), &["is another"]);
     says(&failed(with_variable(&dump, ""), 1, "an empty variable"), &["none was given"]);
-    // An option counts for more than the variable.
+    // An option takes precedence over the variable.
     let both = [&dump[..], &["--key", "r"]].concat();
     worked(with_variable(&both, "x"), "an option and a variable");
 
@@ -172,12 +172,12 @@ fn keys_come_from_options_files_and_the_environment() {
     fails(&[&destroy[..], &["--key-file", &key_file, "--key", "r"]].concat(), 2);
     works(&[&destroy[..], &["--key-file", &key_file]].concat());
 
-    // A variable of a script that was not set.
+    // An unset variable in a script.
     for option in ["--read-key", "--write-key"] {
         let create = ["object", "create", &pool, "other", "--size", "4K", option, ""];
         says(&fails(&create, 1), &["key is empty", option]);
     }
-    // The keys of a new one, from the environment.
+    // The keys of a new object, from the environment.
     let made = aquifer()
         .args(["object", "create", &pool, "other", "--size", "4K"])
         .env("AQUIFER_WRITE_KEY", "w")
@@ -219,7 +219,8 @@ fn who_has_it_attached_is_shown_and_respected() {
     works(&destroy);
 }
 
-/// A copy of the file of an open pool is what a crash leaves: the content is in the log only.
+/// A copy of the file of an open pool equals the state after a crash: the content is only in the
+/// log.
 #[test]
 fn what_is_only_in_the_log_is_shown() {
     let place = Place::new();
@@ -309,7 +310,7 @@ fn names_of_any_bytes() {
     works(&with_name(&["object", "dump", &pool], &[]));
     says(&works(&with_name(&["object", "destroy", &pool], &["--yes"])), &[shown]);
 
-    // Text is itself for programs, and only escaped for a terminal.
+    // Text is unescaped in JSON, and escaped only for a terminal.
     let text = "größe\\\u{1b}[2J";
     works(&["object", "create", &pool, text, "--size", "4K"]);
     assert_eq!(json(&["object", "info", &pool, text, "--json"])["name"], text);
@@ -410,7 +411,7 @@ fn destroying_asks_first() {
     let destroy = ["object", "destroy", &pool, "graph"];
     says(&fails(&destroy, 1), &["no terminal", "--yes"]);
 
-    // `script` is a terminal to what it runs.
+    // `script` runs the command on a terminal.
     let answered = |answer: &str| {
         let line = format!("{} {}", env!("CARGO_BIN_EXE_aquifer"), destroy.join(" "));
         let mut script = Command::new("script")

@@ -1,4 +1,4 @@
-//! `aquifer pool` as its users meet it.
+//! `aquifer pool` from a user's perspective.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{
     works,
 };
 
-/// Everything in one process, and nothing on media that a commit did not put there.
+/// No background work, so that the media contain only what commits wrote.
 fn quiet() -> OpenOptions {
     OpenOptions { background: false, ..OpenOptions::default() }
 }
@@ -54,7 +54,7 @@ fn a_pool_is_made_and_described() {
     says(&table, &[info["uuid"].as_str().unwrap(), info["domain"].as_str().unwrap()]);
 }
 
-/// Programs learn what was made without asking again.
+/// Programs get the result as JSON without another command.
 #[test]
 fn what_was_made_and_grown_is_json_too() {
     let place = Place::new();
@@ -62,7 +62,7 @@ fn what_was_made_and_grown_is_json_too() {
     let mut made = json(&["pool", "create", &path, "--size", "4M", "--json"]);
     let mut info = json(&["pool", "info", &path, "--json"]);
     for report in [&mut made, &mut info] {
-        // Opening raises it.
+        // Opening the pool increments it.
         report["generation"] = Value::Null;
     }
     assert_eq!(made, info);
@@ -90,7 +90,7 @@ fn info_follows_what_is_done_with_the_pool() {
     says(&works(&["pool", "info", &path]), &[&std::process::id().to_string()]);
 }
 
-/// A copy of the file of an open pool is what a crash leaves.
+/// A copy of the file of an open pool equals the state after a crash.
 #[test]
 fn info_of_a_crashed_pool_changes_nothing() {
     let place = Place::new();
@@ -163,7 +163,7 @@ fn a_pool_that_cannot_be_made_leaves_nothing() {
     says(&fails(&null, 1), &["character device"]);
 }
 
-/// `--force` gives up what is there for a pool, and for nothing else.
+/// `--force` destroys existing content only if the pool can be created.
 #[test]
 fn what_has_no_room_for_a_pool_keeps_its_content() {
     let place = Place::new();
@@ -201,15 +201,16 @@ fn where_no_pool_can_be_made_another_path_is_asked_for() {
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Starts the command, and asks it to stop once its file is as long as it is to be, which it is before it is zeroed.
+/// Starts the command, and terminates it once its file has its final length, which it gets before
+/// it is zeroed.
 fn interrupted(arguments: &[&str], len_bytes: u64) -> Output {
     let mut command = aquifer();
     command.args(arguments);
-    // A shell that started the tests in the background had them ignore SIGINT.
+    // Not SIGINT, which is ignored if a shell started the tests in the background.
     interrupt(command, "-TERM", len_bytes)
 }
 
-/// Whether a process has a file of this length open, with a name or without.
+/// Whether a process has a file of this length open, named or unnamed.
 fn has_file_of(process: u32, len_bytes: u64) -> bool {
     let files = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     files
@@ -217,12 +218,12 @@ fn has_file_of(process: u32, len_bytes: u64) -> bool {
         .any(|metadata| metadata.is_file() && metadata.len() == len_bytes)
 }
 
-/// Sends a signal to a command when it has given its file this length.
+/// Sends a signal to a command once its file has this length.
 fn interrupt(command: Command, signal: &str, len_bytes: u64) -> Output {
     interrupt_after(command, signal, len_bytes, || ())
 }
 
-/// The same, after something else has happened.
+/// The same, after an additional action.
 fn interrupt_after(
     mut command: Command,
     signal: &str,
@@ -284,7 +285,7 @@ fn who_is_interrupted_removes_nothing_that_somebody_else_made_meanwhile() {
     assert_eq!(bytes(&path), b"theirs");
 }
 
-/// Nobody can clean up then, and where there was nothing, nobody need.
+/// A killed process cannot clean up; for a new file it need not.
 #[test]
 fn a_killed_creation_leaves_no_pool() {
     let place = Place::new();
@@ -296,7 +297,8 @@ fn a_killed_creation_leaves_no_pool() {
     };
     create(&[]);
     says(&fails(&["pool", "info", &path], 1), &["does not exist", "aquifer pool create"]);
-    // What was there is lost; nothing takes the file for a pool, and it says what to do.
+    // The previous content is lost; the file is not mistaken for a pool, and the error tells what
+    // to do.
     fs::write(&path, "given up").unwrap();
     create(&["--force"]);
     says(&fails(&["pool", "info", &path], 1), &["is not a pool", "aquifer pool create"]);
@@ -306,7 +308,7 @@ fn a_killed_creation_leaves_no_pool() {
     works(&["pool", "check", &path, "--full"]);
 }
 
-/// As under `nohup`.
+/// Like under `nohup`.
 #[test]
 fn signals_that_are_ignored_stay_ignored() {
     let place = Place::new();
@@ -325,7 +327,7 @@ fn only_force_overwrites_and_nothing_that_is_in_use() {
     fs::write(&path, "precious").unwrap();
     says(&fails(&["pool", "create", &path, "--size", "1M"], 1), &["exists already", "--force"]);
     assert_eq!(bytes(&path), b"precious");
-    // Nothing is lost for a pool that cannot be.
+    // Nothing is lost if the pool cannot be created.
     fails(&["pool", "create", &path, "--size", "1K", "--force"], 1);
     assert_eq!(bytes(&path), b"precious");
     works(&["pool", "create", &path, "--size", "1M", "--force"]);
@@ -375,13 +377,13 @@ fn a_file_that_may_only_be_read_is_shown() {
     says(&failed(output, 1, &path), &["no permission to read", &path]);
 }
 
-/// Changes bytes of a file, as a bad disk would.
+/// Overwrites bytes of a file, like a bad disk.
 fn damage(path: &str, offset: u64) {
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     file.write_all_at(b"damage", offset).unwrap();
 }
 
-/// What a check prints that finds damage.
+/// The output of a check that finds damage.
 fn damaged(arguments: &[&str]) -> (String, String) {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
@@ -431,7 +433,7 @@ fn damage_is_explained_and_is_status_1() {
         assert!(finding[part].as_str().unwrap().len() > 10, "{finding}");
     }
 
-    // It would be a guess, so it is refused, and nothing is written.
+    // A repair would have to guess, so it is refused, and nothing is written.
     let (said, _) = damaged(&["pool", "check", &path, "--repair"]);
     says(&said, &["not repaired: Inode 1 is damaged", "guess"]);
     let (report, _) = damaged(&["pool", "check", &path, "--repair", "--json"]);
@@ -441,7 +443,7 @@ fn damage_is_explained_and_is_status_1() {
     assert_eq!(report["after"]["is_sound"], false);
     assert!(bytes(&path) == before, "a refused repair has changed the pool");
 
-    // Other commands say that something is missing.
+    // Other commands report that something is missing.
     says(&works(&["pool", "info", &path]), &["one slot damaged", "aquifer pool check"]);
     assert_eq!(json(&["object", "list", &path, "--json"])["damaged_inodes"], 1);
     let list = run(&["object", "list", &path]);

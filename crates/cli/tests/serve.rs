@@ -1,4 +1,4 @@
-//! `aquifer pool serve` as its users meet it.
+//! `aquifer pool serve` from a user's perspective.
 
 mod support;
 
@@ -15,7 +15,7 @@ use support::{Place, aquifer, fails, says, works};
 struct Server {
     child: Child,
     output: BufReader<ChildStdout>,
-    /// What it said when it was ready.
+    /// Its first line of output.
     first: String,
 }
 
@@ -41,7 +41,7 @@ impl Server {
         line
     }
 
-    /// Ends it with a signal; returns what it said and how it ended.
+    /// Sends it a signal; returns its remaining output and exit status.
     fn end(mut self, signal: &str) -> (String, Option<i32>) {
         let process = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
@@ -79,7 +79,7 @@ fn a_pool_is_served_until_the_command_is_told_to_end() {
     says(&server.line(), &[&own, "wrong key"]);
     assert!(fails(&["pool", "serve", &pool], 1).contains("has a broker already"));
 
-    // It ends well, and who has access keeps it.
+    // It exits successfully, and processes that have access keep it.
     let (rest, status) = server.end("-TERM");
     says(&rest, &["ended"]);
     assert_eq!(status, Some(0));
@@ -89,16 +89,16 @@ fn a_pool_is_served_until_the_command_is_told_to_end() {
     says(&works(&["ls", &format!("{pool}:/")]), &["made"]);
     works(&["pool", "check", &pool]);
 
-    // The same key is used again.
+    // The key file is reused.
     let before = fs::read(&key_file).unwrap();
     let server = Server::start(&[&pool]);
     says(&server.first, &["the key is in"]);
     assert_eq!(fs::read(&key_file).unwrap(), before);
-    // Not SIGHUP, which is ignored where the tests are started to outlive their terminal.
+    // Not SIGHUP, which is ignored if the tests are started to outlive their terminal.
     assert_eq!(server.end("-TERM").1, Some(0));
 }
 
-/// Whoever may only read the file of a pool changes what is in it, with the key.
+/// A process that may only read the pool file changes its content, with the key.
 #[test]
 fn commands_ask_for_access_with_a_key() {
     let place = Place::new();
@@ -125,7 +125,7 @@ fn commands_ask_for_access_with_a_key() {
     }
     says(&works(&["ls", "-R", &root]), &["link", "moved", "notes"]);
 
-    // Without the broker the key opens nothing, and a socket without a key means nothing.
+    // Without the broker the key gives no access, and a socket without a key is an error.
     server.end("-TERM");
     says(&fails(&["mkdir", &made, access[0], access[1]], 1), &["broker"]);
     says(&fails(&["mkdir", &made, access[2], access[3]], 2), &["--access-key-file"]);
@@ -153,7 +153,7 @@ fn socket_and_key_lie_where_they_are_wanted() {
     says(&fails(&serve, 1), &["9 bytes", &key_file]);
 }
 
-/// The shared memory is for those who may read the file, and so is the socket.
+/// The shared memory and the socket are accessible to processes that may read the file.
 #[test]
 fn who_may_read_the_file_may_ask() {
     let place = Place::new();

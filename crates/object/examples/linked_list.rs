@@ -1,8 +1,9 @@
-//! The list of the paper: numbers inserted in order, linked by plain pointers, crash-consistent by one call.
+//! The list of the paper: numbers inserted in order, linked by plain pointers, made
+//! crash-consistent by one call.
 //!
 //! ```sh
 //! cargo run --example linked_list -- list.pool 30 10 20
-//! cargo run --example linked_list -- list.pool 15        # and the first three are still there
+//! cargo run --example linked_list -- list.pool 15        # the first three are still there
 //! ```
 
 mod common;
@@ -16,14 +17,14 @@ fn main() -> ExitCode {
         let mut head = common::attach_heap(pool, "list")?;
         {
             let heap = head.heap()?;
-            // SAFETY: the only list of this heap, whose root is nothing else.
+            // SAFETY: the only list of this heap, whose root is only ever a list.
             let mut list = unsafe { PlainList::open(&heap) }?;
             for argument in arguments {
                 list.insert(common::number(argument)?)?;
             }
             println!("{:?}", list.iter().collect::<Vec<_>>());
         }
-        head.psync()?; //      everything inserted is durable now, or nothing of it
+        head.psync()?; // all inserted numbers become durable atomically
         head.detach()?;
         Ok(())
     })

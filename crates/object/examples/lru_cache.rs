@@ -26,7 +26,7 @@ fn main() -> ExitCode {
                 match cache.get(number) {
                     Some(text) => println!("{number}: hit, {text}"),
                     None => {
-                        // What would take long elsewhere.
+                        // Stands for an expensive computation.
                         let square = (u128::from(number) * u128::from(number)).to_string();
                         println!("{number}: miss, computed {square}");
                         cache.insert(number, PString::from_str_in(&square, heap)?)?;

@@ -1,8 +1,8 @@
-//! A map that keeps its keys in order, and survives.
+//! An ordered map that survives restarts.
 //!
 //! ```sh
 //! cargo run --example ordered_map -- map.pool berlin=3700000 bonn=340000 bremen=570000
-//! cargo run --example ordered_map -- map.pool bo      # what begins with it, or comes after
+//! cargo run --example ordered_map -- map.pool bo      # keys from this prefix on
 //! ```
 
 mod common;

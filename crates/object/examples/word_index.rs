@@ -1,4 +1,4 @@
-//! Which lines of a text a word is in. The index is built once and is there in every run after that.
+//! Finds the lines of a text that contain a word. The index is built once and survives in the pool.
 //!
 //! ```sh
 //! cargo run --example word_index -- words.pool --add README.md
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use common::word_index::WordIndex;
 
 const ROOT: u64 = 0x776f_7264;
-/// Lines that become durable together: a crash loses no more than these.
+/// Lines that become durable together: a crash loses at most these.
 const LINES_PER_PSYNC: usize = 10_000;
 
 fn main() -> ExitCode {

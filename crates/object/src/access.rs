@@ -3,9 +3,9 @@
 /// What an attachment may do with its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Loads; others may have it attached for reading, too.
+    /// Loads; other attachments for reading may exist.
     Read,
-    /// Loads and stores; nobody else has it attached.
+    /// Loads and stores; no other attachment exists.
     Write,
 }
 

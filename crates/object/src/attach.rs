@@ -6,10 +6,10 @@
 //!          └────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The lock is an open-file-description lock on the object's byte: one writer or many readers, between processes
-//! and PID namespaces, and it ends with its process. Everything an attachment has is undone in the reverse order, by
-//! [`Attached::detach`] or when it is dropped. In a forked child all of it is inert: the memory is not there, the lock is
-//! the parent's.
+//! The lock is an open-file-description lock on the object's byte: one writer or many readers,
+//! across processes and PID namespaces, released when its process ends. [`Attached::detach`], or
+//! the drop, undoes an attachment in reverse order. In a forked child all of it is inert: the
+//! memory is not mapped, and the lock is the parent's.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,12 +37,12 @@ use crate::writing::Writing;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct AttachOptions {
-    /// How many bytes of copies an attachment for writing keeps: private ones of pages stored to, and what these pages were
-    /// at the last psync, which the next one is compared with. Those that hold nothing new are dropped beyond that. What is
-    /// stored to between two psyncs is not bounded by it. By default a quarter of the machine's memory, or of the memory
-    /// cgroup's limit.
+    /// The budget, in bytes, for copies kept by an attachment for writing: private copies of pages
+    /// stored to, and their content as of the last psync, which the next psync compares with. Clean
+    /// copies beyond the budget are dropped. Stores between two psyncs are not bounded by it. By
+    /// default a quarter of the machine's memory, or of the memory cgroup's limit.
     pub shadow_budget_bytes: Option<u64>,
-    /// How stores are found; by default the better one of those available.
+    /// How stores are tracked; by default the better of the available methods.
     pub tracker: Option<TrackerForm>,
 }
 
@@ -66,18 +66,20 @@ pub(crate) struct Attached {
     held: Mutex<Option<Held>>,
 }
 
-/// What is given up by detaching, in this order.
+/// The resources that detaching releases, in this order.
 pub(crate) struct Held {
     pub writing: Option<Writing>,
     pub memory: FixedRange,
     pub lock: Arc<InodeLock>,
 }
 
-/// How often an object is looked for that is replaced by another one of the same name all the time.
+/// How many lookups are tried while the object keeps being replaced by another one of the same
+/// name.
 const ATTEMPTS: usize = 16;
 
 impl Shared {
-    /// Finds an object, checks the key, and locks it: as it is while the lock is held.
+    /// Finds an object, checks the key, and locks it. The returned inode is valid while the lock is
+    /// held.
     pub fn claim(
         &self,
         name: &[u8],
@@ -111,8 +113,8 @@ impl Shared {
         Err(ObjectError::Destroyed { name: text(name) })
     }
 
-    /// The same object as it is now, locked: while it was not, it may have been changed, or destroyed and its number used
-    /// again.
+    /// The current inode of the locked object, if it is still the same object: before locking, it
+    /// may have been changed, or destroyed and its number reused.
     fn unchanged(&self, found: &Inode) -> Result<Option<Inode>> {
         let inode = self.pool.inode(found.number)?;
         let is_same = inode.kind == InodeKind::Object
@@ -141,7 +143,7 @@ impl Shared {
 
 /// The pages of an object's content as one range of the media.
 pub(crate) fn content(inode: &Inode) -> ByteRange {
-    // The runs of an object are adjacent: the format allows nothing else.
+    // The format requires the runs of an object to be adjacent.
     let start_page = inode.runs.first().map_or(0, |run| run.start_page);
     Run { start_page, pages: inode.content_pages() }.bytes()
 }
@@ -164,8 +166,8 @@ impl Attached {
         let writing = match access {
             Access::Read => None,
             Access::Write => {
-                // SAFETY: the mapping is private and of this kind; it and the tracker live and end together in `Held`,
-                // and nobody else drops pages of it or registers it anywhere.
+                // SAFETY: the mapping is private and of this kind; `Held` keeps it alive with the
+                // tracker, and no other code drops its pages or registers it.
                 let tracker = unsafe {
                     DirtyTracker::new(
                         memory.address(),
@@ -177,7 +179,7 @@ impl Attached {
                 let failed = |source| ObjectError::Memory { name: text(name), source };
                 let mut tracker = tracker.map_err(failed)?;
                 if !shared.pool.media().maps_privately() {
-                    // All of the copy was just stored to, and is no news.
+                    // Filling the copy stored to all of it, which is not a change.
                     tracker.reset_baseline().map_err(failed)?;
                 }
                 let budget_bytes = options
@@ -214,27 +216,27 @@ impl Attached {
         })
     }
 
-    /// Its name, for people.
+    /// Its name, for messages.
     pub fn name_text(&self) -> ObjectName {
         text(&self.name)
     }
 
-    /// What it holds; `None` once it is detached.
+    /// The held resources; `None` once it is detached.
     pub fn held(&self) -> MutexGuard<'_, Option<Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An error in a forked child.
+    /// Fails in a forked child.
     pub fn check_process(&self) -> Result<()> {
         if self.process.is_current() { Ok(()) } else { Err(ObjectError::Forked) }
     }
 
-    /// Where a page lies in memory.
+    /// The address of a page in memory.
     pub fn page(&self, page: PageIndex) -> *const u8 {
         (self.address + page.0 * PAGE_BYTES) as *const u8
     }
 
-    /// Where pages lie on media.
+    /// The range of pages on media.
     pub fn on_media(&self, run: PageRun) -> ByteRange {
         ByteRange {
             offset_bytes: self.media.offset_bytes + run.first.0 * PAGE_BYTES,
@@ -242,18 +244,18 @@ impl Attached {
         }
     }
 
-    /// Whether an address lies in it.
+    /// Whether an address lies in the object.
     pub fn contains(&self, address: u64) -> bool {
         (self.address..self.address + self.media.len_bytes).contains(&address)
     }
 
-    /// Gives everything up. What was stored since the last psync is lost. Does nothing the second time.
+    /// Releases everything. Stores since the last psync are lost. Does nothing when called again.
     pub fn detach(&self) -> Result<()> {
         self.check_process()?;
         self.flights.wait_landed(u64::MAX);
         let Some(Held { writing, memory, lock }) = self.held().take() else { return Ok(()) };
         let Some(writing) = writing else {
-            // Who gets the lock next finds the addresses free.
+            // Unmap first: the next holder of the lock must find the addresses free.
             drop(memory);
             drop(lock);
             return Ok(());
@@ -278,7 +280,7 @@ impl std::fmt::Debug for Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // Who wants to know calls `detach`. In a child it does nothing.
+        // Callers that need the error call `detach`. In a forked child this does nothing.
         let _ = self.detach();
     }
 }
@@ -291,7 +293,7 @@ mod tests {
 
     use crate::{CreateObject, Objects};
 
-    /// What may happen between looking a name up and locking what was found.
+    /// A race between looking up a name and locking the inode found.
     #[test]
     fn a_number_that_was_used_again_is_not_the_same_object() {
         let media = CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap();

@@ -1,11 +1,11 @@
-//! The heap in an attached object, as safe Rust.
+//! The heap in an attached object, as a safe interface.
 //!
-//! Whether an object's content is a heap is decided when it is created. In such an object nothing but the heap may be
-//! stored to by safe code, so what the heap finds there is what a heap left there.
+//! Whether an object holds a heap is decided when it is created. Safe code can store to such an
+//! object only through the heap, so everything the heap reads there was written by a heap.
 //!
-//! `psync` takes the attachment mutably, and so does entering its heap: safe code cannot store while a capture runs.
-//! To commit in the middle of a scope, there is [`AttachedHeap::enter_with`], whose commits need the scope itself,
-//! so that no reference into it is alive.
+//! `psync` and entering the heap both borrow the attachment mutably: safe code cannot store while a
+//! capture runs. [`AttachedHeap::enter_with`] commits in the middle of a scope; it borrows the
+//! scope mutably, so that no reference into the heap is alive.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -17,7 +17,7 @@ use crate::error::{ObjectError, Result};
 use crate::heap::{HeapError, ObjectHeap, Placement, Scope};
 use crate::psync::{self, Stores};
 
-/// The heap in an attached object, for as long as the attachment is borrowed:
+/// The heap in an attached object, borrowed from the attachment:
 ///
 /// ```compile_fail
 /// fn swap(one: &mut aquifer_object::Attachment, other: &mut aquifer_object::Attachment) {
@@ -25,10 +25,11 @@ use crate::psync::{self, Stores};
 /// }
 /// ```
 ///
-/// Gives everything that [`ObjectHeap`] does by shared reference.
+/// Dereferences to [`ObjectHeap`], by shared reference only.
 #[derive(Debug)]
 pub struct AttachedHeap<'a> {
-    /// Not handed out mutably: it could be swapped with the heap of another attachment, and outlive its memory.
+    /// Never handed out mutably: it could be swapped with the heap of another attachment and
+    /// outlive its memory.
     heap: &'a mut ObjectHeap,
     attached: &'a Attached,
 }
@@ -41,9 +42,9 @@ pub struct ScopePsync<'h, 'a> {
 }
 
 impl Attachment {
-    /// The heap in the object; made by the first who attaches it for writing, and durable with the next psync. It
-    /// takes in what the object was made larger by, unless that is a page or the heap's header is full
-    /// ([`ObjectHeap::grow`]).
+    /// The heap in the object. The first attachment for writing creates it, and the next psync
+    /// makes it durable. If the object has grown, the heap takes in the new memory, unless that is
+    /// only one page or the heap's header is full ([`ObjectHeap::grow`]).
     ///
     /// # Errors
     /// [`ObjectError::NoHeap`] if the object was not created for one; [`ObjectError::Heap`];
@@ -65,20 +66,22 @@ impl Attachment {
     fn open_heap(&self) -> std::result::Result<ObjectHeap, HeapError> {
         let (start, len_bytes) = (self.start(), self.len_bytes());
         if self.access() == Access::Read {
-            // SAFETY: mapped and readable as long as the attachment lives, which drops the heap first; nobody stores to
-            // it. What is there was left by a heap, or is zero: safe code cannot store anything else there.
+            // SAFETY: the memory is mapped and readable as long as the attachment lives, which
+            // drops the heap first. The shared lock excludes writers. Safe code can only leave
+            // zeros or a heap in this object.
             return unsafe { ObjectHeap::open_read_only(start, len_bytes) };
         }
         let placement = match self.attached.is_relocatable {
             true => Placement::Relocatable,
             false => Placement::Fixed,
         };
-        // SAFETY: as above, and writable; slices to store to are not given out for such an object.
+        // SAFETY: as above, and writable; no mutable slices are given out for an object with a
+        // heap.
         let heap = unsafe { ObjectHeap::open_or_format(start, len_bytes, placement) }?;
         if heap.len_bytes() < len_bytes {
             // SAFETY: as above.
             match unsafe { heap.grow(len_bytes) } {
-                // Too little to be of use to it, or too often: what it has is there all the same.
+                // Too small an extension, or too many of them: the heap works without it.
                 Err(HeapError::TooSmall { .. } | HeapError::TooManyZones { .. }) => {}
                 grown => grown?,
             }
@@ -96,12 +99,12 @@ impl Deref for AttachedHeap<'_> {
 }
 
 impl AttachedHeap<'_> {
-    /// Calls `enter` with the object's content: see [`ObjectHeap::enter`].
+    /// Calls `enter` with the object's content. See [`ObjectHeap::enter`].
     pub fn enter<R>(&mut self, enter: impl for<'h> FnOnce(&mut Scope<'h>) -> R) -> R {
         self.heap.enter(enter)
     }
 
-    /// As [`AttachedHeap::enter`], with the means to commit in the middle.
+    /// Like [`AttachedHeap::enter`], with a [`ScopePsync`] to commit in the middle of the scope.
     pub fn enter_with<R>(
         &mut self,
         enter: impl for<'h> FnOnce(&mut Scope<'h>, &ScopePsync<'h, '_>) -> R,
@@ -112,9 +115,9 @@ impl AttachedHeap<'_> {
 }
 
 impl<'h> ScopePsync<'h, '_> {
-    /// Makes everything durable that the root leads to: see [`Attachment::psync`]. Values that are not in the root yet
-    /// take their space from the heap, and nothing leads there after a crash. Other threads may work on such values
-    /// meanwhile, so this does not keep the shadow below its budget.
+    /// Makes everything reachable from the root durable. See [`Attachment::psync`]. Values that are
+    /// not yet reachable from the root occupy heap space and are unreachable after a crash. Other
+    /// threads may modify such values during the call, so it does not enforce the shadow budget.
     ///
     /// # Errors
     /// As for [`Attachment::psync`].

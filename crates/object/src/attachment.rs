@@ -1,4 +1,4 @@
-//! An attached object, in the hands of the program.
+//! The public handle of an attached object.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -14,15 +14,18 @@ use crate::heap::ObjectHeap;
 use crate::name::ObjectName;
 use crate::psync::{self, Stores};
 
-/// An object, attached: its bytes are in memory at [`Attachment::address`], in every process that attaches it, now and
-/// after every restart, so plain pointers into it stay valid. Detached when dropped.
+/// An attached object; detached when dropped.
+///
+/// Its bytes are in memory at [`Attachment::address`], the same address in every process that
+/// attaches it and after every restart, so plain pointers into it stay valid.
 ///
 /// # Stores and psync
-/// Stores are private to this process until [`Attachment::psync`] makes them durable; those that no psync
-/// covered are lost when the object is detached or the process ends. During a psync's *capture* nobody may
-/// store to the object. Through references the compiler sees to that: [`Attachment::psync`] takes the attachment
-/// mutably, so none can be alive. A program that stores through pointers sees to it itself, and one whose
-/// threads share the attachment uses [`Attachment::psync_shared`].
+/// Stores are private to this process until [`Attachment::psync`] makes them durable; stores that
+/// no psync covered are lost when the object is detached or the process ends. The program must not
+/// store to the object during a psync's *capture*. Through references the compiler enforces this:
+/// [`Attachment::psync`] borrows the attachment mutably, so no reference can be alive. A program
+/// that stores through pointers must ensure it itself, and a program whose threads share the
+/// attachment uses [`Attachment::psync_shared`].
 ///
 /// ```compile_fail
 /// fn store_during_psync(object: &mut aquifer_object::Attachment) {
@@ -33,28 +36,29 @@ use crate::psync::{self, Stores};
 /// ```
 ///
 /// # Threads and processes
-/// It can be sent and shared. In a forked child it is inert: the memory is not there, and calls are
-/// [`ObjectError::Forked`].
+/// It can be sent and shared. In a forked child it is inert: the memory is not mapped, and calls
+/// fail with [`ObjectError::Forked`].
 ///
-/// # What a reference into it stands on
-/// Only this process can change the object while it is attached for writing, and nobody while it is attached for
-/// reading, as far as everybody uses this library. Somebody who scribbles into the pool file itself, or cuts it
-/// short, changes memory under such references, or ends the process with SIGBUS: a pool is one security domain.
+/// # When references into it are valid
+/// As long as every process uses this library, only this process can change an object attached for
+/// writing, and no process can change one attached for reading. A process that writes to the pool
+/// file directly, or truncates it, changes memory under such references or makes this process die
+/// with SIGBUS: a pool is one security domain.
 pub struct Attachment {
-    /// Dropped before the memory goes.
+    /// Dropped before the memory is unmapped.
     pub(crate) heap: Option<ObjectHeap>,
     pub(crate) attached: Attached,
 }
 
-/// What an attachment's psyncs have committed so far.
+/// Totals of an attachment's psyncs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PsyncStatistics {
-    /// Commits that carried something of this object.
+    /// Commits that carried changes of this object.
     pub psyncs: u64,
-    /// Pages stored to before them.
+    /// Pages stored to before these commits.
     pub pages: u64,
-    /// Bytes written for them: patches and whole pages in the log, and pages put aside. Each record adds up to
-    /// a page to that, and a checkpoint writes each page once to its place.
+    /// Bytes written for these commits: patches and whole pages in the log, and pages put aside.
+    /// Each record adds up to a page to that, and a checkpoint writes each page once to its place.
     pub bytes: u64,
 }
 
@@ -76,48 +80,48 @@ impl Attachment {
         self.attached.name_text()
     }
 
-    /// What it may do.
+    /// Whether it is attached for reading or for writing.
     pub fn access(&self) -> Access {
         self.attached.access
     }
 
-    /// Whether it may be stored to.
+    /// Whether it is attached for writing.
     pub fn is_writable(&self) -> bool {
         self.attached.access == Access::Write
     }
 
-    /// The first byte's address, the same wherever the object is attached.
+    /// The address of the first byte, the same wherever the object is attached.
     pub fn address(&self) -> u64 {
         self.attached.address
     }
 
-    /// The first byte: for programs that use pointers. Valid for [`Attachment::len_bytes`] as long as this attachment
-    /// lives, in this process; stores only if it is for writing.
+    /// A pointer to the first byte. Valid for [`Attachment::len_bytes`] in this process while this
+    /// attachment lives; stores are allowed only if it is attached for writing.
     pub fn start(&self) -> NonNull<u8> {
         NonNull::new(self.attached.address as *mut u8).expect("addresses of objects are not null")
     }
 
-    /// Length in bytes, a multiple of the page.
+    /// Length in bytes, a multiple of the page size.
     pub fn len_bytes(&self) -> u64 {
         self.attached.media.len_bytes
     }
 
     /// The object's bytes.
     ///
-    /// Nobody stores to them through pointers as long as the slice lives.
+    /// Unsafe code must not store to them while the slice lives.
     ///
     /// # Errors
     /// [`ObjectError::Forked`].
     pub fn as_slice(&self) -> Result<&[u8]> {
         self.attached.check_process()?;
         let start = self.start().as_ptr();
-        // SAFETY: mapped and readable as long as `self` lives. Others cannot store to it, they have not the lock;
-        // this process does so through `as_mut_slice`, which borrows `self` mutably, or by unsafe code, whose promise it
-        // is not to do so now.
+        // SAFETY: mapped and readable as long as `self` lives. Other processes cannot store to it:
+        // they do not hold the lock. This process stores through `as_mut_slice`, which borrows
+        // `self` mutably, or through unsafe code, which must not do so while the slice lives.
         Ok(unsafe { std::slice::from_raw_parts(start, self.len_bytes() as usize) })
     }
 
-    /// The object's bytes, to be stored to.
+    /// The object's bytes, mutably.
     ///
     /// # Errors
     /// [`ObjectError::AttachedForReading`]; [`ObjectError::HoldsHeap`]; [`ObjectError::Forked`].
@@ -134,15 +138,16 @@ impl Attachment {
         Ok(unsafe { std::slice::from_raw_parts_mut(start, self.len_bytes() as usize) })
     }
 
-    /// Makes everything stored to the object until now durable, atomically: after a crash it is as this psync
-    /// left it, or, if this one had not returned, perhaps as the one before did. Costs one write and one sync of the
-    /// device in the steady state; an object that was not stored to costs neither. Ignored on an attachment for
-    /// reading.
+    /// Makes everything stored to the object so far durable, atomically. After a crash the object
+    /// has the content of this psync; if it had not returned, possibly that of the previous one.
+    /// Costs one write and one device sync in the steady state; nothing if the object was not
+    /// stored to. Ignored on an attachment for reading.
     ///
     /// # Errors
-    /// The pages are taken along by the next psync. [`ObjectError::NoRoomForShadow`] if the commit is too large for the log
-    /// and the pool is full; [`ObjectError::Pool`] if the media failed: the pool is read-only from then on, and after
-    /// a restart the object is as it was before or as it is now.
+    /// The next psync commits the same pages again. [`ObjectError::NoRoomForShadow`] if the commit
+    /// is too large for the log and the pool is full; [`ObjectError::Pool`] if the media failed:
+    /// the pool is read-only from then on, and after a restart the object has either its previous
+    /// or its current content.
     pub fn psync(&mut self) -> Result<()> {
         psync::psync(&[&self.attached], Stores::Excluded)
     }
@@ -153,16 +158,19 @@ impl Attachment {
     /// As for [`Attachment::psync`].
     ///
     /// # Safety
-    /// Nobody stores to the object during the call, and no reference through which that could happen is alive.
+    /// No thread stores to the object during the call, and no reference through which that could
+    /// happen is alive.
     pub unsafe fn psync_shared(&self) -> Result<()> {
         psync::psync(&[&self.attached], Stores::Excluded)
     }
 
-    /// Captures what was stored until now, and returns: the object may be stored to again while the commit
-    /// becomes durable in the background. Commits are acknowledged in the order of their captures.
+    /// Captures everything stored so far, and returns. The object may be stored to again while the
+    /// commit becomes durable in the background. Commits are acknowledged in the order of their
+    /// captures.
     ///
     /// # Errors
-    /// As for [`Attachment::psync`], as far as they are known by then; the others come from the result.
+    /// The errors of [`Attachment::psync`] that are known at that point; the result returns the
+    /// others.
     pub fn psync_begin(&mut self) -> Result<PendingPsync> {
         psync::psync_begin(&self.attached.shared, &[&self.attached])
     }
@@ -178,7 +186,7 @@ impl Attachment {
         psync::psync_begin(&self.attached.shared, &[&self.attached])
     }
 
-    /// What its psyncs have committed.
+    /// The totals of its psyncs.
     pub fn statistics(&self) -> PsyncStatistics {
         PsyncStatistics {
             psyncs: self.attached.psyncs.load(Relaxed),
@@ -187,7 +195,7 @@ impl Attachment {
         }
     }
 
-    /// Bytes of private copies this attachment has now. Looks at the whole mapping.
+    /// Bytes of private copies this attachment has. Scans the whole mapping.
     ///
     /// # Errors
     /// [`ObjectError::Memory`], [`ObjectError::Forked`].
@@ -204,12 +212,13 @@ impl Attachment {
         Ok(pages * PAGE_BYTES)
     }
 
-    /// Detaches the object. What was stored since the last psync is lost. Waits for psyncs that were begun.
+    /// Detaches the object. Stores since the last psync are lost. Waits for pending psyncs.
     ///
     /// # Errors
-    /// The object is detached all the same. [`ObjectError::Unsynced`] if a psync failed and none followed that took its
-    /// pages along; [`ObjectError::Pool`] if the space of a large commit could not be freed, which the next
-    /// detach after writing makes up for; [`ObjectError::Forked`] in a forked child, where there is nothing to detach.
+    /// The object is detached even on an error. [`ObjectError::Unsynced`] if a psync failed and no
+    /// later one committed its pages; [`ObjectError::Pool`] if the space of a large commit could
+    /// not be freed, which the next detach after writing retries; [`ObjectError::Forked`] in a
+    /// forked child, which holds nothing to detach.
     pub fn detach(self) -> Result<()> {
         let Attachment { heap, attached } = self;
         drop(heap);

@@ -1,19 +1,20 @@
-//! The base of a page: its content as of the object's last commit, which patches are relative to.
+//! The base of a page: its content as of the object's last commit. Patches are relative to it.
 //!
 //! | the page | its base | how it is committed |
 //! |---|---|---|
 //! | has a *twin* | the twin | patched, if little changed |
-//! | was committed since the primary was brought up to date, and has no twin | not at hand (it is *behind*) | whole; and it gets a twin |
-//! | else | what lies at its place | patched, if little changed; and it gets a twin |
+//! | was committed since the primary was brought up to date, and has no twin | not available (the page is *behind*) | whole; it gets a twin |
+//! | otherwise | the page on media (the primary) | patched, if little changed; it gets a twin |
 //!
-//! A twin is a copy in memory; after a commit it is patched as the log is. Pages of which most changed when they were
-//! compared last get none until they are compared with their place again, and neither does any page once twins and
-//! private copies together fill the budget.
+//! A twin is a copy in memory; each commit patches it exactly as the log does. A page that was
+//! mostly changed at its last comparison gets no twin until it is compared with the primary again.
+//! No page gets a twin once twins and private copies together exceed the budget.
 //!
 //! # Invariant
-//! What the log has of a page, up to the last commit captured, makes of its place what the twin holds; without a twin,
-//! and not behind, what the place holds. It is the captured commits that count, not the durable ones: one that
-//! fails takes all behind it along, and its pages come back ([`Bases::forget`]).
+//! Applying everything the log holds for a page, up to the last captured commit, to the primary
+//! gives the page's base: the twin if there is one, otherwise, unless the page is behind, the
+//! primary itself. Captured commits count, not durable ones: if a commit fails, all commits behind
+//! it fail too, and their pages are returned ([`Bases::forget`]).
 
 use std::collections::HashMap;
 
@@ -27,8 +28,9 @@ use crate::attach::Attached;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// A page that takes more than this to patch is committed whole. On a disk, because that is about as much to write, and
-/// simpler to read; where writing is copying, because finding the differences takes longer than copying them all.
+/// A page whose patches would exceed this is committed whole. On a disk, because writing the whole
+/// page costs about the same and is simpler to read; where writing is copying, because finding the
+/// differences takes longer than copying the page.
 fn most_patch_bytes(domain: PersistenceDomain) -> usize {
     match domain {
         PersistenceDomain::PageCache => PAGE / 2,
@@ -43,13 +45,14 @@ pub(crate) type Page = Box<[u8; PAGE]>;
 pub(crate) struct Bases {
     twins: HashMap<PageIndex, Page>,
     behind: Behind,
-    /// Most of them changed when they were compared last.
+    /// Pages of which most changed when they were compared last.
     rewritten: PageBits,
     most_patch_bytes: usize,
 }
 
-/// Pages that were committed, and are not at their place yet. The primary is brought up to date while commits go on, so
-/// they are kept in two parts: one for what was committed up to `mark_lsn`, and one for what came later.
+/// Pages that are committed but not yet applied to the primary. Commits continue while the primary
+/// is brought up to date, so the set is kept in two parts: pages committed up to `mark_lsn`, and
+/// pages committed later.
 struct Behind {
     older: PageBits,
     newer: PageBits,
@@ -61,7 +64,8 @@ impl Behind {
         self.older.contains(page) || self.newer.contains(page)
     }
 
-    /// Everything before `applied_lsn` is at its place, and nothing was committed from `last_lsn` on.
+    /// Everything before `applied_lsn` is applied to the primary, and nothing was committed from
+    /// `last_lsn` on.
     fn catch_up(&mut self, applied_lsn: u64, last_lsn: u64) {
         if applied_lsn < self.mark_lsn {
             return;
@@ -77,19 +81,19 @@ impl Behind {
     }
 }
 
-/// What a capture commits of an object, in two parts. No page is in both, and one that has its base's content is
-/// in neither.
+/// What a capture commits of an object, in two disjoint parts. Pages equal to their base are in
+/// neither.
 #[derive(Default)]
 pub(crate) struct Changes {
     pub patches: Patches,
     pub whole: Vec<PageRun>,
-    /// Of the whole pages, those that are to get a twin.
+    /// The whole pages that are to get a twin.
     wanted: Vec<PageIndex>,
 }
 
 impl Changes {
-    /// Copies the whole pages into `target`, which is as long, and those that are to get a twin from there: a
-    /// twin is what is logged, whatever is stored meanwhile.
+    /// Copies the whole pages into `target`, which has their total length. Twins are copied from
+    /// `target`, so that a twin equals what is logged even if the page is stored to concurrently.
     pub fn copy_whole(&self, attached: &Attached, target: &mut [u8]) -> Vec<(PageIndex, Page)> {
         let mut twins = Vec::with_capacity(self.wanted.len());
         let mut wanted = self.wanted.iter().copied().peekable();
@@ -109,7 +113,7 @@ impl Changes {
         self.whole.iter().map(|run| run.count).sum::<u64>() * PAGE_BYTES
     }
 
-    /// Bytes of it in the log.
+    /// Bytes that the changes occupy in the log.
     pub fn len_bytes(&self) -> u64 {
         self.patches.len_bytes() + self.whole_bytes()
     }
@@ -134,7 +138,7 @@ impl Changes {
 }
 
 impl Bases {
-    /// Of an object of so many pages whose primary is up to date.
+    /// The bases of an object of `pages` pages whose primary is up to date.
     pub fn new(pages: u64, domain: PersistenceDomain) -> Bases {
         let none = || PageBits::new(pages);
         Bases {
@@ -145,17 +149,19 @@ impl Bases {
         }
     }
 
-    /// How many pages have a twin.
+    /// The number of twins.
     pub fn twins(&self) -> u64 {
         self.twins.len() as u64
     }
 
-    /// Everything that was committed before `applied_lsn` is at its place. The last commit ends at `last_lsn`.
+    /// Notes that everything committed before `applied_lsn` is applied. The last commit ends at
+    /// `last_lsn`.
     pub fn catch_up(&mut self, applied_lsn: u64, last_lsn: u64) {
         self.behind.catch_up(applied_lsn, last_lsn);
     }
 
-    /// Nothing is known about these pages: commits of them have failed, or the log has them from elsewhere.
+    /// Forgets the bases of these pages: their commits failed, or the log got their content
+    /// elsewhere.
     pub fn forget(&mut self, runs: &[PageRun]) {
         for &run in runs {
             self.behind.newer.insert_run(run);
@@ -165,14 +171,15 @@ impl Bases {
         }
     }
 
-    /// Gives up all twins.
+    /// Drops all twins.
     pub fn drop_twins(&mut self) {
         for (page, _) in std::mem::take(&mut self.twins) {
             self.behind.newer.insert_run(PageRun { first: page, count: 1 });
         }
     }
 
-    /// Finds out what has changed in `captured`. Pages get a twin as long as there are at most `most_twins`.
+    /// Finds the changes in `captured`. Pages get a twin as long as there are fewer than
+    /// `most_twins`.
     pub fn compare(
         &mut self,
         attached: &Attached,
@@ -202,7 +209,7 @@ impl Bases {
             // SAFETY: a page of the mapping, and a buffer of one page.
             unsafe { copy_racy(attached.page(page), now.as_mut_ptr(), PAGE) };
             let run = PageRun { first: page, count: 1 };
-            // Runs have at most 2^24 pages.
+            // The cast is lossless: an object has at most 2^24 pages.
             let most_bytes = self.most_patch_bytes;
             if !changes.patches.push_difference(page.0 as u32, base, &now, most_bytes) {
                 self.rewritten.insert_run(run);
@@ -211,13 +218,14 @@ impl Bases {
             }
             self.rewritten.remove_run(run);
             if !has_twin && may_have_twin {
-                // As of the last commit, which is right whether this one succeeds or not.
+                // The content as of the last commit: correct whether the current one succeeds or
+                // not.
                 self.twins.insert(page, Box::new(place));
             }
         }
     }
 
-    /// The changes are in the log; whole pages with this content, as far as they are to get a twin.
+    /// Notes that the changes are in the log, with `twins` as the content of whole pages.
     pub fn commit(&mut self, changes: &Changes, twins: Vec<(PageIndex, Page)>) {
         self.forget(&changes.whole);
         self.twins.extend(twins);
@@ -233,7 +241,7 @@ impl Bases {
     }
 }
 
-/// Reads a page at its place, if that takes no I/O.
+/// Reads a page of the primary if that needs no I/O.
 fn read_primary(attached: &Attached, page: PageIndex, base: &mut [u8]) -> bool {
     let offset_bytes = attached.media.offset_bytes + page.0 * PAGE_BYTES;
     attached.shared.pool.media().read_resident_at(offset_bytes, base).unwrap_or(false)

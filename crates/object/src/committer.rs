@@ -1,13 +1,13 @@
-//! Commits that become durable in the background, one thread for each [`Objects`](crate::Objects) that begins any.
+//! Makes commits durable in the background, on one thread per [`Objects`](crate::Objects).
 //!
-//! They are finished in the order of their places in the log. A commit is acknowledged only when all before it are
-//! durable, so the thread must never wait for one that is behind it in its own queue: capturing and queueing are one step,
-//! under the lock `order`, and the thread waits for nothing but the log.
+//! Commits finish in log order. A commit is acknowledged only when all earlier ones are durable, so
+//! the thread must never wait for a commit that is behind it in its own queue. Therefore capturing
+//! and queueing are one step under the lock `order`, and the thread waits only for the log.
 //!
-//! Dropping a [`PendingPsync`] cancels nothing; dropping the last handle of the objects finishes what is under way
-//! first.
+//! Dropping a [`PendingPsync`] cancels nothing. Dropping the last handle of the objects finishes
+//! all pending commits first.
 //!
-//! Lock order: `order`, then the attachments', then the queue's.
+//! Lock order: `order`, the attachments' locks, the queue's lock.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -22,19 +22,20 @@ use crate::error::{ObjectError, Result};
 use crate::flight::Flight;
 use crate::psync::Captured;
 
-/// A psync whose pages are captured and on their way. The object may be stored to again.
+/// A psync whose pages are captured and being written. The object may be stored to again.
 ///
-/// Wait with [`PendingPsync::wait`], or await it as a future. Dropping it cancels nothing: if the psync then
-/// fails, its pages are taken along by the next one, and detaching without one is an error.
+/// Wait with [`PendingPsync::wait`], or await it as a future. Dropping it cancels nothing. If the
+/// psync fails, the next psync commits its pages too; detaching without another psync returns an
+/// error.
 ///
-/// A future is woken by the thread that commits: nothing long may run in its waker.
+/// The committing thread wakes the future: the waker must not run anything long.
 #[must_use = "the psync may fail; wait for it, or drop it explicitly"]
 #[derive(Debug)]
 pub struct PendingPsync {
     completion: Arc<Completion>,
 }
 
-/// The end of a psync, in parts: its own commit, and earlier ones of its objects.
+/// The end of a psync, in parts: its own commit, and earlier commits of its objects.
 #[derive(Debug)]
 pub(crate) struct Completion {
     state: Mutex<CompletionState>,
@@ -46,7 +47,7 @@ pub(crate) struct Completion {
 struct CompletionState {
     /// Parts that have not ended.
     open: usize,
-    /// Of the first part that failed, or of all.
+    /// The first error, or the result of all parts.
     outcome: Result<()>,
     waker: Option<Waker>,
 }
@@ -90,12 +91,13 @@ impl CompletionState {
 }
 
 impl PendingPsync {
-    /// Whether it has ended, well or not: [`PendingPsync::wait`] returns at once.
+    /// Whether the psync has ended, successfully or not, so that [`PendingPsync::wait`] returns at
+    /// once.
     pub fn is_done(&self) -> bool {
         self.completion.process.is_current() && self.completion.state().open == 0
     }
 
-    /// Waits until everything stored before is durable.
+    /// Waits until everything stored before the psync began is durable.
     ///
     /// # Errors
     /// As for [`Attachment::psync`](crate::Attachment::psync).
@@ -190,7 +192,7 @@ impl Committer {
         }
     }
 
-    /// Captures, and has the commit finished in the background.
+    /// Captures, and queues the commit to be finished in the background.
     pub fn begin(&self, capture: impl FnOnce() -> Result<Captured>) -> Result<PendingPsync> {
         let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         let Captured { flight, earlier } = capture()?;
@@ -211,7 +213,7 @@ impl Committer {
             *thread = builder.spawn(move || queue.run()).ok();
         }
         if thread.is_none() {
-            // Without a thread, the caller does it.
+            // No thread could be started: the caller finishes the commit itself.
             job.run();
             return;
         }
@@ -224,8 +226,8 @@ impl Drop for Committer {
     fn drop(&mut self) {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if !self.process.is_current() {
-            // The thread is the parent's. Detaching it here would detach one of the child's own, if it has the
-            // same stack.
+            // The thread belongs to the parent. Detaching the handle here could detach one of the
+            // child's own threads that has the same stack.
             std::mem::forget(thread);
             return;
         }

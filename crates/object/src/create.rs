@@ -17,22 +17,23 @@ use crate::objects::{ObjectInfo, Objects, overlapping};
 /// How to create an object.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CreateObject<'a> {
-    /// Who may attach it.
+    /// The keys required to attach it.
     pub keys: Keys<'a>,
-    /// Whether it may be moved to another address later: nothing in it, nor anywhere else, then points
-    /// into it by plain pointers that outlive an attachment.
+    /// Whether it may be moved to another address later. If so, no plain pointer into it, in the
+    /// object or elsewhere, may outlive an attachment.
     pub relocatable: bool,
-    /// Whether its content is a heap ([`Attachment::heap`](crate::Attachment::heap)); else it is plain bytes.
+    /// Whether it holds a heap ([`Attachment::heap`](crate::Attachment::heap)) instead of plain
+    /// bytes.
     pub heap: bool,
-    /// Where it is attached, a multiple of the page inside [`WINDOW`]; by default a random multiple of 2 MiB that no
-    /// other object has.
+    /// The address it is attached at: a multiple of the page size inside [`WINDOW`]. By default a
+    /// free random multiple of 2 MiB.
     pub address: Option<u64>,
 }
 
-/// Pages of 2 MiB: objects of at least this size begin at such a boundary of the pool.
+/// Pages in 2 MiB. Objects of at least this size are aligned to it in the pool.
 const HUGE_PAGES: u64 = (2 << 20) / PAGE_BYTES;
 
-/// What the first page of a content of this size is a multiple of.
+/// The alignment, in pages, of content of this size.
 pub(crate) fn alignment_pages(pages: u64) -> u64 {
     if pages >= HUGE_PAGES { HUGE_PAGES } else { 1 }
 }
@@ -46,7 +47,7 @@ fn parameter(what: &'static str, value: impl ToString, reason: &'static str) -> 
     ObjectError::Parameter { what, value: value.to_string(), reason }
 }
 
-/// Pages of a content of this size.
+/// The number of pages for content of this size.
 pub(crate) fn pages_for(size_bytes: u64) -> Result<u64> {
     let pages = size_bytes.div_ceil(PAGE_BYTES);
     if pages == 0 {
@@ -67,7 +68,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// An address asked for must be one that can be mapped.
+/// Checks that a requested address can be mapped.
 pub(crate) fn check_address(address: u64, len_bytes: u64) -> Result<()> {
     let fits = address.is_multiple_of(PAGE_BYTES)
         && address >= WINDOW.start
@@ -82,7 +83,7 @@ pub(crate) fn check_address(address: u64, len_bytes: u64) -> Result<()> {
     }
 }
 
-/// A random address for so many bytes of the object `name` that no object has.
+/// A random address with `len_bytes` free bytes, for the object `name`.
 pub(crate) fn random_address(
     inodes: impl Iterator<Item = Inode>,
     name: &[u8],
@@ -95,11 +96,11 @@ pub(crate) fn random_address(
 }
 
 impl Objects {
-    /// Creates an object of `size_bytes`, rounded up to whole pages, all zero. Durable on return.
+    /// Creates an object of `size_bytes`, rounded up to whole pages and zeroed. Durable on return.
     ///
     /// # Errors
     /// [`ObjectError::Exists`], [`ObjectError::Parameter`], [`ObjectError::AddressOfAnother`];
-    /// [`ObjectError::Pool`], also when it is full.
+    /// [`ObjectError::Pool`], also if the pool is full.
     pub fn create(
         &self,
         name: impl AsRef<[u8]>,
@@ -156,10 +157,11 @@ impl Objects {
         self.info(name)
     }
 
-    /// Destroys an object. Needs the key for writing, and that nobody has it attached. Durable on return.
+    /// Destroys an object. Requires the write key, and that no process has it attached. Durable on
+    /// return.
     ///
     /// # Errors
-    /// As for [`Objects::attach`]: nothing is destroyed.
+    /// As for [`Objects::attach`]; nothing is destroyed then.
     pub fn destroy(&self, name: impl AsRef<[u8]>, key: Option<&[u8]>) -> Result<()> {
         let (inode, lock) = self.shared.claim(name.as_ref(), Access::Write, key)?;
         let pool = &self.shared.pool;
@@ -169,15 +171,16 @@ impl Objects {
         };
         // SAFETY: the object's write lock is held, so it is attached nowhere.
         unsafe { pool.change(Vec::new(), change)? };
-        // Its number may be another object's from here on, which can be attached.
+        // From here on the inode number may belong to another object, which may be attached.
         drop(lock);
         Ok(pool.sync()?)
     }
 
-    /// Gives an object another name. Needs the key for writing, and that nobody has it attached. Durable on return.
+    /// Renames an object. Requires the write key, and that no process has it attached. Durable on
+    /// return.
     ///
     /// # Errors
-    /// As for [`Objects::attach`]; [`ObjectError::Exists`] if there is an object of the new name.
+    /// As for [`Objects::attach`]; [`ObjectError::Exists`] if an object already has the new name.
     pub fn rename(
         &self,
         name: impl AsRef<[u8]>,

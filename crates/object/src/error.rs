@@ -1,4 +1,4 @@
-//! What can go wrong with objects.
+//! Errors of objects.
 
 use aquifer_pool::PoolError;
 use aquifer_vm::VmError;
@@ -6,42 +6,43 @@ use aquifer_vm::VmError;
 use crate::access::Access;
 use crate::name::ObjectName;
 
-/// What can go wrong with objects. None of these changes an object, except where it is said.
+/// An error of an operation on objects. Unless stated otherwise, the object is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// The pool failed, or cannot do it.
+    /// The pool failed, or does not support the operation.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// There is no object of this name.
+    /// No object has this name.
     #[error("there is no object {name}; `aquifer object list` shows those there are")]
     NotFound {
         /// The name.
         name: ObjectName,
     },
-    /// The object was destroyed, or replaced by another one of this name again and again, while it was being attached.
+    /// The object was destroyed, or repeatedly replaced by another one of this name, while it was
+    /// being attached.
     #[error("the object {name} was destroyed while it was being looked for; create it anew")]
     Destroyed {
         /// The name.
         name: ObjectName,
     },
-    /// There is an object of this name.
+    /// An object with this name already exists.
     #[error("there is an object {name} already; choose another name, or destroy that one")]
     Exists {
         /// The name.
         name: ObjectName,
     },
-    /// The key does not fit, or there is none where one is asked for.
+    /// The key is wrong, or a required key is missing.
     #[error("{} to the object {name} asks for its key, and {}", access.noun(), given_text(*.given))]
     WrongKey {
         /// The name.
         name: ObjectName,
-        /// What was asked for.
+        /// The requested access.
         access: Access,
         /// Whether a key was given.
         given: bool,
     },
-    /// The key for reading was used where the one for writing is asked for.
+    /// The read key was given where the write key is required.
     #[error(
         "the key given opens the object {name} for reading only; use its key for writing, or attach it for reading"
     )]
@@ -49,7 +50,7 @@ pub enum ObjectError {
         /// The name.
         name: ObjectName,
     },
-    /// The object is attached elsewhere, in a way that stands against it.
+    /// A conflicting attachment exists elsewhere.
     #[error(
         "the object {name} is attached {} and cannot be used for {} here; it can when that process has \
          detached it, or has ended",
@@ -59,12 +60,12 @@ pub enum ObjectError {
     Attached {
         /// The name.
         name: ObjectName,
-        /// The process that has it, if it is known, as its own namespace numbers it.
+        /// The process that has it attached, if known, as numbered in its own PID namespace.
         holder: Option<u32>,
-        /// What was asked for.
+        /// The requested access.
         access: Access,
     },
-    /// The object is attached through this handle of the pool already.
+    /// The object is already attached through this handle of the pool.
     #[error(
         "the object {name} is attached in this process already; use that attachment, or detach it first"
     )]
@@ -72,7 +73,7 @@ pub enum ObjectError {
         /// The name.
         name: ObjectName,
     },
-    /// Nothing is attached at an address.
+    /// No object is attached at the address.
     #[error(
         "no object is attached at {address:#x} by its address: nothing was detached or committed; an `Attachment` \
          is detached by dropping it"
@@ -89,14 +90,14 @@ pub enum ObjectError {
     AddressTaken {
         /// The object.
         name: ObjectName,
-        /// Where it belongs.
+        /// The address it must be attached at.
         address: u64,
         /// Its length.
         len_bytes: u64,
-        /// What lies there.
+        /// The mapping that occupies the address.
         by: String,
     },
-    /// The addresses asked for belong to another object.
+    /// The requested addresses belong to another object.
     #[error(
         "{len_bytes} bytes at {address:#x} overlap the object {by}; choose another address, or none"
     )]
@@ -108,7 +109,7 @@ pub enum ObjectError {
         /// The other object.
         by: ObjectName,
     },
-    /// An object that must stay where it is has no room to grow.
+    /// An object that is not relocatable has no room to grow.
     #[error(
         "the object {name} cannot grow to {size_bytes} bytes at its address, because {} lies behind it, and it \
          was not created as relocatable: pointers into it would break; copy its content into a new object",
@@ -117,12 +118,12 @@ pub enum ObjectError {
     MustMove {
         /// The object.
         name: ObjectName,
-        /// The size asked for.
+        /// The requested size.
         size_bytes: u64,
-        /// The object that is in the way; `None` if the addresses for objects end there.
+        /// The object in the way; `None` if the range of object addresses ends there.
         by: Option<ObjectName>,
     },
-    /// An object that must stay where it is was to be moved.
+    /// An object that is not relocatable cannot be moved.
     #[error(
         "the object {name} was not created as relocatable: pointers into it would break; copy its content into a new \
          object"
@@ -131,7 +132,7 @@ pub enum ObjectError {
         /// The object.
         name: ObjectName,
     },
-    /// An object that holds a heap was to be made smaller.
+    /// An object that holds a heap cannot be made smaller.
     #[error(
         "the object {name} holds a heap, whose allocations may lie anywhere: it cannot be made smaller; copy its \
          content into a new object"
@@ -140,13 +141,13 @@ pub enum ObjectError {
         /// The object.
         name: ObjectName,
     },
-    /// The object holds a heap, and its bytes cannot be stored to past it.
+    /// The object holds a heap, and its bytes cannot be stored to directly.
     #[error("the object {name} holds a heap; store to it through `Attachment::heap`")]
     HoldsHeap {
         /// The object.
         name: ObjectName,
     },
-    /// The object holds plain bytes.
+    /// The object holds plain bytes, not a heap.
     #[error(
         "the object {name} holds plain bytes, no heap; create objects for heaps with `heap: true`"
     )]
@@ -159,11 +160,11 @@ pub enum ObjectError {
     Heap {
         /// The object.
         name: ObjectName,
-        /// Why.
+        /// The cause.
         #[source]
         source: crate::heap::HeapError,
     },
-    /// A large commit needs space in the pool, and there is none.
+    /// A large commit needs space in the pool, and none is free.
     #[error(
         "psync of {len_bytes} bytes does not fit into the log, and the pool has no room to put them aside ({source}); \
          nothing is forgotten: destroy something or grow the pool, and call psync again"
@@ -192,29 +193,29 @@ pub enum ObjectError {
         /// The object.
         name: ObjectName,
     },
-    /// A parameter makes no sense.
+    /// A parameter is invalid.
     #[error("{what} cannot be {value}: {reason}")]
     Parameter {
         /// Which one.
         what: &'static str,
         /// Its value.
         value: String,
-        /// Why not, and what can be.
+        /// Why it is invalid, and what is valid.
         reason: &'static str,
     },
-    /// The object's addresses cannot be mapped, or stores to them cannot be found.
+    /// The object's addresses cannot be mapped, or stores to them cannot be tracked.
     #[error("the object {name}: {source}")]
     Memory {
         /// The object.
         name: ObjectName,
-        /// Why.
+        /// The cause.
         #[source]
         source: VmError,
     },
-    /// The kernel gave no random numbers.
+    /// The kernel returned no random numbers.
     #[error("no random numbers for keys or addresses: {0}")]
     Random(#[source] std::io::Error),
-    /// The calling process is a fork of the one that attached.
+    /// The calling process is a fork of the one that attached the object.
     #[error(
         "this process is a fork of the one that attached the object; open the pool and attach it here"
     )]
@@ -239,7 +240,7 @@ fn behind_text(by: Option<&ObjectName>) -> String {
     by.map_or_else(|| "the end of the addresses for objects".to_owned(), ToString::to_string)
 }
 
-/// A name for a message.
+/// Converts a name for a message.
 pub(crate) fn text(name: &[u8]) -> ObjectName {
     ObjectName::from(name)
 }

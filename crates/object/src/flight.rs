@@ -1,12 +1,13 @@
-//! Commits under way: captured, and not yet known to be durable.
+//! Commits in flight: captured, but not yet known to be durable.
 //!
-//! A [`Flight`] carries one commit of one or several objects from its capture to its end, on the caller's
-//! thread or on the one for background commits. However it ends, also by a panic, it *lands* at each of its objects,
-//! with the pages it carried if it failed: the next capture takes those along, so that a failed psync forgets nothing.
+//! A [`Flight`] carries one commit of one or several objects from its capture to its end, on the
+//! caller's thread or on the background thread. However it ends, including by a panic, it *lands*
+//! at each of its objects. If it failed, it returns the pages it carried, and the next capture
+//! takes them again, so that a failed psync loses nothing.
 //!
 //! # Locks
-//! [`Flights`] has a lock of its own, below the one of the attachment: a capture may wait for landings while it
-//! holds the attachment, and landing takes nothing else.
+//! [`Flights`] has a private lock, ordered below the attachment's lock: a capture may wait for
+//! landings while it holds the attachment's lock, and landing takes no other lock.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +19,7 @@ use aquifer_vm::dirty::PageRun;
 use crate::committer::Completion;
 use crate::error::{ObjectError, Result, text};
 
-/// The commits of one attachment that are under way, and what failed ones have left.
+/// The commits of one attachment in flight, and the pages of failed ones.
 #[derive(Default)]
 pub(crate) struct Flights {
     state: Mutex<State>,
@@ -27,17 +28,18 @@ pub(crate) struct Flights {
 
 #[derive(Default)]
 struct State {
-    /// How many were ever begun.
+    /// Number of commits ever begun.
     begun: u64,
-    /// Numbers of those under way.
+    /// Numbers of the commits in flight.
     under_way: Vec<u64>,
-    /// Threads that wait for a landing.
+    /// Threads waiting for a landing.
     waiting: usize,
-    /// Pages of failed ones.
+    /// Pages of failed commits that no capture has taken yet.
     returned: Vec<PageRun>,
-    /// For each [`Earlier`] whose commits are under way: the number of the last of them, and whether one has failed.
+    /// For each [`Earlier`] with commits in flight: the number of the last of them, and whether one
+    /// has failed.
     outcomes: Vec<(u64, Arc<AtomicBool>)>,
-    /// Who wants to hear when none up to a number is under way.
+    /// Completions to notify once no commit up to a number is in flight.
     watchers: Vec<(u64, Earlier, Arc<Completion>)>,
 }
 
@@ -67,14 +69,15 @@ impl Flights {
         number
     }
 
-    /// Ends one. The lock is given up before anybody hears of the end: who detaches then is the last to have it.
+    /// Ends a commit. The inode lock is dropped before waiters are notified, so that a thread that
+    /// detaches then drops the last reference.
     fn land(&self, number: u64, lock: Arc<InodeLock>, returned: Vec<PageRun>) {
         let mut state = self.state();
         let State { under_way, outcomes, .. } = &mut *state;
         under_way.retain(|other| *other != number);
         outcomes.retain(|(last, has_failed)| {
             if number <= *last && !returned.is_empty() {
-                // Relaxed: read after this lock was held, or by this thread.
+                // Relaxed: read after acquiring this lock, or by this thread.
                 has_failed.store(true, Relaxed);
             }
             !has_landed(under_way, *last)
@@ -98,11 +101,12 @@ impl Flights {
         }
     }
 
-    /// What must have landed, besides the capture under way, which has taken its pages and has no flight yet, for everything that was
-    /// stored before it to be durable.
+    /// The commits that must land before everything stored before the current capture is durable.
+    /// The current capture has taken its pages and has no flight yet; it does not count.
     pub fn earlier(self: &Arc<Flights>, name: &[u8]) -> Earlier {
         let mut state = self.state();
-        // Of those that have landed, what failed and was left by the capture counts. What a capture has taken along is in its own flight.
+        // Failed commits that have landed count only if their pages are still here: pages that a
+        // capture has taken belong to that capture's flight.
         let has_failed = Arc::new(AtomicBool::new(!state.returned.is_empty()));
         let number = state.begun;
         if !state.has_landed(number) {
@@ -111,12 +115,12 @@ impl Flights {
         Earlier { flights: self.clone(), number, has_failed, name: name.to_vec() }
     }
 
-    /// The number of the last one begun, for [`Flights::wait_landed`].
+    /// The number of the last commit begun, for [`Flights::wait_landed`].
     pub fn last_begun(&self) -> u64 {
         self.state().begun
     }
 
-    /// Waits until none up to `number` is under way.
+    /// Waits until no commit up to `number` is in flight.
     pub fn wait_landed(&self, number: u64) {
         let mut state = self.state();
         while !state.has_landed(number) {
@@ -126,36 +130,37 @@ impl Flights {
         }
     }
 
-    /// Whether failed ones left pages that no capture has taken along yet.
+    /// Whether failed commits left pages that no capture has taken yet.
     pub fn has_returned(&self) -> bool {
         !self.state().returned.is_empty()
     }
 
-    /// Takes what failed ones left.
+    /// Takes the pages that failed commits left.
     pub fn take_returned(&self) -> Vec<PageRun> {
         std::mem::take(&mut self.state().returned)
     }
 }
 
-/// What an object must have behind it for everything stored to it before a capture to be durable, besides what the
-/// capture took: the commits begun before.
+/// The commits begun before a capture. They must land before everything stored to the object before
+/// the capture is durable, in addition to the capture's own commit.
 #[derive(Clone)]
 pub(crate) struct Earlier {
     flights: Arc<Flights>,
     number: u64,
-    /// Whether one of these has failed. If so, it is not durable, also if another capture has taken its pages along: that may fail as well.
+    /// Whether one of these commits has failed. Then its content is not durable, even if another
+    /// capture has taken its pages: that commit may fail as well.
     has_failed: Arc<AtomicBool>,
     name: Vec<u8>,
 }
 
 impl Earlier {
-    /// Waits for it.
+    /// Waits until all of these commits have landed.
     pub fn wait(&self) -> Result<()> {
         self.flights.wait_landed(self.number);
         self.outcome()
     }
 
-    /// Ends a part of `completion` when it is there.
+    /// Ends a part of `completion` once these commits have landed.
     pub fn watch(&self, completion: &Arc<Completion>) {
         let mut state = self.flights.state();
         if !state.has_landed(self.number) {
@@ -166,9 +171,9 @@ impl Earlier {
         completion.end_part(self.outcome());
     }
 
-    /// How all of it ended, once it has.
+    /// The outcome of all these commits, once they have landed.
     fn outcome(&self) -> Result<()> {
-        // Relaxed: stored under the lock of the flights, which this thread has held since.
+        // Relaxed: stored under the lock of the flights, which this thread has acquired since.
         match self.has_failed.load(Relaxed) {
             true => Err(ObjectError::Unsynced { name: text(&self.name) }),
             false => Ok(()),
@@ -176,7 +181,7 @@ impl Earlier {
     }
 }
 
-/// What a flight carries of one object.
+/// One object's share of a flight.
 struct Part {
     flights: Arc<Flights>,
     number: u64,
@@ -184,14 +189,14 @@ struct Part {
     runs: Vec<PageRun>,
 }
 
-/// A commit under way.
+/// A commit in flight.
 pub(crate) struct Flight {
     commit: Option<Commit>,
     parts: Vec<Part>,
 }
 
 impl Flight {
-    /// Begins with a commit that was captured.
+    /// Starts a flight with a captured commit.
     pub fn new(commit: Commit) -> Flight {
         Flight { commit: Some(commit), parts: Vec::new() }
     }
@@ -205,7 +210,7 @@ impl Flight {
     /// Makes the commit durable.
     pub fn finish(mut self) -> Result<()> {
         let commit = self.commit.take().expect("a flight ends once");
-        // What fails, or panics, lands when this is dropped.
+        // If this fails or panics, the drop lands the flight with its pages.
         commit.finish()?;
         self.land(|_| Vec::new());
         Ok(())
@@ -220,7 +225,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // The commit first: it holds the pool's media.
+        // Drop the commit first: it holds the pool's media.
         self.commit = None;
         self.land(|runs| runs);
     }
@@ -233,7 +238,7 @@ mod tests {
 
     use super::*;
 
-    /// Another thread's psync takes along what a failed one left, and is not durable yet.
+    /// Another thread's psync takes the pages of a failed one, and is not durable yet.
     #[test]
     fn a_failure_whose_pages_another_capture_took_is_told_to_those_that_wait_for_it() {
         let directory = tempfile::tempdir().unwrap();
@@ -249,14 +254,14 @@ mod tests {
         assert_eq!(flights.take_returned().len(), 1);
         let second = flights.begin(&lock);
         waiting.wait().unwrap_err();
-        // One that waits for the second is told of that one.
+        // A waiter for the second commit gets the second commit's outcome.
         let later = flights.earlier(b"object");
         flights.land(second, lock.clone(), Vec::new());
         later.wait().unwrap();
         waiting.wait().unwrap_err();
     }
 
-    /// What was captured later has no part in what an earlier commit made durable.
+    /// The failure of a later capture does not affect the outcome of earlier commits.
     #[test]
     fn a_failure_of_a_later_commit_is_not_told_to_those_that_wait_for_earlier_ones() {
         let directory = tempfile::tempdir().unwrap();
@@ -271,7 +276,7 @@ mod tests {
         let second = flights.begin(&lock);
         let later = flights.earlier(b"object");
         flights.land(second, lock.clone(), page());
-        // After the failure, and before a capture takes its pages along.
+        // After the failure, before a capture takes its pages.
         let after = flights.earlier(b"object");
         flights.land(first, lock.clone(), Vec::new());
         waiting.wait().unwrap();

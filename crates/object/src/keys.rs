@@ -1,4 +1,4 @@
-//! Keys: who may attach an object.
+//! Keys that control access to an object.
 //!
 //! | keys set | reading needs | writing, destroying, resizing needs |
 //! |---|---|---|
@@ -7,9 +7,10 @@
 //! | read | the read key | the read key |
 //! | both | either key | the write key |
 //!
-//! The pool keeps a salt and, of each key, `SHA-256(salt ‖ label ‖ key)`; the label says which of the two it is, so
-//! that equal keys do not show. They gate the calls of this library: who can open the pool file for writing can
-//! read and change everything in it, and keys protect from mistakes there, not from malice.
+//! The pool stores a salt and, for each key, `SHA-256(salt ‖ label ‖ key)`. The label differs
+//! between the two keys, so that equal keys have different hashes. Keys gate only the calls of this
+//! library: a process that can open the pool file for writing can read and change everything in it.
+//! Keys protect from mistakes there, not from malice.
 
 use aquifer_pool::format::inode::KeyHashes;
 use sha2::{Digest, Sha256};
@@ -17,12 +18,12 @@ use sha2::{Digest, Sha256};
 use crate::access::Access;
 use crate::error::{ObjectError, Result, text};
 
-/// The keys of a new object. `None` asks for none.
+/// The keys of a new object. `None` requires no key.
 #[derive(Clone, Copy, Default)]
 pub struct Keys<'a> {
-    /// For attaching it for reading.
+    /// For attaching for reading.
     pub read: Option<&'a [u8]>,
-    /// For attaching it for writing, and for changing what it is.
+    /// For attaching for writing, and for destroying, renaming, resizing or moving it.
     pub write: Option<&'a [u8]>,
 }
 
@@ -43,7 +44,7 @@ fn hash(salt: &[u8; 16], label: &[u8], key: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(salt).chain_update(label).chain_update(key).finalize().into()
 }
 
-/// Whether both are equal, in a time that does not depend on where they differ.
+/// Whether both are equal, in constant time.
 fn equal(one: &[u8; 32], other: &[u8; 32]) -> bool {
     let difference = one.iter().zip(other).fold(0, |seen, (a, b)| seen | (a ^ b));
     std::hint::black_box(difference) == 0
@@ -60,7 +61,7 @@ pub(crate) fn hashes(keys: Keys<'_>) -> Result<KeyHashes> {
     })
 }
 
-/// Whether `key` opens an object for `access`.
+/// Checks that `key` permits `access` to an object.
 pub(crate) fn check(
     name: &[u8],
     keys: &KeyHashes,
@@ -101,7 +102,7 @@ mod tests {
         }
     }
 
-    /// The table above, and what is not in it.
+    /// The table above, and the combinations it leaves out.
     #[test]
     fn keys_open_what_the_table_says() {
         let (read, write) = (Some(&b"r"[..]), Some(&b"w"[..]));

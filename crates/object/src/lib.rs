@@ -1,9 +1,10 @@
-//! Persistent objects: data structures that survive, with one call.
+//! Persistent objects: in-memory data structures that survive crashes.
 //!
-//! An *object* is a named range of memory in a pool. A program attaches it, uses it with plain loads and stores, and
-//! calls `psync` where its data is consistent: after a crash, of the process or of the machine, the object is as the last
-//! completed psync left it. It lies at the same address in every process and after every restart, so plain pointers inside
-//! objects and between them hold.
+//! An *object* is a named range of memory in a pool. A program attaches it, uses it with plain
+//! loads and stores, and calls `psync` at points where its data is consistent. After a crash of the
+//! process or the machine, the object has the content of the last completed psync. An object has
+//! the same address in every process and after every restart, so plain pointers inside objects and
+//! between them stay valid.
 //!
 //! ```
 //! use aquifer_object::{Access, CreateObject, Objects};
@@ -28,7 +29,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! An object created with `heap: true` holds an allocator and structures made of it, all in safe Rust:
+//! An object created with `heap: true` holds an allocator and the structures allocated from it, all
+//! in safe Rust:
 //!
 //! ```
 //! use aquifer_object::collections::{PString, PVec};
@@ -54,7 +56,7 @@
 //! ```
 //!
 //! # The calls of the paper
-//! This follows "PMOs: Fast and Easy Crash Consistency for Persistent Memory":
+//! This crate follows "PMOs: Fast and Easy Crash Consistency for Persistent Memory":
 //!
 //! | there | here |
 //! |---|---|
@@ -67,9 +69,9 @@
 //! | | [`Attachment::psync_begin`]: returns when the object may be stored to again |
 //! | | [`Objects::resize`], [`Objects::relocate`], [`Objects::rename`] |
 //!
-//! One process writes or many read, never both. Whatever that paper calls undefined, detaching what is not attached for
-//! instance, is an error. One thing is left to the program as it is there: nobody stores to an object while its psync
-//! captures it. In safe Rust the compiler sees to that.
+//! An object has one writer or many readers, never both. What the paper leaves undefined, such as
+//! detaching an object that is not attached, is an error here. As in the paper, the program must
+//! not store to an object while its psync captures it; in safe Rust the compiler enforces this.
 //!
 //! # How it works
 //! ```text
@@ -79,13 +81,13 @@
 //!      │
 //!   psync ── writing ── shadow           capture: pages stored to, copied into one record of the pool's log
 //!      │
-//!   flight ── committer                  on its way to being durable, here or in the background
+//!   flight ── committer                  makes the commit durable, in the caller or in the background
 //!
-//!   states ── keys ── name               what things are called; who may
-//!   heap ── collections ── persist       what programs keep in objects
+//!   states ── keys ── name               states, access control, names
+//!   heap ── collections ── persist       what programs store in objects
 //! ```
 //!
-//! [`ObjectState`] says what the paper's five states are here.
+//! [`ObjectState`] maps the paper's five states to this implementation.
 
 mod access;
 mod attach;

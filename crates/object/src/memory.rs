@@ -1,12 +1,12 @@
-//! An object's memory: its pages, private to this process, at its own address.
+//! An object's memory: a private mapping of its pages at its fixed address.
 //!
 //! | media | for writing | for reading |
 //! |---|---|---|
 //! | can be mapped privately | the primary, mapped privately: a store copies its page, and the copy is the shadow | the same, read-only |
-//! | cannot (hugetlbfs, device DAX) | an anonymous copy of the whole, made here | the same, read-only |
+//! | cannot (hugetlbfs, device DAX) | an anonymous copy of the whole object | the same, read-only |
 //!
-//! A reader that cannot bring the primary up to date itself gets private copies of the pages that the log has newer
-//! content for.
+//! A reader that cannot bring the primary up to date itself gets private copies of the pages for
+//! which the log has newer content.
 
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_sys::memory::Protection;
@@ -16,10 +16,10 @@ use aquifer_vm::{FixedRange, VmError};
 use crate::access::Access;
 use crate::error::{ObjectError, Result, text};
 
-/// Pages that are to be seen instead of those on media: where on media, and what.
+/// Pages that replace those on media: media offset and content.
 pub(crate) type Patches = Vec<(u64, Vec<u8>)>;
 
-/// What an object is mapped from.
+/// The source of an object's mapping.
 pub(crate) struct Source<'a> {
     pub name: &'a [u8],
     pub media: &'a dyn Media,
@@ -28,7 +28,7 @@ pub(crate) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// What its mapping is for who tracks stores.
+    /// The kind of its mapping, for the dirty tracker.
     pub fn kind(&self) -> TrackedKind {
         match self.media.maps_privately() {
             true => TrackedKind::PrivateFile,
@@ -46,7 +46,7 @@ impl Source<'_> {
         }
     }
 
-    /// Maps it.
+    /// Maps the object.
     pub fn map(&self, access: Access, patches: &Patches) -> Result<FixedRange> {
         let ByteRange { offset_bytes, len_bytes } = self.range;
         let is_copied = !self.media.maps_privately();
@@ -71,7 +71,8 @@ impl Source<'_> {
         for (offset, bytes) in patches {
             let start = (offset - offset_bytes) as usize;
             assert!(start + bytes.len() <= len_bytes as usize, "a patch of another object");
-            // SAFETY: inside the mapping, which is fresh and writable, and nobody else knows it yet.
+            // SAFETY: inside the mapping, which is fresh and writable and not yet shared with other
+            // code.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     bytes.as_ptr(),
@@ -81,7 +82,7 @@ impl Source<'_> {
             }
         }
         if access == Access::Read && (is_copied || protection == Protection::ReadWrite) {
-            // SAFETY: nobody knows the mapping yet.
+            // SAFETY: no other code knows the mapping yet.
             unsafe { mapping.protect(Protection::Read) }.map_err(|error| self.failed(error))?;
         }
         Ok(mapping)
@@ -93,7 +94,7 @@ impl Source<'_> {
             let len_bytes = PIECE_BYTES.min(self.range.len_bytes - done) as usize;
             // SAFETY: inside the mapping.
             let start = unsafe { mapping.address().add(done as usize) };
-            // SAFETY: the memory is fresh, zeroed, and nobody else knows it yet.
+            // SAFETY: the memory is fresh and zeroed, and no other code knows it yet.
             let piece = unsafe { std::slice::from_raw_parts_mut(start, len_bytes) };
             let offset = self.range.offset_bytes + done;
             self.media.read_at(offset, piece).map_err(aquifer_pool::PoolError::from)?;

@@ -1,16 +1,16 @@
-//! Names of objects: any bytes but NUL, as those of files are.
+//! Names of objects: like file names, any bytes but NUL.
 //!
-//! A name is shown as a shell takes it, so that two names never look the same, none does anything to a terminal, and
-//! what a message says can be pasted into a command:
+//! A name is displayed in shell syntax, so that no two names look the same, none affects the
+//! terminal, and text from a message can be pasted into a command:
 //!
 //! | name | shown |
 //! |---|---|
 //! | text | `"größe 1"` |
-//! | other bytes, control characters, combining ones, and what a shell would take for something else | `$'caf\xe9\x0a'` |
+//! | other bytes, control characters, combining ones, and characters special to a shell | `$'caf\xe9\x0a'` |
 
 use std::fmt;
 
-/// The name of an object. Shown as a shell takes it: as `"text"`, or as `$'caf\xe9'`.
+/// The name of an object. Displayed in shell syntax: as `"text"`, or as `$'caf\xe9'`.
 ///
 /// ```
 /// use aquifer_object::ObjectName;
@@ -59,7 +59,7 @@ impl PartialEq<&str> for ObjectName {
     }
 }
 
-/// Whether a character can be seen, and does not look like another with one that follows it.
+/// Whether a character is visible and cannot combine with a following one.
 fn is_plain(character: char) -> bool {
     matches!(character, '\'' | '"' | '\\') || character.escape_debug().len() == 1
 }
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// What is shown, pasted into a shell, is the name again.
+    /// The displayed form, pasted into a shell, gives the name back.
     #[test]
     fn a_shell_reads_what_is_shown() {
         let mut rng = Rng::new(7);
@@ -139,7 +139,7 @@ mod tests {
         names.push("größe e\u{301} \u{202e} \u{a0}".as_bytes().to_vec());
         let mut script = "printf '%s\\0'".to_owned();
         names.iter().for_each(|name| script.extend([" ", &shown(name)]));
-        // As an argument: what is no UTF-8 never gets there.
+        // Pass the script as an argument; it is UTF-8, because other bytes are escaped.
         let script = std::ffi::OsString::from_vec(script.into_bytes());
         let output = match Command::new("bash").arg("-c").arg(script).env("LC_ALL", "C").output() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -24,11 +24,12 @@ use crate::states::{ObjectState, Unapplied};
 #[derive(Clone)]
 pub struct Objects {
     pub(crate) shared: Arc<Shared>,
-    /// Attachments that are known by their address only.
+    /// Attachments made by [`Objects::attach_raw`], by address.
     pub(crate) raw: Arc<Mutex<BTreeMap<u64, Arc<Attachment>>>>,
 }
 
-/// What attachments keep. The order counts: what is under way is finished before the pool is closed.
+/// State shared with the attachments. Field order matters: pending commits finish before the pool
+/// is closed.
 pub(crate) struct Shared {
     pub committer: Committer,
     pub pool: Pool,
@@ -41,7 +42,7 @@ impl fmt::Debug for Objects {
     }
 }
 
-/// What an object is, as of one moment.
+/// A snapshot of an object's metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectInfo {
@@ -49,29 +50,30 @@ pub struct ObjectInfo {
     pub name: ObjectName,
     /// The number of its inode.
     pub number: u64,
-    /// Its length in bytes, a multiple of the page.
+    /// Its length in bytes, a multiple of the page size.
     pub size_bytes: u64,
-    /// Where it is attached.
+    /// The address it is attached at.
     pub address: u64,
     /// Whether it may be moved to another address.
     pub is_relocatable: bool,
     /// Whether its content is a heap.
     pub is_heap: bool,
-    /// Whether a key is asked for to attach it for reading.
+    /// Whether attaching for reading requires a key.
     pub needs_read_key: bool,
-    /// Whether a key is asked for to attach it for writing.
+    /// Whether attaching for writing requires a key.
     pub needs_write_key: bool,
     /// When it was created, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// When what it is was last changed, in nanoseconds since 1970. Its content does not count.
+    /// When its metadata was last changed, in nanoseconds since 1970. Changes of its content do not
+    /// count.
     pub changed_ns: u64,
     /// Where its content begins in the pool, in bytes.
     pub media_offset_bytes: u64,
-    /// Bytes of the pool that hold a large commit.
+    /// Bytes of the pool reserved for its large commits.
     pub shadow_bytes: u64,
-    /// What is being done with it.
+    /// Its state.
     pub state: ObjectState,
-    /// Who has it attached, as far as it is known: readers that opened the pool for reading are not.
+    /// The processes that have it attached. Readers that opened the pool read-only are not listed.
     pub holders: Vec<Holder>,
 }
 
@@ -95,14 +97,15 @@ impl Objects {
         &self.shared.pool
     }
 
-    /// Attaches an object: for writing, nobody else has it attached; for reading, others may have it for
-    /// reading. With a write key, both; with a read key, for reading.
+    /// Attaches an object. Attaching for writing requires that no other attachment exists;
+    /// attaching for reading allows other readers. The write key permits both, the read key only
+    /// reading.
     ///
     /// # Errors
     /// [`ObjectError::NotFound`], [`ObjectError::Destroyed`], [`ObjectError::WrongKey`],
-    /// [`ObjectError::ReadKeyForWriting`], [`ObjectError::Attached`], [`ObjectError::AttachedHere`],
-    /// [`ObjectError::AddressTaken`]; [`ObjectError::Memory`], also where a sanitizer owns the addresses;
-    /// [`ObjectError::Pool`].
+    /// [`ObjectError::ReadKeyForWriting`], [`ObjectError::Attached`],
+    /// [`ObjectError::AttachedHere`], [`ObjectError::AddressTaken`]; [`ObjectError::Memory`], also
+    /// where a sanitizer owns the addresses; [`ObjectError::Pool`].
     pub fn attach(
         &self,
         name: impl AsRef<[u8]>,
@@ -127,10 +130,12 @@ impl Objects {
         Ok(Attachment { heap: None, attached })
     }
 
-    /// [`Attachment::psync`] of several objects, atomic over all of them. One write and one sync, too.
+    /// [`Attachment::psync`] of several objects, atomic over all of them, with one write and one
+    /// sync.
     ///
     /// # Errors
-    /// As for [`Attachment::psync`]; [`ObjectError::SeveralPools`] if not all were attached through one handle.
+    /// As for [`Attachment::psync`]; [`ObjectError::SeveralPools`] if they were not all attached
+    /// through one handle.
     pub fn psync_many(&self, attachments: &mut [&mut Attachment]) -> Result<()> {
         let attached: Vec<&Attached> = attachments.iter().map(|one| &one.attached).collect();
         psync::psync(&attached, Stores::Excluded)
@@ -178,7 +183,7 @@ impl Objects {
         Ok(self.describe(inode, &unapplied))
     }
 
-    /// The state an object is in, now.
+    /// The current state of an object.
     ///
     /// # Errors
     /// As for [`Objects::info`].
@@ -223,7 +228,8 @@ impl Shared {
         found.ok_or_else(|| ObjectError::NotFound { name: text(name) })
     }
 
-    /// Every call by a name begins here. What a forked child has of the pool is no pool.
+    /// Fails in a forked child, which cannot use the parent's pool. Every call by name checks this
+    /// first.
     fn check_process(&self) -> Result<()> {
         match self.process.is_current() {
             true => Ok(()),
@@ -231,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// Changes metadata. `change` puts inodes last: when it fails, nothing has happened.
+    /// Changes metadata. `change` puts inodes last: if it fails, nothing has been changed.
     pub fn change<'a, T>(
         &'a self,
         reservations: Vec<Reservation<'a>>,
@@ -241,12 +247,13 @@ impl Shared {
             Err(ObjectError::Pool(error)) => Err(error),
             outcome => Ok(outcome),
         };
-        // SAFETY: the callers, all in this crate, change inodes of objects whose write lock they hold, and new ones.
+        // SAFETY: all callers are in this crate; they change only new inodes and inodes of objects
+        // whose write lock they hold.
         unsafe { self.pool.transact(reservations, change)? }
     }
 }
 
-/// The object whose addresses have something in common with these, other than `except`.
+/// An object other than `except` whose addresses overlap these.
 pub(crate) fn overlapping(
     inodes: impl Iterator<Item = Inode>,
     address: u64,

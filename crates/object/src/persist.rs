@@ -1,7 +1,7 @@
-//! What may be kept in a persistent object.
+//! Types that may be stored in a persistent object.
 //!
-//! A [`Persist`] type means the same in another process and after a restart. It is plain data, or it owns memory of
-//! the heap it lives in, or it is made of such fields:
+//! A [`Persist`] type has the same meaning in another process and after a restart. It is plain
+//! data, it owns memory of the heap it is stored in, or it is composed of such fields:
 //!
 //! | kind | types |
 //! |---|---|
@@ -11,10 +11,11 @@
 //! | owners | [`PBox`], `Option<PBox>`, [`PVec`], [`PString`], [`PBTreeMap`], [`PHashMap`] |
 //! | your own | structs and plain enums declared with [`persist!`](crate::persist!) |
 //!
-//! Not: references, `fn` and `dyn` (they point out of the object); `Vec`, `String`, `Box` and other owners of
-//! process memory; tuples and other `Option`s (their layout is the compiler's choice and may differ in the next
-//! build: name a struct, or an enum with `#[repr(u8)]`, instead); `Cell`, atomics and locks (a reader's
-//! memory cannot be written, and the threads that hold a lock are gone after a crash).
+//! Not allowed: references, `fn` and `dyn` (they point out of the object); `Vec`, `String`, `Box`
+//! and other owners of process memory; tuples and other `Option`s (the compiler chooses their
+//! layout, which may change with the next build: use a named struct, or an enum with
+//! `#[repr(u8)]`); `Cell`, atomics and locks (a reader's memory is not writable, and the threads
+//! that hold a lock do not survive a crash).
 //!
 //! ```
 //! use aquifer_object::collections::{PBox, PString};
@@ -47,9 +48,10 @@
 //! ```
 //!
 //! # Shapes
-//! The root remembers the [`Shape`] of its type: a hash over the layout of all that it can reach. A program whose types
-//! have changed gets an error when it asks for the root, and never reads one thing as another. Names do not
-//! count, so that types and fields can be renamed; what fields *mean* is told by the root's type id.
+//! The root stores the [`Shape`] of its type: a hash over the layout of every type reachable from
+//! it. A program whose types have changed gets an error when it opens the root, and never reads one
+//! type as another. Names are not hashed, so types and fields can be renamed. The root's type id
+//! identifies what the fields *mean*.
 //!
 //! [`PBox`]: crate::collections::PBox
 //! [`PVec`]: crate::collections::PVec
@@ -68,33 +70,35 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::pointer::RelPtr;
 
-/// A type whose values may be kept in the heap whose scope has the lifetime `'h`. See the module's documentation.
+/// A type whose values may be stored in the heap whose scope has the lifetime `'h`.
 ///
-/// Implemented by [`persist!`](crate::persist!); by hand only where that cannot.
+/// See the [module's documentation](mod@crate::persist). Use [`persist!`](crate::persist!);
+/// implement it by hand only where the macro cannot.
 ///
 /// # Safety
-/// * A value's bytes mean the same in every process that has the object, and after every restart: it holds no
-///   address outside the object that it follows, and its layout is defined (`repr(C)`, `repr(u8)`, `repr(transparent)`).
-/// * What it owns of a heap, it owns of the one with the lifetime `'h`.
-/// * Shared references to it change nothing in the object.
-/// * [`Persist::shape`] tells types apart whose bytes must not be taken for each other, and does not depend on
-///   lifetimes.
+/// * A value's bytes mean the same in every process that attaches the object, and after every
+///   restart: it dereferences no address outside the object, and its layout is defined (`repr(C)`,
+///   `repr(u8)`, `repr(transparent)`).
+/// * Heap memory that it owns belongs to the heap with the lifetime `'h`.
+/// * Shared references to it do not modify the object.
+/// * [`Persist::shape`] differs between types whose bytes must not be mistaken for each other, and
+///   does not depend on lifetimes.
 pub unsafe trait Persist<'h>: Sized {
-    /// Tells `shape` how the type is laid out.
+    /// Adds the type's layout to `shape`.
     fn shape(shape: &mut Shape);
 }
 
-/// A hash over the layout of a type and of all that can be reached from it.
+/// A hash over the layout of a type and of every type reachable from it.
 #[derive(Debug)]
 pub struct Shape {
     hash: u64,
-    /// Types told already. Types may contain each other through owners; each is told once. Not known by their names:
-    /// two types in one function may have the same.
+    /// Types already added. Types may contain each other through owners, and each is added once.
+    /// Identified by `TypeId`, not by name: two types in one function may have the same name.
     told: Vec<TypeId>,
 }
 
 impl Shape {
-    /// The shape of `T`: never 0.
+    /// The shape of `T`; never 0.
     pub fn of<'h, T: Persist<'h>>() -> u64 {
         let mut shape = Shape { hash: 0, told: Vec::new() };
         T::shape(&mut shape);
@@ -109,12 +113,12 @@ impl Shape {
         self.hash = xxh3_64_with_seed(&bytes, self.hash);
     }
 
-    /// A type without parts. Its name is part of the format: it must never change.
+    /// Adds a type without parts. Its name is part of the format and must never change.
     pub fn leaf<T>(&mut self, name: &str) {
         self.add(name, [size_of::<T>() as u64, align_of::<T>() as u64]);
     }
 
-    /// A type with parts, which `tell` tells of. The kind's name is part of the format.
+    /// Adds a type whose parts `tell` adds. The kind's name is part of the format.
     pub fn parts<T>(&mut self, kind: &str, tell: impl FnOnce(&mut Shape)) {
         let id = id_but_for_lifetimes::<T>();
         if let Some(index) = self.told.iter().position(|&told| told == id) {
@@ -127,13 +131,13 @@ impl Shape {
         self.add("end", [0, 0]);
     }
 
-    /// What follows lies at this offset, or has this value.
+    /// Adds the offset of the part that follows, or the value of a variant.
     pub fn at(&mut self, offset: usize) {
         self.add("at", [offset as u64, 0]);
     }
 }
 
-/// What type it is, apart from the lifetimes in it.
+/// The type's id, ignoring its lifetimes.
 fn id_but_for_lifetimes<T>() -> TypeId {
     trait Identified {
         fn id(&self) -> TypeId
@@ -150,8 +154,8 @@ fn id_but_for_lifetimes<T>() -> TypeId {
     }
     let nothing = PhantomData::<T>;
     let identified: &dyn Identified = &nothing;
-    // SAFETY: only the bound on lifetimes changes. The value is empty, and the method returns a number: nothing is
-    // kept that a lifetime could end for.
+    // SAFETY: only the bound on lifetimes changes. The value is empty and the method returns a
+    // number, so nothing outlives a lifetime.
     let identified =
         unsafe { std::mem::transmute::<&dyn Identified, &(dyn Identified + 'static)>(identified) };
     identified.id()
@@ -181,7 +185,7 @@ macro_rules! non_zero {
                 shape.leaf::<$type>("non-zero");
             }
         }
-        // SAFETY: the language defines it as the number with 0 for `None`.
+        // SAFETY: the language defines the layout as the number, with 0 for `None`.
         unsafe impl<'h> Persist<'h> for Option<$type> {
             fn shape(shape: &mut Shape) {
                 shape.leaf::<$type>("optional non-zero");
@@ -204,7 +208,7 @@ non_zero!(
     NonZeroIsize
 );
 
-// SAFETY: elements one after the other, each of which may be kept.
+// SAFETY: consecutive elements, each of which is `Persist`.
 unsafe impl<'h, T: Persist<'h>, const N: usize> Persist<'h> for [T; N] {
     fn shape(shape: &mut Shape) {
         shape.leaf::<Self>("array");
@@ -214,7 +218,8 @@ unsafe impl<'h, T: Persist<'h>, const N: usize> Persist<'h> for [T; N] {
 
 macro_rules! addresses {
     ($($type:ty: $name:literal),*) => { $(
-        // SAFETY: an address or an offset; following it is `unsafe`, and whoever does so answers for it.
+        // SAFETY: an address or an offset; dereferencing it is `unsafe` and the caller's
+        // obligation.
         unsafe impl<'h, T: Persist<'h>> Persist<'h> for $type {
             fn shape(shape: &mut Shape) {
                 shape.parts::<$type>($name, T::shape);
@@ -224,10 +229,11 @@ macro_rules! addresses {
 }
 addresses!(*mut T: "address", *const T: "address", RelPtr<T>: "relative address");
 
-/// Declares a type that may be kept in an object: a `repr(C)` struct, or an enum without data.
+/// Declares a type that may be stored in an object: a `repr(C)` struct, or an enum without data.
 ///
-/// A struct that owns memory of the heap has the heap's lifetime as its only parameter; one of plain data has none.
-/// Attributes, `derive`s and visibilities are written as usual. See [`persist`](mod@crate::persist).
+/// A struct that owns heap memory takes the heap's lifetime as its only parameter; a plain-data
+/// struct takes none. Attributes, `derive`s and visibilities are written as usual. See
+/// [`persist`](mod@crate::persist).
 #[macro_export]
 macro_rules! persist {
     (
@@ -267,7 +273,7 @@ macro_rules! persist {
         $visibility enum $name {
             $($(#[$variant_meta])* $variant = $value,)*
         }
-        // SAFETY: a number, of which the variants' values are valid; the shape tells which those are.
+        // SAFETY: a number, valid only for the variants' values; the shape includes those values.
         unsafe impl<'heap> $crate::persist::Persist<'heap> for $name {
             fn shape(shape: &mut $crate::persist::Shape) {
                 shape.parts::<Self>("enum", |shape| {
@@ -277,7 +283,7 @@ macro_rules! persist {
         }
     };
     (@implement $type:ty, $heap:lifetime, $($field:ident: $field_type:ty,)*) => {
-        // SAFETY: `repr(C)`, and every field may be kept, which the calls of their `shape` make sure of.
+        // SAFETY: `repr(C)`, and every field is `Persist`: the macro calls each field's `shape`.
         unsafe impl<$heap> $crate::persist::Persist<$heap> for $type {
             fn shape(shape: &mut $crate::persist::Shape) {
                 shape.parts::<Self>("struct", |shape| {
@@ -338,7 +344,7 @@ mod tests {
         assert_eq!(distinct.len(), shapes.len(), "{shapes:x?}");
     }
 
-    /// Otherwise a number could be taken for the address of a box, in safe Rust.
+    /// Otherwise safe Rust could take a number for the address of a box.
     #[test]
     fn types_of_the_same_name_are_told_apart() {
         persist! { struct Part<'h> { number: u64, memory: Option<PBox<'h, u8>> } }
@@ -352,7 +358,7 @@ mod tests {
         }
     }
 
-    /// A shape is part of the format: objects made yesterday have it.
+    /// The shape is part of the format: existing objects contain it.
     #[test]
     fn shapes_stay() {
         assert_eq!(Shape::of::<Two>(), 16_771_180_879_657_578_053);

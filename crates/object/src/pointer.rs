@@ -1,7 +1,8 @@
 //! Pointers for objects that may move.
 //!
-//! An object that is not relocatable is at the same address for ever, and plain pointers do. In one that may be
-//! attached elsewhere, a [`RelPtr`] says how far away its target is, and stays right as long as both move together.
+//! An object that is not relocatable always has the same address, so plain pointers suffice in it.
+//! In a relocatable object, a [`RelPtr`] stores the distance to its target, and stays valid as long
+//! as both move together.
 //!
 //! ```
 //! use aquifer_object::pointer::RelPtr;
@@ -12,7 +13,7 @@
 //! let mut pair = Box::new(Pair { to: RelPtr::null(), value: 7 });
 //! let value = &raw mut pair.value;
 //! pair.to.set(value);
-//! // The whole moves: the pointer in it leads to the value's new place.
+//! // The pair moves as a whole: the pointer in it points to the value's new address.
 //! let moved = Box::new(*pair);
 //! assert_eq!(moved.to.get().cast_const(), &raw const moved.value);
 //! ```
@@ -21,41 +22,41 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::with_exposed_provenance_mut;
 
-/// A pointer that is the distance from itself to its target; zero is null.
+/// A pointer stored as the distance from itself to its target; zero is null.
 ///
-/// It is meaningful in its place only: it is neither `Copy` nor `Clone`, and one that is moved by itself, and not
-/// together with its target, leads elsewhere. So it is set where it lies ([`RelPtr::set`]); to have another
-/// lead to the same target, set that to what [`get`](RelPtr::get) returns.
+/// It is valid only at its own address: it is neither `Copy` nor `Clone`, and moving it without its
+/// target makes it point elsewhere. Set it in place ([`RelPtr::set`]). To point a second `RelPtr`
+/// to the same target, set it to the result of [`get`](RelPtr::get).
 ///
-/// What [`get`](RelPtr::get) returns is made from an address. It may be used where a pointer into the target's memory
-/// was exposed before, as the memory of every open heap is.
+/// [`get`](RelPtr::get) makes a pointer from an address. It may be used where a pointer into the
+/// target's memory was exposed before, as is the case for every open heap.
 #[repr(transparent)]
 pub struct RelPtr<T> {
-    /// In bytes. Zero is null; a pointer to itself, which would be zero, is [`ITSELF`].
+    /// In bytes. Zero is null; a pointer to itself, whose distance is zero, is [`ITSELF`].
     distance: i64,
     target: PhantomData<*mut T>,
 }
 
-/// No address is so far away.
+/// Not a possible distance between two addresses.
 const ITSELF: i64 = i64::MIN;
 
-// SAFETY: a number. What it leads to is reached through `unsafe` only.
+// SAFETY: a number; its target is accessed only through `unsafe`.
 unsafe impl<T> Send for RelPtr<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for RelPtr<T> {}
 
 impl<T> RelPtr<T> {
-    /// Leads nowhere. So do eight zero bytes.
+    /// The null pointer. Eight zero bytes are null too.
     pub const fn null() -> RelPtr<T> {
         RelPtr { distance: 0, target: PhantomData }
     }
 
-    /// Whether it leads nowhere.
+    /// Whether it is null.
     pub const fn is_null(&self) -> bool {
         self.distance == 0
     }
 
-    /// Makes it lead to `target`, or nowhere.
+    /// Points it to `target`, which may be null.
     pub fn set(&mut self, target: *mut T) {
         let here = (&raw const *self).addr();
         self.distance = match target.expose_provenance() {
@@ -65,7 +66,7 @@ impl<T> RelPtr<T> {
         };
     }
 
-    /// Where it leads; null if nowhere.
+    /// The target's address; null if it is null.
     pub fn get(&self) -> *mut T {
         let here = (&raw const *self).addr();
         match self.distance {
@@ -75,19 +76,19 @@ impl<T> RelPtr<T> {
         }
     }
 
-    /// The target, unless it leads nowhere.
+    /// The target; `None` if it is null.
     ///
     /// # Safety
-    /// It leads to a `T`, which nobody changes during `'a`.
+    /// It is null or points to a `T` that is not modified during `'a`.
     pub unsafe fn as_ref<'a>(&self) -> Option<&'a T> {
         // SAFETY: the caller's promise.
         unsafe { self.get().as_ref() }
     }
 
-    /// The target, to change, unless it leads nowhere.
+    /// The target, mutably; `None` if it is null.
     ///
     /// # Safety
-    /// It leads to a `T`, which nobody else uses during `'a`.
+    /// It is null or points to a `T` that is not accessed in any other way during `'a`.
     pub unsafe fn as_mut<'a>(&mut self) -> Option<&'a mut T> {
         // SAFETY: the caller's promise.
         unsafe { self.get().as_mut() }
@@ -123,7 +124,7 @@ mod tests {
     fn values(first: *const Node) -> Vec<u64> {
         let mut values = Vec::new();
         let mut node = first;
-        // SAFETY: the list's nodes lie in a buffer that lives.
+        // SAFETY: the list's nodes are in a buffer that is alive.
         while let Some(here) = unsafe { node.as_ref() } {
             values.push(here.value);
             node = here.next.get();
@@ -138,7 +139,7 @@ mod tests {
         // SAFETY: the layout has a size.
         let allocate = || unsafe { std::alloc::alloc_zeroed(layout) }.cast::<Node>();
         let (old, new) = (allocate(), allocate());
-        // Forwards and backwards, and far and near: node i leads to node 5 i.
+        // Forwards and backwards, near and far: node i points to node 5 i.
         let at = |i: usize| old.wrapping_add(i * 5 % NODES);
         for i in 0..NODES {
             // SAFETY: inside the buffer, which is zero: null pointers.
@@ -155,14 +156,14 @@ mod tests {
         assert_eq!(values(old), expected);
         // SAFETY: two buffers of that many nodes.
         unsafe { old.copy_to_nonoverlapping(new, NODES) };
-        // SAFETY: both were allocated above; nothing leads to the old one any more.
+        // SAFETY: both were allocated above; no pointer into the old one is left.
         unsafe { std::alloc::dealloc(old.cast(), layout) };
         assert_eq!(values(new), expected);
         // SAFETY: as above.
         unsafe { std::alloc::dealloc(new.cast(), layout) };
     }
 
-    /// The sentinel of a ring leads to itself while the ring is empty; that is not null.
+    /// The sentinel of an empty ring points to itself; that is not null.
     #[test]
     fn a_pointer_to_itself_is_not_null() {
         let mut node = Box::new(Node { next: RelPtr::null(), value: 1 });

@@ -1,4 +1,4 @@
-//! `psync`: everything stored to an object until now becomes durable, wholly or not at all.
+//! `psync`: makes everything stored to an object so far durable, atomically.
 //!
 //! ```text
 //!  stores …   capture                                  stores …
@@ -11,13 +11,14 @@
 //!                  W                              P                               C              W
 //! ```
 //!
-//! During *capture* nobody may store to the object; it takes as long as comparing and copying the pages does. A record
-//! has of a page the bytes that changed, or the whole page if that is most of it ([`base`](crate::base)). A commit larger
-//! than a quarter of the log is put aside first ([`shadow`]), which is part of capture.
+//! The program must not store to the object during *capture*, which takes as long as comparing and
+//! copying the pages. For each page, a record holds the changed bytes, or the whole page if most of
+//! it changed ([`base`](crate::base)). A commit larger than a quarter of the log is put aside first
+//! ([`shadow`]), as part of capture.
 //!
-//! Whatever fails, the pages that were taken are reported again by the next capture.
+//! On any failure, the next capture takes the same pages again.
 //!
-//! Lock order: attachments by inode number, then their flights, then the pool's.
+//! Lock order: attachments by inode number, their flights, the pool's locks.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
@@ -36,17 +37,17 @@ use crate::objects::Shared;
 use crate::shadow;
 use crate::writing::Writing;
 
-/// Whether anybody may store to the objects during a capture.
+/// Whether other threads may store to the objects during a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stores {
-    /// Nobody: the caller sees to it.
+    /// No stores: guaranteed by the caller.
     Excluded,
-    /// Only to what nothing in the object leads to. Then private copies are not dropped: a store that came between
-    /// looking at a page and dropping it would be lost.
+    /// Only to memory that is unreachable in the object. Private copies are not dropped then: a
+    /// store between comparing a page and dropping it would be lost.
     OutOfReach,
 }
 
-/// How often a blocking psync takes along what an earlier one has left.
+/// How often a blocking psync retries to commit the pages of failed earlier commits.
 const ATTEMPTS: usize = 3;
 
 /// An attachment for writing, locked for a capture.
@@ -70,14 +71,14 @@ impl Part<'_> {
     }
 }
 
-/// What a capture gives: a commit to be finished, if there was anything to commit, and what must have landed for
-/// everything stored before to be durable.
+/// The result of a capture: the commit to finish, if anything has changed, and the earlier commits
+/// that must land before everything stored so far is durable.
 pub(crate) struct Captured {
     pub flight: Option<Flight>,
     pub earlier: Vec<Earlier>,
 }
 
-/// Captures what was stored to these objects as one commit. Those attached for reading are ignored.
+/// Captures the stores to these objects as one commit. Attachments for reading are ignored.
 pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured> {
     let mut attached: Vec<&Attached> = attached.to_vec();
     if let Some(first) = attached.first()
@@ -99,7 +100,7 @@ pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured
     }
     match begin(&mut parts, stores) {
         Ok(commit) => {
-            // No other capture of these objects has begun since: they are locked.
+            // No other capture of these objects has begun in between: their locks are held.
             let attached = parts.iter().map(|part| part.attached);
             let earlier = attached.map(|one| one.flights.earlier(&one.name)).collect();
             Ok(Captured { flight: commit.map(|commit| launch(commit, &mut parts)), earlier })
@@ -123,7 +124,7 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
     let Some(pool) = parts.first().map(|part| &part.attached.shared.pool) else { return Ok(None) };
     if parts.iter_mut().all(|part| part.writing().changes.is_empty()) {
         for part in parts.iter_mut() {
-            // Stored to, perhaps, but as it was.
+            // The pages may have been stored to, but their content is unchanged.
             part.writing().captured.clear();
             part.writing().is_behind = false;
         }
@@ -172,15 +173,15 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         }
     };
     let content = CommitContent { pages: &pages, patches: &patches, copied: &copied };
-    // SAFETY: the write locks of all objects in it are held. An attached object is a private mapping: its memory already has
-    // what the commit brings to the media.
+    // SAFETY: the write locks of all objects in the commit are held. An attached object is a
+    // private mapping, so its memory already has the content that the commit brings to the media.
     let commit = unsafe { pool.capture(&content, fill)? };
-    // Before anything that could panic: also a commit that is dropped is written, and counts.
+    // Before anything that could panic: a dropped commit is still written and takes effect.
     parts.iter_mut().for_each(|part| part.writing().was_captured(commit.end_lsn()));
     #[cfg(test)]
     assert!(!tests::PANICS.get(), "as was asked for");
     if !copied.is_empty() {
-        // The next large commit needs the shadow runs again, and then nobody may have to wait for it.
+        // The next large commit needs the shadow runs again and should not have to wait for them.
         pool.checkpoint_soon();
     }
     let mut twins = twins.into_iter();
@@ -235,7 +236,8 @@ pub(crate) fn psync(attached: &[&Attached], stores: Stores) -> Result<()> {
         if let Some(flight) = flight {
             flight.finish()?;
         }
-        // What was begun before is part of everything; what it left, if it failed, is taken along.
+        // "Everything" includes commits begun before. If one of them failed, the next attempt
+        // commits its pages.
         outcome = earlier.iter().try_for_each(Earlier::wait);
         if outcome.is_ok() {
             break;
@@ -249,7 +251,8 @@ pub(crate) fn psync(attached: &[&Attached], stores: Stores) -> Result<()> {
     outcome
 }
 
-/// Captures now and makes durable in the background. Stores are excluded during the call.
+/// Captures now and makes the commit durable in the background. The caller excludes stores during
+/// the call.
 pub(crate) fn psync_begin(shared: &Shared, attached: &[&Attached]) -> Result<PendingPsync> {
     shared.committer.begin(|| capture(attached, Stores::Excluded))
 }
@@ -259,7 +262,7 @@ pub(crate) mod tests {
     use std::cell::Cell;
 
     thread_local! {
-        /// Whether a capture of this thread panics when it has taken its place in the log.
+        /// Whether a capture of this thread panics after taking its place in the log.
         pub(crate) static PANICS: Cell<bool> = const { Cell::new(false) };
     }
 }

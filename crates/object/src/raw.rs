@@ -1,7 +1,7 @@
-//! Objects known by their address only.
+//! Attachments identified by address.
 //!
-//! For programs in the style of C, where `attach` gives a pointer, and `psync` and `detach` take one. Any
-//! address inside the object names it.
+//! For programs in the style of C, where `attach` returns a pointer, and `psync` and `detach` take
+//! one. Any address inside the object identifies it.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::attachment::Attachment;
 use crate::error::{ObjectError, Result};
 use crate::objects::Objects;
 
-/// The first byte of the object that an address lies in.
+/// The first byte of the object that contains an address.
 fn start_of(raw: &BTreeMap<u64, Arc<Attachment>>, address: *const u8) -> Result<u64> {
     let address = address as u64;
     (raw.range(..=address).next_back())
@@ -25,7 +25,7 @@ fn start_of(raw: &BTreeMap<u64, Arc<Attachment>>, address: *const u8) -> Result<
 
 impl Objects {
     fn raw(&self) -> Result<MutexGuard<'_, BTreeMap<u64, Arc<Attachment>>>> {
-        // The lock may have been held by a thread that a forked child does not have.
+        // A thread that does not exist in a forked child may hold the lock.
         match self.shared.process.is_current() {
             true => Ok(self.raw.lock().unwrap_or_else(PoisonError::into_inner)),
             false => Err(ObjectError::Forked),
@@ -37,8 +37,9 @@ impl Objects {
         Ok(raw[&start_of(&raw, address)?].clone())
     }
 
-    /// Attaches an object, as [`Objects::attach_with`] does, until [`Objects::detach`] of its address or until the last
-    /// clone of these objects is dropped. Returns its first byte.
+    /// Attaches an object like [`Objects::attach_with`], and returns its first byte. It stays
+    /// attached until [`Objects::detach`] of its address, or until the last clone of these objects
+    /// is dropped.
     ///
     /// # Errors
     /// As for [`Objects::attach`].
@@ -62,23 +63,23 @@ impl Objects {
     /// [`Attachment::psync`].
     ///
     /// # Safety
-    /// Nobody stores to the object during the call.
+    /// No thread stores to the object during the call.
     pub unsafe fn psync_at(&self, address: *const u8) -> Result<()> {
         let attachment = self.attached_at(address)?;
         // SAFETY: forwarded to the caller.
         unsafe { attachment.psync_shared() }
     }
 
-    /// Detaches the object at an address. Nobody uses its memory any more.
+    /// Detaches the object at an address. The program must not use its memory any more.
     ///
     /// # Errors
-    /// [`ObjectError::NotAttached`] if none was attached by [`Objects::attach_raw`] there, or was detached already:
-    /// nothing happens then. As for [`Attachment::detach`].
+    /// [`ObjectError::NotAttached`] if none was attached by [`Objects::attach_raw`] there, or it is
+    /// already detached: nothing happens then. As for [`Attachment::detach`].
     pub fn detach(&self, address: *const u8) -> Result<()> {
         let attachment = {
             let mut raw = self.raw()?;
             let start = start_of(&raw, address)?;
-            // Who is faster detaches it, and the other one hears that nothing is attached there.
+            // If two threads race, the first detaches it, and the other gets `NotAttached`.
             raw.remove(&start).expect("it was found there")
         };
         attachment.attached.detach()

@@ -1,13 +1,14 @@
-//! Resizing and moving objects that nobody has attached.
+//! Resizing and moving objects that are not attached.
 //!
 //! | | pages | addresses |
 //! |---|---|---|
-//! | smaller | the last ones are freed | the last ones are |
-//! | larger, the following pages are free | these are added, zeroed | the following ones, if no object has them |
-//! | larger, they are not | all is copied to a new run, made durable there, and named in place of the old one | the same |
+//! | smaller | the last ones are freed | the last ones are freed |
+//! | larger, and the following pages are free | these are added, zeroed | the following ones, if no object has them |
+//! | larger, and they are not free | the content is copied to a new run, made durable there, and the inode is switched to it | the same |
 //!
-//! Each is one transaction: a crash leaves the old object or the new one. Where the following addresses belong to another
-//! object, one that was created as relocatable gets new ones, and any other is refused.
+//! Each operation is one transaction: a crash leaves the old object or the new one. If the
+//! following addresses belong to another object, a relocatable object gets a new address range; for
+//! any other the call fails.
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
@@ -21,22 +22,22 @@ use crate::create::{alignment_pages, check_address, now_ns, pages_for, random_ad
 use crate::error::{ObjectError, Result, text};
 use crate::objects::{Objects, Shared, overlapping};
 
-/// What resizing, or moving, has done to an object.
+/// The result of resizing or moving an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resized {
-    /// Its size now, in bytes, a multiple of the page.
+    /// Its new size in bytes, a multiple of the page size.
     pub size_bytes: u64,
-    /// Its address now.
+    /// Its new address.
     pub address: u64,
-    /// Its address before.
+    /// Its previous address.
     pub previous_address: u64,
     /// Whether its content was copied to other pages of the pool.
     pub is_copied: bool,
 }
 
 impl Resized {
-    /// Whether plain pointers into the object are invalid from now on.
+    /// Whether the object has moved, so that plain pointers into it are invalid.
     pub fn has_moved(&self) -> bool {
         self.address != self.previous_address
     }
@@ -45,7 +46,8 @@ impl Resized {
 /// Bytes copied at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Adjacent pages as runs, none longer than a run can be. Whatever their number, the same pages start the same runs.
+/// Splits adjacent pages into runs of at most the maximum run length. The runs start at the same
+/// pages for any total length.
 fn as_runs(whole: Run) -> Vec<Run> {
     (0..whole.pages.div_ceil(MAX_RUN_PAGES))
         .map(|index| Run {
@@ -56,7 +58,7 @@ fn as_runs(whole: Run) -> Vec<Run> {
 }
 
 impl Shared {
-    /// Where an object of this length belongs: where it is, if it can stay there.
+    /// The address for an object of this length: its current one, if it can stay there.
     fn address_for(&self, inodes: &[Inode], inode: &Inode, len_bytes: u64) -> Result<u64> {
         let other = overlapping(inodes.iter().cloned(), inode.address, len_bytes, inode.number);
         let by = match other {
@@ -72,7 +74,7 @@ impl Shared {
         }
     }
 
-    /// Copies an object's content to new pages, with zeros behind it.
+    /// Copies an object's content to new pages and zeroes the rest.
     fn copy_content(&self, inode: &Inode, pages: u64) -> Result<Reservation<'_>> {
         let media = self.pool.media();
         let reservation = self.pool.reserve(pages, alignment_pages(pages))?;
@@ -86,7 +88,7 @@ impl Shared {
                 media.read_at(from.offset_bytes + done, old).map_err(PoolError::from)?;
             }
             behind.fill(0);
-            // SAFETY: the pages are reserved: no inode has them yet.
+            // SAFETY: the pages are reserved: no inode refers to them yet.
             unsafe { media.write_at(to.offset_bytes + done, piece) }.map_err(PoolError::from)?;
         }
         Ok(reservation)
@@ -99,7 +101,7 @@ impl Shared {
             layout_version: inode.layout_version + 1,
             changed_ns: now_ns(),
             runs: as_runs(whole),
-            // What a large commit of a dead process had put there is at its place.
+            // The commit that used the shadow run is applied, so the run can be dropped.
             shadow: Run::EMPTY,
             ..inode.clone()
         });
@@ -107,14 +109,16 @@ impl Shared {
 }
 
 impl Objects {
-    /// Makes an object larger or smaller; its content stays, what is new is zero, what is cut off is lost. Needs the
-    /// key for writing, and that nobody has it attached. Durable on return; says whether its address has changed.
+    /// Makes an object larger or smaller. Content is kept, added bytes are zero, bytes cut off are
+    /// lost. Requires the write key, and that no process has it attached. Durable on return; the
+    /// result tells whether the address has changed.
     ///
-    /// A heap in the object takes the new memory in when it is opened next.
+    /// A heap in the object takes in the new memory when it is next opened.
     ///
     /// # Errors
     /// As for [`Objects::attach`]; [`ObjectError::MustMove`]; [`ObjectError::HeapCannotShrink`];
-    /// [`ObjectError::Parameter`]; [`ObjectError::Pool`], also when it is full. Nothing has changed then.
+    /// [`ObjectError::Parameter`]; [`ObjectError::Pool`], also if the pool is full. The object is
+    /// unchanged then.
     pub fn resize(
         &self,
         name: impl AsRef<[u8]>,
@@ -129,7 +133,7 @@ impl Objects {
             return Err(ObjectError::HeapCannotShrink { name: text(&inode.name) });
         }
         let len_bytes = pages * PAGE_BYTES;
-        // Before anything is copied for nothing.
+        // Fail before copying anything.
         shared.address_for(&shared.objects()?, &inode, len_bytes)?;
         shared.pool.bring_up_to_date(content(&inode))?;
         let mut is_copied = false;
@@ -154,12 +158,12 @@ impl Objects {
         Ok(Resized { size_bytes: len_bytes, address, previous_address, is_copied })
     }
 
-    /// Moves an object that was created as relocatable to another address: the one given, or a random one. Needs the key
-    /// for writing, and that nobody has it attached. Durable on return.
+    /// Moves a relocatable object to another address: the one given, or a random one. Requires the
+    /// write key, and that no process has it attached. Durable on return.
     ///
     /// # Errors
     /// As for [`Objects::attach`]; [`ObjectError::NotRelocatable`]; [`ObjectError::Parameter`] and
-    /// [`ObjectError::AddressOfAnother`] if it cannot be there.
+    /// [`ObjectError::AddressOfAnother`] if the address cannot be used.
     pub fn relocate(
         &self,
         name: impl AsRef<[u8]>,

@@ -1,8 +1,8 @@
 //! Commits that are too large for the log.
 //!
-//! Their pages are written to a run of the pool that belongs to the object, its *shadow run*, and made durable
-//! there; the record only names them, with checksums. So the log needs no more room than a few entries, and
-//! the commit is as atomic as any other.
+//! The pages are written to a run of the pool that belongs to the object, its *shadow run*, and
+//! made durable there. The record only names them, with checksums. The log then needs room only for
+//! a few entries, and the commit is as atomic as any other.
 //!
 //! ```text
 //!   reserve and name the shadow run ── write pages there ── durable ── record ── applied ── tail passes the record
@@ -10,14 +10,16 @@
 //!                                            the next large commit may write there from here ┘
 //! ```
 //!
-//! Replay reads the run as long as the record is behind the durable tail. So it is written again only when the tail has
-//! passed the last record that names it: a checkpoint sees to that. It is freed when the object is
-//! detached, and whoever attaches after a crash uses or frees what it finds.
+//! Replay reads the run as long as the record is behind the durable tail. The run is therefore
+//! overwritten only after the tail has passed the last record that names it, which a checkpoint
+//! ensures. The run is freed on detach; the next attach after a crash reuses or frees the run it
+//! finds.
 //!
 //! # Entries
-//! A record has room for so many ranges. A set of pages that is more scattered is joined over its smallest gaps: the
-//! clean pages in them are written as well, with the content they have at that moment. It is that of the last commit, unless
-//! somebody stores to them meanwhile: so their bases are forgotten with those of the others.
+//! A record has room for a limited number of ranges. A more scattered set of pages is joined over
+//! its smallest gaps, and the clean pages in the gaps are written too, with their current content.
+//! That is the content of the last commit unless another thread stores to them concurrently, so
+//! their bases are forgotten along with the others.
 
 use aquifer_pool::format::record::ENTRY_BYTES;
 use aquifer_pool::format::run::{MAX_RUN_PAGES, Run};
@@ -33,22 +35,22 @@ use crate::error::{ObjectError, Result};
 /// The shadow run of an attached object.
 pub(crate) struct Shadow {
     run: Run,
-    /// The end of the last record that may name it; `u64::MAX` if that is not known.
+    /// The end of the last record that may name it; `u64::MAX` if unknown.
     last_lsn: u64,
 }
 
 impl Shadow {
-    /// The one found at attach.
+    /// The run found at attach.
     pub fn found(run: Run) -> Shadow {
         Shadow { run, last_lsn: if run.is_empty() { 0 } else { u64::MAX } }
     }
 
-    /// Notes that a record names it.
+    /// Notes the end of a record that names the run.
     pub fn named_by(&mut self, end_lsn: u64) {
         self.last_lsn = end_lsn;
     }
 
-    /// Makes sure that there are `pages` pages that may be written to.
+    /// Makes sure that at least `pages` pages may be overwritten.
     fn make_room(&mut self, attached: &Attached, pages: u64) -> Result<()> {
         let pool = &attached.shared.pool;
         if self.run.pages < pages {
@@ -77,7 +79,8 @@ impl Shadow {
             other => other.into(),
         })?;
         let run = reservation.whole();
-        // Should this fail, nobody knows which one the object has: then the next large commit takes another.
+        // If the transaction fails, it is unknown which run the object has: the next large commit
+        // then allocates another.
         *self = Shadow::found(Run::EMPTY);
         let change = |transaction: &mut Transaction<'_>| {
             let mut inode = transaction.inode(attached.number)?;
@@ -92,7 +95,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Frees it; durable on return.
+    /// Frees the run; durable on return.
     pub fn free(&mut self, pool: &Pool, number: u64) -> Result<()> {
         if self.run.is_empty() {
             return Ok(());
@@ -109,8 +112,9 @@ impl Shadow {
         Ok(())
     }
 
-    /// Writes pages of an object to its shadow run and makes them durable there: at most `most_entries` entries for the
-    /// record, added to `copied`. Returns all pages that were written, those in the gaps too.
+    /// Writes pages of an object to its shadow run and makes them durable there. Adds at most
+    /// `most_entries` entries for the record to `copied`. Returns all pages written, including
+    /// those in the gaps.
     pub fn put_aside(
         &mut self,
         attached: &Attached,
@@ -133,10 +137,10 @@ impl Shadow {
             for done in (0..len_bytes).step_by(PIECE_BYTES as usize) {
                 let piece = &mut buffer[..PIECE_BYTES.min(len_bytes - done) as usize];
                 let source = attached.page(run.first).wrapping_add(done as usize);
-                // SAFETY: inside the mapping; the piece is as long.
+                // SAFETY: inside the mapping; the piece has the same length.
                 unsafe { copy_racy(source, piece.as_mut_ptr(), piece.len()) };
                 sum.update(piece);
-                // SAFETY: the shadow run is this object's, and no memory is mapped from it.
+                // SAFETY: the shadow run belongs to this object, and no memory is mapped from it.
                 unsafe { media.write_at(offset, piece) }.map_err(PoolError::from)?;
                 offset += piece.len() as u64;
             }
@@ -153,7 +157,8 @@ impl Shadow {
     }
 }
 
-/// Which of several captured sets go to their shadow runs, so that the others fit into `most_bytes`: the largest first.
+/// Selects which captured sets go to their shadow runs, largest first, so that the others fit into
+/// `most_bytes`.
 pub(crate) fn too_large(sizes_bytes: &[u64], most_bytes: u64) -> Vec<bool> {
     let mut order: Vec<usize> = (0..sizes_bytes.len()).collect();
     order.sort_unstable_by_key(|index| std::cmp::Reverse(sizes_bytes[*index]));
@@ -169,7 +174,8 @@ pub(crate) fn too_large(sizes_bytes: &[u64], most_bytes: u64) -> Vec<bool> {
     is_aside
 }
 
-/// Entries of shadow runs that a record may have for each of `objects`: together an eighth of the log.
+/// The most shadow-run entries that a record may have for each of `objects`: together an eighth of
+/// the log.
 pub(crate) fn most_entries(pool: &Pool, objects: usize) -> usize {
     let room = pool.layout().log().len_bytes as usize / 8 / ENTRY_BYTES;
     (room / objects.max(1)).max(1)
@@ -182,7 +188,7 @@ fn join(runs: &[PageRun], most: usize) -> Vec<PageRun> {
     }
     let mut gaps: Vec<(u64, usize)> =
         (1..runs.len()).map(|i| (runs[i].first.0 - runs[i - 1].end().0, i)).collect();
-    // The largest gaps stay.
+    // Keep the largest gaps.
     gaps.sort_unstable_by_key(|gap| std::cmp::Reverse(*gap));
     let mut starts: Vec<usize> = gaps[..most - 1].iter().map(|(_, index)| *index).collect();
     starts.push(0);
@@ -272,7 +278,8 @@ mod tests {
         assert_eq!(shadow.last_lsn, last_lsn);
     }
 
-    /// The record of a psync that panicked may count. What the next one commits is not relative to what was before it.
+    /// The record of a psync that panicked may count, so the next commit must not be relative to
+    /// the content before it.
     #[test]
     fn a_psync_that_panicked_leaves_no_bases_behind() {
         let (media, objects, attached) = attached(4);
@@ -295,7 +302,7 @@ mod tests {
         assert_eq!(survivor.as_slice().unwrap()[..8], [1; 8]);
     }
 
-    /// What nothing leads to may be stored to meanwhile, and be reached later.
+    /// Unreachable memory may be stored to concurrently, and become reachable later.
     #[test]
     fn clean_pages_that_were_put_aside_are_compared_with_what_was_put_there() {
         const CLEAN: u64 = 1;
@@ -303,7 +310,7 @@ mod tests {
         fill(&attached, CLEAN, 1, 8);
         psync(&[&attached], Stores::Excluded).unwrap();
         (0..900).step_by(2).for_each(|page| fill(&attached, page, 1, 4096));
-        // The transaction that gives the object its run.
+        // The transaction that gives the object its shadow run.
         let log = objects.pool().layout().log();
         let gate = media.hold(Trigger::on(MediaOperation::WriteDurable).within(log));
         std::thread::scope(|scope| {

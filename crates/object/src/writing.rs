@@ -1,9 +1,10 @@
-//! What an attachment for writing has besides its memory: which pages were stored to, what they were before, and how
-//! many copies it keeps.
+//! The state of an attachment for writing besides its memory: the pages stored to, their bases, and
+//! the budget for private copies.
 //!
-//! Pages that were stored to have a private copy, the *shadow*. It stays after the commit, because the program will
-//! probably store to it again, until there are more of them than the budget: then those that hold nothing new are
-//! dropped, once what was committed of them is at its place, where the mapping shows it.
+//! Each page that was stored to has a private copy, the *shadow*. The copy stays after the commit,
+//! because the program will probably store to the page again. When the copies exceed the budget,
+//! clean ones are dropped, once their committed content is applied to the primary, which the
+//! mapping then shows.
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_sys::memory::copy_racy;
@@ -19,27 +20,27 @@ use crate::shadow::Shadow;
 /// The writing side of an attachment.
 pub(crate) struct Writing {
     pub tracker: DirtyTracker,
-    /// What the capture under way, or the last one, took.
+    /// The pages taken by the current or the last capture.
     pub captured: Vec<PageRun>,
-    /// What is committed of them.
+    /// The changes to commit of these pages.
     pub changes: Changes,
-    /// What these changes are relative to.
+    /// The bases of these changes.
     pub bases: Bases,
-    /// Whether a capture failed, and none has succeeded since.
+    /// Whether a capture failed and none has succeeded since.
     pub is_behind: bool,
-    /// The end of the last commit that was captured, in the log.
+    /// The log position where the last captured commit ends.
     pub last_lsn: u64,
-    /// Whether what was taken is in the log, and its bases do not know of it yet.
+    /// Whether the captured pages are in the log but not yet noted in their bases.
     pub is_captured: bool,
-    /// Where large commits are put aside.
+    /// The run for large commits.
     pub shadow: Shadow,
-    /// Private copies and twins above this number are dropped when they can be.
+    /// The number of private copies and twins above which they are dropped where possible.
     pub budget_pages: u64,
 }
 
 impl Writing {
-    /// Takes the pages stored to since the last time, and those that failed commits have left, into `captured`. After an
-    /// error nothing is forgotten.
+    /// Takes the pages stored to since the last capture, and those of failed commits, into
+    /// `captured`. An error loses no page.
     pub fn collect(&mut self, attached: &Attached, stores: Stores) -> Result<()> {
         // Not empty if the last capture panicked.
         self.give_back();
@@ -50,14 +51,15 @@ impl Writing {
             .map_err(|source| ObjectError::Memory { name: text(&attached.name), source })
     }
 
-    /// Finds out what has changed in the pages that were taken.
+    /// Finds the changes in the captured pages.
     pub fn compare(&mut self, attached: &Attached) {
         self.bases.catch_up(attached.shared.pool.applied_lsn(), self.last_lsn);
         let most_twins = self.budget_pages.saturating_sub(self.tracker.known_private_pages());
         self.bases.compare(attached, &self.captured, most_twins, &mut self.changes);
     }
 
-    /// Notes that what was taken is in the log before `end_lsn`. [`Writing::committed`] follows, or a panic has come between.
+    /// Notes that the captured pages are in the log before `end_lsn`. [`Writing::committed`]
+    /// follows, unless a panic intervenes.
     pub fn was_captured(&mut self, end_lsn: u64) {
         if !self.captured.is_empty() {
             self.last_lsn = end_lsn;
@@ -65,8 +67,8 @@ impl Writing {
         }
     }
 
-    /// Notes in the bases what is in the log: as changes, or with all the pages that were put `aside`.
-    /// `twins` are copies of what is there of whole pages.
+    /// Updates the bases to what is in the log: the changes, or all the pages that were put
+    /// `aside`. `twins` are copies of the whole pages as logged.
     pub fn committed(&mut self, aside: Option<&[PageRun]>, twins: Vec<(PageIndex, Page)>) {
         if self.captured.is_empty() {
             return;
@@ -78,21 +80,21 @@ impl Writing {
         self.is_captured = false;
     }
 
-    /// Has the pages that were taken reported again.
+    /// Returns the captured pages, so that the next capture takes them again.
     pub fn give_back(&mut self) {
         self.is_behind |= !self.captured.is_empty();
         if std::mem::take(&mut self.is_captured) {
-            // The last capture panicked when it had taken its place in the log.
+            // The last capture panicked after taking its place in the log.
             self.bases.forget(&self.captured);
         }
         self.tracker.give_back(&self.captured);
         self.captured.clear();
     }
 
-    /// Drops twins and private copies beyond the budget that hold nothing that is not at its place, if nobody stores to the object
-    /// meanwhile.
+    /// When the budget is exceeded, drops all twins, and private copies of clean, applied pages.
+    /// Private copies are dropped only if stores are excluded.
     ///
-    /// Does what it can: a pool that fails is noticed by the next commit, and a program that locks its memory keeps it.
+    /// Best effort: the next commit reports a failed pool, and locked memory stays.
     pub fn trim(&mut self, attached: &Attached, stores: Stores) {
         let returned = attached.flights.take_returned();
         self.is_behind |= !returned.is_empty();
@@ -110,9 +112,9 @@ impl Writing {
             return;
         }
         let wanted = private_pages - self.budget_pages;
-        // SAFETY: stores are excluded. What is clean was committed last with this content or never stored to,
-        // all commits are applied and none is under way, so the file holds what the page holds: who looks at it through
-        // a reference sees no change.
+        // SAFETY: stores are excluded. A clean page was last committed with this content or never
+        // stored to; all commits are applied and none is in flight, so the file holds the same
+        // bytes as the page. A read through a reference sees no change.
         let _ = unsafe {
             self.tracker.drop_clean(wanted, &mut |page| last.differs(page), &mut |_| true)
         };
@@ -133,7 +135,7 @@ impl LastCommit<'_> {
         LastCommit { attached, lsn, is_applied: None, committed: Vec::new(), present: Vec::new() }
     }
 
-    /// Brings the primary up to date, the first time it is asked. Says whether it is.
+    /// Brings the primary up to date on the first call. Returns whether it is.
     fn is_applied(&mut self) -> bool {
         *self.is_applied.get_or_insert_with(|| {
             let (flights, pool) = (&self.attached.flights, &self.attached.shared.pool);
@@ -142,7 +144,7 @@ impl LastCommit<'_> {
         })
     }
 
-    /// Whether a page has another content now. What cannot be known is taken to differ.
+    /// Whether a page differs from the last commit. Returns `true` if that cannot be determined.
     fn differs(&mut self, page: PageIndex) -> bool {
         if !self.is_applied() {
             return true;

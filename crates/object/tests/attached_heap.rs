@@ -9,7 +9,7 @@ use aquifer_object::{Access, CreateObject, ObjectError, Objects};
 use support::{PAGE, Place, on_media, reopen};
 
 aquifer_object::persist! {
-    /// What the tests keep.
+    /// The root type of the tests.
     struct Notes<'h> { notes: PVec<'h, PString<'h>> }
 }
 const NOTES: u64 = 1;
@@ -102,7 +102,7 @@ fn bytes_and_heaps_are_kept_apart() {
     let mut bytes = objects.attach("bytes", Access::Write, None).unwrap();
     let refused = bytes.heap().unwrap_err();
     assert!(matches!(refused, ObjectError::NoHeap { .. }), "{refused}");
-    // One that was never attached for writing has none to read.
+    // An object never attached for writing has no heap to read.
     heap.detach().unwrap();
     let mut heap = objects.attach("heap", Access::Read, None).unwrap();
     let refused = heap.heap().unwrap_err();
@@ -124,7 +124,7 @@ fn a_heap_takes_in_what_its_object_was_made_larger_by() {
             let heap = scope.heap();
             let map = scope.root_or_insert_with(NOTES, |heap| Ok(PBTreeMap::new_in(heap))).unwrap();
             let mut number = from;
-            // Until it is full.
+            // Until the heap is full.
             loop {
                 let Ok(text) = PString::from_str_in(&number.to_string(), heap) else { break };
                 if map.insert(number, text).is_err() {
@@ -152,14 +152,14 @@ fn a_heap_takes_in_what_its_object_was_made_larger_by() {
     });
 }
 
-/// What it has can be used; that it cannot be larger is no reason to refuse it.
+/// A heap that cannot grow still works, so opening it must not fail.
 #[test]
 fn a_heap_that_cannot_take_more_in_is_opened_all_the_same() {
     let (_, objects) = on_media(32 << 20, 1 << 20);
     objects.create("notes", 129 * PAGE as u64, &HEAP).unwrap();
     let mut object = objects.attach("notes", Access::Write, None).unwrap();
     let header = heap_support::header_of_small_zones(object.address(), 64);
-    // SAFETY: the object's first page, which nobody uses; it is a heap afterwards.
+    // SAFETY: the object's first page, which is not in use; it holds a heap afterwards.
     unsafe { object.start().cast().write(header) };
     object.psync().unwrap();
     object.detach().unwrap();

@@ -1,4 +1,4 @@
-//! The collections against those of `std`, through restarts, and in heaps that are full.
+//! Compares the collections with those of `std`, through restarts, and in full heaps.
 
 mod heap_support;
 
@@ -15,7 +15,7 @@ use heap_support::{Object, PAGE};
 const ROOT: u64 = 0x7e57;
 
 persist! {
-    /// Large, so that few fit a node.
+    /// Large, so that few fit in a node.
     #[derive(Debug, Clone, Copy, PartialEq)]
     struct Large { words: [u64; 60] }
 }
@@ -68,7 +68,8 @@ fn text(rng: &mut Rng, distinct: u64) -> String {
     format!("{}{n}", "å".repeat((n % 40) as usize))
 }
 
-/// A random operation on one of the collections. What a full heap refuses, the model does not do either.
+/// A random operation on one of the collections. If a full heap rejects it, the model does not
+/// change either.
 fn step<'h>(
     root: &mut Root<'h>,
     model: &mut Model,
@@ -244,7 +245,7 @@ fn collections_agree_with_std() {
     agree_with_std(4000 * PAGE, steps(60), seed(9), false);
 }
 
-/// An operation that a full heap refuses changes nothing.
+/// An operation that fails with a full heap changes nothing.
 #[test]
 fn collections_in_a_full_heap_stay_whole() {
     agree_with_std(150 * PAGE, steps(60), seed(10), true);
@@ -431,7 +432,7 @@ fn a_root_is_opened_as_what_it_is_only() {
     });
 }
 
-/// What lies in memory that came later is found, too.
+/// Collections that span memory added later are found too.
 #[test]
 fn collections_move_into_a_heap_that_grew() {
     let mut object = Object::with_room(20 * PAGE, 5000 * PAGE);
@@ -447,7 +448,7 @@ fn collections_move_into_a_heap_that_grew() {
     assert!(matches!(fill(&mut heap, 100_000), Err(HeapError::Full { .. })));
     for pages in [2000, 5000] {
         object.grow(pages * PAGE);
-        // SAFETY: the memory is there now.
+        // SAFETY: the memory has been added.
         unsafe { heap.grow((pages * PAGE) as u64) }.unwrap();
         fill(&mut heap, 50_000).unwrap();
     }
@@ -466,7 +467,7 @@ fn owners_have_no_place_in_a_heap_that_moves() {
     });
 }
 
-/// Two threads change what they were lent of one root.
+/// Two threads modify disjoint parts of one root.
 #[test]
 fn a_root_is_shared_out_between_threads() {
     persist! { struct Halves<'h> { left: PVec<'h, u64>, right: PBTreeMap<'h, u64, u64> } }

@@ -1,5 +1,5 @@
-//! Crash states: whatever a power cut leaves, every object is as its last completed psync left it, or as the one in
-//! flight would have.
+//! Crash states: after any power cut, every object has the content of its last completed psync, or
+//! of the one in flight.
 
 mod support;
 
@@ -17,7 +17,7 @@ use aquifer_testkit::rng::Rng;
 use support::{PAGE, alone, fill, filled, load_all, store, stored};
 
 const POOL_BYTES: u64 = 768 << 10;
-/// More pages than a commit in the log can have: a quarter of 64 KiB.
+/// More pages than fit into a commit in the log: a quarter of 64 KiB.
 const LARGE: usize = 6;
 
 type Model = BTreeMap<String, Vec<u64>>;
@@ -27,7 +27,7 @@ fn open(media: &Arc<CrashMedia>, mutant: Option<Mutant>) -> Result<Objects, Pool
     Pool::open_on(media.clone(), &options).map(Objects::new)
 }
 
-/// A program at work: its objects, attached, and what they should hold.
+/// A simulated program: its attached objects and their expected content.
 struct Program {
     media: Arc<CrashMedia>,
     mutant: Option<Mutant>,
@@ -66,7 +66,7 @@ impl Program {
             (0..1 + rng.below(most as u64 * 2)).map(|_| rng.below(pages as u64) as usize).collect();
         for page in chosen {
             let is_whole = rng.chance(0.4);
-            // Sometimes what was there before.
+            // Sometimes the previous content.
             let value = if rng.chance(0.3) { rng.below(2) } else { value };
             let object = self.attach(name);
             let change = if is_whole { fill } else { store };
@@ -76,7 +76,7 @@ impl Program {
         }
     }
 
-    /// One random change; `id` becomes the value of what it stores.
+    /// One random change; `id` is the value it stores.
     fn change(&mut self, rng: &mut Rng, id: u64) {
         let kind = rng.below(100);
         let Some(name) = self.any(rng).filter(|_| kind >= 12 || self.model.len() >= 4) else {
@@ -140,7 +140,7 @@ impl Program {
     }
 }
 
-/// The states that a run goes through; the one with index `id` is acknowledged by mark `id`.
+/// The states of a run; the state with index `id` is acknowledged by mark `id`.
 fn record(
     seed: u64,
     changes: u64,
@@ -164,7 +164,7 @@ fn record(
         states.push(program.model.clone());
         media.acknowledge(id);
     }
-    // The program is lost in the crash: what its ending does is not part of the recording.
+    // The program is lost in the crash: its drop is not part of the recording.
     let recording = media.recording();
     drop(program);
     (recording, states)
@@ -183,7 +183,7 @@ fn check(state: &CrashState<'_>, states: &[Model], mutant: Option<Mutant>) -> Ve
     let media = Arc::new(state.media()?);
     let objects = open(&media, mutant)?;
     let mut found = contents(&objects)?;
-    // Made by a check whose recovery was crashed.
+    // Created by a check whose recovery was crashed.
     let _ = found.remove("after");
     let acknowledged = state.marks().last_acknowledged().unwrap_or(0);
     let in_flight = state.marks().in_flight().iter().next().copied();
@@ -192,13 +192,13 @@ fn check(state: &CrashState<'_>, states: &[Model], mutant: Option<Mutant>) -> Ve
         let allowed: Vec<&Model> = allowed.iter().map(|id| &states[*id as usize]).collect();
         return Err(format!("found {found:?}, allowed are {allowed:?}").into());
     };
-    // From here on the caller has seen this state: a second crash must not change it.
+    // The caller has seen this state: from here on a second crash must not change it.
     match in_flight {
         Some(in_flight) if *id == in_flight => media.acknowledge(in_flight),
         Some(in_flight) => media.withdraw(in_flight),
         None => {}
     }
-    // The pool works on.
+    // The pool stays usable.
     if objects.info("after").is_err() {
         objects.create("after", 1, &CreateObject::default())?;
     }
@@ -246,7 +246,7 @@ fn every_killed_process_in_memory_files_recovers() {
     survives(PersistenceDomain::Volatile);
 }
 
-/// Deliberate mistakes of the pool, seen through objects.
+/// Deliberate bugs in the pool must be detected through objects.
 #[test]
 fn mutants_are_caught() {
     let domain = PersistenceDomain::PageCache;
@@ -259,7 +259,7 @@ fn mutants_are_caught() {
         Mutant::NoFlush,
     ] {
         let noticed = |seed| {
-            // The pool may notice by itself, and refuse to go on.
+            // The pool may detect the bug itself and fail.
             match std::panic::catch_unwind(|| run(seed, 50, domain, 600, Some(mutant))) {
                 Ok(outcome) => outcome.err().map(|failure| failure.reason.to_string()),
                 Err(_) => Some("the work failed".to_owned()),

@@ -1,4 +1,5 @@
-//! What a fork of a process with attached objects can do. One test at a time: a child has only the thread that forked.
+//! What a forked child of a process with attached objects can do. One test at a time: a child has
+//! only the thread that forked.
 
 mod support;
 
@@ -18,17 +19,17 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// Runs `body` in a child; returns the signal that ended it, or its exit status.
 fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
-    // SAFETY: the child leaves by `_exit`.
+    // SAFETY: the child exits through `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends a child that hangs, and one that is done.
+        // SAFETY: `alarm` kills a child that hangs; `_exit` ends it.
         unsafe {
             libc::alarm(20);
             libc::_exit(body());
         }
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: waits for the child forked above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     if libc::WIFEXITED(status) {
         Ok(libc::WEXITSTATUS(status))
@@ -58,7 +59,7 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
             || matches!(error, ObjectError::Pool(aquifer_pool::PoolError::Forked))
     };
     let start = object.start();
-    // SAFETY: faults in the child, whose memory has a hole there.
+    // SAFETY: faults in the child, where the memory is not mapped.
     let gone = in_child(|| i32::from(unsafe { start.as_ptr().read_volatile() }));
     assert_eq!(gone, Err(libc::SIGSEGV));
 
@@ -83,7 +84,7 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
             objects.psync_many_begin(&mut [&mut object]).map(drop),
             objects.attach_raw("other", Access::Read, None, &Default::default()).map(drop),
             objects.detach(raw.as_ptr()),
-            // SAFETY: nobody stores.
+            // SAFETY: no thread stores to it.
             unsafe { objects.psync_at(raw.as_ptr()) },
             pending.wait(),
             object.detach(),
@@ -115,13 +116,13 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
     let mut childs = objects.attach("child's", Access::Read, None).unwrap();
     let root = childs.heap().unwrap().enter(|scope| scope.root::<u64>(1).copied());
     assert_eq!(root, Ok(7));
-    // The parent's attachment is as it was.
+    // The parent's attachment is unaffected.
     object.psync().unwrap();
     object.detach().unwrap();
 }
 
-/// Threads of the child may have the stacks that threads of the parent had: dropping what belonged to the parent's does not
-/// detach them.
+/// A child's threads may have the same stacks as threads of the parent had: dropping the parent's
+/// handles must not detach them.
 #[test]
 fn a_childs_threads_are_its_own() {
     let _alone = alone();
@@ -156,7 +157,7 @@ fn a_childs_threads_are_its_own() {
     assert_eq!(joined, Ok(0));
 }
 
-/// However many threads of the parent are in the middle of allocating.
+/// Even if many threads of the parent are in the middle of allocating.
 #[test]
 fn a_child_of_busy_threads_may_have_heaps() {
     let _alone = alone();
@@ -194,7 +195,7 @@ fn a_child_of_busy_threads_may_have_heaps() {
     });
 }
 
-/// Their memory is not there: nothing is to be given back.
+/// Their memory is not mapped: nothing must be freed.
 #[test]
 fn dropping_the_parents_structures_does_nothing_in_a_child() {
     let _alone = alone();

@@ -1,4 +1,5 @@
-//! The allocator against a plain model, through restarts and moves; and each of its errors.
+//! Compares the allocator with a plain model, through restarts and moves; and tests each of its
+//! errors.
 
 mod heap_support;
 
@@ -12,7 +13,7 @@ use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use heap_support::{Object, PAGE, header_of_small_zones};
 
-/// What is allocated: offset → (size asked for, byte it is filled with).
+/// The allocations: offset → (requested size, fill byte).
 type Model = BTreeMap<u64, (usize, u8)>;
 
 fn offset(heap: &ObjectHeap, pointer: NonNull<u8>) -> u64 {
@@ -24,12 +25,12 @@ fn pointer(heap: &ObjectHeap, offset: u64) -> NonNull<u8> {
 }
 
 fn fill(pointer: NonNull<u8>, size: usize, byte: u8) {
-    // SAFETY: an allocation of so many bytes.
+    // SAFETY: an allocation of at least `size` bytes.
     unsafe { pointer.write_bytes(byte, size) };
 }
 
 fn is_filled(pointer: NonNull<u8>, size: usize, byte: u8) -> bool {
-    // SAFETY: an allocation of so many bytes.
+    // SAFETY: an allocation of at least `size` bytes.
     unsafe { NonNull::slice_from_raw_parts(pointer, size).as_ref() }.iter().all(|&b| b == byte)
 }
 
@@ -54,17 +55,17 @@ fn step(heap: &ObjectHeap, model: &mut Model, rng: &mut Rng, most_align: u64) {
     });
     let byte = rng.next_u64() as u8;
     match (rng.below(10), chosen) {
-        // In waves, so that pages become free as a whole, too.
+        // In waves, so that whole pages become free too.
         (0..=3, Some((at, size, filled))) => {
             let memory = pointer(heap, at);
             assert!(is_filled(memory, size, filled), "{size} bytes at {at:#x} changed");
-            // SAFETY: the model forgets it.
+            // SAFETY: the model forgets the allocation.
             unsafe { heap.dealloc(memory) }.unwrap();
             model.remove(&at);
         }
         (4, Some((at, size, filled))) => {
             let layout = some_layout(rng, most_align);
-            // SAFETY: the model uses what comes back.
+            // SAFETY: the model uses only the returned pointer.
             if let Ok(moved) = unsafe { heap.realloc(pointer(heap, at), layout) } {
                 assert!(is_filled(moved, size.min(layout.size()), filled));
                 assert!(moved.is_aligned_to_(layout.align()));
@@ -146,10 +147,11 @@ fn allocations_keep_their_bytes_through_restarts() {
         }
         compare(&heap, &model);
         for &at in model.keys() {
-            // SAFETY: the model is done with it.
+            // SAFETY: the allocation is not used any more.
             unsafe { heap.dealloc(pointer(&heap, at)) }.unwrap();
         }
-        // At most one slab a class is kept; no longer after a restart than one more allocation and free.
+        // At most one slab per class is kept; after a restart, it is kept until the next allocation
+        // and free.
         let statistics = heap.check().unwrap();
         assert_eq!((statistics.allocations, statistics.allocated_bytes), (0, 0));
         assert!(statistics.free_block_bytes < (23 + 3 * 4) * 4096);
@@ -180,7 +182,7 @@ fn a_relocatable_heap_moves() {
 #[test]
 fn memory_that_held_something_becomes_a_heap() {
     let mut rng = Rng::new(seed(16));
-    // Three pages of map, the last two not used at first.
+    // Three pages of map, the last two unused at first.
     let object = Object::new(9000 * PAGE);
     let garbage: Vec<u8> = (0..9000 * PAGE).map(|at| (at * 7 / 3) as u8 | 1).collect();
     object.set_content(&garbage);
@@ -193,14 +195,14 @@ fn memory_that_held_something_becomes_a_heap() {
     assert_eq!(heap.usable_size(pointer(&heap, 8000 * 4096)), Err(free));
     let mut model = Model::new();
     for pages in [10, 5000, 8000] {
-        // Not so many that no long run is left.
+        // Few enough that a long run stays free.
         for _ in 0..steps(1000).min(2000) {
             step(&heap, &mut model, &mut rng, 16);
         }
         let layout = Layout::from_size_align(pages * PAGE, 8).unwrap();
         let large = heap.alloc_zeroed(layout).unwrap();
         assert!(is_filled(large, pages * PAGE, 0));
-        // SAFETY: nobody uses it.
+        // SAFETY: the allocation is not used any more.
         unsafe { heap.dealloc(large) }.unwrap();
         compare(&heap, &model);
         drop(heap);
@@ -230,13 +232,13 @@ fn a_full_heap_says_so_and_is_whole_again_when_freed() {
         heap.check().unwrap();
         counts.push(all.len());
         for memory in all {
-            // SAFETY: nobody uses it.
+            // SAFETY: the allocation is not used any more.
             unsafe { heap.dealloc(memory) }.unwrap();
         }
     }
     // 198 pages of 6 blocks of 672 bytes.
     assert_eq!(counts, [198 * 6; 3]);
-    // Everything in one piece, but for the slab that is kept.
+    // Everything in one run, except for the slab that is kept.
     let statistics = heap.check().unwrap();
     assert!(statistics.largest_run_bytes >= 196 * PAGE as u64);
     assert!(heap.alloc(Layout::from_size_align(196 * PAGE, 8).unwrap()).is_ok());
@@ -249,7 +251,7 @@ fn runs_grow_and_shrink_in_place() {
     let page = |pages: usize| Layout::from_size_align(pages * PAGE, 8).unwrap();
     let first = heap.alloc(page(10)).unwrap();
     fill(first, 10 * PAGE, 7);
-    // SAFETY: it is ours; nothing is used beyond what is kept.
+    // SAFETY: the test owns it, and uses nothing beyond the kept size.
     unsafe {
         assert!(heap.resize_in_place(first, 30 * PAGE).unwrap());
         assert_eq!(heap.usable_size(first), Ok(30 * PAGE));
@@ -271,7 +273,7 @@ fn freeing_wrongly_is_an_error() {
     let object = Object::new(100 * PAGE);
     let heap = object.format(Placement::Fixed);
     let refused = |address: *mut u8| {
-        // SAFETY: what is freed here is in no use.
+        // SAFETY: no freed allocation is used any more.
         match unsafe { heap.dealloc(NonNull::new(address).unwrap()) } {
             Err(HeapError::NotAllocated { reason, .. }) => reason,
             other => panic!("{other:?}"),
@@ -299,7 +301,7 @@ fn freeing_wrongly_is_an_error() {
     assert_eq!(refused(run.wrapping_add(PAGE)), NotAllocated::Interior);
     assert_eq!(refused(start.wrapping_add(99 * PAGE)), NotAllocated::Free);
     for memory in [block, large, run] {
-        // SAFETY: nobody uses it.
+        // SAFETY: the allocation is not used any more.
         unsafe { heap.dealloc(NonNull::new(memory).unwrap()) }.unwrap();
         assert_eq!(refused(memory), NotAllocated::Free);
     }
@@ -313,14 +315,15 @@ fn a_heap_grows_in_its_zone_and_beyond() {
     let mut model = Model::new();
     let mut rng = Rng::new(seed(3));
     let mut lengths = Vec::new();
-    // One page of map describes 4096 pages; behind them a new zone begins, and another behind twice that.
+    // One map page describes 4096 pages; beyond that a new zone begins, and another beyond twice
+    // that.
     for pages in [11, 100, 4000, 4098, 4099, 4200, 9000, 40_000] {
         let before = heap.check().unwrap();
         object.grow(pages * PAGE);
-        // SAFETY: the memory is there now.
+        // SAFETY: the memory has been added.
         match unsafe { heap.grow((pages * PAGE) as u64 + 5) } {
             Ok(()) => lengths.push(pages),
-            // A page is too few for a map and what it describes.
+            // One page is too few for a map and its data pages.
             Err(HeapError::TooSmall { .. }) => assert_eq!(heap.check().unwrap(), before),
             Err(other) => panic!("{other}"),
         }
@@ -342,7 +345,7 @@ fn a_heap_grows_in_its_zone_and_beyond() {
     assert!(matches!(shrunk, HeapError::TooSmall { .. }));
 }
 
-/// As a program does that makes its object a little larger whenever it is full.
+/// Like a program that enlarges its object a little whenever it is full.
 #[test]
 fn a_heap_grows_in_many_small_steps() {
     const STEP: usize = 256 * PAGE;
@@ -423,7 +426,7 @@ fn for_reading_nothing_can_be_changed() {
     assert_eq!(heap.usable_size(number.cast()), Ok(16));
     assert_eq!(heap.check().unwrap().allocations, 1);
     assert_eq!(heap.alloc(Layout::new::<u64>()), Err(HeapError::ReadOnly));
-    // SAFETY: nobody uses it.
+    // SAFETY: the allocation is not used otherwise.
     unsafe {
         assert_eq!(heap.dealloc(number.cast()), Err(HeapError::ReadOnly));
         assert_eq!(heap.resize_in_place(number.cast(), 8), Err(HeapError::ReadOnly));
@@ -453,7 +456,7 @@ fn the_root_is_found_by_its_type_only() {
     assert!(matches!(heap.root::<u64>(2), Err(HeapError::RootType { .. })));
     assert!(matches!(heap.root::<u32>(1), Err(HeapError::RootType { .. })));
     assert!(matches!(heap.root::<[u32; 2]>(1), Err(HeapError::RootType { .. })));
-    // SAFETY: nobody uses it.
+    // SAFETY: the allocation is not used any more.
     unsafe { heap.dealloc(number) }.unwrap();
     let dangling = HeapError::Damaged { offset_bytes: offset(&heap, number), damage: Damage::Root };
     assert_eq!(heap.check(), Err(dangling));
@@ -479,7 +482,7 @@ fn threads_share_a_heap() {
                     step(heap, &mut model, &mut rng, 8);
                 }
                 for at in model.into_keys() {
-                    // SAFETY: the model is done with it.
+                    // SAFETY: the allocation is not used any more.
                     unsafe { heap.dealloc(pointer(heap, at)) }.unwrap();
                 }
             });
@@ -520,7 +523,7 @@ fn who_keeps_the_allocator_still_makes_others_wait() {
 fn a_forked_child_has_no_heap() {
     let object = Object::new(20 * PAGE);
     let heap = object.format(Placement::Fixed);
-    // SAFETY: the child only asks the heap, which looks whose it is before all else, and ends.
+    // SAFETY: the child only calls the heap, which checks its process first, and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = heap.alloc(Layout::new::<u64>()) == Err(HeapError::Forked)
@@ -530,7 +533,7 @@ fn a_forked_child_has_no_heap() {
         unsafe { libc::_exit(if refused { 0 } else { 1 }) };
     }
     let mut status = -1;
-    // SAFETY: waits for our own child.
+    // SAFETY: waits for the child forked above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(heap.alloc(Layout::new::<u64>()).is_ok());

@@ -1,5 +1,5 @@
-//! A damaged heap: errors, and neither a hang nor an access outside the object. Its memory lies between guard pages
-//! that kill who touches them.
+//! A damaged heap returns errors; it must neither hang nor access memory outside the object. The
+//! object lies between guard pages: touching them kills the test.
 
 mod heap_support;
 
@@ -13,7 +13,7 @@ use heap_support::{Object, PAGE};
 
 const PAGES: usize = 64;
 
-/// What a test knows to be allocated: it may be anything once the heap is damaged.
+/// The allocations a test knows; their content is arbitrary once the heap is damaged.
 type Known = Vec<NonNull<u8>>;
 
 fn layout(rng: &mut Rng) -> Layout {
@@ -21,11 +21,12 @@ fn layout(rng: &mut Rng) -> Layout {
     Layout::from_size_align(rng.below(most) as usize, 1 << rng.below(8)).unwrap()
 }
 
-/// Uses all of an allocation, as its owner may.
+/// Writes to all usable bytes of an allocation.
 fn scribble(heap: &ObjectHeap, memory: NonNull<u8>, rng: &mut Rng) {
     if let Ok(usable) = heap.usable_size(memory) {
         let byte = rng.next_u64() as u8;
-        // SAFETY: the heap says that they are there; if they were not, a guard page would end the test.
+        // SAFETY: the heap reports these bytes as usable; if they were not, a guard page would end
+        // the test.
         unsafe { memory.write_bytes(byte, usable) };
     }
 }
@@ -35,12 +36,12 @@ fn operate(heap: &ObjectHeap, known: &mut Known, rng: &mut Rng) -> Result<(), He
     match (rng.below(8), chosen) {
         (0 | 1, Some(chosen)) => {
             let memory = known.swap_remove(chosen);
-            // SAFETY: the test uses it no more.
+            // SAFETY: the test does not use it any more.
             unsafe { heap.dealloc(memory) }
         }
         (2, Some(chosen)) => {
             let layout = layout(rng);
-            // SAFETY: the test uses what comes back.
+            // SAFETY: the test uses only the returned pointer.
             known[chosen] = unsafe { heap.realloc(known[chosen], layout) }?;
             scribble(heap, known[chosen], rng);
             Ok(())
@@ -67,7 +68,7 @@ fn operate(heap: &ObjectHeap, known: &mut Known, rng: &mut Rng) -> Result<(), He
     }
 }
 
-/// A heap in use.
+/// A heap with allocations.
 fn used(object: &Object, rng: &mut Rng) -> (ObjectHeap, Known) {
     object.set_content(&vec![0; object.len() as usize]);
     let heap = object.format(Placement::Fixed);
@@ -75,7 +76,7 @@ fn used(object: &Object, rng: &mut Rng) -> (ObjectHeap, Known) {
     for _ in 0..150 {
         match operate(&heap, &mut known, rng) {
             Ok(()) | Err(HeapError::Full { .. } | HeapError::NotAllocated { .. }) => {}
-            // The root was freed: what these operations do is nothing to rely on.
+            // The root was freed, so the result of these operations is unspecified.
             Err(HeapError::Damaged { damage: Damage::Root, .. }) => {}
             Err(other) => panic!("undamaged, and yet: {other}"),
         }
@@ -85,7 +86,7 @@ fn used(object: &Object, rng: &mut Rng) -> (ObjectHeap, Known) {
     (heap, known)
 }
 
-/// An offset at which metadata may lie: in the header, in the map, or at the start of a page.
+/// An offset that may contain metadata: in the header, in the map, or at the start of a page.
 fn somewhere(rng: &mut Rng) -> usize {
     match rng.below(3) {
         0 => rng.below(200) as usize,
@@ -102,13 +103,13 @@ fn some_damage(object: &Object, rng: &mut Rng) {
             0 => change,
             1 => 0,
             2 => byte ^ 1 << (change >> 5),
-            // States of pages, so that the map says something wrong rather than nothing.
+            // Page states, so that the map is wrong rather than invalid.
             _ => [0, 1, 2, 3, 0x40 | change >> 3, 0xc0 | change >> 3][usize::from(change) % 6],
         });
     }
 }
 
-/// Makes the header's checksum right, so that its fields are looked at.
+/// Corrects the header's checksum, so that its fields are validated.
 fn seal(object: &Object) {
     let checksum = aquifer_pool::format::checksum(&[&object.content()[..PAGE - 8]]);
     for (index, byte) in checksum.to_le_bytes().into_iter().enumerate() {
@@ -146,13 +147,14 @@ fn damage_is_an_error_and_never_leads_outside() {
                 Err(HeapError::Damaged { .. })
             ));
         }
-        // SAFETY: the memory is as long as that.
+        // SAFETY: the memory has that length.
         let _ = unsafe { heap.grow((PAGES * PAGE) as u64) };
     }
     assert!(refused > 0 && found > 0, "{refused} heaps refused, {found} operations");
 }
 
-/// Every single byte of metadata, changed: `open` or `check` sees it, or nothing depends on it.
+/// Changes each single byte of metadata: `open` or `check` must detect it, or nothing depends on
+/// it.
 #[test]
 fn check_sees_single_bytes() {
     let mut rng = Rng::new(seed(6));
@@ -171,11 +173,11 @@ fn check_sees_single_bytes() {
         };
         assert!(seen, "byte {at:#x}");
     }
-    // In the pages that the map says are slabs, the header.
+    // The headers of the pages that the map marks as slabs.
     for page in map.clone().filter(|&at| good[at] & 0x40 != 0).map(|at| at - PAGE + 2) {
         for at in page * PAGE..page * PAGE + 64 {
             object.set_content(&good);
-            // One bit: of two, one might free a block where the other allocates one.
+            // One bit only: with two, one might free a block while the other allocates one.
             object.damage(at, |byte| byte ^ 0x40);
             let heap = object.open().unwrap();
             assert_ne!(heap.check(), Ok(statistics), "byte {at:#x}");

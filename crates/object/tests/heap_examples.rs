@@ -1,4 +1,4 @@
-//! The structures of the examples, against those of `std` and through restarts.
+//! Compares the structures of the examples with those of `std`, through restarts.
 
 #[path = "../examples/common/mod.rs"]
 mod common;
@@ -17,7 +17,7 @@ use heap_support::{Object, PAGE};
 
 const ROOT: u64 = 3;
 
-/// Whoever ran an example was killed while the pool was made.
+/// An example was killed while it created the pool.
 #[test]
 fn an_unfinished_pool_is_made_anew() {
     let directory = tempfile::tempdir().unwrap();
@@ -27,7 +27,7 @@ fn an_unfinished_pool_is_made_anew() {
         let mut attached = common::attach_heap(&pool, "list").unwrap();
         {
             let heap = attached.heap().unwrap();
-            // SAFETY: the only one, and nothing else was made the root.
+            // SAFETY: the only list, and nothing else was made the root.
             let mut list = unsafe { PlainList::open(&heap) }.unwrap();
             assert_eq!(list.iter().next().is_none(), is_first);
             list.insert(7).unwrap();
@@ -47,7 +47,7 @@ fn plain_pointers_hold_after_a_restart() {
     for _ in 0..5 {
         object.restart();
         let heap = object.open().unwrap();
-        // SAFETY: the only one, and nothing else was made the root.
+        // SAFETY: the only list, and nothing else was made the root.
         let mut list = unsafe { PlainList::open(&heap) }.unwrap();
         for _ in 0..steps(100) {
             let number = rng.below(500);
@@ -87,7 +87,7 @@ fn a_sorted_list_agrees_with_a_sorted_vector() {
             assert!(list.iter().eq(model.iter().copied()));
         });
     }
-    // A list that is too long to be dropped recursively.
+    // A list too long to be dropped recursively.
     let mut heap = object.open().unwrap();
     heap.enter(|scope| {
         let heap = scope.heap();

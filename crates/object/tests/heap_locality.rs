@@ -1,4 +1,4 @@
-//! How many pages are stored to: what a `psync` would have to write.
+//! Counts the pages stored to, which a `psync` would have to write.
 
 mod heap_support;
 
@@ -13,13 +13,13 @@ use heap_support::{Object, PAGE};
 
 fn alloc(heap: &ObjectHeap, size: usize) -> NonNull<u8> {
     let memory = heap.alloc(Layout::from_size_align(size, 8).unwrap()).unwrap();
-    // SAFETY: its owner fills it, and with it dirties its page.
+    // SAFETY: a new allocation; filling it dirties its page.
     unsafe { memory.write_bytes(0xab, size) };
     memory
 }
 
 fn free(heap: &ObjectHeap, memory: NonNull<u8>) {
-    // SAFETY: nobody uses it.
+    // SAFETY: the allocation is not used any more.
     unsafe { heap.dealloc(memory) }.unwrap();
 }
 
@@ -27,7 +27,7 @@ fn page_of(object: &Object, memory: NonNull<u8>) -> usize {
     (memory.as_ptr() as usize - object.start().as_ptr() as usize) / PAGE
 }
 
-/// A heap of many slabs of 64-byte blocks, two thirds of them in use in no order, opened anew.
+/// A reopened heap of many slabs of 64-byte blocks, two thirds of them allocated in random order.
 fn worn(object: &Object) -> (ObjectHeap, Vec<NonNull<u8>>) {
     let mut rng = Rng::new(seed(7));
     let heap = object.format(Placement::Fixed);
@@ -82,7 +82,7 @@ fn what_was_freed_is_allocated_again_in_the_same_pages() {
         for _ in 0..8 {
             all.push(alloc(&heap, 64));
         }
-        // The pages of what was freed, and at most the map.
+        // The pages of the freed blocks, and at most the map.
         let changed = object.pages_changed(&before);
         let others: Vec<_> = changed.iter().filter(|page| !freed.contains(page)).collect();
         assert!(others.is_empty() || others == [&1], "{changed:?} for {freed:?}");
@@ -120,11 +120,11 @@ fn large_allocations_dirty_their_map_only() {
     let heap = object.format(Placement::Fixed);
     let before = object.content();
     let layout = Layout::from_size_align(5000 * PAGE, 8).unwrap();
-    // Not even a zero is stored to the pages themselves: there is one.
+    // Not even a zero is stored to the pages: they are zero already.
     object.protect(5..6000, false);
     let large = heap.alloc_zeroed(layout).unwrap();
     object.protect(5..6000, true);
-    // The header, for two pages of map are used from now on.
+    // The header, because two more map pages are used from now on.
     assert_eq!(object.pages_changed(&before), [0, 1, 2]);
     let before = object.content();
     free(&heap, large);
@@ -153,7 +153,7 @@ fn an_insertion_into_a_large_map_dirties_two_pages_or_three() {
         for _ in 0..100_000 {
             tree.insert(rng.next_u64(), 1).unwrap();
         }
-        // The leaf, and the count in the root; sometimes a split.
+        // The leaf, and the length in the root; sometimes a split.
         let mean = mean_changed(&object, 100, || {
             tree.insert(rng.next_u64(), 1).unwrap();
         });
@@ -165,7 +165,7 @@ fn an_insertion_into_a_large_map_dirties_two_pages_or_three() {
         for _ in 0..50_000 {
             table.insert(rng.next_u64(), 1).unwrap();
         }
-        // The slot, and the count in the root.
+        // The slot, and the length in the root.
         let mean = mean_changed(&object, 100, || {
             table.insert(rng.next_u64(), 1).unwrap();
         });

@@ -1,4 +1,4 @@
-//! The calls that make, find and attach objects, in one process.
+//! The calls that create, find and attach objects, in one process.
 
 mod support;
 
@@ -114,7 +114,7 @@ fn the_last_slot_and_the_last_page_can_be_used() {
     let pool =
         aquifer_pool::Pool::create(place.path(), 1 << 20, &pool, &OpenOptions::default()).unwrap();
     let objects = Objects::new(pool);
-    // One slot is the root directory's.
+    // The root directory uses one slot.
     for number in 0..6 {
         objects.create(format!("object {number}"), 1, &PLAIN).unwrap();
     }
@@ -132,7 +132,7 @@ fn the_last_slot_and_the_last_page_can_be_used() {
 fn a_destroyed_object_is_gone_and_its_pages_show_nothing() {
     let place = Place::new();
     let objects = small(&place);
-    // Nearly all there is: what is created next gets the same pages.
+    // Nearly all free pages, so that the next object gets the same ones.
     let all = (objects.pool().info().unwrap().largest_free_pages - 512) * PAGE as u64;
     for round in 0..4 {
         let made = objects.create("secret", all, &PLAIN).unwrap();
@@ -201,7 +201,7 @@ fn one_writer_or_many_readers() {
     let reader = other.attach("shared", Access::Read, None).unwrap();
     let error = one.attach("shared", Access::Write, None).unwrap_err();
     assert!(matches!(error, ObjectError::Attached { holder, .. } if holder == own), "{error}");
-    // A second reader gets the lock; in this process its addresses are taken by the first.
+    // A second reader gets the lock, but in this process the first one occupies the addresses.
     let error = one.attach("shared", Access::Read, None).unwrap_err();
     assert!(
         matches!(&error, ObjectError::AddressTaken { by, .. } if by.contains("pool")),
@@ -227,7 +227,7 @@ fn what_lies_at_an_objects_address_is_named_and_not_replaced() {
     assert!(by.contains("anonymous"), "{by}");
     // SAFETY: as above.
     assert_eq!(unsafe { other.address().read_volatile() }, 7);
-    // The lock was given back.
+    // The lock was released.
     drop(other);
     objects.attach("mine", Access::Write, None).unwrap();
 }
@@ -313,7 +313,8 @@ fn objects_are_listed_described_and_renamed() {
     assert_eq!(place.open().info("c").unwrap().address, renamed.address);
 }
 
-/// Names come and go by way of two handles; each of them, and one that only reads, finds what the list says and nothing else.
+/// Two handles create and remove names; each of them, and a read-only handle, finds exactly what
+/// the list shows.
 #[test]
 fn names_lead_where_the_list_says_in_every_handle() {
     let place = Place::in_memory().unwrap_or_else(Place::new);
@@ -346,8 +347,8 @@ fn names_lead_where_the_list_says_in_every_handle() {
     }
 }
 
-/// Two names that only a replacement character would make equal, each found under what the list says and told apart
-/// in errors.
+/// Two names that differ only in bytes shown as a replacement character: each is found under its
+/// listed name, and errors distinguish them.
 #[test]
 fn names_are_bytes() {
     let place = Place::new();
@@ -376,15 +377,15 @@ fn objects_by_address() {
     objects.create("raw", 3 * PAGE as u64, &PLAIN).unwrap();
     let options = Default::default();
     let start = objects.attach_raw("raw", Access::Write, None, &options).unwrap().as_ptr();
-    // SAFETY: inside the object, which nobody else uses.
+    // SAFETY: inside the object, which no other code uses.
     let inside = unsafe { start.add(2 * PAGE + 5) };
     // SAFETY: as above.
     unsafe { inside.write(9) };
-    // SAFETY: nobody stores meanwhile.
+    // SAFETY: no thread stores to it during the call.
     unsafe { objects.psync_at(inside) }.unwrap();
     let is_misuse = |error| matches!(error, ObjectError::NotAttached { .. });
     for wrong in [start.wrapping_sub(1), start.wrapping_add(3 * PAGE), std::ptr::null_mut()] {
-        // SAFETY: nobody stores meanwhile.
+        // SAFETY: no thread stores to it during the call.
         assert!(is_misuse(unsafe { objects.psync_at(wrong) }.unwrap_err()));
         assert!(is_misuse(objects.detach(wrong).unwrap_err()));
     }
@@ -396,14 +397,14 @@ fn objects_by_address() {
     assert_eq!(attached.as_slice().unwrap()[2 * PAGE + 5], 9);
     drop(attached);
 
-    // What was not detached is, with the objects.
+    // Dropping the objects detaches what is still attached.
     let start = objects.attach_raw("raw", Access::Write, None, &options).unwrap();
     drop(objects);
     let again = place.open().attach_raw("raw", Access::Write, None, &options);
     assert_eq!(again.unwrap(), start);
 }
 
-/// Two objects whose numbers change hands all the time: a name leads to its own object or to an error.
+/// Two objects whose inode numbers are constantly reused: a name finds its own object or fails.
 #[test]
 fn a_name_leads_to_its_own_object_while_numbers_are_used_again() {
     let place = Place::in_memory().unwrap_or_else(Place::new);

@@ -1,4 +1,5 @@
-//! Objects between processes: who may attach, what is left when one is killed, and pointers that hold.
+//! Objects across processes: access control, the state after a process is killed, and valid
+//! pointers.
 
 #[path = "support/actor.rs"]
 mod actor;
@@ -38,9 +39,9 @@ fn access() -> Access {
     if told("ACCESS") == "read" { Access::Read } else { Access::Write }
 }
 
-// ---- who may attach --------------------------------------------------------------------------------------
+// ---- access control -----------------------------------------------------------------------------
 
-/// Attaches, and detaches when it is told to.
+/// Attaches, and detaches on the parent's command.
 fn holder() {
     let objects = objects();
     let attached = objects.attach("object", access(), None).unwrap();
@@ -118,7 +119,7 @@ fn namespaces_of_processes_are_seen_through() {
         assert_eq!(told_as, Some(1), "as it numbers itself");
     }
     holder.kill();
-    // The one in the namespace is killed when the other is gone, a moment later.
+    // The process in the namespace is killed a moment after its parent process.
     let start = std::time::Instant::now();
     while objects.attach("object", Access::Write, None).is_err() {
         assert!(start.elapsed().as_secs() < 30, "a killed holder blocks");
@@ -126,11 +127,11 @@ fn namespaces_of_processes_are_seen_through() {
     }
 }
 
-// ---- killed writers ----------------------------------------------------------------------------------------
+// ---- killed writers -----------------------------------------------------------------------------
 
 const COUNTED: usize = 40;
 
-/// Counts in all pages of one object, or of two together, and says each number that is durable.
+/// Counts in all pages of one object, or of two together, and reports each number that is durable.
 fn counter() {
     let objects = objects();
     let mut a = objects.attach("a", Access::Write, None).unwrap();
@@ -138,7 +139,7 @@ fn counter() {
     let mut rng = Rng::new(told("SEED").parse().unwrap());
     say("counting");
     for number in load(&a, 0) + 1.. {
-        // Sometimes more than the log takes, sometimes only what tells the number.
+        // Sometimes more than fits in the log, sometimes only the pages that identify the number.
         let pages = if rng.chance(0.2) { COUNTED } else { 2 };
         for page in 0..pages {
             store(&mut a, page, number);
@@ -160,7 +161,7 @@ fn counter() {
     }
 }
 
-/// Reads both objects, alone and at once.
+/// Reads both objects, separately and together.
 fn checker() {
     let objects = match told("ACCESS").as_str() {
         "read" => {
@@ -192,7 +193,7 @@ fn a_killed_writer_leaves_its_last_psync_or_the_one_in_flight() {
     let mut rng = Rng::new(seed);
     let mut reached = 0;
     for round in 0..steps(40) {
-        // Sometimes somebody stays, and the pool lives on; sometimes it is recovered.
+        // Sometimes another process keeps the pool open; sometimes the pool is recovered.
         let staying = rng.chance(0.5).then(|| place.open());
         let mut writer = Actor::start("counter", &path, &[("SEED", &rng.next_u64().to_string())]);
         writer.until("counting");
@@ -209,8 +210,8 @@ fn a_killed_writer_leaves_its_last_psync_or_the_one_in_flight() {
             let mut checker = Actor::start("checker", &path, &[("ACCESS", access)]);
             let number: u64 = checker.hears().expect("whole objects").parse().unwrap();
             checker.finish();
-            // A reader that cannot decide what was in flight sees what was there before; once it is decided, it
-            // stays so.
+            // A reader that cannot resolve the commit in flight sees the previous content; once
+            // resolved, it stays so.
             assert!(
                 number >= acknowledged,
                 "round {round}, seed {seed}: {number} < {acknowledged}"
@@ -224,7 +225,7 @@ fn a_killed_writer_leaves_its_last_psync_or_the_one_in_flight() {
     println!("counted to {reached}");
 }
 
-// ---- pointers ------------------------------------------------------------------------------------------------
+// ---- pointers -----------------------------------------------------------------------------------
 
 #[repr(C)]
 struct Node {
@@ -232,14 +233,14 @@ struct Node {
     next: *mut Node,
 }
 
-/// Builds a list whose nodes lie in two objects in turn, by plain pointers.
+/// Builds a list with plain pointers, whose nodes alternate between two objects.
 fn builder() {
     let objects = objects();
     let mut one = objects.attach("one", Access::Write, None).unwrap();
     let mut other = objects.attach("other", Access::Write, None).unwrap();
     let starts = [one.start(), other.start()].map(|start| start.cast::<Node>().as_ptr());
     for number in 0..100usize {
-        // SAFETY: both objects have room for fifty nodes, and nobody else uses them.
+        // SAFETY: both objects have room for fifty nodes, and no other code uses them.
         let (node, next) = unsafe {
             (starts[number % 2].add(number / 2), starts[(number + 1) % 2].add(number.div_ceil(2)))
         };
@@ -250,7 +251,7 @@ fn builder() {
     objects.psync_many(&mut [&mut one, &mut other]).unwrap();
 }
 
-/// Follows it.
+/// Follows the list.
 fn walker() {
     let objects = objects();
     let one = objects.attach("one", Access::Read, None).unwrap();
@@ -258,7 +259,7 @@ fn walker() {
     let mut numbers = Vec::new();
     let mut node = one.start().cast::<Node>().as_ptr();
     while !node.is_null() {
-        // SAFETY: a node that another process left in an object that is attached.
+        // SAFETY: a node that another process left in an attached object.
         let found = unsafe { node.read() };
         numbers.push(found.number);
         node = found.next;
@@ -277,21 +278,21 @@ fn plain_pointers_hold_between_processes_and_restarts() {
     Actor::start("builder", &place.path(), &[]).finish();
     Actor::start("walker", &place.path(), &[]).until("walked");
     drop(objects);
-    // Nobody has the pool open: the next one recovers it.
+    // No process has the pool open: the next one recovers it.
     Actor::start("walker", &place.path(), &[]).until("walked");
     Actor::start("walker", &place.path(), &[]).until("walked");
-    // Removes the shared memory of the one that was killed.
+    // Removes the shared memory of the killed process.
     drop(place.open());
 }
 
-// ---- states -----------------------------------------------------------------------------------------------------
+// ---- states -------------------------------------------------------------------------------------
 
 fn stuck_writer() {
     let media = media::open(Path::new(&told("POOL")), true, None).unwrap();
     let mut media = Wrapped::new(media);
     let is_armed = Arc::new(AtomicBool::new(false));
     let (armed, is_written) = (is_armed.clone(), std::env::var("WRITTEN").is_ok());
-    // The next durable write waits until it is let go: before it is made, or after.
+    // Blocks the next durable write until it is released: before the write, or after it.
     media.on_write_durable = Box::new(move |write| {
         let is_armed = armed.swap(false, Ordering::SeqCst);
         if is_armed && is_written {
@@ -345,8 +346,8 @@ fn the_states_are_seen_by_other_processes() {
     writer.finish();
 }
 
-/// Killed with its record reserved, and written or not: the next writer decides, and the figure of recovery holds for
-/// one process as well. What was decided stays.
+/// Killed with its record reserved, written or not: the next writer resolves it, and the paper's
+/// recovery figure holds for one process as well. The result does not change afterwards.
 #[test]
 fn a_writer_killed_while_persisting_leaves_one_state_or_the_other() {
     for (told, decided) in [(&[][..], 0), (&[("WRITTEN", "yes")], 5)] {
@@ -359,7 +360,8 @@ fn a_writer_killed_while_persisting_leaves_one_state_or_the_other() {
         writer.tell("commit");
         writer.until("writing");
         writer.kill();
-        // Who cannot decide sees what was there before, and nothing of a commit that is decided under it.
+        // A process that cannot resolve the commit sees the previous content, even after another
+        // process has resolved it.
         let undecided = reading.attach("object", Access::Read, None).unwrap();
         assert_eq!(load(&undecided, 0), 0);
         objects.create("other", 1, &CreateObject::default()).unwrap();
@@ -378,7 +380,7 @@ fn a_writer_killed_while_persisting_leaves_one_state_or_the_other() {
     }
 }
 
-/// The same, and the next writer is the first to look.
+/// The same, with the next writer as the first process to look.
 #[test]
 fn the_next_writer_decides_before_it_sees_anything() {
     for (told, decided) in [(&[][..], 0), (&[("WRITTEN", "yes")], 5)] {

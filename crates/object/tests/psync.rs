@@ -1,4 +1,4 @@
-//! psync: what it writes, what it costs, and what happens when it fails.
+//! psync: what it writes, its cost, and its failures.
 
 mod support;
 
@@ -51,7 +51,7 @@ fn attach_with(objects: &Objects, name: &str, form: TrackerForm, budget_pages: u
     objects.attach_with(name, Access::Write, None, &options).unwrap()
 }
 
-// ---- what it costs ------------------------------------------------------------------------------------
+// ---- what it costs ------------------------------------------------------------------------------
 
 #[test]
 fn a_psync_is_one_durable_write() {
@@ -65,7 +65,7 @@ fn a_psync_is_one_durable_write() {
         }
         object.psync().unwrap();
         let done = operations(&media, from);
-        // Before the end of the ring its rest is filled, which takes another write.
+        // Before the end of the ring the rest is filled, which takes another write.
         assert!(done.iter().all(|kind| *kind == MediaOperation::WriteDurable), "{done:?}");
         assert!(done.len() == 1 || done.len() == 2 && round > 15, "round {round}: {done:?}");
         from += done.len();
@@ -110,7 +110,7 @@ fn only_pages_that_were_stored_to_are_written() {
     }
 }
 
-/// A few bytes of a page are logged as such, whatever was committed of it before.
+/// A few changed bytes of a page are logged as a patch, whatever was committed of the page before.
 #[test]
 fn little_that_changed_is_little_that_is_written() {
     let (media, objects) = on_media(8 << 20, 1 << 20);
@@ -122,14 +122,14 @@ fn little_that_changed_is_little_that_is_written() {
         object.psync().unwrap();
         let before = std::mem::replace(&mut written, object.statistics().bytes);
         let survivor = reopen(&media);
-        // One and the same address: read in a child's place, beside the attachment.
+        // Both have the same address, so read it through the pool instead of attaching it.
         let found = survivor.pool().bring_up_to_date(survivor_range(&survivor)).unwrap();
         assert!(found.is_empty(), "applied when it was opened");
         assert_eq!(content(&survivor), expected);
         written - before
     };
     for round in 1..=4 {
-        // Its base is what is at its place, then its twin.
+        // The base is the primary, then the twin.
         store(&mut object, 3, round);
         expected[3] = stored(expected[3], round);
         assert_eq!(commit(&mut object, &expected), 16, "round {round}");
@@ -155,7 +155,7 @@ fn survivor_range(objects: &Objects) -> ByteRange {
     ByteRange { offset_bytes: info.media_offset_bytes, len_bytes: info.size_bytes }
 }
 
-/// The numbers of an object's pages as they are at their place.
+/// The number in each page of an object, as on media.
 fn content(objects: &Objects) -> Vec<u64> {
     let range = survivor_range(objects);
     let mut bytes = vec![0; range.len_bytes as usize];
@@ -164,7 +164,7 @@ fn content(objects: &Objects) -> Vec<u64> {
     bytes.chunks_exact(PAGE).map(|page| word(page, 8) << 32 | word(page, 0)).collect()
 }
 
-/// What could not be captured is not taken for committed by the next capture.
+/// After a failed capture, the next one must not take its pages as committed.
 #[test]
 fn a_capture_that_fails_changes_no_base() {
     let (media, objects) = on_media(8 << 20, 64 << 10);
@@ -174,7 +174,7 @@ fn a_capture_that_fails_changes_no_base() {
         store(&mut object, round as usize % 64, round);
         store(&mut object, 7, round);
         if round % 50 == 0 {
-            // The log is full sooner or later, and cannot be emptied.
+            // The log eventually fills up and cannot be emptied.
             while let Ok(()) = {
                 media.fail(Fault::io_error(Trigger::on(MediaOperation::Read)));
                 let outcome = object.psync();
@@ -191,11 +191,12 @@ fn a_capture_that_fails_changes_no_base() {
     assert_eq!(content(&reopen(&media)), expected);
 }
 
-// ---- what is there afterwards -----------------------------------------------------------------------
+// ---- what is there afterwards -------------------------------------------------------------------
 
 const PAGES: u64 = 600;
 
-/// Random stores, psyncs, detaches and restarts of one object, against plain arrays. `open` opens the pool again.
+/// Random stores, psyncs, detaches and restarts of one object, against plain arrays. `open` opens
+/// the pool again.
 fn random_work(
     seed: u64,
     what: &str,
@@ -213,7 +214,7 @@ fn random_work(
                 let most = if rng.chance(0.1) { PAGES } else { 12 };
                 let first = rng.below(PAGES);
                 let is_whole = rng.chance(0.4);
-                // Sometimes what was there before.
+                // Sometimes the previous content.
                 let value = if rng.chance(0.4) { rng.below(2) } else { step };
                 for _ in 0..rng.below(most) {
                     let page = if rng.chance(0.5) { rng.below(PAGES) } else { first } as usize;
@@ -252,7 +253,7 @@ fn random_work(
     }
 }
 
-/// In both forms, with and without room for shadows, through small and large commits.
+/// With both trackers, with and without room for shadows, through small and large commits.
 #[test]
 fn an_object_is_as_its_last_psync_left_it() {
     let seed = seed(2);
@@ -283,7 +284,8 @@ fn all_persistence_domains_are_alike() {
     }
 }
 
-/// Media that cannot be mapped privately, as hugetlbfs and device DAX: the object is a copy in memory.
+/// Media that cannot be mapped privately, such as hugetlbfs and device DAX: the object is a copy in
+/// memory.
 #[test]
 fn an_object_that_cannot_be_mapped_is_copied() {
     let seed = seed(4);
@@ -315,7 +317,7 @@ fn a_commit_larger_than_the_log_is_put_aside() {
         let here = load_all(&object);
         let again = reopen(&media);
         let survivor = again.attach("object", Access::Read, None);
-        // The same addresses, in the same process.
+        // The same addresses in the same process.
         assert!(matches!(survivor, Err(ObjectError::AddressTaken { .. })));
         object.detach().unwrap();
         let survivor = again.attach("object", Access::Read, None).unwrap();
@@ -345,7 +347,7 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
         let image = std::thread::scope(|scope| {
             let committing = scope.spawn(|| object.psync());
             gate.wait_until_reached();
-            // All of the next commit's pages are where those of this one were.
+            // The pages of the next commit overwrite those of this one in the shadow run.
             let image = media.image();
             gate.open();
             committing.join().unwrap().unwrap();
@@ -361,7 +363,7 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
     }
 }
 
-// ---- several objects ----------------------------------------------------------------------------------
+// ---- several objects ----------------------------------------------------------------------------
 
 #[test]
 fn several_objects_are_committed_by_one_record() {
@@ -376,7 +378,7 @@ fn several_objects_are_committed_by_one_record() {
         assert_eq!(operations(&media, from), [MediaOperation::WriteDurable]);
     }
     assert_eq!(b.statistics().psyncs, 0);
-    // One of them too large for the log, two, all three.
+    // One of them too large for the log, then two, then all three.
     for round in 10..14u64 {
         (0..200).for_each(|page| fill(&mut b, page, round));
         store(&mut c, 9, round);
@@ -411,7 +413,7 @@ fn objects_of_several_pools_are_not_committed_together() {
     assert_eq!((a.statistics().pages, b.statistics().pages), (1, 1));
 }
 
-// ---- in the background --------------------------------------------------------------------------------
+// ---- in the background --------------------------------------------------------------------------
 
 #[test]
 fn stores_after_a_psync_began_are_not_part_of_it() {
@@ -517,13 +519,13 @@ fn threads_that_share_an_attachment_commit_between_their_stores() {
                     let stores = gate.read().unwrap();
                     for page in (thread..64).step_by(4) {
                         let place = object.start().as_ptr().cast::<u64>();
-                        // SAFETY: inside the object; each thread has pages of its own.
+                        // SAFETY: inside the object; each thread has its own pages.
                         unsafe { place.add(page * PAGE / 8).write(round) };
                     }
                     drop(stores);
                     if round % 8 == 0 {
                         let _quiet = gate.write().unwrap();
-                        // SAFETY: the lock keeps stores out.
+                        // SAFETY: the lock excludes stores.
                         unsafe { object.psync_shared() }.unwrap();
                     }
                 }
@@ -569,7 +571,7 @@ fn objects_are_committed_in_parallel() {
     }
 }
 
-/// Commits of many threads in the background: none waits for one behind it.
+/// Background commits of many threads: none waits for a later one.
 #[test]
 fn commits_of_many_threads_pass_in_the_background() {
     let (media, objects) = on_media(8 << 20, 1 << 20);
@@ -594,7 +596,7 @@ fn commits_of_many_threads_pass_in_the_background() {
     assert!(names.iter().all(|name| load(&attach(&again, name), 0) == rounds));
 }
 
-// ---- failures ----------------------------------------------------------------------------------------
+// ---- failures -----------------------------------------------------------------------------------
 
 #[test]
 fn a_log_write_that_fails_once_is_repeated() {
@@ -621,14 +623,14 @@ fn a_log_write_that_fails_twice_makes_the_pool_read_only() {
     let is_failed = |error| matches!(error, ObjectError::Pool(PoolError::Failed { .. }));
     assert!(is_failed(object.psync().unwrap_err()));
     media.clear_faults();
-    // The disk works again, but nobody believes it.
+    // The disk works again, but the pool stays failed.
     assert!(is_failed(object.psync().unwrap_err()));
     assert!(is_failed(object.psync_begin().unwrap_err()));
     assert!(is_failed(objects.create("new", 1, &CreateObject::default()).unwrap_err()));
     assert_eq!(load(&object, 3), 6, "the program goes on with what it has");
     let lost = object.detach().unwrap_err();
     assert!(matches!(lost, ObjectError::Unsynced { .. }), "{lost}");
-    // What was acknowledged can be read, and no attachment says that it could be changed.
+    // Acknowledged content can be read, and no attachment for writing is possible.
     let reader = objects.attach("object", Access::Read, None).unwrap();
     assert_eq!(load(&reader, 3), 5);
     drop((reader, objects));
@@ -650,7 +652,7 @@ fn a_failure_in_the_background_is_told_to_whoever_asks() {
     assert!(matches!(object.detach(), Err(ObjectError::Unsynced { .. })));
 }
 
-/// While the end of an object is not durable yet, another one with its number is nobody's but its own.
+/// While an object's removal is not durable yet, its number can already belong to another object.
 #[test]
 fn a_number_whose_object_is_being_destroyed_can_be_used_again() {
     let media = Arc::new(CrashMedia::new(8 << 20, PersistenceDomain::PageCache).unwrap());
@@ -672,7 +674,7 @@ fn a_number_whose_object_is_being_destroyed_can_be_used_again() {
                 None => std::thread::yield_now(),
             }
         };
-        // As who attaches it does.
+        // As attaching does.
         let locked = objects.pool().lock_inode(number, LockMode::Shared).map(drop);
         gate.open();
         destroying.join().unwrap().unwrap();
@@ -682,7 +684,8 @@ fn a_number_whose_object_is_being_destroyed_can_be_used_again() {
     drop(attach(&objects, "new"));
 }
 
-/// A pool too full for a large commit: nothing is forgotten, and there is a way out.
+/// A pool too full for a large commit: nothing is lost, and the commit succeeds after space is
+/// freed.
 #[test]
 fn a_full_pool_takes_a_large_commit_once_there_is_room() {
     let (media, objects) = on_media(4 << 20, 64 << 10);
@@ -697,7 +700,7 @@ fn a_full_pool_takes_a_large_commit_once_there_is_room() {
         assert!(matches!(full, ObjectError::NoRoomForShadow { .. }), "{full}");
     }
     store(&mut object, 5, 2);
-    // Small commits would work, but there is no such thing as a part of a psync.
+    // Small commits would work, but a psync is never split.
     objects.destroy("more ballast", None).unwrap();
     object.psync().unwrap();
     let expected = load_all(&object);
@@ -731,7 +734,7 @@ fn data_that_cannot_be_written_back_fails_the_commit_that_needs_it() {
     }
 }
 
-/// A commit that failed for a reason that passes is made good by the next one.
+/// The next commit includes the pages of a commit that failed for a temporary reason.
 #[test]
 fn pages_of_a_failed_commit_are_part_of_the_next() {
     for form in forms() {
@@ -753,7 +756,7 @@ fn pages_of_a_failed_commit_are_part_of_the_next() {
     }
 }
 
-// ---- memory ---------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 #[test]
 fn private_copies_stay_within_their_budget() {
@@ -788,7 +791,7 @@ fn private_copies_stay_within_their_budget() {
     }
 }
 
-// ---- states -------------------------------------------------------------------------------------------------
+// ---- states -------------------------------------------------------------------------------------
 
 #[test]
 fn an_object_goes_through_the_states_of_the_figure() {
@@ -839,7 +842,8 @@ fn an_object_goes_through_the_states_of_the_figure() {
     assert_eq!(letters, "DRWPC");
 }
 
-/// The figure of recovery: what was found in W and P is as before, what was found in C is as committed.
+/// The recovery figure: objects found in W and P have their previous content, those found in C the
+/// committed one.
 #[test]
 fn recovery_keeps_what_was_copying_and_drops_what_was_persisting() {
     let (media, objects) = on_media(8 << 20, 1 << 20);

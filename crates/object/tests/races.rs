@@ -1,5 +1,6 @@
-//! Several processes make, change and destroy the same few objects, and are killed at it. Whatever comes back is an
-//! object as one psync left it, or an error that says what the others did.
+//! Several processes create, modify and destroy the same few objects, and are killed while doing
+//! so. Every call returns an object with the content of one psync, or an error that reflects
+//! another process's action.
 
 #[path = "support/actor.rs"]
 mod actor;
@@ -23,7 +24,7 @@ fn child() {
     child::play(&[("meddler", meddler)]);
 }
 
-/// Every psync stores one number to all pages; what an object was made larger by since then is zero.
+/// Every psync stores one number to all pages; pages added since then are zero.
 fn check(name: &str, numbers: &[u64]) {
     let stored = numbers.iter().take_while(|number| **number != 0).count();
     let (stored, fresh) = numbers.split_at(stored);
@@ -81,7 +82,7 @@ fn meddler() {
                 | ObjectError::Exists { .. }
                 | ObjectError::Attached { .. }
                 | ObjectError::NotRelocatable { .. }
-                // Whoever has the pool's lock does not get to run.
+                // The process that holds the pool's lock is not scheduled.
                 | ObjectError::Pool(PoolError::Stalled { .. }),
             ) => {}
             Err(other) => panic!("{other}"),

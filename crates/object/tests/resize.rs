@@ -1,4 +1,4 @@
-//! Objects made larger and smaller, and moved.
+//! Enlarging, shrinking and moving objects.
 
 mod support;
 
@@ -39,7 +39,7 @@ fn content_stays_and_what_is_new_is_zero() {
     let expected = |pages: usize, filled: usize| -> Vec<u64> {
         (0..pages).map(|page| if page < filled { 100 + page as u64 } else { 0 }).collect()
     };
-    // In place, copied because another object lies behind, smaller, and larger again over what was there.
+    // In place; copied because another object follows; smaller; and larger again over old content.
     let grown = objects.resize("object", size(20) - 5, None).unwrap();
     assert!(!grown.is_copied && !grown.has_moved() && grown.size_bytes == size(20));
     assert!(content(&objects, "object") == expected(20, 10));
@@ -58,7 +58,7 @@ fn content_stays_and_what_is_new_is_zero() {
     assert!(content(&reopen(&media), "object") == expected(30, 5));
 }
 
-/// What is only in the log moves along, and what was committed to pages that were cut off does not.
+/// Content that is only in the log moves along; commits to pages that were cut off do not.
 #[test]
 fn commits_that_are_not_at_their_place_move_along() {
     for end in [size(3), size(20)] {
@@ -105,7 +105,7 @@ fn an_object_whose_addresses_end_moves_only_if_it_may() {
         matches!(&refused, ObjectError::MustMove { by: Some(by), .. } if *by == "last"),
         "{refused}"
     );
-    // Nor beyond the addresses for objects.
+    // Nor beyond the range of object addresses.
     let end = CreateObject { address: Some(WINDOW.end - size(1)), ..CreateObject::default() };
     objects.create("end", size(1), &end).unwrap();
     let refused = objects.resize("end", size(2), None).unwrap_err();
@@ -128,7 +128,7 @@ fn an_object_is_moved_where_it_is_wanted() {
     let attached = objects.attach("first", Access::Read, None).unwrap();
     assert_eq!((attached.address(), load_all(&attached)), (wanted, vec![5, 6, 7, 8]));
     drop(attached);
-    // By a page, over itself.
+    // By one page, overlapping itself.
     objects.relocate("first", Some(wanted + size(1)), None).unwrap();
     assert!(objects.relocate("first", None, None).unwrap().has_moved());
     assert_eq!(content(&objects, "first"), [5, 6, 7, 8]);
@@ -152,7 +152,7 @@ fn what_does_not_fit_changes_nothing() {
     assert_eq!(objects.pool().info().unwrap().free_pages, free);
 }
 
-/// A copy whose transaction never came: its pages were free, and are not zero any more.
+/// A copy whose transaction never happened: its pages stayed free, but are no longer zero.
 #[test]
 fn what_was_copied_for_nothing_is_not_shown_to_others() {
     let (media, objects) = on_media(8 << 20, 256 << 10);

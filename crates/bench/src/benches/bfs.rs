@@ -1,9 +1,10 @@
 //! `bfs`: breadth-first search over an R-MAT graph, from a cold start.
 //!
-//! Every contender runs the same search. `mmap` and `mmap_random` stand for programs as they are; for
-//! `mmap_willneed` the frontier is prefetched with vectored `process_madvise(WILLNEED)`, exactly where the
-//! mapping's own prefetch is called. Memory is the budget plus what the search needs for itself (levels and
-//! frontiers, 12 bytes a vertex), the same for all. The number of threads is the largest asked for.
+//! Every contender runs the same search. `mmap` and `mmap_random` represent unmodified programs;
+//! for `mmap_willneed` the frontier is prefetched with vectored `process_madvise(WILLNEED)`,
+//! exactly where the mapping's own prefetch is called. Each contender gets the budget plus the
+//! memory of the search itself (levels and frontiers, 12 bytes per vertex). The largest requested
+//! number of threads is used.
 
 use anyhow::Result;
 use serde_json::json;
@@ -28,8 +29,8 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     let mut run = GraphRun::prepare(options, defaults)?;
     let (graph, threads) = (run.graph(), run.threads());
-    // Read-ahead that brings in what evicts the rest can take an hour. A form that is this slow is not the
-    // best one of mmap, so leaving it out changes no ratio.
+    // Read-ahead whose pages evict others can take an hour. A form that slow is not the best form
+    // of mmap, so leaving it out changes no ratio.
     let deadline_ms = if run.setting.stage.quick { 3_000 } else { 90_000 };
     let cells =
         run.setting.stage.wanted(SYSTEMS).map(|system| {

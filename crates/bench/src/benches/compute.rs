@@ -1,8 +1,9 @@
 //! `compute`: matrix kernels whose results are made durable a few times a second.
 //!
-//! Each kernel with its matrices in persistent objects (`object`), in shared file mappings that are made durable at
-//! the same rate but are not crash-consistent (`msync`), and in plain memory (`memory`), which shows what the
-//! computation costs by itself. What is made durable, and when: see the workload.
+//! Each kernel runs with its matrices in persistent objects (`object`), in shared file mappings
+//! that are made durable at the same rate but are not crash-consistent (`msync`), and in plain
+//! memory (`memory`), which gives the cost of the computation alone. The workload defines what is
+//! made durable, and when.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};

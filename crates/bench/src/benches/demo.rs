@@ -1,8 +1,8 @@
-//! `aquifer demo`: what Aquifer is for, in a minute.
+//! `aquifer demo`: a one-minute demonstration of Aquifer.
 //!
-//! A graph file four times larger than the memory its readers get; breadth-first search and random lookups over
-//! it, once through Aquifer and once through mmap under the same limit. One round: it shows, and does not prove.
-//! The benches do that.
+//! A graph file four times larger than the memory of its readers; breadth-first search and random
+//! lookups over it, once through Aquifer and once through mmap under the same limit. Only one
+//! round, so it illustrates; the benches measure.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ use crate::options::{Common, DemoArgs, Device, Options};
 use crate::report::{Ratio, Report, Row, aligned, number};
 use aquifer_host::units::Bytes;
 
-/// The contenders, and what a person calls them.
+/// The contenders, and their display names.
 const SYSTEMS: &[(System, &str)] = &[
     (System::Mmap, "mmap"),
     (System::MmapRandom, "mmap, MADV_RANDOM"),
@@ -27,14 +27,14 @@ const SYSTEMS: &[(System, &str)] = &[
 
 const SEARCH: &str = "search";
 const LOOKUP: &str = "lookup";
-/// After this a contender is stopped.
+/// The time after which a contender is stopped.
 const PATIENCE_MS: u64 = 12_000;
 
-/// What the demonstration shows, in both forms.
+/// The result of the demonstration.
 pub struct Demonstration {
-    /// For people.
+    /// As text.
     pub text: String,
-    /// For programs: the form of the benches.
+    /// As JSON: the report of a bench.
     pub report: Report,
 }
 
@@ -67,7 +67,7 @@ pub fn demo(args: &DemoArgs) -> Result<Demonstration> {
     let rows = run.measure(cells)?;
     text.push_str(&table(&rows, limited, &run.setting.stage.notes));
     for note in &run.setting.stage.notes {
-        // Contenders that were stopped stand in the table already.
+        // Stopped contenders are already in the table.
         if !note.contains("not finished in time") {
             let _ = writeln!(text, "\nnote: {note}");
         }
@@ -79,7 +79,7 @@ pub fn demo(args: &DemoArgs) -> Result<Demonstration> {
     Ok(Demonstration { text, report })
 }
 
-/// One round each: they show, and do not prove.
+/// From one round each: illustrations, not measurements.
 fn definitions() -> Vec<Ratio> {
     let others: &[&str] = &["mmap", "mmap_random", "mmap_willneed"];
     vec![

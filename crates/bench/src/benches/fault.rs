@@ -1,11 +1,11 @@
-//! `fault`: where the time of one miss goes, as in figure 8 of the Aquila paper.
+//! `fault`: the parts of the time of one miss, as in figure 8 of the Aquila paper.
 //!
 //! | part | what | how |
 //! |---|---|---|
 //! | trap | from the load to the handler and back | [`Work::Anatomy`] |
-//! | lookup | finding out that and where the page is missing | [`Work::Anatomy`] |
-//! | install | making it visible at its address | [`Work::Anatomy`] |
-//! | io | bringing it from the device | a miss with plenty of memory, less the three above |
+//! | lookup | finding that, and where, the page is missing | [`Work::Anatomy`] |
+//! | install | mapping it at its address | [`Work::Anatomy`] |
+//! | io | reading it from the device | a miss with plenty of memory, less the three above |
 //! | evict | making room for it | a miss with a full cache, less one with plenty of memory |
 //!
 //! So the parts add up to `total`, a miss with a full cache.
@@ -63,7 +63,7 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 fn cells(setting: &Setting, data: &DataFile, system: System) -> [Cell; 3] {
-    // Few pages of many, so that neighbours are not brought in together by accident.
+    // Few of many pages, so that neighbours are rarely loaded together by chance.
     let accesses = (setting.pages() / 64).min(10_000);
     let anatomy = setting.job(system, data, Work::Anatomy, accesses);
     let mut full = setting.job(system, data, Work::Miss, accesses);
@@ -88,7 +88,7 @@ fn cells(setting: &Setting, data: &DataFile, system: System) -> [Cell; 3] {
     ]
 }
 
-/// Makes a row of each part. Without a limit there is no eviction to speak of.
+/// Makes a row of each part. Without a memory limit there is no meaningful eviction.
 fn parts_of(rows: &[Row], system: &str, limited: bool) -> Vec<Row> {
     let find = |metric: &str| rows.iter().find(|row| row.system == system && row.metric == metric);
     let (Some(anatomy), Some(roomy), Some(full)) = (find(ANATOMY), find(ROOMY), find(FULL)) else {

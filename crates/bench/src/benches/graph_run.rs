@@ -1,4 +1,4 @@
-//! What `bfs` and the demo share: a graph file, and jobs on it under a limit.
+//! Shared code of `bfs` and the demo: a graph file, and jobs on it under a limit.
 
 use std::cell::RefCell;
 
@@ -12,7 +12,8 @@ use crate::options::Options;
 use crate::raw::{PAGE_BYTES, drop_cache};
 use crate::report::Row;
 
-/// A generated graph in its setting. The file is dropped, and so removed, before the place it is in.
+/// A generated graph in its setting. The file is dropped, and so removed, before the place it is
+/// in.
 #[derive(Debug)]
 pub struct GraphRun {
     file: GraphFile,
@@ -38,13 +39,13 @@ impl GraphRun {
         self.file.graph()
     }
 
-    /// Threads that work on it: the largest number asked for.
+    /// The number of threads: the largest one requested.
     pub fn threads(&self) -> u32 {
         self.setting.threads.last().copied().unwrap_or(1)
     }
 
-    /// A measurement in milliseconds or microseconds. Memory is the budget and what a search needs beside
-    /// the graph.
+    /// A measurement in milliseconds or microseconds. The memory is the budget plus what a search
+    /// needs beside the graph.
     pub fn cell(
         &self,
         metric: &str,

@@ -1,8 +1,9 @@
-//! `hit`: what an access costs when everything is resident.
+//! `hit`: the cost of an access when everything is resident.
 //!
-//! Random 8-byte loads over a range that is warm in every contender. Raw mappings and anonymous memory are kept
-//! to base pages, so that the comparison is about access paths and not about the size of translations; how
-//! much was mapped larger anyway stands in the details as `huge_mapped_bytes`.
+//! Random 8-byte loads over a range that is warm in every contender. Raw mappings and anonymous
+//! memory are kept to base pages, so that the comparison is about access paths and not about
+//! translation sizes; the detail `huge_mapped_bytes` tells how much was mapped with larger pages
+//! anyway.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -42,7 +43,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let cells = setting.stage.wanted(SYSTEMS).map(|system| {
         let mut job = setting.job(system, &data, Work::Load, accesses);
         job.source.base_pages = true;
-        // Nothing may be evicted, whatever a cache needs for bookkeeping or loses to uneven sharding.
+        // Nothing may be evicted, including through a cache's bookkeeping or uneven sharding.
         job.source.cache_bytes = 2 * setting.size_bytes;
         Cell { metric: "load".to_owned(), unit: ("ns", 1.0), job, limit_bytes: None }
     });

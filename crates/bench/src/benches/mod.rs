@@ -1,4 +1,4 @@
-//! The benches: which contenders do what, and which ratios follow.
+//! The benches: contenders, work and ratios.
 
 mod bfs;
 mod compute;

@@ -1,8 +1,9 @@
 //! `out-of-core`: random pages of a file several times larger than memory.
 //!
-//! Three kinds of work: single reads and single stores with every number of threads, and reads in batches of
-//! 64 pages known in advance. Every contender's process is limited to the budget, whatever it uses the memory
-//! for. Reads are checked against the file's content, stores by reading the device past all caches.
+//! Three kinds of work: single reads and single stores with each number of threads, and reads in
+//! batches of 64 pages known in advance. Every contender's process is limited to the budget, for
+//! any use of memory. Reads are checked against the file's content, stores by reading the device,
+//! bypassing all caches.
 
 use anyhow::{Result, ensure};
 
@@ -38,7 +39,7 @@ const WRITERS: &[System] = &[
 
 /// Pages in a batch.
 const BATCH_PAGES: usize = 64;
-/// Stores of each measurement that are looked for on the device.
+/// Stores of each measurement that are verified on the device.
 const VERIFIED_STORES: usize = 256;
 
 /// Runs the bench.
@@ -70,7 +71,7 @@ pub fn run(options: &Options) -> Result<Report> {
 
 fn cells(setting: &Setting, data: &DataFile) -> Vec<Cell> {
     let mut cells = Vec::new();
-    // A quick run only shows that it works; otherwise the deadline decides on slow devices.
+    // A quick run only tests the bench; otherwise the deadline decides on slow devices.
     let (reads, stores) = if setting.stage.quick { (500, 500) } else { (100_000, 200_000) };
     let mut add = |metric: String, system: System, work: Work, accesses: u64| {
         let mut job = setting.job(system, data, work, accesses);

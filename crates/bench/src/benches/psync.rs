@@ -1,14 +1,15 @@
-//! `psync`: what it costs to make a few random stores durable, beside the stores programs use for that.
+//! `psync`: the cost of making a few random stores durable, beside the stores that programs use for
+//! that.
 //!
 //! | metric | contenders | what |
 //! |---|---|---|
-//! | `commit_1p`, `_10p`, `_100p` | all, and `log_alone` as a mark | stores on so many distinct pages, then a commit |
+//! | `commit_1p`, `_10p`, `_100p` | all, and `log_alone` as a reference | stores on that many distinct pages, then a commit |
 //! | `commit_1p_busy` | `object`, `msync` | the same with 1,000 unrelated dirty pages in the same file |
-//! | `commit_together_1t`, `_2t`, … | `object`, `msync` | threads that commit at once, each to an object of its own |
-//! | `dax_1p`, `dax_10k_stores` | `object`, `libpmemobj` | on a tmpfs, both forced to take flushed cache lines for durable |
+//! | `commit_together_1t`, `_2t`, … | `object`, `msync` | threads that commit at once, each to its own object |
+//! | `dax_1p`, `dax_10k_stores` | `object`, `libpmemobj` | on a tmpfs, both forced to treat flushed cache lines as durable |
 //!
-//! The files are on the same file system for all, and each commit is durable in the same sense; `cells` says how
-//! stores map to each contender's data, `stores` how each is configured.
+//! All files are on the same file system, and each commit is durable in the same sense. `cells`
+//! defines how stores map to each contender's data, `stores` how each is configured.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -36,7 +37,7 @@ const SYSTEMS: &[System] = &[
     System::Msync,
     System::LogAlone,
 ];
-/// Those that can share a file with others, or commit from several threads.
+/// Contenders that can share a file with other data, or commit from several threads.
 const SHARING: &[System] = &[System::Object, System::Msync];
 const DAX: &[System] = &[System::Object, System::Libpmemobj, System::LibpmemobjRecords];
 
@@ -44,9 +45,9 @@ const DAX: &[System] = &[System::Object, System::Libpmemobj, System::LibpmemobjR
 const BUSY_PAGES: u32 = 1000;
 /// The commit of many stores: this many on each of this many pages.
 const MANY_STORES: (u32, u32) = (100, 100);
-/// So many commits end after this, however few were made.
+/// The time limit for the commits of a measurement.
 const PATIENCE_MS: u64 = 8_000;
-/// The commits in advance, too.
+/// The time limit for the warm-up commits.
 const WARM_PATIENCE_MS: u64 = 4_000;
 
 /// Runs the bench.
@@ -89,7 +90,7 @@ pub fn run(options: &PsyncOptions) -> Result<Report> {
             let mut answers = answers.borrow_mut();
             let same_work = (job.work.clone(), job.round, first.accesses);
             let known = answers.entry(same_work).or_insert_with(|| measured.lanes.clone());
-            // Threads that ran out of time stop where they are.
+            // Threads that ran out of time stopped early.
             let same = known.iter().zip(&measured.lanes).all(|(one, other)| {
                 one.accesses != other.accesses || one.checksum == other.checksum
             });
@@ -112,7 +113,8 @@ pub fn run(options: &PsyncOptions) -> Result<Report> {
     Ok(stage.report("psync", rows, found, config))
 }
 
-/// A directory in memory for the forced `Dax` domain: the place itself, if it is one, or `/dev/shm`.
+/// A directory in memory for the forced `Dax` domain: the place itself if it is in memory, or
+/// `/dev/shm`.
 fn memory_directory(stage: &mut Stage, size_bytes: u64) -> Result<Option<Scratch>> {
     if stage.place.file_system() == "tmpfs" {
         return scratch_directory(stage.place.path()).map(Some);
@@ -133,7 +135,7 @@ fn memory_directory(stage: &mut Stage, size_bytes: u64) -> Result<Option<Scratch
     Ok(None)
 }
 
-/// What is measured.
+/// The measurements to make.
 struct Plan<'a> {
     options: &'a PsyncOptions,
     stage: &'a Stage,
@@ -192,7 +194,8 @@ impl Plan<'_> {
             None if self.stage.quick => (10, PATIENCE_MS),
             None => (u64::MAX, u64::from(self.options.seconds) * 1000),
         };
-        // SQLite's log goes round every 1,000 pages; nobody else's state takes longer to become the usual one.
+        // SQLite's log wraps every 1,000 pages; all other contenders reach their steady state
+        // sooner.
         let warm = if self.stage.quick { 3 } else { 1200 / u64::from(pages) + 50 };
         let job = Job {
             system,
@@ -232,7 +235,7 @@ fn definitions(options: &PsyncOptions) -> Vec<Ratio> {
             all.push(Ratio::new(name, systems, "object", format!("commit_{pages}p")));
         }
     }
-    // The time with over the time without: smaller is better.
+    // The time with unrelated dirty pages over the time without: smaller is better.
     all.push(Ratio {
         other_metric: "commit_1p_busy".to_owned(),
         ..Ratio::new("psync_1p_quiet_vs_busy_pool", &["object"], "object", "commit_1p")

@@ -1,8 +1,8 @@
-//! `recover`: how long opening takes after a crash, against what had been committed and against the size.
+//! `recover`: the time to open after a crash, depending on the amount committed and on the size.
 //!
-//! `attach_log_…` varies how much was committed before the crash, with an array of the middle size; `attach_size_…`
-//! varies the array, with the middle amount committed. A contender that checkpoints meanwhile has less to recover
-//! than was committed: that is its merit.
+//! `attach_log_…` varies how much was committed before the crash, with the middle array size;
+//! `attach_size_…` varies the array size, with the middle amount committed. A contender that
+//! checkpoints during the work has less to recover than was committed: that is its merit.
 
 use anyhow::Result;
 use serde_json::json;
@@ -20,9 +20,9 @@ use aquifer_host::units::Bytes;
 const SYSTEMS: &[System] =
     &[System::Object, System::Lmdb, System::Sqlite, System::Redb, System::Libpmemobj];
 
-/// Pages each commit before the crash stores to.
+/// Pages that each commit before the crash stores to.
 const COMMIT_PAGES: u32 = 10;
-/// Stores on each of them: most of a record, so that logs are about as long as records are.
+/// Stores on each of them: most of a record, so that logs are about as long as the records.
 const STORES_A_PAGE: u32 = 400;
 
 /// Runs the bench.

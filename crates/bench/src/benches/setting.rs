@@ -1,4 +1,4 @@
-//! What the benches of the cache need beside a stage: sizes, threads, limits.
+//! The setting of the cache benches in addition to a stage: sizes, threads, limits.
 
 use std::collections::BTreeMap;
 
@@ -19,14 +19,14 @@ use aquifer_host::units::Bytes;
 /// Below this the process itself needs most of the memory.
 const BUDGET_MIN_BYTES: u64 = 32 << 20;
 
-/// What a bench is made of, and the sizes it has unless the user says otherwise.
+/// A bench's contenders and its default sizes.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
-    /// Who takes part, in lists that may overlap.
+    /// The contenders, in lists that may overlap.
     pub contenders: &'static [&'static [System]],
     /// Length of the data file, normally and in the quick form.
     pub size_bytes: [u64; 2],
-    /// Data to memory.
+    /// Ratio of data to memory.
     pub data_per_budget: u64,
     /// Whether memory is scarce by design.
     pub scarce: bool,
@@ -37,20 +37,20 @@ pub struct Defaults {
 pub struct Setting {
     /// Length of the data file in bytes.
     pub size_bytes: u64,
-    /// Memory each contender gets.
+    /// Memory for each contender.
     pub budget_bytes: u64,
     /// Numbers of threads to measure with.
     pub threads: Vec<u32>,
-    /// Makes limited groups, where memory is scarce and that is permitted.
+    /// Creates limited control groups, if memory is scarce and that is permitted.
     pub limiter: Option<Limiter>,
-    /// What every bench has.
+    /// The part common to all benches.
     pub stage: Stage,
     scarce: bool,
     limit_text: String,
 }
 
 impl Setting {
-    /// Finds out and prepares everything.
+    /// Determines and prepares everything.
     pub fn prepare(options: &Options, defaults: Defaults) -> Result<Self> {
         let size = options.size.map(|size| size.0);
         let size_bytes = size.unwrap_or(defaults.size_bytes[usize::from(options.common.quick)]);
@@ -100,8 +100,8 @@ impl Setting {
         self.size_bytes / PAGE_BYTES as u64
     }
 
-    /// What a contender may use for a cache of its own under the budget: the rest is for its program,
-    /// stacks, page tables and bookkeeping, for which page-cache contenders pay from the same budget.
+    /// The budget for a contender's private cache: the rest is for its program, stacks, page tables
+    /// and bookkeeping, which contenders that use the page cache pay from the same budget.
     pub fn cache_bytes(&self) -> u64 {
         self.budget_bytes - self.budget_bytes / 16 - (12 << 20)
     }
@@ -121,7 +121,7 @@ impl Setting {
         data
     }
 
-    /// A job with this setting's sizes that makes `accesses` accesses a thread.
+    /// A job with this setting's sizes and `accesses` accesses per thread.
     pub fn job(&self, system: System, data: &DataFile, work: Work, accesses: u64) -> Job {
         Job {
             system,
@@ -143,7 +143,7 @@ impl Setting {
         }
     }
 
-    /// The report on `rows`. Without a limit where memory must be scarce there are no ratios.
+    /// The report on `rows`. There are no ratios if memory must be scarce and there is no limit.
     pub fn report(&self, bench: &'static str, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
         let comparable = !self.scarce || self.limiter.is_some();
         let found = if comparable { ratios(definitions, &rows) } else { BTreeMap::new() };
@@ -160,7 +160,7 @@ impl Setting {
     }
 }
 
-/// What the user asked for, or 1, 2, 4, … and all cores.
+/// The requested numbers, or 1, 2, 4, … and all cores.
 fn thread_counts(asked: &[u32]) -> Vec<u32> {
     let mut counts = asked.to_vec();
     if counts.is_empty() {

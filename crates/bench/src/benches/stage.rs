@@ -1,4 +1,4 @@
-//! What every bench needs before it can start: a place for its files, a machine that is awake, rounds.
+//! The part common to all benches: a place for files, a machine kept awake, rounds.
 
 use std::collections::BTreeMap;
 
@@ -13,27 +13,27 @@ use aquifer_host::interrupt;
 use aquifer_host::machine::{Awake, Machine};
 use aquifer_host::place::Place;
 
-/// Where and how a bench runs. Fields are dropped, and so undone, in this order.
+/// The environment of a bench. Fields are dropped, and so undone, in this order.
 #[derive(Debug)]
 pub struct Stage {
     /// How often everything is measured.
     pub rounds: u32,
     /// Seed of data and accesses.
     pub seed: u64,
-    /// The form tests run.
+    /// Whether this is the quick form, which tests run.
     pub quick: bool,
     only: Vec<System>,
-    /// What the reader must know.
+    /// Notes for the reader of the report.
     pub notes: Vec<String>,
-    /// Where the files go.
+    /// The place of the files.
     pub place: Place,
     awake: Option<Awake>,
     _signals: interrupt::Guard,
 }
 
 impl Stage {
-    /// Finds or makes a place with room for `room_bytes`, for a bench that has these contenders, in lists that may
-    /// overlap. `scarce`: see [`Place::directory`].
+    /// Finds or creates a place with room for `room_bytes`, for a bench with these contenders, in
+    /// lists that may overlap. `scarce`: see [`Place::directory`].
     pub fn prepare(
         common: &Common,
         contenders: &[&[System]],
@@ -69,13 +69,13 @@ impl Stage {
         })
     }
 
-    /// Those of a bench's contenders that the user wants.
+    /// The selected ones of a bench's contenders.
     pub fn wanted<'a>(&'a self, systems: &'a [System]) -> impl Iterator<Item = System> + 'a {
         let wanted = |system: &System| self.only.is_empty() || self.only.contains(system);
         systems.iter().copied().filter(wanted)
     }
 
-    /// The report on `rows`; `config` is what this bench adds to the configuration all have.
+    /// The report on `rows`; `config` is this bench's addition to the common configuration.
     pub fn report(
         &self,
         bench: &'static str,
@@ -101,7 +101,7 @@ impl Stage {
     }
 }
 
-/// The contenders of these names. A name that none of the bench's contenders has is refused, before anything is done.
+/// The contenders of these names. A name that the bench does not have is rejected before any work.
 fn chosen(names: &[String], contenders: &[&[System]]) -> Result<Vec<System>> {
     let all = || contenders.iter().copied().flatten();
     let find = |name: &String| {

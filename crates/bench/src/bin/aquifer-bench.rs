@@ -1,5 +1,5 @@
-//! The benches and the demonstration, which `aquifer bench` and `aquifer demo` start: a program of its own, since it needs what Aquifer is
-//! compared with.
+//! The benches and the demonstration, started by `aquifer bench` and `aquifer demo`. A separate
+//! program, since it depends on the systems Aquifer is compared with.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! A copy of the file in anonymous memory: the price of a hit when nothing manages the memory.
+//! A copy of the file in anonymous memory: the cost of a hit in unmanaged memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,7 +25,7 @@ impl Anonymous {
         if source.base_pages {
             no_huge_pages(&map)?;
         }
-        // SAFETY: a fresh private mapping of that length, zero-filled, that nobody else knows of yet.
+        // SAFETY: a fresh private mapping of that length, zero-filled and not yet shared.
         let memory = unsafe { std::slice::from_raw_parts_mut(map.base(), len_bytes) };
         for (part, index) in memory.chunks_mut(4 << 20).zip(0_u64..) {
             file.read_exact_at(part, index * (4 << 20))?;

@@ -1,7 +1,7 @@
-//! Aquifer itself: mappings with either backend, with and without touching first, and `Pages`.
+//! Aquifer: mappings with either backend, with and without touching first, and `Pages`.
 //!
-//! Each contender has a cache of its own, whose budget is what every contender with a cache of its own gets.
-//! Nothing else is set: policy, page size and threads are the defaults, as for a user who reads no manual.
+//! Each contender has its own cache, with the same budget as every other contender with a private
+//! cache. Nothing else is set: policy, page size and threads have their defaults.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ fn open(source: &Source) -> Result<(Cache, Arc<FileDevice>)> {
     Ok((cache, Arc::new(device)))
 }
 
-/// Figures of the cache that help to read the others.
+/// Figures of the cache that explain the others.
 fn cache_details(cache: &Cache) -> BTreeMap<String, f64> {
     let stats = cache.stats();
     [
@@ -54,7 +54,7 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the file the way `system` says.
+    /// Maps the file as `system` requires.
     pub fn open(system: System, source: &Source) -> Result<Self> {
         let (cache, device) = open(source)?;
         let backend = match system {
@@ -112,12 +112,12 @@ impl Contiguous for MappedFile {
         self.mapping.as_ptr()
     }
 
-    /// Brings the ranges in at queue depth, in the calling thread: with as many searching threads as cores
-    /// that is faster than handing the work to the cache's I/O threads.
+    /// Loads the ranges at queue depth, in the calling thread: with as many searching threads as
+    /// cores, that is faster than handing the work to the cache's I/O threads.
     fn prefetch(&self, ranges: &[(u64, u64)]) -> Result<()> {
         let ranges = whole_pages(ranges);
-        // Where the kernel serves the misses a prefetch is its own WILLNEED; elsewhere the thread that asks
-        // brings the pages in itself, at queue depth.
+        // With the kernel backend a prefetch is a WILLNEED; otherwise the calling thread loads the
+        // pages itself, at queue depth.
         if self.mapping.backend() == Backend::Kernel {
             return Ok(self.mapping.prefetch(&ranges)?);
         }
@@ -162,8 +162,9 @@ impl Lane for MappedLane<'_> {
             self.file.mapping.touch_mut(page_at)?;
         }
         let byte = self.base.wrapping_add(page_at as usize + offset_bytes).cast_mut();
-        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is writable
-        // for workloads that store; volatile, because the bytes are shared with the device.
+        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is
+        // writable for workloads that store; volatile, because the bytes are shared with the
+        // device.
         unsafe { byte.write_volatile(value) };
         Ok(())
     }
@@ -177,7 +178,7 @@ pub struct PagedFile {
 }
 
 impl PagedFile {
-    /// Opens the file the way `system` says.
+    /// Opens the file as `system` requires.
     pub fn open(system: System, source: &Source) -> Result<Self> {
         let (cache, device) = open(source)?;
         let pages = cache.pages(device)?;

@@ -1,4 +1,5 @@
-//! Direct I/O without any cache: what the device itself gives a program that asks for one page at a time.
+//! Direct I/O without any cache: the device's performance for a program that reads one page at a
+//! time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,13 +18,13 @@ pub struct DirectFile {
 }
 
 impl DirectFile {
-    /// Opens it.
+    /// Opens the file.
     pub fn open(source: &Source) -> Result<Self> {
         Ok(Self { file: open(&source.path, source.writable)? })
     }
 }
 
-/// Opens with `O_DIRECT`; [`Unavailable`] where the file system refuses that.
+/// Opens with `O_DIRECT`; fails with [`Unavailable`] if the file system does not support that.
 pub fn open(path: &Path, writable: bool) -> Result<File> {
     match open_direct(path, writable) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -45,7 +46,7 @@ impl Contender for DirectFile {
     }
 }
 
-/// A thread's access: one buffer, read anew each time.
+/// A thread's access: one buffer, refilled for each read.
 #[derive(Debug)]
 pub struct DirectLane<'a> {
     file: &'a File,

@@ -1,4 +1,4 @@
-//! Plain file mappings, with the advice that helps them most.
+//! Plain file mappings, with the most effective advice.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -16,7 +16,7 @@ pub struct MmapFile {
 }
 
 impl MmapFile {
-    /// Maps the file the way `system` says.
+    /// Maps the file as `system` requires.
     pub fn open(system: System, source: &Source) -> Result<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -51,8 +51,8 @@ impl MmapFile {
     #[inline(always)]
     fn address(&self, page: u64) -> *mut u8 {
         debug_assert!((page as usize) < self.map.len_bytes() / PAGE_BYTES);
-        // Callers draw page numbers below `Source::pages`, so this stays inside the mapping; if they did
-        // not, `wrapping_add` makes a bad address and not undefined behaviour by itself.
+        // Callers draw page numbers below `Source::pages`, so this stays inside the mapping;
+        // otherwise `wrapping_add` gives a bad address without itself being undefined behaviour.
         self.map.base().wrapping_add(page as usize * PAGE_BYTES)
     }
 }
@@ -65,7 +65,7 @@ fn range(base: *mut u8, offset_bytes: usize, len_bytes: usize) -> libc::iovec {
     libc::iovec { iov_base: base.wrapping_add(offset_bytes).cast(), iov_len: len_bytes }
 }
 
-/// Keeps a mapping to base pages; kernels without transparent huge pages have nothing else.
+/// Keeps a mapping to base pages; a no-op on kernels without transparent huge pages.
 pub fn no_huge_pages(map: &Map) -> Result<()> {
     match map.advise(Advice::NoHugePage) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
@@ -146,8 +146,9 @@ impl Lane for MmapLane<'_> {
     #[inline(always)]
     fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()> {
         let byte = self.file.address(page).wrapping_add(offset_bytes);
-        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is writable
-        // for workloads that store; volatile, because the bytes are shared with the device.
+        // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is
+        // writable for workloads that store; volatile, because the bytes are shared with the
+        // device.
         unsafe { byte.write_volatile(value) };
         Ok(())
     }

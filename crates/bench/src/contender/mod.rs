@@ -1,12 +1,13 @@
-//! The systems that are compared, behind one small interface.
+//! The compared systems, behind one small interface.
 //!
-//! A [`Contender`] opens the data file its own way; each thread works through a [`Lane`] of it. The
-//! interface is static (generic, inlined) so that a contender whose access is one load pays for one load.
-//! What every contender owes: the bytes of the file, whatever it does to get them. The workloads check that.
+//! A [`Contender`] opens the data file in its own way; each thread accesses it through a [`Lane`].
+//! The interface is static (generic, inlined) so that a contender whose access is one load pays for
+//! one load. Every contender must return the bytes of the file, however it gets them; the workloads
+//! check that.
 //!
-//! Contenders that make stores durable have an interface of their own, in [`stores`] (commits) and [`regions`]
-//! (memory that is made durable as a whole); so have those for ordinary files, in [`files`], and for files in pools, in
-//! [`pooled`].
+//! Contenders that make stores durable have separate interfaces, in [`stores`] (commits) and
+//! [`regions`] (memory that is made durable as a whole); so do those for ordinary files, in
+//! [`files`], and for files in pools, in [`pooled`].
 
 mod anonymous;
 mod aquifer;
@@ -29,33 +30,33 @@ use crate::raw::PAGE_BYTES;
 
 pub use mmap::MmapFile;
 
-/// Names of the contenders, as they stand in reports.
+/// The contenders, with their names in reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum System {
-    /// A file mapping without advice: as programs use mmap today.
+    /// A file mapping without advice: the usual use of mmap.
     Mmap,
     /// A file mapping with `MADV_RANDOM`.
     MmapRandom,
     /// The same, with vectored `MADV_WILLNEED` for accesses known in advance.
     MmapWillneed,
-    /// A file mapping that is populated when it is made.
+    /// A file mapping populated when it is created.
     MmapPopulate,
     /// A file mapping with `MADV_SEQUENTIAL`.
     MmapSequential,
     /// A file mapping, with vectored `MADV_WILLNEED` for the accesses after the next ones.
     MmapWillneedAhead,
-    /// `open`, `fstat` and `pread` of the whole file into a buffer that is kept.
+    /// `open`, `fstat` and `pread` of the whole file into a reused buffer.
     Read,
-    /// `openat` in the file's directory and `read` into 64 KiB until that comes back short.
+    /// `openat` in the file's directory and `read` into 64 KiB until a short read.
     ReadLoop,
     /// `pread` and `pwrite` with `O_DIRECT`: no cache at all.
     PreadDirect,
-    /// quick_cache over `pread` with `O_DIRECT`: the cache a user would otherwise put there.
+    /// quick_cache over `pread` with `O_DIRECT`: the cache a program would otherwise use.
     UserCache,
-    /// Anonymous memory that holds a copy: what a hit costs at best.
+    /// Anonymous memory that holds a copy: the lowest cost of a hit.
     Anonymous,
-    /// Aquifer's mapping as it comes: the backend it chooses, bare loads and stores.
+    /// Aquifer's mapping with its defaults: the backend it chooses, bare loads and stores.
     Mapping,
     /// The same with the kernel backend.
     MappingKernel,
@@ -63,11 +64,11 @@ pub enum System {
     MappingUser,
     /// The user backend, each access preceded by a touch.
     MappingTouch,
-    /// The mapping as it comes, with accesses known in advance touched together.
+    /// The default mapping, with accesses known in advance touched together.
     MappingBatched,
     /// Aquifer's page guards: optimistic reads, exclusive guards for stores.
     Pages,
-    /// The same, with pages known in advance got together.
+    /// The same, with pages known in advance acquired together.
     PagesBatched,
     /// A persistent object of Aquifer, made durable by `psync`.
     Object,
@@ -81,29 +82,30 @@ pub enum System {
     Libpmemobj,
     /// The same, logging whole records.
     LibpmemobjRecords,
-    /// A shared file mapping made durable by `msync`. A crash in between leaves some stores and not others.
+    /// A shared file mapping made durable by `msync`. A crash in between leaves only some of the
+    /// stores.
     Msync,
-    /// Aquifer's mapper as it comes, with its cache of mappings.
+    /// Aquifer's mapper with its defaults, including its cache of mappings.
     Mapper,
-    /// The same, without a word about how a file is going to be used.
+    /// The same, without advice about how a file will be used.
     MapperUnadvised,
-    /// The same without that cache: mappings are dropped, and unmapped many at a time.
+    /// The same without that cache: dropped mappings are unmapped many at a time.
     MapperAsync,
-    /// The same without that cache, and every mapping unmapped when it is dropped.
+    /// The same without that cache, with every mapping unmapped when it is dropped.
     MapperSync,
-    /// Aquifer's `read_once`: read or mapped, whichever is cheaper for a file of that length.
+    /// Aquifer's `read_once`: reads or maps, whichever is cheaper for a file of that length.
     MapperReadOnce,
     /// Files of the kernel by system calls: `pread`, `pwrite`, `open`, `stat`, `unlink`.
     Syscalls,
     /// Files of an Aquifer pool, read and written without system calls.
     Pool,
-    /// The same where another form of Aquifer has a cheaper way: the bytes copied.
+    /// The same by copying the bytes, where another form of Aquifer is cheaper.
     PoolCopy,
-    /// Files of an Aquifer pool, looked at where they lie.
+    /// Files of an Aquifer pool, accessed in place.
     View,
-    /// Memory and nothing else.
+    /// Plain memory.
     Memory,
-    /// Appending to a preallocated log and flushing the device: the least a commit can cost.
+    /// Appending to a preallocated log and flushing the device: the lower bound of a commit's cost.
     LogAlone,
 }
 
@@ -151,7 +153,7 @@ impl System {
     }
 }
 
-/// What a contender is opened with.
+/// The parameters for opening a contender.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Source {
     /// The data file.
@@ -160,14 +162,16 @@ pub struct Source {
     pub pages: u64,
     /// Whether there will be stores.
     pub writable: bool,
-    /// What a contender with a cache of its own may use for it, bookkeeping included. For mappers, 0 is what they
-    /// take by themselves.
+    /// The budget for a contender's private cache, bookkeeping included. For mappers, 0 is their
+    /// default.
     pub cache_bytes: u64,
-    /// Keep page tables to base pages, so that all contenders pay for the same translations.
+    /// Whether page tables are kept to base pages, so that all contenders have the same translation
+    /// cost.
     pub base_pages: bool,
 }
 
-/// A contender cannot run on this machine or file system. Not a failure: the report says so.
+/// A contender cannot run on this machine or file system. Not a failure: it becomes a note in the
+/// report.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
@@ -187,12 +191,12 @@ pub trait Contender: Sync {
         Ok(())
     }
 
-    /// The whole file as addresses, for contenders that have that.
+    /// The whole file as addresses, for contenders that map it.
     fn contiguous(&self) -> Option<&dyn Contiguous> {
         None
     }
 
-    /// Figures of its own, for the report.
+    /// Additional figures for the report.
     fn details(&self) -> Result<BTreeMap<String, f64>> {
         Ok(BTreeMap::new())
     }
@@ -200,11 +204,12 @@ pub trait Contender: Sync {
 
 /// One thread's access to a contender.
 pub trait Lane {
-    /// Lets `look` see the page. The pointer is good for a whole page and 8-byte aligned, faults included,
-    /// while `look` runs. Its result counts; it may be called again if the page changed meanwhile.
+    /// Calls `look` with the page. The pointer is valid for a whole page and 8-byte aligned while
+    /// `look` runs; accesses may fault. The last result counts: `look` is called again if the page
+    /// changed while it ran.
     fn page<R>(&mut self, page: u64, look: impl FnMut(*const u8) -> R) -> Result<R>;
 
-    /// Lets `look` see pages that are all known in advance, each once and in any order.
+    /// Calls `look` with pages that are all known in advance, each once and in any order.
     fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
         pages.iter().try_for_each(|&page| self.page(page, |memory| look(page, memory)))
     }
@@ -218,21 +223,21 @@ pub trait Contiguous: Sync {
     /// Address of the first byte.
     fn base(&self) -> *const u8;
 
-    /// Says that these byte ranges (start and length, any alignment, sorted) will be read soon. Does
-    /// nothing for contenders that stand for programs without prefetch.
+    /// Announces that these byte ranges (start and length, any alignment, sorted) will be read
+    /// soon. Does nothing for contenders that represent programs without prefetch.
     fn prefetch(&self, ranges: &[(u64, u64)]) -> Result<()>;
 }
 
-/// What to do with a contender once it is open.
+/// Work on an open contender.
 pub trait Visit {
-    /// What that gives.
+    /// Its result.
     type Output;
 
-    /// Does it.
+    /// Does the work.
     fn visit<C: Contender>(self, contender: &C) -> Result<Self::Output>;
 }
 
-/// Opens a contender and hands it to `visit`.
+/// Opens a contender and passes it to `visit`.
 pub fn with<V: Visit>(system: System, source: &Source, visit: V) -> Result<V::Output> {
     match system {
         System::Mmap | System::MmapRandom | System::MmapWillneed => {

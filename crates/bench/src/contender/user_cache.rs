@@ -1,7 +1,9 @@
-//! The cache a user would otherwise put over direct I/O: quick_cache, pages as reference-counted slices.
+//! The cache a program would otherwise use over direct I/O: quick_cache, pages as reference-counted
+//! slices.
 //!
-//! It gets as many pages as fit its share of the memory with what each costs beside its bytes: the counters
-//! of the allocation (16), its rounding by the allocator (16), and key, handle and links in the cache.
+//! It gets as many pages as fit in its budget, given the cost of each beside its bytes: the
+//! counters of the allocation (16), its rounding by the allocator (16), and key, handle and links
+//! in the cache.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use crate::raw::{AlignedBuffer, PAGE_BYTES};
 /// Memory a cached page takes beyond its 4 KiB.
 const OVERHEAD_BYTES: usize = 128;
 
-/// A page as the cache holds it: aligned for words, as `Arc<[u64]>` is and `Arc<[u8]>` is not.
+/// A page in the cache: aligned for words, as `Arc<[u64]>` is and `Arc<[u8]>` is not.
 type CachedPage = Arc<[u64]>;
 
 /// quick_cache over a directly opened file.
@@ -35,9 +37,9 @@ impl UserCache {
     }
 }
 
-/// Makes all threads allocate from one heap. With glibc's heap for every thread, pages freed by evictions go
-/// back to the heap of the thread that loaded them, the loading thread's own heap grows, and under a memory
-/// limit the process is killed: a user of such a cache has to do this or choose another allocator.
+/// Makes all threads allocate from one heap. With glibc's heap per thread, evicted pages are freed
+/// to the heap of the thread that loaded them, the loading thread's heap grows, and under a memory
+/// limit the process is killed: a program with such a cache must do this or use another allocator.
 fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets one number in the allocator; no other thread runs yet.
@@ -54,7 +56,7 @@ impl Contender for UserCache {
     }
 }
 
-/// A thread's access: looks in the cache, reads on a miss.
+/// A thread's access: looks up the cache, reads on a miss.
 pub struct UserCacheLane<'a> {
     owner: &'a UserCache,
     buffer: AlignedBuffer,

@@ -5,11 +5,11 @@
 //! ┌──────────────┬─────────────────────────────────────┬──────────────────────────────────────┐
 //! │ header       │ offsets: u64 × (vertices + 1)  (pad) │ neighbours: u32 × entries      (pad) │
 //! └──────────────┴─────────────────────────────────────┴──────────────────────────────────────┘
-//! header: magic, vertices, entries, source, where the neighbours begin (bytes), all u64
+//! header: magic, vertices, entries, source, start of the neighbours (bytes), all u64
 //! ```
-//! The neighbours of vertex `v` are entries `offsets[v] .. offsets[v + 1]`, sorted. Native byte order: the file
-//! is made and removed by one run. It is built in memory (8 bytes an edge), so generating is the one part of
-//! the bench that needs as much memory as the file is long.
+//! The neighbours of vertex `v` are entries `offsets[v] .. offsets[v + 1]`, sorted. Native byte
+//! order: the file is created and removed by one run. It is built in memory (8 bytes per edge), so
+//! generating is the only part of the bench that needs as much memory as the file's length.
 
 use std::fs::File;
 use std::io;
@@ -27,11 +27,11 @@ use aquifer_host::machine::cores;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"aquifgr1");
 const HEADER_WORDS: usize = 5;
-/// Where the offsets begin.
+/// Start of the offsets.
 const OFFSETS_AT: u64 = PAGE_BYTES as u64;
 const REQUEST_BYTES: usize = 4 << 20;
 
-/// What the header says. Everything needed to find a vertex's neighbours.
+/// The content of the header: everything needed to find a vertex's neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Graph {
     /// Number of vertices.
@@ -57,7 +57,7 @@ impl Graph {
     /// Reads and checks a header.
     ///
     /// # Safety
-    /// `base` must be 8-byte aligned and a page long, and `len_bytes` be how much can be read there.
+    /// `base` must be 8-byte aligned, with `len_bytes` readable bytes there, at least a page.
     pub unsafe fn open(base: *const u8, len_bytes: u64) -> Result<Self> {
         let mut words = [0; HEADER_WORDS];
         for (index, word) in words.iter_mut().enumerate() {
@@ -81,13 +81,13 @@ impl Graph {
         (self.neighbours_at + self.entries * 4).next_multiple_of(PAGE_BYTES as u64)
     }
 
-    /// Where the offsets of a vertex are: 16 bytes.
+    /// The position of a vertex's offsets: 16 bytes.
     pub fn offsets_at(&self, vertex: u32) -> u64 {
         debug_assert!(u64::from(vertex) < self.vertices);
         OFFSETS_AT + u64::from(vertex) * 8
     }
 
-    /// Where the entries from `first` on are.
+    /// The position of the entries from `first` on.
     pub fn entries_at(&self, first: u64) -> u64 {
         self.neighbours_at + first * 4
     }
@@ -102,8 +102,8 @@ pub struct GraphFile {
 }
 
 impl GraphFile {
-    /// Generates the graph and writes it to a file in `directory`; it is not in the page cache afterwards.
-    /// `progress` is told how far the work is, from 0 to 1.
+    /// Generates the graph and writes it to a file in `directory`; it is not in the page cache
+    /// afterwards. `progress` is called with the share of the work done, from 0 to 1.
     pub fn create(directory: &Path, rmat: &Rmat, progress: impl Fn(f64)) -> Result<Self> {
         let (graph, offsets, neighbours) = build(rmat, &progress)?;
         let (file, path) = scratch_file(directory)?;
@@ -119,7 +119,7 @@ impl GraphFile {
         Ok(Self { path, file, graph })
     }
 
-    /// Where the file is.
+    /// The path of the file.
     pub fn path(&self) -> PathBuf {
         self.path.to_path_buf()
     }
@@ -129,7 +129,7 @@ impl GraphFile {
         &self.file
     }
 
-    /// What it holds.
+    /// The graph in the file.
     pub fn graph(&self) -> Graph {
         self.graph
     }
@@ -153,11 +153,11 @@ fn write_words<T: Copy, const N: usize>(
     Ok(())
 }
 
-/// Draws all edges twice: to count, and to place. Loops are left out, parallel edges stay.
+/// Draws all edges twice: to count, and to place. Loops are skipped, parallel edges are kept.
 fn build(rmat: &Rmat, progress: &impl Fn(f64)) -> Result<(Graph, Vec<u64>, Vec<u32>)> {
     let vertices = rmat.shape.vertices();
     let degrees: Vec<AtomicU32> = (0..vertices).map(|_| AtomicU32::new(0)).collect();
-    // Relaxed throughout: counters and slots of their own; the end of each scope orders the passes.
+    // Relaxed throughout: independent counters and slots; the end of each scope orders the passes.
     for_each_edge(
         rmat,
         |share| progress(0.3 * share),
@@ -191,7 +191,7 @@ fn build(rmat: &Rmat, progress: &impl Fn(f64)) -> Result<(Graph, Vec<u64>, Vec<u
     )?;
     drop(cursors);
     let mut neighbours: Vec<u32> = slots.into_iter().map(AtomicU32::into_inner).collect();
-    // Sorting also makes the file independent of which thread was faster.
+    // Sorting also makes the file independent of thread timing.
     sort_rows(&offsets, &mut neighbours);
     progress(0.8);
     Ok((Graph::new(vertices, entries, source.1), offsets, neighbours))
@@ -227,7 +227,7 @@ fn for_each_edge(
     Ok(())
 }
 
-/// Sorts each vertex's neighbours, the rows shared out over the cores by their entries.
+/// Sorts each vertex's neighbours, distributing the rows over the cores by their entries.
 fn sort_rows(offsets: &[u64], mut neighbours: &mut [u32]) {
     let vertices = offsets.len() - 1;
     let share = (neighbours.len() / cores()).max(1) as u64;

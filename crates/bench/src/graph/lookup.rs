@@ -1,4 +1,4 @@
-//! Random lookups: the neighbours of vertices drawn at random, as a service over the graph would be asked.
+//! Random lookups: the neighbours of random vertices, as a graph service would look them up.
 
 use std::time::Instant;
 
@@ -9,8 +9,8 @@ use super::rows::{GROUP, Rows};
 use crate::contender::Contiguous;
 use crate::rng::{Rng, mix};
 
-/// Looks `count` vertices up with each of `threads` threads. Returns how many neighbours there were and a sum
-/// over them, equal for everyone with the same graph, seed and numbers.
+/// Looks up `count` vertices with each of `threads` threads. Returns the number of neighbours and a
+/// sum over them, equal for all contenders with the same graph, seed and numbers.
 pub fn random_lookups(
     graph: &Graph,
     memory: &dyn Contiguous,

@@ -1,9 +1,10 @@
 //! R-MAT: random graphs with a few hubs and many leaves, like social networks and the web.
 //!
-//! Chakrabarti, Zhan and Faloutsos, SIAM Data Mining 2004, with the parameters of Graph500 (a = .57, b = c =
-//! .19). An edge descends `scale` times into one quadrant of the adjacency matrix. Vertex numbers are scrambled
-//! afterwards: without that, hubs lie side by side at the low end and locality looks better than it is.
-//! Edge `i` depends on the seed and on `i` only, so the edges can be drawn twice, and by several threads.
+//! Chakrabarti, Zhan and Faloutsos, SIAM Data Mining 2004, with the parameters of Graph500 (a =
+//! .57, b = c = .19). An edge descends `scale` times into one quadrant of the adjacency matrix.
+//! Vertex numbers are scrambled afterwards: otherwise hubs are adjacent at the low end, which
+//! exaggerates locality. Edge `i` depends only on the seed and `i`, so the edges can be drawn
+//! twice, and by several threads.
 
 use crate::raw::PAGE_BYTES;
 use crate::rng::mix;
@@ -13,7 +14,7 @@ const A: u64 = 37_356;
 const B: u64 = 12_452;
 const C: u64 = 12_452;
 
-/// How large a graph is.
+/// The size of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Vertices, as a power of two.
@@ -23,7 +24,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The graph whose file has about `size_bytes`: 16 to 32 edges a vertex.
+    /// A graph whose file has about `size_bytes`: 16 to 32 edges per vertex.
     pub fn for_size(size_bytes: u64) -> Self {
         // A vertex takes an 8-byte offset, an edge two 4-byte entries.
         let vertices = (size_bytes / (8 + 16 * 8)).max(64);
@@ -44,7 +45,7 @@ impl Shape {
 pub struct Rmat {
     /// Its size.
     pub shape: Shape,
-    /// Which graph of that size.
+    /// Selects a graph of that size.
     pub seed: u64,
 }
 
@@ -70,8 +71,8 @@ impl Rmat {
         (self.scramble(from), self.scramble(to))
     }
 
-    /// A permutation of the vertices: multiplying by an odd number and folding the high half onto the low
-    /// one are both bijections on `scale` bits.
+    /// A permutation of the vertices: multiplying by an odd number and folding the high half onto
+    /// the low one are both bijections on `scale` bits.
     fn scramble(&self, vertex: u64) -> u32 {
         let mask = self.shape.vertices() - 1;
         let half = self.shape.scale.div_ceil(2);

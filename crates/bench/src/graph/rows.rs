@@ -1,4 +1,4 @@
-//! Reading the neighbours of many vertices, with a software pipeline for what is read next.
+//! Reads the neighbours of many vertices, with a software pipeline for prefetching.
 //!
 //! The vertices come in groups, and three groups are in flight:
 //!
@@ -7,9 +7,10 @@
 //! group k + 1: its offsets are read, its neighbours are prefetched
 //! group k:     its neighbours are read and visited
 //! ```
-//! so that a contender that can prefetch always has whole groups of reads to work on while the thread visits.
-//! The same code runs for contenders that cannot; for them `prefetch` does nothing. Long rows (hubs) are
-//! prefetched piece by piece, one ahead of the piece being visited, so that they do not flush the cache.
+//! so that a contender that can prefetch always has whole groups of reads to work on while the
+//! thread visits. The same code runs for contenders that cannot; for them `prefetch` does nothing.
+//! Long rows (hubs) are prefetched piece by piece, one piece ahead, so that they do not flush the
+//! cache.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -20,17 +21,17 @@ use super::csr::Graph;
 use crate::contender::Contiguous;
 use crate::raw::load_word;
 
-/// Vertices in a group: what a batch of reads at queue depth wants.
+/// Vertices in a group: enough for a batch of reads at queue depth.
 pub const GROUP: usize = 64;
-/// Entries of a row that are prefetched at once (256 KiB).
+/// Entries of a row prefetched at a time (256 KiB).
 const PIECE_ENTRIES: u64 = 64 << 10;
 
-/// The work was given up.
+/// The work was aborted at the deadline.
 #[derive(Debug, thiserror::Error)]
 #[error("it was not finished in time")]
 pub struct Overtime;
 
-/// A row of neighbours: its first entry and the one behind its last.
+/// A row of neighbours: its first entry and the end.
 type Row = (u64, u64);
 
 /// The rows of a graph in some contender's memory.
@@ -38,13 +39,13 @@ type Row = (u64, u64);
 pub struct Rows<'a> {
     /// The graph. Its header was checked against the length of the memory.
     pub graph: &'a Graph,
-    /// Where it is.
+    /// The memory that holds it.
     pub memory: &'a dyn Contiguous,
 }
 
 impl Rows<'_> {
-    /// Visits all neighbours of all vertices of the groups, and says how many there were. [`Overtime`]
-    /// after the deadline.
+    /// Visits all neighbours of all vertices of the groups, and returns how many there were. Fails
+    /// with [`Overtime`] after the deadline.
     pub fn stream<'v>(
         &self,
         mut groups: impl Iterator<Item = &'v [u32]>,
@@ -89,13 +90,13 @@ impl Rows<'_> {
         self.memory.prefetch(&ranges)
     }
 
-    /// Reads where the rows of a group are and prefetches their beginnings.
+    /// Reads the positions of the rows of a group and prefetches their starts.
     fn find(&self, vertices: &[u32]) -> Result<Vec<Row>> {
         let base = self.memory.base();
         let row_of = |&vertex: &u32| {
             let at = self.graph.offsets_at(vertex) as usize;
-            // SAFETY: vertices come from the graph, whose header was checked against the length of the
-            // memory; offsets are 8-byte aligned in it.
+            // SAFETY: vertices come from the graph, whose header was checked against the length of
+            // the memory; offsets are 8-byte aligned in it.
             let first = unsafe { load_word(base, at) };
             // SAFETY: as above; there is one offset more than there are vertices.
             let end = unsafe { load_word(base, at + 8) };
@@ -128,8 +129,8 @@ impl Rows<'_> {
             let start = self.memory.base().wrapping_add(self.graph.entries_at(from) as usize);
             for index in 0..(to - from) as usize {
                 let entry = start.cast::<u32>().wrapping_add(index);
-                // SAFETY: entries below `graph.entries`, which was checked against the length of the
-                // memory; volatile, because the bytes belong to a file.
+                // SAFETY: entries below `graph.entries`, which was checked against the length of
+                // the memory; volatile, because the bytes belong to a file.
                 visit(unsafe { entry.read_volatile() });
             }
             from = to;

@@ -1,8 +1,8 @@
 //! Parallel top-down breadth-first search.
 //!
-//! A level's vertices (the frontier) are handed out in groups; each thread reads the rows of its groups as
-//! [`super::rows`] describes. The search is the same whatever happens first: levels do not depend on the order
-//! of visits, so the answer is made of levels only.
+//! A level's vertices (the frontier) are distributed in groups; each thread reads the rows of its
+//! groups as described in [`super::rows`]. The answer depends only on levels, which do not depend
+//! on the order of visits, so it is deterministic.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -17,12 +17,12 @@ use crate::rng::mix;
 /// Level of a vertex that has not been reached.
 const UNREACHED: u32 = u32::MAX;
 
-/// What a search found: equal for everyone who searched the same graph.
+/// The result of a search: equal for all contenders on the same graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// Vertices reached, the source included.
     pub reached: u64,
-    /// Neighbours looked at.
+    /// Number of neighbours read.
     pub visited_entries: u64,
     /// Distance of the farthest vertex.
     pub depth: u32,
@@ -30,12 +30,13 @@ pub struct Answer {
     pub checksum: u64,
 }
 
-/// Memory a search needs beside the graph: levels, and two frontiers at their largest.
+/// The memory of a search besides the graph: levels, and two frontiers of maximum size.
 pub fn state_bytes(graph: &Graph) -> u64 {
     graph.vertices * (4 + 4 + 4)
 }
 
-/// Searches from the graph's source with `threads` threads. [`Overtime`] after the deadline.
+/// Searches from the graph's source with `threads` threads. Fails with [`Overtime`] after the
+/// deadline.
 pub fn breadth_first_search(
     graph: &Graph,
     memory: &dyn Contiguous,
@@ -43,7 +44,8 @@ pub fn breadth_first_search(
     deadline: Instant,
 ) -> Result<Answer> {
     let levels: Vec<AtomicU32> = (0..graph.vertices).map(|_| AtomicU32::new(UNREACHED)).collect();
-    // Relaxed here and below: a level is a value of its own, and the end of each scope orders the levels.
+    // Relaxed here and below: each level is an independent value, and the end of each scope orders
+    // the levels.
     levels[graph.source as usize].store(0, Ordering::Relaxed);
     let rows = Rows { graph, memory };
     let mut frontier = vec![graph.source];
@@ -60,7 +62,7 @@ pub fn breadth_first_search(
             let workers: Vec<_> = (0..threads)
                 .map(|_| {
                     let groups = std::iter::from_fn(|| {
-                        // Relaxed: only who gets which group is decided here.
+                        // Relaxed: the counter only distributes the groups among threads.
                         let start =
                             next_group.fetch_add(1, Ordering::Relaxed).saturating_mul(GROUP);
                         frontier.get(start..frontier.len().min(start.saturating_add(GROUP)))
@@ -94,9 +96,9 @@ pub fn breadth_first_search(
     Ok(answer)
 }
 
-/// Sets the level of a vertex that has none, and says whether it had none.
+/// Sets the level of a vertex unless it has one; returns whether it was set.
 fn reach(level: &AtomicU32, next_level: u32) -> bool {
-    // Most neighbours have been reached already: look before the more expensive exchange.
+    // Most neighbours have been reached already: load before the more expensive compare-exchange.
     level.load(Ordering::Relaxed) == UNREACHED
         && level
             .compare_exchange(UNREACHED, next_level, Ordering::Relaxed, Ordering::Relaxed)
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
     use crate::raw::Map;
 
-    /// The search as a textbook has it, over plain vectors.
+    /// A textbook search over plain vectors.
     fn reference(rmat: &Rmat, source: u32) -> Answer {
         let mut neighbours = vec![Vec::new(); rmat.shape.vertices() as usize];
         for index in 0..rmat.shape.edges {
@@ -186,7 +188,7 @@ mod tests {
                 let found = search(threads, an_hour).unwrap();
                 assert_eq!(found, expected, "{threads} threads, scale {scale}");
             }
-            // Every row that was visited was asked for in advance.
+            // Every visited row was prefetched.
             let asked = std::mem::take(&mut *mapped.prefetched.lock().unwrap());
             let entry_bytes: u64 = asked
                 .iter()

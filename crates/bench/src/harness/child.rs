@@ -1,4 +1,4 @@
-//! The child's side: read a job, do it, answer.
+//! The child's side: reads a job, runs it, prints the outcome.
 
 use std::io::{self, BufRead, Write};
 
@@ -8,11 +8,11 @@ use super::job::{Job, Outcome};
 use crate::contender::Unavailable;
 use crate::{file_set, raw, workload};
 
-/// Set in the environment of a child. Its arguments are the parent's, so that whatever led there to the
-/// bench leads here to it, too.
+/// Set in the environment of a child. Its arguments are the parent's, so that the child reaches the
+/// same call into the bench.
 pub const CHILD_VARIABLE: &str = "AQUIFER_BENCH_CHILD";
 
-/// If this process is a child, does its job and returns true.
+/// Runs the job and returns true if this process is a child.
 pub fn run_if_child() -> Result<bool> {
     if std::env::var_os(CHILD_VARIABLE).is_none() {
         return Ok(false);
@@ -23,7 +23,7 @@ pub fn run_if_child() -> Result<bool> {
     let job: Job = serde_json::from_str(&line).context("the parent's job is unreadable")?;
     let outcome = match workload::run(&job) {
         Ok(mut measured) => {
-            // A team's own processes have said so already.
+            // The processes of a team have already reported theirs.
             let cold_bytes = file_set::cold_bytes();
             if cold_bytes > 0 {
                 *measured.details.entry(file_set::COLD_BYTES.to_owned()).or_default() +=

@@ -1,4 +1,4 @@
-//! What parent and child tell each other.
+//! The messages between parent and child.
 
 use std::collections::BTreeMap;
 
@@ -14,23 +14,24 @@ use crate::options::KernelName;
 pub struct Job {
     /// The contender.
     pub system: System,
-    /// What it is opened with.
+    /// What the contender is opened with.
     pub source: Source,
-    /// What it does.
+    /// The workload.
     pub work: Work,
     /// Seed of the access sequence.
     pub seed: u64,
-    /// Number of the round: each has its own accesses.
+    /// Number of the round: each round has different accesses.
     pub round: u32,
-    /// Accesses each thread makes, if there is time.
+    /// Accesses each thread makes, if time permits.
     pub accesses: u64,
-    /// When a thread stops before that. The answer is then checked for the accesses it made.
+    /// The deadline of a thread. Its answer is then checked for the accesses it made.
     pub deadline_ms: u64,
-    /// Accesses made in advance, to reach the state that lasts.
+    /// Warm-up accesses, to reach the steady state.
     pub warm_accesses: u64,
-    /// When warming up stops at the latest.
+    /// The deadline of the warm-up.
     pub warm_deadline_ms: u64,
-    /// The page cache may hold at most this much of the file, or the memory limit does not work.
+    /// The most of the file that the page cache may hold; more means that the memory limit does not
+    /// work.
     pub limit_bytes: Option<u64>,
 }
 
@@ -38,11 +39,11 @@ pub struct Job {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
-    /// Random 8-byte loads from memory that is all there.
+    /// Random 8-byte loads from resident memory.
     Load,
-    /// Random pages, one after the other.
+    /// Consecutive random pages.
     Read {
-        /// How many threads do that.
+        /// Number of threads.
         threads: u32,
     },
     /// Random pages in groups that are known in advance.
@@ -50,41 +51,41 @@ pub enum Work {
         /// Pages in a group.
         pages: usize,
     },
-    /// One byte into random pages, and at the end everything made durable.
+    /// Stores one byte to random pages, and finally makes everything durable.
     Write {
-        /// How many threads do that.
+        /// Number of threads.
         threads: u32,
-        /// Makes the stored bytes differ from those of the measurement before.
+        /// Makes the stored bytes differ from those of the previous measurement.
         salt: u64,
     },
     /// Pages never accessed before: every access misses.
     Miss,
-    /// Where the time of one miss goes.
+    /// The parts of the time of one miss.
     Anatomy,
     /// Breadth-first search over a graph file.
     Bfs {
-        /// How many threads search.
+        /// Number of threads.
         threads: u32,
     },
     /// The neighbours of random vertices of a graph file.
     Lookup {
-        /// How many threads look up.
+        /// Number of threads.
         threads: u32,
     },
-    /// Durable commits, one after the other.
+    /// Consecutive durable commits.
     Commit(CommitWork),
-    /// Durable commits by several threads at once, each to an array of its own.
+    /// Durable commits by several threads at once, each to its own array.
     CommitTogether {
-        /// How many threads commit.
+        /// Number of threads.
         threads: u32,
-        /// What each of them does.
+        /// The commits of each thread.
         commit: CommitWork,
     },
-    /// A computation whose result is made durable from time to time.
+    /// A computation whose result is made durable periodically.
     Compute(ComputeWork),
-    /// Commits without an end, in a process that will be killed.
+    /// Commits in a process that then kills itself.
     Crash(CommitWork),
-    /// Opening what such a process left behind.
+    /// Opening the files that such a process left behind.
     Recover(CommitWork),
     /// Ordinary files.
     Files(FilesWork),
@@ -92,100 +93,100 @@ pub enum Work {
     Pooled(PooledWork),
 }
 
-/// Work on ordinary files. The job's source is a file, or the directory that has the files.
+/// Work on ordinary files. The job's source is a file, or the directory of the files.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FilesWork {
-    /// Files chosen by Zipf's law are summed, each by its name.
+    /// Sums files chosen by Zipf's law, each opened by name.
     Sum {
-        /// How many there are.
+        /// Number of files.
         files: u32,
     },
-    /// Every page of open files is touched.
+    /// Touches every page of open files.
     Touch {
-        /// How many files each thread has.
+        /// Number of files per thread.
         files: u32,
         /// Their length.
         file_bytes: u64,
-        /// How many threads there are.
+        /// Number of threads.
         threads: u32,
     },
-    /// One file is summed from its start to its end, in records of a page.
+    /// Sums one file sequentially, in records of a page.
     Stream {
-        /// Threads that read a part each, with no more processors than that.
+        /// Threads that read a part each, restricted to as many processors.
         readers: Option<u32>,
-        /// Places where a thread reads in turn.
+        /// Positions between which a thread alternates.
         streams: u32,
-        /// Whether the file comes from its device.
+        /// Whether the file is read from its device.
         cold: bool,
     },
-    /// Pages of one warm file are summed in random order.
+    /// Sums pages of one warm file in random order.
     Scatter,
-    /// Pages of one cold file are summed in random order, which is known in advance.
+    /// Sums pages of one cold file in a random order known in advance.
     Prefetch,
-    /// Pages of one file are stored to and made durable.
+    /// Stores to pages of one file and makes them durable.
     Flush {
-        /// How many.
+        /// Number of pages.
         pages: u64,
-        /// Makes the stored bytes differ from those of the measurement before.
+        /// Makes the stored bytes differ from those of the previous measurement.
         salt: u64,
     },
-    /// The files of a source tree are searched for a text, several times over.
+    /// Searches the files of a source tree for a text, several times.
     Search {
         /// The text.
         needle: String,
-        /// How many threads search.
+        /// Number of threads.
         threads: u32,
-        /// How often after the first time.
+        /// Number of passes after the first.
         repeats: u32,
     },
 }
 
-/// Work on files that are in a pool and, the same, in a directory of the kernel's. The job's source is that directory; the
-/// pool is a file in it.
+/// Work on files in a pool and on identical files in a directory. The job's source is that
+/// directory, which contains the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PooledWork {
-    /// Each file is opened by path, summed and closed; once in advance, and then so many times over.
+    /// Opens each file by path, sums it and closes it; one first pass, then `passes` more.
     Sum {
-        /// How many files there are.
+        /// Number of files.
         files: u32,
-        /// How many threads sum, each its own part of the files.
+        /// Number of threads, each with its own part of the files.
         threads: u32,
-        /// How often after the first time.
+        /// Number of passes after the first.
         passes: u32,
     },
-    /// One file is opened by path, a word of it read, and closed.
+    /// Opens one file by path, reads a word of it, and closes it.
     Open {
-        /// Which file.
+        /// Number of the file.
         file: u32,
     },
     /// Records of open files.
     Records(RecordWork),
-    /// A file grows.
+    /// Appends to a file.
     Append(AppendWork),
-    /// Names come and go: a file is made, looked up and removed.
+    /// Creates, looks up and removes a file.
     Names(TeamWork),
-    /// The content of one file takes the place of that of another.
+    /// Replaces the content of one file by that of another.
     Replace {
-        /// How long both are.
+        /// Length of both files.
         file_bytes: u64,
     },
-    /// A process reads what another process has read: how many page faults that takes.
+    /// Counts the page faults of a process that reads what another process has read.
     SecondProcess {
         /// Length of the file.
         file_bytes: u64,
-        /// Which of the two; `None` for the one that starts them.
+        /// Which of the two; `None` for their parent.
         member: Option<u32>,
     },
 }
 
-/// How many processes do the same at once.
+/// Several processes with the same work at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TeamWork {
-    /// How many.
+    /// Number of processes.
     pub processes: u32,
-    /// Which of them; `None` for the one that starts them.
+    /// Which of them; `None` for their parent.
     pub member: Option<u32>,
 }
 
@@ -196,11 +197,11 @@ pub struct RecordWork {
     pub record_bytes: u32,
     /// Length of the file.
     pub file_bytes: u64,
-    /// Whether they are overwritten.
+    /// Whether the records are overwritten.
     pub writes: bool,
-    /// In random order, or from the start to the end and over again.
+    /// In random order, rather than sequentially and starting over.
     pub is_random: bool,
-    /// Whether every process has a file of its own.
+    /// Whether every process has its own file.
     pub own_files: bool,
     /// The processes.
     pub team: TeamWork,
@@ -211,16 +212,16 @@ pub struct RecordWork {
 pub struct AppendWork {
     /// Length of a piece.
     pub piece_bytes: u64,
-    /// How long the file gets.
+    /// Final length of the file.
     pub file_bytes: u64,
-    /// How often it is removed and grows again.
+    /// How often the file is grown; it is removed in between.
     pub times: u32,
 }
 
 /// Commits to an array of cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CommitWork {
-    /// What makes bytes durable.
+    /// How bytes become durable.
     pub domain: Domain,
     /// Distinct pages each commit stores to.
     pub pages: u32,
@@ -235,16 +236,16 @@ pub struct CommitWork {
 pub struct ComputeWork {
     /// What is computed.
     pub kernel: KernelName,
-    /// How large it is.
+    /// Size of the computation.
     pub scale: Scale,
-    /// How often a second the result is made durable; 0 for never.
+    /// How often per second the result is made durable; 0 for never.
     pub rate_hz: u32,
-    /// How many threads compute.
+    /// Number of threads.
     pub threads: u32,
 }
 
 impl Work {
-    /// What the environment of a child must say for this work.
+    /// The environment variable that a child needs for this work.
     pub const fn environment(&self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Commit(commit)
@@ -268,38 +269,38 @@ impl From<PooledWork> for Work {
     }
 }
 
-/// What a child answers.
+/// The reply of a child.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It worked.
+    /// The measurement succeeded.
     Measured(Measured),
     /// This contender cannot run here.
     Unavailable(String),
-    /// It went wrong.
+    /// The measurement failed.
     Failed(String),
 }
 
 /// The figures of one measurement.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Measured {
-    /// Mean over all accesses, as the thread that makes them sees it.
+    /// Mean over all accesses, as seen by the accessing thread.
     pub mean_ns: f64,
-    /// 99th percentile of single accesses, where they are timed.
+    /// 99th percentile of single accesses, if they are timed.
     pub p99_ns: Option<f64>,
     /// 99.9th percentile.
     pub p999_ns: Option<f64>,
-    /// What each thread did and found.
+    /// The answer of each thread.
     pub lanes: Vec<LaneAnswer>,
-    /// Further figures.
+    /// Additional figures.
     pub details: BTreeMap<String, f64>,
 }
 
-/// What one thread did and found.
+/// The answer of one thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneAnswer {
-    /// How many accesses it made.
+    /// Number of accesses.
     pub accesses: u64,
-    /// Sum over what it read.
+    /// Sum over the data read.
     pub checksum: u64,
 }

@@ -1,4 +1,4 @@
-//! Running contenders so that their figures can be compared.
+//! Runs contenders so that their figures are comparable.
 //!
 //! ```text
 //! parent: round 0: A B C   round 1: B C A   round 2: C A B …       one child at a time
@@ -8,13 +8,14 @@
 //!                  ├─ write the job to its standard input ──────▶ open, warm up, measure
 //!                  └─ read the outcome from its standard output ◀──── one JSON line
 //! ```
-//! A contender gets a process of its own for every round: nothing is inherited from the one before, neither
-//! memory nor page tables nor a group's charges. The child does no work before it has read its job, so all
-//! it allocates is charged to the group. Rounds are interleaved and rotated, so that drift of the machine
-//! (heat, neighbours, the device's mood) hits all contenders alike.
+//! A contender gets a separate process for every round: nothing is inherited from the previous one,
+//! neither memory nor page tables nor a group's charges. The child does no work before it has read
+//! its job, so all its allocations are charged to the group. Rounds are interleaved and rotated, so
+//! that drift of the machine (temperature, other load, device state) affects all contenders
+//! equally.
 //!
-//! Where several processes are to work at once, the child starts them the same way ([`Member`]): each prepares, says that it
-//! is ready, and waits to be told to go.
+//! If several processes must work at once, the child starts them in the same way ([`Member`]): each
+//! prepares, reports that it is ready, and waits for the start signal.
 
 mod child;
 mod job;

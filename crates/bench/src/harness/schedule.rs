@@ -1,4 +1,4 @@
-//! The parent's side: start children round by round, check their answers, make rows of them.
+//! The parent's side: starts children round by round, checks their answers, makes rows of them.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -22,29 +22,29 @@ use aquifer_host::limit::Limiter;
 pub struct Cell {
     /// Name of the metric.
     pub metric: String,
-    /// Unit of the figures, and nanoseconds in one of it.
+    /// Unit of the figures, and its length in nanoseconds.
     pub unit: (&'static str, f64),
     /// The job of round 0.
     pub job: Job,
-    /// Memory limit of the child; `None` for work that memory is plentiful for.
+    /// Memory limit of the child; `None` for unlimited.
     pub limit_bytes: Option<u64>,
 }
 
 /// Runs cells in interleaved rounds.
 pub struct Schedule<'a> {
-    /// Makes the limited groups; `None` where that is not permitted, and then no child is limited.
+    /// Creates the limited groups; `None` if that is not permitted, and then no child is limited.
     pub limiter: Option<&'a Limiter>,
-    /// How often each cell is measured.
+    /// The number of rounds.
     pub rounds: u32,
-    /// What is done before each child, for example dropping caches.
+    /// Called before each child, for example to drop caches.
     pub before: Before<'a>,
-    /// Checks the answer of a child; the error says what is wrong with it.
+    /// Checks the answer of a child; the error describes what is wrong.
     pub check: Check<'a>,
 }
 
-/// What is done before each child.
+/// Called before each child.
 pub type Before<'a> = Box<dyn Fn() -> Result<()> + 'a>;
-/// Judges the answer to a job.
+/// Checks the answer to a job.
 pub type Check<'a> = Box<dyn Fn(&Job, &Measured) -> Result<()> + 'a>;
 
 impl Schedule<'_> {
@@ -55,7 +55,7 @@ impl Schedule<'_> {
         let bar = progress_bar(cells.len() as u64 * u64::from(self.rounds), "{pos}/{len} {msg}");
         for round in 0..self.rounds {
             for step in 0..cells.len() {
-                // Each round starts with another contender, so that no one always follows the same one.
+                // Rotate: each round starts with a different contender.
                 let index = (step + round as usize) % cells.len();
                 bar.inc(1);
                 if absent[index] {
@@ -77,7 +77,8 @@ impl Schedule<'_> {
                         measured[index].push(found);
                     }
                     Outcome::Unavailable(reason) => {
-                        // Dropped with the rounds it has: half a row would be compared with whole ones.
+                        // Drop its rounds so far: an incomplete row must not be compared with
+                        // complete ones.
                         absent[index] = true;
                         measured[index].clear();
                         let note = format!("{} of {system} is left out: {reason}", cell.metric);
@@ -97,7 +98,8 @@ impl Schedule<'_> {
     }
 
     fn run_child(&self, job: &Job, limit_bytes: Option<u64>) -> Result<Outcome> {
-        // Made before the child and, being declared first, removed after the child has been waited for.
+        // Created before the child and, being declared first, removed after the child has been
+        // waited for.
         let limit = match (self.limiter, limit_bytes) {
             (Some(limiter), Some(limit_bytes)) => Some(limiter.create(limit_bytes)?),
             _ => None,
@@ -115,8 +117,8 @@ impl Schedule<'_> {
     }
 }
 
-/// Starts this program again to do `job` and waits for it. `admit` sees the child's number before the child has
-/// read its job.
+/// Starts this program again to run `job` and waits for it. `admit` is called with the child's
+/// process number before the child has read its job.
 fn run_process(job: &Job, admit: impl FnOnce(u32) -> Result<()>) -> Result<Output> {
     let mut child = this_program(job)
         .stderr(Stdio::piped())
@@ -136,7 +138,7 @@ fn run_process(job: &Job, admit: impl FnOnce(u32) -> Result<()>) -> Result<Outpu
     Ok(output)
 }
 
-/// This program again, for `job`.
+/// A command that starts this program again, for `job`.
 pub(super) fn this_program(job: &Job) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command
@@ -156,7 +158,7 @@ fn answer(output: &Output) -> Result<Outcome> {
     serde_json::from_slice(&output.stdout).context("the answer is unreadable")
 }
 
-/// Runs a job that ends with the death of its process. For children: what they measure is what remains.
+/// Runs a job that kills its process. For children that measure what such a process leaves behind.
 pub fn run_to_its_death(job: &Job) -> Result<()> {
     let output = run_process(job, |_| Ok(()))?;
     if output.status.signal() == Some(libc::SIGKILL) {
@@ -190,7 +192,8 @@ fn row(cell: &Cell, rounds: &[Measured]) -> Row {
     }
 }
 
-/// A bar on standard error when that is a terminal, and nothing otherwise. Its last part is `tail`.
+/// A bar on standard error, hidden if that is not a terminal. `tail` is the last part of its
+/// template.
 pub fn progress_bar(length: u64, tail: &str) -> ProgressBar {
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()

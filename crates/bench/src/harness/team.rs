@@ -1,10 +1,10 @@
-//! Several processes that work at once, started by a child.
+//! Several processes that work concurrently, started by a child.
 //!
 //! ```text
 //! child      starts each ─ job ─▶            ◀─ "ready" ─ each   ─ "go" ─▶ each            ◀─ outcome ─ each
 //! member                        opens, warms up                            measures
 //! ```
-//! A member that fails answers with its outcome at once, in the place of "ready".
+//! A member that fails sends its outcome immediately, instead of "ready".
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
@@ -17,7 +17,7 @@ use crate::contender::Unavailable;
 
 const READY: &str = "ready";
 
-/// A process that is one of several. Killed, if it still runs, when dropped.
+/// One of several processes. Killed on drop if it is still running.
 #[derive(Debug)]
 pub struct Member {
     process: Child,
@@ -26,7 +26,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Starts it on its job.
+    /// Starts a member on its job.
     pub fn start(job: &Job) -> Result<Self> {
         let mut process = this_program(job).spawn().context("cannot start this program again")?;
         let input = process.stdin.take().expect("a piped standard input");
@@ -46,7 +46,7 @@ impl Member {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Waits until it has prepared.
+    /// Waits until it is prepared.
     pub fn wait_ready(&mut self) -> Result<()> {
         match self.line()? {
             line if line == READY => Ok(()),
@@ -57,18 +57,18 @@ impl Member {
         }
     }
 
-    /// Tells it to go.
+    /// Sends the start signal.
     pub fn go(&mut self) -> Result<()> {
         self.tell("go")
     }
 
-    /// Waits for what it measured.
+    /// Waits for its measurement.
     pub fn finish(mut self) -> Result<Measured> {
         let line = self.line()?;
         outcome(&line)?
     }
 
-    /// Runs all of these jobs at once.
+    /// Runs all of these jobs concurrently.
     pub fn run_together(jobs: &[Job]) -> Result<Vec<Measured>> {
         let mut members = jobs.iter().map(Self::start).collect::<Result<Vec<_>>>()?;
         members.iter_mut().try_for_each(Self::wait_ready)?;
@@ -79,7 +79,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // It may have ended already; then both do nothing.
+        // Both calls do nothing if it has already exited.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -95,7 +95,7 @@ fn outcome(line: &str) -> Result<Result<Measured>> {
     })
 }
 
-/// The member's side: says that it is ready and waits to be told to go.
+/// The member's side: reports that it is ready and waits for the start signal.
 pub fn wait_to_go() -> Result<()> {
     let mut output = io::stdout().lock();
     writeln!(output, "{READY}")?;

@@ -1,7 +1,7 @@
-//! Two-dimensional convolution of integers with a square filter; outside of the input everything is zero.
+//! Two-dimensional convolution of integers with a square filter; values outside the input are zero.
 //!
-//! A step computes one row of the output for each thread. Sums wrap, as they would in any program that does
-//! not look.
+//! A step computes one row of the output for each thread. Sums wrap, as in a program without
+//! overflow checks.
 
 use super::{Kernel, Matrix, MatrixShape, Scale, input, vectorised};
 
@@ -32,7 +32,7 @@ impl Kernel for Convolution {
         for ((&memory, (rows, columns)), seed) in memory.iter().zip(shapes).zip(2..) {
             let matrix = Matrix::<i32>::new(memory, columns);
             for row in 0..rows {
-                // SAFETY: a row of the matrix, which is this call's alone.
+                // SAFETY: a row of the matrix, which only this call accesses.
                 let values = unsafe { matrix.row_mut(row) };
                 for (column, value) in values.iter_mut().enumerate() {
                     *value = input(seed, row, column);
@@ -53,7 +53,7 @@ impl Kernel for Convolution {
         let source = Matrix::<i32>::new(memory[0], self.columns);
         let filter = Matrix::<i32>::new(memory[1], self.width);
         let output = Matrix::<i32>::new(memory[2], self.columns);
-        // SAFETY: in this step this row is this thread's.
+        // SAFETY: in this step only this thread accesses this row.
         let sums = unsafe { output.row_mut(row) };
         sums.fill(0);
         let reach = self.width / 2;
@@ -62,9 +62,9 @@ impl Kernel for Convolution {
             if source_row >= self.rows {
                 break;
             }
-            // SAFETY: nobody stores to the input.
+            // SAFETY: no thread stores to the input.
             let values = unsafe { source.row(source_row) };
-            // SAFETY: nor to the filter.
+            // SAFETY: no thread stores to the filter.
             let weights = unsafe { filter.row(filter_row) };
             convolve_row(sums, values, weights);
         }
@@ -76,7 +76,7 @@ vectorised! {
     fn convolve_row(sums: &mut [i32], values: &[i32], weights: &[i32]) {
         let (len, reach) = (sums.len(), weights.len() / 2);
         for (place, &weight) in weights.iter().enumerate() {
-            // Column c adds weight * values[c + place - reach], where that is inside.
+            // Column c adds weight * values[c + place - reach], if that is inside the row.
             let (first, skipped) = (reach.saturating_sub(place), place.saturating_sub(reach));
             if first >= len || skipped >= len {
                 continue;

@@ -1,7 +1,8 @@
 //! LU decomposition in place, right-looking, without pivoting: the matrix is diagonally dominant.
 //!
-//! Step k divides column k below the diagonal by the pivot and subtracts its outer product with row k from the
-//! rows below. Row i belongs to thread i modulo the number of threads, so that all have work to the end.
+//! Step k divides column k below the diagonal by the pivot and subtracts its outer product with row
+//! k from the rows below. Row i belongs to thread i modulo the number of threads, so that all
+//! threads have work until the end.
 
 use super::{Kernel, Matrix, MatrixShape, Scale, input, vectorised};
 
@@ -26,7 +27,7 @@ impl Kernel for Lu {
     unsafe fn initialise(&self, memory: &[*mut u8]) {
         let matrix = Matrix::<f64>::new(memory[0], self.order);
         for row in 0..self.order {
-            // SAFETY: a row of the matrix, which is this call's alone.
+            // SAFETY: a row of the matrix, which only this call accesses.
             let values = unsafe { matrix.row_mut(row) };
             for (column, value) in values.iter_mut().enumerate() {
                 *value = f64::from(input(1, row, column)) / 1000.0;
@@ -41,11 +42,11 @@ impl Kernel for Lu {
 
     unsafe fn step(&self, memory: &[*mut u8], step: usize, thread: usize, threads: usize) {
         let matrix = Matrix::<f64>::new(memory[0], self.order);
-        // SAFETY: in this step all threads read the pivot row and none stores to it.
+        // SAFETY: in this step all threads only read the pivot row.
         let pivot = unsafe { matrix.row(step) };
         let first = step + 1 + (thread + threads - (step + 1) % threads) % threads;
         for row in (first..self.order).step_by(threads) {
-            // SAFETY: rows congruent to `thread` are this thread's in this step.
+            // SAFETY: in this step only this thread accesses the rows congruent to `thread`.
             let values = unsafe { matrix.row_mut(row) };
             let factor = values[step] / pivot[step];
             values[step] = factor;

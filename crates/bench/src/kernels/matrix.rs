@@ -1,8 +1,8 @@
-//! A matrix in memory that somebody else owns.
+//! A matrix in borrowed memory.
 
 use std::marker::PhantomData;
 
-/// Rows of `T`, one after the other, at an address.
+/// Consecutive rows of `T` at an address.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<T> {
     base: *mut T,
@@ -19,19 +19,21 @@ impl<T: Copy> Matrix<T> {
     /// Reads a row.
     ///
     /// # Safety
-    /// The row must lie in readable memory, aligned for `T`, and nobody may store to it while the slice lives.
+    /// The row must be in readable memory, aligned for `T`, and no thread may store to it while the
+    /// slice lives.
     #[inline(always)]
     pub unsafe fn row<'a>(&self, row: usize) -> &'a [T] {
         // SAFETY: the caller's promise.
         let start = unsafe { self.base.add(row * self.columns) };
-        // SAFETY: the caller's promise; `T` is a plain number, which any bytes are.
+        // SAFETY: the caller's promise; `T` is a plain number, for which any bytes are valid.
         unsafe { std::slice::from_raw_parts(start, self.columns) }
     }
 
-    /// Changes a row.
+    /// A mutable reference to a row.
     ///
     /// # Safety
-    /// As for [`Matrix::row`], in writable memory, and nobody else may even read it.
+    /// As for [`Matrix::row`], in writable memory, and no other code may read or write the row
+    /// while the slice lives.
     #[inline(always)]
     pub unsafe fn row_mut<'a>(&self, row: usize) -> &'a mut [T] {
         // SAFETY: the caller's promise.

@@ -1,4 +1,5 @@
-//! The computations of `bench compute`: three kernels that a program would run for hours and not want to lose.
+//! The computations of `bench compute`: three kernels like those of long-running programs whose
+//! progress is worth saving.
 //!
 //! | kernel | matrices | one step of its performance-critical loop | changed in a step |
 //! |---|---|---|---|
@@ -6,10 +7,10 @@
 //! | `convolution` | input, filter, output of integers | one row of the output for each thread | these rows |
 //! | `multiplication` | two factors and a product of integers | one tile of the inner dimension is added to the product | the whole product |
 //!
-//! A kernel works on memory that somebody else provides, by raw pointers to its beginnings. Each step is divided
-//! between the threads so that no two of them store to the same rows, and steps are separated by barriers: see
-//! [`team`]. The loops over a row are over slices, which is what lets the compiler vectorise them; where the
-//! processor has AVX2 they are compiled for it.
+//! A kernel works on memory provided by the caller, through raw pointers to the start of each
+//! matrix. Each step is divided between the threads so that no two of them store to the same rows,
+//! and steps are separated by barriers: see [`team`]. The loops over a row use slices, which lets
+//! the compiler vectorise them; if the processor has AVX2, a version compiled for it is used.
 
 mod convolution;
 mod lu;
@@ -24,19 +25,19 @@ use crate::rng::mix;
 
 pub use matrix::Matrix;
 
-/// How large a kernel's matrices are.
+/// The size of a kernel's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Scale {
     /// Rows of the result.
     pub rows: usize,
-    /// Its columns.
+    /// Columns of the result.
     pub columns: usize,
-    /// Width of the filter or of a tile; 0 where there is neither.
+    /// Width of the filter or of a tile; 0 if there is neither.
     pub width: usize,
 }
 
 impl Scale {
-    /// The scale of a bench; `quick` is what tests run.
+    /// The scale of a bench; `quick` is the form for tests.
     pub const fn of(kernel: KernelName, sizes: Sizes, quick: bool) -> Self {
         let (rows, columns, width) = match (kernel, sizes) {
             (KernelName::Lu, _) if quick => (160, 160, 0),
@@ -57,7 +58,7 @@ impl Scale {
 pub struct MatrixShape {
     /// Length in bytes.
     pub len_bytes: usize,
-    /// Whether steps change it, so that it has to be made durable again and again.
+    /// Whether steps modify it, so that it must be made durable periodically.
     pub changes: bool,
 }
 
@@ -69,18 +70,18 @@ pub trait Kernel: Sync {
     /// Fills the matrices with their input.
     ///
     /// # Safety
-    /// `memory` must point to a writable, aligned range for each of [`Kernel::matrices`], and no other thread may
-    /// use them.
+    /// `memory` must point to a writable, aligned range for each of [`Kernel::matrices`], and no
+    /// other thread may access them.
     unsafe fn initialise(&self, memory: &[*mut u8]);
 
     /// Number of steps for this many threads.
     fn steps(&self, threads: usize) -> usize;
 
-    /// Does the part of step `step` that is thread `thread`'s of `threads`.
+    /// Performs the part of thread `thread` of `threads` in step `step`.
     ///
     /// # Safety
-    /// As for [`Kernel::initialise`], but for the other threads of the same step; each part must be done once
-    /// and by one thread, and all of a step before the next one begins.
+    /// As for [`Kernel::initialise`], except for the other threads of the same step; each part must
+    /// be done exactly once, by one thread, and all parts of a step before the next one begins.
     unsafe fn step(&self, memory: &[*mut u8], step: usize, thread: usize, threads: usize);
 }
 
@@ -93,10 +94,11 @@ pub fn find(name: KernelName, scale: Scale) -> Box<dyn Kernel> {
     }
 }
 
-/// A number that depends on every 4 bytes of a result and on where they are.
+/// A number that depends on every 4 bytes of a result and on their positions.
 ///
 /// # Safety
-/// `memory` must point to `len_bytes` readable bytes, aligned to 4, that nobody changes meanwhile.
+/// `memory` must point to `len_bytes` readable bytes, aligned to 4, that are not modified during
+/// the call.
 pub unsafe fn checksum(memory: *const u8, len_bytes: usize) -> u64 {
     // SAFETY: the caller's promise; any bytes are valid integers.
     let words = unsafe { std::slice::from_raw_parts(memory.cast::<u32>(), len_bytes / 4) };
@@ -105,7 +107,8 @@ pub unsafe fn checksum(memory: *const u8, len_bytes: usize) -> u64 {
     })
 }
 
-/// Compiles a loop once for the least processor and once for AVX2, and calls what fits.
+/// Compiles a loop once for the baseline processor and once for AVX2, and calls the suitable
+/// version.
 macro_rules! vectorised {
     ($(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block) => {
         $(#[$attribute])*
@@ -120,7 +123,7 @@ macro_rules! vectorised {
                     portable($($argument),*);
                 }
                 if std::arch::is_x86_feature_detected!("avx2") {
-                    // SAFETY: the processor has what the function is compiled for.
+                    // SAFETY: the processor has the feature the function is compiled for.
                     return unsafe { wide($($argument),*) };
                 }
             }
@@ -130,7 +133,7 @@ macro_rules! vectorised {
 }
 use vectorised;
 
-/// A small pseudo-random integer for one place of an input matrix.
+/// A small pseudo-random integer for one position of an input matrix.
 fn input(seed: u64, row: usize, column: usize) -> i32 {
     (mix(seed ^ mix((row as u64) << 32 | column as u64)) % 2001) as i32 - 1000
 }
@@ -145,11 +148,11 @@ mod tests {
         let mut matrices: Vec<Vec<u64>> = kernel.matrices().iter().map(words).collect();
         let memory: Vec<*mut u8> =
             matrices.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
-        // SAFETY: owned, aligned and long enough; no other thread.
+        // SAFETY: owned, aligned and long enough; there is no other thread.
         unsafe { kernel.initialise(&memory) };
         for step in 0..kernel.steps(threads) {
             for thread in 0..threads {
-                // SAFETY: as above; one part after the other.
+                // SAFETY: as above; the parts run one after the other.
                 unsafe { kernel.step(&memory, step, thread, threads) };
             }
         }

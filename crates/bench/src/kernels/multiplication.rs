@@ -1,12 +1,12 @@
 //! Tiled multiplication of square matrices of integers.
 //!
-//! A step adds the product of one tile column of the first factor and one tile row of the second to the whole
-//! product; tiles of the product's columns keep the rows of the second factor in the first-level cache. Threads
-//! have equal bands of the product's rows.
+//! A step adds the product of one tile column of the first factor and one tile row of the second to
+//! the whole product; bands of the product's columns keep the rows of the second factor in the
+//! first-level cache. Threads have equal shares of the product's rows.
 
 use super::{Kernel, Matrix, MatrixShape, Scale, input, vectorised};
 
-/// Columns of the product that are worked on together: 16 rows of 512 integers are 32 KiB.
+/// Columns of the product processed together: 16 rows of 512 integers are 32 KiB.
 const BAND_COLUMNS: usize = 512;
 
 /// The kernel.
@@ -33,7 +33,7 @@ impl Kernel for Multiplication {
         for (&memory, seed) in memory[..2].iter().zip(4..) {
             let matrix = Matrix::<i32>::new(memory, self.order);
             for row in 0..self.order {
-                // SAFETY: a row of the matrix, which is this call's alone.
+                // SAFETY: a row of the matrix, which only this call accesses.
                 let values = unsafe { matrix.row_mut(row) };
                 for (column, value) in values.iter_mut().enumerate() {
                     *value = input(seed, row, column);
@@ -60,9 +60,9 @@ impl Kernel for Multiplication {
         for from in (0..self.order).step_by(BAND_COLUMNS) {
             let columns = from..(from + BAND_COLUMNS).min(self.order);
             for row in rows.clone() {
-                // SAFETY: in this step these rows are this thread's.
+                // SAFETY: in this step only this thread accesses these rows.
                 let sums = unsafe { product.row_mut(row) };
-                // SAFETY: nobody stores to the factors.
+                // SAFETY: no thread stores to the factors.
                 let factors = unsafe { first.row(row) };
                 for k in inner.clone() {
                     // SAFETY: as above.

@@ -1,22 +1,22 @@
-//! Threads that go through the steps of a kernel together.
+//! Threads that run the steps of a kernel together.
 //!
 //! ```text
 //! thread 0   step 0 ┃ between ┃ step 1 ┃ between ┃ …
 //! thread 1   step 0 ┃    ·    ┃ step 1 ┃    ·    ┃
 //! ```
-//! `between` runs in thread 0 with all others waiting, so nobody stores while it makes the result durable. The
-//! barriers spin for a moment, because steps are short, and then yield, because there may be fewer processors
-//! than threads.
+//! `between` runs in thread 0 while all others wait, so no thread stores while it makes the result
+//! durable. The barriers spin briefly, because steps are short, and then yield, because there may
+//! be fewer processors than threads.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::Result;
 
-/// Looks at the barrier before the processor is given to others.
+/// Barrier polls before the thread yields.
 const SPINS: u32 = 2_000;
 
-/// Runs `step(step, thread)` on every thread for each of `steps`, and `between(step)` after each step. The
-/// first error of `between` ends it.
+/// Runs `step(step, thread)` on every thread for each of `steps`, and `between(step)` after each
+/// step. Stops at the first error of `between`.
 pub fn run(
     threads: usize,
     steps: usize,
@@ -54,7 +54,7 @@ pub fn run(
     })
 }
 
-/// A barrier that can be used again and again.
+/// A reusable barrier.
 struct Barrier {
     threads: usize,
     arrived: AtomicUsize,
@@ -67,13 +67,15 @@ impl Barrier {
     }
 
     fn wait(&self) {
-        // Acquire: pairs with the release below in the round before; the count was reset before it.
+        // Acquire: pairs with the release below in the previous round; the count was reset before
+        // it.
         let round = self.round.load(Ordering::Acquire);
-        // AcqRel: the last to arrive sees what all others did before; what this one did is seen by it.
+        // AcqRel: the last thread to arrive synchronizes with all earlier arrivals, so it sees
+        // their writes.
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
-            // Relaxed: nobody arrives again before the next store lets them go.
+            // Relaxed: no thread arrives again before the store below releases the waiters.
             self.arrived.store(0, Ordering::Relaxed);
-            // Release: pairs with the acquires of those who wait.
+            // Release: pairs with the acquire loads of the waiting threads.
             self.round.store(round.wrapping_add(1), Ordering::Release);
             return;
         }
@@ -108,7 +110,7 @@ mod tests {
                     let mut found = std::mem::take(&mut *done.lock().unwrap());
                     found.sort_unstable();
                     seen.push(step);
-                    // No assertion: a panic here would leave the others waiting.
+                    // No assertion: a panic here would leave the other threads waiting.
                     let all = found.iter().copied().eq((0..threads).map(|thread| (step, thread)));
                     anyhow::ensure!(all, "step {step}: {found:?}");
                     Ok(())

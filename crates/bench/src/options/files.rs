@@ -44,7 +44,8 @@ pub struct MappingCacheOptions {
           default_values_t = [Bytes(32 << 10), Bytes(1 << 20)])]
     pub sizes: Vec<Bytes>,
 
-    /// Files are mapped so often in each measurement [default: as many as sum to 8 GiB, at most 200,000]
+    /// Files are mapped so often in each measurement [default: as many as sum to 8 GiB, at most
+    /// 200,000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub maps: Option<u64>,
 
@@ -146,8 +147,8 @@ pub struct SearchOptions {
     #[command(flatten)]
     pub common: Common,
 
-    /// Directories to take source files from, separated by commas [default: /usr/include, /usr/share,
-    /// ~/.cargo/registry, ~/.rustup and others that are there]
+    /// Directories to take source files from, separated by commas [default: /usr/include,
+    /// /usr/share, ~/.cargo/registry, ~/.rustup and others that are there]
     #[arg(long, value_name = "DIR,…", value_delimiter = ',')]
     pub tree: Vec<PathBuf>,
 

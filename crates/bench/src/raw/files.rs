@@ -1,4 +1,4 @@
-//! What the benches about ordinary files ask of the kernel themselves.
+//! The system calls of the benches about ordinary files.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -16,7 +16,7 @@ pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: a terminated string that outlives the call.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags) })?;
-    // SAFETY: the call succeeded, so this is a fresh descriptor nobody else owns.
+    // SAFETY: the call succeeded, so this is a fresh descriptor with no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -25,11 +25,11 @@ pub fn open_at(directory: &OwnedFd, name: &CStr) -> io::Result<File> {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: a terminated string that outlives the call.
     let fd = check(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) })?;
-    // SAFETY: the call succeeded, so this is a fresh descriptor nobody else owns.
+    // SAFETY: the call succeeded, so this is a fresh descriptor with no other owner.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Lets this process open as many files as it may: benches keep some open.
+/// Raises this process's limit of open files to its maximum: benches keep many open.
 pub fn raise_file_limit() -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a structure of the right type that outlives the call.
@@ -40,7 +40,7 @@ pub fn raise_file_limit() -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps this thread, and the threads it will start, to so many of the processors it may use now.
+/// Restricts this thread, and the threads it will start, to `count` of its allowed processors.
 pub fn keep_to_processors(count: usize) -> io::Result<()> {
     // SAFETY: all-zero is a valid `cpu_set_t`: no processor.
     let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -60,7 +60,7 @@ pub fn keep_to_processors(count: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Page faults of this process so far that needed no device.
+/// Minor page faults of this process so far.
 pub fn minor_faults() -> io::Result<u64> {
     // SAFETY: all-zero is a valid `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -69,10 +69,10 @@ pub fn minor_faults() -> io::Result<u64> {
     Ok(usage.ru_minflt as u64)
 }
 
-/// Bytes written so far to the device that holds `file`, by whomever; `None` where files have no block device
-/// of their own, as in memory or on a network.
+/// Bytes written so far to the device that holds `file`, by all processes; `None` if the files have
+/// no block device, as in memory or on a network.
 pub fn device_written_bytes(file: &File) -> io::Result<Option<u64>> {
-    /// The unit of these counters, whatever the device's sectors are.
+    /// The unit of these counters, independent of the device's sector size.
     const SECTOR_BYTES: u64 = 512;
     let device = file.metadata()?.dev();
     let path = format!("/sys/dev/block/{}:{}/stat", libc::major(device), libc::minor(device));

@@ -1,19 +1,21 @@
 //! Random accesses: loads from warm memory, pages out of core, batches, stores.
 //!
-//! Each thread draws its pages from a generator seeded with the job's seed, the round and its own number, so
-//! all contenders make the same accesses and their answers can be compared, or computed. A thread stops at
-//! the deadline even if accesses are left; its answer says how many it made.
+//! Each thread draws its pages from a generator seeded with the job's seed, the round and the
+//! thread's number, so all contenders make the same accesses and their answers can be compared, or
+//! computed. A thread stops at the deadline even if accesses are left; its answer includes how many
+//! it made.
 //!
-//! **Warming up.** Before the clock starts, the contender makes enough random accesses (other ones, from
-//! several threads) to fill its cache. What is measured is the state that lasts: every miss finds a full
-//! cache and has to make room.
+//! **Warm-up.** Before the clock starts, the contender makes enough other random accesses, from
+//! several threads, to fill its cache. So the steady state is measured: every miss finds a full
+//! cache and must evict.
 //!
-//! **Stores.** The stores of the warm-up are flushed before the clock starts, and the final flush is inside
-//! the measured time: it is spread over the accesses. So each contender pays for making exactly its own
-//! stores durable, however it divides that work between the stores and the flush.
+//! **Stores.** The stores of the warm-up are flushed before the clock starts. The final flush is
+//! inside the measured time and spread over the accesses. So each contender pays for making exactly
+//! its own stores durable, however it divides that work between the stores and the flush.
 //!
-//! **Single accesses** are timed with one clock reading each, which costs all contenders the same some 30 ns.
-//! In a batch every access counts with the mean of its batch. Loads of warm memory are not timed singly.
+//! **Single accesses** are timed with one clock reading each, which costs all contenders the same
+//! 30 ns or so. In a batch every access counts with the mean of its batch. Loads of warm memory are
+//! not timed singly.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,9 +34,9 @@ use crate::stats::Histogram;
 
 /// Threads that warm up: enough for a device's queue, few enough for their stacks not to matter.
 const WARM_THREADS: u32 = 8;
-/// Accesses between two looks at the clock while warming up.
+/// Accesses between two clock readings during the warm-up.
 const WARM_STEP: usize = 64;
-/// Makes the accesses of the warm-up other ones than the measured ones.
+/// Makes the warm-up accesses differ from the measured ones.
 const WARM_SEED: u64 = 0x7761_726d;
 
 /// The pages one thread accesses, in order.
@@ -44,7 +46,8 @@ pub fn lane_pages(job: &Job, lane: u32) -> impl Iterator<Item = u64> + use<> {
     std::iter::repeat_with(move || rng.below(pages))
 }
 
-/// What is stored into a page: the same from every thread, so that it does not matter who comes last.
+/// The byte stored into a page: the same from every thread, so that the order of stores does not
+/// matter.
 pub fn stored_byte(salt: u64, page: u64) -> u8 {
     mix(salt ^ mix(page)) as u8
 }
@@ -104,7 +107,7 @@ impl Visit for Access<'_> {
     }
 }
 
-/// The file must not be cached when an out-of-core measurement begins.
+/// Fails if the file is cached when an out-of-core measurement begins.
 fn check_cold(job: &Job, file: &File) -> Result<()> {
     let Some(cached) = cached_bytes(file)? else {
         return Ok(());
@@ -118,7 +121,8 @@ fn check_cold(job: &Job, file: &File) -> Result<()> {
     Ok(())
 }
 
-/// Nor may more of it be cached afterwards than the limit allows: then somebody else would pay for it.
+/// Fails if more of the file is cached afterwards than the limit allows: another control group
+/// would pay for it.
 fn check_limited(job: &Job, file: &File) -> Result<()> {
     let (Some(cached), Some(limit)) = (cached_bytes(file)?, job.limit_bytes) else {
         return Ok(());
@@ -130,7 +134,7 @@ fn check_limited(job: &Job, file: &File) -> Result<()> {
     Ok(())
 }
 
-/// What one thread measured.
+/// The result of one thread.
 #[derive(Default)]
 struct LaneResult {
     answer: LaneAnswer,
@@ -138,7 +142,7 @@ struct LaneResult {
     elapsed: Duration,
 }
 
-/// Runs `work` on `threads` lanes that start together, flushes, and adds everything up.
+/// Runs `work` on `threads` lanes that start together, flushes, and combines the results.
 fn run_lanes<C: Contender>(
     contender: &C,
     job: &Job,
@@ -168,7 +172,7 @@ fn run_lanes<C: Contender>(
         let start = Instant::now();
         contender.flush()?;
         let flush = start.elapsed();
-        // Every thread waits for it.
+        // Every thread waits for the flush.
         elapsed += flush * threads;
         measured.details.insert("flush_ms".to_owned(), flush.as_secs_f64() * 1e3);
     }
@@ -184,7 +188,7 @@ fn run_lanes<C: Contender>(
     Ok(measured)
 }
 
-/// Times single steps, and says when the deadline has passed.
+/// Times single steps, and detects the deadline.
 struct StepClock {
     start: Instant,
     last: Instant,
@@ -199,7 +203,8 @@ impl StepClock {
         Self { start, last: start, deadline, result: LaneResult::default() }
     }
 
-    /// Counts a step of `accesses` accesses that found `checksum`; false when time is up.
+    /// Counts a step of `accesses` accesses that found `checksum`; returns false after the
+    /// deadline.
     #[inline(always)]
     fn step(&mut self, accesses: u64, checksum: u64) -> bool {
         let now = Instant::now();
@@ -277,7 +282,7 @@ fn timed_batches<L: Lane>(
     Ok(clock.finish())
 }
 
-/// Looks whether the page is the right one and stores a byte into it.
+/// Checks that the page is the right one and stores a byte into it.
 fn store_one<L: Lane>(lane: &mut L, page: u64, salt: u64) -> Result<u64> {
     let checksum = read_one(lane, page)?;
     lane.store(page, STORE_OFFSET_BYTES, stored_byte(salt, page))?;
@@ -295,7 +300,7 @@ fn timed_stores<L: Lane>(lane: &mut L, job: &Job, number: u32, salt: u64) -> Res
     Ok(clock.finish())
 }
 
-/// Random accesses of the kind that will be measured, until the cache is full or time is up.
+/// Makes random accesses of the measured kind, until the cache is full or the time is up.
 fn warm_up<C: Contender>(contender: &C, job: &Job) -> Result<()> {
     let mut rng = Rng::for_lane(job.seed ^ WARM_SEED, job.round, 0);
     let pages: Vec<u64> = (0..job.warm_accesses).map(|_| rng.below(job.source.pages)).collect();
@@ -310,7 +315,7 @@ fn touch_all<C: Contender>(contender: &C, job: &Job, pages: &[u64]) -> Result<()
     let work = || -> Result<()> {
         let mut lane = contender.lane()?;
         loop {
-            // Relaxed: only who gets which pages is decided here.
+            // Relaxed: the counter only distributes the pages among threads.
             let from = next.fetch_add(WARM_STEP, Ordering::Relaxed);
             if from >= pages.len() || start.elapsed() > deadline {
                 return Ok(());
@@ -339,8 +344,8 @@ fn touch_all<C: Contender>(contender: &C, job: &Job, pages: &[u64]) -> Result<()
     }
 }
 
-/// Random 8-byte loads once everything is resident. The loads do not depend on each other, as in most
-/// programs, so the processor overlaps them.
+/// Random 8-byte loads when everything is resident. The loads are independent, as in most programs,
+/// so the processor overlaps them.
 fn warm_loads<C: Contender>(contender: &C, job: &Job, file: &File) -> Result<Measured> {
     let file_bytes = job.source.pages * PAGE_BYTES as u64;
     let uses_page_cache = matches!(job.system, System::Mmap | System::MmapRandom);

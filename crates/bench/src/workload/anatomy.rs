@@ -1,6 +1,6 @@
-//! Where the time of one miss goes, in the parts of Aquila's figure 8.
+//! The parts of the time of one miss, as in Aquila's figure 8.
 //!
-//! Nobody reports the parts, so they are differences between things that can be timed.
+//! The parts cannot be measured directly, so they are differences between operations that can.
 //!
 //! **A plain mapping.** The same cached pages, far apart, are reached in three ways:
 //!
@@ -10,7 +10,7 @@
 //! | `MADV_POPULATE_READ` of one page, less an empty system call | lookup + install |
 //! | `pread` of 8 bytes, less an empty system call | lookup |
 //!
-//! **Aquifer.** On a device that is plain memory, so that its transfer is a copy whose cost is known:
+//! **Aquifer.** On a device in plain memory, whose transfer is a copy with a known cost:
 //!
 //! | access | contains |
 //! |---|---|
@@ -18,7 +18,7 @@
 //! | touch of an absent page (mapping), read of one (`Pages`) | lookup + transfer + install |
 //! | touch or read of a resident page | lookup |
 //!
-//! What the device adds and what eviction adds is measured by other jobs: see the bench.
+//! The cost of the device and of eviction is measured by other jobs: see the bench.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -72,7 +72,7 @@ fn plain_mapping(job: &Job) -> Result<Parts> {
         std::hint::black_box(unsafe { load_word(map.base(), offset_bytes) });
         Ok(())
     };
-    // Brings the pages into the page cache, and no others: read-ahead is off.
+    // Loads the pages into the page cache, and no others: read-ahead is off.
     mean_ns(&offsets, load)?;
     map.unmap_pages()?;
     let soft_ns = mean_ns(&offsets, load)?;
@@ -91,7 +91,8 @@ fn plain_mapping(job: &Job) -> Result<Parts> {
     })
 }
 
-/// A cache with room for everything over a device in memory, and two disjoint random sets of its pages.
+/// A cache with room for everything over a device in memory, and two disjoint random sets of its
+/// pages.
 struct Roomy {
     cache: Cache,
     device: Arc<MemoryDevice>,
@@ -109,7 +110,7 @@ impl Roomy {
         let second = first.split_off(count);
         let len_bytes = 2 * count * PAGE_BYTES;
         let device = MemoryDevice::new(len_bytes)?;
-        // Fresh memory would be allocated by the first transfer from it.
+        // Otherwise the first transfer would allocate the memory.
         let content = vec![1; 1 << 20];
         for at in (0..len_bytes).step_by(content.len()) {
             let part = &content[..content.len().min(len_bytes - at)];
@@ -142,7 +143,7 @@ fn mapping(job: &Job) -> Result<Parts> {
     let touch = |offset: usize| Ok(mapping.touch(offset as u64)?);
     let touch_ns = mean_ns(&roomy.second, touch)?;
     let lookup_ns = mean_ns(&roomy.first, touch)?;
-    // Bytes that have an address are installed from there without a transfer before.
+    // Addressable bytes are installed from there without a transfer.
     let transfer_ns = if roomy.device.dax().is_some() { 0.0 } else { roomy.transfer_ns()? };
     Ok(Parts {
         trap_ns: bare_ns - touch_ns,
@@ -160,7 +161,8 @@ fn pages(job: &Job) -> Result<Parts> {
         pages.read(page, |bytes| std::hint::black_box(unsafe { load_word(bytes.as_ptr(), 0) }))?;
         Ok(())
     };
-    // Includes what the kernel takes for handing out the frames' memory: here each is used for the first time.
+    // Includes the kernel's allocation of the frames' memory: each frame is used for the first
+    // time.
     let miss_ns = mean_ns(&roomy.first, read)?;
     let lookup_ns = mean_ns(&roomy.first, read)?;
     let transfer_ns = roomy.transfer_ns()?;

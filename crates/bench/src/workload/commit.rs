@@ -1,12 +1,13 @@
-//! Commits: what it costs to make a few random stores durable.
+//! Commits: the cost of making a few random stores durable.
 //!
-//! A commit is timed from its first store to the moment when all of them would survive a power cut. Choosing the
-//! stores is not part of it. Commits made in advance bring a contender to the state that lasts; then, and again at the
-//! end, it does the work it has put off. The second time counts: no contender gets away with a log that others would
-//! have to read.
+//! A commit is timed from its first store until all of its stores would survive a power cut.
+//! Choosing the stores is not included. Warm-up commits bring a contender to its steady state;
+//! after them, and again at the end, it does its deferred work. The second time is included in the
+//! measurement, so that no contender benefits from a log that other processes would have to read.
 //!
-//! The mean of a round is over all its commits, the rare expensive ones included; the median stands beside it as
-//! `p50_us`. Afterwards the contender is closed and opened again, and every cell is compared.
+//! The mean of a round is over all its commits, including rare expensive ones; the median is
+//! reported as `p50_us`. Afterwards the contender is closed and opened again, and every cell is
+//! compared.
 
 use std::collections::BTreeMap;
 use std::sync::Barrier;
@@ -27,7 +28,7 @@ pub fn array_of(job: &Job) -> Result<CellArray> {
     Ok(CellArray { pages: u32::try_from(job.source.pages)?, seed: job.seed })
 }
 
-/// Where the job's contender keeps its files.
+/// The home of the job's contender.
 pub fn home_of(job: &Job, work: &CommitWork) -> Home {
     Home { directory: job.source.path.clone(), domain: work.domain }
 }
@@ -47,8 +48,8 @@ pub fn alone(job: &Job, work: &CommitWork) -> Result<Measured> {
     Ok(measured(&[result], busy))
 }
 
-/// Several threads commit at once. The mean is the time the machine takes for a commit: that of one thread
-/// divided by how many of them there are at a time.
+/// Several threads commit at once. The mean is the machine's time per commit: a thread's time
+/// divided by the number of concurrent commits.
 pub fn together(job: &Job, work: &CommitWork, threads: u32) -> Result<Measured> {
     let mut lanes = Lanes::create(job, work, threads)?;
     let results = lanes.run(job, work)?;
@@ -57,23 +58,24 @@ pub fn together(job: &Job, work: &CommitWork, threads: u32) -> Result<Measured> 
     Ok(measured(&results, longest))
 }
 
-/// What one thread found.
+/// The result of one thread.
 struct LaneResult {
-    /// Counts the commits made in advance, too: they are in the cells.
+    /// Includes the warm-up commits, whose stores are in the cells.
     answer: LaneAnswer,
     latencies: Histogram,
     measured_commits: u64,
-    /// In commits.
+    /// Time spent in commits.
     busy: Duration,
     /// From the first commit to the end of the last.
     elapsed: Duration,
 }
 
-/// A contender's arrays, and what they must hold.
+/// A contender's arrays, and their expected content.
 struct Lanes {
     stores: Vec<Box<dyn CellStore>>,
     references: Vec<Reference>,
-    /// Contenders may hold more than memory and files; who is interrupted lets go of it.
+    /// Contenders may hold more than memory and files; on an interruption they are dropped in
+    /// order.
     _signals: interrupt::Guard,
 }
 
@@ -107,7 +109,7 @@ impl Lanes {
         Ok(results)
     }
 
-    /// Closes, opens again, and compares every cell.
+    /// Closes the arrays, opens them again, and compares every cell.
     fn verify(self, job: &Job, work: &CommitWork) -> Result<()> {
         let count = u32::try_from(self.stores.len())?;
         self.stores.into_iter().try_for_each(CellStore::close)?;
@@ -169,7 +171,7 @@ fn commits(
         warm_commits += 1;
     }
     let warmed = warmed.and_then(|()| store.settle());
-    // The others wait here, whatever went wrong.
+    // The other threads wait at the barrier, so reach it even after an error.
     barrier.wait();
     warmed?;
     let mut result = LaneResult {

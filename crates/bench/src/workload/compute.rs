@@ -1,11 +1,12 @@
-//! A kernel in memory that is made durable a few times a second.
+//! A kernel in memory whose results are made durable a few times a second.
 //!
-//! At the end of a step, if the period has passed since the last time, the matrices that steps change are made
-//! durable one after the other, while all threads wait. The period is counted from the end of the last time: a
-//! contender that takes long for it does not do it more often for the same computation. The result is made
-//! durable once more at the end; all of that is part of the run time. Filling the matrices is not.
+//! At the end of a step, if the period has passed since the last sync, the matrices that steps
+//! change are made durable one after the other, while all threads wait. The period starts at the
+//! end of the last sync, so a contender with slow syncs does not sync more often for the same
+//! computation. The result is made durable once more at the end. All of that is part of the run
+//! time; filling the matrices is not.
 //!
-//! Afterwards the contender is closed and opened again, and what is found must be the result.
+//! Afterwards the contender is closed and opened again, and its content must be the result.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,9 +20,9 @@ use crate::kernels::{self, Kernel, team};
 use crate::raw::PAGE_BYTES;
 use aquifer_host::interrupt;
 
-/// Computes.
+/// Runs the job.
 pub fn run(job: &Job, work: &ComputeWork) -> Result<Measured> {
-    // Who is interrupted lets go of what a contender holds.
+    // On an interruption, drop what a contender holds.
     let _signals = interrupt::Guard::install();
     let kernel = kernels::find(work.kernel, work.scale);
     let shapes = kernel.matrices();
@@ -30,7 +31,8 @@ pub fn run(job: &Job, work: &ComputeWork) -> Result<Measured> {
     let home = Home { directory: job.source.path.clone(), domain: Domain::PageCache };
     let mut regions = regions::create(job.system, &home, &lens_bytes)?;
     let memory = Memory(regions.iter().map(|region| region.base()).collect());
-    // SAFETY: regions are writable, page-aligned, as long as the matrices, and no thread has them yet.
+    // SAFETY: regions are writable, page-aligned, as long as the matrices, and not yet shared with
+    // threads.
     unsafe { kernel.initialise(memory.bases()) };
     for region in &mut regions {
         region.sync()?;
@@ -47,7 +49,7 @@ pub fn run(job: &Job, work: &ComputeWork) -> Result<Measured> {
     regions.into_iter().try_for_each(Region::close)?;
     if job.system != System::Memory && work.rate_hz > 0 {
         let regions = regions::open(job.system, &home, &lens_bytes)?;
-        // SAFETY: as long as the matrix; nobody else has it.
+        // SAFETY: as long as the matrix; no other code accesses it.
         let found = unsafe { kernels::checksum(regions[result].base(), len_bytes) };
         ensure!(found == checksum, "what was made durable is not the result");
         regions.into_iter().try_for_each(Region::close)?;
@@ -73,7 +75,8 @@ fn compute(
     team::run(
         threads,
         steps,
-        // SAFETY: initialised matrices; the team does every part once and steps one after the other.
+        // SAFETY: initialised matrices; the team does every part once and steps one after the
+        // other.
         |step, thread| unsafe { kernel.step(memory.bases(), step, thread, threads) },
         |step| {
             interrupt::check()?;
@@ -86,10 +89,10 @@ fn compute(
     )
 }
 
-/// The beginnings of the matrices, for all threads.
+/// The start addresses of the matrices, for all threads.
 struct Memory(Vec<*mut u8>);
 
-// SAFETY: only addresses; who uses them how is what `Kernel::step` promises.
+// SAFETY: only addresses; access through them is governed by the contract of `Kernel::step`.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -98,7 +101,7 @@ impl Memory {
     }
 }
 
-/// When to make the result durable, and what that took.
+/// Decides when to make the result durable, and measures it.
 struct Pace {
     period: Option<Duration>,
     started: Instant,

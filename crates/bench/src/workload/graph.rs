@@ -59,7 +59,7 @@ impl Visit for GraphWork<'_> {
     }
 }
 
-/// Running out of time is no failure: the report says so.
+/// Running out of time is not a failure but a note in the report.
 fn out_of_time(error: Error, job: &Job) -> Error {
     match error.downcast::<Overtime>() {
         Ok(overtime) => Unavailable(format!("{overtime} ({} s)", job.deadline_ms / 1000)).into(),

@@ -1,4 +1,4 @@
-//! What a child does with its contender.
+//! The work of a child with its contender.
 
 mod access;
 mod anatomy;
@@ -18,7 +18,7 @@ pub use access::{lane_pages, stored_byte};
 pub use files::{flushed_stores, summed_files};
 pub use pooled::record_files;
 
-/// Does the job.
+/// Runs the job.
 pub fn run(job: &Job) -> Result<Measured> {
     match job.work {
         Work::Bfs { .. } | Work::Lookup { .. } => {

@@ -1,10 +1,11 @@
-//! Opening what a crashed process left behind.
+//! Opens the files that a crashed process left behind.
 //!
 //! ```text
 //! child        starts ─────────────────────── waits ── drops caches ── [open … first record] ── checks all
 //! grandchild          creates, commits, SIGKILL ┘                       └── what is timed ──┘
 //! ```
-//! The caches are dropped because after a power cut nothing is warm. What was committed must be there, all of it.
+//! The caches are dropped because nothing is warm after a power cut. All committed content must be
+//! there.
 
 use std::fs::{self, File};
 use std::time::Instant;
@@ -18,9 +19,9 @@ use crate::harness::{CommitWork, Job, LaneAnswer, Measured, Work, run_to_its_dea
 use crate::raw::{drop_cache, kill_this_process};
 use aquifer_host::interrupt;
 
-/// The process that crashes: commits as often as the job says, and dies.
+/// The process that crashes: makes the job's commits and kills itself.
 pub fn crash(job: &Job, work: &CommitWork) -> Result<Measured> {
-    // Nothing but its own end may end it: what it leaves is put away by who recovers it.
+    // Only its own end may terminate it: the recovering process cleans up its files.
     let _signals = interrupt::Guard::install();
     let array = array_of(job)?;
     let mut store = stores::create(job.system, &home_of(job, work), &array, 1)?.remove(0);

@@ -7,8 +7,8 @@ use aquifer::Mapping;
 pub fn random_load_ns(mapping: &Mapping) -> f64 {
     let len_bytes = usize::try_from(mapping.len()).expect("a mapping fits in the address space");
     assert!(len_bytes >= 8);
-    // SAFETY: a mapping is page-aligned and readable while it lives; its device is memory, or a file this
-    // process keeps at its length.
+    // SAFETY: a mapping is page-aligned and readable while it lives; its device is memory, or a
+    // file this process keeps at its length.
     unsafe { aquifer_sys::cost::random_load_ns(mapping.as_ptr(), len_bytes) }
 }
 

@@ -1,6 +1,6 @@
-//! What primitives cost here: the kernel's, the disk's, and the engine's own.
+//! Costs of primitives on this machine: the kernel's, the disk's, and the engine's.
 //!
-//! Each takes some tens of milliseconds at most; what cannot be measured says why.
+//! Each takes at most some tens of milliseconds; a failed measurement reports its reason.
 
 use std::fs::File;
 use std::io;
@@ -24,10 +24,10 @@ use super::{DATA_BYTES, bare};
 
 const PAGE: usize = 4096;
 const PAGES: u64 = (DATA_BYTES / PAGE) as u64;
-/// How long one figure is measured at most.
+/// The time limit for one figure.
 const PATIENCE: Duration = Duration::from_millis(60);
 
-/// Every figure.
+/// All figures.
 pub fn all(data: &Path) -> Vec<Cost> {
     let kernel = |name, found: io::Result<f64>| Cost::new(name, found.map_err(Into::into));
     vec![
@@ -55,12 +55,12 @@ pub fn all(data: &Path) -> Vec<Cost> {
     ]
 }
 
-/// Nanoseconds of one call of `work`, over as many as there is time for.
+/// Nanoseconds per call of `work`, averaged over as many calls as the time limit permits.
 fn repeat(mut work: impl FnMut(u64) -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     let mut done = 0_u64;
     while done < 64 || start.elapsed() < PATIENCE {
-        // In groups, so that the clock is not what is measured.
+        // In groups, to amortize reading the clock.
         for _ in 0..if done < 64 { 1 } else { 64 } {
             work(done)?;
             done += 1;
@@ -72,7 +72,7 @@ fn repeat(mut work: impl FnMut(u64) -> Result<()>) -> Result<f64> {
     Ok(start.elapsed().as_nanos() as f64 / done as f64)
 }
 
-/// A page number that looks random: an odd multiplier permutes the pages.
+/// A scattered page number: an odd multiplier permutes the pages.
 fn scattered(index: u64) -> u64 {
     index.wrapping_mul(2_654_435_761) % PAGES
 }
@@ -98,7 +98,7 @@ fn direct_read(data: &Path, in_flight: usize) -> Result<f64> {
             Ok(())
         });
     }
-    // By the engine, because it is the engine's batches that matter.
+    // Through the engine, because its batching determines the cost.
     let cache = Cache::builder().budget_bytes(BUDGET_BYTES).build()?;
     let pages = cache.pages(device)?;
     let start = Instant::now();
@@ -118,7 +118,7 @@ fn memory() -> Result<Arc<MemoryDevice>> {
     Ok(Arc::new(MemoryDevice::from_bytes(&vec![1; DATA_BYTES])?))
 }
 
-/// A user-backed mapping of memory, larger than its budget when it is to miss.
+/// A user-backed mapping of memory, larger than its budget if it is to miss.
 fn mapping_miss(touch: bool) -> Result<f64> {
     let cache = Cache::builder().budget_bytes(BUDGET_BYTES).build()?;
     let mapping = cache.map_with(memory()?, MapOptions::new().backend(Backend::User))?;
@@ -166,7 +166,7 @@ fn pages_hit(guard: bool) -> Result<f64> {
     })
 }
 
-/// A page stored in media like those of a pool in memory.
+/// Storing a page in media like those of a pool in memory.
 #[allow(unsafe_code)] // The operation that is measured is unsafe.
 fn pool_store(windows: WriteWindows) -> Result<f64> {
     let file = tempfile::tempfile_in("/dev/shm")?;

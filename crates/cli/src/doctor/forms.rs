@@ -1,4 +1,4 @@
-//! Which form each mechanism takes here.
+//! The form that each mechanism takes on this machine.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,10 +18,10 @@ use aquifer_sys::{features, pkey};
 
 use super::report::Mechanism;
 
-/// The least budget: nothing is cached here.
+/// The smallest budget: nothing is cached here.
 pub const BUDGET_BYTES: u64 = 24 << 20;
 
-/// All mechanisms. `data` is a file in the directory asked about.
+/// All mechanisms. `data` is a file in the examined directory.
 pub fn all(data: &Path) -> Result<Vec<Mechanism>> {
     let device = Arc::new(FileDevice::options().open(data)?);
     let access = device.access_path();
@@ -72,7 +72,7 @@ pub fn all(data: &Path) -> Result<Vec<Mechanism>> {
     ])
 }
 
-/// Which backend the engine takes when it may choose.
+/// The backend that the engine chooses by default.
 fn backend(device: Arc<dyn Device>, writable: bool) -> String {
     let mapped = Cache::builder()
         .budget_bytes(BUDGET_BYTES)
@@ -84,7 +84,7 @@ fn backend(device: Arc<dyn Device>, writable: bool) -> String {
     }
 }
 
-/// From which length on a file there is mapped instead of read.
+/// The length from which on a file in this directory is mapped instead of read.
 fn read_once(data: &Path) -> String {
     File::open(data).map_or_else(|error| format!("not measured: {error}"), |file| threshold(&file))
 }
@@ -107,7 +107,7 @@ fn threshold(file: &File) -> String {
     )
 }
 
-/// Whether the mapping of a file there stays for the next view.
+/// Whether the mapping of a file in this directory is kept for the next view.
 fn parking(data: &Path) -> String {
     let parked = Mapper::builder().build().map_err(anyhow::Error::from).and_then(|mapper| {
         drop(mapper.map(data, FileAccess::Read, ..)?);
@@ -121,7 +121,7 @@ fn parking(data: &Path) -> String {
     }
 }
 
-/// How many mappings are taken away at a time.
+/// How many mappings are removed at a time.
 fn unmapping() -> &'static str {
     match features::range_dontneed_flushes_once() {
         true => "drained: many at once, one TLB shootdown and no lock",
@@ -129,9 +129,9 @@ fn unmapping() -> &'static str {
     }
 }
 
-/// What makes a pool in the directory of `data` durable.
+/// How a pool in the directory of `data` is made durable.
 fn persistence(data: &Path) -> String {
-    // What is counted is what the engine finds, so a pool is made, and gone at once.
+    // Create a temporary pool, so that the result is the engine's own.
     let domain = || -> Result<PersistenceDomain> {
         let directory = tempfile::Builder::new()
             .prefix("doctor-")
@@ -153,7 +153,7 @@ fn persistence(data: &Path) -> String {
     }
 }
 
-/// Where processes share the page tables of a pool.
+/// Where processes can share the page tables of a pool.
 fn page_tables() -> String {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let huge = mounts.lines().find_map(|line| {
@@ -171,7 +171,7 @@ fn page_tables() -> String {
     }
 }
 
-/// What guards the mapping of a pool where [`WriteWindows::Best`](aquifer::WriteWindows::Best) is asked for.
+/// What protects the mapping of a pool under [`WriteWindows::Best`](aquifer::WriteWindows::Best).
 fn write_windows() -> String {
     match pkey::probe() {
         Ok(()) => "protection keys: a second mapping, open only while the pool stores".to_owned(),

@@ -1,11 +1,11 @@
-//! `aquifer doctor`: what this machine offers, which form each mechanism takes here, and what it costs.
+//! `aquifer doctor`: the machine's features, the form each mechanism takes on it, and the costs.
 //!
 //! ```text
-//! features   what the kernel has, found by trying (aquifer_sys::features)
-//! forms      what the engine makes of that: asked of the engine itself where it can be
+//! features   the kernel's features, found by trying (aquifer_sys::features)
+//! forms      the forms the engine chooses, reported by the engine itself where possible
 //! costs      primitives measured for a few milliseconds each (aquifer_sys::cost, and the engine's own)
 //! ```
-//! Nothing is changed on the system; a data file of 16 MiB lies in `--dir` while it runs.
+//! Nothing on the system is changed; `--dir` temporarily holds a data file of 16 MiB.
 
 mod bare;
 mod costs;
@@ -43,10 +43,10 @@ pub struct Args {
     no_costs: bool,
 }
 
-/// Length of the file that is measured on.
+/// Length of the data file.
 const DATA_BYTES: usize = 16 << 20;
 
-/// Examines and prints.
+/// Examines the machine and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let place = Place::directory(&args.dir, false)
         .with_context(|| "choose an existing directory with --dir")?;
@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json { output::print_json(&report, true) } else { output::print(&report.to_text()) }
 }
 
-/// A file whose blocks are allocated and written.
+/// Creates a file whose blocks are allocated and written.
 fn data_file(directory: &Path) -> Result<tempfile::NamedTempFile> {
     let create = || {
         let mut file = tempfile::Builder::new()

@@ -7,24 +7,24 @@ use serde::Serialize;
 
 use crate::output;
 
-/// Everything `aquifer doctor` found out.
+/// The complete report of `aquifer doctor`.
 #[derive(Serialize)]
 pub struct Report {
-    /// The machine, and what the directory is on.
+    /// The machine, and the storage of the directory.
     pub machine: Machine,
     /// The directory.
     pub directory: String,
-    /// What the kernel offers.
+    /// The kernel's features.
     pub features: Vec<Feature>,
-    /// What it bounds.
+    /// The system's limits.
     pub limits: Limits,
-    /// What the engine makes of it.
+    /// The forms of the engine's mechanisms.
     pub mechanisms: Vec<Mechanism>,
-    /// What it costs.
+    /// The measured costs.
     pub costs: Vec<Cost>,
 }
 
-/// Something that is there or not.
+/// A feature that is available or not.
 #[derive(Serialize)]
 pub struct Feature {
     name: &'static str,
@@ -34,7 +34,7 @@ pub struct Feature {
 }
 
 impl Feature {
-    /// One that was tried.
+    /// The result of trying a feature.
     pub fn new(
         name: &'static str,
         available: bool,
@@ -51,7 +51,7 @@ impl From<features::Probe> for Feature {
     }
 }
 
-/// Bounds of the system; `null` is none.
+/// Limits of the system; `null` is unlimited.
 #[derive(Serialize)]
 pub struct Limits {
     max_mappings: Option<u64>,
@@ -95,7 +95,7 @@ impl Limits {
     }
 }
 
-/// A mechanism and the form it takes here.
+/// A mechanism and the form it takes.
 #[derive(Serialize)]
 pub struct Mechanism {
     name: &'static str,
@@ -109,7 +109,7 @@ impl Mechanism {
     }
 }
 
-/// One figure, or why there is none.
+/// One figure, or the reason why there is none.
 #[derive(Serialize)]
 pub struct Cost {
     name: &'static str,

@@ -1,4 +1,4 @@
-//! `aquifer cat`: files of a pool, on standard output.
+//! `aquifer cat`: prints files of a pool to standard output.
 
 use std::io::Write;
 
@@ -26,10 +26,10 @@ Examples:
   aquifer cat data.pool:/logs/today
   aquifer cat data.pool:/part1 data.pool:/part2 > whole";
 
-/// Bytes that are copied at a time.
+/// Bytes copied at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Prints them.
+/// Prints the files.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_read(&args.access);
     let mut failures = Failures::default();

@@ -1,4 +1,4 @@
-//! What `put`, `get` and `cp` have in common: options, where each source goes, what is said at the end.
+//! Shared code of `put`, `get` and `cp`: options, the target of each source, the final report.
 
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +15,7 @@ use super::place::last_name;
 use super::tree::{Choices, Copier, Counts, Kind, Tree};
 use crate::{output, progress};
 
-/// What follows the examples of each of them.
+/// The help text after the examples of each of them.
 pub const HELP: &str = "\
 Kept are content with its holes, permissions, times, symbolic links, which names are names of one file, extended attributes \
 where both sides can have them, and owners where you may give files away.
@@ -48,12 +48,12 @@ pub struct CopyArgs {
     json: bool,
 }
 
-/// What is printed.
+/// The JSON output.
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
     counts: Counts,
-    /// Things that could not be copied.
+    /// Items that could not be copied.
     failed: u64,
 }
 
@@ -62,7 +62,8 @@ impl CopyArgs {
         Choices { recursive: self.recursive, no_clobber: self.no_clobber, verbose: self.verbose }
     }
 
-    /// What the copy of each source is called: in the destination if that is a directory, else the destination itself.
+    /// The path of a source's copy: inside the destination if that is a directory, else the
+    /// destination itself.
     fn target<S: Tree, T: Tree>(
         &self,
         (from, source): (&S, &Path),
@@ -72,7 +73,7 @@ impl CopyArgs {
         let there = to.item(destination, true)?;
         let is_directory = there.is_some_and(|there| there.kind == Kind::Directory);
         if is_directory && !self.no_target_directory {
-            // `.`, so that a symbolic link in front of it is followed.
+            // `.`, so that a preceding symbolic link is followed.
             return Ok(destination.join(last_name(source).unwrap_or(".".into())));
         }
         if is_one_of_several {
@@ -96,7 +97,8 @@ impl CopyArgs {
     }
 }
 
-/// Copies, from one tree to another. `check` is asked about each source and where it goes. `pool` is left alone.
+/// Copies from one tree to another. `check` is called with each source and its target. The file
+/// `pool` is never copied or replaced.
 pub fn copy<S: Tree, T: Tree>(
     args: &CopyArgs,
     (from, sources): (&S, &[PathBuf]),
@@ -139,13 +141,13 @@ fn copied(counts: &Counts) -> String {
     }
 }
 
-/// What tells the file of a pool from all other files.
+/// The identity of a pool's file: device and inode number.
 pub fn identity(place: &Place) -> Option<(u64, u64)> {
     let metadata = std::fs::metadata(place.pool()).ok()?;
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// What was copied.
+/// The result of copying.
 #[must_use]
 pub struct Done {
     counts: Counts,
@@ -154,7 +156,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// Says it.
+    /// Prints the result.
     pub fn end(self) -> Result<()> {
         if self.counts.lost_attributes > 0 {
             let lost = output::several(self.counts.lost_attributes, "extended attribute");

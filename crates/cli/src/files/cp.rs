@@ -1,4 +1,4 @@
-//! `aquifer cp`: files and trees, copied inside of a pool or from one to another.
+//! `aquifer cp`: copies files and trees inside a pool or between pools.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ Examples:
   aquifer cp -r data.pool:/photos data.pool:/backup     a tree
   aquifer cp -r data.pool:/photos other.pool:/          to another pool";
 
-/// Copies, and makes it durable.
+/// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {
     let (first, sources) = super::of_one_pool(&args.sources)?;
     let mut pools = Pools::to_write(&args.access);
@@ -51,12 +51,12 @@ pub fn run(args: &Args) -> Result<()> {
         None,
         |source, target| if is_same { check(&to, source, target) } else { Ok(()) },
     );
-    // Also of what was copied before something ended it.
+    // Also sync what was copied before an error or an interruption.
     let synced = pools.sync();
     done.and_then(|done| synced.and_then(|()| done.end()))
 }
 
-/// An error if something would be copied over or into itself.
+/// Fails if something would be copied over or into itself.
 fn check(pool: &Pooled, source: &Path, target: &Path) -> Result<()> {
     let Some(item) = pool.item(source, true)? else { return Ok(()) };
     let is_itself = |path: &Path| {

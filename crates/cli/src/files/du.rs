@@ -1,4 +1,4 @@
-//! `aquifer du`: how much room trees of a pool take.
+//! `aquifer du`: the space that trees of a pool use.
 
 use std::collections::HashSet;
 
@@ -68,7 +68,7 @@ counts.";
 
 #[derive(Serialize)]
 struct Size {
-    /// The path in the pool; escaped if it is no UTF-8.
+    /// The path in the pool; escaped if it is not UTF-8.
     path: String,
     name_is_utf8: bool,
     bytes: u64,
@@ -81,7 +81,7 @@ struct Report {
     sizes: Vec<Size>,
 }
 
-/// Prints it.
+/// Prints the sizes.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_read(&args.access);
     let mut failures = Failures::default();
@@ -109,7 +109,7 @@ fn measure(
 ) -> Result<()> {
     let files = pools.files(start)?;
     let mut seen = HashSet::new();
-    // Directories on the way to here, with what they take so far.
+    // Parent directories of the current entry, with the bytes counted so far.
     let mut above: Vec<(Place, u64)> = Vec::new();
     let max_depth = if args.summarize { 0 } else { args.max_depth.unwrap_or(u64::MAX) };
     for step in Walk::new(&files, start, u64::MAX) {

@@ -1,4 +1,4 @@
-//! What a file is, for people and for programs.
+//! Describes a file, as text and as JSON.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -14,28 +14,28 @@ use super::Place;
 use super::failure::At;
 use crate::output;
 
-/// A file, a directory or a symbolic link, as JSON has it.
+/// A file, a directory or a symbolic link, as JSON.
 #[derive(Debug, Serialize)]
 pub struct Entry {
-    /// The path in the pool; escaped if it is no UTF-8.
+    /// The path in the pool; escaped if it is not UTF-8.
     path: String,
     /// Its last component.
     name: String,
-    /// Whether these are the path and the name themselves.
+    /// Whether path and name are UTF-8 and therefore unescaped.
     name_is_utf8: bool,
     kind: &'static str,
     /// Permissions, as a number.
     mode: u32,
-    /// The same as `ls -l` shows it, with the kind in front.
+    /// Kind and permissions as in `ls -l`.
     permissions: String,
     links: u32,
     uid: u32,
     gid: u32,
-    /// Of a file its length, of a symbolic link that of its target.
+    /// The length of a file, or of a symbolic link's target.
     size_bytes: u64,
-    /// Of a directory, how many names it has.
+    /// The number of names in a directory.
     names: Option<u64>,
-    /// Bytes of the pool that hold its content.
+    /// Bytes of the pool allocated to its content.
     allocated_bytes: u64,
     inode: u64,
     incarnation: u64,
@@ -44,7 +44,7 @@ pub struct Entry {
     accessed_ns: i64,
     changed_ns: i64,
     created_ns: i64,
-    /// Where a symbolic link leads; escaped if it is no UTF-8.
+    /// The target of a symbolic link; escaped if it is not UTF-8.
     target: Option<String>,
     #[serde(skip)]
     raw_name: Vec<u8>,
@@ -52,7 +52,7 @@ pub struct Entry {
     raw_target: Option<Vec<u8>>,
 }
 
-/// UTF-8 as it is, everything else escaped; and which it was.
+/// The bytes as text, escaped if they are not UTF-8; and whether they are UTF-8.
 pub fn as_json(bytes: &[u8]) -> (String, bool) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (text.to_owned(), true),
@@ -60,7 +60,7 @@ pub fn as_json(bytes: &[u8]) -> (String, bool) {
     }
 }
 
-/// What `file`, `directory` and `symlink` are called everywhere.
+/// The name of a kind in all output.
 pub fn kind_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::File => "file",
@@ -79,7 +79,7 @@ pub fn nanoseconds(time: SystemTime) -> i64 {
     }
 }
 
-/// A time, for people.
+/// A time as text.
 pub fn moment(ns: i64) -> String {
     match u64::try_from(ns) {
         Ok(ns) => output::moment(ns),
@@ -109,7 +109,7 @@ pub fn permissions(kind: FileKind, mode: u32) -> String {
 }
 
 impl Entry {
-    /// What is at a place, whose metadata is known.
+    /// The entry at a place, with known metadata.
     pub fn of(files: &Files, place: &Place, name: &OsStr, metadata: &Metadata) -> Result<Entry> {
         let target = match metadata.is_symlink() {
             true => Some(files.read_link(place.path()).at(place)?),
@@ -144,7 +144,7 @@ impl Entry {
         })
     }
 
-    /// The same under another name.
+    /// The same entry under another name.
     pub fn named(self, name: &Path) -> Entry {
         let raw_name = name.as_os_str().as_bytes().to_vec();
         Entry { name: as_json(&raw_name).0, raw_name, ..self }
@@ -178,7 +178,7 @@ impl Entry {
         (self.uid, self.gid)
     }
 
-    /// Bytes, or names of a directory.
+    /// Length in bytes; of a directory, its number of names.
     pub fn len(&self) -> u64 {
         self.names.unwrap_or(self.size_bytes)
     }
@@ -199,7 +199,7 @@ impl Entry {
         self.modified_ns
     }
 
-    /// When it was last read as far as somebody said so, last changed at all, and made.
+    /// The access, change and creation times.
     pub fn other_times_ns(&self) -> [i64; 3] {
         [self.accessed_ns, self.changed_ns, self.created_ns]
     }

@@ -1,4 +1,4 @@
-//! What failed with which file, and what to do about it.
+//! Errors of file operations, with the file and advice.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use aquifer::{FsError, PoolError};
 use super::Place;
 use crate::output;
 
-/// An operation on a file of a pool that failed.
+/// A failed operation on a file of a pool.
 #[derive(Debug, thiserror::Error)]
 #[error("{shown}: {reason}{advice}")]
 pub struct Failure {
@@ -21,11 +21,11 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// What failed there. If the error is about another path of the pool, that one is named.
+    /// The failure at a place. If the error names another path of the pool, that path is shown.
     pub fn at(place: &Place, error: &FsError) -> Failure {
         let named = error.path().filter(|path| path.is_absolute());
         let text = error.to_string();
-        // The path is said in front, escaped.
+        // The path is printed in front, escaped.
         let reason = error
             .path()
             .and_then(|path| text.strip_prefix(&format!("{}: ", path.display())))
@@ -48,7 +48,7 @@ fn advice(place: &Place, error: &FsError) -> String {
     }
 }
 
-/// Whether there is no use in going on with other files.
+/// Whether operations on other files would fail too.
 fn is_final(error: &FsError) -> bool {
     match error {
         FsError::Pool(PoolError::Parameter { .. } | PoolError::Locked { .. }) => false,
@@ -57,9 +57,9 @@ fn is_final(error: &FsError) -> bool {
     }
 }
 
-/// Says of a result where it comes from.
+/// Adds the place to the error of a result.
 pub trait At<T> {
-    /// As an error of the command.
+    /// Converts to an error of the command.
     fn at(self, place: &Place) -> Result<T>;
 }
 
@@ -70,7 +70,7 @@ impl<T> At<T> for aquifer::fs::Result<T> {
 }
 
 impl<T> At<T> for std::io::Result<T> {
-    /// Of an error that went through `std::io`.
+    /// For an error that went through `std::io`.
     fn at(self, place: &Place) -> Result<T> {
         self.map_err(|error| match error.downcast::<FsError>() {
             Ok(error) => Failure::at(place, &error).into(),
@@ -79,7 +79,7 @@ impl<T> At<T> for std::io::Result<T> {
     }
 }
 
-/// Whether there is no use in going on with other files: no room, no right to write, broken media.
+/// Whether operations on other files would fail too: no space, no write permission, failed media.
 pub fn ends_everything(error: &Error) -> bool {
     if let Some(failure) = error.downcast_ref::<Failure>() {
         return failure.is_final;
@@ -92,17 +92,17 @@ pub fn ends_everything(error: &Error) -> bool {
     number.is_some_and(is_final) || error.is::<aquifer_host::interrupt::Interrupted>()
 }
 
-/// What failed so far of several things that are done one after the other.
+/// The failures so far of several independent operations.
 #[derive(Debug, Default)]
 pub struct Failures {
     count: u64,
 }
 
 impl Failures {
-    /// Says what failed, unless nothing else is to be tried.
+    /// Prints a failure, and returns it instead if the command must stop.
     ///
     /// # Errors
-    /// What ends everything.
+    /// The failure that stops the command.
     pub fn note(&mut self, outcome: Result<()>) -> Result<()> {
         match outcome {
             Err(error) if ends_everything(&error) || output::is_closed_pipe(&error) => Err(error),
@@ -115,12 +115,12 @@ impl Failures {
         }
     }
 
-    /// How many.
+    /// The number of failures.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// An error if there was one. It has been said.
+    /// Fails if there was a failure, which has already been printed.
     pub fn end(self) -> Result<()> {
         match self.count {
             0 => Ok(()),
@@ -129,7 +129,7 @@ impl Failures {
     }
 }
 
-/// A path of the file system, for a terminal.
+/// A path of the file system, escaped for a terminal.
 pub fn shown(path: impl AsRef<OsStr>) -> String {
     output::escaped(path.as_ref().as_bytes())
 }

@@ -1,6 +1,7 @@
-//! `aquifer find`: files of a pool, by what they are.
+//! `aquifer find`: finds files of a pool by their properties.
 //!
-//! The tests are those of `find`, all of which must hold, in the spelling of `find`: with one dash ([`with_two_dashes`]).
+//! The tests are those of `find`, spelled with one dash as there ([`with_two_dashes`]); all of them
+//! must hold.
 
 use std::ffi::OsString;
 use std::io::{BufWriter, Write};
@@ -45,7 +46,8 @@ pub struct Args {
     #[arg(long = "type", value_name = "f|d|l", value_delimiter = ',')]
     kinds: Vec<KindLetter>,
 
-    /// Length: 10k, +1M for more, -512c for less; in units of c bytes, k, M, G, rounded up, or of 512 bytes
+    /// Length: 10k, +1M for more, -512c for less; in units of c bytes, k, M, G, rounded up, or of
+    /// 512 bytes
     #[arg(long, value_name = "[+-]N[ckMG]", allow_hyphen_values = true)]
     size: Option<Length>,
 
@@ -85,7 +87,7 @@ Examples:
 
 All tests must hold. Names are printed as POOL:/PATH, as other commands take them. Options may have one dash or two.";
 
-/// Options that `find` writes with one dash; whether something follows them.
+/// Options that `find` spells with one dash, and whether they take a value.
 const LONG_OPTIONS: [(&str, bool); 10] = [
     ("name", true),
     ("iname", true),
@@ -99,7 +101,7 @@ const LONG_OPTIONS: [(&str, bool); 10] = [
     ("print0", false),
 ];
 
-/// A command line on which the options of `find` have two dashes, as all others have.
+/// The command line with the options of `find` rewritten to two dashes.
 pub fn with_two_dashes(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = arguments.collect();
     if arguments.get(1).is_none_or(|command| command != "find") {
@@ -121,7 +123,7 @@ pub fn with_two_dashes(arguments: impl Iterator<Item = OsString>) -> Vec<OsStrin
     arguments
 }
 
-/// A kind of file, as `find` calls it.
+/// A kind of file, as named by `find`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KindLetter(FileKind);
 
@@ -138,7 +140,7 @@ impl FromStr for KindLetter {
     }
 }
 
-/// A length to compare with, in units that lengths are rounded up to.
+/// A length to compare with, in units to which lengths are rounded up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Length {
     wanted: std::cmp::Ordering,
@@ -180,7 +182,7 @@ impl Length {
     }
 }
 
-/// What is looked for.
+/// The tests to apply.
 struct Tests<'a> {
     args: &'a Args,
     globs: Vec<Glob>,
@@ -224,7 +226,7 @@ struct Report {
     entries: Vec<Entry>,
 }
 
-/// Prints what is found.
+/// Prints the matching files.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_read(&args.access);
     let tests = Tests::of(args, &mut pools)?;

@@ -1,4 +1,4 @@
-//! `aquifer get`: files and trees of a pool, copied out of it.
+//! `aquifer get`: copies files and trees out of a pool.
 
 use std::path::PathBuf;
 
@@ -37,7 +37,7 @@ Examples:
 
 `aquifer cat` writes a file to standard output.";
 
-/// Copies.
+/// Copies the files.
 pub fn run(args: &Args) -> Result<()> {
     let (first, sources) = super::of_one_pool(&args.sources)?;
     let pool = Pooled::new(Pools::to_read(&args.access).files(first)?, first);

@@ -1,10 +1,10 @@
-//! Patterns for names, as shells and `find` have them.
+//! Patterns for names, as in shells and `find`.
 //!
-//! `*` stands for any characters, `?` for one, `[a-z]` for one of these, `[!a-z]` for one of the others; a backslash takes the meaning
-//! from what follows. Nothing is special about slashes and leading dots, as in `find -name`. Names can be any bytes: each
-//! byte that is no UTF-8 is a character of its own.
+//! `*` matches any characters, `?` one character, `[a-z]` one of these, `[!a-z]` any other one; a
+//! backslash escapes the next character. Slashes and leading dots are not special, as in `find
+//! -name`. Names can be any bytes: each byte that is not UTF-8 counts as one character.
 
-/// A pattern, taken apart.
+/// A parsed pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
     parts: Vec<Part>,
@@ -19,10 +19,10 @@ enum Part {
     Class { excludes: bool, ranges: Vec<(Character, Character)> },
 }
 
-/// A character, or behind all of them a byte that is none.
+/// A character, or, in the values after them, a byte that is not UTF-8.
 type Character = u32;
 
-/// The first of them.
+/// The value of the first such byte.
 const FOREIGN: Character = 0x0011_0000;
 
 fn characters(bytes: &[u8], folds: bool) -> Vec<Character> {
@@ -40,7 +40,7 @@ fn characters(bytes: &[u8], folds: bool) -> Vec<Character> {
 }
 
 impl Glob {
-    /// Takes a pattern apart. Each string of bytes is one: a bracket without its end stands for itself.
+    /// Parses a pattern. Every byte string is valid: an unterminated bracket stands for itself.
     pub fn new(pattern: &[u8], ignores_case: bool) -> Glob {
         let pattern = characters(pattern, ignores_case);
         let mut parts = Vec::new();
@@ -70,11 +70,12 @@ impl Glob {
         Glob { parts, ignores_case }
     }
 
-    /// Whether all of a name is what the pattern stands for.
+    /// Whether the pattern matches the whole name.
     pub fn matches(&self, name: &[u8]) -> bool {
         let name = characters(name, self.ignores_case);
         let (mut part, mut at) = (0, 0);
-        // Where the last `*` is, and up to where it reaches: what comes later decides nothing about an earlier one.
+        // The last `*` and the end of its match so far: backtracking to an earlier one is never
+        // needed.
         let mut star: Option<(usize, usize)> = None;
         while at < name.len() {
             match self.parts.get(part) {
@@ -112,14 +113,14 @@ impl Part {
     }
 }
 
-/// A class behind its bracket, and what is behind the class.
+/// Parses a class after its opening bracket; returns it and the rest of the pattern.
 fn class(text: &[Character]) -> Option<(Part, &[Character])> {
     let is = |at: usize, wanted: char| text.get(at) == Some(&Character::from(wanted));
     let excludes = is(0, '!') || is(0, '^');
     let start = usize::from(excludes);
     let mut at = start;
     let mut ranges = Vec::new();
-    // A bracket that comes first is one of the characters.
+    // A bracket in the first position is a member of the class.
     while at == start || !is(at, ']') {
         let first = *text.get(at)?;
         if is(at + 1, '-') && !is(at + 2, ']') {

@@ -1,4 +1,4 @@
-//! `aquifer ln`: more names for a file, and symbolic links, in a pool.
+//! `aquifer ln`: hard links and symbolic links in a pool.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ Examples:
   aquifer ln -s logs/today data.pool:/current                 a link to a path, from its own directory on
   aquifer ln -s /logs/today data.pool:/current                from the root of the pool on";
 
-/// Makes it, durably.
+/// Creates the link, durably.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write(&args.access);
     let original = match args.symbolic {
@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
     pools.sync()
 }
 
-/// The path of a file in the pool of the link.
+/// The path of the link's original, which must be in the same pool.
 fn hard_target(args: &Args) -> Result<PathBuf> {
     let target = Place::parse(args.target.clone()).map_err(Error::msg)?;
     if !target.is_in_pool_of(&args.link) {
@@ -74,7 +74,7 @@ fn hard_target(args: &Args) -> Result<PathBuf> {
     Ok(target.path().to_owned())
 }
 
-/// Where a symbolic link is to lead: not out of the pool.
+/// The target of a symbolic link, which must not be outside the pool.
 fn check_target(args: &Args) -> Result<PathBuf> {
     if let Ok(target) = Place::parse(args.target.clone())
         && target.is_in_pool_of(&args.link)
@@ -105,14 +105,15 @@ fn make(args: &Args, files: &Files, original: &Path, link: &Place) -> aquifer::f
     }
 }
 
-/// Puts it in place of what has the name, all at once.
+/// Replaces an existing name atomically.
 fn replace(args: &Args, files: &Files, original: &Path, link: &Place) -> Result<()> {
     let number = aquifer_sys::random::next_u64().context("no random number for a name")?;
     let parent = link.path().parent().unwrap_or(Path::new("/"));
     let temporary = link.with_path(parent.join(format!(".aquifer-{number:016x}")));
     make(args, files, original, &temporary).at(&temporary)?;
     let renamed = files.rename(temporary.path(), link.path()).at(link);
-    // Two names of the same file both stay; after an error it is in the way.
+    // If both are names of the same file, the rename leaves both; after an error it is left over
+    // too.
     match files.remove_file(temporary.path()) {
         Err(FsError::NotFound { .. }) => renamed,
         removed => renamed.and(removed.at(&temporary)),

@@ -1,4 +1,4 @@
-//! `aquifer ls`: the names in a directory of a pool.
+//! `aquifer ls`: lists the names in a directory of a pool.
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
@@ -26,7 +26,8 @@ pub struct Args {
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
 
-    /// Show permissions, links, owner, group, length and time as well; of a directory, how many names it has
+    /// Show permissions, links, owner, group, length and time as well; of a directory, how many
+    /// names it has
     #[arg(short)]
     long: bool,
 
@@ -87,7 +88,7 @@ struct Report {
     entries: Vec<Entry>,
 }
 
-/// Prints them.
+/// Prints the listing.
 pub fn run(args: &Args) -> Result<()> {
     let mut listing =
         Listing { args, pools: Pools::to_read(&args.access), entries: Vec::new(), is_later: false };
@@ -114,18 +115,18 @@ pub fn run(args: &Args) -> Result<()> {
 struct Listing<'a> {
     args: &'a Args,
     pools: Pools,
-    /// For JSON, which comes at the end.
+    /// Collected for JSON, which is printed at the end.
     entries: Vec<Entry>,
-    /// Whether something was printed already.
+    /// Whether something has been printed.
     is_later: bool,
 }
 
 impl Listing<'_> {
-    /// What is at a place that was named, and whether it is a directory.
+    /// The entry at a place from the command line, and whether to list it as a directory.
     fn look(&mut self, place: &Place) -> Result<(Entry, bool)> {
         let files = self.pools.files(place)?;
         let link = files.symlink_metadata(place.path()).at(place)?;
-        // As `ls` does: a link to a directory leads there, unless the link itself is to be described.
+        // Like `ls`: a link to a directory is followed, unless the link itself is to be described.
         let follows = link.is_symlink() && !self.args.long && !self.args.directory;
         let is_directory =
             link.is_dir() || (follows && files.metadata(place.path()).is_ok_and(|at| at.is_dir()));
@@ -159,7 +160,7 @@ impl Listing<'_> {
         Ok(())
     }
 
-    /// What is in a directory, and which of that are directories.
+    /// The entries of a directory, and those of them that are directories.
     fn entries_in(
         &self,
         files: &Files,
@@ -229,7 +230,7 @@ impl Listing<'_> {
         output::print_bytes(&text)
     }
 
-    /// What stands in front of each name.
+    /// The columns before each name.
     fn columns(&self, entries: &[Entry]) -> Vec<String> {
         let mut rows: Vec<Vec<String>> = vec![Vec::new(); entries.len()];
         for (row, entry) in rows.iter_mut().zip(entries) {

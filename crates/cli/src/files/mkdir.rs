@@ -1,4 +1,4 @@
-//! `aquifer mkdir`: directories in a pool.
+//! `aquifer mkdir`: creates directories in a pool.
 
 use anyhow::Result;
 
@@ -39,7 +39,7 @@ fn mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Makes them, durably.
+/// Creates the directories, durably.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write(&args.access);
     let mut failures = Failures::default();
@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
             break;
         }
     }
-    // Also of what was done before something ended it.
+    // Also sync what was done before an error or an interruption.
     let synced = pools.sync();
     outcome.and_then(|()| synced.and_then(|()| failures.end()))
 }

@@ -1,11 +1,12 @@
-//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `du`, `find`, and `stat` of a file: the files of a pool.
+//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `du`, `find`, and `stat` of
+//! a file: commands on the files of a pool.
 //!
-//! They are the commands of the same names that everybody knows, with paths like `data.pool:/logs/today` ([`place`]). What only looks
-//! opens the pool for reading; what changes something makes it durable before it ends. Pools are opened beside the programs
-//! that have them open.
+//! They behave like the Unix commands of the same names, with paths like `data.pool:/logs/today`
+//! ([`place`]). Commands that only read open the pool read-only; commands that change something
+//! make it durable before they end. Pools may be open in other programs at the same time.
 //!
-//! A command that is given several paths does what it can: what fails is said at once ([`failure`]), the rest is done, and the
-//! exit status is 1.
+//! A command with several paths processes all of them: a failure is printed immediately
+//! ([`failure`]), the other paths are processed, and the exit status is 1.
 
 mod cat;
 mod copying;
@@ -66,7 +67,7 @@ pub enum Command {
     Find(find::Args),
 }
 
-/// Does what was asked for.
+/// Runs a command.
 pub fn run(command: &Command) -> Result<()> {
     match command {
         Command::Ls(args) => ls::run(args),
@@ -83,14 +84,14 @@ pub fn run(command: &Command) -> Result<()> {
     }
 }
 
-/// What follows the examples of each command.
+/// The help text after the examples of each command.
 const PATHS_HELP: &str = "\
 POOL:/PATH is the file of a pool, and a path in it from its root on. The last `:/` is what divides them.";
 
-/// Paths of one pool, and the first of the places that they are from.
+/// The paths of places in one pool, and the first place.
 ///
 /// # Errors
-/// If they are of several.
+/// If they are in several pools.
 fn of_one_pool(places: &[Place]) -> Result<(&Place, Vec<PathBuf>)> {
     let Some(first) = places.first() else { bail!("no file is named") };
     if let Some(other) = places.iter().find(|other| other.pool() != first.pool()) {
@@ -106,24 +107,24 @@ enum How {
     ToWrite(Access),
 }
 
-/// The pools that one command works on, each opened once.
+/// The pools of one command, each opened once.
 struct Pools {
     how: How,
     opened: HashMap<PathBuf, Files>,
 }
 
 impl Pools {
-    /// To be looked at.
+    /// Pools opened read-only.
     fn to_read(access: &ReadAccess) -> Pools {
         Pools { how: How::ToRead(access.clone()), opened: HashMap::new() }
     }
 
-    /// To be changed.
+    /// Pools opened for writing.
     fn to_write(access: &Access) -> Pools {
         Pools { how: How::ToWrite(access.clone()), opened: HashMap::new() }
     }
 
-    /// The files of the pool that a place is in.
+    /// The files of a place's pool.
     fn files(&mut self, place: &Place) -> Result<Files> {
         if let Some(files) = self.opened.get(place.pool()) {
             return Ok(files.clone());
@@ -136,7 +137,7 @@ impl Pools {
         Ok(files)
     }
 
-    /// Makes durable what was done in all of them.
+    /// Makes all changes in all of them durable.
     fn sync(&self) -> Result<()> {
         for files in self.opened.values() {
             files.sync()?;

@@ -1,4 +1,4 @@
-//! `aquifer mv`: other names for what is in a pool.
+//! `aquifer mv`: renames and moves within a pool.
 
 use std::path::PathBuf;
 
@@ -53,7 +53,7 @@ Examples:
 Whoever looks, also after a power cut, finds the old name or the new one, never both or none. To another pool: `aquifer cp -r`, then \
 `aquifer rm -r`.";
 
-/// Moves them, durably.
+/// Moves the sources, durably.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(other) = args.sources.iter().find(|from| !from.is_in_pool_of(&args.destination)) {
         bail!(
@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
             break;
         }
     }
-    // Also of what was done before something ended it.
+    // Also sync what was done before an error or an interruption.
     let synced = pools.sync();
     outcome.and_then(|()| synced.and_then(|()| failures.end()))
 }

@@ -1,9 +1,9 @@
-//! `POOL:/PATH`: where a file is, as command lines say it.
+//! `POOL:/PATH`: a file of a pool on the command line.
 //!
-//! Both halves can be any bytes. What divides them is the last `:/`, so the path of a pool may have colons in it. Where a name
-//! *inside* of the pool ends with a colon, the last one is wrong: then it leads to a pool that cannot be there, because what would
-//! be its directory is a file. So an earlier `:/` counts if what is in front of it is there, and what is in front of the later
-//! ones is not.
+//! Both halves can be any bytes. They are divided at the last `:/`, so the path of a pool may
+//! contain colons. If a name *inside* the pool ends with a colon, that division is wrong: the
+//! pool's path then does not exist, because its parent would be a file. So the last `:/` whose
+//! preceding part exists is used; if there is none, the last one.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -21,18 +21,18 @@ pub struct Place {
     path: PathBuf,
 }
 
-/// What reads one from a command line.
+/// The command-line parser of a place.
 pub fn parser() -> impl TypedValueParser<Value = Place> {
     OsStringValueParser::new().try_map(Place::parse)
 }
 
 impl Place {
-    /// Whether this is meant to be one.
+    /// Whether the text has the form of a place.
     pub fn is_one(text: &OsStr) -> bool {
         text.as_bytes().windows(2).any(|pair| pair == b":/")
     }
 
-    /// Takes it apart.
+    /// Parses a place.
     pub fn parse(text: OsString) -> Result<Place, String> {
         let bytes = text.as_bytes();
         let divides: Vec<usize> =
@@ -61,7 +61,7 @@ impl Place {
         Place { pool: self.pool.clone(), path: path.into() }
     }
 
-    /// As it was written, and as a command takes it.
+    /// The place as written, and as a command accepts it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.pool.clone().into_os_string().into_vec();
         bytes.push(b':');
@@ -69,12 +69,12 @@ impl Place {
         bytes
     }
 
-    /// For a terminal.
+    /// The place, escaped for a terminal.
     pub fn show(&self) -> String {
         output::escaped(&self.to_bytes())
     }
 
-    /// Whether both are in the same pool, whatever its path is called.
+    /// Whether both are in the same pool, even if its path is spelled differently.
     pub fn is_in_pool_of(&self, other: &Place) -> bool {
         if self.pool == other.pool {
             return true;
@@ -84,7 +84,8 @@ impl Place {
     }
 }
 
-/// The last component of a path as `cp` takes it: none where that is no name, as in `/`, `a/.` and `..`.
+/// The last component of a path as `cp` uses it; `None` if it is not a name, as in `/`, `a/.` and
+/// `..`.
 pub fn last_name(path: &Path) -> Option<OsString> {
     let bytes = path.as_os_str().as_bytes();
     let end = bytes.iter().rposition(|&byte| byte != b'/')? + 1;

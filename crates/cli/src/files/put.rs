@@ -1,4 +1,4 @@
-//! `aquifer put`: files and trees of the machine's file systems, copied into a pool.
+//! `aquifer put`: copies files and trees from the machine's file systems into a pool.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ Examples:
   aquifer put -r photos music data.pool:/media        trees, into a directory
   aquifer put -r photos/. data.pool:/photos           what is in a directory, into another one";
 
-/// Copies, and makes it durable.
+/// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write(&args.access);
     let pool = Pooled::new(pools.files(&args.destination)?, &args.destination);
@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<()> {
         copying::identity(&args.destination),
         |_, _| Ok(()),
     );
-    // Also of what was copied before something ended it.
+    // Also sync what was copied before an error or an interruption.
     let synced = pools.sync();
     done.and_then(|done| synced.and_then(|()| done.end()))
 }

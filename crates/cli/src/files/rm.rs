@@ -1,4 +1,4 @@
-//! `aquifer rm`: names in a pool, removed; with the last one of a file, the file.
+//! `aquifer rm`: removes names from a pool; with its last name, a file is removed.
 
 use anyhow::{Result, bail};
 use aquifer::FsError;
@@ -45,7 +45,7 @@ Examples:
 
 Nothing is asked. A program that has a removed file open goes on with it.";
 
-/// Removes them, durably.
+/// Removes the names, durably.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write(&args.access);
     let mut failures = Failures::default();
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
             break;
         }
     }
-    // Also of what was removed before something ended it.
+    // Also sync what was removed before an error or an interruption.
     let synced = pools.sync();
     outcome.and_then(|()| synced.and_then(|()| failures.end()))
 }

@@ -1,4 +1,4 @@
-//! `aquifer stat` of files: everything that their inodes say, and whether somebody has them locked.
+//! `aquifer stat` of files: the fields of their inodes, and whether they are locked.
 
 use anyhow::Result;
 use aquifer::fs::LockMode;
@@ -13,7 +13,7 @@ use super::{Place, Pools};
 use crate::access::ReadAccess;
 use crate::output;
 
-/// How they are shown.
+/// How the files are shown.
 #[derive(Debug, Clone, Copy)]
 pub struct StatArgs<'a> {
     pub follow: bool,
@@ -30,16 +30,16 @@ struct Report {
 struct Shown {
     #[serde(flatten)]
     entry: Entry,
-    /// How somebody has all of the file locked.
+    /// The mode in which a process has locked the whole file.
     locked: Option<&'static str>,
-    /// The first range that somebody has locked.
+    /// The first range that a process has locked.
     locked_range: Option<LockedRange>,
 }
 
 #[derive(Serialize)]
 struct LockedRange {
     start: u64,
-    /// None if it goes on for ever.
+    /// `None` if the range is unbounded.
     end: Option<u64>,
     locked: &'static str,
 }
@@ -80,7 +80,7 @@ impl Shown {
     }
 }
 
-/// Prints it.
+/// Prints the files.
 pub fn run(args: StatArgs<'_>, places: &[Place]) -> Result<()> {
     let mut pools = Pools::to_read(args.access);
     let mut failures = Failures::default();

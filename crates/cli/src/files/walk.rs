@@ -1,4 +1,4 @@
-//! Everything in a tree of a pool, one after the other, without recursion: a tree can be deeper than a stack.
+//! Walks a tree of a pool without recursion: a tree can be deeper than the stack.
 
 use std::ffi::OsString;
 
@@ -9,26 +9,26 @@ use aquifer::fs::Metadata;
 use super::Place;
 use super::failure::At;
 
-/// What is met on the way.
+/// A step of the walk.
 #[allow(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
 pub enum Step {
-    /// Something, at this depth below the place where it began; directories before what is in them.
+    /// An item at this depth below the start; a directory comes before its content.
     Meet { place: Place, metadata: Metadata, depth: u64 },
-    /// All that is in the directory has been met.
+    /// The content of a directory is complete.
     Leave { depth: u64 },
 }
 
-/// A way through a tree. Names are met in the order of their bytes.
+/// A walk through a tree. Names are visited in byte order.
 pub struct Walk<'a> {
     files: &'a Files,
     start: Option<Place>,
-    /// Names still to be met, last first, of the directories on the way to here.
+    /// The parent directories of the current item, each with the names still to visit, last first.
     above: Vec<(Place, Vec<OsString>)>,
     max_depth: u64,
 }
 
 impl<'a> Walk<'a> {
-    /// From a place on; a symbolic link there is not followed.
+    /// Starts at a place; a symbolic link there is not followed.
     pub fn new(files: &'a Files, start: &Place, max_depth: u64) -> Walk<'a> {
         Walk { files, start: Some(start.clone()), above: Vec::new(), max_depth }
     }
@@ -68,7 +68,7 @@ impl Iterator for Walk<'_> {
     }
 }
 
-/// The names in a directory, in the order of their bytes.
+/// The names in a directory, in byte order.
 pub fn sorted_names(files: &Files, directory: &Place) -> Result<Vec<OsString>> {
     let entries = files.read_dir(directory.path()).at(directory)?;
     let names: aquifer::fs::Result<Vec<_>> =

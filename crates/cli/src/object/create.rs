@@ -30,7 +30,8 @@ pub struct Args {
     #[command(flatten)]
     keys: NewKeysArgs,
 
-    /// Let it move to another address when it grows: nothing may point into it by plain pointers then
+    /// Let it move to another address when it grows: nothing may point into it by plain pointers
+    /// then
     #[arg(long)]
     relocatable: bool,
 
@@ -65,7 +66,7 @@ fn address(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| format!("`{text}` is no address; write for example 0x300000000000"))
 }
 
-/// Creates it and says where it is.
+/// Creates the object and prints its address.
 pub fn run(args: &Args) -> Result<()> {
     let (read, write) = (args.keys.read_key()?, args.keys.write_key()?);
     let options = CreateObject {

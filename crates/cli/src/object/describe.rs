@@ -1,4 +1,4 @@
-//! What an object is, for people and for programs.
+//! Describes an object, as text and as JSON.
 
 use anyhow::Result;
 use aquifer::pool::format::inode::Inode;
@@ -9,38 +9,38 @@ use serde::Serialize;
 
 use crate::output;
 
-/// An object, as JSON has it.
+/// An object, as JSON.
 #[derive(Debug, Serialize)]
 pub struct Object {
-    /// Its name; escaped if it is no UTF-8.
+    /// Its name; escaped if it is not UTF-8.
     pub name: String,
-    /// Whether `name` is the name itself.
+    /// Whether the name is UTF-8 and therefore unescaped.
     pub name_is_utf8: bool,
     /// Length in bytes.
     pub size_bytes: u64,
-    /// Where it is attached.
+    /// The address it is attached at.
     pub address: u64,
     /// Whether it may move to another address.
     pub is_relocatable: bool,
-    /// Whether it is for a heap.
+    /// Whether it holds a heap.
     pub is_heap: bool,
-    /// D, R, W, P or C.
+    /// The state's letter: D, R, W, P or C.
     pub state: char,
-    /// What the letter stands for.
+    /// The state's name.
     pub state_name: &'static str,
-    /// Who has it attached, as far as it is known.
+    /// The processes known to have it attached.
     pub holders: Vec<HolderReport>,
-    /// Whether a key is asked for to read it.
+    /// Whether reading requires a key.
     pub needs_read_key: bool,
-    /// Whether a key is asked for to write it.
+    /// Whether writing requires a key.
     pub needs_write_key: bool,
     /// When it was created, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// When what it is was last changed.
+    /// When its metadata was last changed.
     pub changed_ns: u64,
-    /// Where its content lies in the pool.
+    /// The location of its content in the pool.
     pub runs: Vec<RunReport>,
-    /// Bytes of the pool that hold a large commit.
+    /// Bytes of the pool reserved for its large commits.
     pub shadow_bytes: u64,
     #[serde(skip)]
     shown_name: String,
@@ -90,7 +90,7 @@ pub fn one(objects: &Objects, name: &[u8]) -> Result<Object> {
 
 impl Object {
     fn of(info: &ObjectInfo, inodes: &[Inode]) -> Object {
-        // The number may be another object's by now.
+        // The number may belong to another object now.
         let inode = inodes
             .iter()
             .find(|inode| inode.number == info.number && inode.created_ns == info.created_ns);
@@ -129,13 +129,13 @@ impl Object {
         &self.shown_name
     }
 
-    /// `process 4711`, or nothing where nobody is known.
+    /// The process numbers of the known holders; may be empty.
     pub fn shown_holders(&self) -> String {
         let pids: Vec<_> = self.holders.iter().map(|holder| holder.pid.to_string()).collect();
         pids.join(", ")
     }
 
-    /// For which access a key is asked for.
+    /// The accesses that require a key.
     pub fn shown_keys(&self) -> &'static str {
         match (self.needs_read_key, self.needs_write_key) {
             (false, false) => "none",
@@ -145,7 +145,7 @@ impl Object {
         }
     }
 
-    /// Everything about it, a line each.
+    /// The complete description, one line per property.
     pub fn to_text(&self, pool: &str) -> String {
         let end = self.address.saturating_add(self.size_bytes);
         let stays = if self.is_relocatable { "may move" } else { "fixed" };

@@ -1,4 +1,4 @@
-//! `aquifer object destroy`: asks first, where there is somebody to ask.
+//! `aquifer object destroy`: asks for confirmation first, if run on a terminal.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -42,7 +42,7 @@ Examples:
 
 Needs the key for writing, and that nobody has the object attached.";
 
-/// Destroys it.
+/// Destroys the object.
 pub fn run(args: &Args) -> Result<()> {
     let name = args.name.as_bytes();
     let key = args.key.key()?;

@@ -1,8 +1,8 @@
-//! `aquifer object dump`: the bytes of an object, as a reader of it sees them.
+//! `aquifer object dump`: prints the bytes of an object.
 //!
-//! The object is attached for reading, so what is shown is one committed state, and a writer keeps it from being
-//! shown. Its memory is read through `/proc/self/mem` and not by loads: where the media fail, that is an error and
-//! not a SIGBUS.
+//! The object is attached for reading, so the output is one committed state, and the command fails
+//! while a writer has it attached. Its memory is read through `/proc/self/mem` rather than by
+//! loads: a media failure is then an error instead of a SIGBUS.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -57,7 +57,7 @@ Examples:
 Shows them as `xxd -a` does: of several lines of zeros the first, and `*` for the others. Is refused while a \
 program has the object attached for writing.";
 
-/// A part of an object, as it was asked for.
+/// The requested range of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
     start: u64,
@@ -85,7 +85,7 @@ impl FromStr for Part {
 }
 
 impl Part {
-    /// All of it.
+    /// The whole object.
     const WHOLE: Part = Part { start: 0, end: None };
 
     fn of(self, len_bytes: u64) -> Result<Range<u64>> {
@@ -100,10 +100,10 @@ impl Part {
     }
 }
 
-/// Bytes that are looked at together: a multiple of a line.
+/// Bytes read at a time: a multiple of a line.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Prints them.
+/// Prints the bytes.
 pub fn run(args: &Args) -> Result<()> {
     let key = args.key.key()?;
     let output = std::io::stdout();
@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Result<()> {
         .map_err(keys::explain)?;
     let range = args.range.unwrap_or(Part::WHOLE).of(attachment.len_bytes())?;
     let memory = Memory::of(&attachment)?;
-    // On a terminal the lines themselves show it.
+    // On a terminal the lines themselves show the progress.
     let bar = (!output.is_terminal()).then(|| progress::Bytes::new("dumping"));
     let mut output = BufWriter::new(output.lock());
     let mut lines = HexLines::default();
@@ -163,20 +163,20 @@ impl Memory<'_> {
     }
 }
 
-/// Bytes in a line.
+/// Bytes per line.
 const LINE_BYTES: usize = 16;
 
-/// Writes bytes as `xxd -a` does. Lines of zeros are kept back until it is known how many follow one another.
+/// Writes bytes like `xxd -a`. Lines of zeros are held back until the length of their run is known.
 #[derive(Default)]
 struct HexLines {
-    /// The first of them, and the last so far.
+    /// Offsets of the first and the last held-back line of zeros.
     zeros: Option<(u64, u64)>,
-    /// Length of the last: the end of the object may be no whole line.
+    /// Length of the last one: the range may end inside a line.
     last_len: usize,
 }
 
 impl HexLines {
-    /// Bytes at an offset, in whole lines except at the very end.
+    /// Adds the bytes at an offset, in whole lines except at the end of the range.
     fn add(&mut self, offset: u64, bytes: &[u8], output: &mut impl Write) -> Result<()> {
         for (index, line) in bytes.chunks(LINE_BYTES).enumerate() {
             let at = offset + (index * LINE_BYTES) as u64;
@@ -199,7 +199,7 @@ impl HexLines {
         let Some((first, last)) = self.zeros.take() else { return Ok(()) };
         let zeros = [0; LINE_BYTES];
         let count = (last - first) / LINE_BYTES as u64 + 1;
-        // Where they end the dump, the last one is shown, so that its length is seen.
+        // If they end the dump, the last one is printed, so that its length is visible.
         let shown = if is_end { 3 } else { 2 };
         if count <= shown {
             for at in (first..last).step_by(LINE_BYTES) {

@@ -33,7 +33,7 @@ pub struct Args {
     access: ReadAccess,
 }
 
-/// Prints it.
+/// Prints the object's description.
 pub fn run(args: &Args) -> Result<()> {
     let object = describe::one(&open_to_read(&args.pool, &args.access)?, args.name.as_bytes())?;
     match args.json {

@@ -1,7 +1,7 @@
-//! Where keys come from: an option, a file, the environment; the first of these that is there.
+//! The sources of keys: an option, a file, the environment; the first one present is used.
 //!
-//! Command lines are visible to every user of the machine and are kept by shells, so each key can be given in a way
-//! that is neither.
+//! Command lines are visible to every user of the machine and are stored in shell histories, so
+//! each key can be given in other ways too.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use aquifer::ObjectError;
 
-/// What the help of each command says that takes `--key`.
+/// The help text of each command that takes `--key`.
 pub const ONE_KEY_HELP: &str = "\
 Keys: others can see command lines, and shells keep them. Better than --key are --key-file (the content of \
 the file without the line break at its end; /dev/stdin is a file, too) and the environment variable \
 AQUIFER_KEY. The first of these that is there counts.";
 
-/// What the help of `create` says.
+/// The help text of `create`.
 pub const NEW_KEYS_HELP: &str = "\
 Keys: others can see command lines, and shells keep them. Better than --read-key and --write-key are \
 --read-key-file and --write-key-file (the content of the file without the line break at its end; /dev/stdin is \
@@ -27,10 +27,10 @@ these that is there counts; without any, nobody is asked for that key. The key f
 reading, too; without one, the key for reading is asked for by writers as well. Keys protect from mistakes: who \
 may write to the pool file can do everything.";
 
-/// More is no key, but a mistake in the name of the file.
+/// A longer file is not a key but a mistake in the file name.
 const MAX_KEY_BYTES: u64 = 64 << 10;
 
-/// The key of an object that exists.
+/// The key of an existing object.
 #[derive(clap::Args)]
 pub struct KeyArgs {
     /// Key of the object; others can see it
@@ -82,13 +82,13 @@ impl KeyArgs {
 }
 
 impl NewKeysArgs {
-    /// The key for reading, if there is to be one.
+    /// The key for reading, if one was given.
     pub fn read_key(&self) -> Result<Option<Vec<u8>>> {
         let key = choose(self.read_key.clone(), self.read_key_file.as_deref(), "AQUIFER_READ_KEY");
         not_empty(key?, "--read-key")
     }
 
-    /// The key for writing, if there is to be one.
+    /// The key for writing, if one was given.
     pub fn write_key(&self) -> Result<Option<Vec<u8>>> {
         let key =
             choose(self.write_key.clone(), self.write_key_file.as_deref(), "AQUIFER_WRITE_KEY");
@@ -96,7 +96,7 @@ impl NewKeysArgs {
     }
 }
 
-/// Says how a key is given where one was asked for and there was none.
+/// Adds how to give a key to the error for a missing key.
 pub fn explain(error: ObjectError) -> Error {
     match error {
         ObjectError::WrongKey { given: false, .. } => {
@@ -106,7 +106,8 @@ pub fn explain(error: ObjectError) -> Error {
     }
 }
 
-/// A new key that is empty is a variable of a script that was not set: everybody would have it.
+/// Rejects an empty new key: it comes from an unset variable in a script, and would give no
+/// protection.
 fn not_empty(key: Option<Vec<u8>>, option: &str) -> Result<Option<Vec<u8>>> {
     let is_empty = key.as_ref().is_some_and(Vec::is_empty);
     ensure!(!is_empty, "the key is empty; pass one, or leave {option} out");
@@ -121,7 +122,7 @@ fn choose(
     if let Some(path) = file {
         return read(path).map(Some);
     }
-    // A variable that is set to nothing is one that was taken back.
+    // A variable set to the empty string counts as unset.
     let set = || std::env::var_os(variable).filter(|value| !value.is_empty());
     Ok(option.or_else(set).map(OsStringExt::into_vec))
 }

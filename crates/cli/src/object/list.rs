@@ -35,11 +35,11 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report {
     objects: Vec<Object>,
-    /// Slots whose object, if it is one, cannot be shown.
+    /// Damaged slots, whose objects cannot be shown.
     damaged_inodes: u64,
 }
 
-/// Prints them.
+/// Prints the list.
 pub fn run(args: &Args) -> Result<()> {
     let pool = open_to_read(&args.pool, &args.access)?;
     let objects = describe::all(&pool)?;

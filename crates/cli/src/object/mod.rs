@@ -1,7 +1,7 @@
 //! `aquifer object`: the persistent objects of a pool.
 //!
-//! `list`, `info` and `dump` open the pool for reading. The others open it for writing, beside the programs that have
-//! it open.
+//! `list`, `info` and `dump` open the pool read-only. The others open it for writing; other
+//! programs may have it open at the same time.
 
 mod create;
 mod describe;
@@ -51,7 +51,7 @@ enum Command {
     Dump(dump::Args),
 }
 
-/// Does what was asked for.
+/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Create(args) => create::run(args),
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The objects of a pool, to be looked at.
+/// The objects of a pool opened read-only.
 fn open_to_read(path: &Path, access: &ReadAccess) -> Result<Objects> {
     Ok(Objects::open(path, &access.options())?)
 }

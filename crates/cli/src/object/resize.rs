@@ -40,7 +40,7 @@ pub struct Args {
     access: Access,
 }
 
-/// What is printed.
+/// The JSON output.
 #[derive(Serialize)]
 struct Report<'a> {
     name: &'a str,
@@ -76,7 +76,7 @@ Needs the key for writing, and that nobody has the object attached. Its content 
 unless the addresses behind it are another object's: then one that was created with --relocatable gets another \
 address, and any other is not resized.";
 
-/// Resizes it, and says whether it is where it was.
+/// Resizes the object, and prints whether it has moved.
 pub fn run(args: &Args) -> Result<()> {
     let name = args.name.as_bytes();
     let key = args.key.key()?;

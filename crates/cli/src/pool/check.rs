@@ -1,6 +1,7 @@
-//! `aquifer pool check`: what is wrong with a pool, what that means, what to do.
+//! `aquifer pool check`: reports what is wrong with a pool, what it means, and what to do.
 //!
-//! The findings and their texts are the library's; here they are laid out, and damage becomes the exit status.
+//! The library produces the findings and their texts; this module formats them, and turns damage
+//! into the exit status.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -54,7 +55,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Checks, or repairs, and prints what was found.
+/// Checks or repairs, and prints the findings.
 pub fn run(args: &Args) -> Result<()> {
     let options = CheckOptions {
         fresh_pages: args.full,
@@ -84,7 +85,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// In one line; `None` if there is none.
+/// A one-line summary of the damage; `None` if there is none.
 fn damage(report: &CheckReport) -> Option<String> {
     if report.is_sound() {
         return None;
@@ -98,7 +99,7 @@ fn damage(report: &CheckReport) -> Option<String> {
     Some(format!("{path} is damaged, in {found}"))
 }
 
-/// A report, as JSON has it.
+/// A report, as JSON.
 #[derive(Serialize)]
 struct Checked<'a> {
     path: String,
@@ -127,7 +128,7 @@ struct PoolReport<'a> {
     files: u64,
     directories: u64,
     symbolic_links: u64,
-    /// Slots that belong to files beside their inodes.
+    /// Slots that hold parts of files besides their inodes.
     parts: u64,
     used_bytes: u64,
     free_bytes: u64,
@@ -145,7 +146,7 @@ struct FindingReport<'a> {
     advice: &'a str,
 }
 
-/// A repair, as JSON has it.
+/// A repair, as JSON.
 #[derive(Serialize)]
 struct Repaired<'a> {
     before: Checked<'a>,
@@ -223,7 +224,7 @@ impl<'a> From<&'a RepairReport> for Repaired<'a> {
     }
 }
 
-/// Everything but the verdict on a damaged pool, which is the command's error.
+/// Everything except the verdict on a damaged pool, which is the command's error.
 fn checked_text(report: &CheckReport) -> String {
     let path = report.path.display();
     let mut text = String::new();

@@ -1,7 +1,7 @@
-//! `aquifer pool create`: a file of zeros, allocated and written once, then formatted.
+//! `aquifer pool create`: creates a file, allocates and zeroes it, then formats it.
 //!
-//! What cannot work is refused before there is a file or anything in one is lost: options that do not fit
-//! the size, a file that is there, a device that holds something for all one knows.
+//! Impossible requests are rejected before a file is created or content is lost: options that do
+//! not fit the size, an existing file, a device that may hold data.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -36,18 +36,18 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
-    /// Length of the log: a quarter of it is the largest commit that goes through it whole [default: a quarter of
-    /// the pool, between 64 KiB and 128 MiB]
+    /// Length of the log: a quarter of it is the largest commit that goes through it whole
+    /// [default: a quarter of the pool, between 64 KiB and 128 MiB]
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     log: Option<Bytes>,
 
-    /// How many objects there can be, rounded up [default: one for each MiB, between 1,000 and 65,000; under 16 MiB, one
-    /// for each 8 KiB]
+    /// How many objects there can be, rounded up [default: one for each MiB, between 1,000 and
+    /// 65,000; under 16 MiB, one for each 8 KiB]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     inodes: Option<u64>,
 
-    /// Take the file for this persistence domain while the pool is made, whatever it is: for tests. It is not
-    /// remembered [default: what is found]
+    /// Take the file for this persistence domain while the pool is made, whatever it is: for tests.
+    /// It is not remembered [default: what is found]
     #[arg(long, value_enum)]
     domain: Option<Domain>,
 
@@ -81,7 +81,7 @@ impl From<Domain> for PersistenceDomain {
     }
 }
 
-/// Makes it and says what it is.
+/// Creates the pool and prints its description.
 pub fn run(args: &Args) -> Result<()> {
     let options = CreateOptions {
         inodes: args.inodes,
@@ -96,7 +96,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let undo = Undo::new(&args.path, true);
     let bar = progress::Bytes::new("allocating and zeroing");
-    // Without shared memory: nobody else needs it yet.
+    // Without shared memory: no other process needs it yet.
     let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
     let mut told = |done, all| {
         bar.at(done, all);
@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// What the library says about media in general, for somebody who makes a pool.
+/// Adapts the library's errors about media to creating a pool.
 fn explain(error: OpenError) -> Error {
     match error {
         OpenError::Exists { path } if path.is_symlink() && !path.exists() => {
@@ -143,7 +143,7 @@ fn explain(error: OpenError) -> Error {
     }
 }
 
-/// What would only be noticed when what is there is lost already.
+/// Checks conditions that would otherwise be detected only after existing content is lost.
 fn check_place(args: &Args) -> Result<()> {
     match std::fs::metadata(&args.path) {
         Ok(metadata) if is_device(&metadata) => check_device(args),
@@ -152,9 +152,9 @@ fn check_place(args: &Args) -> Result<()> {
     }
 }
 
-/// A file is emptied before it gets its new length.
+/// Checks the free space. An existing file is truncated before it gets its new length.
 fn check_room(args: &Args, metadata: &Metadata) -> Result<()> {
-    /// The unit of `st_blocks`, whatever the file system's is.
+    /// The unit of `st_blocks` on every file system.
     const BLOCK_BYTES: u64 = 512;
     let Ok(free_bytes) = aquifer_host::free_bytes(&args.path) else { return Ok(()) };
     let there_bytes = free_bytes.saturating_add(metadata.blocks() * BLOCK_BYTES);
@@ -168,7 +168,7 @@ fn check_room(args: &Args, metadata: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// A pool takes a device whole, and only when that was said.
+/// A pool uses a whole device, and only with `--force`.
 fn check_device(args: &Args) -> Result<()> {
     let path = args.path.display();
     ensure!(args.force, "{path} is a device; --force makes a pool of it, and what it held is lost");

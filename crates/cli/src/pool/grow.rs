@@ -38,7 +38,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What is printed.
+/// The JSON output.
 #[derive(Serialize)]
 struct Report {
     path: String,
@@ -46,7 +46,7 @@ struct Report {
     size_bytes: u64,
 }
 
-/// Makes it longer and says what it has become.
+/// Grows the pool and prints its new size.
 pub fn run(args: &Args) -> Result<()> {
     let before = args.access.open(&args.path)?.layout();
     let undo = Undo::new(&args.path, false);
@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
     })
 }
 
-/// What the system says when there is no room names neither the length nor a way out.
+/// Adds the length and a remedy to the system's error for missing space.
 fn explain(error: PoolError, more: Bytes) -> Error {
     match error {
         PoolError::Media(MediaError { source, path, .. }) if is_want_of_room(&source) => anyhow!(

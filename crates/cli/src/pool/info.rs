@@ -1,4 +1,4 @@
-//! `aquifer pool info`: what a pool is, how full it is, who has it open.
+//! `aquifer pool info`: what a pool is, how full it is, and which processes have it open.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub struct Args {
     access: ReadAccess,
 }
 
-/// What is printed.
+/// The JSON output.
 #[derive(Serialize)]
 pub(super) struct Report {
     path: String,
@@ -52,32 +52,32 @@ pub(super) struct Report {
     durable_lsn: u64,
     /// Objects, files, directories and symbolic links.
     inodes: u64,
-    /// Slots for them, and for what does not fit into one.
+    /// Slots for inodes and for their overflow parts.
     max_inodes: u64,
     free_slots: u64,
     damaged_inodes: u64,
     objects: u64,
     files: u64,
-    /// The root among them.
+    /// Including the root.
     directories: u64,
     symlinks: u64,
     /// Slots of names, runs and attributes that do not fit into an inode.
     parts: u64,
     free_bytes: u64,
     largest_free_bytes: u64,
-    /// Of the free bytes, those that are known to be zero.
+    /// Free bytes known to be zero.
     zeroed_bytes: u64,
-    /// Freed, and free after the next checkpoint.
+    /// Freed bytes that become free at the next checkpoint.
     freed_bytes: u64,
-    /// Freed, and free when no view pins them any more.
+    /// Freed bytes that become free when no view pins them any more.
     held_bytes: u64,
-    /// Records of the log that this opening found and looked at in memory.
+    /// Log records that this open found and read.
     recovered_records: u64,
     /// Processes that have it open for writing.
     processes: Vec<u32>,
 }
 
-/// Prints it.
+/// Prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let report = Report::of(&args.access.open(&args.path)?)?;
     match args.json {
@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 impl Report {
-    /// What an open pool is.
+    /// The report on an open pool.
     pub(super) fn of(pool: &Pool) -> Result<Report> {
         let info: PoolInfo = pool.info()?;
         let layout = info.layout;
@@ -125,7 +125,7 @@ impl Report {
         })
     }
 
-    /// The same once this process, too, has closed it.
+    /// The report once this process has closed the pool.
     pub(super) fn when_closed(self) -> Report {
         Report { processes: Vec::new(), ..self }
     }

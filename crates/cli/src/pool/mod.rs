@@ -1,7 +1,7 @@
-//! `aquifer pool`: pools made, looked into, verified, grown and served.
+//! `aquifer pool`: creates, inspects, verifies, grows and serves pools.
 //!
-//! `info` and `check` open the pool for reading and change nothing, so they work on a pool that is in use and on
-//! one that nobody could write to.
+//! `info` and `check` open the pool read-only, so they work on a pool that is in use and on one
+//! without write permission.
 
 mod check;
 mod create;
@@ -44,11 +44,12 @@ enum Command {
     Check(check::Args),
     /// Make a pool longer
     Grow(grow::Args),
-    /// Give processes of other users, which may read a pool, access for writing, if they have the key
+    /// Give processes of other users, which may read a pool, access for writing, if they have the
+    /// key
     Serve(serve::Args),
 }
 
-/// Does what was asked for.
+/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Create(args) => create::run(args),
@@ -59,12 +60,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// What follows the version of the format wherever it is shown.
+/// The format version, as shown in all output.
 pub fn format_note() -> String {
     format!("format version {}", aquifer::pool::format::FORMAT_VERSION)
 }
 
-/// A domain, and what makes bytes durable in it.
+/// A domain, and how bytes become durable in it.
 pub fn explain_domain(domain: PersistenceDomain) -> String {
     let how = match domain {
         PersistenceDomain::Dax => "persistent memory, durable by cache-line flush and fence",
@@ -88,13 +89,13 @@ impl From<ByteRange> for Part {
 }
 
 impl Part {
-    /// How long it is, and where it begins.
+    /// Its length and start.
     pub fn to_text(&self) -> String {
         format!("{} at {:#x}", Bytes(self.len_bytes), self.offset_bytes)
     }
 }
 
-/// A value as its text, in JSON.
+/// Serializes a value as its text.
 pub fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }

@@ -1,7 +1,8 @@
 //! `aquifer pool serve`: the broker of a pool.
 //!
-//! Who may read the pool file may read what the processes of the pool share, and may ask. The command serves until it is told to
-//! end; who has got access by then keeps it.
+//! Processes that may read the pool file may read the shared memory of the pool's processes and may
+//! request access. The command serves until it is terminated; processes that have got access keep
+//! it.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;
@@ -35,19 +36,20 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// File with the key, of mode 600; if there is none, a key is made and written to it [default: the pool's path and `.key`]
+    /// File with the key, of mode 600; if there is none, a key is made and written to it [default:
+    /// the pool's path and `.key`]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Where it puts what the pool's processes share, if it is the first one; readers look in `/dev/shm` and beside the pool
-    /// [default: /dev/shm]
+    /// Where it puts what the pool's processes share, if it is the first one; readers look in
+    /// `/dev/shm` and beside the pool [default: /dev/shm]
     #[arg(long, value_name = "DIR")]
     shared_memory: Option<PathBuf>,
 }
 
-/// Serves until it is told to end.
+/// Serves until it is terminated.
 pub fn run(args: &Args) -> Result<()> {
-    // Before the pool has threads.
+    // Before the pool starts threads.
     let ending = signal::Ending::wait_for().context("cannot wait for signals")?;
     let path = args.path.display();
     let metadata = std::fs::metadata(&args.path);
@@ -72,7 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let key_file = key_file.display();
     output::print(&format!("serving {path} at {socket}; the key {how} {key_file}\n"))?;
-    // Nobody may be listening to that any more: serving goes on.
+    // Ignore output errors: the reader of the log may have closed it.
     broker.serve(ending.as_fd(), &|asked| drop(output::print(&line(asked))))?;
     drop(output::print("ended; who has access keeps it\n"));
     Ok(())
@@ -97,8 +99,8 @@ fn key_in(path: &Path) -> Result<(AccessKey, &'static str)> {
     }
 }
 
-/// Who may reach the shared memory: who may read the pool. It belongs to this process's group, and so is closed to groups if the pool's is
-/// another.
+/// The mode of the shared memory: processes that may read the pool may read it. The memory belongs
+/// to this process's group, so it is closed to groups if the pool has another group.
 fn shared_mode(metadata: &Metadata) -> u32 {
     let same_group = metadata.gid() == credentials::effective().gid;
     let others = if same_group { 0o044 } else { 0o004 };

@@ -1,9 +1,10 @@
-//! What is put back when `create` or `grow` is stopped by Ctrl-C, a termination or a hangup.
+//! Undoes `create` or `grow` when interrupted by Ctrl-C, a termination or a hangup.
 //!
-//! Both write zeros for minutes where the pool is large. Until they are done, what they have written counts for
-//! nothing and takes up the disk all the same, so it goes away again: a new file has no name yet and is gone with the
-//! process, one that was there is as long as it was. A kill leaves the latter as it is then;
-//! `aquifer pool create --force` or `aquifer pool grow` goes over it.
+//! Both write zeros for minutes if the pool is large. Until they are done, the bytes written are
+//! useless and occupy the disk, so they are removed: a new file has no name yet and disappears with
+//! the process, and an existing file is truncated to its previous length. After a SIGKILL an
+//! existing file stays as it is; `aquifer pool create --force` or `aquifer pool grow` overwrites
+//! it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,27 +14,27 @@ use aquifer_host::interrupt;
 
 use crate::{output, progress};
 
-/// What was at a path before.
+/// What the path held before.
 enum Former {
     Nothing,
     File {
         len_bytes: u64,
     },
-    /// A device, or what nobody may look at.
+    /// A device, or a path without access.
     Other,
 }
 
-/// Turns the signals into a wish, from now on and until it is dropped.
+/// Turns the signals into a request to stop, checked between pieces of work, until it is dropped.
 pub struct Undo {
     path: PathBuf,
     former: Former,
-    /// Whether what the file held is lost once the work has begun.
+    /// Whether the previous content is lost once the work has begun.
     overwrites: bool,
     _signals: interrupt::Guard,
 }
 
 impl Undo {
-    /// Notes what is at the path. `overwrites` if the work does not keep it.
+    /// Notes what the path holds. `overwrites` tells whether the work destroys its content.
     pub fn new(path: &Path, overwrites: bool) -> Undo {
         let former = match std::fs::metadata(path) {
             Ok(metadata) if metadata.is_file() => Former::File { len_bytes: metadata.len() },
@@ -43,7 +44,8 @@ impl Undo {
         Undo { path: path.to_owned(), former, overwrites, _signals: interrupt::Guard::install() }
     }
 
-    /// Between two pieces of work: ends the process if that is wished, since who does the work cannot be told to stop.
+    /// Called between two pieces of work: exits the process if a signal arrived, since the work
+    /// itself cannot be cancelled.
     pub fn ends_if_interrupted(&self, bar: &progress::Bytes) {
         if interrupt::check().is_ok() {
             return;
@@ -53,7 +55,7 @@ impl Undo {
         std::process::exit(1);
     }
 
-    /// Puts back what can be, and says what was.
+    /// Undoes what it can. Returns an error that describes the result.
     fn undo(&self) -> Error {
         let path = self.path.display();
         let (undone, became) = match self.former {

@@ -1,4 +1,4 @@
-//! How far something that takes long has got, on standard error; nothing where that is no terminal.
+//! Progress of long operations, on standard error; disabled if that is not a terminal.
 
 mod watched;
 
@@ -11,16 +11,16 @@ pub use watched::Watched;
 
 const TICK: Duration = Duration::from_millis(200);
 
-/// A bar that counts bytes. It goes away when it is dropped.
+/// A progress bar that counts bytes. Removed on drop.
 pub struct Bytes(ProgressBar);
 
 impl Bytes {
-    /// A bar towards an end that it will be told of. It fits into 80 columns: one that is wrapped leaves lines behind.
+    /// A bar whose total is set later. It fits into 80 columns: a wrapped bar leaves lines behind.
     pub fn new(what: &'static str) -> Bytes {
         Self::with_template("{elapsed_precise} {bar:20} {bytes}/{total_bytes} {msg}", what)
     }
 
-    /// A count, where nobody knows how much there is to do.
+    /// A byte counter for an unknown total.
     pub fn without_end(what: &'static str) -> Bytes {
         let bar = Self::with_template("{elapsed_precise} {spinner} {bytes} {msg}", what);
         bar.0.enable_steady_tick(TICK);
@@ -33,12 +33,12 @@ impl Bytes {
             false => ProgressDrawTarget::hidden(),
         };
         let style = ProgressStyle::with_template(template).expect("a valid template");
-        // `set_message` would draw it, and a bar towards nothing is full.
+        // `set_message` would draw it, and a bar with a total of zero is full.
         let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
         Bytes(bar.with_message(what))
     }
 
-    /// So much of so much is done.
+    /// Sets the bytes done and the total.
     pub fn at(&self, done_bytes: u64, all_bytes: u64) {
         let is_first = self.0.length() == Some(0);
         self.0.set_length(all_bytes);
@@ -48,22 +48,22 @@ impl Bytes {
         }
     }
 
-    /// So much more of so much is done.
+    /// Adds bytes done, and sets the total.
     pub fn add_towards(&self, bytes: u64, all_bytes: u64) {
         self.at(self.0.position() + bytes, all_bytes);
     }
 
-    /// Says something while the bar makes room.
+    /// Runs `say` with the bar hidden.
     pub fn aside<T>(&self, say: impl FnOnce() -> T) -> T {
         self.0.suspend(say)
     }
 
-    /// Takes it off the terminal, for what is said next.
+    /// Removes the bar from the terminal.
     pub fn clear(&self) {
         self.0.finish_and_clear();
     }
 
-    /// So much more is done.
+    /// Adds bytes done.
     pub fn add(&self, bytes: u64) {
         self.0.inc(bytes);
     }

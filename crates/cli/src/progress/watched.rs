@@ -1,4 +1,4 @@
-//! Media that show how much of them has been read.
+//! Media that display how much of them has been read.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -9,7 +9,7 @@ use aquifer::pool::media::{ByteRange, Media, MediaError};
 
 use super::Bytes;
 
-/// Media, and a count of the bytes read from them. Everything else goes through.
+/// Media with a count of the bytes read from them. All operations are forwarded.
 pub struct Watched {
     media: Arc<dyn Media>,
     count: Bytes,
@@ -46,12 +46,12 @@ impl Media for Watched {
     }
 
     unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.media.write_at(offset_bytes, bytes) }
     }
 
     unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.media.write_durable(offset_bytes, bytes) }
     }
 

@@ -1,8 +1,9 @@
-//! `aquifer stat`: what the caches of running processes hold and do; and what files of a pool are, if what is named has the form of
-//! `POOL:/PATH`, which no name of a cache can have.
+//! `aquifer stat`: the state and activity of the caches of running processes; or of files of a
+//! pool, if the argument has the form `POOL:/PATH`, which a cache name cannot have.
 //!
-//! A program lets itself be seen by building its cache with `CacheBuilder::publish`; `aquifer::publish` says
-//! where and how. This side reads, tells the living from the dead, and turns two samples into rates.
+//! A program makes its cache visible with `CacheBuilder::publish`; `aquifer::publish` defines where
+//! and how. This module reads the samples, skips those of dead processes, and computes rates from
+//! two samples.
 
 mod sample;
 mod show;
@@ -66,14 +67,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A sample with what it says about speed.
+/// A sample and its rates.
 #[derive(Serialize)]
 struct Seen {
     #[serde(flatten)]
     sample: Sample,
-    /// Counts a second.
+    /// Counts per second.
     rates: HashMap<String, f64>,
-    /// Whether the rates are since the sample before, or since the cache was made.
+    /// Whether the rates are since the cache was created, rather than since the previous sample.
     rates_since_start: bool,
 }
 
@@ -82,14 +83,14 @@ struct Caches<'a> {
     caches: Vec<&'a Seen>,
 }
 
-/// What is to be shown.
+/// What to show.
 enum Target {
     Caches(Option<String>),
     Files(Vec<Place>),
 }
 
 impl Args {
-    /// Ends the process if the command line makes no sense.
+    /// Exits the process if the command line is invalid.
     fn target(&self) -> Target {
         let wrong = |kind, text: String| -> ! {
             let mut command = clap::Command::new("aquifer").bin_name("aquifer stat");
@@ -174,14 +175,14 @@ fn explain_nothing(target: Option<&str>, json: bool) -> Result<()> {
     )
 }
 
-/// Takes new samples in and forgets caches that have gone.
+/// Replaces the samples by new ones, and drops caches that no longer exist.
 fn update(seen: &mut HashMap<sample::Key, Seen>, samples: Vec<Sample>) {
     let mut before = std::mem::take(seen);
     for sample in samples {
         let key = sample.key();
         let next = match before.remove(&key) {
             None => Seen { rates: sample.rates_since(None), sample, rates_since_start: true },
-            // Not published anew since we looked: what was true still is.
+            // Not published again since the last sample: keep the old one.
             Some(old) if old.sample.uptime_ms >= sample.uptime_ms => old,
             Some(old) => Seen {
                 rates: sample.rates_since(Some(&old.sample)),

@@ -1,7 +1,7 @@
-//! Reading what caches publish.
+//! Reads published cache samples.
 //!
-//! What is read is not trusted: root reads files that other users wrote. So only regular files of a small size
-//! with the right kind of name are opened, and strings lose what a terminal would act upon.
+//! The content is untrusted: root reads files written by other users. So only small regular files
+//! with a matching name are opened, and control characters are removed from strings.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, OpenOptions};
@@ -14,23 +14,23 @@ use aquifer::publish;
 use serde::{Deserialize, Serialize};
 
 const LARGEST_FILE_BYTES: u64 = 64 << 10;
-/// A cache of another process namespace is taken for alive when it was published this lately.
+/// A cache in another PID namespace counts as alive if it was published this recently.
 const FRESH_MS: u64 = 5000;
 
-/// What one cache published.
+/// The published sample of one cache.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sample {
     /// Version of the format.
     pub format: u32,
     /// The process.
     pub pid: u32,
-    /// When it was started, in ticks since boot.
+    /// Its start time, in ticks since boot.
     pub start_ticks: u64,
-    /// Where its number means something.
+    /// The PID namespace of its number.
     pub pid_namespace: u64,
     /// When this was published.
     pub unix_ms: u64,
-    /// How old the cache is.
+    /// Age of the cache.
     pub uptime_ms: u64,
     /// Name of the cache.
     pub name: String,
@@ -40,17 +40,17 @@ pub struct Sample {
     pub policy: String,
     /// Size of a page.
     pub page_bytes: u64,
-    /// DRAM it may use.
+    /// Its DRAM budget.
     pub budget_bytes: u64,
-    /// DRAM it uses.
+    /// Resident DRAM.
     pub resident_bytes: u64,
-    /// Of that, not yet written back.
+    /// Resident DRAM not yet written back.
     pub dirty_bytes: u64,
     /// Page cache that kernel-backed mappings keep resident.
     pub kernel_resident_bytes: u64,
-    /// Counts since the cache was made.
+    /// Counters since the cache was created.
     pub counters: BTreeMap<String, u64>,
-    /// Latency of fault service.
+    /// Fault service latency.
     pub fault_service_ns: Quantiles,
     /// Sizes of write-back transfers.
     pub write_back_bytes: Quantiles,
@@ -69,7 +69,7 @@ pub struct Quantiles {
     pub p999: u64,
 }
 
-/// What tells caches apart.
+/// The identity of a cache.
 pub type Key = (u32, u64, u64, String);
 
 impl Sample {
@@ -78,12 +78,12 @@ impl Sample {
         (self.pid, self.start_ticks, self.pid_namespace, self.name.clone())
     }
 
-    /// A count; 0 for one that this cache's version does not have.
+    /// A counter; 0 if this cache's version does not have it.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
-    /// Counts a second since an earlier sample, or since the cache was made.
+    /// Counts per second since an earlier sample, or since the cache was created.
     pub fn rates_since(&self, earlier: Option<&Sample>) -> HashMap<String, f64> {
         let elapsed_ms = self.uptime_ms - earlier.map_or(0, |earlier| earlier.uptime_ms);
         let seconds = (elapsed_ms as f64 / 1000.0).max(0.001);
@@ -107,7 +107,7 @@ impl Sample {
     }
 }
 
-/// All caches that live and match, in no order. Files of dead processes are removed where they are ours.
+/// All matching live caches, in no order. Removes the user's own files of dead processes.
 pub fn all(target: Option<&str>) -> Vec<Sample> {
     let user = fs::metadata("/proc/self").map_or(u32::MAX, |metadata| metadata.uid());
     let mut found = vec![];
@@ -118,7 +118,7 @@ pub fn all(target: Option<&str>) -> Vec<Sample> {
             let Some(sample) = read(&path) else { continue };
             if !sample.is_alive() {
                 if own && sample.pid_namespace == publish::process_namespace() {
-                    // Somebody else may have been first.
+                    // Another process may have removed it first.
                     let _ = fs::remove_file(&path);
                 }
             } else if target.is_none_or(|target| sample.matches(target)) {
@@ -129,7 +129,7 @@ pub fn all(target: Option<&str>) -> Vec<Sample> {
     found
 }
 
-/// Where to look: root sees everybody's.
+/// The directories to search: for root, those of all users.
 fn directories(user: u32) -> Vec<PathBuf> {
     let mut found = publish::directories();
     found.push(PathBuf::from(format!("/run/user/{user}/aquifer")));
@@ -154,7 +154,7 @@ fn is_published(path: &Path) -> bool {
 }
 
 fn read(path: &Path) -> Option<Sample> {
-    // Neither links nor pipes of somebody else are followed or waited for.
+    // Do not follow links or block on pipes that another user planted.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     if !file.metadata().ok()?.is_file() {

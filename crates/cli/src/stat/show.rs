@@ -7,7 +7,7 @@ use aquifer_host::Bytes;
 use super::Seen;
 use crate::output;
 
-/// A block for each cache, and an empty line behind each.
+/// A block for each cache, each followed by an empty line.
 pub fn caches(seen: &[&Seen]) -> String {
     if seen.is_empty() {
         return "no running cache\n\n".to_owned();

@@ -1,4 +1,4 @@
-//! What the tests of the command share.
+//! Shared code of the command's tests.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The command, in a directory that can be written to, with no keys around.
+/// The command, in a writable directory and without keys in the environment.
 pub fn aquifer() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
@@ -31,7 +31,7 @@ pub fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// The output of a command that must work.
+/// The output of a command that must succeed.
 pub fn works<S: AsRef<OsStr> + Debug>(arguments: &[S]) -> String {
     worked(run(arguments), arguments)
 }
@@ -42,12 +42,12 @@ pub fn worked(output: Output, what: &(impl Debug + ?Sized)) -> String {
     out.to_owned()
 }
 
-/// What a command that must work prints as JSON.
+/// The JSON output of a command that must succeed.
 pub fn json<S: AsRef<OsStr> + Debug>(arguments: &[S]) -> Value {
     serde_json::from_str(&works(arguments)).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
 }
 
-/// What standard error says when a command fails with this status.
+/// The standard error output of a command that must fail with this status.
 pub fn fails<S: AsRef<OsStr> + Debug>(arguments: &[S], status: i32) -> String {
     failed(run(arguments), status, arguments)
 }
@@ -69,7 +69,7 @@ pub fn says(said: &str, parts: &[&str]) {
     }
 }
 
-/// A directory for pools, removed at the end.
+/// A temporary directory for pools.
 pub struct Place {
     directory: TempDir,
 }
@@ -79,7 +79,7 @@ impl Place {
         Place { directory: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
     }
 
-    /// One that every user can get to.
+    /// One that every user can access.
     pub fn public() -> Place {
         let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -90,7 +90,7 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// The same, for a command line.
+    /// The path as text, for a command line.
     pub fn text(&self, name: &str) -> String {
         self.path(name).to_str().unwrap().to_owned()
     }
@@ -107,7 +107,8 @@ impl Place {
     }
 }
 
-/// Runs the command as somebody who is not root; `None`, with the reason, where that cannot be done here.
+/// Runs the command as an unprivileged user; `None`, with a printed reason, if that is impossible
+/// here.
 pub fn run_without_privileges(arguments: &[&str]) -> Option<Output> {
     const NOBODY: u32 = 65534;
     let is_root = fs::metadata("/proc/self").is_ok_and(|own| {
@@ -128,7 +129,7 @@ pub fn run_without_privileges(arguments: &[&str]) -> Option<Output> {
     }
 }
 
-/// Bytes of a file, to see that it was not changed.
+/// The bytes of a file, to check that it is unchanged.
 pub fn bytes(path: impl AsRef<Path>) -> Vec<u8> {
     fs::read(path).unwrap()
 }

@@ -1,5 +1,5 @@
-//! A cache of bounded size that is still warm after a restart: a map from keys to entries, and the entries linked in the
-//! order of their last use. Links are indices, so there is no `unsafe` in it.
+//! A cache of bounded size that is still warm after a restart: a map from keys to entries, with the
+//! entries linked in order of last use. Links are indices, so it needs no `unsafe`.
 
 use aquifer_object::collections::{PHashMap, PString, PVec};
 use aquifer_object::heap::{HeapError, HeapRef};
@@ -18,7 +18,7 @@ persist! {
 }
 
 persist! {
-    /// Texts by number; the least recently used makes room for a new one.
+    /// Texts by number; inserting into a full cache evicts the least recently used.
     pub struct LruCache<'h> {
         entries: PVec<'h, Entry<'h>>,
         by_key: PHashMap<'h, u64, u32>,
@@ -40,7 +40,7 @@ impl<'h> LruCache<'h> {
         }
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -53,7 +53,7 @@ impl<'h> LruCache<'h> {
         Some(&self.entries[index as usize].value)
     }
 
-    /// Gives a key a text; returns the key that had to go, if one had.
+    /// Sets the text of a key; returns the evicted key, if any.
     pub fn insert(&mut self, key: u64, value: PString<'h>) -> Result<Option<u64>, HeapError> {
         if let Some(&index) = self.by_key.get(&key) {
             self.entries[index as usize].value = value;
@@ -61,7 +61,7 @@ impl<'h> LruCache<'h> {
             self.link_newest(index);
             return Ok(None);
         }
-        // What can fail comes first: an object can be full.
+        // Fallible steps first: an object can be full.
         self.by_key.reserve(1)?;
         let mut evicted = None;
         let index = if self.len() < self.capacity as usize {

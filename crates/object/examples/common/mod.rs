@@ -16,14 +16,15 @@ use std::process::ExitCode;
 use aquifer_object::{Access, Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
-/// What examples return: errors of Aquifer, of numbers, of files.
+/// The result of an example: errors of Aquifer, of parsing, of files.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Calls an example with its pool and the other arguments; errors are shown in their own words, which say what to do.
+/// Calls an example with its pool and the other arguments; prints errors with their own text, which
+/// includes the remedy.
 pub fn run(usage: &str, example: impl FnOnce(&Path, &[String]) -> Result<()>) -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let pool = match arguments.next() {
-        // A pool of this name would be a surprise.
+        // An option is not a pool name.
         Some(first) if !first.as_encoded_bytes().starts_with(b"-") => first,
         _ => {
             eprintln!("usage: {usage}");
@@ -50,7 +51,7 @@ pub fn number(argument: &str) -> Result<u64> {
     argument.parse().map_err(|error| format!("`{argument}` is no number: {error}").into())
 }
 
-/// Attaches an object with a heap for writing; makes it, and the pool, if they are not there.
+/// Attaches an object with a heap for writing; creates it, and the pool, if necessary.
 pub fn attach_heap(pool: &Path, name: &str) -> Result<Attachment> {
     if !pool.exists() {
         make_pool(pool)?;
@@ -64,7 +65,8 @@ pub fn attach_heap(pool: &Path, name: &str) -> Result<Attachment> {
     Ok(objects.attach(name, Access::Write, None)?)
 }
 
-/// The pool gets its name when it is whole: who is killed before that starts again, and finds no half of one.
+/// The pool is renamed when it is complete: if the process is killed before, the next run starts
+/// again and never finds a partial pool.
 fn make_pool(path: &Path) -> Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".unfinished");
@@ -74,6 +76,6 @@ fn make_pool(path: &Path) -> Result<()> {
     drop(Pool::create(&unfinished, 64 << 20, &CreateOptions::default(), &OpenOptions::default())?);
     fs::rename(&unfinished, path)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    // The new name, too, must survive a power cut.
+    // The new directory entry must survive a power cut too.
     Ok(File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?)
 }

@@ -1,5 +1,5 @@
-//! A sorted list with plain pointers, as one would write it in C: an object is at the same address in every process and
-//! after every restart, so the pointers in it stay valid. Nothing is looked up or converted.
+//! A sorted list with plain pointers, as in C: an object is at the same address in every process
+//! and after every restart, so the pointers in it stay valid. Nothing is looked up or converted.
 //!
 //! Compare `sorted_list.rs`, which is the same without `unsafe`.
 
@@ -23,10 +23,11 @@ pub struct PlainList<'a> {
 }
 
 impl<'a> PlainList<'a> {
-    /// Finds the list in the heap, or makes one.
+    /// Finds the list in the heap, or creates one.
     ///
     /// # Safety
-    /// There is no other `PlainList` of this heap meanwhile, and a root with the id of lists is one.
+    /// No other `PlainList` of this heap exists at the same time, and a root with the list's id is
+    /// a list.
     pub unsafe fn open(heap: &'a ObjectHeap) -> Result<PlainList<'a>, HeapError> {
         let head = match heap.root(LIST) {
             Err(HeapError::NoRoot) => {
@@ -44,7 +45,7 @@ impl<'a> PlainList<'a> {
     /// Inserts a number in order.
     pub fn insert(&mut self, data: u64) -> Result<(), HeapError> {
         let new_node = self.heap.alloc(Layout::new::<Node>())?.cast::<Node>().as_ptr();
-        // SAFETY: the head lives in the object as long as the list; we borrow the list uniquely.
+        // SAFETY: the head is in the object as long as the list; the list is borrowed mutably.
         let mut link = unsafe { &mut *self.head };
         // SAFETY: null or a node, which is reached from here only.
         while let Some(node) = unsafe { link.as_mut() } {
@@ -61,7 +62,7 @@ impl<'a> PlainList<'a> {
 
     /// The numbers in order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
-        // SAFETY: the head is null or a node, and so is what follows each node; we borrow the list.
+        // SAFETY: the head and each `next` are null or a node; the list is borrowed.
         let mut next = unsafe { *self.head };
         std::iter::from_fn(move || {
             // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! A sorted linked list: as a list of `Box`es, with the heap to allocate from.
+//! A sorted linked list: like a list of `Box`es, with an explicit heap.
 
 use aquifer_object::collections::PBox;
 use aquifer_object::heap::{HeapError, HeapRef};
@@ -26,7 +26,7 @@ impl<'h> SortedList<'h> {
         SortedList { first: None }
     }
 
-    /// Inserts a number in front of the first that is not smaller.
+    /// Inserts a number before the first one that is not smaller.
     pub fn insert(&mut self, value: u64, heap: HeapRef<'h>) -> Result<(), HeapError> {
         let mut node = PBox::new_in(Node { value, next: None }, heap)?;
         let link = self.link_to(value);
@@ -35,7 +35,7 @@ impl<'h> SortedList<'h> {
         Ok(())
     }
 
-    /// Removes a number once; whether it was there.
+    /// Removes one occurrence of a number; returns whether there was one.
     pub fn remove(&mut self, value: u64) -> bool {
         let link = self.link_to(value);
         match link.take() {
@@ -71,7 +71,7 @@ impl<'h> SortedList<'h> {
 }
 
 impl Drop for SortedList<'_> {
-    /// Node by node: a node that drops its next one, and that its next one, would need a stack as deep as the list.
+    /// Drops node by node: recursive drops would need a stack as deep as the list.
     fn drop(&mut self) {
         let mut link = self.first.take();
         while let Some(mut node) = link {

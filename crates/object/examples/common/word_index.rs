@@ -1,4 +1,4 @@
-//! Which lines of a text a word is in.
+//! An index from words to the lines of a text that contain them.
 
 use std::ops::Bound;
 
@@ -7,7 +7,7 @@ use aquifer_object::heap::{HeapError, HeapRef};
 use aquifer_object::persist;
 
 persist! {
-    /// Words in their order, each with the numbers of its lines.
+    /// Words in order, each with the numbers of its lines.
     pub struct WordIndex<'h> {
         lines_of: PBTreeMap<'h, PString<'h>, PVec<'h, u32>>,
         lines: u32,
@@ -15,14 +15,15 @@ persist! {
 }
 
 impl<'h> WordIndex<'h> {
-    /// An index of nothing.
+    /// An empty index.
     pub fn new_in(heap: HeapRef<'h>) -> WordIndex<'h> {
         WordIndex { lines_of: PBTreeMap::new_in(heap), lines: 0 }
     }
 
-    /// Adds the next line; returns its number. Words are what is between characters that are not letters or digits, in lower case.
+    /// Adds the next line; returns its number. Words are separated by characters that are not
+    /// letters or digits, and are stored in lower case.
     ///
-    /// If the object is full, some of the line's words are in the index and the line does not count.
+    /// If the object is full, some of the line's words are indexed and the line is not counted.
     pub fn add_line(&mut self, line: &str, heap: HeapRef<'h>) -> Result<u32, HeapError> {
         let number = self.lines;
         for word in line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
@@ -39,12 +40,12 @@ impl<'h> WordIndex<'h> {
         Ok(number)
     }
 
-    /// How many lines there are.
+    /// The number of lines.
     pub fn lines(&self) -> u32 {
         self.lines
     }
 
-    /// How many different words there are.
+    /// The number of different words.
     pub fn words(&self) -> usize {
         self.lines_of.len()
     }
@@ -54,7 +55,7 @@ impl<'h> WordIndex<'h> {
         self.lines_of.get(word).map_or(&[], |lines| lines)
     }
 
-    /// The words that begin so, in order.
+    /// The words with this prefix, in order.
     pub fn words_from<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let words = self.lines_of.range::<str, _>(from).map(|(word, _)| word.as_str());

@@ -21,7 +21,8 @@ pub struct PBox<'h, T: Persist<'h>> {
 
 const _: () = assert!(size_of::<Option<PBox<'static, u8>>>() == 8);
 
-// SAFETY: `repr(transparent)` over a number that is not zero: the address of a value in the heap `'h`.
+// SAFETY: `repr(transparent)` over a number that is not zero: the address of a value in the heap
+// `'h`.
 unsafe impl<'h, T: Persist<'h>> Persist<'h> for PBox<'h, T> {
     fn shape(shape: &mut Shape) {
         shape.parts::<Self>("box", T::shape);
@@ -78,7 +79,7 @@ impl<'h, T: Persist<'h>> Drop for PBox<'h, T> {
         if self.place.is_parents() {
             return;
         }
-        // SAFETY: the box owns a value there, which nobody uses any more.
+        // SAFETY: the box owns a value there, which is not used any more.
         unsafe { self.place.pointer::<T>().drop_in_place() };
         // SAFETY: as above.
         unsafe { self.place.free() };

@@ -1,17 +1,18 @@
 //! A hash map in an object.
 //!
-//! One table of slots with open addressing and linear probing: hash, key and value side by side, so that an insertion
-//! or a removal dirties the page of the entry and, where it has neighbours, mostly no other. A removal moves later
-//! entries of a chain up instead of leaving a tombstone. The stored hash is also what makes growing cheap: no key is
-//! looked at.
+//! One table of slots with open addressing and linear probing: hash, key and value are side by
+//! side, so that an insertion or a removal dirties the page of the entry and rarely another. A
+//! removal moves later entries of the chain up instead of leaving a tombstone. The stored hash also
+//! makes growing cheap: no key is read.
 //!
-//! An empty map has no table: there is no static one to point at. A new table is zeroed, but only pages that are not
-//! zero already are stored to; in a fresh object a large table dirties pages as it fills.
+//! An empty map has no table, because there is no static table to point to. A new table is zeroed,
+//! but only pages that are not already zero are stored to: in a fresh object a large table dirties
+//! pages only as it fills.
 //!
 //! # Invariants
 //! * A slot whose hash is 0 is empty; in others [`OCCUPIED`] is set.
-//! * Between the slot that an entry's hash points to and the slot it is in, no slot is empty.
-//! * At least an eighth of the slots is empty. Their number is a power of two.
+//! * There is no empty slot between the slot that an entry's hash selects and the slot it is in.
+//! * At least an eighth of the slots are empty. The number of slots is a power of two.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -44,7 +45,8 @@ pub struct PHashMap<'h, K: Persist<'h>, V: Persist<'h>> {
     entries: PhantomData<(K, V)>,
 }
 
-// SAFETY: `repr(C)`: two numbers and the address of a table in the heap `'h`, itself of `repr(C)` slots.
+// SAFETY: `repr(C)`: two numbers and the address of a table in the heap `'h`, itself of `repr(C)`
+// slots.
 unsafe impl<'h, K: Persist<'h>, V: Persist<'h>> Persist<'h> for PHashMap<'h, K, V> {
     fn shape(shape: &mut Shape) {
         shape.parts::<Self>("hash map", |shape| {
@@ -88,7 +90,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         (self.slots - self.slots / 8) as usize
     }
 
-    /// Makes room for `additional` entries more.
+    /// Makes room for `additional` more entries.
     ///
     /// # Errors
     /// [`HeapError::Full`].
@@ -98,7 +100,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
             return Ok(());
         }
         let heap = self.place.heap();
-        // An eighth stays empty.
+        // Keep an eighth of the slots empty.
         let slots = needed.checked_add(needed.div_ceil(7)).and_then(u64::checked_next_power_of_two);
         let slots = slots.ok_or_else(|| heap.full(u64::MAX))?.max(LEAST_SLOTS);
         let layout = array_layout::<Slot<K, V>>(&heap, slots as usize)?;
@@ -109,18 +111,19 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
                 continue;
             }
             let mut target = self.hash_at(index) & (slots - 1);
-            // SAFETY: a slot of the new table, in which more than so many are empty.
+            // SAFETY: the index is masked, so it is in the new table. The loop ends: an eighth of
+            // the slots stay empty.
             while unsafe { table.add(target as usize).as_ref() }.hash != 0 {
                 target = (target + 1) & (slots - 1);
             }
-            // SAFETY: as above; the entry is this one's from now on.
+            // SAFETY: as above; the new table owns the entry from now on.
             unsafe { old.copy_to_nonoverlapping(table.add(target as usize), 1) };
         }
         let old = (self.slots > 0).then(|| self.place.pointer::<u8>());
         self.place.set(table.cast());
         self.slots = slots;
         if let Some(old) = old {
-            // SAFETY: the entries have moved on.
+            // SAFETY: the entries were moved to the new table.
             unsafe { free(&heap, old) };
         }
         Ok(())
@@ -128,12 +131,12 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
 
     fn slot(&self, index: u64) -> NonNull<Slot<K, V>> {
         debug_assert!(index < self.slots);
-        // SAFETY: the table has so many slots.
+        // SAFETY: the table has `slots` slots, and `index` is below that.
         unsafe { self.place.pointer::<Slot<K, V>>().add(index as usize) }
     }
 
     fn hash_at(&self, index: u64) -> u64 {
-        // SAFETY: a slot, whose hash is always there.
+        // SAFETY: a slot, whose hash is always initialized.
         unsafe { (&raw const (*self.slot(index).as_ptr()).hash).read() }
     }
 
@@ -184,12 +187,12 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         self.find(key).map(|index| unsafe { self.value_at(index).as_ref() })
     }
 
-    /// The value of a key, to change.
+    /// The value of a key, mutably.
     pub fn get_mut<Q: StableHash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
     {
-        // SAFETY: an occupied slot has a value, and the map is borrowed uniquely.
+        // SAFETY: an occupied slot has a value, and the map is borrowed mutably.
         self.find(key).map(|index| unsafe { self.value_at(index).as_mut() })
     }
 
@@ -201,7 +204,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         self.find(key).is_some()
     }
 
-    /// Gives a key a value; returns the one before. If there was one, the key stays as it was.
+    /// Sets the value of a key; returns the previous one. An existing key is kept.
     ///
     /// # Errors
     /// [`HeapError::Full`]; key and value are dropped then.
@@ -227,7 +230,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         Ok(None)
     }
 
-    /// Removes a key; its value, if it had one.
+    /// Removes a key; returns its value, if it was present.
     pub fn remove<Q: StableHash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -235,7 +238,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         self.remove_entry(key).map(|(_, value)| value)
     }
 
-    /// Removes a key; it and its value, if it had one.
+    /// Removes a key; returns the key and its value, if it was present.
     pub fn remove_entry<Q: StableHash + Eq + ?Sized>(&mut self, key: &Q) -> Option<(K, V)>
     where
         K: Borrow<Q>,
@@ -244,7 +247,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         Some(self.take(index))
     }
 
-    /// Takes the entry out of a slot, and moves those up that are behind it for its sake.
+    /// Removes the entry from a slot, and moves up later entries of its chain.
     fn take(&mut self, index: u64) -> (K, V) {
         // SAFETY: an occupied slot has a key, which is overwritten or forgotten below.
         let key = unsafe { self.key_at(index).read() };
@@ -252,10 +255,11 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         let value = unsafe { self.value_at(index).read() };
         let (mut hole, mut at) = (index, self.next(index));
         while self.hash_at(at) != 0 {
-            // Slots from its first choice on; it may move to the hole if that is not before its first choice.
+            // Distances from a slot to `at`. The entry may move to the hole unless the hole is
+            // before its preferred slot.
             let distance = |from: u64| at.wrapping_sub(from) & (self.slots - 1);
             if distance(self.hash_at(at)) >= distance(hole) {
-                // SAFETY: two different slots; what was in the hole is gone.
+                // SAFETY: two different slots; the entry in the hole was moved out.
                 unsafe { self.slot(at).copy_to_nonoverlapping(self.slot(hole), 1) };
                 hole = at;
             }
@@ -267,7 +271,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
     }
 
     fn set_empty(&mut self, index: u64) {
-        // SAFETY: a slot, whose entry is gone.
+        // SAFETY: a slot whose entry was moved out.
         unsafe { (&raw mut (*self.slot(index).as_ptr()).hash).write(0) };
     }
 
@@ -275,10 +279,10 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
     pub fn clear(&mut self) {
         for index in 0..self.slots {
             if self.hash_at(index) != 0 {
-                // First, so that an entry whose drop panics is not dropped again.
+                // Clear the hash first, so that an entry whose drop panics is not dropped again.
                 self.set_empty(index);
                 self.len -= 1;
-                // SAFETY: the slot was occupied, and is not any more.
+                // SAFETY: the slot was occupied and is marked empty, so this is its only drop.
                 unsafe { self.key_at(index).drop_in_place() };
                 // SAFETY: as above.
                 unsafe { self.value_at(index).drop_in_place() };
@@ -291,7 +295,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         Iter { map: self, index: 0 }
     }
 
-    /// The entries with values to change, in no particular order.
+    /// The entries with mutable values, in no particular order.
     pub fn iter_mut(&mut self) -> IterMut<'_, 'h, K, V> {
         IterMut { index: 0, map: NonNull::from(self), borrow: PhantomData }
     }
@@ -309,7 +313,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> Drop for PHashMap<'h, K, V> {
         }
         self.clear();
         if self.slots > 0 {
-            // SAFETY: there is a table, and nothing is in it any more.
+            // SAFETY: the map has a table, which contains no entry any more.
             unsafe { self.place.free() };
         }
     }
@@ -332,12 +336,12 @@ impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for Iter<'a, 'h, K, V> {
         self.index = index + 1;
         // SAFETY: an occupied slot has a key.
         let key = unsafe { map.key_at(index).as_ref() };
-        // SAFETY: and a value.
+        // SAFETY: it also has a value.
         Some((key, unsafe { map.value_at(index).as_ref() }))
     }
 }
 
-/// The entries of a [`PHashMap`], with values to change.
+/// The entries of a [`PHashMap`], with mutable values.
 pub struct IterMut<'a, 'h, K: Persist<'h>, V: Persist<'h>> {
     map: NonNull<PHashMap<'h, K, V>>,
     index: u64,
@@ -347,7 +351,8 @@ pub struct IterMut<'a, 'h, K: Persist<'h>, V: Persist<'h>> {
 impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for IterMut<'a, 'h, K, V> {
     type Item = (&'a K, &'a mut V);
     fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: borrowed uniquely by this iterator; values lent before lie in the table, not in the map itself.
+        // SAFETY: this iterator borrows the map mutably; values already lent are in the table, not
+        // in the map struct.
         let map = unsafe { self.map.as_ref() };
         let Some(index) = map.occupied(self.index) else {
             self.index = map.slots;
@@ -356,7 +361,7 @@ impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for IterMut<'a, 'h, K, V> 
         self.index = index + 1;
         // SAFETY: an occupied slot has a key.
         let key = unsafe { map.key_at(index).as_ref() };
-        // SAFETY: and a value, which is lent once.
+        // SAFETY: it also has a value, which is lent once.
         Some((key, unsafe { map.value_at(index).as_mut() }))
     }
 }

@@ -1,4 +1,4 @@
-//! Collections that live in a persistent object.
+//! Collections stored in a persistent object.
 //!
 //! | here | like | |
 //! |---|---|---|
@@ -8,9 +8,10 @@
 //! | [`PBTreeMap`] | `BTreeMap` | nodes of about a quarter of a page |
 //! | [`PHashMap`] | `HashMap` | one table, hash and entry side by side; hashes by [`StableHash`] |
 //!
-//! They are `repr(C)` and hold plain addresses, so they are used where they lie, without opening, decoding or a
-//! handle to pass. Each is made with a [`HeapRef`](crate::heap::HeapRef), owns its memory and gives it back when dropped, as in
-//! `std`. What allocates returns a `Result`: an object can be full. On an error nothing was changed.
+//! They are `repr(C)` and hold plain addresses, so they are used in place, without opening,
+//! decoding or a handle to pass. Each is created with a [`HeapRef`](crate::heap::HeapRef), owns its
+//! memory and frees it on drop, as in `std`. Allocating methods return a `Result`, because an
+//! object can be full. On an error nothing has changed.
 //!
 //! ```
 //! use aquifer_object::collections::{PBTreeMap, PString};
@@ -49,10 +50,11 @@
 //! ```
 //!
 //! # Panics
-//! A collection panics where its memory cannot be given back: the allocator's metadata was damaged meanwhile.
+//! A collection panics if its memory cannot be freed because the allocator's metadata is damaged.
 //!
 //! # Fork
-//! A forked child has neither the heap nor its memory. Dropping what it inherited does nothing; looking into it faults.
+//! A forked child has neither the heap nor its memory. Dropping an inherited collection does
+//! nothing; accessing it faults.
 
 mod boxed;
 mod btree_map;

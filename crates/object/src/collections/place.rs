@@ -1,7 +1,7 @@
-//! The address that a collection keeps: of its memory, or of its heap while it has none.
+//! The address that a collection stores: of its memory, or of its heap while it has none.
 //!
-//! Either way it says which heap to allocate from, and it is never null. It is kept as a number: what lies in an
-//! object came from a file, and becomes a pointer only when it is used.
+//! In both cases it identifies the heap to allocate from, and is never null. It is stored as a
+//! number: content of an object comes from a file, and becomes a pointer only on use.
 
 use std::alloc::Layout;
 use std::num::NonZeroU64;
@@ -23,7 +23,7 @@ fn number(pointer: NonNull<u8>) -> NonZeroU64 {
 }
 
 impl<'h> Place<'h> {
-    /// No memory yet.
+    /// The place of a collection without memory.
     pub fn none(heap: HeapRef<'h>) -> Place<'h> {
         Place::of(heap.shared().base())
     }
@@ -38,17 +38,17 @@ impl<'h> Place<'h> {
             .expect("it is not zero")
     }
 
-    /// The heap it lies in.
+    /// The heap that contains the address.
     ///
     /// # Panics
-    /// If it lies in none, which the object's content being damaged would explain.
+    /// If no open heap contains it, which means that the object's content is damaged.
     pub fn heap(&self) -> Arc<Shared> {
         registry::heap_at(self.address.get())
             .expect("a collection's memory lies in the heap that is entered; the object is damaged")
     }
 
-    /// Whether this is a forked child's copy of what its parent has in a heap: there is nothing to drop, and its memory
-    /// is not there to be looked at.
+    /// Whether this is a forked child's copy of a collection in its parent's heap: there is nothing
+    /// to drop, and the memory is not mapped.
     pub fn is_parents(&self) -> bool {
         registry::is_parents(self.address.get())
     }
@@ -58,10 +58,10 @@ impl<'h> Place<'h> {
         self.address = number(memory);
     }
 
-    /// Gives the memory back; there is none then.
+    /// Frees the memory; the collection has none then.
     ///
     /// # Safety
-    /// It is memory, and nobody uses it any more.
+    /// The collection has memory, which is not used any more.
     pub unsafe fn free(&mut self) {
         let heap = self.heap();
         // SAFETY: the caller's promise.
@@ -70,10 +70,10 @@ impl<'h> Place<'h> {
     }
 }
 
-/// Gives memory back to its heap.
+/// Frees memory of a heap.
 ///
 /// # Safety
-/// Nobody uses it any more.
+/// The memory is not used any more.
 pub(crate) unsafe fn free(heap: &Shared, memory: NonNull<u8>) {
     // SAFETY: the caller's promise.
     if let Err(error) = unsafe { heap.free(memory) } {

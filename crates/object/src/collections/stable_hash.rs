@@ -1,20 +1,22 @@
 //! Hashes that are the same in every process.
 //!
-//! A hash map in an object outlives the program that filled it. `std::hash::Hash` does not say what it feeds a hasher,
-//! and that may change with the compiler; and `HashMap` seeds its hasher anew in every process. So keys here have a
-//! hash that is defined: XXH3 with 64 bits over the bytes stated below.
+//! A hash map in an object outlives the program that filled it. `std::hash::Hash` does not define
+//! which bytes it feeds a hasher, so they may change with the compiler, and `HashMap` seeds its
+//! hasher anew in every process. So keys here have a defined hash: 64-bit XXH3 over the bytes
+//! stated below.
 //!
-//! It is not keyed: who can choose the keys can make them collide. Do not use it on keys from an adversary.
+//! The hash is not keyed: an attacker who chooses the keys can make them collide. Do not use it on
+//! untrusted keys.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// A hash that is part of the format. What is equal hashes equally, borrowed forms included.
+/// A hash that is part of the format. Equal values, including borrowed forms, have equal hashes.
 pub trait StableHash {
     /// The hash.
     fn stable_hash(&self) -> u64;
 }
 
-/// The hash of several, in this order: for a type with several fields.
+/// Combines hashes in order: for a type with several fields.
 pub fn combine<const N: usize>(hashes: [u64; N]) -> u64 {
     hashes.into_iter().fold(N as u64, |all, hash| xxh3_64_with_seed(&hash.to_le_bytes(), all))
 }
@@ -69,7 +71,7 @@ impl<T: StableHash + ?Sized> StableHash for &T {
 mod tests {
     use super::*;
 
-    /// The reference values of XXH3, so that the format does not depend on whose implementation this is.
+    /// The reference values of XXH3: the format must not depend on the implementation used.
     #[test]
     fn hashes_are_those_of_xxh3() {
         assert_eq!("".stable_hash(), 0x2d06_8005_38d3_94c2);

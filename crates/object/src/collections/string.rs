@@ -17,7 +17,8 @@ pub struct PString<'h> {
     bytes: PVec<'h, u8>,
 }
 
-// SAFETY: a vector of bytes; its shape says that they are text, which other bytes are not taken for.
+// SAFETY: a vector of bytes; its shape marks them as text, so that other bytes are not taken for
+// text.
 unsafe impl<'h> Persist<'h> for PString<'h> {
     fn shape(shape: &mut Shape) {
         shape.parts::<Self>("string", PVec::<'h, u8>::shape);
@@ -42,7 +43,7 @@ impl<'h> PString<'h> {
 
     /// The text.
     pub fn as_str(&self) -> &str {
-        // SAFETY: only whole texts are ever appended, and only whole characters cut off.
+        // SAFETY: only whole strings are appended, and only whole characters are removed.
         unsafe { str::from_utf8_unchecked(&self.bytes) }
     }
 
@@ -69,7 +70,7 @@ impl<'h> PString<'h> {
         Some(last)
     }
 
-    /// Cuts the text off at a byte.
+    /// Truncates the text to `len` bytes.
     ///
     /// # Panics
     /// If that is inside a character.

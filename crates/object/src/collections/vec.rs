@@ -12,7 +12,7 @@ use crate::persist::{Persist, Shape};
 
 /// A growable array in the heap with the lifetime `'h`, like `Vec`; derefs to a slice.
 ///
-/// Elements have a size: `PVec<()>` does not compile.
+/// Elements must not be zero-sized: `PVec<()>` does not compile.
 #[repr(C)]
 pub struct PVec<'h, T: Persist<'h>> {
     place: Place<'h>,
@@ -46,7 +46,7 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         Ok(vec)
     }
 
-    /// Takes over the elements of a vector over the same heap, without moving them.
+    /// Takes over the memory of a vector in the same heap, without moving its elements.
     pub fn from_vec(vec: allocator_api2::vec::Vec<T, HeapRef<'h>>) -> PVec<'h, T> {
         let mut vec = ManuallyDrop::new(vec);
         let mut taken = PVec::new_in(*vec.allocator());
@@ -59,14 +59,15 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         taken
     }
 
-    /// Becomes a vector of `allocator-api2`, without moving the elements.
+    /// Converts to a vector of `allocator-api2`, without moving the elements.
     pub fn into_vec(self, heap: HeapRef<'h>) -> allocator_api2::vec::Vec<T, HeapRef<'h>> {
         let this = ManuallyDrop::new(self);
         let (len, capacity) = (this.len as usize, this.capacity as usize);
         if capacity == 0 {
             return allocator_api2::vec::Vec::new_in(heap);
         }
-        // SAFETY: memory of this heap, aligned for so many elements, of which the first `len` are there.
+        // SAFETY: memory of this heap with room for `capacity` elements, the first `len`
+        // initialized.
         unsafe {
             allocator_api2::vec::Vec::from_raw_parts_in(
                 this.place.pointer().as_ptr(),
@@ -86,7 +87,7 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         if self.capacity == 0 { NonNull::dangling() } else { self.place.pointer() }
     }
 
-    /// Makes room for exactly so many elements, or a few more; not fewer than there are.
+    /// Makes room for at least `capacity` elements, which must not be less than the length.
     fn set_capacity(&mut self, capacity: usize) -> Result<(), HeapError> {
         if capacity == 0 {
             return Ok(());
@@ -96,7 +97,7 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         let memory = if self.capacity == 0 {
             heap.allocate(layout)?
         } else {
-            // SAFETY: the vector's own memory; it leaves off nothing that is in use.
+            // SAFETY: the vector's own memory; all elements fit in the new layout.
             unsafe { heap.reallocate(self.place.pointer(), layout) }?
         };
         self.place.set(memory.cast());
@@ -104,7 +105,7 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         Ok(())
     }
 
-    /// Makes room for `additional` elements more.
+    /// Makes room for `additional` more elements.
     ///
     /// # Errors
     /// [`HeapError::Full`].
@@ -113,21 +114,21 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         if needed <= self.capacity() {
             return Ok(());
         }
-        // Doubling keeps pushes amortised; where that much is not free, what is needed will do.
+        // Doubling keeps pushes amortised. If that much is not free, allocate only what is needed.
         match self.set_capacity(needed.max(self.capacity().saturating_mul(2))) {
             Err(HeapError::Full { .. }) => self.set_capacity(needed),
             done => done,
         }
     }
 
-    /// Gives back memory that is not needed.
+    /// Frees unused capacity.
     ///
     /// # Errors
     /// [`HeapError::Damaged`].
     pub fn shrink_to_fit(&mut self) -> Result<(), HeapError> {
         if self.len == 0 && self.capacity > 0 {
             self.capacity = 0;
-            // SAFETY: there was memory, and no element is in it.
+            // SAFETY: the vector has memory, which contains no element.
             unsafe { self.place.free() };
             return Ok(());
         }
@@ -149,11 +150,11 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
     /// Removes the last element.
     pub fn pop(&mut self) -> Option<T> {
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: it was the last one, and is not the vector's any more.
+        // SAFETY: it was the last element, and the vector does not own it any more.
         Some(unsafe { self.start().add(self.len()).read() })
     }
 
-    /// Puts an element in front of the one at `index`.
+    /// Inserts an element before the one at `index`.
     ///
     /// # Errors
     /// [`HeapError::Full`]; the element is dropped then.
@@ -164,17 +165,17 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         let len = self.len();
         assert!(index <= len, "insertion at {index} in {len} elements");
         self.reserve(1)?;
-        // SAFETY: at most behind the last element.
+        // SAFETY: at most just after the last element.
         let place = unsafe { self.start().add(index) };
         // SAFETY: there is room for one more.
         unsafe { place.copy_to(place.add(1), len - index) };
-        // SAFETY: what was there has moved on.
+        // SAFETY: the previous element was moved on.
         unsafe { place.write(element) };
         self.len += 1;
         Ok(())
     }
 
-    /// Removes the element at `index`; those behind move up.
+    /// Removes the element at `index`; later ones move up.
     ///
     /// # Panics
     /// If there is none.
@@ -183,15 +184,15 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         assert!(index < len, "removal at {index} of {len} elements");
         // SAFETY: an element.
         let place = unsafe { self.start().add(index) };
-        // SAFETY: it is overwritten below, or is behind the last one then.
+        // SAFETY: the slot is overwritten below, or lies after the last element then.
         let removed = unsafe { place.read() };
-        // SAFETY: the elements behind it.
+        // SAFETY: the elements after it.
         unsafe { place.copy_from(place.add(1), len - index - 1) };
         self.len -= 1;
         removed
     }
 
-    /// Removes the element at `index`; the last one takes its place.
+    /// Removes the element at `index`; the last one replaces it.
     ///
     /// # Panics
     /// If there is none.
@@ -204,11 +205,11 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
     /// Drops the elements from `len` on.
     pub fn truncate(&mut self, len: usize) {
         let Some(surplus) = self.len().checked_sub(len) else { return };
-        // First, so that an element whose drop panics is not dropped again.
+        // Set first, so that an element whose drop panics is not dropped again.
         self.len = len as u64;
-        // SAFETY: the elements behind the new length.
+        // SAFETY: the elements after the new length.
         let behind = NonNull::slice_from_raw_parts(unsafe { self.start().add(len) }, surplus);
-        // SAFETY: they are not the vector's any more.
+        // SAFETY: the vector does not own them any more.
         unsafe { behind.drop_in_place() };
     }
 
@@ -228,13 +229,13 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         self.reserve(elements.len())?;
         // SAFETY: there is room.
         let end = unsafe { self.start().add(self.len()) };
-        // SAFETY: a slice cannot lie in memory that is borrowed uniquely.
+        // SAFETY: a slice cannot overlap memory that is borrowed mutably.
         unsafe { end.copy_from_nonoverlapping(NonNull::from(elements).cast(), elements.len()) };
         self.len += elements.len() as u64;
         Ok(())
     }
 
-    /// Makes it `len` elements long, with copies of `element` where it grows.
+    /// Changes the length to `len`, filling with copies of `element`.
     ///
     /// # Errors
     /// [`HeapError::Full`].
@@ -254,14 +255,14 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
 impl<'h, T: Persist<'h>> Deref for PVec<'h, T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: so many elements are there.
+        // SAFETY: the first `len` elements are initialized.
         unsafe { NonNull::slice_from_raw_parts(self.start(), self.len as usize).as_ref() }
     }
 }
 
 impl<'h, T: Persist<'h>> DerefMut for PVec<'h, T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and the vector is borrowed uniquely.
+        // SAFETY: as above, and the vector is borrowed mutably.
         unsafe { NonNull::slice_from_raw_parts(self.start(), self.len as usize).as_mut() }
     }
 }
@@ -273,7 +274,7 @@ impl<'h, T: Persist<'h>> Drop for PVec<'h, T> {
         }
         self.clear();
         if self.capacity > 0 {
-            // SAFETY: there is memory, and no element is in it any more.
+            // SAFETY: the vector has memory, which contains no element any more.
             unsafe { self.place.free() };
         }
     }

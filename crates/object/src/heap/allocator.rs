@@ -1,7 +1,8 @@
-//! Collections of `allocator-api2` in a heap, and what may be kept in it.
+//! `allocator-api2` collections in a heap, and what may be stored in it.
 //!
-//! `&ObjectHeap` and [`HeapRef`] are allocators, so `allocator_api2::vec::Vec` and `allocator_api2::boxed::Box` work
-//! over an object's memory, and so does any other collection that takes an `Allocator`:
+//! `&ObjectHeap` and [`HeapRef`] are allocators, so `allocator_api2::vec::Vec` and
+//! `allocator_api2::boxed::Box` work in an object's memory, and so does any other collection that
+//! takes an `Allocator`:
 //!
 //! ```
 //! # use aquifer_object::heap::{ObjectHeap, Placement};
@@ -20,23 +21,26 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What such a collection is not
-//! It uses the object's memory, but it is not a persistent collection: it must not itself be *stored* in the object.
+//! # Such collections are not persistent
+//! They use the object's memory, but must not themselves be *stored* in the object:
 //!
-//! * **The allocator handle** in it is a pointer into DRAM, which means nothing after a restart.
-//! * **Its layout** is the compiler's choice (`repr(Rust)`) and may differ in the next build of the program. That is
-//!   true of `Vec`, `String`, `Box<T, A>`, `Option<T>`, tuples and every struct without `repr(C)`.
-//! * **hashbrown's tables** (`HashMap`, `HashSet`) point, while empty, at static data of the executable, and are
-//!   at another address in every run. Their hasher is seeded anew in every process, too.
+//! * **The allocator handle** is a pointer into DRAM, which is invalid after a restart.
+//! * **The layout** is the compiler's choice (`repr(Rust)`) and may differ in the next build of the
+//!   program. That applies to `Vec`, `String`, `Box<T, A>`, `Option<T>`, tuples and every struct
+//!   without `repr(C)`.
+//! * **hashbrown's tables** (`HashMap`, `HashSet`) point, while empty, at static data of the
+//!   executable, which has another address in every run. Their hasher also gets a new seed in every
+//!   process.
 //! * **`Rc`, `Arc`** count owners that do not exist any more after a crash.
 //! * **References, function pointers, `dyn` objects** point into the executable or the stack.
 //!
-//! What is stored must be [`Persist`](crate::persist::Persist), and none of these is. What may be stored are the
-//! [collections](crate::collections) of this crate: [`PBox`], [`PVec`], [`PString`], [`PBTreeMap`] and [`PHashMap`].
-//! A `Vec` over a [`HeapRef`] becomes a [`PVec`] and back without copying: [`PVec::from_vec`] and [`PVec::into_vec`].
+//! Stored values must be [`Persist`](crate::persist::Persist), which none of these is. Use the
+//! [collections](crate::collections) of this crate: [`PBox`], [`PVec`], [`PString`], [`PBTreeMap`]
+//! and [`PHashMap`]. A `Vec` over a [`HeapRef`] converts to a [`PVec`] and back without copying:
+//! [`PVec::from_vec`] and [`PVec::into_vec`].
 //!
-//! A collection that is alive when the program ends, and whose memory was in the last `psync`, leaves that memory
-//! allocated without an owner.
+//! If a collection is alive when the program ends, and its memory was in the last `psync`, that
+//! memory stays allocated without an owner.
 //!
 //! [`PBox`]: crate::collections::PBox
 //! [`PVec`]: crate::collections::PVec
@@ -103,8 +107,8 @@ impl Shared {
 
 macro_rules! allocator {
     ($handle:ty) => {
-        // SAFETY: an allocation stays where it is until it is freed; copies of the handle lead to the same heap,
-        // which lives as long as they can. Freeing what is not allocated panics.
+        // SAFETY: an allocation stays in place until it is freed; copies of the handle refer to the
+        // same heap, which outlives them. Freeing memory that is not allocated panics.
         unsafe impl Allocator for $handle {
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
                 self.shared().allocate_any(layout, false)

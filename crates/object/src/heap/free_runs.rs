@@ -1,11 +1,11 @@
 //! Runs of free pages, in DRAM.
 //!
-//! Best fit, the lowest of equals: small requests fill small gaps, and what is in use stays together at the front.
-//! Nothing of this is in the object: it is found again by reading the page maps.
+//! Best fit, the lowest of equals: small requests fill small gaps, and used pages stay together at
+//! the front. Nothing of this is stored in the object: it is rebuilt from the page maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Runs of pages, by place for merging and by length for finding.
+/// Free runs, by page for merging and by length for allocation.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct FreeRuns {
     by_page: BTreeMap<u64, u64>,
@@ -14,7 +14,7 @@ pub(crate) struct FreeRuns {
 }
 
 impl FreeRuns {
-    /// Free pages altogether.
+    /// The total number of free pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -24,8 +24,8 @@ impl FreeRuns {
         self.by_length.last().map_or(0, |&(length, _)| length)
     }
 
-    /// Takes `length` pages. `misfit` says how many pages behind a page the next one is that the run may start
-    /// at: 0 everywhere but for large alignments.
+    /// Takes `length` pages. `misfit` returns the distance in pages from a page to the next page
+    /// the run may start at: 0 except for large alignments.
     pub fn take(&mut self, length: u64, misfit: impl Fn(u64) -> u64) -> Option<u64> {
         let fits = |&(found, page): &(u64, u64)| {
             let skip = misfit(page);
@@ -52,7 +52,7 @@ impl FreeRuns {
         true
     }
 
-    /// Gives pages back; neighbours become one run.
+    /// Returns pages to the free runs, merging neighbours.
     pub fn insert(&mut self, mut page: u64, mut length: u64) {
         if let Some((&before, &found)) = self.by_page.range(..page).next_back()
             && before + found == page
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use aquifer_testkit::rng::Rng;
 
-    /// Against one flag a page.
+    /// Compares with a model of one flag per page.
     #[test]
     fn agrees_with_a_bitmap() {
         const PAGES: usize = 200;

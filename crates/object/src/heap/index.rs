@@ -1,12 +1,12 @@
-//! What the allocator remembers in DRAM: which pages are free and which slabs have room.
+//! The allocator's index in DRAM: the free pages, and the slabs with room.
 //!
-//! Found by one pass over the page maps when it is first needed, and never stored: a list in the object would
-//! have to be changed in pages that are otherwise left alone.
+//! Built by one pass over the page maps on first use, and never stored: maintaining a list in the
+//! object would dirty pages that are otherwise untouched.
 //!
-//! # Which slab is taken
-//! The one a block was last given back to or taken from, as long as it has room: its page is dirty already.
-//! Then the one before it, and so on; after a few, the lowest one with room, so that what is in use stays
-//! together and high pages become free.
+//! # Slab selection
+//! The slab most recently allocated from or freed into, as long as it has room: its page is already
+//! dirty. Then the one used before it, and so on; after a few, the lowest one with room, so that
+//! used pages stay together and high pages become free.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use super::free_runs::FreeRuns;
 use super::pages::{Pages, Piece};
 use super::size_class::{CLASS_COUNT, SizeClass};
 
-/// How many slabs a class remembers as recently used.
+/// How many recently used slabs are kept per class.
 const RECENT: usize = 16;
 
 /// See the module documentation.
@@ -29,12 +29,12 @@ pub(crate) struct Index {
 #[derive(Debug, Default)]
 pub(crate) struct Slabs {
     with_room: BTreeSet<u64>,
-    /// The most recent last. May name slabs that have no room any more.
+    /// Most recent last. May contain slabs that have no room any more.
     recent: Vec<u64>,
 }
 
 impl Index {
-    /// Reads the maps.
+    /// Builds the index from the page maps.
     pub fn scan(pages: &Pages) -> Result<Index, HeapError> {
         let mut index = Index::default();
         for zone in &pages.header.zones {
@@ -56,7 +56,7 @@ impl Index {
         &mut self.classes[usize::from(class.number())]
     }
 
-    /// Whether a slab is known to have room.
+    /// Whether the index lists a slab as having room.
     pub fn has_room(&self, class: SizeClass, page: u64) -> bool {
         self.classes[usize::from(class.number())].with_room.contains(&page)
     }
@@ -76,7 +76,7 @@ impl Slabs {
         Some(lowest)
     }
 
-    /// The slab has room, and was used just now.
+    /// Notes that a slab has room and was just used.
     pub fn used(&mut self, page: u64) {
         self.with_room.insert(page);
         if self.recent.last() != Some(&page) {
@@ -87,12 +87,12 @@ impl Slabs {
         }
     }
 
-    /// The slab has no room, or is no more.
+    /// Notes that a slab has no room or was freed.
     pub fn remove(&mut self, page: u64) {
         self.with_room.remove(&page);
     }
 
-    /// Whether another slab than this one has room.
+    /// Whether any slab other than this one has room.
     pub fn others(&self, page: u64) -> bool {
         self.with_room.len() > usize::from(self.with_room.contains(&page))
     }

@@ -1,4 +1,4 @@
-//! Bytes of a heap, version 1.
+//! The heap's on-media format, version 1.
 //!
 //! ```text
 //!  page 0     1 …            …                                    …              …
@@ -15,24 +15,26 @@
 //!           └────────────────────┴─────────┴─────────┴───
 //! ```
 //!
-//! All is little-endian, and all places are offsets from the start of the heap: a heap may be copied to another
-//! address. Only `maps_ready` pages of a zone's map count; what lies behind them is free, whatever the bytes
-//! say. So formatting writes a header and one page of map, however long the object is.
+//! All numbers are little-endian, and all references are offsets from the start of the heap: a heap
+//! may be copied to another address. Only the first `maps_ready` pages of a zone's map are valid;
+//! pages beyond them are free, whatever the bytes are. So formatting writes only the header,
+//! however long the object is.
 //!
-//! A page map is given room for as many pages more as the heap has, so that a heap that grows in small steps has few
-//! zones: a new one each time it has doubled. A run never crosses from one zone to the next.
+//! A page map has room for as many additional pages as the heap has, so that a heap that grows in
+//! small steps has few zones: a new one each time it has doubled. A run never spans two zones.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::error::{Damage, HeapError, RootTag};
 
-/// Size of a page: what `psync` writes when anything in it was stored to.
+/// Size of a page: the unit that `psync` writes.
 pub const PAGE_BYTES: u64 = aquifer_pool::format::PAGE_BYTES;
-/// The version of the format. It is frozen: heaps of this version stay readable. (Version 0 was experimental.)
+/// The version of the format. It is frozen: heaps of this version stay readable. (Version 0 was
+/// experimental.)
 pub const HEAP_FORMAT_VERSION: u32 = 1;
 
-/// How many zones a header has room for.
+/// The most zones a header has room for.
 pub(crate) const MAX_ZONES: usize = 64;
 const MAGIC: [u8; 8] = *b"AQFRHEAP";
 const FLAG_RELOCATABLE: u32 = 1;
@@ -78,12 +80,12 @@ const _: () = {
 /// The first page of a heap, decoded and validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Where the heap belongs; `None` if it may be anywhere.
+    /// The address the heap must be at; `None` if it may be at any.
     pub address: Option<u64>,
     /// A multiple of the page size.
     pub len_bytes: u64,
     pub root: Option<Root>,
-    /// In the order of their pages, and without gaps.
+    /// In page order, without gaps.
     pub zones: Vec<Zone>,
 }
 
@@ -98,7 +100,7 @@ pub(crate) struct Root {
 pub(crate) struct Zone {
     pub map_first_page: u64,
     pub map_pages: u64,
-    /// So many pages of the map count.
+    /// How many pages of the map are valid.
     pub maps_ready: u64,
     pub data_pages: u64,
 }
@@ -106,9 +108,10 @@ pub(crate) struct Zone {
 impl Zone {
     /// A zone in `pages` pages from `first_page`, all of it free. `None` if they are too few.
     pub fn fresh(first_page: u64, pages: u64) -> Option<Zone> {
-        // The heap's pages but for its header, and the zone's.
+        // The heap's pages without its header, plus the zone's.
         let room_pages = pages.checked_mul(2)?.checked_add(first_page - 1)?;
-        // Where little is added to much, the map must leave room for what it describes.
+        // If the addition is small compared with the heap, the map must still leave room for data
+        // pages.
         let map_pages = room_pages.div_ceil(PAGE_BYTES).min(pages / 2).max(1);
         let data_pages = pages.checked_sub(map_pages).filter(|&left| left > 0)?;
         Some(Zone { map_first_page: first_page, map_pages, maps_ready: 0, data_pages })
@@ -118,12 +121,12 @@ impl Zone {
         self.map_first_page + self.map_pages
     }
 
-    /// The first page behind the zone.
+    /// The first page after the zone.
     pub fn end_page(&self) -> u64 {
         self.data_first_page() + self.data_pages
     }
 
-    /// The first page that the ready maps say nothing about.
+    /// The first data page that the ready maps do not describe.
     pub fn ready_end_page(&self) -> u64 {
         self.data_first_page() + self.data_pages.min(self.maps_ready * PAGE_BYTES)
     }
@@ -133,14 +136,14 @@ impl Zone {
         self.map_pages * PAGE_BYTES
     }
 
-    /// Where the map's byte for a data page of this zone is.
+    /// The offset of the map's byte for a data page of this zone.
     pub fn map_offset(&self, page: u64) -> u64 {
         self.map_first_page * PAGE_BYTES + (page - self.data_first_page())
     }
 }
 
 impl Header {
-    /// The header as its page of bytes.
+    /// Encodes the header as a page.
     pub fn encode(&self) -> [u8; PAGE_BYTES as usize] {
         let mut zones = [RawZone::new_zeroed(); MAX_ZONES];
         for (raw, zone) in zones.iter_mut().zip(&self.zones) {
@@ -175,8 +178,8 @@ impl Header {
 
     /// Reads and validates the header of the heap at `address` from its page.
     ///
-    /// Magic and version come first, so that nothing, something foreign and another version are told from
-    /// damage.
+    /// Magic and version are checked first, to distinguish zeroed memory, foreign content and other
+    /// versions from damage.
     pub fn decode(page: &[u8; PAGE_BYTES as usize], address: u64) -> Result<Header, HeapError> {
         if page.iter().all(|&byte| byte == 0) {
             return Err(HeapError::NotFormatted { address });
@@ -194,8 +197,8 @@ impl Header {
         if raw.checksum.get() != raw.computed_checksum() {
             return Err(HeapError::Damaged { offset_bytes: 0, damage: Damage::HeaderChecksum });
         }
-        // From here on the bytes are those that a heap wrote. It is checked all the same that they cannot
-        // lead out of the memory.
+        // The checksum matches, so a heap wrote these bytes. Still check that no field points out
+        // of the memory.
         raw.decode_fields().map_err(|field| HeapError::Damaged {
             offset_bytes: 0,
             damage: Damage::HeaderField(field),
@@ -295,7 +298,7 @@ mod tests {
         }
     }
 
-    /// Encodes `raw` with a right checksum.
+    /// Returns `page` with a correct checksum.
     fn sealed(mut page: [u8; 4096]) -> [u8; 4096] {
         let checksum = aquifer_pool::format::checksum(&[&page[..4088]]);
         page[4088..].copy_from_slice(&checksum.to_le_bytes());
@@ -328,7 +331,7 @@ mod tests {
         }
     }
 
-    /// A right checksum does not make nonsense acceptable.
+    /// A correct checksum does not make invalid fields acceptable.
     #[test]
     fn fields_that_lead_outside_are_refused() {
         let cases: [(usize, u64, &str); 12] = [
@@ -354,7 +357,7 @@ mod tests {
         }
     }
 
-    /// More data pages than the map has bytes, though all of them are there.
+    /// More data pages than the map has bytes, although the pages exist.
     #[test]
     fn a_map_that_is_too_short_is_refused() {
         let zone = Zone { map_first_page: 1, map_pages: 1, maps_ready: 0, data_pages: 4097 };

@@ -1,7 +1,7 @@
-//! The bytes of a heap, by offset.
+//! Checked access to a heap's bytes by offset.
 //!
-//! Every access of the allocator to the object goes through here and is checked against the length, so that
-//! damaged metadata can mislead the allocator but never lead it out of the object.
+//! Every access of the allocator to the object goes through this module and is checked against the
+//! length, so that damaged metadata cannot make the allocator access memory outside the object.
 
 use std::ptr::NonNull;
 
@@ -17,13 +17,13 @@ pub(crate) struct Memory {
     len_bytes: u64,
 }
 
-// SAFETY: an address and a length; who may use the bytes when is decided by the lock over the heap's state.
+// SAFETY: an address and a length; the lock over the heap's state serializes access to the bytes.
 unsafe impl Send for Memory {}
 
 impl Memory {
     /// # Safety
-    /// The range is readable as long as this is used, and writable if anything is stored; nobody else changes
-    /// the bytes that are loaded or stored meanwhile.
+    /// The range is readable as long as this is used, and writable if anything is stored. No other
+    /// code modifies bytes while they are loaded or stored here.
     pub unsafe fn new(base: NonNull<u8>, len_bytes: u64) -> Memory {
         Memory { base, len_bytes }
     }
@@ -32,7 +32,7 @@ impl Memory {
         self.len_bytes
     }
 
-    /// The same memory with another length, which the promise of [`Memory::new`] must hold for.
+    /// The same memory with another length, for which the contract of [`Memory::new`] must hold.
     pub fn with_len(self, len_bytes: u64) -> Memory {
         Memory { len_bytes, ..self }
     }
@@ -59,7 +59,7 @@ impl Memory {
 
     pub fn load<T: FromBytes>(&self, offset: u64) -> Result<T, HeapError> {
         let place = self.at(offset, size_of::<T>() as u64)?;
-        // SAFETY: inside the memory; any bytes are a `T`.
+        // SAFETY: inside the memory; any bytes are a valid `T`.
         Ok(unsafe { place.cast::<T>().read_unaligned() })
     }
 
@@ -73,7 +73,7 @@ impl Memory {
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), HeapError> {
         let len = target.len();
         let source = self.at(offset, len as u64)?;
-        // SAFETY: inside the memory; the target is the caller's own.
+        // SAFETY: inside the memory; the target is a separate buffer of the caller.
         unsafe { source.copy_to_nonoverlapping(NonNull::from(target).cast(), len) };
         Ok(())
     }
@@ -85,7 +85,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes bytes zero, and stores only to pages where they are not: pages of a fresh object stay untouched.
+    /// Zeroes bytes, storing only to pages that are not already zero: pages of a fresh object stay
+    /// clean.
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), HeapError> {
         self.at(offset, len)?;
         let end = offset + len;
@@ -125,7 +126,7 @@ mod tests {
     fn nothing_outside_is_reached() {
         let mut bytes = [0xaau8; 64];
         let inner = NonNull::new(bytes[16..48].as_mut_ptr()).unwrap();
-        // SAFETY: the array outlives the memory, and is not used meanwhile.
+        // SAFETY: the array outlives the memory and is not accessed otherwise while it is used.
         let memory = unsafe { Memory::new(inner, 32) };
         assert!(memory.store(24, 1u64).is_ok());
         for offset in [25, 32, 33, u64::MAX, u64::MAX - 7] {

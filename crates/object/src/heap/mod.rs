@@ -1,8 +1,9 @@
 //! The heap inside a persistent object.
 //!
-//! `psync` makes the whole object durable or leaves it as it was. So an ordinary allocator whose state lies in the
-//! object is crash-consistent by itself: after a crash the object is as one `psync` left it, and the allocator's
-//! state fits the program's data. There is no log, no reference counting and no recovery here.
+//! `psync` makes the whole object durable or leaves it as it was. So an ordinary allocator whose
+//! state is stored in the object is crash-consistent without further work: after a crash the object
+//! has the content of one `psync`, and the allocator's state matches the program's data. There is
+//! no log, no reference counting and no recovery.
 //!
 //! ```
 //! use aquifer_object::collections::{PString, PVec};
@@ -50,50 +51,55 @@
 //! ```
 //!
 //! # Two ways to use it
-//! * **Typed**, as above: [`ObjectHeap::enter`] lends a [`Scope`] in which the object's content is ordinary safe Rust,
-//!   made of [`Persist`] types. The lifetime `'h` names the heap: what lives in it can neither leave the scope nor get
-//!   into another heap. For objects at fixed addresses.
-//! * **Raw**: [`ObjectHeap::alloc`], [`ObjectHeap::dealloc`] and [`ObjectHeap::root`] with plain pointers and `unsafe`, as in
-//!   C. In an object that may move, keep [`RelPtr`](crate::pointer::RelPtr)s instead.
+//! * **Typed**, as above: [`ObjectHeap::enter`] lends a [`Scope`] in which the object's content is
+//!   ordinary safe Rust, made of [`Persist`] types. The lifetime `'h` identifies the heap: a value
+//!   stored in it can neither leave the scope nor enter another heap. For objects at fixed
+//!   addresses.
+//! * **Raw**: [`ObjectHeap::alloc`], [`ObjectHeap::dealloc`] and [`ObjectHeap::root`] with plain
+//!   pointers and `unsafe`, as in C. In a relocatable object, store
+//!   [`RelPtr`](crate::pointer::RelPtr)s instead.
 //!
 //! # Few pages
-//! `psync` writes each *page* that was stored to, so the allocator's aim is not to be fast in the first place but to
-//! store to as few pages as it can:
+//! `psync` writes each *page* that was stored to, so the allocator primarily minimizes the number
+//! of dirtied pages rather than CPU time:
 //!
-//! * Small allocations come from slabs whose bitmap lies in the page of the blocks themselves: one page is
-//!   dirtied, and it is the one that the program is about to fill.
-//! * No lists are threaded through the object. Which pages are free and which slabs have room is remembered in DRAM
-//!   and found again, after a restart, by one pass over the page maps (a byte a page).
-//! * A block is taken from the slab that was used last, else from the lowest with room.
-//! * A page map is stored to when a page changes hands or when a slab becomes full or gets noticeable room again (an
-//!   eighth of its blocks; so a slab that is filled and emptied by one block in turn leaves the map alone, and
-//!   after a restart at most that eighth is forgotten until something in the slab is freed).
-//! * There are no counters. The header changes with the root, with `grow`, and when a page of map is first used:
-//!   once in 16 MiB.
+//! * Small allocations come from slabs whose bitmap is in the same page as the blocks: one page is
+//!   dirtied, the one that the program is about to fill.
+//! * No lists are threaded through the object. The set of free pages and of slabs with room is kept
+//!   in DRAM and rebuilt after a restart by one pass over the page maps (one byte per page).
+//! * A block is taken from the most recently used slab, else from the lowest one with room.
+//! * A page map is stored to when a page is allocated or freed, or when a slab becomes full or gets
+//!   noticeable room again (an eighth of its blocks). So a slab that alternates between full and
+//!   one free block does not dirty the map; after a restart at most that eighth is unused until
+//!   something in the slab is freed.
+//! * There are no counters. The header changes with the root, with `grow`, and when a page of map
+//!   is first used: once in 16 MiB.
 //!
-//! So a transaction of a few small allocations and frees dirties about one page per size class, and one of map
-//! if a slab was opened or filled.
+//! So a transaction of a few small allocations and frees dirties about one page per size class,
+//! plus one map page if a slab was created or filled.
 //!
 //! # Invariants
-//! * Where the object's bytes and what DRAM remembers differ, the object's bytes are right.
-//! * A byte of map that says *free* means nobody uses the page; bytes of maps that are not ready mean nothing.
-//! * A slab's header says what the map says of it: class and place. Bits behind its last block are zero.
-//! * All places are offsets from the heap's start.
+//! * Where the object's bytes and the DRAM index differ, the object's bytes are right.
+//! * A map byte of *free* means the page is unused; bytes of maps that are not ready mean nothing.
+//! * A slab's header has the same class and page as the map. Bits after its last block are zero.
+//! * All references are offsets from the heap's start.
 //!
 //! # Damage
-//! The header has a checksum and is validated when the heap is opened. Maps and slabs are validated as they are used:
-//! damage is [`HeapError::Damaged`], and can make the heap hand out memory twice, but never lead it outside the object.
-//! [`ObjectHeap::check`] looks at everything. What the *program* stores is not validated beyond the root's type.
+//! The header has a checksum and is validated when the heap is opened. Maps and slabs are validated
+//! when they are used: damage is reported as [`HeapError::Damaged`]. It can make the heap hand out
+//! memory twice, but never memory outside the object. [`ObjectHeap::check`] validates everything.
+//! The *program's* data is not validated beyond the root's type.
 //!
-//! # Freeing wrongly
-//! Freeing twice, and freeing what is not the start of an allocation, is [`HeapError::NotAllocated`]; collections
-//! and the `Allocator` implementation panic on it. It is undetected if the place was allocated anew meanwhile.
+//! # Invalid frees
+//! Freeing an address twice, or one that is not the start of an allocation, fails with
+//! [`HeapError::NotAllocated`]; collections and the `Allocator` implementation panic on it. A
+//! double free is undetected if the address was allocated again in between.
 //!
 //! # Threads and processes
-//! All methods may be called from many threads; the lock over the allocator is in DRAM. An object has one
-//! writing process at a time. A forked child gets [`HeapError::Forked`].
+//! All methods may be called from many threads; the allocator's lock is in DRAM. An object has one
+//! writing process at a time. Calls in a forked child fail with [`HeapError::Forked`].
 //!
-//! Lock order: the registry of heaps, then nothing; a heap's state, then nothing.
+//! Lock order: no other lock is taken while the registry's lock or a heap's state lock is held.
 
 mod allocator;
 mod error;
@@ -131,12 +137,12 @@ use state::State;
 #[allow(unused_imports, reason = "for the documentation")]
 use crate::persist::Persist;
 
-/// Whether a heap may lie at another address some day.
+/// Whether a heap may later be mapped at another address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Always at the address it was formatted at: plain pointers stay valid.
     Fixed,
-    /// Anywhere: only offsets and [`RelPtr`](crate::pointer::RelPtr)s stay valid.
+    /// At any address: only offsets and [`RelPtr`](crate::pointer::RelPtr)s stay valid.
     Relocatable,
 }
 
@@ -147,13 +153,14 @@ pub struct ObjectHeap {
 }
 
 impl ObjectHeap {
-    /// Makes an empty heap of the memory, whatever it held. Stores to its first page only.
+    /// Creates an empty heap in the memory, overwriting its content. Stores only to its first page.
     ///
     /// # Errors
     /// [`HeapError::TooSmall`], [`HeapError::Misaligned`] or [`HeapError::AlreadyOpen`].
     ///
     /// # Safety
-    /// The memory is readable and writable for `len_bytes` as long as the heap exists, and used through it only.
+    /// The memory is readable and writable for `len_bytes` as long as the heap exists, and is
+    /// accessed only through it.
     pub unsafe fn format(
         start: NonNull<u8>,
         len_bytes: u64,
@@ -178,30 +185,33 @@ impl ObjectHeap {
 
     /// Opens the heap in the memory.
     ///
-    /// `len_bytes` may be more than the heap has, when the object was made larger and the heap not yet
+    /// `len_bytes` may exceed the heap's length, if the object has grown and the heap has not
     /// ([`ObjectHeap::grow`]).
     ///
     /// # Errors
     /// [`HeapError::NotFormatted`] if the memory's first page is zero, as in a fresh object;
-    /// [`HeapError::NotAHeap`], [`HeapError::Version`], [`HeapError::Damaged`], [`HeapError::Length`],
-    /// [`HeapError::Moved`], [`HeapError::Misaligned`], [`HeapError::TooSmall`] or [`HeapError::AlreadyOpen`].
+    /// [`HeapError::NotAHeap`], [`HeapError::Version`], [`HeapError::Damaged`],
+    /// [`HeapError::Length`], [`HeapError::Moved`], [`HeapError::Misaligned`],
+    /// [`HeapError::TooSmall`] or [`HeapError::AlreadyOpen`].
     ///
     /// # Safety
-    /// As for [`ObjectHeap::format`]. And what the memory holds, if it is a heap, is what the use of one left there.
-    /// (A damaged heap is no breach of that as long as its content is not trusted: [`ObjectHeap::check`].)
+    /// As for [`ObjectHeap::format`]. If the memory holds a heap, its content was written through a
+    /// heap. (A damaged heap is allowed as long as its content is not trusted:
+    /// [`ObjectHeap::check`].)
     pub unsafe fn open(start: NonNull<u8>, len_bytes: u64) -> Result<ObjectHeap, HeapError> {
         // SAFETY: the caller's promise.
         unsafe { ObjectHeap::open_with(start, len_bytes, true) }
     }
 
-    /// As [`ObjectHeap::open`], for memory that cannot be written: what would change it is
+    /// Like [`ObjectHeap::open`], for read-only memory: modifying calls fail with
     /// [`HeapError::ReadOnly`].
     ///
     /// # Errors
     /// Those of [`ObjectHeap::open`].
     ///
     /// # Safety
-    /// As for [`ObjectHeap::open`], but for being writable; and nobody else changes the memory either.
+    /// As for [`ObjectHeap::open`], except that the memory need not be writable; and no other code
+    /// or process modifies it.
     pub unsafe fn open_read_only(
         start: NonNull<u8>,
         len_bytes: u64,
@@ -210,7 +220,7 @@ impl ObjectHeap {
         unsafe { ObjectHeap::open_with(start, len_bytes, false) }
     }
 
-    /// Opens the heap, or makes one if the memory is fresh.
+    /// Opens the heap, or creates one if the memory is zero.
     ///
     /// # Errors
     /// Those of [`ObjectHeap::open`] but [`HeapError::NotFormatted`].
@@ -256,7 +266,8 @@ impl ObjectHeap {
         if let Some(recorded) = header.address.filter(|&recorded| recorded != address) {
             return Err(HeapError::Moved { recorded, given: address });
         }
-        // Whether the root is an allocation is for who asks for it: a heap whose root was freed can have another.
+        // The root is validated when it is requested: a heap whose root was freed can still get
+        // another.
         // SAFETY: the caller's promise.
         unsafe { ObjectHeap::new(start, header, writable) }
     }
@@ -285,17 +296,17 @@ impl ObjectHeap {
         &self.shared
     }
 
-    /// Where the heap starts.
+    /// The heap's first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.shared.base()
     }
 
-    /// How long it is.
+    /// The heap's length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.shared.read().map_or(0, |state| state.pages.memory.len_bytes())
     }
 
-    /// Whether it may lie elsewhere some day.
+    /// Whether the heap may be mapped at another address.
     pub fn placement(&self) -> Placement {
         match self.shared.read() {
             Ok(state) if state.pages.header.address.is_none() => Placement::Relocatable,
@@ -303,26 +314,26 @@ impl ObjectHeap {
         }
     }
 
-    /// Whether it may be changed.
+    /// Whether the heap may be modified.
     pub fn is_writable(&self) -> bool {
         self.shared.is_writable()
     }
 
-    /// Whether an address lies in the heap.
+    /// Whether the heap contains an address.
     pub fn contains(&self, address: *const u8) -> bool {
         self.shared.read().is_ok_and(|state| state.pages.memory.offset(address as u64).is_some())
     }
 
-    /// Allocates memory for `layout`, at least 16 bytes. What it holds is arbitrary.
+    /// Allocates memory for `layout`, at least 16 bytes. Its content is arbitrary.
     ///
     /// # Errors
-    /// [`HeapError::Full`]; [`HeapError::Alignment`] above 4096 in a relocatable heap; [`HeapError::ReadOnly`];
-    /// [`HeapError::Damaged`].
+    /// [`HeapError::Full`]; [`HeapError::Alignment`] above 4096 in a relocatable heap;
+    /// [`HeapError::ReadOnly`]; [`HeapError::Damaged`].
     pub fn alloc(&self, layout: Layout) -> Result<NonNull<u8>, HeapError> {
         self.shared.allocate(layout).map(NonNull::cast)
     }
 
-    /// As [`ObjectHeap::alloc`], all zero. Pages that are zero already are not stored to.
+    /// Like [`ObjectHeap::alloc`], zeroed. Pages that are already zero are not stored to.
     ///
     /// # Errors
     /// Those of [`ObjectHeap::alloc`].
@@ -330,26 +341,28 @@ impl ObjectHeap {
         self.shared.allocate_zeroed(layout).map(NonNull::cast)
     }
 
-    /// Gives an allocation back.
+    /// Frees an allocation.
     ///
     /// # Errors
-    /// [`HeapError::NotAllocated`] if it is none (any more); [`HeapError::ReadOnly`]; [`HeapError::Damaged`].
+    /// [`HeapError::NotAllocated`] if the pointer is not an allocation; [`HeapError::ReadOnly`];
+    /// [`HeapError::Damaged`].
     ///
     /// # Safety
-    /// Nobody uses the allocation any more.
+    /// The allocation is not used any more.
     pub unsafe fn dealloc(&self, pointer: NonNull<u8>) -> Result<(), HeapError> {
         // SAFETY: the caller's promise.
         unsafe { self.shared.free(pointer) }
     }
 
-    /// Makes an allocation hold `layout`: in place where possible, else elsewhere, with as much of its content as there
-    /// is room for.
+    /// Resizes an allocation to `layout`: in place where possible, otherwise by moving it, with as
+    /// much of its content as fits.
     ///
     /// # Errors
-    /// Those of [`ObjectHeap::alloc`] and [`ObjectHeap::dealloc`]; the allocation is as it was then.
+    /// Those of [`ObjectHeap::alloc`] and [`ObjectHeap::dealloc`]; the allocation is unchanged
+    /// then.
     ///
     /// # Safety
-    /// The caller owns the allocation, and uses only what comes back, if anything does.
+    /// The caller owns the allocation and, on success, uses only the returned pointer.
     pub unsafe fn realloc(
         &self,
         pointer: NonNull<u8>,
@@ -359,13 +372,13 @@ impl ObjectHeap {
         unsafe { self.shared.reallocate(pointer, layout) }.map(NonNull::cast)
     }
 
-    /// Makes an allocation hold `size_bytes` where it is; whether that was possible.
+    /// Resizes an allocation to `size_bytes` in place; returns whether that was possible.
     ///
     /// # Errors
     /// [`HeapError::NotAllocated`], [`HeapError::ReadOnly`] or [`HeapError::Damaged`].
     ///
     /// # Safety
-    /// Nobody uses what lies behind `size_bytes` in the allocation any more.
+    /// Bytes of the allocation beyond `size_bytes` are not used any more.
     pub unsafe fn resize_in_place(
         &self,
         pointer: NonNull<u8>,
@@ -376,7 +389,7 @@ impl ObjectHeap {
         Ok(resized.is_some())
     }
 
-    /// Bytes that the owner of an allocation may use: at least what was asked for.
+    /// The bytes that the owner of an allocation may use: at least the requested size.
     ///
     /// # Errors
     /// [`HeapError::NotAllocated`] or [`HeapError::Damaged`].
@@ -384,18 +397,20 @@ impl ObjectHeap {
         self.shared.usable_bytes(pointer).map(|bytes| bytes as usize)
     }
 
-    /// Takes in memory behind the heap, after the object was made larger.
+    /// Extends the heap over the memory added to the object.
     ///
-    /// The new pages join the last run of pages if the heap at most doubles since it was formatted or last got a new
-    /// page map; otherwise no allocation extends from the old memory into the new. There are at most 64 maps: enough
-    /// to double that often, or for a hundred thousand equal steps.
+    /// The new pages join the last zone if its page map has room for them, which holds until the
+    /// heap has doubled since it was formatted or last got a new page map. Otherwise no allocation
+    /// spans the old and the new memory. There are at most 64 maps: enough for 64 doublings, or for
+    /// a hundred thousand equal steps.
     ///
     /// # Errors
-    /// [`HeapError::TooSmall`] if it would shrink, or grow by too little for a new page map;
+    /// [`HeapError::TooSmall`] if the heap would shrink, or grow by too little for a new page map;
     /// [`HeapError::TooManyZones`], [`HeapError::ReadOnly`] or [`HeapError::Damaged`].
     ///
     /// # Safety
-    /// The memory from [`ObjectHeap::start`] on is now `len_bytes` long, as [`ObjectHeap::format`] asks for.
+    /// The memory from [`ObjectHeap::start`] on is now `len_bytes` long and meets the requirements
+    /// of [`ObjectHeap::format`].
     pub unsafe fn grow(&self, len_bytes: u64) -> Result<(), HeapError> {
         let grown = {
             let mut state = self.shared.write()?;
@@ -406,20 +421,20 @@ impl ObjectHeap {
         Ok(())
     }
 
-    /// Walks through everything; figures about it, or the first contradiction.
+    /// Validates the whole heap; returns its statistics, or the first contradiction.
     ///
     /// Reads the page maps and the header of every slab.
     ///
     /// # Errors
-    /// [`HeapError::Damaged`] says what is wrong and where.
+    /// [`HeapError::Damaged`] tells what is wrong and where.
     pub fn check(&self) -> Result<Statistics, HeapError> {
         self.shared.read()?.check()
     }
 
-    /// Keeps the allocator still: while the guard lives, no allocation is half done, and other threads that allocate
-    /// or free wait. For taking the object's content as one.
+    /// Blocks the allocator: while the guard lives, no allocation is half done, and other threads
+    /// that allocate or free block. Used to capture the object's content consistently.
     ///
-    /// A thread that holds the guard must not allocate or free itself: it would wait for ever.
+    /// A thread that holds the guard must not allocate or free: it would deadlock.
     ///
     /// # Errors
     /// [`HeapError::Forked`].
@@ -430,14 +445,14 @@ impl ObjectHeap {
 
 impl Drop for ObjectHeap {
     fn drop(&mut self) {
-        // A forked child does not have it.
+        // A forked child does not own the heap.
         if self.shared.is_ours() {
             registry::remove(&self.shared);
         }
     }
 }
 
-/// While it lives, nobody allocates or frees. See [`ObjectHeap::quiesce`].
+/// Blocks allocating and freeing while it lives. See [`ObjectHeap::quiesce`].
 #[must_use = "the allocator is still only while this lives"]
 pub struct Quiet<'a> {
     _state: MutexGuard<'a, State>,

@@ -1,6 +1,6 @@
-//! Pages and what they are used for: the header, the page maps, and finding the allocation behind an address.
+//! Pages and their use: the header, the page maps, and finding the allocation at an address.
 //!
-//! This is the state that lies in the object; what is remembered in DRAM to be fast is in `index.rs`.
+//! This is the state stored in the object; the DRAM index is in `index.rs`.
 
 use super::error::{Damage, HeapError, NotAllocated};
 use super::layout::{Header, PAGE_BYTES, Zone};
@@ -21,14 +21,14 @@ pub(crate) enum PageState {
     Free,
     /// First page of a large allocation.
     RunHead,
-    /// Another page of it.
+    /// Another page of a large allocation.
     RunRest,
-    /// First page of a slab. `full` says that next to nothing is free in it.
+    /// First page of a slab. `full` means that almost nothing is free in it.
     Slab {
         class: SizeClass,
         full: bool,
     },
-    /// Another page of it.
+    /// Another page of a slab.
     SlabRest,
 }
 
@@ -58,7 +58,7 @@ impl PageState {
     }
 }
 
-/// What lies behind an address.
+/// The allocation at an address.
 #[derive(Debug)]
 pub(crate) enum Allocation {
     Block { slab: Slab, class: SizeClass, page: u64, block: u64 },
@@ -75,11 +75,11 @@ impl Allocation {
     }
 }
 
-/// A heap as it lies in the object.
+/// A heap as stored in the object.
 #[derive(Debug)]
 pub(crate) struct Pages {
     pub memory: Memory,
-    /// What is in page 0, which is written whenever this changes.
+    /// The content of page 0, which is written whenever this changes.
     pub header: Header,
 }
 
@@ -100,7 +100,7 @@ impl Pages {
         Err(HeapError::Damaged { offset_bytes: page.saturating_mul(PAGE_BYTES), damage })
     }
 
-    /// What the map says about a data page of a zone.
+    /// The state of a data page of a zone.
     pub fn state(&self, zone: &Zone, page: u64) -> Result<PageState, HeapError> {
         if page >= zone.ready_end_page() {
             return Ok(PageState::Free);
@@ -109,7 +109,7 @@ impl Pages {
         PageState::decode(byte).map_or_else(|| Self::damaged(page, Damage::PageState(byte)), Ok)
     }
 
-    /// Sets the state of `pages` pages: one for the first, one for the rest.
+    /// Sets the state of `pages` pages: `first` for the first, `rest` for the others.
     pub fn set_states(
         &mut self,
         page: u64,
@@ -129,7 +129,7 @@ impl Pages {
         self.memory.fill(offset + 1, pages - 1, rest.encode())
     }
 
-    /// Makes the map of a zone count up to a page.
+    /// Extends the valid part of a zone's map up to a page.
     fn make_ready(&mut self, zone: &Zone, end_page: u64) -> Result<(), HeapError> {
         let needed = (end_page - zone.data_first_page()).div_ceil(PAGE_BYTES);
         if needed <= zone.maps_ready {
@@ -199,7 +199,7 @@ impl Pages {
         }
     }
 
-    /// The slab that a later page of it belongs to.
+    /// The slab that contains a page other than its first.
     fn slab_before(&self, zone: &Zone, page: u64) -> Result<(u64, SizeClass), HeapError> {
         for head in (zone.data_first_page()..page).rev().take(MAX_SLAB_PAGES as usize - 1) {
             match self.state(zone, head)? {
@@ -213,7 +213,7 @@ impl Pages {
         Self::damaged(page, Damage::PageOrder)
     }
 
-    /// Calls `visit` with what a zone is divided into, in order.
+    /// Calls `visit` with the pieces of a zone, in order.
     pub fn for_each_piece(
         &self,
         zone: &Zone,
@@ -241,7 +241,7 @@ impl Pages {
                 page += 1;
             }
         }
-        // What no map describes yet is free.
+        // Pages that no ready map describes are free.
         let unready = zone.end_page() - page;
         match &mut piece {
             Some(Piece::Free { pages, .. }) => *pages += unready,
@@ -256,7 +256,7 @@ impl Pages {
     }
 }
 
-/// Pages that belong together.
+/// Consecutive pages with one use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Piece {
     Free { page: u64, pages: u64 },
@@ -274,7 +274,7 @@ impl Piece {
         }
     }
 
-    /// Takes another page in, if one in this state belongs to the piece.
+    /// Extends the piece by a page if a page in this state continues it.
     fn continues_with(&mut self, state: PageState) -> bool {
         let pages = match (self, state) {
             (Piece::Free { pages, .. }, PageState::Free)

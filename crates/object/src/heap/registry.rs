@@ -1,10 +1,10 @@
-//! Which heaps this process has open, by address.
+//! The heaps that this process has open, by address.
 //!
-//! A collection inside an object cannot hold a pointer to the allocator, which lies in DRAM and elsewhere after a
-//! restart. It finds the allocator by an address that it does hold.
+//! A collection inside an object cannot hold a pointer to the allocator, which is in DRAM and has
+//! another address after a restart. It finds the allocator by an address that it does hold.
 //!
-//! A forked child gets a registry of its own: a thread that does not exist there may have had the parent's locked. The
-//! parent's stays in the child's memory, and nothing leads to it.
+//! A forked child gets its own registry: the parent's may have been locked by a thread that does
+//! not exist in the child. The parent's registry stays in the child's memory, unreachable.
 
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
@@ -30,16 +30,17 @@ struct Registry {
     heaps: RwLock<Vec<Entry>>,
 }
 
-/// Never freed once it is here.
+/// The current registry. Registries are never freed after publication.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(null_mut());
 
 impl Registry {
-    /// This process's.
+    /// This process's registry.
     fn here() -> &'static Registry {
-        // Acquire pairs with the release below.
+        // Acquire pairs with the release in the compare-exchange below.
         let mut found = REGISTRY.load(Acquire);
         loop {
-            // SAFETY: null, or a registry that is never freed and only looked at.
+            // SAFETY: null, or a registry that is never freed and only accessed by shared
+            // reference.
             if let Some(registry) = unsafe { found.as_ref() }
                 && registry.process.is_current()
             {
@@ -50,11 +51,12 @@ impl Registry {
                 is_childs: !found.is_null(),
                 heaps: RwLock::default(),
             }));
-            // Release: who finds it finds it whole. Acquire: as above.
+            // Release: publishes the initialized registry to the acquire load above. Acquire on
+            // failure: as above.
             match REGISTRY.compare_exchange(found, fresh, Release, Acquire) {
                 Ok(_) => found = fresh,
                 Err(other) => {
-                    // SAFETY: made above, and nobody has seen it.
+                    // SAFETY: allocated above and not published.
                     drop(unsafe { Box::from_raw(fresh) });
                     found = other;
                 }
@@ -78,7 +80,7 @@ impl Registry {
     }
 }
 
-/// Enters a heap.
+/// Registers a heap.
 pub(crate) fn insert(heap: &Arc<Shared>, len_bytes: u64) -> Result<(), HeapError> {
     let start = heap.address();
     let end = start.saturating_add(len_bytes);
@@ -91,12 +93,12 @@ pub(crate) fn insert(heap: &Arc<Shared>, len_bytes: u64) -> Result<(), HeapError
     Ok(())
 }
 
-/// Forgets a heap.
+/// Unregisters a heap.
 pub(crate) fn remove(heap: &Arc<Shared>) {
     Registry::here().write().retain(|entry| !Arc::ptr_eq(&entry.heap, heap));
 }
 
-/// Notes that a heap has become longer.
+/// Updates the length of a heap that has grown.
 pub(crate) fn grow(heap: &Arc<Shared>, len_bytes: u64) {
     let mut heaps = Registry::here().write();
     if let Some(entry) = heaps.iter_mut().find(|entry| Arc::ptr_eq(&entry.heap, heap)) {
@@ -104,12 +106,12 @@ pub(crate) fn grow(heap: &Arc<Shared>, len_bytes: u64) {
     }
 }
 
-/// The heap that an address lies in.
+/// The heap that contains an address.
 pub(crate) fn heap_at(address: u64) -> Option<Arc<Shared>> {
     Registry::here().heap_at(address)
 }
 
-/// Whether an address lies in a heap that only the parent of this process has.
+/// Whether an address is in a heap that only this process's parent has open.
 pub(crate) fn is_parents(address: u64) -> bool {
     let registry = Registry::here();
     registry.is_childs && registry.heap_at(address).is_none()

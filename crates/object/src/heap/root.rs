@@ -1,4 +1,4 @@
-//! The root: the one allocation that everything else in the object is found from.
+//! The root: the allocation from which all others in the object are reached.
 
 use std::ptr::NonNull;
 
@@ -8,7 +8,7 @@ use super::layout::Root;
 use super::shared::Shared;
 
 impl RootTag {
-    /// The tag of a type that the program calls `type_id`, in a shape.
+    /// The tag of a type with the program's `type_id`, and a shape.
     pub(crate) fn of<T>(type_id: u64, shape: u64) -> RootTag {
         RootTag {
             size_bytes: size_of::<T>() as u64,
@@ -25,7 +25,7 @@ impl Shared {
         Ok(self.read()?.pages.header.root.map(|root| root.tag))
     }
 
-    /// The root, if its tag is as `expected` says.
+    /// The root, if its tag equals what `expected` returns.
     pub fn root(&self, expected: impl Fn(RootTag) -> RootTag) -> Result<NonNull<u8>, HeapError> {
         let state = self.read()?;
         let root = state.pages.header.root.ok_or(HeapError::NoRoot)?;
@@ -42,7 +42,7 @@ impl Shared {
         }
     }
 
-    /// Makes an allocation the root, or nothing.
+    /// Sets the root to an allocation, or clears it.
     pub fn set_root(&self, root: Option<(NonNull<u8>, RootTag)>) -> Result<(), HeapError> {
         let mut state = self.write()?;
         let mut header_root = None;
@@ -63,12 +63,13 @@ impl Shared {
 }
 
 impl ObjectHeap {
-    /// Makes an allocation the root, in place of the one before. `type_id` is the program's name for what it is;
-    /// [`ObjectHeap::root`] wants it again, with a type of the same size and alignment.
+    /// Makes an allocation the root, replacing the previous one. `type_id` is the program's id for
+    /// its type; [`ObjectHeap::root`] must be called with the same id and a type of the same size
+    /// and alignment.
     ///
     /// # Errors
-    /// [`HeapError::NotAllocated`] if it is not the start of an allocation that holds a `T`; [`HeapError::ReadOnly`];
-    /// [`HeapError::Damaged`].
+    /// [`HeapError::NotAllocated`] if the pointer is not the start of an allocation that can hold a
+    /// `T`; [`HeapError::ReadOnly`]; [`HeapError::Damaged`].
     pub fn set_root<T>(&self, root: NonNull<T>, type_id: u64) -> Result<(), HeapError> {
         self.shared().set_root(Some((root.cast(), RootTag::of::<T>(type_id, 0))))
     }
@@ -76,14 +77,14 @@ impl ObjectHeap {
     /// The root.
     ///
     /// # Errors
-    /// [`HeapError::NoRoot`]; [`HeapError::RootType`] if it was set with another id, size or alignment;
-    /// [`HeapError::Damaged`].
+    /// [`HeapError::NoRoot`]; [`HeapError::RootType`] if it was set with another id, size or
+    /// alignment; [`HeapError::Damaged`].
     pub fn root<T>(&self, type_id: u64) -> Result<NonNull<T>, HeapError> {
         let root = self.shared().root(|found| RootTag::of::<T>(type_id, found.shape))?;
         Ok(root.cast())
     }
 
-    /// What the root is, if there is one.
+    /// The root's tag, if there is a root.
     ///
     /// # Errors
     /// [`HeapError::Forked`].
@@ -91,7 +92,7 @@ impl ObjectHeap {
         self.shared().root_tag()
     }
 
-    /// Has no root any more. What was the root stays allocated.
+    /// Clears the root. Its allocation stays allocated.
     ///
     /// # Errors
     /// [`HeapError::ReadOnly`].

@@ -1,9 +1,9 @@
-//! The object's content as safe Rust.
+//! Safe access to an object's content.
 //!
-//! [`ObjectHeap::enter`] calls a function with a lifetime `'h` that nothing else has: it is invariant and made up for
-//! this one call. Everything that owns memory of the heap carries it, and the root must be made of such things and of
-//! plain data ([`Persist`]). So the compiler knows of each value which heap it belongs to. It cannot
-//! be kept when the scope ends:
+//! [`ObjectHeap::enter`] calls a function with a unique lifetime `'h`: it is invariant and
+//! generated for this one call. Every value that owns memory of the heap carries it, and the root
+//! must consist of such values and plain data ([`Persist`]). So the compiler knows the heap of each
+//! value. A value cannot be kept after the scope ends:
 //!
 //! ```compile_fail
 //! # use aquifer_object::heap::ObjectHeap;
@@ -14,7 +14,8 @@
 //! }
 //! ```
 //!
-//! and it cannot get into another object, whose pointers would dangle where this one is not attached:
+//! and it cannot be stored in another object, where its pointers would dangle when this object is
+//! not attached:
 //!
 //! ```compile_fail
 //! # use aquifer_object::heap::{HeapError, ObjectHeap};
@@ -28,7 +29,7 @@
 //! }
 //! ```
 //!
-//! Nor can anything be stored that means nothing after a restart:
+//! Nor can a value be stored that is meaningless after a restart:
 //!
 //! ```compile_fail
 //! # use aquifer_object::heap::{HeapError, ObjectHeap};
@@ -41,8 +42,8 @@
 //! }
 //! ```
 //!
-//! `enter` borrows the heap exclusively, and the root is lent through the scope: so there is never a second
-//! reference to what is borrowed uniquely.
+//! `enter` borrows the heap exclusively, and the root is lent through the scope, so there is never
+//! a second reference to what is borrowed mutably.
 
 use std::alloc::Layout;
 use std::marker::PhantomData;
@@ -52,10 +53,10 @@ use super::error::{HeapError, RootTag};
 use super::shared::Shared;
 use crate::persist::{Persist, Shape};
 
-/// Makes a lifetime neither longer nor shorter than itself.
+/// Makes a lifetime invariant.
 pub(crate) type Invariant<'h> = PhantomData<fn(&'h ()) -> &'h ()>;
 
-/// The heap of a scope, to allocate from: copied freely, between threads too.
+/// The heap of a scope, to allocate from. `Copy`, and usable from any thread.
 #[derive(Debug, Clone, Copy)]
 pub struct HeapRef<'h> {
     shared: &'h Shared,
@@ -70,27 +71,27 @@ impl<'h> HeapRef<'h> {
 
 /// An object's content, entered through [`ObjectHeap::enter`].
 ///
-/// Stays on its thread: what it lends is `Send` and `Sync` as its type says.
+/// It stays on its thread; values it lends are `Send` and `Sync` as their types are.
 #[derive(Debug)]
 pub struct Scope<'h> {
     heap: HeapRef<'h>,
-    /// Two threads with a shared scope would both get the root, which need not be `Sync`.
+    /// If threads could share a scope, each could get the root, which need not be `Sync`.
     _on_one_thread: PhantomData<*mut ()>,
 }
 
 impl ObjectHeap {
     /// Calls `enter` with the object's content.
     pub fn enter<R>(&mut self, enter: impl for<'h> FnOnce(&mut Scope<'h>) -> R) -> R {
-        // SAFETY: the heap is borrowed uniquely meanwhile, and the function takes any lifetime, so that nothing else
-        // has this one.
+        // SAFETY: the heap is borrowed exclusively during the call, and the function accepts any
+        // lifetime, so no other value has this one.
         enter(&mut unsafe { self.scope() })
     }
 
-    /// The object's content, for callers that cannot be called back.
+    /// The object's content, for callers that cannot pass a closure.
     ///
     /// # Safety
-    /// No other scope of the heap exists as long as this one or anything lent by it, and `'h` is a lifetime
-    /// that no value of another heap has.
+    /// No other scope of the heap exists while this one or anything lent by it is alive, and `'h`
+    /// is a lifetime that no value of another heap has.
     pub unsafe fn scope<'h>(&'h self) -> Scope<'h> {
         let heap = HeapRef { shared: self.shared(), heap: PhantomData };
         Scope { heap, _on_one_thread: PhantomData }
@@ -105,18 +106,21 @@ impl<'h> Scope<'h> {
 
     /// The root.
     ///
-    /// `type_id` is the program's name for what it is and what its fields mean; raise it when the meaning changes
-    /// though the layout does not. The layout of everything that the root's type can reach is compared besides.
+    /// `type_id` is the program's id for the root's type and the meaning of its fields; change it
+    /// when the meaning changes but the layout does not. The layout of every type reachable from
+    /// the root's type is compared too.
     ///
     /// # Errors
-    /// [`HeapError::NoRoot`]; [`HeapError::RootType`]; [`HeapError::Relocatable`]; [`HeapError::Damaged`].
+    /// [`HeapError::NoRoot`]; [`HeapError::RootType`]; [`HeapError::Relocatable`];
+    /// [`HeapError::Damaged`].
     pub fn root<T: Persist<'h>>(&self, type_id: u64) -> Result<&T, HeapError> {
         let root = self.find::<T>(type_id)?;
-        // SAFETY: a `T` was stored there, says its tag; the scope is borrowed, so nobody changes it meanwhile.
+        // SAFETY: its tag shows that a `T` was stored there; the scope is borrowed, so it is not
+        // modified.
         Ok(unsafe { root.as_ref() })
     }
 
-    /// The root, to change.
+    /// The root, mutably.
     ///
     /// # Errors
     /// Those of [`Scope::root`], and [`HeapError::ReadOnly`].
@@ -125,11 +129,11 @@ impl<'h> Scope<'h> {
             return Err(HeapError::ReadOnly);
         }
         let mut root = self.find::<T>(type_id)?;
-        // SAFETY: a `T` was stored there, says its tag; the scope is borrowed uniquely.
+        // SAFETY: its tag shows that a `T` was stored there; the scope is borrowed mutably.
         Ok(unsafe { root.as_mut() })
     }
 
-    /// The root, to change; made by `make` if there is none.
+    /// The root, mutably; created by `make` if there is none.
     ///
     /// # Errors
     /// Those of [`Scope::root_mut`] but [`HeapError::NoRoot`], and those of `make`.
@@ -147,8 +151,8 @@ impl<'h> Scope<'h> {
     /// Makes a value the root of a heap that has none.
     ///
     /// # Errors
-    /// [`HeapError::RootExists`]; [`HeapError::Relocatable`]; [`HeapError::Full`]; [`HeapError::ReadOnly`];
-    /// [`HeapError::Damaged`]. The value is dropped then.
+    /// [`HeapError::RootExists`]; [`HeapError::Relocatable`]; [`HeapError::Full`];
+    /// [`HeapError::ReadOnly`]; [`HeapError::Damaged`]. The value is dropped then.
     pub fn insert_root<T: Persist<'h>>(&mut self, type_id: u64, root: T) -> Result<(), HeapError> {
         let shared = self.heap.shared;
         self.check_fixed()?;
@@ -162,7 +166,7 @@ impl<'h> Scope<'h> {
         shared.set_root(Some((place.cast(), tag)))
     }
 
-    /// Takes the root out; the heap has none then.
+    /// Removes the root and returns it.
     ///
     /// # Errors
     /// Those of [`Scope::root_mut`].
@@ -170,17 +174,17 @@ impl<'h> Scope<'h> {
         let shared = self.heap.shared;
         let place = self.find::<T>(type_id)?;
         shared.set_root(None)?;
-        // SAFETY: a `T` was stored there, says its tag, and nothing else leads to it any more.
+        // SAFETY: its tag shows that a `T` was stored there, and nothing refers to it any more.
         let root = unsafe { place.read() };
-        // SAFETY: its content was taken out.
+        // SAFETY: its content was moved out.
         unsafe { shared.free(place.cast()) }?;
         Ok(root)
     }
 
-    /// Calls `take` while the object's content stands still and is whole: no reference into the root exists, and
-    /// nobody allocates or frees. For `psync` in the middle of a scope.
+    /// Calls `take` while the object's content is stable and consistent: no reference into the root
+    /// exists, and other threads that allocate or free block. For `psync` in the middle of a scope.
     ///
-    /// `take` must not allocate from the heap: it would wait for ever.
+    /// `take` must not allocate from the heap: it would deadlock.
     ///
     /// # Errors
     /// [`HeapError::Forked`].

@@ -1,4 +1,5 @@
-//! A heap as the threads of a process share it: the memory, and the state behind its lock.
+//! The state of a heap shared between the threads of a process: the memory, and the allocator state
+//! behind its lock.
 
 use std::alloc::Layout;
 use std::fmt;
@@ -10,7 +11,7 @@ use aquifer_vm::fork::ProcessMark;
 use super::error::{HeapError, NotAllocated};
 use super::state::State;
 
-/// What every handle of a heap leads to.
+/// The state that all handles of a heap share.
 pub(crate) struct Shared {
     base: NonNull<u8>,
     writable: bool,
@@ -18,21 +19,22 @@ pub(crate) struct Shared {
     state: Mutex<State>,
 }
 
-// SAFETY: the base is an address; the memory behind it is used under the lock, or by the owners of allocations.
+// SAFETY: the base is an address; its memory is accessed under the lock, or by the owners of
+// allocations.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 impl fmt::Debug for Shared {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the state: whoever prints this may hold its lock.
+        // Without the state: the calling thread may hold its lock.
         formatter.debug_struct("Shared").field("base", &self.base).finish_non_exhaustive()
     }
 }
 
 impl Shared {
     pub fn new(base: NonNull<u8>, writable: bool, state: State) -> Shared {
-        // What is read from the object later are addresses: they become pointers into this memory again.
+        // Addresses read from the object later become pointers into this memory again.
         base.as_ptr().expose_provenance();
         Shared { base, writable, mark: ProcessMark::new(), state: Mutex::new(state) }
     }
@@ -49,17 +51,17 @@ impl Shared {
         self.writable
     }
 
-    /// Whether the heap was opened by this process, not by the one it was forked from.
+    /// Whether this process opened the heap, rather than the process it was forked from.
     pub fn is_ours(&self) -> bool {
         self.mark.is_current()
     }
 
-    /// The state, to look at.
+    /// Locks the state for reading.
     pub fn read(&self) -> Result<MutexGuard<'_, State>, HeapError> {
         if self.is_ours() { Ok(self.state.lock()) } else { Err(HeapError::Forked) }
     }
 
-    /// The state, to change.
+    /// Locks the state for modification.
     pub fn write(&self) -> Result<MutexGuard<'_, State>, HeapError> {
         if self.writable { self.read() } else { Err(HeapError::ReadOnly) }
     }
@@ -70,7 +72,7 @@ impl Shared {
         state.pages.memory.offset(address).ok_or(foreign)
     }
 
-    /// Allocates at least so many bytes; what they hold is arbitrary.
+    /// Allocates memory for `layout`; its content is arbitrary.
     pub fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, HeapError> {
         self.allocate_with(layout, false)
     }
@@ -93,24 +95,24 @@ impl Shared {
     }
 
     /// # Safety
-    /// Nobody uses the allocation any more.
+    /// The allocation is not used any more.
     pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), HeapError> {
         let mut state = self.write()?;
         let offset = self.offset_of(&state, pointer)?;
         state.free(offset)
     }
 
-    /// Bytes that the owner of an allocation may use.
+    /// The bytes that the owner of an allocation may use.
     pub fn usable_bytes(&self, pointer: NonNull<u8>) -> Result<u64, HeapError> {
         let state = self.read()?;
         let offset = self.offset_of(&state, pointer)?;
         Ok(state.pages.find(offset)?.usable_bytes())
     }
 
-    /// Makes an allocation hold so many bytes where it is; what it then holds, or `None` if it cannot.
+    /// Resizes an allocation in place. Returns its usable bytes, or `None` if that is impossible.
     ///
     /// # Safety
-    /// Nobody uses bytes of the allocation behind `size` any more.
+    /// Bytes of the allocation beyond `size` are not used any more.
     pub unsafe fn resize_in_place(
         &self,
         pointer: NonNull<u8>,
@@ -121,10 +123,10 @@ impl Shared {
         state.resize_in_place(offset, size as u64)
     }
 
-    /// Makes an allocation hold `layout`, moving it with its content if need be.
+    /// Resizes an allocation to `layout`, moving it with its content if necessary.
     ///
     /// # Safety
-    /// The caller owns the allocation and uses only what comes back, if anything does.
+    /// The caller owns the allocation and, on success, uses only the returned pointer.
     pub unsafe fn reallocate(
         &self,
         pointer: NonNull<u8>,
@@ -132,25 +134,26 @@ impl Shared {
     ) -> Result<NonNull<[u8]>, HeapError> {
         let old_bytes = self.usable_bytes(pointer)?;
         if (pointer.as_ptr() as usize).is_multiple_of(layout.align()) {
-            // SAFETY: the caller owns the allocation, and wants no more of it than `layout`.
+            // SAFETY: the caller owns the allocation, and needs no more of it than `layout`.
             if let Some(bytes) = unsafe { self.resize_in_place(pointer, layout.size()) }? {
                 return Ok(NonNull::slice_from_raw_parts(pointer, bytes as usize));
             }
         }
         let moved = self.allocate(layout)?;
         let common = moved.len().min(old_bytes as usize);
-        // SAFETY: two allocations, each of at least so many bytes, both the caller's.
+        // SAFETY: two distinct allocations, each at least `common` bytes long, both owned by the
+        // caller.
         unsafe { pointer.copy_to_nonoverlapping(moved.cast(), common) };
-        // SAFETY: the caller uses the new one from now on.
+        // SAFETY: the caller uses only the new allocation from now on.
         if let Err(error) = unsafe { self.free(pointer) } {
-            // SAFETY: nobody has seen it.
+            // SAFETY: the new allocation was not handed out.
             let _ = unsafe { self.free(moved.cast()) };
             return Err(error);
         }
         Ok(moved)
     }
 
-    /// What to say when so many bytes cannot be had, or not even be counted.
+    /// The error for an allocation that does not fit, or whose size overflows.
     pub fn full(&self, requested_bytes: u64) -> HeapError {
         self.read().map_or_else(|error| error, |mut state| state.full(requested_bytes))
     }

@@ -1,18 +1,19 @@
-//! Sizes of small allocations.
+//! Size classes of small allocations.
 //!
-//! A slab is one page with a header of 64 bytes, and a class's blocks fill the rest: so the sizes are not
-//! powers of two but what 4032 bytes divide into. An allocation then dirties one page, header included. Only
-//! the largest classes, of which too few would fit in one page, have slabs of four.
+//! A slab is one page with a header of 64 bytes, and a class's blocks fill the rest: so block sizes
+//! are not powers of two but divisions of 4032 bytes. An allocation then dirties one page, header
+//! included. Only the largest classes, of which too few blocks would fit in one page, have slabs of
+//! four pages.
 //!
-//! What is larger than the largest class, or aligned to more than 64 bytes, gets whole pages.
+//! Allocations larger than the largest class, or aligned to more than 64 bytes, get whole pages.
 
-/// Header of a slab, in front of its blocks.
+/// Size of a slab's header, which precedes its blocks.
 pub(crate) const SLAB_HEADER_BYTES: u64 = 64;
 /// The largest alignment of a block.
 const MAX_BLOCK_ALIGN: u64 = 64;
 const GRANULE_BYTES: u64 = 16;
 
-/// Size of a block, and pages of a slab.
+/// Block size, and pages per slab.
 const CLASSES: [(u16, u8); 26] = [
     (16, 1),
     (32, 1),
@@ -42,14 +43,14 @@ const CLASSES: [(u16, u8); 26] = [
     (3264, 4),
 ];
 
-/// How many classes there are.
+/// The number of classes.
 pub(crate) const CLASS_COUNT: usize = CLASSES.len();
-/// The largest block.
+/// The largest block size.
 pub(crate) const MAX_BLOCK_BYTES: u64 = CLASSES[CLASS_COUNT - 1].0 as u64;
-/// How many pages a slab has at most.
+/// The most pages a slab has.
 pub(crate) const MAX_SLAB_PAGES: u64 = 4;
 
-/// The smallest class for so many granules.
+/// The smallest class for each number of granules.
 const BY_GRANULES: [u8; (MAX_BLOCK_BYTES / GRANULE_BYTES) as usize + 1] = {
     let mut table = [0; (MAX_BLOCK_BYTES / GRANULE_BYTES) as usize + 1];
     let (mut granules, mut class) = (0, 0);
@@ -68,13 +69,14 @@ const BY_GRANULES: [u8; (MAX_BLOCK_BYTES / GRANULE_BYTES) as usize + 1] = {
 pub(crate) struct SizeClass(u8);
 
 impl SizeClass {
-    /// The smallest class whose blocks have this size and alignment; `None` for what needs pages.
+    /// The smallest class with this size and alignment; `None` if whole pages are needed.
     pub fn for_size(size: u64, align: u64) -> Option<SizeClass> {
         if size > MAX_BLOCK_BYTES || align > MAX_BLOCK_ALIGN {
             return None;
         }
         let first = BY_GRANULES[size.div_ceil(GRANULE_BYTES) as usize];
-        // The header is as long as the largest alignment, so a block is aligned as its size is.
+        // The header's size is the largest alignment, so a block is aligned if its size is a
+        // multiple.
         (first..CLASS_COUNT as u8)
             .map(SizeClass)
             .find(|class| class.block_bytes().is_multiple_of(align))
@@ -107,7 +109,8 @@ impl SizeClass {
         (self.slab_pages() * super::layout::PAGE_BYTES - SLAB_HEADER_BYTES) / self.block_bytes()
     }
 
-    /// A slab that is marked full may have fewer free blocks than this; see the module documentation of the heap.
+    /// Free blocks from which on a slab is marked as having room. A slab marked full has fewer; see
+    /// the module documentation of the heap.
     pub fn room_worth_noting(self) -> u64 {
         (self.blocks() / 8).max(1)
     }

@@ -1,7 +1,8 @@
-//! Slabs: pages of blocks of one size, with one bit a block in a header in front of them.
+//! Slabs: pages of equally sized blocks, preceded by a header with one bit per block.
 //!
-//! The header lies in the slab's own first page, so that taking a block dirties the page that the block itself
-//! is about to dirty. Nothing links slabs to each other: that would dirty pages that nobody asked for.
+//! The header is in the slab's own first page, so that allocating a block dirties the page that the
+//! program is about to write anyway. Slabs are not linked to each other: links would dirty
+//! additional pages.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -32,7 +33,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlab, allocated) == ALLOCATED_OFFSET as usize);
 };
 
-/// The bits of a word of the bitmap that stand for blocks.
+/// The bits of a bitmap word that correspond to blocks.
 fn blocks_in_word(class: SizeClass, index: usize) -> u64 {
     match class.blocks().saturating_sub(64 * index as u64) {
         64.. => u64::MAX,
@@ -40,7 +41,7 @@ fn blocks_in_word(class: SizeClass, index: usize) -> u64 {
     }
 }
 
-/// A slab's header, decoded and validated. Changes go to the object at once.
+/// A slab's header, decoded and validated. Changes are written to the object immediately.
 #[derive(Debug)]
 pub(crate) struct Slab {
     page: u64,
@@ -49,7 +50,7 @@ pub(crate) struct Slab {
 }
 
 impl Slab {
-    /// Makes a slab without blocks in use out of free pages.
+    /// Creates an empty slab in free pages.
     pub fn format(memory: &Memory, page: u64, class: SizeClass) -> Result<(), HeapError> {
         let raw = RawSlab {
             magic: U32::new(MAGIC),
@@ -62,10 +63,10 @@ impl Slab {
         memory.store(page * PAGE_BYTES, raw)
     }
 
-    /// The slab of a class that starts at a page.
+    /// Reads the slab of a class that starts at a page.
     pub fn read(memory: &Memory, page: u64, class: SizeClass) -> Result<Slab, HeapError> {
         let offset_bytes = page * PAGE_BYTES;
-        // All of it is there, so that every block is.
+        // The whole slab must be inside the memory.
         memory.at(offset_bytes, class.slab_pages() * PAGE_BYTES)?;
         let raw: RawSlab = memory.load(offset_bytes)?;
         let slab = Slab { page, class, allocated: raw.allocated.map(|word| word.get()) };
@@ -94,7 +95,7 @@ impl Slab {
         self.allocated[(block / 64) as usize] >> (block % 64) & 1 != 0
     }
 
-    /// Allocates the first free block; its offset, or `None` if the slab is full.
+    /// Allocates the first free block. Returns its offset, or `None` if the slab is full.
     pub fn take(&mut self, memory: &Memory) -> Result<Option<u64>, HeapError> {
         let first_free = |index: usize| {
             let free = !self.allocated[index] & blocks_in_word(self.class, index);
@@ -105,7 +106,7 @@ impl Slab {
         Ok(Some(self.block_offset(block)))
     }
 
-    /// Frees a block that is allocated.
+    /// Frees an allocated block.
     pub fn give_back(&mut self, memory: &Memory, block: u64) -> Result<(), HeapError> {
         debug_assert!(self.is_allocated(block));
         self.flip(memory, block)
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn blocks_are_taken_from_the_first_on() {
         let mut bytes = [0u8; 4096];
-        // SAFETY: the array outlives the memory, and is not used meanwhile.
+        // SAFETY: the array outlives the memory and is not accessed otherwise while it is used.
         let memory = unsafe { Memory::new(NonNull::from(&mut bytes).cast(), 4096) };
         for class in [16, 64, 1344].map(|size| SizeClass::for_size(size, 1).unwrap()) {
             Slab::format(&memory, 0, class).unwrap();
@@ -171,12 +172,12 @@ mod tests {
         }
     }
 
-    /// Otherwise a block of it would be handed out that is not there.
+    /// Otherwise a block outside the memory would be handed out.
     #[test]
     fn a_slab_that_ends_outside_is_damaged() {
         let mut bytes = [0u8; 4 * 4096];
         let class = SizeClass::for_size(2304, 1).unwrap();
-        // SAFETY: the array outlives the memory, and is not used meanwhile.
+        // SAFETY: the array outlives the memory and is not accessed otherwise while it is used.
         let memory = unsafe { Memory::new(NonNull::from(&mut bytes).cast(), 4 * 4096) };
         Slab::format(&memory, 0, class).unwrap();
         assert!(Slab::read(&memory, 0, class).is_ok());

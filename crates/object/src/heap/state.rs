@@ -1,7 +1,7 @@
-//! The allocator proper: takes and gives back blocks and runs of pages. Called under the heap's lock.
+//! The allocator: allocates and frees blocks and runs of pages. Called under the heap's lock.
 //!
-//! Each operation looks before it stores: once the first byte changes, nothing can fail any more but memory that
-//! is not there. So an error leaves the heap as it was.
+//! Each operation validates before it stores: after the first store, only an access outside the
+//! memory can fail. So an error leaves the heap unchanged.
 
 use super::error::{Damage, HeapError};
 use super::free_runs::FreeRuns;
@@ -12,14 +12,14 @@ use super::size_class::SizeClass;
 use super::slab::Slab;
 use super::statistics::Statistics;
 
-/// The largest alignment in a heap that may move: that of the page it starts at.
+/// The largest alignment in a relocatable heap: that of a page, where the heap starts.
 pub(crate) const MAX_RELOCATABLE_ALIGN: u64 = PAGE_BYTES;
 
-/// A heap's state: what lies in the object, and what is known about it.
+/// A heap's state: the part stored in the object, and the DRAM index.
 #[derive(Debug)]
 pub(crate) struct State {
     pub pages: Pages,
-    /// Found when it is first needed.
+    /// Built on first use.
     index: Option<Index>,
 }
 
@@ -36,7 +36,7 @@ impl State {
         Ok((&mut self.pages, index))
     }
 
-    /// Allocates; the offset, and how many bytes there are.
+    /// Allocates. Returns the offset and the usable bytes.
     pub fn allocate(&mut self, size: u64, align: u64) -> Result<(u64, u64), HeapError> {
         if self.pages.header.address.is_none() && align > MAX_RELOCATABLE_ALIGN {
             let largest_bytes = MAX_RELOCATABLE_ALIGN;
@@ -45,7 +45,7 @@ impl State {
         let (pages, index) = self.parts()?;
         if let Some(class) = SizeClass::for_size(size, align) {
             match allocate_block(pages, index, class) {
-                // Where there is no room for a slab of several pages, one page will do.
+                // If there is no room for a slab of several pages, fall back to one page.
                 Err(HeapError::Full { .. }) if class.slab_pages() > 1 => {}
                 done => return Ok((done?, class.block_bytes())),
             }
@@ -57,7 +57,7 @@ impl State {
         Ok((page * PAGE_BYTES, count * PAGE_BYTES))
     }
 
-    /// Gives an allocation back.
+    /// Frees an allocation.
     pub fn free(&mut self, offset: u64) -> Result<(), HeapError> {
         let (pages, index) = self.parts()?;
         match pages.find(offset)? {
@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    /// Makes an allocation hold `size` bytes where it is; what it then holds, or `None` if it cannot.
+    /// Resizes an allocation in place. Returns its usable bytes, or `None` if that is impossible.
     pub fn resize_in_place(&mut self, offset: u64, size: u64) -> Result<Option<u64>, HeapError> {
         let (pages, index) = self.parts()?;
         match pages.find(offset)? {
@@ -97,7 +97,8 @@ impl State {
         }
     }
 
-    /// Bytes in free pages, and in the longest run of them.
+    /// The error for a request that does not fit, with the bytes in free pages and in the longest
+    /// run.
     pub fn full(&mut self, requested_bytes: u64) -> HeapError {
         match self.parts() {
             Ok((_, index)) => full(&index.free, requested_bytes),
@@ -105,7 +106,7 @@ impl State {
         }
     }
 
-    /// Takes in the bytes up to `len_bytes`.
+    /// Extends the heap to `len_bytes`.
     pub fn grow(&mut self, len_bytes: u64) -> Result<(), HeapError> {
         let page_count = len_bytes / PAGE_BYTES;
         self.parts()?;
@@ -117,7 +118,7 @@ impl State {
         if added == 0 {
             return Ok(());
         }
-        // A map page that counts was zero when it began to, so it says that the new pages are free.
+        // A map page was zeroed when it became ready, so it already marks the new pages as free.
         let (page, count) = if last.data_pages + added <= last.capacity_pages() {
             last.data_pages += added;
             (old_end, added)
@@ -136,7 +137,7 @@ impl State {
         Ok(())
     }
 
-    /// Looks at everything; the first contradiction is the error.
+    /// Validates everything; returns the first contradiction as the error.
     pub fn check(&self) -> Result<Statistics, HeapError> {
         let pages = &self.pages;
         let mut page = vec![0; PAGE_BYTES as usize];
@@ -172,7 +173,7 @@ impl State {
             Piece::Slab { page, pages: count, class, full } => {
                 let slab = Slab::read(&self.pages.memory, page, class)?;
                 let offset_bytes = page * PAGE_BYTES;
-                // The mark may lag behind, but only so far.
+                // The mark may lag behind, but only within this limit.
                 let fits =
                     if full { slab.free() < class.room_worth_noting() } else { slab.free() > 0 };
                 if !fits {
@@ -191,7 +192,7 @@ impl State {
         Ok(())
     }
 
-    /// The root lies in an allocation that holds it.
+    /// Checks that the root is in an allocation large enough for it.
     pub fn check_root(&self) -> Result<(), HeapError> {
         let Some(root) = self.pages.header.root else { return Ok(()) };
         match self.pages.find(root.offset) {
@@ -209,7 +210,7 @@ fn full(free: &FreeRuns, requested_bytes: u64) -> HeapError {
     }
 }
 
-/// Takes a run out of the free ones; the page map is still to be told.
+/// Takes a run out of the free ones. The caller updates the page map.
 fn take_pages(pages: &Pages, free: &mut FreeRuns, count: u64, align: u64) -> Option<u64> {
     free.take(count, |page| {
         let address = pages.memory.address(page * PAGE_BYTES);
@@ -270,7 +271,8 @@ fn free_block(
     slab.give_back(&pages.memory, block)?;
     let slabs = index.slabs(class);
     slabs.used(page);
-    // The last slab of a class stays: what is freed and allocated in turn would make and unmake it each time.
+    // Keep the last slab of a class: alternating frees and allocations would free and create it
+    // each time.
     if slab.live() == 0 && slabs.others(page) {
         slabs.remove(page);
         let count = class.slab_pages();
@@ -282,7 +284,7 @@ fn free_block(
     Ok(())
 }
 
-/// Marks a slab full or not, where the map says otherwise: a store dirties a page.
+/// Marks a slab full or not, storing only if the map differs: a store dirties a page.
 fn mark(pages: &mut Pages, page: u64, class: SizeClass, full: bool) -> Result<(), HeapError> {
     let zone = pages.zone_of(page).copied();
     let state = PageState::Slab { class, full };

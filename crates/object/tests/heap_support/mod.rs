@@ -1,4 +1,4 @@
-//! What the tests of heaps share: memory between guard pages, and which of its pages were stored to.
+//! Shared code of the heap tests: memory between guard pages, and the pages that were stored to.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -32,8 +32,8 @@ pub fn header_of_small_zones(address: u64, count: u64) -> [u8; PAGE] {
     page
 }
 
-/// Memory as an object's: zero at first, at one address as long as this lives. Outside of it nothing can be
-/// read or written: who tries is killed.
+/// Memory like an object's: initially zero, at a constant address while this lives. An access
+/// outside of it kills the test.
 pub struct Object {
     reserved: *mut u8,
     room_bytes: usize,
@@ -55,7 +55,7 @@ impl Object {
         object
     }
 
-    /// Makes it longer; what is new is zero.
+    /// Extends it with zeros.
     pub fn grow(&mut self, len_bytes: usize) {
         assert!(len_bytes <= self.room_bytes && self.len_bytes.is_multiple_of(PAGE));
         let from = self.start().as_ptr().wrapping_add(self.len_bytes);
@@ -73,7 +73,7 @@ impl Object {
         self.len_bytes as u64
     }
 
-    /// Makes a heap of it.
+    /// Formats a heap in it.
     pub fn format(&self, placement: Placement) -> ObjectHeap {
         // SAFETY: the memory lives as long as the tests use the heap.
         unsafe { ObjectHeap::format(self.start(), self.len(), placement) }.unwrap()
@@ -94,15 +94,15 @@ impl Object {
     /// Its bytes, while no heap is being used.
     pub fn content(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len_bytes];
-        // SAFETY: mapped, and nobody else uses it now.
+        // SAFETY: mapped, and no other code uses it at the same time.
         unsafe { self.start().as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         bytes
     }
 
-    /// Puts other bytes there, while no heap is open.
+    /// Replaces its bytes, while no heap is open.
     pub fn set_content(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len_bytes);
-        // SAFETY: mapped, and nobody else uses it now.
+        // SAFETY: mapped, and no other code uses it at the same time.
         unsafe { self.start().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -110,11 +110,11 @@ impl Object {
     pub fn damage(&self, offset: usize, change: impl FnOnce(u8) -> u8) {
         assert!(offset < self.len_bytes);
         let place = self.start().as_ptr().wrapping_add(offset);
-        // SAFETY: mapped; the tests do it while no operation is under way.
+        // SAFETY: mapped; the tests call this while no operation is running.
         unsafe { place.write(change(place.read())) };
     }
 
-    /// Refuses stores to pages, or allows them again. Who stores meanwhile is killed.
+    /// Write-protects pages, or lifts the protection. A store to a protected page kills the test.
     pub fn protect(&self, pages: std::ops::Range<usize>, may_store: bool) {
         let start = self.start().as_ptr().wrapping_add(pages.start * PAGE);
         let protection = libc::PROT_READ | if may_store { libc::PROT_WRITE } else { 0 };
@@ -123,7 +123,7 @@ impl Object {
         assert_eq!(result, 0);
     }
 
-    /// What a crash and a restart after a `psync` leave: the same bytes at the same address.
+    /// Simulates a crash and a restart after a `psync`: the same bytes at the same address.
     pub fn restart(&self) {
         let saved = self.content();
         let start = self.start().as_ptr();

@@ -1,4 +1,4 @@
-//! Children that play a role of the test binary, and talk with their parent by lines.
+//! Child processes that play a role of the test binary and communicate with their parent by lines.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -9,15 +9,15 @@ use std::process::{ChildStdout, Command, Stdio};
 
 use aquifer_testkit::child::{self, Reaped};
 
-/// What a parent told its child.
+/// A variable that the parent set for its child.
 pub fn told(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is set by the parent"))
 }
 
-/// In a child: says a line.
+/// In a child: prints a line for the parent.
 pub fn say(line: impl std::fmt::Display) {
     let mut output = std::io::stdout().lock();
-    // The harness may have begun a line of its own.
+    // The harness may have started a line.
     let _ = writeln!(output, "\nsays: {line}");
     let _ = output.flush();
 }
@@ -29,7 +29,7 @@ pub fn hear() -> String {
     line.trim_end().to_owned()
 }
 
-/// A child at work. Killed at the latest when this is dropped.
+/// A running child process. Killed on drop.
 pub struct Actor {
     child: Reaped,
     output: BufReader<ChildStdout>,
@@ -47,7 +47,7 @@ impl Actor {
         Actor::of(command(role, pool, told)).expect("starting the test binary again")
     }
 
-    /// In a PID namespace of its own; the error says why there is none.
+    /// Starts it in a new PID namespace; the error tells why that is impossible.
     pub fn start_in_namespace(
         role: &str,
         pool: &Path,
@@ -73,7 +73,7 @@ impl Actor {
         self.child.0.id()
     }
 
-    /// The next thing it says; `None` when it has ended.
+    /// The next line it says; `None` when it has ended.
     pub fn hears(&mut self) -> Option<String> {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap_or(0) > 0 {
@@ -87,7 +87,7 @@ impl Actor {
         None
     }
 
-    /// Waits for a line that it writes without saying it.
+    /// Waits for a plain output line.
     pub fn until_line(&mut self, wanted: &str) {
         let mut line = String::new();
         while line.trim_end() != wanted {
@@ -112,13 +112,13 @@ impl Actor {
         writeln!(input, "{line}").expect("the child listens");
     }
 
-    /// Ends it with SIGKILL, and returns what it had said until then.
+    /// Kills it with SIGKILL, and returns everything it said.
     pub fn kill(mut self) -> Vec<String> {
         self.child.0.kill().expect("the child is ours");
         std::iter::from_fn(|| self.hears()).collect()
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits for it to exit successfully.
     pub fn finish(mut self) {
         drop(self.child.0.stdin.take());
         while self.hears().is_some() {}
@@ -126,16 +126,17 @@ impl Actor {
     }
 }
 
-/// Between fork and exec: makes a PID namespace and goes on as its first process. The process that was
-/// forked stays behind to be killed, and takes the other one with it.
+/// Between fork and exec: creates a PID namespace and continues as its first process. The forked
+/// process stays behind to be killed, which kills the first process too.
 fn enter_pid_namespace() -> std::io::Result<()> {
-    // SAFETY: integers only. Who is not privileged makes a user namespace along with it.
+    // SAFETY: integers only. An unprivileged process creates a user namespace along with it.
     let alone = unsafe { libc::unshare(libc::CLONE_NEWPID) };
     // SAFETY: as above.
     if alone != 0 && unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the only thread of a forked process, and async-signal-safe calls follow on both sides.
+    // SAFETY: the only thread of a forked process; only async-signal-safe calls follow on both
+    // sides.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()),
         0 => {
@@ -144,12 +145,13 @@ fn enter_pid_namespace() -> std::io::Result<()> {
             Ok(())
         }
         first => {
-            // SAFETY: closes this process's copies of everything, so that it keeps nobody waiting.
+            // SAFETY: closes only this process's copies of the descriptors, so that no reader waits
+            // for them.
             unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0) };
             let mut status = 0;
             // SAFETY: waits for the child made above; `status` outlives the call.
             unsafe { libc::waitpid(first, &raw mut status, 0) };
-            // SAFETY: ends without running anything of the parent's.
+            // SAFETY: exits without running any of the parent's code.
             unsafe { libc::_exit(0) }
         }
     }

@@ -1,4 +1,4 @@
-//! What the tests of objects share: pools in temporary files and on crash media.
+//! Shared code of the object tests: pools in temporary files and on crash media.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -14,17 +14,17 @@ use tempfile::TempDir;
 
 pub const PAGE: usize = 4096;
 
-/// A pool with a log of so many bytes.
+/// Options for a pool with a log of `log_bytes`.
 pub fn with_log(log_bytes: u64) -> CreateOptions {
     CreateOptions { log_bytes: Some(log_bytes), ..CreateOptions::default() }
 }
 
-/// For this process alone, without background work: what happens on the media is what the test does.
+/// Exclusive and without background work: only the test causes media operations.
 pub fn alone() -> OpenOptions {
     OpenOptions { exclusive: true, background: false, ..OpenOptions::default() }
 }
 
-/// A directory with a pool in it, removed at the end.
+/// A temporary directory that contains a pool.
 pub struct Place {
     directory: TempDir,
 }
@@ -35,7 +35,7 @@ impl Place {
         Place { directory: tempfile::tempdir().expect("a temporary directory") }
     }
 
-    /// In shared memory, where there is such a file system.
+    /// In `/dev/shm`, if it exists.
     pub fn in_memory() -> Option<Place> {
         Some(Place { directory: tempfile::tempdir_in("/dev/shm").ok()? })
     }
@@ -61,7 +61,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Killed processes leave their shared memory behind; the next one that opens the pool removes it.
+        // Killed processes leave their shared memory behind; opening the pool removes it.
         drop(Pool::open(self.path(), &OpenOptions::default()));
     }
 }
@@ -69,10 +69,10 @@ impl Drop for Place {
 /// Called in place of a durable write.
 type WriteHook = Box<dyn Fn(&Write<'_>) -> Result<(), MediaError> + Send + Sync>;
 
-/// Media that differ from others in one thing.
+/// Media that override one operation or property of others.
 pub struct Wrapped {
     media: Arc<dyn Media>,
-    /// Called with each durable write, which it makes, or not.
+    /// Called for each durable write, which it performs or not.
     pub on_write_durable: WriteHook,
     pub maps_privately: bool,
 }
@@ -103,11 +103,11 @@ impl Media for Wrapped {
         self.media.read_at(offset_bytes, bytes)
     }
     unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.media.write_at(offset_bytes, bytes) }
     }
     unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         (self.on_write_durable)(&|| unsafe { self.media.write_durable(offset_bytes, bytes) })
     }
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
@@ -127,48 +127,48 @@ impl Media for Wrapped {
     }
 }
 
-/// A pool on crash media, alone.
+/// An exclusive pool on crash media.
 pub fn on_media(len_bytes: u64, log_bytes: u64) -> (Arc<CrashMedia>, Objects) {
     let media = Arc::new(CrashMedia::new(len_bytes, PersistenceDomain::PageCache).unwrap());
     let pool = Pool::create_on(media.clone(), &with_log(log_bytes), &alone()).unwrap();
     (media, Objects::new(pool))
 }
 
-/// Opens what is on media anew, as after a restart.
+/// Reopens the current media content, as after a restart.
 pub fn reopen(media: &CrashMedia) -> Objects {
     let media = CrashMedia::from_image(&media.image(), PersistenceDomain::PageCache).unwrap();
     Objects::new(Pool::open_on(Arc::new(media), &alone()).unwrap())
 }
 
-/// What the media did, from operation `from` on.
+/// The media operations from operation `from` on.
 pub fn operations(media: &CrashMedia, from: usize) -> Vec<MediaOperation> {
     media.recording().operations()[from..].iter().map(|operation| operation.kind()).collect()
 }
 
-/// Stores a number at the start of a page: little enough for a patch.
+/// Stores a number at the start of a page: few enough bytes for a patch.
 pub fn store(attachment: &mut Attachment, page: usize, value: u64) {
     let bytes = attachment.as_mut_slice().unwrap();
     bytes[page * PAGE..page * PAGE + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Fills a page with a number, below 2^32: too much for a patch.
+/// Fills a page with a number below 2^32: too many bytes for a patch.
 pub fn fill(attachment: &mut Attachment, page: usize, value: u64) {
     let bytes = attachment.as_mut_slice().unwrap();
     let words = bytes[page * PAGE..(page + 1) * PAGE].chunks_exact_mut(8);
     words.for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
 }
 
-/// What [`load`] finds in a page with this after [`store`].
+/// The result of [`load`] for a page with this content after [`store`].
 pub fn stored(before: u64, value: u64) -> u64 {
     before >> 32 << 32 | value
 }
 
-/// What [`load`] finds in a page after [`fill`].
+/// The result of [`load`] for a page after [`fill`].
 pub fn filled(value: u64) -> u64 {
     value << 32 | value
 }
 
-/// The number at the start of a page; in the upper half that of the rest, which is one and the same all through.
+/// The number at the start of a page, with the number that fills the rest in the upper half.
 pub fn load(attachment: &Attachment, page: usize) -> u64 {
     let bytes = &attachment.as_slice().unwrap()[page * PAGE..(page + 1) * PAGE];
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());

@@ -1,7 +1,8 @@
-//! `flush`: a large mapped file, some of its pages stored to, and then made durable.
+//! `flush`: stores to some pages of a large mapped file, which are then made durable.
 //!
-//! `flush_…` is the flush alone, `store_and_flush_…` the same with the stores. In both, the number is the part of the pages
-//! in percent without its point: `01` is 0.1 %. Stores are looked for on the device afterwards, past all caches.
+//! `flush_…` is the flush alone, `store_and_flush_…` includes the stores. The suffix is the
+//! percentage of pages without its decimal point: `01` is 0.1 %. Afterwards the stores are verified
+//! on the device, bypassing all caches.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -21,7 +22,7 @@ const SYSTEMS: &[System] = &[System::Msync, System::Mapper];
 
 /// Length of the file, normally and in the quick form.
 const SIZE_BYTES: [u64; 2] = [1 << 30, 16 << 20];
-/// Stores of each measurement that are looked for on the device.
+/// Stores of each measurement that are verified on the device.
 const VERIFIED_STORES: usize = 256;
 
 /// Runs the bench.
@@ -78,7 +79,7 @@ fn cells(options: &FlushOptions, stage: &Stage, data: &DataFile) -> Vec<Cell> {
     cells
 }
 
-/// Looks for the stores on the device.
+/// Verifies stores on the device.
 fn verify(job: &Job, data: &DataFile) -> Result<()> {
     let Work::Files(FilesWork::Flush { pages, salt }) = job.work else { return Ok(()) };
     let stores = flushed_stores(job, pages, salt)?;
@@ -86,7 +87,7 @@ fn verify(job: &Job, data: &DataFile) -> Result<()> {
     data.verify_stores(stores.into_iter().step_by(step))
 }
 
-/// A part in a metric's name: 0.1 % is `01`.
+/// A percentage in a metric's name: 0.1 % is `01`.
 fn suffix(percent: f64) -> String {
     percent.to_string().replace('.', "")
 }

@@ -1,11 +1,11 @@
-//! `map-ahead`: one large file, from its start to its end or at random, warm or from its device.
+//! `map-ahead`: one large file, read sequentially or at random, warm or from its device.
 //!
 //! | metric | what |
 //! |---|---|
-//! | `stream` | warm, one reader, records of a page |
+//! | `stream` | warm, one reader, page-sized records |
 //! | `stream_2readers` | the same in two halves, with as many processors as readers: none is idle |
-//! | `stream_cold_1stream`, `_4streams` | from the device, from one place or from four in turn |
-//! | `random` | warm, random pages, without a word about them in advance |
+//! | `stream_cold_1stream`, `_4streams` | from the device, at one position or at four in turn |
+//! | `random` | warm, random pages, without advice |
 //! | `prefetch` | from the device, random pages that are known in advance |
 
 use std::path::Path;
@@ -44,11 +44,11 @@ const PREFETCH: &[System] = &[
     System::Mapper,
 ];
 
-/// Readers where no processor is to be idle.
+/// Readers in the measurement without an idle processor.
 const READERS: u32 = 2;
 /// Length of the file, normally and in the quick form.
 const SIZE_BYTES: [u64; 2] = [4 << 30, 16 << 20];
-/// At most so much of it is read from the device in a measurement.
+/// At most this much is read from the device in a measurement.
 const COLD_BYTES: u64 = 1 << 30;
 /// Random pages of a measurement, warm and from the device.
 const RANDOM_PAGES: u64 = 250_000;
@@ -79,7 +79,8 @@ pub fn run(options: &MapAheadOptions) -> Result<Report> {
     Ok(stage.report("map-ahead", rows, found, config))
 }
 
-/// What was asked for, or 4 GiB or a quarter of memory; never more than stays in memory.
+/// The requested size, or the smaller of 4 GiB and a quarter of memory; fails if it would not stay
+/// in memory.
 fn size(options: &MapAheadOptions) -> Result<u64> {
     let default_bytes = SIZE_BYTES[usize::from(options.common.quick)].min(memory_bytes() / 4);
     let size_bytes = options.size.map_or(default_bytes, |size| size.0);
@@ -100,7 +101,7 @@ fn size(options: &MapAheadOptions) -> Result<u64> {
     Ok(size_bytes)
 }
 
-/// One file system.
+/// The measurements on one file system.
 struct Block<'a> {
     stage: &'a Stage,
     ground: &'a Ground,
@@ -142,7 +143,7 @@ impl Block<'_> {
                 let work = FilesWork::Stream { readers: None, streams, cold: true };
                 add(name, warm, COLD, work, cold_pages, 0);
             }
-            // So few of all pages that neighbours are not brought in together by accident.
+            // So few of all pages that neighbours are rarely loaded together by chance.
             let prefetched = PREFETCHED_PAGES.min(pages / 16);
             add("prefetch", cold, PREFETCH, FilesWork::Prefetch, pages, prefetched);
         }
@@ -168,7 +169,7 @@ fn definitions(grounds: &[Ground]) -> Vec<Lowest> {
         let name = format!("map_ahead_unadvised_vs_default{}", &metric["stream".len()..]);
         all.push(Lowest::everywhere(name, &["mmap"], "mapper_unadvised", metric, grounds));
     }
-    // The device's file system only; against the better of all forms of mmap.
+    // The device's file system only; against the best of all forms of mmap.
     let others = &["mmap", "mmap_populate", "mmap_sequential", "mmap_willneed"];
     let mut each = Vec::new();
     for name in ["1stream", "4streams"] {

@@ -3,8 +3,8 @@
 //! | contender | each file |
 //! |---|---|
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, sum, `munmap`, `close` |
-//! | `read` | `open`, `fstat`, `pread` into a buffer that stays, sum, `close` |
-//! | `mapper` | a view by name, sum, view dropped: the mapping is parked, and found the next time |
+//! | `read` | `open`, `fstat`, `pread` into a reused buffer, sum, `close` |
+//! | `mapper` | a view by name, sum, view dropped: the mapping is parked, and reused the next time |
 //! | `mapper_read_once` | [`read_once`](aquifer::Mapper::read_once) with the sum as its closure; no mapping is parked |
 
 use anyhow::{Result, ensure};
@@ -64,7 +64,7 @@ pub fn run(options: &MappingCacheOptions) -> Result<Report> {
     Ok(stage.report("mapping-cache", rows, found, config))
 }
 
-/// As many files as were asked for, or as stay in memory.
+/// The requested number of files, or as many as stay in memory.
 fn files_of(
     options: &MappingCacheOptions,
     file_bytes: u64,
@@ -90,7 +90,7 @@ fn files_of(
     Ok(wanted.min(fitting))
 }
 
-/// One length on one file system.
+/// The measurements with one length on one file system.
 struct Block<'a> {
     options: &'a MappingCacheOptions,
     stage: &'a Stage,
@@ -114,7 +114,7 @@ impl Block<'_> {
             let mut job = job(stage, system, set.path(), 0, FilesWork::Sum { files });
             job.accesses = options.maps.unwrap_or(maps);
             job.source.cache_bytes = match system {
-                // A byte, in which nothing fits: it is about files that are seen once.
+                // One byte, so that nothing is parked: this measures files that are seen once.
                 System::MapperReadOnce => 1,
                 _ => options.mapping_cache.map_or(0, |bytes| bytes.0),
             };

@@ -1,10 +1,13 @@
-//! The benches about ordinary files, and what they share: places, jobs, ratios over several file systems.
+//! The benches about ordinary files, and their shared code: places, jobs, ratios over several file
+//! systems.
 //!
-//! Metrics end with the file system they were taken on, `sum_32k_ext4`. A ratio over several file systems is the
-//! lowest of them, and all stand beside it: `mapping_cache_vs_mmap_32k`, `…_32k_ext4`, `…_32k_tmpfs`.
+//! Metrics end with the name of the file system, as in `sum_32k_ext4`. A ratio over several file
+//! systems is the lowest of them, and all are reported too: `mapping_cache_vs_mmap_32k`,
+//! `…_32k_ext4`, `…_32k_tmpfs`.
 //!
-//! Data for one file system, and one size, is made, measured with and removed before the next is made: files that have to
-//! stay in memory do not all have to fit at once. Contenders are interleaved within each of these blocks.
+//! The data for one file system and one size is created, measured and removed before the next:
+//! files that have to stay in memory need not all fit at once. Contenders are interleaved within
+//! each of these blocks.
 
 mod flush;
 mod map_ahead;
@@ -35,7 +38,7 @@ pub use pooled::{append, metadata, pswap, read_once, repetitive, shared, view};
 pub use search::run as search;
 pub use unmap::run as unmap;
 
-/// A directory to make files in, and the name of its file system in metrics.
+/// A directory for files, and the name of its file system in metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ground {
     path: PathBuf,
@@ -48,7 +51,8 @@ impl Ground {
     }
 }
 
-/// The stage's place, and the directory in memory. The latter is left out, with a note, where there is none.
+/// The stage's place, and the directory in memory. The latter is omitted, with a note, if there is
+/// none.
 fn grounds(stage: &mut Stage, memory: &Memory) -> Vec<Ground> {
     let ground = |place: &Place| Ground {
         path: place.path().to_owned(),
@@ -71,7 +75,7 @@ fn grounds(stage: &mut Stage, memory: &Memory) -> Vec<Ground> {
     found
 }
 
-/// A ratio that is taken in several ways, of which the lowest counts.
+/// A ratio measured in several ways, of which the lowest is reported.
 #[derive(Debug, Clone)]
 struct Lowest {
     name: String,
@@ -79,7 +83,7 @@ struct Lowest {
 }
 
 impl Lowest {
-    /// The best of `others` over `ours` on each of the file systems. `metric` is without their names.
+    /// The best of `others` over `ours` on each of the file systems. `metric` excludes their names.
     fn everywhere(
         name: impl Into<String>,
         others: &'static [&'static str],
@@ -140,7 +144,8 @@ fn cell(metric: String, unit: (&'static str, f64), job: Job) -> Cell {
     Cell { metric, unit, job, limit_bytes: None }
 }
 
-/// Runs a block of cells; `check` sees every answer, and answers to the same work must be the same.
+/// Runs a block of cells. `check` is called with every answer; answers to the same work must be
+/// equal.
 fn run_block(
     stage: &Stage,
     cells: Vec<Cell>,
@@ -150,7 +155,7 @@ fn run_block(
     run_block_after(stage, || Ok(()), cells, notes, check)
 }
 
-/// The same, with something done before every child.
+/// The same, calling `before` before every child.
 fn run_block_after(
     stage: &Stage,
     before: impl Fn() -> Result<()>,
@@ -178,7 +183,7 @@ fn run_block_after(
     schedule.run(cells, notes)
 }
 
-/// The same for jobs that must have the same answer; `None` where that depends on what was stored before.
+/// Equal for jobs that must have the same answer; `None` if the answer depends on earlier stores.
 fn work_number(job: &Job) -> Option<u64> {
     use std::hash::{DefaultHasher, Hash, Hasher};
     if matches!(job.work, Work::Files(FilesWork::Flush { .. })) {
@@ -189,13 +194,13 @@ fn work_number(job: &Job) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// What files that are to stay in memory may take together: a quarter of what can be had, since whoever else is on the
-/// machine needs some, and so do contenders that copy.
+/// The most that files that must stay in memory may occupy together: a quarter of the available
+/// memory, since other processes on the machine and contenders that copy need some too.
 fn warm_bytes() -> u64 {
     available_memory_bytes() / 4
 }
 
-/// A row made of a detail of another row: one figure of its children that deserves to be seen as a row.
+/// A row made from a detail of another row.
 fn row_of_detail(row: &Row, metric: String, unit: &'static str, detail: &str) -> Option<Row> {
     let median = *row.details.get(detail)?;
     Some(Row {

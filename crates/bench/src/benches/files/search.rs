@@ -1,14 +1,14 @@
-//! `search`: a text in the files of a source tree, all of them warm.
+//! `search`: finds a text in the files of a source tree, all of them warm.
 //!
 //! | metric | what |
 //! |---|---|
-//! | `search_first` | the first pass of a process, which is all that a program makes that searches and ends |
-//! | `search_repeated` | the passes after it, of a program that stays |
+//! | `search_first` | the first pass of a process, as in a program that searches once and exits |
+//! | `search_repeated` | the later passes, as in a long-running program |
 //!
 //! | contender | each file |
 //! |---|---|
-//! | `read_loop` | `openat` in its directory, `read` into 64 KiB until that comes back short, `close` |
-//! | `read` | `open`, `fstat`, `pread` into a buffer that stays, `close` |
+//! | `read_loop` | `openat` in its directory, `read` into 64 KiB until a short read, `close` |
+//! | `read` | `open`, `fstat`, `pread` into a reused buffer, `close` |
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, search, `munmap`, `close` |
 //! | `mapper` | a view by name, search, view dropped: parked for the next pass |
 //! | `mapper_read_once` | [`read_once_at`](aquifer::Mapper::read_once_at) in its directory, with the search as its closure |

@@ -1,7 +1,7 @@
-//! `unmap`: mappings that are used for a moment only, of warm files that are open.
+//! `unmap`: short-lived mappings of warm, open files.
 //!
-//! Every thread maps its own files in turn, touches each of their pages, and lets go of them. Nothing is kept from one
-//! time to the next: caches of mappings are off, since otherwise they would be what is measured.
+//! Every thread maps its own files in turn, touches each of their pages, and drops the mapping.
+//! Caches of mappings are off, since otherwise they would be measured.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -60,7 +60,7 @@ fn maps(options: &UnmapOptions) -> u64 {
     if options.common.quick { options.maps.min(QUICK_MAPS) } else { options.maps }
 }
 
-/// One file system.
+/// The measurements on one file system.
 fn block(
     options: &UnmapOptions,
     stage: &Stage,

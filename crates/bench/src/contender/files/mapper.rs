@@ -2,9 +2,9 @@
 //!
 //! | contender | mapping cache | unmapping |
 //! |---|---|---|
-//! | `mapper` | on | as it comes |
-//! | `mapper_async` | off | many at a time, as it comes |
-//! | `mapper_sync` | off | at once |
+//! | `mapper` | on | default |
+//! | `mapper_async` | off | many at a time (default) |
+//! | `mapper_sync` | off | immediately |
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr};
@@ -22,9 +22,9 @@ use super::{Files, Mapped, Maps, Stored, WholeFile};
 use crate::contender::System;
 use crate::raw::PAGE_BYTES;
 
-/// Lets `look` see all of a view.
+/// Calls `look` with the content of a view.
 fn look_at<R>(view: &FileView, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-    // SAFETY: nobody changes the bench's files while they are looked at.
+    // SAFETY: the bench's files are not modified while they are read.
     Ok(view.read(|bytes| look(unsafe { bytes.as_slice() }))?)
 }
 
@@ -34,7 +34,7 @@ pub struct MapperFiles {
 }
 
 impl MapperFiles {
-    /// The mapper that `system` names; its cache may keep `cache_bytes`, if it has one and that is said.
+    /// The mapper for `system`; `cache_bytes`, if given, is the size of its cache.
     pub fn new(system: System, cache_bytes: Option<u64>) -> Result<Self> {
         let builder = match (system, cache_bytes) {
             (System::Mapper, None) => Mapper::builder(),
@@ -92,7 +92,7 @@ pub struct ReadOnceFiles {
 }
 
 impl ReadOnceFiles {
-    /// The mapper as it comes, or with a cache of so many bytes.
+    /// The default mapper, or one with a cache of `cache_bytes`.
     pub fn new(cache_bytes: Option<u64>) -> Result<Self> {
         let builder = Mapper::builder();
         let builder = match cache_bytes {
@@ -115,14 +115,14 @@ impl Files for ReadOnceFiles {
     }
 }
 
-/// A thread's access to it.
+/// A thread's access to the mapper.
 pub struct ReadOnceLane<'a> {
     mapper: &'a Mapper,
 }
 
 impl WholeFile for ReadOnceLane<'_> {
     fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        // SAFETY: nobody changes the bench's files while they are looked at.
+        // SAFETY: the bench's files are not modified while they are read.
         Ok(self.mapper.read_once(path, |bytes| look(unsafe { bytes.as_slice() }))?)
     }
 
@@ -150,7 +150,7 @@ pub struct MapperMaps {
 }
 
 impl MapperMaps {
-    /// The mapper as it comes; `advises` if it is told what will be read in order.
+    /// The default mapper; `advises` if sequential reads are announced to it.
     pub fn new(advises: bool) -> Result<Self> {
         Ok(Self { mapper: Mapper::builder().build()?, advises })
     }
@@ -205,7 +205,7 @@ impl Mapped for MapperMap {
     }
 }
 
-/// A file that is stored to through a private view.
+/// A file stored to through a private view.
 pub struct WritableFile {
     view: FileView,
 }

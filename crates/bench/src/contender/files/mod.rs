@@ -1,13 +1,13 @@
-//! Ordinary files: the interfaces, and who offers them.
+//! Ordinary files: the interfaces, and their implementations.
 //!
 //! | interface | what | contenders |
 //! |---|---|---|
-//! | [`Files`] | a whole file for a moment | `mmap`, `mmap_populate`, `read`, and the mapper in its forms |
+//! | [`Files`] | whole files accessed briefly | `mmap`, `mmap_populate`, `read`, and the mapper in its forms |
 //! | [`Maps`] | one large file whose pages are read | `mmap` in its forms, the mapper |
 //! | [`Stored`] | one large file that is stored to | `msync`, the mapper |
 //!
-//! All of them hand out plain slices, so that reaching the bytes is all that differs. Nobody but the bench
-//! knows of its files, and it does not change them while they are looked at.
+//! All of them provide plain slices, so that they differ only in how the bytes are reached. Only
+//! the bench uses its files, and it does not modify them while they are read.
 
 mod mapper;
 mod plain;
@@ -25,7 +25,7 @@ use super::{System, Unavailable};
 
 pub use plain::ReadLoop;
 
-/// Files that are looked at one after the other.
+/// Files accessed one after the other.
 pub trait Files: Sync {
     /// One thread's access to them.
     type Lane<'a>: WholeFile
@@ -35,12 +35,12 @@ pub trait Files: Sync {
     /// Starts a thread's access.
     fn lane(&self) -> Result<Self::Lane<'_>>;
 
-    /// Does the work that has been put off, as the end of the program would.
+    /// Does the deferred work, as at the program's exit.
     fn settle(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Figures of its own, for the report.
+    /// Additional figures for the report.
     fn details(&self) -> BTreeMap<String, f64> {
         BTreeMap::new()
     }
@@ -48,14 +48,14 @@ pub trait Files: Sync {
 
 /// One thread's access to files.
 pub trait WholeFile {
-    /// Lets `look` see all of the file of that name. Nothing of it is kept but what a cache keeps.
+    /// Calls `look` with the content of the file of that name. Nothing is kept except by a cache.
     fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let file = plain::open(path)?;
         let len_bytes = plain::length(&file)?;
         self.opened(&file, len_bytes, look)
     }
 
-    /// The same with the file of a name in a directory, which is open and has this path: by whichever is better.
+    /// The same for a file in an open directory, by name or by path, whichever is faster.
     fn in_directory<R>(
         &mut self,
         _directory: &OwnedFd,
@@ -67,7 +67,7 @@ pub trait WholeFile {
         self.by_path(path, look)
     }
 
-    /// The same with a file that is open and stays so, where the kernel opens it.
+    /// The same for a file that is open and stays open, for contenders that use the kernel's files.
     fn opened<R>(
         &mut self,
         _file: &File,
@@ -78,17 +78,17 @@ pub trait WholeFile {
     }
 }
 
-/// What to do with files.
+/// Work on files.
 pub trait VisitFiles {
-    /// What that gives.
+    /// Its result.
     type Output;
 
-    /// Does it.
+    /// Does the work.
     fn visit<F: Files>(self, files: &F) -> Result<Self::Output>;
 }
 
-/// Prepares a contender and hands it to `visit`. A cache of mappings may keep `cache_bytes` of files; without that it
-/// keeps what it keeps by default.
+/// Opens a contender and passes it to `visit`. `cache_bytes` is the size of a cache of mappings;
+/// `None` is its default.
 pub fn with_files<V: VisitFiles>(
     system: System,
     cache_bytes: Option<u64>,
@@ -117,43 +117,43 @@ pub trait Maps {
 
 /// A large file that is read from.
 pub trait Mapped: Sync {
-    /// Pages that were asked for.
+    /// Requested pages.
     type Pending: Default;
 
-    /// Lets `look` see all of it.
+    /// Calls `look` with the content of the file.
     fn look<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
-    /// Says that this range will be read from its start to its end, where the contender has a word for that.
+    /// Announces that this range will be read sequentially, if the contender supports that.
     fn announce(&self, _range: Range<usize>) -> Result<()> {
         Ok(())
     }
 
-    /// Asks for pages that will be read soon, where the contender can.
+    /// Requests pages that will be read soon, if the contender supports that.
     fn ask_for(&self, _pages: &[u64]) -> Result<Self::Pending> {
         Ok(Self::Pending::default())
     }
 
-    /// Waits for pages that were asked for, where the contender has something to wait for.
+    /// Waits for requested pages, if the contender supports that.
     fn wait_for(&self, _pending: Self::Pending) -> Result<()> {
         Ok(())
     }
 
-    /// Figures of its own, for the report.
+    /// Additional figures for the report.
     fn details(&self) -> BTreeMap<String, f64> {
         BTreeMap::new()
     }
 }
 
-/// What to do with a way to map files.
+/// Work on a way to map files.
 pub trait VisitMaps {
-    /// What that gives.
+    /// Its result.
     type Output;
 
-    /// Does it.
+    /// Does the work.
     fn visit<M: Maps>(self, maps: &M) -> Result<Self::Output>;
 }
 
-/// Prepares a contender and hands it to `visit`.
+/// Opens a contender and passes it to `visit`.
 pub fn with_maps<V: VisitMaps>(system: System, visit: V) -> Result<V::Output> {
     match system {
         System::Mmap
@@ -171,10 +171,10 @@ pub fn with_maps<V: VisitMaps>(system: System, visit: V) -> Result<V::Output> {
 
 /// A large file that is stored to and then made durable.
 pub trait Stored {
-    /// First byte of the file; what is stored there is in the file after [`Stored::flush`].
+    /// First byte of the file; stores there are in the file after [`Stored::flush`].
     fn base(&mut self) -> Result<*mut u8>;
 
-    /// Makes every store durable. Says how many bytes it wrote, where it knows.
+    /// Makes every store durable. Returns the number of bytes written, if known.
     fn flush(&mut self) -> Result<Option<u64>>;
 }
 

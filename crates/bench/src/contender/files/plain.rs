@@ -1,4 +1,4 @@
-//! What programs do with ordinary files without Aquifer: map or read.
+//! Ordinary files without Aquifer: mapped or read.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -32,15 +32,15 @@ fn map(file: &File, len_bytes: usize, populate: bool) -> Result<Map> {
 }
 
 fn slice(map: &Map) -> &[u8] {
-    // SAFETY: the whole mapping, readable while `map` lives; nobody changes or truncates the bench's files while
-    // they are looked at.
+    // SAFETY: the whole mapping, readable while `map` lives; the bench's files are neither modified
+    // nor truncated while they are read.
     unsafe { std::slice::from_raw_parts(map.base(), map.len_bytes()) }
 }
 
 /// Each file is mapped and unmapped again.
 #[derive(Debug, Clone, Copy)]
 pub struct MappedFiles {
-    /// Whether with `MAP_POPULATE`.
+    /// Whether to use `MAP_POPULATE`.
     pub populate: bool,
 }
 
@@ -60,7 +60,7 @@ impl WholeFile for MappedFiles {
         look: impl FnOnce(&[u8]) -> R,
     ) -> Result<R> {
         if len_bytes == 0 {
-            // The kernel refuses to map nothing.
+            // The kernel rejects empty mappings.
             return Ok(look(&[]));
         }
         let map = map(file, len_bytes, self.populate)?;
@@ -102,22 +102,22 @@ impl WholeFile for ReadLane {
     }
 }
 
-/// Reads a file piece by piece, without asking how long it is: the fastest loop for small files.
+/// Reads a file piece by piece, without querying its length: the fastest loop for small files.
 #[derive(Debug)]
 pub struct ReadLoop {
     buffer: AlignedBuffer,
 }
 
-/// Fits the second-level cache together with what the search needs.
+/// Fits in the second-level cache together with the search's own data.
 const LOOP_BYTES: usize = 64 << 10;
 
 impl ReadLoop {
-    /// A loop with a buffer of its own.
+    /// A loop with its own buffer.
     pub fn new() -> Self {
         Self { buffer: AlignedBuffer::new(LOOP_BYTES) }
     }
 
-    /// Counts what `finder` finds in the file of that name in that directory.
+    /// Counts the matches of `finder` in the file of that name in that directory.
     pub fn count(&mut self, directory: &OwnedFd, name: &CStr, finder: &Finder<'_>) -> Result<u64> {
         let mut file = open_at(directory, name)
             .with_context(|| format!("cannot open {}", name.to_string_lossy()))?;
@@ -129,21 +129,22 @@ impl ReadLoop {
             let read_bytes = file.read(&mut buffer[kept..])?;
             let end = kept + read_bytes;
             found += finder.find_iter(&buffer[..end]).count() as u64;
-            // Of a regular file only the end comes back short.
+            // For a regular file, a short read means the end.
             if read_bytes < room_bytes {
                 return Ok(found);
             }
-            // What begins here and ends in the next piece. It is too short to be found in full twice.
+            // Keep the start of a match that continues in the next piece. It is too short to
+            // contain a match, so none is counted twice.
             kept = overlap_bytes;
             buffer.copy_within(end - kept..end, 0);
         }
     }
 }
 
-/// Maps files with the advice its name says.
+/// Maps files with the advice of its system.
 #[derive(Debug, Clone, Copy)]
 pub struct PlainMaps {
-    /// Which of the forms of mmap.
+    /// The form of mmap.
     pub system: System,
 }
 
@@ -204,7 +205,7 @@ impl Mapped for PlainMap {
             return Ok(will_need.advise(&ranges)?);
         }
         if self.system == System::MmapWillneed {
-            // What is known page by page needs no neighbours.
+            // Individually requested pages need no read-around.
             self.map.advise(Advice::Random)?;
             for &page in pages {
                 self.map.will_need(page as usize * PAGE_BYTES, PAGE_BYTES)?;

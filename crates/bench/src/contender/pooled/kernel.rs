@@ -1,4 +1,4 @@
-//! What programs do with files without Aquifer: system calls, or a shared mapping.
+//! Files without Aquifer: by system calls, or through a shared mapping.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ pub struct CalledFile {
 }
 
 impl CalledFile {
-    /// Opens it.
+    /// Opens the file.
     pub fn open(name: &Path) -> Result<Self> {
         Ok(Self { file: open(name)? })
     }
@@ -45,7 +45,7 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps all of it.
+    /// Maps the whole file.
     pub fn open(name: &Path, file_bytes: u64, populate: bool) -> Result<Self> {
         let (file, len_bytes) = (open(name)?, usize::try_from(file_bytes)?);
         let map = match populate {
@@ -108,8 +108,8 @@ impl Growing for CalledGrowing {
     }
 }
 
-/// A file that is made longer by `ftruncate`, and stored to through a mapping that was made for all that it will become:
-/// mapping is no part of an append.
+/// A file extended by `ftruncate` and stored to through a mapping of its final length, so that
+/// mapping is not part of an append.
 #[derive(Debug)]
 pub struct MappedGrowing {
     file: File,
@@ -119,7 +119,8 @@ pub struct MappedGrowing {
 }
 
 impl MappedGrowing {
-    /// An empty file, mapped as long as it will be. `populate`: pieces get their page-table entries by one system call.
+    /// An empty file, mapped with its final length. `populate`: one system call populates the
+    /// page-table entries of each piece.
     pub fn create(file_bytes: u64, populate: bool) -> Result<Self> {
         let file = create()?;
         let map = Map::file(&file, usize::try_from(file_bytes)?, true)?;
@@ -154,7 +155,7 @@ impl Growing for MappedGrowing {
 /// Bytes copied at a time.
 const COPY_BYTES: usize = 1 << 20;
 
-/// A file that is copied over another one, through a buffer that stays.
+/// A file that is copied over another one, through a reused buffer.
 pub struct CopiedPair<R> {
     to_and_from: [R; 2],
     file_bytes: u64,
@@ -162,7 +163,7 @@ pub struct CopiedPair<R> {
 }
 
 impl<R: Records> CopiedPair<R> {
-    /// Will copy the second file over the first one.
+    /// Prepares to copy the second file over the first one.
     pub fn new(to_and_from: [R; 2], file_bytes: u64) -> Self {
         Self { to_and_from, file_bytes, buffer: vec![0; COPY_BYTES] }
     }

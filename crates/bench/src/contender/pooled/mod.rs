@@ -1,16 +1,16 @@
-//! Files of a pool, and the same files of the kernel: the interfaces, and who offers them.
+//! Files of a pool, and the same files of the kernel: the interfaces, and their implementations.
 //!
 //! | interface | what | contenders |
 //! |---|---|---|
-//! | [`Files`](super::files::Files) | a whole file for a moment | `read`, `mmap`, `mmap_populate`, `pool`, `view` |
+//! | [`Files`](super::files::Files) | whole files accessed briefly | `read`, `mmap`, `mmap_populate`, `pool`, `view` |
 //! | [`Records`] | parts of one open file, read and overwritten | `syscalls`, `mmap`, `mmap_populate`, `pool` |
 //! | [`Growing`] | a file that gets longer | the same, and `view` |
 //! | [`Pair`] | one file that takes the content of another | as for records, and `pool_copy` |
-//! | [`Names`] | files made, looked up, removed | `syscalls`, `pool` |
+//! | [`Names`] | files created, looked up, removed | `syscalls`, `pool` |
 //!
-//! All are handed the directory of a [`PooledSet`](crate::pooled_set): the kernel's files are in it, and the pool is one more
-//! file there. Names are the same in both, and have one component: children work in that directory, so that no path is longer
-//! for one of them.
+//! All are given the directory of a [`PooledSet`](crate::pooled_set), which contains the kernel's
+//! files and the pool. Names are the same in both and have one component: children run in that
+//! directory, so that paths are equally long for all contenders.
 
 mod kernel;
 mod names;
@@ -26,12 +26,12 @@ use super::files::{VisitFiles, with_files};
 
 pub use pool::open_pool;
 
-/// One open file, in parts.
+/// One open file, accessed in parts.
 pub trait Records {
     /// Fills `bytes` from this offset of the file.
     fn read(&mut self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Overwrites the file from this offset on; it does not get longer.
+    /// Overwrites the file from this offset on; its length stays the same.
     fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<()>;
 }
 
@@ -51,15 +51,15 @@ pub trait Growing {
     /// Writes `bytes` at the end.
     fn append(&mut self, bytes: &[u8]) -> Result<()>;
 
-    /// Removes the file, and begins another one.
+    /// Removes the file, and starts a new one.
     fn begin_again(&mut self) -> Result<()>;
 
-    /// Fills `bytes` from this offset of the file: for checks.
+    /// Fills `bytes` from this offset of the file: for verification.
     fn read(&mut self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()>;
 }
 
-/// Makes an empty file in the current directory, which gets `file_bytes` long at most. A pool is made for it that has room for
-/// one and a half of it.
+/// Creates an empty file in the current directory, for at most `file_bytes`. A pool for it has room
+/// for one and a half times that.
 pub fn growing(system: System, file_bytes: u64) -> Result<Box<dyn Growing>> {
     Ok(match system {
         System::Syscalls => Box::new(kernel::CalledGrowing::create()?),
@@ -73,14 +73,15 @@ pub fn growing(system: System, file_bytes: u64) -> Result<Box<dyn Growing>> {
 
 /// Two files of one length.
 pub trait Pair {
-    /// Gives the first the content of the second. What that has then is undefined.
+    /// Replaces the content of the first by that of the second, whose content is undefined
+    /// afterwards.
     fn replace(&mut self) -> Result<()>;
 
     /// The sums over the words of both.
     fn sums(&mut self) -> Result<[u64; 2]>;
 }
 
-/// Opens the first two files of the set.
+/// Opens two files of the set for [`Pair`].
 pub fn pair(system: System, names: [&Path; 2], file_bytes: u64) -> Result<Box<dyn Pair>> {
     Ok(match system {
         System::Pool => Box::new(pool::PooledPair::open(names, file_bytes)?),
@@ -97,13 +98,13 @@ pub fn pair(system: System, names: [&Path; 2], file_bytes: u64) -> Result<Box<dy
     })
 }
 
-/// Files that come and go.
+/// Creating and removing files.
 pub trait Names {
-    /// Makes an empty file, looks it up by name, and removes it. Says how long it was found to be.
+    /// Creates an empty file, looks it up by name, and removes it. Returns the length found.
     fn create_stat_remove(&mut self, name: &Path) -> Result<u64>;
 }
 
-/// Makes a directory of that name in the current directory, or in the pool there.
+/// Creates a directory of that name in the current directory, or in the pool there.
 pub fn names(system: System, directory: &Path) -> Result<Box<dyn Names>> {
     Ok(match system {
         System::Syscalls => Box::new(names::KernelNames::create(directory)?),
@@ -112,7 +113,7 @@ pub fn names(system: System, directory: &Path) -> Result<Box<dyn Names>> {
     })
 }
 
-/// Prepares a contender that looks at whole files by their names, and hands it to `visit`.
+/// Opens a contender that accesses whole files by name, and passes it to `visit`.
 pub fn with_whole_files<V: VisitFiles>(system: System, visit: V) -> Result<V::Output> {
     match system {
         System::Pool => visit.visit(&whole::PoolReads::open()?),

@@ -1,4 +1,4 @@
-//! Files that are made, looked up and removed.
+//! Creating, looking up and removing files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub struct KernelNames {
 }
 
 impl KernelNames {
-    /// Makes the directory.
+    /// Creates the directory.
     pub fn create(directory: &Path) -> Result<Self> {
         fs::create_dir(directory)
             .with_context(|| format!("cannot make the directory {}", directory.display()))?;
@@ -47,7 +47,7 @@ pub struct PoolNames {
 }
 
 impl PoolNames {
-    /// Opens the pool, and makes the directory in it.
+    /// Opens the pool, and creates the directory in it.
     pub fn create(directory: &Path) -> Result<Self> {
         let files = open_pool()?;
         files.create_dir(directory)?;

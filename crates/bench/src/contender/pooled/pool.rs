@@ -1,4 +1,4 @@
-//! Files of a pool, through [`aquifer_fs`]. Nothing is set but sizes.
+//! Files of a pool, through [`aquifer_fs`], with default options except sizes.
 
 use std::path::Path;
 
@@ -60,12 +60,12 @@ impl Records for PooledFile {
 
 const GROWING: &str = "growing";
 
-/// A file that grows in a pool of its own.
+/// A file that grows in its own pool.
 #[derive(Debug)]
 pub struct PooledGrowing {
     file: Option<File>,
     files: Files,
-    /// Whether it is stored to through views.
+    /// Whether stores go through views.
     by_view: bool,
 }
 

@@ -9,7 +9,7 @@ use super::pool::open_pool;
 use crate::contender::files::{Files, WholeFile};
 use crate::raw::{AlignedBuffer, PAGE_BYTES};
 
-/// Each file is opened, read into a buffer that stays, and closed.
+/// Each file is opened, read into a reused buffer, and closed.
 #[derive(Debug)]
 pub struct PoolReads {
     files: PoolFiles,
@@ -50,7 +50,7 @@ impl WholeFile for PoolReadLane<'_> {
     }
 }
 
-/// Each file is looked at where its bytes lie.
+/// Each file is accessed in place.
 #[derive(Debug)]
 pub struct PoolViews {
     files: PoolFiles,
@@ -74,7 +74,7 @@ impl Files for PoolViews {
 impl WholeFile for &PoolFiles {
     fn by_path<R>(&mut self, path: &Path, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let view = self.view(path, ..)?;
-        // SAFETY: nobody writes to the files of the set while they are looked at.
+        // SAFETY: the files of the set are not written to while they are read.
         let bytes = unsafe { view.as_slice() }.expect("the pool is mapped");
         Ok(look(bytes))
     }

@@ -1,4 +1,4 @@
-//! Memory that nobody makes durable: what computing costs by itself.
+//! Memory that is never made durable: the cost of the computation alone.
 
 use anyhow::Result;
 

@@ -1,7 +1,8 @@
-//! Dirty pages that have nothing to do with a commit, in the file that is committed to.
+//! Dirty pages unrelated to a commit, in the file that is committed to.
 //!
-//! Whoever makes a whole file durable pays for them. They are written with the bytes they hold already, so
-//! nothing changes but their state, and only when the kernel has written some of them back meanwhile.
+//! A contender that makes the whole file durable pays for them. They are rewritten with their
+//! current content, so only their state changes, and only when the kernel has written some of them
+//! back.
 
 use std::fs::File;
 use std::io;
@@ -18,19 +19,20 @@ pub struct DirtyPages {
 }
 
 impl DirtyPages {
-    /// The `pages` pages of `file` from `offset_bytes` on. Nobody else may write there meanwhile.
+    /// The `pages` pages of `file` from `offset_bytes` on. No other writer may write there while
+    /// this lives.
     pub fn new(file: File, offset_bytes: u64, pages: usize) -> io::Result<Self> {
         let mut content = vec![0; pages * PAGE_BYTES];
         file.read_exact_at(&mut content, offset_bytes)?;
         Ok(Self { file, offset_bytes, content })
     }
 
-    /// How many pages that are.
+    /// The number of pages.
     pub fn pages(&self) -> usize {
         self.content.len() / PAGE_BYTES
     }
 
-    /// Makes them dirty unless all of them are.
+    /// Makes all of them dirty unless they are.
     pub fn refresh(&self) -> io::Result<()> {
         let len_bytes = self.content.len() as u64;
         if let Some(state) = cache_state(&self.file, self.offset_bytes, len_bytes)?

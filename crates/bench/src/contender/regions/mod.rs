@@ -1,10 +1,10 @@
-//! Memory that is made durable as a whole: the interface, and who offers it.
+//! Memory that is made durable as a whole: the interface, and its implementations.
 //!
 //! | contender | storage | `sync` | a crash during `sync` |
 //! |---|---|---|---|
-//! | `object` | an object in a pool | `psync` | leaves all of it or nothing |
-//! | `msync` | a shared file mapping | `msync(MS_SYNC)` | leaves some pages and not others |
-//! | `memory` | anonymous memory | nothing | everything is lost anyway |
+//! | `object` | an object in a pool | `psync` | leaves all of it or none |
+//! | `msync` | a shared file mapping | `msync(MS_SYNC)` | leaves only some of the pages |
+//! | `memory` | anonymous memory | none | loses everything |
 
 mod anonymous;
 mod dirty;
@@ -20,30 +20,30 @@ use super::{System, Unavailable};
 
 pub use dirty::DirtyPages;
 
-/// Where a contender keeps its files.
+/// The location of a contender's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
-    /// A directory of its own.
+    /// A private directory.
     pub directory: PathBuf,
-    /// What makes bytes durable there.
+    /// How bytes become durable there.
     pub domain: Domain,
 }
 
-/// What a contender takes the storage for.
+/// The persistence domain a contender assumes for the storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Domain {
-    /// What it is: files in a page cache, over a device that has to be flushed.
+    /// The actual one: files in a page cache, over a device that has to be flushed.
     PageCache,
-    /// Forced: memory in which flushed cache lines are durable. On a tmpfs that is not true, but costs what
-    /// it would cost.
+    /// Forced: memory in which flushed cache lines are durable. That is not true of a tmpfs, but
+    /// has the same cost.
     Dax,
 }
 
-/// What one `sync` wrote.
+/// The amount one `sync` wrote.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Pages found to have been stored to.
+    /// Pages detected as stored to.
     pub pages: u64,
     /// Bytes written for them.
     pub bytes: u64,
@@ -60,24 +60,25 @@ pub trait Region: Send {
     /// Makes every store made so far durable.
     fn sync(&mut self) -> Result<()>;
 
-    /// The same, and says what was written, as far as this contender can tell.
+    /// The same; returns what was written, if this contender can tell.
     fn sync_counted(&mut self) -> Result<Written>;
 
-    /// Keeps this many other pages of the region's file dirty in the page cache. Does nothing while they are.
+    /// Keeps this many other pages of the region's file dirty in the page cache. Does nothing while
+    /// they are dirty.
     fn keep_dirty(&mut self, _pages: usize) -> Result<()> {
         Err(Unavailable("it has no file in which other pages could be dirty".to_owned()).into())
     }
 
-    /// Does the work that syncs so far have put off.
+    /// Does the work that previous syncs have deferred.
     fn settle(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Ends the use of it in an orderly way.
+    /// Closes the region cleanly.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// Makes zero-filled regions of these lengths, multiples of a page.
+/// Creates zero-filled regions of these lengths, which must be multiples of a page.
 pub fn create(system: System, home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
     match system {
         System::Object => objects::create(home, lens_bytes),
@@ -115,7 +116,7 @@ mod tests {
             // SAFETY: the last word of a writable mapping that only this test uses.
             unsafe { last.cast::<u64>().write_volatile(value) };
             let written = region.sync_counted().unwrap();
-            // Without cachestat (before 6.5) nothing can be counted.
+            // Without cachestat (before 6.5) this is zero.
             assert!(written.pages <= 4, "{written:?}");
         }
         for region in regions {

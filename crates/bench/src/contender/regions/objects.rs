@@ -1,8 +1,7 @@
-//! Aquifer's persistent objects, each region one of them, all in one pool.
+//! Aquifer's persistent objects, one per region, all in one pool.
 //!
-//! Nothing is set but sizes and, for the forced `Dax` domain, the domain: the log, checkpoints, how stores are found and
-//! how many private copies are kept are as for a user who reads no manual. This is the only file of the
-//! benches that knows how pools and objects are made, attached and synced.
+//! All options are the defaults, except sizes and, for the forced `Dax` domain, the domain. This is
+//! the only file of the benches that knows how pools and objects are created, attached and synced.
 
 use std::fs::OpenOptions as FileOptions;
 use std::path::PathBuf;
@@ -16,9 +15,9 @@ use super::{DirtyPages, Domain, Home, Region, Written};
 use crate::pooled_set::POOL;
 use crate::raw::PAGE_BYTES;
 
-/// The object whose pages are none of a commit's business.
+/// The object with the pages unrelated to a commit.
 const OTHER: &str = "other";
-/// Room for it.
+/// Its length.
 const OTHER_BYTES: u64 = 4 << 20;
 
 struct ObjectRegion {
@@ -45,10 +44,10 @@ fn name_of(index: usize) -> String {
     format!("region-{index}")
 }
 
-/// Makes a pool with one object for each length.
+/// Creates a pool with one object for each length.
 pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
     let content_bytes: u64 = lens_bytes.iter().map(|&len_bytes| len_bytes as u64).sum();
-    // Every object may put one large commit aside; the log has a quarter.
+    // Every object may put one large commit aside; the log takes a quarter.
     let pool_bytes = 3 * content_bytes + OTHER_BYTES + (64 << 20);
     let pool =
         Pool::create(path_of(home), pool_bytes, &CreateOptions::default(), &open_options(home))?;
@@ -106,7 +105,7 @@ impl Region for ObjectRegion {
             let size_bytes = (pages * PAGE_BYTES) as u64;
             let info = self.objects.create(OTHER, size_bytes, &CreateObject::default())?;
             let file = FileOptions::new().read(true).write(true).open(&self.path)?;
-            // Nobody attaches it, so nobody else writes there.
+            // The object is never attached, so no other writer writes there.
             self.other = Some(DirtyPages::new(file, info.media_offset_bytes, pages)?);
         }
         Ok(self.other.as_ref().expect("made above").refresh()?)

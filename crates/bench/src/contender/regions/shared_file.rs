@@ -1,7 +1,8 @@
-//! Shared file mappings with `msync`: what programs do without an engine, and without crash consistency.
+//! Shared file mappings with `msync`: without an engine, and without crash consistency.
 //!
-//! The file is written once before it is mapped, so that no commit has to allocate blocks. `msync` is called
-//! on the whole mapping: the kernel finds the dirty pages by itself, writes them and flushes the device once.
+//! The file is written once before it is mapped, so that no commit has to allocate blocks. `msync`
+//! is called on the whole mapping: the kernel finds the dirty pages itself, writes them and flushes
+//! the device once.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,7 +13,7 @@ use anyhow::{Context, Result};
 use super::{DirtyPages, Home, Region, Written};
 use crate::raw::{Map, cache_state, system_page_bytes};
 
-/// Room behind the mapping for pages that are none of its business.
+/// Room after the mapping for unrelated dirty pages.
 const OTHER_PAGES_BYTES: usize = 4 << 20;
 
 struct SharedFile {
@@ -25,7 +26,7 @@ fn path_of(home: &Home, index: usize) -> PathBuf {
     home.directory.join(format!("region-{index}"))
 }
 
-/// Makes the files.
+/// Creates the files.
 pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
     let zeroes = vec![0; 1 << 20];
     for (index, &len_bytes) in lens_bytes.iter().enumerate() {
@@ -44,7 +45,7 @@ pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>>
     open(home, lens_bytes)
 }
 
-/// Maps them.
+/// Maps the files.
 pub fn open(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
     let map = |(index, &len_bytes): (usize, &usize)| -> Result<Box<dyn Region>> {
         let path = path_of(home, index);

@@ -1,9 +1,9 @@
 //! libpmemobj: the cells are one root object, stored to in undo-log transactions.
 //!
-//! Two forms, because it depends on the program which it can use: logging each cell before it is stored to,
-//! which is what random stores are, and logging a record before its first store, which is less work
-//! where a record gets many. In the page-cache domain the library makes ranges durable with `msync`. In the
-//! forced `Dax` domain it is told by a variable in its environment to flush cache lines instead.
+//! Two forms, since programs differ in which they can use: logging each cell before it is stored
+//! to, as random stores require, and logging a record before its first store, which is cheaper if a
+//! record gets many stores. In the page-cache domain the library makes ranges durable with `msync`.
+//! In the forced `Dax` domain an environment variable makes it flush cache lines instead.
 
 use std::path::PathBuf;
 
@@ -31,13 +31,13 @@ impl PmemobjStore {
         check_environment(home.domain)?;
         let pool_bytes = array.len_bytes() + array.len_bytes() / 8 + OVERHEAD_BYTES;
         let mut pool = Pool::create(&path_of(home), pool_bytes, array.len_bytes())?;
-        // SAFETY: the root object is as long as the array, writable, and nobody else has it.
+        // SAFETY: the root object is as long as the array, writable, and not yet shared.
         unsafe { memory::fill(pool.root(), array) };
         pool.persist_root();
         Ok(Self { pool, array: *array, whole_records: system == System::LibpmemobjRecords })
     }
 
-    /// Opens it.
+    /// Opens the pool.
     pub fn open(system: System, home: &Home, array: &CellArray) -> Result<Self> {
         check_environment(home.domain)?;
         let pool = Pool::open(&path_of(home), array.len_bytes())?;
@@ -49,7 +49,7 @@ fn path_of(home: &Home) -> PathBuf {
     home.directory.join("cells.pmemobj")
 }
 
-/// What the library must find in the environment of its process, which is read when it is loaded.
+/// The environment variable that the library reads when it is loaded.
 pub const fn environment(domain: Domain) -> (&'static str, &'static str) {
     match domain {
         Domain::PageCache => ("PMEM_IS_PMEM_FORCE", "0"),
@@ -73,7 +73,8 @@ impl CellStore for PmemobjStore {
                 for (record, stores) in transaction.records() {
                     log.add(base.wrapping_add(offset_bytes(record, 0)), RECORD_BYTES)?;
                     for store in stores {
-                        // SAFETY: transactions name cells of this array, which the root object holds.
+                        // SAFETY: transactions name cells of this array, which the root object
+                        // holds.
                         unsafe { memory::put(base, store) };
                     }
                 }

@@ -1,7 +1,8 @@
-//! LMDB, through heed: each record a value under its number in one unnamed database.
+//! LMDB, through heed: each record is a value under its number in one unnamed database.
 //!
-//! Default flags, so that a commit writes the copied pages and then its meta page, each made durable by the
-//! device. `MDB_WRITEMAP` was tried and is several times slower: it makes the whole map durable with `msync`.
+//! Default flags: a commit writes the copied pages and then its meta page, each made durable by the
+//! device. `MDB_WRITEMAP` was tried and is several times slower: it makes the whole map durable
+//! with `msync`.
 
 use std::path::Path;
 
@@ -35,9 +36,9 @@ impl LmdbStore {
         Ok(Self { env, records })
     }
 
-    /// Opens it.
+    /// Opens the environment.
     pub fn open(directory: &Path, array: &CellArray) -> Result<Self> {
-        // LMDB would make a new environment.
+        // Otherwise LMDB would create a new environment.
         ensure!(directory.join("data.mdb").exists(), "{} has no LMDB file", directory.display());
         let env = environment(directory, array)?;
         let transaction = env.read_txn()?;
@@ -49,10 +50,10 @@ impl LmdbStore {
 
 fn environment(directory: &Path, array: &CellArray) -> Result<Env> {
     let mut options = EnvOpenOptions::new();
-    // Room for the copies of pages that readers and the last two commits still name.
+    // Room for the copies of pages that readers and the last two commits still reference.
     options.map_size(4 * array.len_bytes() + (256 << 20));
-    // SAFETY: the file lies in a directory of this contender's own, nobody else writes to it, and this process
-    // opens it once at a time.
+    // SAFETY: the file is in a directory private to this contender, no other process writes to it,
+    // and this process opens it once at a time.
     Ok(unsafe { options.open(directory) }?)
 }
 

@@ -1,7 +1,9 @@
-//! The least a durable commit can cost: its pages appended to a preallocated log, and one device flush.
+//! The lower bound of a durable commit: its pages appended to a preallocated log, and one device
+//! flush.
 //!
-//! No contender but a mark beside them. There is no index, no checkpoint and no recovery: the cells live in
-//! memory and reach their file when the store is closed, and the log, once full, is begun again.
+//! Not a contender but a reference. There is no index, no checkpoint and no recovery: the cells are
+//! kept in memory and written to their file when the store is closed, and the log is overwritten
+//! from its start once full.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -26,7 +28,7 @@ pub struct LogAlone {
 }
 
 impl LogAlone {
-    /// Makes both files and writes every block of them once.
+    /// Creates both files and writes every block of them once.
     pub fn create(directory: &Path, array: &CellArray) -> Result<Self> {
         let new = |name: &str, len_bytes: u64| -> Result<File> {
             let path = directory.join(name);
@@ -41,7 +43,7 @@ impl LogAlone {
             Ok(OpenOptions::new().read(true).write(true).open(&path)?)
         };
         let map = Map::anonymous(array.len_bytes())?;
-        // SAFETY: the mapping is as long as the array, writable, and nobody else has it.
+        // SAFETY: the mapping is as long as the array, writable, and not yet shared.
         unsafe { memory::fill(map.base(), array) };
         let cells = new("cells", array.len_bytes() as u64)?;
         let log = new("log", LOG_BYTES)?;
@@ -56,14 +58,14 @@ impl LogAlone {
             |name: &str| OpenOptions::new().read(true).write(true).open(directory.join(name));
         let (cells, log) = (open("cells")?, open("log")?);
         let map = Map::anonymous(array.len_bytes())?;
-        // SAFETY: a fresh private mapping of that length that nobody else knows of yet.
+        // SAFETY: a fresh private mapping of that length, not yet shared.
         let bytes = unsafe { std::slice::from_raw_parts_mut(map.base(), array.len_bytes()) };
         cells.read_exact_at(bytes, 0)?;
         Ok(Self { map, array: *array, cells, log, end_bytes: 0, record: Vec::new() })
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: this store's own mapping; it is changed through `&mut self` only.
+        // SAFETY: this store's private mapping, modified only through `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.base(), self.map.len_bytes()) }
     }
 

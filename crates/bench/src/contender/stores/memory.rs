@@ -12,7 +12,7 @@ struct MemoryStore {
     array: CellArray,
 }
 
-/// Makes regions and stores the initial content.
+/// Creates regions and stores the initial content.
 pub fn create(
     system: System,
     home: &Home,
@@ -21,7 +21,7 @@ pub fn create(
 ) -> Result<Vec<Box<dyn CellStore>>> {
     let regions = regions::create(system, home, &vec![array.len_bytes(); lanes as usize])?;
     let fill = |mut region: Box<dyn Region>| -> Result<Box<dyn CellStore>> {
-        // SAFETY: the region is writable and as long as the array; nobody else has it.
+        // SAFETY: the region is writable, as long as the array, and not yet shared.
         unsafe { fill(region.base(), array) };
         region.sync()?;
         Ok(Box::new(MemoryStore { region, array: *array }))
@@ -44,7 +44,8 @@ pub fn open(
 impl CellStore for MemoryStore {
     fn commit(&mut self, transaction: &Transaction) -> Result<()> {
         for store in &transaction.stores {
-            // SAFETY: transactions name cells of this array, and the region is that long and writable.
+            // SAFETY: transactions name cells of this array, and the region is that long and
+            // writable.
             unsafe { put(self.region.base(), store) };
         }
         self.region.sync()
@@ -68,13 +69,13 @@ impl CellStore for MemoryStore {
     }
 }
 
-/// Makes one store.
+/// Performs one store.
 ///
 /// # Safety
 /// `base` must point to a writable array that has this cell; no other thread may use it.
 #[inline(always)]
 pub unsafe fn put(base: *mut u8, store: &Store) {
-    // SAFETY: the caller's promise: the offset lies inside the array.
+    // SAFETY: the caller's promise: the offset is inside the array.
     let cell = unsafe { base.add(offset_bytes(store.record, store.cell as usize)) };
     // SAFETY: as above; page-aligned base and multiples of 8 make it aligned.
     unsafe { cell.cast::<u64>().write(store.value) };
@@ -93,13 +94,13 @@ pub unsafe fn fill(base: *mut u8, array: &CellArray) {
     }
 }
 
-/// Shows every record.
+/// Calls `see` with every record.
 ///
 /// # Safety
 /// `base` must point to a readable array like `array`; no other thread may change it.
 pub unsafe fn scan(base: *const u8, array: &CellArray, see: &mut See<'_>) -> Result<()> {
     for record in 0..array.records() {
-        // SAFETY: the caller's promise: every record lies inside the array.
+        // SAFETY: the caller's promise: every record is inside the array.
         let cells = unsafe { base.add(offset_bytes(record, 0)) };
         // SAFETY: as above; aligned like every cell, and any bytes are a valid record.
         let found = unsafe { cells.cast::<[u64; RECORD_CELLS]>().read() };

@@ -1,17 +1,18 @@
-//! Contenders that commit: a transaction's stores, durable when the call returns.
+//! Contenders that commit: a transaction's stores are durable when the call returns.
 //!
 //! | contender | a transaction | configured |
 //! |---|---|---|
-//! | `object` | stores to memory, then `psync` | as it comes |
-//! | `lmdb` | get, change and put each record | default flags, map large enough once for all |
+//! | `object` | stores to memory, then `psync` | defaults |
+//! | `lmdb` | get, change and put each record | default flags, map large enough from the start |
 //! | `sqlite` | the same, by incremental blob writes | WAL, `synchronous=FULL`, default checkpoints, a cache that holds the table |
 //! | `redb` | the same | default durability (`Immediate`) and cache |
 //! | `libpmemobj` | log each cell, then store to it | default |
 //! | `libpmemobj_records` | log each record, then store to its cells | default |
-//! | `msync` | stores to memory, then `msync` | **not atomic**: a crash leaves some stores and not others |
-//! | `log_alone` | pages appended to a log, one flush | no contender: the least that a commit can cost |
+//! | `msync` | stores to memory, then `msync` | **not atomic**: a crash leaves only some of the stores |
+//! | `log_alone` | pages appended to a log, one flush | not a contender: the lower bound of a commit's cost |
 //!
-//! All of them as they come: SQLite's checkpoints run in the thread that commits, an object's in one that the pool has.
+//! Checkpoints are the defaults: SQLite's run in the committing thread, an object's in a thread of
+//! the pool.
 
 mod libpmemobj;
 #[cfg(feature = "databases")]
@@ -36,30 +37,32 @@ use crate::cells::{CellArray, RECORD_BYTES, RECORD_CELLS, Record, Transaction};
 
 /// An array of cells that outlives its process.
 pub trait CellStore: Send {
-    /// Makes the stores of `transaction`, all or none of them; when it returns they survive a power cut.
+    /// Performs the stores of `transaction` atomically; when it returns they survive a power cut.
     fn commit(&mut self, transaction: &Transaction) -> Result<()>;
 
-    /// Shows every record to `see`, in order.
+    /// Calls `see` with every record, in order.
     fn scan(&mut self, see: &mut See<'_>) -> Result<()>;
 
-    /// Keeps this many unrelated pages of its file dirty in the page cache. Does nothing while they are.
+    /// Keeps this many unrelated pages of its file dirty in the page cache. Does nothing while they
+    /// are dirty.
     fn keep_dirty(&mut self, _pages: usize) -> Result<()> {
         Err(Unavailable("it has its file to itself".to_owned()).into())
     }
 
-    /// Does the work that commits so far have put off: brings what is only in a log to its place.
+    /// Does the work that previous commits have deferred: applies content that is only in a log.
     fn settle(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Ends the use of it in an orderly way.
+    /// Closes the store cleanly.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// Looks at a record and its number.
+/// A visitor of records and their numbers.
 pub type See<'a> = dyn FnMut(u32, &Record) -> Result<()> + 'a;
 
-/// Makes `lanes` arrays with their initial content, durably. Each can be committed to by a thread of its own.
+/// Creates `lanes` arrays with their initial content, durably. Each can be committed to by its own
+/// thread.
 pub fn create(
     system: System,
     home: &Home,
@@ -92,7 +95,7 @@ pub fn create(
     }
 }
 
-/// Opens what [`create`] made, in this process or another one, recovering from a crash if there was one.
+/// Opens the arrays that [`create`] made, in this process or another one, recovering after a crash.
 pub fn open(
     system: System,
     home: &Home,
@@ -145,7 +148,7 @@ fn on_device(home: &Home) -> Result<&Path, Unavailable> {
     }
 }
 
-/// A record as a key-value store keeps it.
+/// A record as stored in a key-value store.
 #[cfg(feature = "databases")]
 fn to_bytes(record: &Record) -> [u8; RECORD_BYTES] {
     let mut bytes = [0; RECORD_BYTES];
@@ -184,7 +187,7 @@ mod tests {
         System::LogAlone,
     ];
 
-    /// Runs `test` with a home of its own, unless the contender cannot run here.
+    /// Runs `test` with a private home, unless the contender cannot run here.
     fn with_each(test: impl Fn(System, &Home) -> Result<()>) {
         for system in ALL {
             let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -231,7 +234,7 @@ mod tests {
             store.close()?;
             let mut store = one(open(system, home, &ARRAY, 1)?);
             check(&mut *store, &reference)?;
-            // And the other way round: what was not committed is found missing.
+            // Conversely, stores that were not committed are detected as missing.
             transactions.next_into(&mut transaction);
             reference.apply(&transaction);
             assert!(check(&mut *store, &reference).is_err(), "{}", system.name());

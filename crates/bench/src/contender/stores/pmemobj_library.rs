@@ -1,8 +1,8 @@
-//! libpmemobj, found at run time: the few calls a transaction needs.
+//! libpmemobj, loaded at run time: the few calls a transaction needs.
 //!
-//! Loaded rather than linked, so that the bench builds and runs where the library is not installed. The
-//! prototypes are those of `libpmemobj/base.h`, `pool_base.h` and `tx_base.h` of version 1.12; they have been part of the
-//! library's stable interface since version 1.0.
+//! Loaded rather than linked, so that the bench builds and runs without the library installed. The
+//! prototypes are those of `libpmemobj/base.h`, `pool_base.h` and `tx_base.h` of version 1.12; they
+//! have been part of the library's stable interface since version 1.0.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
@@ -17,10 +17,10 @@ use crate::contender::Unavailable;
 
 const NAME: &str = "libpmemobj.so.1";
 const LAYOUT: &CStr = c"aquifer-bench";
-/// Ends the list of locks that `pmemobj_tx_begin` takes.
+/// Terminates the list of locks that `pmemobj_tx_begin` takes.
 const TX_PARAM_NONE: c_int = 0;
 
-/// `PMEMoid`: names an object in a pool.
+/// `PMEMoid`: identifies an object in a pool.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ObjectId {
@@ -49,8 +49,8 @@ struct Functions {
 
 impl Functions {
     fn load(name: &str) -> Result<Self> {
-        // SAFETY: the library's constructors set up its own state; it is a well-known library that the user
-        // has installed under its versioned name.
+        // SAFETY: the library's constructors set up its own state; it is a well-known library that
+        // the user has installed under its versioned name.
         let library = unsafe { Library::new(name) }.map_err(|error| {
             Unavailable(format!(
                 "{name} cannot be loaded ({error}); on Debian install the package libpmemobj1"
@@ -60,8 +60,8 @@ impl Functions {
         let library: &'static Library = Box::leak(Box::new(library));
         macro_rules! find {
             ($symbol:literal) => {{
-                // SAFETY: the type is the one of the field it is put into, which is the prototype in the
-                // library's header.
+                // SAFETY: the type is that of the field it is assigned to, which matches the
+                // prototype in the library's header.
                 *unsafe { library.get($symbol) }?
             }};
         }
@@ -82,7 +82,8 @@ impl Functions {
     }
 
     fn last_error(&self) -> String {
-        // SAFETY: takes nothing; returns a terminated string that is this thread's until its next call.
+        // SAFETY: takes no arguments; returns a terminated string that stays valid for this thread
+        // until its next call.
         let message = unsafe { (self.error_message)() };
         if message.is_null() {
             return io::Error::last_os_error().to_string();
@@ -100,7 +101,8 @@ pub struct Pool {
     root_bytes: usize,
 }
 
-// SAFETY: a pool is usable from any thread; transactions belong to threads, and `transaction` ends its own.
+// SAFETY: a pool is usable from any thread; transactions belong to threads, and `transaction` ends
+// the one it begins.
 unsafe impl Send for Pool {}
 
 impl Pool {
@@ -131,25 +133,25 @@ impl Pool {
         let Some(pool) = NonNull::new(pool) else {
             bail!("libpmemobj refuses {}: {}", path.display(), functions.last_error());
         };
-        // SAFETY: an open pool; an object that is too small or missing is allocated.
+        // SAFETY: an open pool; a missing or too small object is allocated.
         let id = unsafe { (functions.root)(pool.as_ptr(), root_bytes) };
         // SAFETY: an identifier from this open pool, or the null one, which gives a null pointer.
         let root = unsafe { (functions.direct)(id) };
         let Some(root) = NonNull::new(root.cast::<u8>()) else {
             let reason = functions.last_error();
-            // SAFETY: open, and nothing else refers to it.
+            // SAFETY: the pool is open, and nothing else refers to it.
             unsafe { (functions.close)(pool.as_ptr()) };
             bail!("libpmemobj cannot allocate {root_bytes} bytes: {reason}");
         };
         Ok(Self { functions, pool, root, root_bytes })
     }
 
-    /// First byte of the root object: aligned to a cache line, as long as asked for.
+    /// First byte of the root object: aligned to a cache line, with the requested length.
     pub fn root(&self) -> *mut u8 {
         self.root.as_ptr()
     }
 
-    /// Makes the whole root object durable as it is.
+    /// Makes the whole root object durable.
     pub fn persist_root(&mut self) {
         // SAFETY: the range is the root object of this open pool.
         unsafe {
@@ -161,7 +163,7 @@ impl Pool {
         }
     }
 
-    /// Runs `work` in a transaction: all it stores to ranges it has logged is durable afterwards, or none.
+    /// Runs `work` in a transaction: its stores to logged ranges become durable atomically.
     pub fn transaction(&mut self, work: impl FnOnce(&Log<'_>) -> Result<()>) -> Result<()> {
         let functions = &self.functions;
         // SAFETY: an open pool; without a jump buffer errors are returned; no locks are taken.
@@ -199,7 +201,7 @@ impl Drop for Pool {
     }
 }
 
-/// libpmemobj has ended the transaction.
+/// libpmemobj has aborted the transaction.
 #[derive(Debug, thiserror::Error)]
 #[error("libpmemobj cannot log a range: {0}")]
 struct Aborted(String);
@@ -213,8 +215,8 @@ impl Log<'_> {
     /// Logs the range, so that it can be stored to.
     #[inline]
     pub fn add(&self, start: *const u8, len_bytes: usize) -> Result<()> {
-        // SAFETY: inside a transaction, as this value exists only there; a range outside of the pool is an
-        // error.
+        // SAFETY: inside a transaction, as this value exists only there; a range outside the pool
+        // is an error.
         if unsafe { (self.functions.tx_add_range_direct)(start.cast(), len_bytes) } == 0 {
             return Ok(());
         }

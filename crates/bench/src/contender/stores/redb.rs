@@ -1,4 +1,4 @@
-//! redb: each record a value under its number in one table; default durability and cache.
+//! redb: each record is a value under its number in one table; default durability and cache.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ pub struct RedbStore {
 }
 
 impl RedbStore {
-    /// Makes the database with its initial content.
+    /// Creates the database with its initial content.
     pub fn create(directory: &Path, array: &CellArray) -> Result<Self> {
         let database = Database::create(directory.join(FILE_NAME))?;
         let writer = database.begin_write()?;
@@ -30,7 +30,7 @@ impl RedbStore {
         Ok(Self { database })
     }
 
-    /// Opens it.
+    /// Opens the database.
     pub fn open(directory: &Path, _array: &CellArray) -> Result<Self> {
         Ok(Self { database: Database::open(directory.join(FILE_NAME))? })
     }

@@ -1,9 +1,11 @@
-//! SQLite, through rusqlite with the bundled library: each record a row of a table, its number the row's.
+//! SQLite, through rusqlite with the bundled library: each record is a row of a table, with its
+//! number as the row's.
 //!
-//! Write-ahead log and `synchronous=FULL`, so that a commit is in the log and the log on the device when it
-//! returns; checkpoints come when they come by default (every 1,000 pages of log), in the committing thread.
-//! A record is changed by incremental blob I/O, SQLite's way of writing a few bytes of a value (prepared SELECT and
-//! UPDATE statements take as long). The page cache holds the whole table, so that no read leaves the process.
+//! Write-ahead log and `synchronous=FULL`: when a commit returns, it is in the log and the log is
+//! on the device. Checkpoints run at their default points (every 1,000 pages of log), in the
+//! committing thread. A record is changed by incremental blob I/O, SQLite's way of writing a few
+//! bytes of a value (prepared SELECT and UPDATE statements take as long). The page cache holds the
+//! whole table, so that no read leaves the process.
 
 use std::path::Path;
 
@@ -31,12 +33,13 @@ impl SqliteStore {
         }
         drop(insert);
         transaction.commit()?;
-        // The initial content is no commit of the bench: its log must not be checkpointed in one.
+        // The initial content is not a commit of the bench: its log must not be checkpointed in
+        // one.
         connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", (), |_| Ok(()))?;
         Ok(Self { connection })
     }
 
-    /// Opens it.
+    /// Opens the database.
     pub fn open(directory: &Path, array: &CellArray) -> Result<Self> {
         let path = directory.join("cells.sqlite");
         let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
@@ -49,7 +52,7 @@ fn configure(connection: &Connection, array: &CellArray) -> Result<()> {
     let mode: String = connection.query_row("PRAGMA journal_mode = WAL", (), |row| row.get(0))?;
     ensure!(mode == "wal", "SQLite has no write-ahead log here but `{mode}`");
     connection.pragma_update(None, "synchronous", "FULL")?;
-    // A negative size is one in KiB.
+    // A negative size is in KiB.
     let cache_kib = i64::try_from(2 * array.len_bytes() / 1024)?;
     connection.pragma_update(None, "cache_size", -cache_kib)?;
     Ok(())

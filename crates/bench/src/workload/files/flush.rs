@@ -1,12 +1,13 @@
-//! Pages of a large file stored to, then made durable.
+//! Stores to pages of a large file, which are then made durable.
 //!
-//! The file is dropped from the page cache and read again in 4 MiB requests first: what a flush costs depends on how
-//! large the kernel's folios are, and a contender that went around the page cache would leave smaller ones to the next.
-//! Then the whole mapping is read once, as its program would have done.
+//! First the file is dropped from the page cache and read again in 4 MiB requests: the cost of a
+//! flush depends on the size of the kernel's folios, and a contender that bypassed the page cache
+//! would leave smaller ones for the next. Then the whole mapping is read once, as a program would
+//! have done.
 //!
-//! The figure is the flush alone; `with_stores_ms` in the details adds the stores, which a private mapping pays
-//! more for (a copy each) and a shared one less. What reached the device stands beside it, counted by the device:
-//! others' writes to it during the flush are in it, too.
+//! The figure is the flush alone; the detail `with_stores_ms` includes the stores, which cost more
+//! in a private mapping (a copy each) than in a shared one. The bytes that reached the device are
+//! counted by the device, so they include other processes' writes during the flush.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,15 +29,16 @@ pub fn flushed_stores(job: &Job, pages: u64, salt: u64) -> Result<Vec<(u64, u8)>
     let mut order =
         Rng::for_lane(job.seed, job.round, 0).shuffled(u32::try_from(job.source.pages)?);
     order.truncate(usize::try_from(pages)?);
-    // Another byte in every round, or the page would not change.
+    // A different byte in every round, so that the page changes.
     let salt = salt ^ mix(u64::from(job.round));
     let stores = order.into_iter().map(u64::from).map(|page| (page, stored_byte(salt, page)));
     Ok(stores.collect())
 }
 
-/// Stores and flushes.
+/// Runs the job.
 pub fn run(job: &Job, pages: u64, salt: u64) -> Result<Measured> {
-    // Not kept open: a flush joins what it writes only while no other has the file open, as in a program that owns it.
+    // Not kept open: a flush merges its writes only while no other descriptor has the file open, as
+    // in a program that owns it.
     let open = || File::open(&job.source.path);
     chill(&open()?)?;
     warm([job.source.path.as_path()].into_iter())?;
@@ -53,7 +55,8 @@ pub fn run(job: &Job, pages: u64, salt: u64) -> Result<Measured> {
     let mut checksum = before;
     for &(page, value) in &stores {
         let byte = base.wrapping_add(page as usize * PAGE_BYTES + STORE_OFFSET_BYTES);
-        // SAFETY: a byte of a page of the writable mapping; volatile, because its memory is the kernel's, too.
+        // SAFETY: a byte of a page of the writable mapping; volatile, because the kernel accesses
+        // the memory too.
         unsafe { byte.write_volatile(value) };
         checksum = checksum.wrapping_add(u64::from(value));
     }

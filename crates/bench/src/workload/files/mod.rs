@@ -1,8 +1,8 @@
-//! Ordinary files: many that are looked at for a moment, one large one that is read or stored to, a source tree.
+//! Ordinary files: many files accessed briefly, one large file read or stored to, a source tree.
 //!
-//! Before its clock starts every child brings the page cache to the state the work is about: warm files are read
-//! where they are not cached, cold ones are dropped, and `cachestat` says whether that worked. Then everybody works with
-//! the same bytes in the same order.
+//! Before its clock starts, every child brings the page cache into the required state: warm files
+//! are read unless cached, cold ones are dropped, and `cachestat` verifies the result. Then all
+//! contenders process the same bytes in the same order.
 
 mod flush;
 mod prefetch;
@@ -22,7 +22,7 @@ use crate::stats::Histogram;
 pub use flush::flushed_stores;
 pub use whole::summed_files;
 
-/// Does the job.
+/// Runs the job.
 pub fn run(job: &Job, work: &FilesWork) -> Result<Measured> {
     match *work {
         FilesWork::Sum { files } => whole::sum(job, files),
@@ -41,7 +41,7 @@ pub fn run(job: &Job, work: &FilesWork) -> Result<Measured> {
     }
 }
 
-/// Drops the file from the page cache and checks that it is gone.
+/// Drops the file from the page cache and checks that it was dropped.
 fn chill(file: &File) -> Result<()> {
     drop_cache(file)?;
     let file_bytes = file.metadata()?.len();
@@ -85,7 +85,7 @@ impl Steps {
     }
 }
 
-/// Adds threads up. `put_off` is work at the end that is spread over all steps.
+/// Combines the threads. `put_off` is deferred work at the end, spread over all steps.
 fn together(lanes: Vec<Steps>, put_off: Duration) -> Measured {
     let mut latencies = Histogram::default();
     let mut elapsed = put_off * u32::try_from(lanes.len()).expect("few threads");

@@ -2,9 +2,9 @@
 //!
 //! | contender | how |
 //! |---|---|
-//! | `mmap`, `mmap_random` | one fault after the other |
-//! | `mmap_willneed` | all pages asked for by `MADV_WILLNEED`, then read |
-//! | the others | pages asked for in batches, one batch ahead of what is read |
+//! | `mmap`, `mmap_random` | consecutive faults |
+//! | `mmap_willneed` | all pages requested by `MADV_WILLNEED`, then read |
+//! | the others | pages requested in batches, one batch ahead of the reads |
 
 use std::fs::File;
 use std::time::Instant;
@@ -20,10 +20,10 @@ use crate::raw::PAGE_BYTES;
 use crate::rng::Rng;
 use crate::sum::sum_words;
 
-/// Pages asked for at a time: enough for a device's queue.
+/// Pages requested at a time: enough for a device's queue.
 const BATCH_PAGES: usize = 256;
 
-/// How pages are asked for.
+/// How pages are requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Plan {
     Never,

@@ -1,8 +1,8 @@
-//! Text search: how often a text occurs in the files of a tree.
+//! Text search: counts the occurrences of a text in the files of a tree.
 //!
-//! Finding the files is not part of it, nor is printing: it is opening, reaching the bytes and searching them, by several
-//! threads that take files in runs. The first pass is what a program does that searches once and ends; the passes after
-//! it are those of a program that stays, such as an editor's.
+//! Listing the files and printing are excluded: opening, accessing the bytes and searching them is
+//! measured, by several threads that take files in runs. The first pass represents a program that
+//! searches once and exits; the later passes represent a long-running program, such as an editor.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -27,7 +27,7 @@ use aquifer_host::interrupt;
 /// Files a thread takes at a time.
 const RUN: usize = 32;
 
-/// A file of the tree, both ways to reach it.
+/// A file of the tree, with both ways to open it.
 struct Target<'a> {
     directory: &'a OwnedFd,
     name: CString,
@@ -36,7 +36,7 @@ struct Target<'a> {
 
 /// Searches for `needle` once, and then `repeats` times again.
 pub fn run(job: &Job, needle: &str, threads: u32, repeats: u32) -> Result<Measured> {
-    // As a user would who searches below the directory he is in: paths are relative, and so shorter.
+    // Like a user searching below the current directory: relative paths are shorter.
     std::env::set_current_dir(&job.source.path)
         .with_context(|| format!("cannot go to {}", job.source.path.display()))?;
     raise_file_limit()?;
@@ -84,7 +84,7 @@ impl VisitFiles for &Plan<'_> {
             })
         })?;
         measured.details.extend(files.details());
-        // Who keeps mappings has them to unmap when it ends; the passes do not say what that takes.
+        // A contender that keeps mappings must unmap them at exit, which the passes do not include.
         let start = Instant::now();
         files.settle()?;
         measured.details.insert("end_ms".to_owned(), start.elapsed().as_secs_f64() * 1e3);
@@ -93,13 +93,13 @@ impl VisitFiles for &Plan<'_> {
 }
 
 impl Plan<'_> {
-    /// Runs all passes; each thread counts with what `lane` gives it.
+    /// Runs all passes; each thread counts with the result of `lane`.
     fn search<C: FnMut(&Target<'_>) -> Result<u64>>(
         &self,
         lane: impl Fn() -> Result<C> + Sync,
     ) -> Result<Measured> {
         let passes = 1 + self.repeats as usize;
-        // One counter for each pass, so that none has to be put back.
+        // One counter per pass, so that none has to be reset.
         let next: Vec<_> = (0..passes).map(|_| AtomicUsize::new(0)).collect();
         let barrier = Barrier::new(self.threads as usize);
         let work = |number: u32| -> Result<(Vec<Duration>, Vec<u64>)> {
@@ -113,7 +113,7 @@ impl Plan<'_> {
                     Ok(count) if failure.is_none() => self.pass(next, count),
                     _ => Ok(0),
                 };
-                // The others wait here, whatever went wrong.
+                // The other threads wait at the barrier, so reach it even after an error.
                 barrier.wait();
                 if number == 0 {
                     took.push(start.elapsed());
@@ -153,7 +153,7 @@ impl Plan<'_> {
         let mut found = 0;
         loop {
             interrupt::check()?;
-            // Relaxed: only who gets which files is decided here.
+            // Relaxed: the counter only distributes the files among threads.
             let from = next.fetch_add(RUN, Ordering::Relaxed);
             let Some(rest) = self.targets.get(from..).filter(|rest| !rest.is_empty()) else {
                 return Ok(found);

@@ -1,7 +1,7 @@
-//! One large file from its start to its end, and the pages of a warm one in random order.
+//! One large file read sequentially, and the pages of a warm one in random order.
 //!
-//! The clock runs from before the file is mapped to after it is unmapped; the figure is the whole pass. Records of a
-//! page are summed as they come: too short to be timed one by one.
+//! The clock runs from before the file is mapped until after it is unmapped; the figure is the
+//! whole pass. Page-sized records are summed as they are read: too short to be timed individually.
 
 use std::fs::File;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::raw::{PAGE_BYTES, keep_to_processors};
 use crate::rng::Rng;
 use crate::sum::sum_words;
 
-/// Reads the file once, by one thread or by several that each have a part.
+/// Reads the file once, by one thread or by several that read a part each.
 pub fn sequential(job: &Job, readers: Option<u32>, streams: u32, cold: bool) -> Result<Measured> {
     let file = File::open(&job.source.path)?;
     if let Some(readers) = readers {
@@ -82,7 +82,7 @@ fn parts(pages: Range<usize>, count: usize) -> Vec<Range<usize>> {
     (0..count).map(|number| bound(number)..bound(number + 1)).collect()
 }
 
-/// Sums these pages, from several places in turn.
+/// Sums these pages, from several positions in turn.
 fn read<M: Mapped>(map: &M, pages: Range<usize>, streams: usize) -> Result<LaneAnswer> {
     let accesses = pages.len() as u64;
     let streams = parts(pages, streams);
@@ -110,7 +110,7 @@ pub fn record(bytes: &[u8], page: usize) -> &[u8] {
     &bytes[page * PAGE_BYTES..][..PAGE_BYTES]
 }
 
-/// Reads pages of a warm file in random order, without a word about it in advance.
+/// Reads pages of a warm file in random order, without advice.
 pub fn random(job: &Job) -> Result<Measured> {
     let file = File::open(&job.source.path)?;
     warm([job.source.path.as_path()].into_iter())?;

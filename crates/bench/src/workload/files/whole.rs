@@ -1,8 +1,8 @@
-//! Whole files for a moment: [`sum`] by name, as programs that keep no files open do, and [`touch`] of files that are
-//! open, which leaves little but mapping and unmapping.
+//! Whole files, accessed briefly: [`sum`] by name, as in programs that keep no files open, and
+//! [`touch`] of open files, which leaves little but mapping and unmapping.
 //!
-//! Every file is looked at once before the clock starts. So what a cache of mappings makes of a file it has not seen is
-//! not in the figures; what is in them is the state that lasts.
+//! Every file is accessed once before the clock starts, so the figures show the steady state and
+//! not the first access of a cache of mappings to a file.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -21,10 +21,10 @@ use crate::sum::sum_words;
 use crate::zipf::{EXPONENT, Zipf};
 use aquifer_host::interrupt;
 
-/// Makes other files popular than the first ones.
+/// Makes files other than the first ones popular.
 const POPULARITY_SEED: u64 = 0x7a69_7066;
 
-/// The files that a job of [`sum`] looks at, in order.
+/// The files that a [`sum`] job reads, in order.
 pub fn summed_files(job: &Job, files: u32) -> impl Iterator<Item = u32> + use<> {
     let zipf = Zipf::new(files, EXPONENT, job.seed ^ POPULARITY_SEED);
     let mut rng = Rng::for_lane(job.seed, job.round, 0);
@@ -66,7 +66,7 @@ impl VisitFiles for Sum<'_> {
     }
 }
 
-/// Touches every page of files that are open, each thread its own files in turn.
+/// Touches every page of open files; each thread has its own files, in turn.
 pub fn touch(job: &Job, files: u32, file_bytes: usize, threads: u32) -> Result<Measured> {
     let paths: Vec<_> =
         (0..files * threads).map(|number| file_path(&job.source.path, number)).collect();
@@ -82,7 +82,7 @@ pub fn touch(job: &Job, files: u32, file_bytes: usize, threads: u32) -> Result<M
 
 struct Touch<'a> {
     files: &'a [File],
-    /// Files of each thread.
+    /// Number of files per thread.
     each: usize,
     file_bytes: usize,
     maps: u64,
@@ -119,7 +119,7 @@ impl VisitFiles for Touch<'_> {
                             }
                             Ok(lane)
                         });
-                        // The others wait here, whatever went wrong.
+                        // The other threads wait at the barrier, so reach it even after an error.
                         barrier.wait();
                         work.lane(&mut lane?, own)
                     })
@@ -138,7 +138,7 @@ impl VisitFiles for Touch<'_> {
     }
 }
 
-/// The sum of each page's first word: one load a page.
+/// The sum of each page's first word: one load per page.
 fn first_words(bytes: &[u8]) -> u64 {
     let pages = bytes.chunks(PAGE_BYTES).filter_map(|page| page.first_chunk());
     pages.map(|word| u64::from_ne_bytes(*word)).fold(0, u64::wrapping_add)

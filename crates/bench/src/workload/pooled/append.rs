@@ -1,7 +1,8 @@
-//! A file that grows to its length piece by piece, and as often as asked for is removed and grows again.
+//! A file that grows to its length piece by piece; repeatedly, if requested, being removed in
+//! between.
 //!
-//! Once is an append into space that was never used. Several times is an append that lasts: then space comes from files that were
-//! removed, and somebody has to zero it or to show that nobody sees what was in it.
+//! One time measures appends into never-used space. Several times measure sustained appends: space
+//! then comes from removed files, and must be zeroed or proven to expose none of its old content.
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use crate::harness::{AppendWork, Job, Measured};
 use crate::sum::sum_words;
 use aquifer_host::interrupt;
 
-/// Does the work.
+/// Runs the job.
 pub fn run(job: &Job, work: &AppendWork) -> Result<Measured> {
     let mut piece = vec![0_u8; usize::try_from(work.piece_bytes)?];
     fill_content(&mut piece, job.seed, job.round);

@@ -1,8 +1,9 @@
-//! Files of a pool and the same files of the kernel: whole files, records, growth, names, replacement.
+//! Files of a pool and the same files of the kernel: whole files, records, growth, names,
+//! replacement.
 //!
-//! Everybody works in the directory of the set, so that all paths have one component. Files, and the pool, are brought into
-//! the page cache before the clock starts, which `cachestat` confirms. Single steps are not timed: an operation of a
-//! pool may take less time than looking at the clock twice.
+//! All contenders run in the directory of the set, so that all paths have one component. Files, and
+//! the pool, are loaded into the page cache before the clock starts, which `cachestat` verifies.
+//! Single steps are not timed: an operation of a pool may take less time than two clock readings.
 
 mod append;
 mod names;
@@ -22,7 +23,7 @@ use crate::pooled_set::POOL;
 
 pub use records::set_files as record_files;
 
-/// Does the job.
+/// Runs the job.
 pub fn run(job: &Job, work: PooledWork) -> Result<Measured> {
     std::env::set_current_dir(&job.source.path)
         .with_context(|| format!("cannot work in {}", job.source.path.display()))?;
@@ -47,7 +48,7 @@ pub fn run(job: &Job, work: PooledWork) -> Result<Measured> {
     }
 }
 
-/// Has every member of the team do its part at once.
+/// Runs every member's part of the team at once.
 fn together(job: &Job, team: TeamWork, part: impl Fn(TeamWork) -> PooledWork) -> Result<Measured> {
     let of = |member| {
         let work = Work::Pooled(part(TeamWork { member: Some(member), ..team }));
@@ -56,11 +57,11 @@ fn together(job: &Job, team: TeamWork, part: impl Fn(TeamWork) -> PooledWork) ->
     let jobs: Vec<Job> = (0..team.processes).map(of).collect();
     let members = Member::run_together(&jobs)?;
     let accesses: u64 = members.iter().flat_map(|one| &one.lanes).map(|lane| lane.accesses).sum();
-    // As each process sees it; all make the same number of accesses.
+    // As seen by each process; all make the same number of accesses.
     let mean_ns = members.iter().map(|one| one.mean_ns).sum::<f64>() / members.len() as f64;
     let checksums = members.iter().flat_map(|one| &one.lanes).map(|lane| lane.checksum);
     let checksum = checksums.fold(0, u64::wrapping_add);
-    // What was cold is told of the whole team.
+    // Cold bytes are reported for the whole team.
     let cold_bytes: f64 = members.iter().filter_map(|one| one.details.get(COLD_BYTES)).sum();
     let details = (cold_bytes > 0.0).then(|| (COLD_BYTES.to_owned(), cold_bytes));
     Ok(Measured {
@@ -71,7 +72,7 @@ fn together(job: &Job, team: TeamWork, part: impl Fn(TeamWork) -> PooledWork) ->
     })
 }
 
-/// What one thread measured.
+/// The result of one thread.
 fn measured(elapsed: Duration, accesses: u64, checksum: u64) -> Measured {
     Measured {
         mean_ns: elapsed.as_nanos() as f64 / accesses.max(1) as f64,
@@ -85,7 +86,7 @@ fn file_names(files: u32) -> Vec<PathBuf> {
     (0..files).map(|number| file_path(Path::new(""), number)).collect()
 }
 
-/// Brings the files of a set, and its pool, into the page cache.
+/// Loads the files of a set, and its pool, into the page cache.
 fn warm_set(names: &[PathBuf]) -> Result<()> {
     let pool = Path::new(POOL);
     warm(names.iter().map(PathBuf::as_path).chain([pool])).map(drop)

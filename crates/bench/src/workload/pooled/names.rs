@@ -1,5 +1,5 @@
-//! Files that are made, looked up and removed, each process in a directory of its own: so the kernel, which locks directories,
-//! has nothing to lock but each process's own.
+//! Files created, looked up and removed, in a separate directory per process: the kernel locks
+//! directories, so its locks are not contended.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -10,10 +10,10 @@ use super::measured;
 use crate::contender::pooled::names;
 use crate::harness::{Job, Measured, wait_to_go};
 
-/// Names in use: a file is made under the next of them.
+/// Number of names, used in turn.
 const NAMES: usize = 1024;
 
-/// Does one process's part.
+/// Runs one process's part.
 pub fn run(job: &Job, member: u32) -> Result<Measured> {
     let directory = PathBuf::from(format!("member-{member}"));
     let mut tree = names(job.system, &directory)?;

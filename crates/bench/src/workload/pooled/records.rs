@@ -1,8 +1,8 @@
 //! Records of a large file, read or overwritten, by one process or by several at once.
 //!
-//! Files that are read and files that are overwritten are not the same, so that what is read is known. Several processes
-//! that overwrite one file do so in parts of their own: what it holds afterwards depends on nobody's speed.
-//! Everything is touched once before the clock starts: that is what *repetitive* means.
+//! Separate files are read and overwritten, so that the content read is known. Several processes
+//! that overwrite one file do so in separate parts: its final content does not depend on their
+//! speed. Everything is touched once before the clock starts: that is what *repetitive* means.
 
 use std::time::Instant;
 
@@ -15,15 +15,15 @@ use crate::rng::{Rng, mix};
 use crate::sum::sum_words;
 use aquifer_host::interrupt;
 
-/// What is touched at a time before the clock starts.
+/// Bytes touched at a time before the clock starts.
 const WARM_BYTES: usize = 256 << 10;
 
-/// Files a set must have: so many to be read, and as many to be overwritten.
+/// The number of files in a set: `processes` to be read, and as many to be overwritten.
 pub const fn set_files(processes: u32) -> u32 {
     2 * processes
 }
 
-/// Does one process's part.
+/// Runs one process's part.
 pub fn run(job: &Job, work: &RecordWork, member: u32) -> Result<Measured> {
     let processes = work.team.processes;
     let names = file_names(set_files(processes));
@@ -56,7 +56,7 @@ pub fn run(job: &Job, work: &RecordWork, member: u32) -> Result<Measured> {
     Ok(measured(elapsed, job.accesses, sum))
 }
 
-/// Reads the process's part of the file once, and writes it, if it will be written.
+/// Reads the process's part of the file once, and writes it if the work writes.
 fn touch(file: &mut dyn Records, work: &RecordWork, sequence: &Sequence) -> Result<()> {
     let (from, to) = sequence.part_bytes();
     let mut bytes = vec![0; WARM_BYTES];
@@ -71,7 +71,8 @@ fn touch(file: &mut dyn Records, work: &RecordWork, sequence: &Sequence) -> Resu
     Ok(())
 }
 
-/// Makes the record what belongs at this offset. Cheap, and the same for all.
+/// Writes the expected content for this offset to the record. Cheap, and the same for all
+/// contenders.
 #[inline]
 fn stamp(record: &mut [u8], salt: u64, offset_bytes: u64) {
     let word = mix(salt ^ offset_bytes).to_ne_bytes();
@@ -80,7 +81,7 @@ fn stamp(record: &mut [u8], salt: u64, offset_bytes: u64) {
     record[end..].copy_from_slice(&word);
 }
 
-/// The first word and the last one: so the whole record has to be there.
+/// Combines the first and the last word, so that the whole record must have been read.
 #[inline]
 fn ends(record: &[u8]) -> u64 {
     let first = record.first_chunk().map_or(0, |word| u64::from_ne_bytes(*word));
@@ -88,7 +89,7 @@ fn ends(record: &[u8]) -> u64 {
     first.wrapping_add(last.rotate_left(1))
 }
 
-/// Which records a process has to do with, in order.
+/// The records that a process accesses, in order.
 struct Sequence {
     first: u64,
     count: u64,

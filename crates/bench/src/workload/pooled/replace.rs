@@ -1,7 +1,8 @@
-//! One file takes the content of another, an odd number of times: so files that were exchanged have changed sides at the end.
+//! One file takes the content of another, an odd number of times, so that exchanged files have
+//! swapped content at the end.
 //!
-//! What was written to the pages of files is counted where the kernel can tell it: pages of the pool's data that
-//! `cachestat` calls dirty, which were none before.
+//! Bytes written to the pages of files are counted if the kernel can tell: pages of the pool's data
+//! that `cachestat` reports as dirty, of which there were none before.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::pooled_set::POOL;
 use crate::raw::{cache_state, system_page_bytes};
 use aquifer_host::interrupt;
 
-/// Does the work.
+/// Runs the job.
 pub fn run(job: &Job, file_bytes: u64) -> Result<Measured> {
     ensure!(!job.accesses.is_multiple_of(2), "an even number of exchanges changes nothing");
     let names = file_names(2);
@@ -59,11 +60,11 @@ impl DirtyData {
         Ok(Self { file, offset_bytes: data.offset_bytes, len_bytes: data.len_bytes })
     }
 
-    /// `None` where nothing is ever dirty, or the kernel does not tell.
+    /// `None` if pages are never dirty there, or the kernel cannot tell.
     fn bytes(&self) -> Result<Option<u64>> {
         let in_data = cache_state(&self.file, self.offset_bytes, self.len_bytes)?;
         let everywhere = cache_state(&self.file, 0, 0)?;
-        // The log, at least, was written to.
+        // At least the log was written to.
         let can_tell = everywhere.is_some_and(|state| state.dirty_pages > 0);
         Ok(in_data.filter(|_| can_tell).map(|state| state.dirty_pages * system_page_bytes()))
     }

@@ -1,7 +1,9 @@
-//! A process reads a file of a pool that another process has read and has open: how many page faults that takes.
+//! Counts the page faults of a process that reads a file of a pool that another process has read
+//! and keeps open.
 //!
-//! On hugetlbfs processes share the page tables of a mapping of the same part of a file at the same alignment: the second
-//! finds them filled. Counted is what happens between the first word of the file and the last, one word in each 4 KiB.
+//! On hugetlbfs, processes share the page tables of equally aligned mappings of the same part of a
+//! file: the second process finds them filled. Faults are counted from the first word of the file
+//! to the last, one word in each 4 KiB.
 
 use std::path::PathBuf;
 
@@ -13,7 +15,7 @@ use crate::contender::pooled::open_pool;
 use crate::harness::{Job, LaneAnswer, Measured, Member, PooledWork, Work, wait_to_go};
 use crate::raw::{PAGE_BYTES, minor_faults};
 
-/// Does the work: of the one that starts the two, or of one of these.
+/// Runs the job: the parent of the two processes, or one of them.
 pub fn run(job: &Job, file_bytes: u64, member: Option<u32>) -> Result<Measured> {
     match member {
         Some(_) => read(file_bytes),
@@ -28,7 +30,7 @@ fn both(job: &Job, file_bytes: u64) -> Result<Measured> {
         member.wait_ready()?;
         Ok::<_, anyhow::Error>(member)
     };
-    // The first stays until the second has read all.
+    // The first process keeps running until the second has read everything.
     let (mut first, mut second) = (start(0)?, start(1)?);
     second.go()?;
     let mut measured = second.finish()?;
@@ -51,7 +53,7 @@ fn read(file_bytes: u64) -> Result<Measured> {
     let faults = minor_faults()? - before;
     wait_to_go()?;
     let lanes = vec![LaneAnswer { accesses: file_bytes / PAGE_BYTES as u64, checksum: sum }];
-    // A count, in the place of a time.
+    // A count, reported in place of a time.
     Ok(Measured { mean_ns: faults as f64, lanes, ..Measured::default() })
 }
 

@@ -1,7 +1,9 @@
-//! Whole files, by path: opened, summed and closed, each thread its own part of them in a random order.
+//! Whole files, by path: opened, summed and closed; each thread has its own part of them, in random
+//! order.
 //!
-//! The first pass of the process is timed by itself: page tables, tables of files and whatever else a contender keeps are
-//! made in it. The figure is the mean over the passes after it; `first_us` in the details is that of the first.
+//! The first pass of the process is timed separately: it includes building page tables, file tables
+//! and other cached state. The figure is the mean over the later passes; the detail `first_us` is
+//! the first pass.
 
 use std::path::PathBuf;
 use std::sync::Barrier;
@@ -33,7 +35,7 @@ struct Sum<'a> {
     passes: u32,
 }
 
-/// What a thread found.
+/// The result of a thread.
 struct Part {
     first: Duration,
     others: Duration,
@@ -77,7 +79,7 @@ impl VisitFiles for Sum<'_> {
                     let (barrier, work) = (&barrier, &self);
                     scope.spawn(move || {
                         let lane = files.lane();
-                        // The others wait here, whatever went wrong.
+                        // The other threads wait at the barrier, so reach it even after an error.
                         barrier.wait();
                         work.part(lane?, names)
                     })
@@ -102,7 +104,7 @@ impl VisitFiles for Sum<'_> {
     }
 }
 
-/// Opens one file again and again, and reads its first word.
+/// Opens one file repeatedly, and reads its first word.
 pub fn open(job: &Job, file: u32) -> Result<Measured> {
     let names = file_names(file + 1);
     warm_set(&names)?;

@@ -1,13 +1,14 @@
 //! Copying trees.
 //!
-//! # What is kept
-//! Content with its holes, permissions, owners where this user may give files away, times, extended attributes that both sides can
-//! have, symbolic links as they are, and which names are names of one file.
+//! # What is preserved
+//! Content with its holes, permissions, owners if the user may change them, times, extended
+//! attributes that both sides support, symbolic links as such, and hard links.
 //!
-//! # What others see
-//! A file gets its name when it is whole, in one step that also replaces what has that name. So whoever looks, and whoever stops
-//! the command at any moment, finds whole files only: the old ones or the new ones. Directories are there at once, closed to others
-//! until everything is in them, and merged with those that are there.
+//! # Visibility during the copy
+//! A file gets its name when it is complete, in one atomic step that also replaces an existing file
+//! of that name. So other processes, and an interruption at any moment, find only complete files:
+//! the old ones or the new ones. Directories appear immediately, inaccessible to other users until
+//! they are complete, and are merged with existing ones.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -21,7 +22,7 @@ use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::failure::Failures;
 use crate::{output, progress};
 
-/// Bytes that are copied between two looks at whether to go on.
+/// Bytes copied between two checks for an interruption.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// What was copied.
@@ -30,22 +31,22 @@ pub struct Counts {
     pub files: u64,
     pub directories: u64,
     pub symlinks: u64,
-    /// Names of files that another name had been copied of.
+    /// Additional names of files already copied.
     pub hard_links: u64,
-    /// Bytes that were copied: those in holes are not.
+    /// Bytes copied, excluding holes.
     pub copied_bytes: u64,
-    /// Attributes that the destination cannot have.
+    /// Attributes that the destination does not support.
     pub lost_attributes: u64,
 }
 
-/// What to do where there is a choice.
+/// The options of a copy.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Choices {
-    /// Whether directories are copied, with what is in them.
+    /// Whether directories are copied, with their content.
     pub recursive: bool,
-    /// Whether files that are there stay, and are an error.
+    /// Whether an existing file is kept, which is an error.
     pub no_clobber: bool,
-    /// Whether each name is said.
+    /// Whether each name is printed.
     pub verbose: bool,
 }
 
@@ -55,7 +56,7 @@ struct Open {
     target: PathBuf,
     item: Item,
     attributes: Attributes,
-    /// Still to be copied, last first.
+    /// Names still to be copied, last first.
     names: Vec<OsString>,
 }
 
@@ -64,9 +65,9 @@ pub struct Copier<'a, S, T> {
     from: &'a S,
     to: &'a T,
     choices: Choices,
-    /// The file of the pool that is copied to or from: never copied, never replaced.
+    /// The file of the pool being copied to or from: never copied, never replaced.
     pool: Option<(u64, u64)>,
-    /// Files with several names, and which one they have in the target.
+    /// Files with several names, and their path in the target.
     linked: HashMap<(u64, u64), PathBuf>,
     buffer: Vec<u8>,
     counts: Counts,
@@ -76,7 +77,7 @@ pub struct Copier<'a, S, T> {
 }
 
 impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
-    /// Nothing is copied yet.
+    /// A copier that has copied nothing yet.
     pub fn new(from: &'a S, to: &'a T, choices: Choices, bar: progress::Bytes) -> Self {
         Copier {
             from,
@@ -92,12 +93,12 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
     }
 
-    /// Leaves the file that this identity is of alone.
+    /// Excludes the file with this identity from the copy.
     pub fn spare(&mut self, pool: Option<(u64, u64)>) {
         self.pool = pool;
     }
 
-    /// Adds what is at a path to what the bar counts towards; what cannot be looked at is not counted.
+    /// Adds the files at a path to the total of the progress bar; unreadable ones are not counted.
     pub fn foresee(&mut self, source: &Path) {
         let mut ahead = vec![source.to_owned()];
         while let Some(path) = ahead.pop() {
@@ -114,25 +115,26 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
     }
 
-    /// Notes the outcome of something else that belongs to the same command.
+    /// Notes the outcome of another step of the same command.
     ///
     /// # Errors
-    /// What ends everything.
+    /// A failure that stops the command.
     pub fn note(&mut self, outcome: Result<()>) -> Result<()> {
         let (bar, failures) = (&self.bar, &mut self.failures);
         bar.aside(|| failures.note(outcome))
     }
 
-    /// What was copied, and whether all of it was. The bar goes away.
+    /// Returns what was copied and the failures. Removes the progress bar.
     pub fn end(self) -> (Counts, Failures) {
         self.bar.clear();
         (self.counts, self.failures)
     }
 
-    /// Copies what is at `source` to `target`, with everything in it. What fails of what is in it is said and left out.
+    /// Copies `source` to `target` recursively. Failures inside a directory are printed and
+    /// skipped.
     ///
     /// # Errors
-    /// What ends everything.
+    /// A failure that stops the command.
     pub fn copy(&mut self, source: &Path, target: &Path) -> Result<()> {
         let mut above = Vec::new();
         let begun = self.begin(source.to_owned(), target.to_owned(), !self.choices.recursive);
@@ -167,7 +169,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
     }
 
-    /// Copies one thing; of a directory, only that it is there.
+    /// Copies one item; a directory is only created.
     fn begin(&mut self, source: PathBuf, target: PathBuf, follow: bool) -> Result<Option<Open>> {
         let Some(item) = self.from.item(&source, follow)? else {
             bail!("{}: there is nothing of this name", self.from.show(&source));
@@ -200,7 +202,8 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         let mut names = self.from.names(&source)?;
         names.reverse();
         let attributes = self.from.attributes(&source)?;
-        // The root of a pool, or the directory that the user named, may be at the end of a symbolic link.
+        // The root of a pool, or the directory that the user named, may be the target of a symbolic
+        // link.
         match self.to.item(&target, false)? {
             None => {
                 self.to.make_directory(&target)?;
@@ -215,7 +218,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         Ok(Open { source, target, item, attributes, names })
     }
 
-    /// Whether something can come to have the name.
+    /// Checks that the target's name can be used.
     fn check_target(&self, target: &Path) -> Result<()> {
         match self.to.item(target, false)? {
             Some(there) if there.kind == Kind::Directory => bail!(
@@ -236,7 +239,8 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
     }
 
-    /// Whether this is no file that could be replaced, or leads to such a thing, as `/dev/stdout` does.
+    /// Whether the target is not a replaceable file, or links to such an item, as `/dev/stdout`
+    /// does.
     fn is_special(&self, there: &Item, target: &Path) -> bool {
         match there.kind {
             Kind::Link => {
@@ -277,17 +281,17 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         Ok(())
     }
 
-    /// Makes another name of what was copied before.
+    /// Creates another name of a file copied before.
     fn link(&self, original: &Path, target: &Path) -> Result<()> {
         let identity = |path| self.to.item(path, false).map(|item| item.map(|item| item.identity));
-        // Of two names of one file, renaming would leave both.
+        // A rename between two names of one file would leave both.
         if identity(original)? == identity(target)? {
             return Ok(());
         }
         self.to.make_name(original, target)?.place(!self.choices.no_clobber)
     }
 
-    /// Copies all that is no hole.
+    /// Copies everything except holes.
     fn copy_content(&mut self, from: &S::File, to: &T::New, len_bytes: u64) -> Result<()> {
         let (mut next, mut end_bytes) = (0, 0);
         while let Some(range) =
@@ -302,7 +306,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
                     .read_at(&mut self.buffer[..wanted], next)
                     .map_err(|error| from.explain(error))?;
                 if got == 0 {
-                    // It has become shorter.
+                    // The file has been truncated.
                     return Ok(());
                 }
                 to.write_at(&self.buffer[..got], next)?;
@@ -319,13 +323,13 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         Ok(())
     }
 
-    /// Notes that so much of what the bar counts towards is done.
+    /// Advances the progress bar.
     fn count(&mut self, bytes: u64) {
         self.bar.add_towards(bytes, self.total_bytes);
     }
 }
 
-/// An error that says that a tree cannot be copied into itself.
+/// The error for copying a tree into itself.
 pub fn into_itself(source: &str, target: &str) -> anyhow::Error {
     anyhow!("{source} cannot be copied into itself, to {target}; copy it to somewhere else")
 }

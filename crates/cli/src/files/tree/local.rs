@@ -1,4 +1,4 @@
-//! Files of the machine's file systems, as a tree that can be copied.
+//! The machine's file systems, as a tree to copy from or to.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -20,25 +20,26 @@ use rustix::io::Errno;
 use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::failure::shown;
 
-/// Linux has no longer value of an attribute, and no longer list of their names.
+/// The Linux limit for an attribute's value and for the list of attribute names.
 const MAX_ATTRIBUTES_BYTES: usize = 64 << 10;
 
-/// How names begin that are of nothing whole. Linux has files without a name as well, but gives them none that something else
-/// has, symbolic links not at all, and not on every file system.
+/// Prefix of the temporary names of incomplete items. Linux also has files without a name, but it
+/// cannot link them over an existing name, it has no unnamed symbolic links, and not all file
+/// systems support them.
 const TEMPORARY: &str = ".aquifer-";
 
-/// Everything that paths of this process lead to.
+/// All paths that this process can reach.
 pub struct Local;
 
-/// An open file, and where it is.
+/// An open file and its path.
 pub struct LocalFile {
     file: File,
     path: PathBuf,
 }
 
-/// What is being made: it has a temporary name beside its own, which stays if the process is killed.
+/// An item being created under a temporary name, which stays if the process is killed.
 pub struct LocalNew {
-    /// None of a symbolic link, and of another name of a file.
+    /// `None` for a symbolic link and for a hard link.
     file: Option<File>,
     temporary: PathBuf,
     name: PathBuf,
@@ -60,7 +61,7 @@ impl LocalNew {
 
 impl Drop for LocalNew {
     fn drop(&mut self) {
-        // It is not there any more if it has its name.
+        // Fails if it was renamed to its final name.
         let _ = fs::remove_file(&self.temporary);
     }
 }
@@ -85,8 +86,11 @@ impl New for LocalNew {
     }
 }
 
-/// Gives what is at a path owner, attributes, permissions and times. The owner is kept where this user may give files away. Who may not
-/// must not make programs either that run as the wrong user. `shown` is for messages.
+/// Sets owner, attributes, permissions and times of a path.
+///
+/// The owner is kept if the user may change it. Otherwise the set-user-ID, set-group-ID and sticky
+/// bits are dropped, so that a program does not run as the wrong user. `shown` is the path for
+/// messages. Returns the number of attributes that could not be set.
 fn finish(path: &Path, shown: &Path, item: &Item, attributes: &Attributes) -> Result<u64> {
     let is_owned = match lchown(path, Some(item.uid), Some(item.gid)) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -128,7 +132,7 @@ fn at<T>(path: &Path, outcome: io::Result<T>) -> Result<T> {
     outcome.with_context(|| shown(path))
 }
 
-/// Seconds and nanoseconds since 1970, the latter never negative.
+/// Seconds and nanoseconds since 1970, with nonnegative nanoseconds.
 fn timespec(time: SystemTime) -> Timespec {
     let of = |since: Duration| (since.as_secs() as i64, i64::from(since.subsec_nanos()));
     let (tv_sec, tv_nsec) = match time.duration_since(UNIX_EPOCH) {
@@ -141,7 +145,7 @@ fn timespec(time: SystemTime) -> Timespec {
     Timespec { tv_sec, tv_nsec }
 }
 
-/// A time as file systems have it, also before 1970.
+/// A file system time, which may be before 1970.
 fn time(seconds: i64, ns: i64) -> SystemTime {
     let whole = match u64::try_from(seconds) {
         Ok(since) => UNIX_EPOCH + Duration::from_secs(since),
@@ -199,7 +203,7 @@ impl Tree for Local {
     }
 
     fn open(&self, path: &Path, follow: bool) -> Result<LocalFile> {
-        // What was a file a moment ago may be a pipe now, which must not hold us up.
+        // The file may have been replaced by a pipe, whose open must not block.
         let flags = libc::O_NONBLOCK | if follow { 0 } else { libc::O_NOFOLLOW };
         let file = at(path, File::options().read(true).custom_flags(flags).open(path))?;
         Ok(LocalFile { file, path: path.to_owned() })
@@ -209,7 +213,7 @@ impl Tree for Local {
         let mut bytes = vec![0; MAX_ATTRIBUTES_BYTES];
         let len = match listxattr(path, &mut bytes[..]) {
             Ok(len) => len,
-            // There are none, or they are not for us.
+            // The file has none, or access to them is denied.
             Err(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS) => return Ok(Vec::new()),
             Err(error) => return at(path, Err(error.into())),
         };
@@ -220,7 +224,7 @@ impl Tree for Local {
             .collect();
         let mut attributes = Attributes::new();
         for name in names {
-            // Those that are not for us are left out, as those that are gone meanwhile.
+            // Skip attributes that are inaccessible or were removed concurrently.
             if let Ok(len) = getxattr(path, &name[..], &mut bytes[..]) {
                 attributes.push((name, bytes[..len].to_vec()));
             }
@@ -259,7 +263,7 @@ impl Content for LocalFile {
         let start = match seek(&self.file, SeekFrom::Data(offset_bytes)) {
             Ok(start) => start,
             Err(Errno::NXIO) => return Ok(None),
-            // The file system does not know of holes.
+            // The file system does not support `SEEK_DATA`.
             Err(Errno::INVAL) => return Ok(Some(offset_bytes..len_bytes)),
             Err(error) => return Err(error.into()),
         };

@@ -1,6 +1,7 @@
-//! Trees of files that can be copied into each other: in a pool, and in the file systems of the machine.
+//! File trees that can be copied into each other: in a pool, and in the machine's file systems.
 //!
-//! [`Tree`] is what copying needs of both, [`Copier`] copies. What is made gets its name when it is whole: until then it is a [`New`].
+//! [`Tree`] is the interface that copying needs, [`Copier`] copies. A new item gets its name when
+//! it is complete; until then it is a [`New`].
 
 mod copier;
 mod local;
@@ -17,17 +18,17 @@ pub use copier::{Choices, Copier, Counts, into_itself};
 pub use local::Local;
 pub use pooled::Pooled;
 
-/// What something is.
+/// The kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     File,
     Directory,
     Link,
-    /// What a pool cannot hold: a device, a socket, a pipe.
+    /// An item that a pool cannot hold: a device, a socket, a pipe.
     Other,
 }
 
-/// Something in a tree, with everything of it that a copy keeps except its content.
+/// An item of a tree, with everything that a copy preserves except its content.
 #[derive(Debug, Clone)]
 pub struct Item {
     pub kind: Kind,
@@ -37,16 +38,16 @@ pub struct Item {
     pub len_bytes: u64,
     pub accessed: SystemTime,
     pub modified: SystemTime,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u64,
-    /// Two names of the same file in one tree have the same.
+    /// Equal for two names of the same file in one tree.
     pub identity: (u64, u64),
 }
 
 /// Names and values of extended attributes.
 pub type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A place that has files. Paths are those that the user gave, with names behind them.
+/// A file tree. Paths are those that the user gave, extended by names.
 pub trait Tree {
     /// A file open for reading.
     type File: Content;
@@ -57,62 +58,64 @@ pub trait Tree {
     /// A path, for a terminal.
     fn show(&self, path: &Path) -> String;
 
-    /// What is at a path; `None` if there is nothing.
+    /// The item at a path; `None` if there is none.
     fn item(&self, path: &Path, follow: bool) -> Result<Option<Item>>;
 
     /// The names in a directory.
     fn names(&self, directory: &Path) -> Result<Vec<OsString>>;
 
-    /// Where a symbolic link leads.
+    /// The target of a symbolic link.
     fn target(&self, link: &Path) -> Result<PathBuf>;
 
     /// Opens a file for reading.
     fn open(&self, path: &Path, follow: bool) -> Result<Self::File>;
 
-    /// The extended attributes that can be read, of a file or directory.
+    /// The readable extended attributes of a file or directory.
     fn attributes(&self, path: &Path) -> Result<Attributes>;
 
-    /// Begins a file that nobody else may read. It will be called `name`, as what the following two begin: in a directory that is
-    /// there.
+    /// Begins a file that other users may not read. Like the following two, it will be called
+    /// `name`, in an existing directory.
     fn make_file(&self, name: &Path) -> Result<Self::New>;
 
     /// Begins a symbolic link.
     fn make_link(&self, target: &Path, name: &Path) -> Result<Self::New>;
 
-    /// Begins another name of a file.
+    /// Begins a hard link.
     fn make_name(&self, original: &Path, name: &Path) -> Result<Self::New>;
 
-    /// Makes a directory that nobody else may enter.
+    /// Creates a directory that other users may not enter.
     fn make_directory(&self, path: &Path) -> Result<()>;
 
-    /// Gives a directory the owner, the permissions, the times of `item`, and these attributes; how many attributes cannot be
-    /// kept there.
+    /// Sets a directory's owner, permissions and times to those of `item`, and these attributes.
+    /// Returns how many attributes could not be set.
     fn finish_directory(&self, path: &Path, item: &Item, attributes: &Attributes) -> Result<u64>;
 }
 
-/// Something that is being made, and has not its name yet. Without it, nothing is left when this is dropped.
+/// An item being created that does not have its name yet. Dropping it before that removes it.
 pub trait New {
-    /// Writes all of it.
+    /// Writes all the bytes.
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()>;
 
-    /// Gives the file a length: what is new is a hole.
+    /// Sets the file's length; an added range is a hole.
     fn set_len(&self, len_bytes: u64) -> Result<()>;
 
-    /// As [`Tree::finish_directory`].
+    /// Like [`Tree::finish_directory`].
     fn finish(&self, item: &Item, attributes: &Attributes) -> Result<u64>;
 
-    /// Gives it its name. What has that is replaced if it is wanted, and is an error otherwise.
+    /// Gives it its name. An existing item of that name is replaced if `replace`, otherwise this
+    /// fails.
     fn place(self, replace: bool) -> Result<()>;
 }
 
 /// The bytes of a file.
 pub trait Content {
-    /// The first range from `offset_bytes` on that is no hole; `None` if there is none. `len_bytes` is how long the file was.
+    /// The first range from `offset_bytes` on that is not a hole; `None` if there is none.
+    /// `len_bytes` is the previously known length of the file.
     fn next_data(&self, offset_bytes: u64, len_bytes: u64) -> std::io::Result<Option<Range<u64>>>;
 
-    /// Reads; less than was asked for only at the end.
+    /// Reads; returns less than requested only at the end.
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> std::io::Result<usize>;
 
-    /// An error of one of these, with what it is about.
+    /// Adds the file to an I/O error.
     fn explain(&self, error: std::io::Error) -> anyhow::Error;
 }

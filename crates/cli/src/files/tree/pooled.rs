@@ -1,4 +1,4 @@
-//! Files of a pool, as a tree that can be copied.
+//! The files of a pool, as a tree to copy from or to.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -15,12 +15,12 @@ use crate::files::failure::At;
 /// The files of an open pool.
 pub struct Pooled {
     files: Files,
-    /// Any place in the pool, for messages.
+    /// A place in the pool, for messages.
     place: Place,
 }
 
 impl Pooled {
-    /// The files of the pool that `place` is in.
+    /// The files of `place`'s pool.
     pub fn new(files: Files, place: &Place) -> Pooled {
         Pooled { files, place: place.clone() }
     }
@@ -30,7 +30,7 @@ impl Pooled {
     }
 }
 
-/// An open file of a pool, and where it is.
+/// An open file of a pool and its place.
 pub struct PooledFile {
     file: File,
     place: Place,

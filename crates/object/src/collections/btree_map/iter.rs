@@ -9,9 +9,9 @@ use crate::persist::Persist;
 
 /// The entries from one place up to another.
 pub(super) struct Span<K, V> {
-    /// The next entry; at the end if empty.
+    /// The path to the next entry; empty at the end.
     pub front: Path<K, V>,
-    /// The entry to stop in front of, if not at the end.
+    /// The entry to stop before; `None` to run to the end.
     pub end: Option<(Node<K, V>, usize)>,
 }
 
@@ -26,7 +26,7 @@ impl<K, V> Span<K, V> {
     }
 }
 
-/// Entries of a [`PBTreeMap`] in the order of their keys.
+/// Entries of a [`PBTreeMap`], in key order.
 pub struct Iter<'a, 'h, K: Persist<'h>, V: Persist<'h>> {
     span: Span<K, V>,
     map: PhantomData<&'a PBTreeMap<'h, K, V>>,
@@ -48,14 +48,14 @@ impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for Iter<'a, 'h, K, V> {
     }
 }
 
-/// Entries of a [`PBTreeMap`] in the order of their keys, with values to change.
+/// Entries of a [`PBTreeMap`], in key order, with mutable values.
 pub struct IterMut<'a, 'h, K: Persist<'h>, V: Persist<'h>> {
     span: Span<K, V>,
     map: PhantomData<&'a mut PBTreeMap<'h, K, V>>,
 }
 
 impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> IterMut<'a, 'h, K, V> {
-    /// The span must be of a map that is borrowed uniquely for `'a`.
+    /// The span must be of a map that is borrowed mutably for `'a`.
     pub(super) fn new(span: Span<K, V>) -> Self {
         IterMut { span, map: PhantomData }
     }
@@ -65,7 +65,7 @@ impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for IterMut<'a, 'h, K, V> 
     type Item = (&'a K, &'a mut V);
     fn next(&mut self) -> Option<Self::Item> {
         let (node, index) = self.span.next()?;
-        // SAFETY: an entry of a map that is borrowed uniquely; each is lent once.
+        // SAFETY: an entry of a map that is borrowed mutably; each is lent once.
         Some((unsafe { node.key(index).as_ref() }, unsafe { node.value(index).as_mut() }))
     }
 }

@@ -1,11 +1,12 @@
 //! An ordered map in an object.
 //!
-//! A B-tree: an insertion or a removal dirties the page of one leaf and that of the map itself, which counts; a node
-//! that is split or merged, one or two more. All nodes that an insertion needs are allocated before anything
-//! changes, so that a full object leaves the map as it was.
+//! A B-tree. An insertion or a removal dirties the page of one leaf and that of the map itself,
+//! which stores the length; splitting or merging a node dirties one or two more. All nodes that an
+//! insertion needs are allocated before any change, so that an insertion into a full object leaves
+//! the map unchanged.
 //!
 //! # Invariants
-//! * Keys are in order, in a node and between an entry and the subtrees on its sides.
+//! * Keys are in order, within a node and between an entry and the subtrees on its sides.
 //! * All leaves are at level 0, and a node's subtrees one level below it.
 //! * Every node but the root is at least about half full; the root has an entry.
 
@@ -39,7 +40,8 @@ pub struct PBTreeMap<'h, K: Persist<'h>, V: Persist<'h>> {
     entries: PhantomData<(K, V)>,
 }
 
-// SAFETY: `repr(C)`: two numbers and the address of a node in the heap `'h`, whose layout is defined by `node.rs`.
+// SAFETY: `repr(C)`: two numbers and the address of a node in the heap `'h`, whose layout is
+// defined by `node.rs`.
 unsafe impl<'h, K: Persist<'h>, V: Persist<'h>> Persist<'h> for PBTreeMap<'h, K, V> {
     fn shape(shape: &mut Shape) {
         shape.parts::<Self>("b-tree map", |shape| {
@@ -70,7 +72,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         (self.levels > 0).then(|| Node::at(self.place.pointer()))
     }
 
-    /// Goes down to a key, as far as it takes; whether it is there.
+    /// Descends to a key. Returns the path, and whether the key was found.
     fn find<Q: Ord + ?Sized>(&self, key: &Q) -> (Path<K, V>, bool)
     where
         K: Borrow<Q>,
@@ -108,16 +110,16 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
     where
         K: Borrow<Q>,
     {
-        // SAFETY: an entry, and the map is borrowed.
+        // SAFETY: an initialized entry, and the map is borrowed.
         self.entry(key).map(|(node, index)| unsafe { node.value(index).as_ref() })
     }
 
-    /// The value of a key, to change.
+    /// The value of a key, mutably.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
     {
-        // SAFETY: an entry, and the map is borrowed uniquely.
+        // SAFETY: an initialized entry, and the map is borrowed mutably.
         self.entry(key).map(|(node, index)| unsafe { node.value(index).as_mut() })
     }
 
@@ -129,7 +131,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         self.entry(key).is_some()
     }
 
-    /// Gives a key a value; returns the one before. If there was one, the key stays as it was.
+    /// Sets the value of a key; returns the previous one. An existing key is kept.
     ///
     /// # Errors
     /// [`HeapError::Full`]; key and value are dropped then.
@@ -139,7 +141,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
     {
         let (path, found) = self.find(&key);
         if found && let Some((node, index)) = path.last() {
-            // SAFETY: an entry, and the map is borrowed uniquely.
+            // SAFETY: an initialized entry, and the map is borrowed mutably.
             let old = unsafe { node.value(index).as_mut() };
             return Ok(Some(std::mem::replace(old, value)));
         }
@@ -168,7 +170,8 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         Ok(None)
     }
 
-    /// A new node for each of the lowest `full` levels, and a new root if those are all there are.
+    /// Allocates a new node for each of the lowest `full` levels, and a new root if all levels are
+    /// full.
     fn allocate_spares(&self, full: usize) -> Result<[Option<Node<K, V>>; MOST_LEVELS], HeapError> {
         let mut spares = [None; MOST_LEVELS];
         let count = if full as u64 == self.levels { full + 1 } else { full };
@@ -188,7 +191,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         Ok(spares)
     }
 
-    /// Removes a key; its value, if it had one.
+    /// Removes a key; returns its value, if it was present.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -196,7 +199,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         self.remove_entry(key).map(|(_, value)| value)
     }
 
-    /// Removes a key; it and its value, if it had one.
+    /// Removes a key; returns the key and its value, if it was present.
     pub fn remove_entry<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<(K, V)>
     where
         K: Borrow<Q>,
@@ -224,13 +227,13 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         self.remove_at(Path::first(self.root()))
     }
 
-    /// Removes the entry a path leads to.
+    /// Removes the entry at the end of a path.
     fn remove_at(&mut self, mut path: Path<K, V>) -> Option<(K, V)> {
         let (node, index) = path.last()?;
         let removed = if node.is_leaf() {
             node.remove(index)
         } else {
-            // The entry in front of it, which is in a leaf, takes its place.
+            // Its predecessor, which is in a leaf, replaces it.
             path.descend(Some(node.edge(index)), Node::len);
             let (leaf, len) = path.last()?;
             node.replace(index, leaf.remove(len - 1))
@@ -240,7 +243,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         Some(removed)
     }
 
-    /// Fills up nodes that have become too empty, from the end of a path upwards.
+    /// Refills nodes with too few entries, from the end of a path upwards.
     fn rebalance(&mut self, mut path: Path<K, V>) {
         while let Some((node, _)) = path.pop() {
             let Some((parent, index)) = path.last() else {
@@ -263,7 +266,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         }
     }
 
-    /// Replaces a root without entries by its only subtree, or by nothing.
+    /// Replaces an empty root by its only subtree, or by nothing.
     fn remove_root(&mut self, root: Node<K, V>) {
         let heap = self.place.heap();
         self.place.set(if root.is_leaf() { heap.base() } else { root.edge(0).address() });
@@ -275,7 +278,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
     pub fn clear(&mut self) {
         if let Some(root) = self.root() {
             let heap = self.place.heap();
-            // First, so that an entry whose drop panics is not dropped again.
+            // Reset first, so that an entry whose drop panics is not dropped again.
             self.place.set(heap.base());
             (self.levels, self.len) = (0, 0);
             Self::drop_tree(root, &heap);
@@ -284,7 +287,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
 
     fn drop_tree(node: Node<K, V>, heap: &Shared) {
         for index in 0..node.len() {
-            // SAFETY: an entry of a tree that nothing leads to any more.
+            // SAFETY: an entry of a tree that nothing refers to any more.
             unsafe { node.key(index).drop_in_place() };
             // SAFETY: as above.
             unsafe { node.value(index).drop_in_place() };
@@ -297,20 +300,20 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         node.free(heap);
     }
 
-    /// All entries in the order of their keys.
+    /// All entries, in key order.
     pub fn iter(&self) -> Iter<'_, 'h, K, V> {
         Iter::new(Span { front: Path::first(self.root()), end: None })
     }
 
-    /// All entries in the order of their keys, with values to change.
+    /// All entries, in key order, with mutable values.
     pub fn iter_mut(&mut self) -> IterMut<'_, 'h, K, V> {
         IterMut::new(Span { front: Path::first(self.root()), end: None })
     }
 
-    /// The entries with keys in a range, in their order.
+    /// The entries with keys in a range, in key order.
     ///
     /// # Panics
-    /// If the range starts behind its end, as `BTreeMap` does.
+    /// If the range's start is after its end, as with `BTreeMap`.
     pub fn range<Q: Ord + ?Sized, R: RangeBounds<Q>>(&self, range: R) -> Iter<'_, 'h, K, V>
     where
         K: Borrow<Q>,
@@ -318,10 +321,10 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         Iter::new(self.span(&range))
     }
 
-    /// As [`PBTreeMap::range`], with values to change.
+    /// Like [`PBTreeMap::range`], with mutable values.
     ///
     /// # Panics
-    /// If the range starts behind its end.
+    /// If the range's start is after its end.
     pub fn range_mut<Q: Ord + ?Sized, R: RangeBounds<Q>>(
         &mut self,
         range: R,
@@ -357,7 +360,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
         Span { front, end }
     }
 
-    /// The way to the first entry whose key is not `before`.
+    /// The path to the first entry whose key is not `before`.
     fn first_not<Q: ?Sized>(&self, before: impl Fn(&Q) -> bool) -> Path<K, V>
     where
         K: Borrow<Q>,
@@ -414,7 +417,7 @@ mod tests {
     use std::alloc::Layout;
     use std::ptr::NonNull;
 
-    /// The invariants of a subtree; its entries.
+    /// Checks the invariants of a subtree; collects its keys.
     fn check<K: Copy + Ord, V>(node: Node<K, V>, level: u64, is_root: bool, keys: &mut Vec<K>) {
         assert_eq!(node.is_leaf(), level == 0);
         assert!(node.len() <= Node::<K, V>::CAPACITY);
@@ -442,7 +445,7 @@ mod tests {
     fn churn<'h, V: Persist<'h> + Copy>(heap: HeapRef<'h>, rng: &mut Rng, value: V) {
         let mut map = PBTreeMap::<u64, V>::new_in(heap);
         let mut most_levels = 0;
-        // In waves: growing, then shrinking to nothing.
+        // In waves: grow, then shrink to nothing.
         for wave in 0..4 {
             for (share, count) in [(0.9, steps(3000)), (0.1, steps(4000))] {
                 for turn in 0..count {

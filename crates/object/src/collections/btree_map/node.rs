@@ -1,4 +1,4 @@
-//! Nodes of a B-tree: how they lie in memory, and what moves between them.
+//! Nodes of a B-tree: their memory layout, and moving entries between them.
 //!
 //! ```text
 //!  ┌────────────┬─────────────────┬───────────────────┬──────────────────────────┐
@@ -7,11 +7,11 @@
 //!                                                       not in leaves (level 0)
 //! ```
 //!
-//! How many entries a node has room for follows from their size: a leaf is about a quarter of a page, so that an
-//! insertion moves little and dirties one page.
+//! A node's capacity follows from the size of its entries: a leaf is about a quarter of a page, so
+//! that an insertion moves little and dirties one page.
 //!
-//! A [`Node`] is used only while its tree is borrowed, uniquely where it changes: that is what makes its methods
-//! sound. Indices are checked where they are cheap to check, in debug builds.
+//! A [`Node`] is used only while its tree is borrowed, mutably where it is modified; this makes its
+//! methods sound. Cheap index checks run in debug builds.
 
 use std::alloc::Layout;
 use std::marker::PhantomData;
@@ -21,13 +21,13 @@ use crate::collections::place::free;
 use crate::heap::HeapError;
 use crate::heap::shared::Shared;
 
-/// What a leaf is at most, unless entries are large.
+/// The largest size of a leaf, unless entries are large.
 const LEAF_BYTES: usize = 1008;
 const LEAST_CAPACITY: usize = 5;
 const MOST_CAPACITY: usize = 127;
 const HEADER_BYTES: usize = 8;
 
-/// A node that exists.
+/// A pointer to an existing node.
 pub(super) struct Node<K, V> {
     at: NonNull<u8>,
     entries: PhantomData<*mut (K, V)>,
@@ -55,7 +55,7 @@ const fn align_up(offset: usize, align: usize) -> usize {
     offset.next_multiple_of(align)
 }
 
-/// An entry on its way into a node, and the subtree behind it.
+/// An entry to be inserted into a node, and the subtree after it.
 pub(super) struct Carry<K, V> {
     pub key: K,
     pub value: V,
@@ -63,7 +63,7 @@ pub(super) struct Carry<K, V> {
 }
 
 impl<K, V> Node<K, V> {
-    /// How many entries a node has room for.
+    /// The number of entries a node has room for.
     pub const CAPACITY: usize = {
         let entry = size_of::<K>() + size_of::<V>();
         assert!(size_of::<K>() > 0, "keys without a size need no map");
@@ -77,7 +77,7 @@ impl<K, V> Node<K, V> {
             fit
         }
     };
-    /// How many entries every node but the root has at least.
+    /// The least number of entries in every node but the root.
     pub const LEAST: usize = (Self::CAPACITY - 1) / 2;
 
     const KEYS: usize = align_up(HEADER_BYTES, align_of::<K>());
@@ -100,9 +100,9 @@ impl<K, V> Node<K, V> {
         Ok(node)
     }
 
-    /// Gives the node back. Its entries must have gone elsewhere.
+    /// Frees the node. Its entries must have been moved out.
     pub fn free(self, heap: &Shared) {
-        // SAFETY: a node that nothing leads to any more.
+        // SAFETY: nothing refers to the node any more.
         unsafe { free(heap, self.at) };
     }
 
@@ -115,7 +115,7 @@ impl<K, V> Node<K, V> {
     }
 
     fn header(self) -> [u32; 2] {
-        // SAFETY: every node begins so.
+        // SAFETY: every node begins with this header.
         unsafe { self.at.cast::<[u32; 2]>().read() }
     }
 
@@ -133,18 +133,18 @@ impl<K, V> Node<K, V> {
 
     fn set_len(self, len: usize) {
         debug_assert!(len <= Self::CAPACITY);
-        // SAFETY: every node begins so.
+        // SAFETY: every node begins with its length.
         unsafe { self.at.cast::<u32>().write(len as u32) };
     }
 
-    /// Where a key is, or would be.
+    /// The address of a key slot.
     pub fn key(self, index: usize) -> NonNull<K> {
         debug_assert!(index < Self::CAPACITY);
         // SAFETY: inside the node.
         unsafe { self.at.add(Self::KEYS).cast::<K>().add(index) }
     }
 
-    /// Where a value is, or would be.
+    /// The address of a value slot.
     pub fn value(self, index: usize) -> NonNull<V> {
         debug_assert!(index < Self::CAPACITY);
         // SAFETY: inside the node.
@@ -157,10 +157,10 @@ impl<K, V> Node<K, V> {
         unsafe { self.at.add(Self::EDGES).cast::<u64>().add(index) }
     }
 
-    /// The subtree in front of the entry `index`, or behind the last.
+    /// The subtree before the entry `index`, or after the last entry.
     pub fn edge(self, index: usize) -> Self {
         debug_assert!(index <= self.len());
-        // SAFETY: so many subtrees are there.
+        // SAFETY: the node has an edge at this index.
         let address = unsafe { self.edge_place(index).read() };
         Node::at(NonNull::new(with_exposed_provenance_mut(address as usize)).expect("a subtree"))
     }
@@ -172,12 +172,12 @@ impl<K, V> Node<K, V> {
 
     /// Finds a key: `Ok` with its index, or `Err` with the index of the subtree it would be in.
     pub fn search(self, compare: impl FnMut(&K) -> std::cmp::Ordering) -> Result<usize, usize> {
-        // SAFETY: so many keys are there, and the tree is borrowed.
+        // SAFETY: the first `len` keys are initialized, and the tree is borrowed.
         let keys = unsafe { NonNull::slice_from_raw_parts(self.key(0), self.len()).as_ref() };
         keys.binary_search_by(compare)
     }
 
-    /// Moves entries to another node, or within this one. What was there is forgotten.
+    /// Moves entries to another node, or within this one. Overwritten entries are not dropped.
     fn move_entries(self, from: usize, target: Self, to: usize, count: usize) {
         if count > 0 {
             // SAFETY: inside the two nodes.
@@ -187,7 +187,7 @@ impl<K, V> Node<K, V> {
         }
     }
 
-    /// As [`Node::move_entries`], for subtrees; nothing in leaves.
+    /// Like [`Node::move_entries`], for subtrees; does nothing in leaves.
     fn move_edges(self, from: usize, target: Self, to: usize, count: usize) {
         if !self.is_leaf() && count > 0 {
             // SAFETY: inside the two nodes, neither of which is a leaf.
@@ -196,25 +196,25 @@ impl<K, V> Node<K, V> {
     }
 
     fn write(self, index: usize, key: K, value: V) {
-        // SAFETY: inside the node; what was there has gone elsewhere.
+        // SAFETY: inside the node; the previous entry was moved out.
         unsafe { self.key(index).write(key) };
         // SAFETY: as above.
         unsafe { self.value(index).write(value) };
     }
 
     fn read(self, index: usize) -> (K, V) {
-        // SAFETY: an entry, which the caller overwrites or forgets.
+        // SAFETY: an initialized entry, which the caller overwrites or forgets.
         (unsafe { self.key(index).read() }, unsafe { self.value(index).read() })
     }
 
-    /// Puts other contents into an entry; what was there.
+    /// Replaces an entry; returns the old one.
     pub fn replace(self, index: usize, (key, value): (K, V)) -> (K, V) {
         let old = self.read(index);
         self.write(index, key, value);
         old
     }
 
-    /// Puts an entry, and the subtree behind it, in front of the entry `index`. There must be room.
+    /// Inserts an entry, and the subtree after it, before the entry `index`. There must be room.
     pub fn insert(self, index: usize, carry: Carry<K, V>) {
         let len = self.len();
         self.move_entries(index, self, index + 1, len - index);
@@ -226,7 +226,8 @@ impl<K, V> Node<K, V> {
         self.set_len(len + 1);
     }
 
-    /// As [`Node::insert`] into a full node, whose upper half goes to `right`: returns the entry between the halves.
+    /// Like [`Node::insert`], into a full node whose upper half moves to `right`. Returns the entry
+    /// between the halves.
     pub fn split_insert(self, index: usize, carry: Carry<K, V>, right: Self) -> Carry<K, V> {
         let middle = Self::CAPACITY / 2;
         let moved = Self::CAPACITY - middle - 1;
@@ -243,7 +244,7 @@ impl<K, V> Node<K, V> {
         Carry { key, value, right: Some(right) }
     }
 
-    /// Takes an entry out, without a subtree: leaves only.
+    /// Removes an entry without a subtree; leaves only.
     pub fn remove(self, index: usize) -> (K, V) {
         debug_assert!(self.is_leaf());
         let removed = self.read(index);
@@ -252,7 +253,8 @@ impl<K, V> Node<K, V> {
         removed
     }
 
-    /// Moves the last entry of the subtree in front of the entry `index` up, and that one down behind it.
+    /// Moves the last entry of the subtree before the entry `index` up, and that entry down to the
+    /// front of the subtree after it.
     pub fn rotate_right(self, index: usize) {
         let (left, right) = (self.edge(index), self.edge(index + 1));
         let (last, len) = (left.len() - 1, right.len());
@@ -265,7 +267,7 @@ impl<K, V> Node<K, V> {
         right.set_len(len + 1);
     }
 
-    /// The other way round.
+    /// The mirror image of [`Node::rotate_right`].
     pub fn rotate_left(self, index: usize) {
         let (left, right) = (self.edge(index), self.edge(index + 1));
         let (end, len) = (left.len(), right.len());
@@ -278,7 +280,8 @@ impl<K, V> Node<K, V> {
         right.set_len(len - 1);
     }
 
-    /// Makes one node of the subtrees on both sides of the entry `index`, which joins them; the one that is left over.
+    /// Merges the subtrees on both sides of the entry `index`, and that entry, into one node.
+    /// Returns the emptied node.
     pub fn merge(self, index: usize) -> Self {
         let (left, right) = (self.edge(index), self.edge(index + 1));
         let (end, moved, len) = (left.len(), right.len(), self.len());

@@ -1,14 +1,14 @@
-//! A way from the root of a tree to an entry, and on to the next one.
+//! A path from the root of a tree to an entry, and stepping to the next entry.
 
 use std::ptr::NonNull;
 
 use super::node::Node;
 
-/// More levels than any tree has: each node but the root has at least three subtrees.
+/// An upper bound on the levels of a tree: each node but the root has at least three subtrees.
 pub(super) const MOST_LEVELS: usize = 41;
 
-/// Nodes from the root down. In each, the index of the entry or, above the last, of the subtree that was entered:
-/// which is also the index of the entry that follows that subtree.
+/// Nodes from the root down, each with an index. In the last node it is the index of the entry;
+/// above, of the subtree entered, which is also the index of the entry that follows that subtree.
 pub(super) struct Path<K, V> {
     steps: [(Node<K, V>, usize); MOST_LEVELS],
     len: usize,
@@ -25,14 +25,15 @@ impl<K, V> Path<K, V> {
         Path { steps: [(Node::at(NonNull::dangling()), 0); MOST_LEVELS], len: 0 }
     }
 
-    /// To the first entry of a tree.
+    /// The path to the first entry of a tree.
     pub fn first(root: Option<Node<K, V>>) -> Self {
         let mut path = Path::empty();
         path.descend(root, |_| 0);
         path
     }
 
-    /// Goes down from a node to a leaf; `index` chooses the subtree in each node, and the place in the leaf.
+    /// Descends from a node to a leaf; `index` chooses the subtree in each node, and the position
+    /// in the leaf.
     pub fn descend(
         &mut self,
         mut from: Option<Node<K, V>>,
@@ -60,12 +61,13 @@ impl<K, V> Path<K, V> {
         self.steps().last().copied()
     }
 
-    /// From the root down.
+    /// The steps from the root down.
     pub fn steps(&self) -> &[(Node<K, V>, usize)] {
         &self.steps[..self.len]
     }
 
-    /// From a place behind the last entry of a node, goes up to the entry that follows; the path is empty if none does.
+    /// From a position after the last entry of a node, ascends to the following entry; the path is
+    /// empty if there is none.
     pub fn settle(&mut self) {
         while let Some((node, index)) = self.last()
             && index == node.len()
@@ -74,7 +76,7 @@ impl<K, V> Path<K, V> {
         }
     }
 
-    /// Goes on to the next entry; the path is empty if there is none.
+    /// Steps to the next entry; the path is empty if there is none.
     pub fn advance(&mut self) {
         let Some((node, index)) = self.last() else { return };
         self.steps[self.len - 1].1 = index + 1;

@@ -5,10 +5,10 @@
 //! | `syscalls` | `pwrite` at the end |
 //! | `mmap`, `mmap_populate` | `ftruncate`, then stores to a mapping made in advance, populated or not |
 //! | `pool` | written at the end of the file in the pool |
-//! | `view` | stored to a view of what the file in the pool is made longer by |
+//! | `view` | stored to a view of the range added to the file in the pool |
 //!
-//! `prezeroed_…`: the file grows once, into space of a new pool, which is known to be zero. `sustained_…`: it is removed
-//! and grows again several times, so that space has to be used again.
+//! `prezeroed_…`: the file grows once, into space of a new pool, which is known to be zero.
+//! `sustained_…`: the file is removed and grows again several times, so that space must be reused.
 
 use anyhow::{Result, ensure};
 use serde_json::json;

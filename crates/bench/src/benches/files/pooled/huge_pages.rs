@@ -1,4 +1,4 @@
-//! A hugetlbfs for a measurement, with pages for it. Both are given back when it is dropped.
+//! A hugetlbfs for a measurement, with pages for it. Both are released on drop.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use aquifer_host::place::MountGuard;
 
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
-/// The default size of a huge page where this is tried.
+/// The default huge page size on the supported machines.
 const PAGE_BYTES: u64 = 2 << 20;
 
 /// A mounted hugetlbfs. Fields are dropped, and so undone, in this order.
@@ -21,7 +21,7 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// Takes pages for a file of that length, and mounts a hugetlbfs.
+    /// Reserves pages for a file of that length, and mounts a hugetlbfs.
     pub fn take(file_bytes: u64) -> Result<Self> {
         // SAFETY: takes nothing, returns an integer, cannot fail.
         ensure!(unsafe { libc::geteuid() } == 0, "huge pages are taken by root");
@@ -31,7 +31,7 @@ impl HugePages {
         Ok(Self { _mount: mount, directory, _pages: pages })
     }
 
-    /// Where files on it are made.
+    /// The directory for its files.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
@@ -52,7 +52,7 @@ impl Taken {
         ensure!(is_usual, "huge pages are not of 2 MiB here");
         let before = count()?;
         set_count(before + pages)?;
-        // Dropped when that was not enough.
+        // The drop releases the pages if they are too few.
         let taken = Self { pages: count()?.saturating_sub(before) };
         if taken.pages < pages {
             bail!("the kernel found {} of {pages} huge pages", taken.pages);
@@ -63,7 +63,7 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        // Somebody else may have changed the number meanwhile: only what was added is taken away.
+        // Another process may have changed the number in between: remove only what was added.
         let given_back = count().and_then(|now| set_count(now.saturating_sub(self.pages)));
         if let Err(error) = given_back {
             eprintln!("warning: {} huge pages are not given back: {error:#}", self.pages);

@@ -1,4 +1,5 @@
-//! `metadata`: an empty file is made, looked up and removed, by one process or by several in directories of their own.
+//! `metadata`: creating, looking up and removing an empty file, by one process or by several in
+//! separate directories.
 
 use anyhow::Result;
 use serde_json::json;
@@ -17,7 +18,7 @@ use crate::report::{Report, Row};
 const SYSTEMS: &[System] = &[System::Syscalls, System::Pool];
 /// Files of the quick form.
 const QUICK_FILES: u64 = 200;
-/// Files that the set has anyway, so that the directory above is not empty.
+/// Files that the set contains anyway, so that the parent directory is not empty.
 const OTHER_FILES: u32 = 16;
 
 /// Runs the bench.

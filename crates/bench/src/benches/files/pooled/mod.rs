@@ -1,4 +1,5 @@
-//! The benches about files in pools: a pool beside the same files of the kernel's, on a tmpfs and on the disk's file system.
+//! The benches about files in pools: a pool beside the same files in the kernel's file systems, on
+//! a tmpfs and on a disk.
 //!
 //! | bench | ratio | what |
 //! |---|---|---|
@@ -10,8 +11,8 @@
 //! | [`metadata`] | `create_stat_unlink_vs_tmpfs_1p`, `_4p` | names |
 //! | [`pswap`] | `pswap_vs_copy` | replacing |
 //!
-//! The pool lies on the file system that it is compared with, in the same directory: on a tmpfs its domain is `Volatile`,
-//! on a disk `PageCache`. Nobody makes anything durable.
+//! The pool is on the file system that it is compared with, in the same directory: on a tmpfs its
+//! domain is `Volatile`, on a disk `PageCache`. No contender makes anything durable.
 
 mod append;
 mod huge_pages;
@@ -43,7 +44,7 @@ pub use view::run as view;
 
 const MMAP: &[&str] = &["mmap", "mmap_populate"];
 
-/// Makes the same files in a directory and in a pool there.
+/// Creates the same files in a directory and in a pool there.
 fn make_set(
     stage: &Stage,
     ground: &Ground,
@@ -59,7 +60,7 @@ fn make_set(
     set
 }
 
-/// An error if files of so many bytes, twice, would not stay in memory.
+/// Fails if files with this much content, twice, would not stay in memory.
 fn check_warm(content_bytes: u64) -> Result<()> {
     let room_bytes = 2 * warm_bytes();
     ensure!(
@@ -71,7 +72,7 @@ fn check_warm(content_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The ratios of one metric on those file systems that are in memory, or on the others.
+/// The ratios of one metric on the file systems in memory, or on the others.
 fn on_some(
     name: &str,
     others: &'static [&'static str],

@@ -1,4 +1,4 @@
-//! `pswap`: a file takes the content of another one, by exchanging their pages or by copying.
+//! `pswap`: replaces the content of a file by that of another, by exchanging pages or by copying.
 //!
 //! | contender | how |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | `pool_copy` | the same through the pool's reads and writes |
 //! | `pool` | `pswap` |
 //!
-//! `data_written_bytes` in the details of `pool` are pages of the pool's data that were dirty afterwards: where the kernel keeps
-//! account of that, which it does not in memory.
+//! `data_written_bytes` in the details of `pool` counts pages of the pool's data that were dirty
+//! afterwards. It is missing in memory, where the kernel does not count them.
 
 use anyhow::Result;
 use serde_json::json;
@@ -27,7 +27,7 @@ use crate::report::{Report, Row};
 const SYSTEMS: &[System] =
     &[System::Syscalls, System::Mmap, System::MmapPopulate, System::PoolCopy, System::Pool];
 const COPIES: &[&str] = &["syscalls", "mmap", "mmap_populate", "pool_copy"];
-/// Exchanges in a measurement: odd, so that something has changed. Copies are made once.
+/// Exchanges in a measurement: odd, so that the result differs. Copies are made once.
 const EXCHANGES: u64 = 101;
 
 /// Runs the bench.

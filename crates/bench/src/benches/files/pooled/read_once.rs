@@ -2,13 +2,13 @@
 //!
 //! | contender | each file |
 //! |---|---|
-//! | `read` | `open`, `fstat`, `pread` into a buffer that stays, sum, `close` |
+//! | `read` | `open`, `fstat`, `pread` into a reused buffer, sum, `close` |
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, sum, `munmap`, `close` |
-//! | `pool` | open in the pool, read into a buffer that stays, sum, close |
-//! | `view` | path lookup, pin, sum where the bytes lie, drop |
+//! | `pool` | open in the pool, read into a reused buffer, sum, close |
+//! | `view` | path lookup, pin, sum in place, drop |
 //!
-//! `sum_…` is the mean over the passes after the first one of a process, `first_…` that of the first. Metrics end with the
-//! length of a file, that of all of them, the threads and the file system.
+//! `sum_…` is the mean over all passes of a process but the first, `first_…` the time of the first.
+//! Metrics end with the length of a file, the length of all files, the threads and the file system.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -101,7 +101,7 @@ fn shapes(options: &ReadOnceOptions) -> Result<Vec<Shape>> {
             );
             let files = set.0 / size.0;
             let files = if options.common.quick { files.min(QUICK_FILES) } else { files };
-            // One of the lengths may be too much for one of the sets.
+            // Some lengths may be too large for some sets.
             if files >= most {
                 shapes.push(Shape { size, set, files: u32::try_from(files)? });
             }
@@ -114,7 +114,7 @@ fn shapes(options: &ReadOnceOptions) -> Result<Vec<Shape>> {
     Ok(shapes)
 }
 
-/// One length, one set, one file system.
+/// The measurements with one length, one set, one file system.
 fn block(
     options: &ReadOnceOptions,
     stage: &Stage,
@@ -150,7 +150,7 @@ fn block(
 fn definitions(options: &ReadOnceOptions, shapes: &[Shape], grounds: &[Ground]) -> Vec<Lowest> {
     let mut all = Vec::new();
     for shape in shapes {
-        // The usual set has no suffix.
+        // The default set has no suffix.
         let set = match shape.set == SETS[0] {
             true => String::new(),
             false => format!("_{}", shape.set.suffix()),
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(of(&[]).len(), 3);
         assert_eq!(of(&[])[0], (4096, 64 << 20, 16_384));
         let all = of(&["--full"]);
-        // Of 64 MiB, files of 32 MiB at the most for two threads; of 2 GiB, all.
+        // In 64 MiB, files of up to 32 MiB for two threads; in 2 GiB, all lengths.
         assert_eq!(all.len(), 5 + 7);
         assert_eq!(all.last(), Some(&(1 << 30, 2 << 30, 2)));
         assert_eq!(of(&["--sizes", "1M", "--sets", "4M"]), [(1 << 20, 4 << 20, 4)]);

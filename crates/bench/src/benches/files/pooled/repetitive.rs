@@ -1,4 +1,4 @@
-//! `repetitive`: records of one large file, read and overwritten over and over by one process.
+//! `repetitive`: records of one large file, read and overwritten repeatedly by one process.
 //!
 //! | contender | a record |
 //! |---|---|
@@ -28,7 +28,7 @@ pub const SYSTEMS: &[System] =
 
 const RECORDS: [u32; 2] = [1 << 10, 4 << 10];
 const ORDERS: [(&str, bool); 2] = [("sequential", false), ("random", true)];
-/// What is done to records.
+/// The actions on records.
 pub const ACTIONS: [(&str, bool); 2] = [("read", false), ("write", true)];
 
 /// Records and length of the file in the quick form.

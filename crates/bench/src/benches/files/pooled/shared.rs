@@ -1,9 +1,11 @@
-//! `shared`: processes that read and overwrite records of the same file, or of one each.
+//! `shared`: processes that read and overwrite records of one shared file, or of one file each.
 //!
-//! Contenders are those of `repetitive`; records are of 4 KiB, in random order. A process's mean time for a record is what is
-//! reported: with more processes than processors it includes waiting for one, for all contenders alike.
+//! Contenders are those of `repetitive`; records are of 4 KiB, in random order. The figure is a
+//! process's mean time for a record: with more processes than processors it includes waiting for a
+//! processor, for all contenders alike.
 //!
-//! `second_process_faults_2g` is a count: page faults of a process that reads a file on hugetlbfs that another process has read.
+//! `second_process_faults_2g` is a count: page faults of a process that reads a file on hugetlbfs
+//! after another process has read it.
 
 use anyhow::Result;
 use aquifer_pool::{OpenOptions, Pool};
@@ -98,14 +100,15 @@ fn block(
     run_block(stage, cells, notes, |_, _| Ok(()))
 }
 
-/// What processes share the page tables of on hugetlbfs.
+/// The unit in which processes share page tables on hugetlbfs.
 const SHARED_TABLES_BYTES: u64 = 1 << 30;
 
 /// Page faults of a second process on hugetlbfs.
 fn second_process(stage: &Stage, file_bytes: u64, notes: &mut Vec<String>) -> Result<Option<Row>> {
     let metric = format!("second_process_faults_{}", Bytes(file_bytes).suffix());
     let pool_bytes = pooled_set::pool_bytes(file_bytes, 1);
-    // Page tables are shared by whole ranges of this length: a large pool is made of such, as its documentation says.
+    // Page tables are shared in whole ranges of this length, so a large pool is a multiple of it,
+    // as its documentation says.
     let pool_bytes = match pool_bytes >= SHARED_TABLES_BYTES {
         true => pool_bytes.next_multiple_of(SHARED_TABLES_BYTES),
         false => pool_bytes,

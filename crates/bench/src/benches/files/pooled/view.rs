@@ -1,8 +1,9 @@
-//! `view`: what a view costs by itself, however long the file, and what becomes of it in an aged pool.
+//! `view`: the cost of a view, independent of the file's length, and in an aged pool.
 //!
-//! `open_…`: a file is opened by path, its first word read, and closed; for the short file and for the long one.
-//! `aged_…`: as `sum_…` of `read-once`, where small files filled the pool and half of them were removed before: files
-//! consist of many runs of pages. The kernel's files beside it are not aged, since warm files do not care.
+//! `open_…`: a file is opened by path, its first word is read, and it is closed; for the short file
+//! and for the long one. `aged_…`: like `sum_…` of `read-once`, after small files filled the pool
+//! and half of them were removed, so that files consist of many runs of pages. The kernel's files
+//! are not aged, since that does not affect warm files.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -25,7 +26,7 @@ const READERS: &[System] =
 
 const SMALL: Bytes = Bytes(4 << 10);
 const PASSES: u32 = 3;
-/// How often files are opened, usually and in the quick form.
+/// How often files are opened, normally and in the quick form.
 const OPENS: [u64; 2] = [200_000, 500];
 
 /// Runs the bench.
@@ -101,7 +102,7 @@ fn definitions(options: &ViewOptions, large: Bytes, grounds: &[Ground]) -> Vec<L
             all.push(Lowest::everywhere(name, others, "view", &format!("aged_{size}"), grounds));
         }
     }
-    // A ratio of times: smaller is better, so each is of its own.
+    // A ratio of times: smaller is better, so each file system has its own ratio.
     for ground in grounds {
         let name = format!("open_view_{}_vs_4k_{}", large.suffix(), ground.file_system);
         let of = |size: Bytes| format!("open_{}_{}", size.suffix(), ground.file_system);
