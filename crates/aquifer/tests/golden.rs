@@ -33,9 +33,12 @@ fn blocks_path() -> PathBuf {
 
 fn content(seed: u8, len: usize) -> Vec<u8> {
     // Few non-zero bytes in each page, so that there are few blocks.
-    let byte = |at: usize| match at % PAGE < 40 {
-        true => (at as u8).wrapping_mul(31).wrapping_add((at >> 12) as u8 ^ seed),
-        false => 0,
+    let byte = |at: usize| {
+        if at % PAGE < 40 {
+            (at as u8).wrapping_mul(31).wrapping_add((at >> 12) as u8 ^ seed)
+        } else {
+            0
+        }
     };
     (0..len).map(byte).collect()
 }

@@ -630,9 +630,12 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
         assert!(in_flight, "a device completes the transfers that it took, each once");
         self.in_flight -= 1;
         let Request { offset_bytes, len_bytes, .. } = self.request(index, std::ptr::null_mut());
-        let whole = result.and_then(|wrote_bytes| match wrote_bytes < len_bytes {
-            true => Err(DeviceError::ShortWrite { offset_bytes, len_bytes, wrote_bytes }),
-            false => Ok(len_bytes),
+        let whole = result.and_then(|wrote_bytes| {
+            if wrote_bytes < len_bytes {
+                Err(DeviceError::ShortWrite { offset_bytes, len_bytes, wrote_bytes })
+            } else {
+                Ok(len_bytes)
+            }
         });
         self.end(index, whole);
     }

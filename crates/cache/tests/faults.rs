@@ -569,9 +569,10 @@ fn a_flush_does_not_hide_behind_a_write_that_failed() {
     let fails = failing.clone();
     device.on_write = Box::new(move |_, _| {
         std::thread::yield_now();
-        match fails.load(Ordering::SeqCst) {
-            true => Err(support::io_error(aquifer_device::IoOperation::Write, libc::EIO)),
-            false => Ok(()),
+        if fails.load(Ordering::SeqCst) {
+            Err(support::io_error(aquifer_device::IoOperation::Write, libc::EIO))
+        } else {
+            Ok(())
         }
     });
     let cache = cache();

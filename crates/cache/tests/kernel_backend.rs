@@ -110,7 +110,7 @@ fn truncation_inside_a_closure_discards_its_result() {
 }
 
 #[test]
-fn the_zero_page_of_a_failing_closure_is_nobody_elses() {
+fn the_zero_page_of_a_failing_closure_is_seen_by_no_other() {
     use std::os::unix::fs::FileExt;
     let file = TestFile::new(MIB);
     let cache = cache_of(8 * MIB);

@@ -90,9 +90,10 @@ fn of_pages_that_are_mostly_stored_to_those_that_were_are_written() {
         let before = cache.stats();
         let stored = |page: &usize| !page.is_multiple_of(kept_every);
         for page in PAGES..2 * PAGES {
-            match stored(&page) {
-                true => change(page, &mut bytes),
-                false => _ = load(&mapping, page * PAGE + 9),
+            if stored(&page) {
+                change(page, &mut bytes)
+            } else {
+                _ = load(&mapping, page * PAGE + 9)
             }
         }
         let faults = cache.stats().write_faults - before.write_faults;

@@ -34,7 +34,7 @@ fn child() {
         ("foreign faults before", foreign_faults_before),
         ("failing load, handler before", failing_load_with_a_handler_before),
         ("handler after", handler_after),
-        ("foreign fault, nobody else", foreign_fault_with_nobody_else),
+        ("foreign fault, nobody else", foreign_fault_without_another_handler),
         ("raised signal", raised_signal),
         ("raised signal, ignored", raised_signal_ignored),
         ("nearly full stack", nearly_full_stack),
@@ -93,7 +93,7 @@ fn failing_bare_store() {
 }
 
 #[test]
-fn a_device_that_panics_where_nobody_can_be_told_ends_the_process() {
+fn a_device_panic_during_write_back_aborts_the_process() {
     child::dies("panic in a prefetch", libc::SIGABRT, "thread aquifer-io panicked");
     child::dies("panic in the handler", libc::SIGABRT, "before the load");
     child::dies("panic in a write", libc::SIGABRT, "before the flush");
@@ -134,7 +134,7 @@ fn drop_by_a_waker() {
 }
 
 #[test]
-fn a_bare_access_that_waits_for_a_frame_keeps_its_page_from_nobody() {
+fn a_bare_access_waiting_for_a_frame_does_not_block_its_page() {
     child::succeeds("waiting for a frame");
 }
 
@@ -673,12 +673,12 @@ fn handler_after() {
 }
 
 #[test]
-fn a_foreign_fault_that_nobody_handles_ends_the_process_as_ever() {
+fn an_unhandled_foreign_fault_ends_the_process() {
     child::dies("foreign fault, nobody else", libc::SIGSEGV, "before the fault");
     child::dies("raised signal", libc::SIGBUS, "before the signal");
 }
 
-fn foreign_fault_with_nobody_else() {
+fn foreign_fault_without_another_handler() {
     let cache = cache();
     let mapping = cache.map(memory(PAGE, 1).0).unwrap();
     load(&mapping, 0);

@@ -189,7 +189,7 @@ fn keys_come_from_options_files_and_the_environment() {
 }
 
 #[test]
-fn who_has_it_attached_is_shown_and_respected() {
+fn attached_processes_are_listed_and_respected() {
     let place = Place::new();
     let pool = place.pool();
     works(&["object", "create", &pool, "graph", "--size", "4K"]);

@@ -243,7 +243,7 @@ fn interrupt_after(
 }
 
 #[test]
-fn who_is_interrupted_puts_back_what_was_there() {
+fn an_interrupted_command_restores_what_was_there() {
     const LONG_BYTES: u64 = 1 << 30;
     let place = Place::new();
     let path = place.text("data.pool");
@@ -275,7 +275,7 @@ fn who_is_interrupted_puts_back_what_was_there() {
 }
 
 #[test]
-fn who_is_interrupted_removes_nothing_that_somebody_else_made_meanwhile() {
+fn an_interrupted_command_removes_nothing_that_another_process_made() {
     let place = Place::new();
     let path = place.text("data.pool");
     let mut create = aquifer();

@@ -155,7 +155,7 @@ fn socket_and_key_lie_where_they_are_wanted() {
 
 /// The shared memory and the socket are accessible to processes that may read the file.
 #[test]
-fn who_may_read_the_file_may_ask() {
+fn a_reader_of_the_file_may_ask_the_broker() {
     let place = Place::new();
     for (mode, expected) in [(0o600, 0o600), (0o644, 0o666), (0o604, 0o606)] {
         let path = place.text(&format!("{mode:o}.pool"));

@@ -134,7 +134,7 @@ unsafe impl aquifer_device::Batch for UnmappedRead<'_> {
 }
 
 #[test]
-fn a_panicking_batch_is_waited_for_and_harms_nobody() {
+fn a_panicking_batch_is_joined_and_harms_no_other_caller() {
     let file = numbered_file(100);
     for io_uring in [true, false] {
         let device = open(file.path(), io_uring);

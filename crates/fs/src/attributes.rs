@@ -65,17 +65,15 @@ fn is_name(name: &[u8]) -> bool {
 /// Checks the length of a name, apart from its namespace: Linux does so before it resolves the
 /// path.
 pub(crate) fn check_length(name: &[u8]) -> Result<()> {
-    match is_name(name) {
-        true => Ok(()),
-        false => Err(FsError::AttributeName { name: name.to_vec() }),
-    }
+    if is_name(name) { Ok(()) } else { Err(FsError::AttributeName { name: name.to_vec() }) }
 }
 
 /// Checks the length of a value.
 pub(crate) fn check_value(value: &[u8]) -> Result<()> {
-    match value.len() <= MAX_VALUE_BYTES {
-        true => Ok(()),
-        false => Err(FsError::AttributeTooLarge { len_bytes: value.len() }),
+    if value.len() <= MAX_VALUE_BYTES {
+        Ok(())
+    } else {
+        Err(FsError::AttributeTooLarge { len_bytes: value.len() })
     }
 }
 
@@ -87,9 +85,10 @@ pub(crate) fn is_namespace(name: &[u8]) -> bool {
 fn check_name(name: &[u8]) -> Result<()> {
     check_length(name)?;
     let goes_on = |space: &&[u8]| name.len() > space.len() && name.starts_with(space);
-    match NAMESPACES.iter().any(goes_on) {
-        true => Ok(()),
-        false => Err(FsError::AttributeNamespace { name: name.to_vec() }),
+    if NAMESPACES.iter().any(goes_on) {
+        Ok(())
+    } else {
+        Err(FsError::AttributeNamespace { name: name.to_vec() })
     }
 }
 
@@ -132,9 +131,10 @@ fn encode(attributes: &[Attribute<'_>]) -> Result<Vec<u8>> {
         bytes.extend_from_slice(name);
         bytes.extend_from_slice(value);
     }
-    match bytes.len() <= MAX_CHAIN_BYTES {
-        true => Ok(bytes),
-        false => Err(FsError::AttributesFull { len_bytes: bytes.len() }),
+    if bytes.len() <= MAX_CHAIN_BYTES {
+        Ok(bytes)
+    } else {
+        Err(FsError::AttributesFull { len_bytes: bytes.len() })
     }
 }
 

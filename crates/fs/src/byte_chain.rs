@@ -35,9 +35,10 @@ impl<S: ReadSlots> Chain<'_, S> {
             return Err(damaged(self.owner, reason));
         }
         self.len_bytes += chain.bytes.len();
-        match self.len_bytes <= MAX_CHAIN_BYTES {
-            true => Ok(chain),
-            false => Err(damaged(self.owner, format!("it has more than {MAX_CHAIN_BYTES} bytes"))),
+        if self.len_bytes <= MAX_CHAIN_BYTES {
+            Ok(chain)
+        } else {
+            Err(damaged(self.owner, format!("it has more than {MAX_CHAIN_BYTES} bytes")))
         }
     }
 }

@@ -166,9 +166,10 @@ fn check_target(slots: &impl ReadSlots, link: &FileInode) -> std::result::Result
     if target.len() as u64 != link.size_bytes {
         return Err(format!("it has {} bytes in place of {}", target.len(), link.size_bytes));
     }
-    match target.contains(&0) || target.len() > MAX_PATH_BYTES {
-        true => Err("it cannot be a path".to_owned()),
-        false => Ok(()),
+    if target.contains(&0) || target.len() > MAX_PATH_BYTES {
+        Err("it cannot be a path".to_owned())
+    } else {
+        Ok(())
     }
 }
 

@@ -32,7 +32,7 @@ pub type Result<T> = std::result::Result<T, FsError>;
 #[non_exhaustive]
 pub enum FsError {
     /// Nothing has this name.
-    #[error("{path}: there is nothing of this name", path = path.display())]
+    #[error("{path}: No such file or directory", path = path.display())]
     NotFound {
         /// The path.
         path: PathBuf,
@@ -118,7 +118,7 @@ pub enum FsError {
         path: PathBuf,
     },
     /// A view of the file conflicts with the operation.
-    #[error("{path}: somebody has a view of it that stands against this; drop that first", path = path.display())]
+    #[error("{path}: the file is in use by a view; drop that and retry", path = path.display())]
     InUse {
         /// The path.
         path: PathBuf,
@@ -139,7 +139,7 @@ pub enum FsError {
     },
     /// A lock that another handle holds conflicts with the requested one.
     #[error(
-        "somebody else has the file locked, or a part of the range; wait for it, or try again later"
+        "the file, or a part of the range, is locked by another handle; wait for the lock, or retry later"
     )]
     Locked,
     /// A signal interrupted the wait for a lock.

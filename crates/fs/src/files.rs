@@ -288,9 +288,10 @@ impl Files {
         let path = bytes_of(path.as_ref());
         options.check(path)?;
         loop {
-            let (inode, is_new) = match options.makes() {
-                false => (self.shared.look_up(path, options.last())?, false),
-                true => self.open_or_make(path, options)?,
+            let (inode, is_new) = if options.makes() {
+                self.open_or_make(path, options)?
+            } else {
+                (self.shared.look_up(path, options.last())?, false)
             };
             // `None`: the inode was removed between lookup and open. The path now refers to
             // something else or to nothing, so look it up again.
@@ -884,13 +885,14 @@ impl Files {
             let number = self.shared.look_up(path, Last::Follow)?.number;
             // Take the write lock: in-flight writers have already passed the immutability check.
             let _writing = self.shared.pool.lock_file(number)?;
-            let outcome = match is_immutable {
-                true => self.shared.freeze(path, number)?,
+            let outcome = if is_immutable {
+                self.shared.freeze(path, number)?
+            } else {
                 // First stop new leases, then check that there are none.
-                false => match self.shared.begin_to_thaw(path, number)? {
+                match self.shared.begin_to_thaw(path, number)? {
                     Found::Elsewhere => Found::Elsewhere,
                     Found::There => self.shared.thaw(path, number)?,
-                },
+                }
             };
             match outcome {
                 Found::There => return Ok(()),
@@ -1120,10 +1122,7 @@ impl Shared {
             (inode.is_immutable, inode.is_thawing) = (is_leased, false);
             Ok(())
         })?;
-        match is_leased {
-            true => Err(FsError::InUse { path: owned(path) }),
-            false => Ok(found),
-        }
+        if is_leased { Err(FsError::InUse { path: owned(path) }) } else { Ok(found) }
     }
 
     /// Changes the inode of this number, if the path still refers to it.
@@ -1222,11 +1221,13 @@ impl Shared {
     /// open. Returns whether it was freed.
     pub fn reap(&self, number: u64) -> Result<bool> {
         loop {
-            let is_reaped =
-                self.change_once(|names| match names.slots.is_used(number, InodeUse::Open) {
-                    true => Ok(None),
-                    false => names.reap(number).map(Some),
-                })?;
+            let is_reaped = self.change_once(|names| {
+                if names.slots.is_used(number, InodeUse::Open) {
+                    Ok(None)
+                } else {
+                    names.reap(number).map(Some)
+                }
+            })?;
             match is_reaped {
                 None => return Ok(false),
                 Some(true) => return Ok(true),

@@ -246,9 +246,10 @@ fn loom_a_known_path_is_renewed_as_of_one_moment() {
         explore(preemptions, move || {
             let pool = Pool::new(FILE);
             let changing = pool.clone();
-            let changer = thread::spawn(move || match changes_name_first {
-                true => changing.rename(),
-                false => {
+            let changer = thread::spawn(move || {
+                if changes_name_first {
+                    changing.rename()
+                } else {
                     changing.lengthen();
                     changing.rename();
                 }

@@ -83,9 +83,10 @@ impl<S: ChangeSlots> Names<'_, S> {
         if directory.kind != FileKind::Directory || directory.links == 0 {
             return Err(FsError::NotFound { path: owned(path) });
         }
-        match directory.is_immutable {
-            true => Err(FsError::Immutable { path: owned(path) }),
-            false => Ok(directory),
+        if directory.is_immutable {
+            Err(FsError::Immutable { path: owned(path) })
+        } else {
+            Ok(directory)
         }
     }
 
@@ -180,9 +181,10 @@ impl<S: ChangeSlots> Names<'_, S> {
             FileKind::Directory => (inode.parent, inode.seed) = (parent, new.seed),
             FileKind::Link => {
                 inode.size_bytes = new.target.len() as u64;
-                match new.target.len() <= INLINE_TARGET_BYTES {
-                    true => inode.target = new.target.to_vec(),
-                    false => inode.part = byte_chain::replace(self.slots, number, 0, new.target)?,
+                if new.target.len() <= INLINE_TARGET_BYTES {
+                    inode.target = new.target.to_vec()
+                } else {
+                    inode.part = byte_chain::replace(self.slots, number, 0, new.target)?
                 }
             }
             _ => {}
@@ -332,9 +334,10 @@ impl<S: ChangeSlots> Names<'_, S> {
     ) -> Result<Gone> {
         let place = walk::entry(self.slots, directory, name, path)?;
         let found = place.named(path)?;
-        match is_directory {
-            true => self.remove_directory_at(&place, found, path),
-            false => self.unlink_at(&place, found, path),
+        if is_directory {
+            self.remove_directory_at(&place, found, path)
+        } else {
+            self.unlink_at(&place, found, path)
         }
     }
 
@@ -343,10 +346,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         if inode.entries != 0 {
             return Err(FsError::NotEmpty { path: owned(path) });
         }
-        match inode.is_immutable {
-            true => Err(FsError::Immutable { path: owned(path) }),
-            false => Ok(()),
-        }
+        if inode.is_immutable { Err(FsError::Immutable { path: owned(path) }) } else { Ok(()) }
     }
 
     /// Frees a directory at once, even if it is open: its handles have nothing left to read.
@@ -497,9 +497,10 @@ impl<S: ChangeSlots> Names<'_, S> {
             return Err(FsError::NotByName { path: owned(from) });
         }
         if target.name.is_empty() {
-            return Err(match may_replace {
-                true => FsError::NotByName { path: owned(to) },
-                false => FsError::Exists { path: owned(to) },
+            return Err(if may_replace {
+                FsError::NotByName { path: owned(to) }
+            } else {
+                FsError::Exists { path: owned(to) }
             });
         }
         let moved = source.named(from)?;
@@ -507,17 +508,19 @@ impl<S: ChangeSlots> Names<'_, S> {
     }
 
     fn check_movable(&self, moved: Referent, path: &[u8]) -> Result<()> {
-        match self.inode(moved.inode)?.is_immutable {
-            true => Err(FsError::Immutable { path: owned(path) }),
-            false => Ok(()),
+        if self.inode(moved.inode)?.is_immutable {
+            Err(FsError::Immutable { path: owned(path) })
+        } else {
+            Ok(())
         }
     }
 
     /// Fails if a directory would be moved into itself.
     fn check_not_inside(&self, directory: u64, moved: Referent, path: &[u8]) -> Result<()> {
-        match self.is_inside(directory, moved)? {
-            true => Err(FsError::IntoItself { path: owned(path) }),
-            false => Ok(()),
+        if self.is_inside(directory, moved)? {
+            Err(FsError::IntoItself { path: owned(path) })
+        } else {
+            Ok(())
         }
     }
 

@@ -63,18 +63,20 @@ impl Place<'_> {
 
     /// Fails if the path ended with a slash and this is no directory.
     pub fn check_slash(&self, found: Referent, path: &[u8]) -> Result<()> {
-        match self.wants_directory && found.kind != FileKind::Directory {
-            true => Err(FsError::NotADirectory { path: owned(path) }),
-            false => Ok(()),
+        if self.wants_directory && found.kind != FileKind::Directory {
+            Err(FsError::NotADirectory { path: owned(path) })
+        } else {
+            Ok(())
         }
     }
 
     /// Fails if the name is too long. [`walk`] does not check this, because Linux checks the last
     /// names only after it has resolved the directories of both paths of a call.
     pub fn check_name(&self, path: &[u8]) -> Result<()> {
-        match self.name.len() > MAX_NAME_BYTES {
-            true => Err(FsError::NameTooLong { path: owned(path) }),
-            false => Ok(()),
+        if self.name.len() > MAX_NAME_BYTES {
+            Err(FsError::NameTooLong { path: owned(path) })
+        } else {
+            Ok(())
         }
     }
 }
@@ -102,12 +104,13 @@ pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
 /// Decodes the inode that a name refers to, and checks that it has the kind that the name has.
 pub(crate) fn referred(slots: &impl ReadSlots, found: Referent) -> Result<FileInode> {
     let inode = inode(slots, found.inode)?;
-    match inode.kind == found.kind {
-        true => Ok(inode),
-        false => Err(FsError::Damaged {
+    if inode.kind == found.kind {
+        Ok(inode)
+    } else {
+        Err(FsError::Damaged {
             structure: format!("inode {}", found.inode),
             reason: "a name that leads to it says that it is something else".to_owned(),
-        }),
+        })
     }
 }
 
@@ -160,9 +163,10 @@ pub(crate) fn check(path: &[u8]) -> Result<()> {
     if path.len() > MAX_PATH_BYTES {
         return Err(FsError::NameTooLong { path: owned(path) });
     }
-    match path.contains(&0) {
-        true => Err(FsError::BadName { path: owned(path), reason: "there is a NUL in it" }),
-        false => Ok(()),
+    if path.contains(&0) {
+        Err(FsError::BadName { path: owned(path), reason: "there is a NUL in it" })
+    } else {
+        Ok(())
     }
 }
 
@@ -226,13 +230,12 @@ fn step<'p>(
         if is_too_long && !is_last {
             return Err(FsError::NameTooLong { path: owned(path) });
         }
-        let found = match is_too_long {
-            true => None,
-            false => {
-                let fields = self::directory(slots, here)?;
-                let tree = Tree { owner: here, seed: fields.seed, root: fields.part };
-                tree.lookup(slots, name)?
-            }
+        let found = if is_too_long {
+            None
+        } else {
+            let fields = self::directory(slots, here)?;
+            let tree = Tree { owner: here, seed: fields.seed, root: fields.part };
+            tree.lookup(slots, name)?
         };
         let wants_directory = is_last && !behind.is_empty();
         let is_followed = match last {

@@ -193,7 +193,7 @@ fn assert_readable(files: &Files, expected: &[&str]) {
 }
 
 #[test]
-fn who_is_stopped_while_it_changes_names_stalls_writers_and_no_readers() {
+fn a_process_stopped_in_a_name_change_stalls_writers_only() {
     for (point, expected) in
         [("packed-written", &["f", "g"][..]), ("apply-half", &["f", "g", "new"])]
     {
@@ -229,7 +229,7 @@ fn who_is_stopped_while_it_changes_names_stalls_writers_and_no_readers() {
 
 /// A new layout of a file takes effect when it is in the log, even if its writer stops there.
 #[test]
-fn who_is_stopped_while_it_changes_a_file_stalls_no_readers_of_it() {
+fn a_process_stopped_in_a_file_change_stalls_no_readers() {
     for point in ["apply-odd", "apply-half", "apply-stored", "apply-counted"] {
         for ends in ["goes on", "is killed"] {
             let (scratch, files) = scene();
@@ -266,7 +266,7 @@ fn who_is_stopped_while_it_changes_a_file_stalls_no_readers_of_it() {
 }
 
 #[test]
-fn who_is_stopped_while_it_writes_stalls_other_writers_of_the_file() {
+fn a_process_stopped_in_a_write_stalls_other_writers_of_the_file() {
     let (scratch, files) = scene();
     let reader = Files::open(&scratch.path, &reading()).unwrap();
     let writing = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
@@ -301,7 +301,7 @@ fn until_asleep(thread: i32) {
 /// A writer that holds the file's lock may truncate away holes that are to get pages: they do not
 /// come back.
 #[test]
-fn who_wants_to_store_to_a_file_waits_until_it_was_cut_short() {
+fn stores_wait_for_a_truncation_to_end() {
     let (scratch, _) = scene();
     let files = Files::open(&scratch.path, &options()).unwrap();
     let file = files.open_with("/f", &FileOptions::new().read(true).write(true)).unwrap();
@@ -434,7 +434,7 @@ fn shared_memory_that_is_deleted_keeps_new_processes_out_and_loses_nothing() {
 }
 
 #[test]
-fn shared_memory_that_the_dead_left_is_removed_by_who_comes_next() {
+fn the_next_opener_removes_shared_memory_of_dead_processes() {
     let (scratch, files) = scene();
     let start = start_of_segments(&scratch.path);
     drop(files);

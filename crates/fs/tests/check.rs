@@ -628,7 +628,7 @@ fn a_pool_alone_does_not_name_files() {
 }
 
 #[test]
-fn each_sort_of_damage_is_a_typed_error_to_who_reads() {
+fn each_kind_of_damage_is_a_typed_error_for_readers() {
     let image = closed_image();
     let read = |image: &[u8], path: &str| {
         use std::io::Read;

@@ -129,7 +129,7 @@ fn names_move_and_are_replaced() {
 }
 
 #[test]
-fn a_removed_file_stays_for_those_who_have_it_open() {
+fn a_removed_file_stays_until_its_last_handle_is_closed() {
     let (_scratch, files) = scratch();
     files.create_file("f").unwrap().write_all(&[7; 10_000]).unwrap();
     let mut file = files.open_file("f").unwrap();

@@ -108,12 +108,11 @@ fn locks_of_other_processes_end_with_their_handle_and_with_their_process() {
                 file.try_lock_range(..10, Exclusive).unwrap();
                 file.try_lock_range(20.., Exclusive).unwrap();
                 file.unlock_range(..).unwrap();
-                match is_killed {
-                    true => drop(holder.kill()),
-                    false => {
-                        holder.tell("close");
-                        holder.until("closed");
-                    }
+                if is_killed {
+                    drop(holder.kill())
+                } else {
+                    holder.tell("close");
+                    holder.until("closed");
                 }
                 assert_eq!(refused(), [false; 2], "{area} {mode}, killed: {is_killed}");
             }
@@ -171,7 +170,7 @@ fn waiter() {
 }
 
 #[test]
-fn who_waits_gets_the_lock_when_its_holder_is_killed() {
+fn a_waiter_gets_the_lock_when_its_holder_is_killed() {
     let scratch = scratch();
     let files = scratch.open();
     let file = files.open_file("/f").unwrap();

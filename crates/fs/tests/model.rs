@@ -205,10 +205,7 @@ fn sum(bytes: &[u8]) -> String {
 
 fn after_1970(seconds: i32) -> SystemTime {
     let distance = Duration::from_secs(seconds.unsigned_abs().into());
-    match seconds < 0 {
-        true => SystemTime::UNIX_EPOCH - distance,
-        false => SystemTime::UNIX_EPOCH + distance,
-    }
+    if seconds < 0 { SystemTime::UNIX_EPOCH - distance } else { SystemTime::UNIX_EPOCH + distance }
 }
 
 fn spec(seconds: Option<i32>) -> Timespec {
@@ -434,9 +431,10 @@ impl Both {
             }
             Metadata { path, follows } => {
                 let (pool, kernel) = self.paths(path);
-                let (ours, theirs) = match follows {
-                    true => (files.metadata(pool), std::fs::metadata(kernel)),
-                    false => (files.symlink_metadata(pool), std::fs::symlink_metadata(kernel)),
+                let (ours, theirs) = if *follows {
+                    (files.metadata(pool), std::fs::metadata(kernel))
+                } else {
+                    (files.symlink_metadata(pool), std::fs::symlink_metadata(kernel))
                 };
                 (of_pool(ours, |of| describe(&of)), of_kernel(theirs, |of| describe_kernel(&of)))
             }

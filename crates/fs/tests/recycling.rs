@@ -56,9 +56,10 @@ fn make_in(files: &Files, slot: u64, path: &str, make: impl Fn(&Files, &str)) {
         if metadata.number() == slot {
             return;
         }
-        match metadata.is_dir() {
-            true => files.remove_dir(path).unwrap(),
-            false => files.remove_file(path).unwrap(),
+        if metadata.is_dir() {
+            files.remove_dir(path).unwrap()
+        } else {
+            files.remove_file(path).unwrap()
         }
     }
     panic!("slot {slot} was never taken");
@@ -207,9 +208,10 @@ fn number_and_incarnation_never_come_again() {
             let path = format!("/{}", rng.below(6));
             let there = files.symlink_metadata(&path).ok();
             if let Some(there) = there {
-                match there.is_dir() {
-                    true => files.remove_dir(&path).unwrap(),
-                    false => files.remove_file(&path).unwrap(),
+                if there.is_dir() {
+                    files.remove_dir(&path).unwrap()
+                } else {
+                    files.remove_file(&path).unwrap()
                 }
                 continue;
             }

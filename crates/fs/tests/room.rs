@@ -188,7 +188,7 @@ fn any_number_of_holes_is_filled_and_made() {
 }
 
 #[test]
-fn who_has_no_page_reserved_waits_for_the_others() {
+fn a_caller_without_a_reservation_waits_for_the_others() {
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
     let files = scratch.open();
     let file = files.open_with("f", &options()).unwrap();
@@ -319,7 +319,7 @@ fn what_a_reader_had_open_is_free_when_inodes_are_wanted() {
 }
 
 #[test]
-fn who_opens_a_file_that_is_just_removed_does_not_keep_it() {
+fn opening_a_file_during_its_removal_does_not_keep_it() {
     let scratch = Scratch::with_pool(4 << 20, &CreateOptions::default());
     let files = scratch.open();
     let is_done = AtomicBool::new(false);

@@ -236,9 +236,10 @@ fn a_view_keeps_its_bytes() {
     ];
     for change in changes {
         for is_parts in [false, true] {
-            match is_parts {
-                false => drop(file_of(&files, "/f", &[1, 2, 3, 4])),
-                true => drop(fragmented(&files, "/f", 4)),
+            if is_parts {
+                drop(fragmented(&files, "/f", 4))
+            } else {
+                drop(file_of(&files, "/f", &[1, 2, 3, 4]))
             }
             let view = files.view("/f", ..).unwrap();
             let pages: Vec<u8> = (1..=4).flat_map(|page| [page; PAGE]).collect();
@@ -275,9 +276,10 @@ fn fill(files: &Files) -> usize {
 fn stores_are_seen_and_stay() {
     let (scratch, files) = scratch();
     for is_parts in [false, true] {
-        let file = match is_parts {
-            false => file_of(&files, "/f", &[1, 2, 3, 4]),
-            true => fragmented(&files, "/f", 4),
+        let file = if is_parts {
+            fragmented(&files, "/f", 4)
+        } else {
+            file_of(&files, "/f", &[1, 2, 3, 4])
         };
         let view = file.view_mut(100..3 * PAGE as u64).unwrap();
         view.write(PAGE as u64 - 102, &[9; 4]).unwrap();

@@ -93,7 +93,7 @@ fn space_is_allocated_without_writing_while_there_are_zeros() {
 }
 
 #[test]
-fn who_needs_no_zeros_leaves_them_to_others() {
+fn a_caller_that_needs_no_zeros_leaves_them_to_others() {
     let scene = Scene::new();
     scene.use_all_space();
     scene.zero_pages(1000);

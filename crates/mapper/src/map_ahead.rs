@@ -120,9 +120,10 @@ impl MapAheadLimits {
         if is_watched {
             return Markers::Doubling { start: range.start, most: 1 << quarter.ilog2() };
         }
-        match range.len() > limit / 2 {
-            true => Markers::Every(quarter.next_multiple_of(PIECE_BYTES)),
-            false => Markers::None,
+        if range.len() > limit / 2 {
+            Markers::Every(quarter.next_multiple_of(PIECE_BYTES))
+        } else {
+            Markers::None
         }
     }
 }

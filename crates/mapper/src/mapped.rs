@@ -368,9 +368,10 @@ impl FaultOwner for Mapped {
         };
         let has_ended = guarded.has_ended || guarded.has_many_gone && is_gone();
         // SAFETY: the guarded addresses are this mapping's, as `guarded_around` found.
-        match unsafe { self.replaceable.replace(fault.address, has_ended) } {
-            true => Served::Yes,
-            false => Served::No,
+        if unsafe { self.replaceable.replace(fault.address, has_ended) } {
+            Served::Yes
+        } else {
+            Served::No
         }
     }
 }

@@ -188,9 +188,10 @@ mod tests {
             let (a, b) = (random.below(33) as usize, random.below(33) as usize);
             let range = a.min(b)..a.max(b);
             let adds = random.below(2) == 0;
-            match adds {
-                true => ranges.add(views[view], &range, told.tell()).unwrap(),
-                false => ranges.remove(views[view], &range, told.tell()).unwrap(),
+            if adds {
+                ranges.add(views[view], &range, told.tell()).unwrap()
+            } else {
+                ranges.remove(views[view], &range, told.tell()).unwrap()
             }
             model[view][range].fill(adds);
             let expected: [bool; PLACES] =

@@ -274,9 +274,10 @@ impl Faults {
         // SAFETY: guarded addresses of this mapping. The pages are the file's: a load from a
         // private copy cannot fail, no copy survives a truncation, and none can be made while the
         // pages are held.
-        match unsafe { self.replaceable.replace(address, has_ended) } {
-            true => Served::Yes,
-            false => Served::No,
+        if unsafe { self.replaceable.replace(address, has_ended) } {
+            Served::Yes
+        } else {
+            Served::No
         }
     }
 

@@ -546,9 +546,10 @@ fn scattered_looks() {
             let look = |bytes: aquifer_vm::Bytes<'_>, at: usize| u64::from(bytes.get::<u8>(at));
             let sum = view.read(|bytes| -> u64 {
                 let places = (0..bytes.len()).step_by(2 * PAGE);
-                match is_upwards {
-                    true => places.map(|at| look(bytes, at)).sum(),
-                    false => places.rev().map(|at| look(bytes, at)).sum(),
+                if is_upwards {
+                    places.map(|at| look(bytes, at)).sum()
+                } else {
+                    places.rev().map(|at| look(bytes, at)).sum()
                 }
             });
             let error = sum.unwrap_err();

@@ -62,9 +62,10 @@ fn of_a_file_larger_than_the_addresses_a_range_is_mapped() {
     ] {
         for by_path in [false, true] {
             let range = start + 1..start + 2 * PAGE;
-            let view = match by_path {
-                true => mapper.map(&path, FileAccess::Read, range.clone()),
-                false => mapper.map_file(&file, FileAccess::Read, range.clone()),
+            let view = if by_path {
+                mapper.map(&path, FileAccess::Read, range.clone())
+            } else {
+                mapper.map_file(&file, FileAccess::Read, range.clone())
             };
             let view = view.unwrap();
             assert_eq!((view.offset_bytes(), view.len_bytes()), (start + 1, 2 * PAGE - 1));
@@ -140,7 +141,7 @@ fn ranges_of_an_open_file_share_a_descriptor_and_a_name_is_asked_for_late() {
 }
 
 #[test]
-fn who_may_not_read_an_open_file_is_refused_and_others_are_not() {
+fn an_open_file_is_refused_to_users_without_permission_only() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     fs::write(&path, [3; 100]).unwrap();

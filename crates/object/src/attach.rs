@@ -265,9 +265,10 @@ impl Attached {
         drop(memory);
         let freed = shadow.free(&self.shared.pool, self.number);
         drop(lock);
-        match is_behind || self.flights.has_returned() {
-            true => Err(ObjectError::Unsynced { name: self.name_text() }),
-            false => freed,
+        if is_behind || self.flights.has_returned() {
+            Err(ObjectError::Unsynced { name: self.name_text() })
+        } else {
+            freed
         }
     }
 }

@@ -71,10 +71,8 @@ impl Attachment {
             // zeros or a heap in this object.
             return unsafe { ObjectHeap::open_read_only(start, len_bytes) };
         }
-        let placement = match self.attached.is_relocatable {
-            true => Placement::Relocatable,
-            false => Placement::Fixed,
-        };
+        let placement =
+            if self.attached.is_relocatable { Placement::Relocatable } else { Placement::Fixed };
         // SAFETY: as above, and writable; no mutable slices are given out for an object with a
         // heap.
         let heap = unsafe { ObjectHeap::open_or_format(start, len_bytes, placement) }?;

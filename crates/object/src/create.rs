@@ -73,13 +73,14 @@ pub(crate) fn check_address(address: u64, len_bytes: u64) -> Result<()> {
     let fits = address.is_multiple_of(PAGE_BYTES)
         && address >= WINDOW.start
         && address.checked_add(len_bytes).is_some_and(|end| end <= WINDOW.end);
-    match fits {
-        true => Ok(()),
-        false => Err(parameter(
+    if fits {
+        Ok(())
+    } else {
+        Err(parameter(
             "the address",
             format!("{address:#x}"),
             "it is a multiple of 4096 between 0x200000000000 and 0x500000000000, with the whole object inside",
-        )),
+        ))
     }
 }
 

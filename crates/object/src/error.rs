@@ -223,10 +223,7 @@ pub enum ObjectError {
 }
 
 fn given_text(given: bool) -> &'static str {
-    match given {
-        true => "the one given is another",
-        false => "none was given",
-    }
+    if given { "the one given is another" } else { "none was given" }
 }
 
 fn holder_text(holder: Option<u32>) -> String {

@@ -174,9 +174,10 @@ impl Earlier {
     /// The outcome of all these commits, once they have landed.
     fn outcome(&self) -> Result<()> {
         // Relaxed: stored under the lock of the flights, which this thread has acquired since.
-        match self.has_failed.load(Relaxed) {
-            true => Err(ObjectError::Unsynced { name: text(&self.name) }),
-            false => Ok(()),
+        if self.has_failed.load(Relaxed) {
+            Err(ObjectError::Unsynced { name: text(&self.name) })
+        } else {
+            Ok(())
         }
     }
 }
@@ -240,7 +241,7 @@ mod tests {
 
     /// Another thread's psync takes the pages of a failed one, and is not durable yet.
     #[test]
-    fn a_failure_whose_pages_another_capture_took_is_told_to_those_that_wait_for_it() {
+    fn waiters_see_the_failure_of_pages_taken_by_another_capture() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let (create, open) = (CreateOptions::default(), OpenOptions::default());

@@ -30,10 +30,7 @@ pub(crate) struct Source<'a> {
 impl Source<'_> {
     /// The kind of its mapping, for the dirty tracker.
     pub fn kind(&self) -> TrackedKind {
-        match self.media.maps_privately() {
-            true => TrackedKind::PrivateFile,
-            false => TrackedKind::Anonymous,
-        }
+        if self.media.maps_privately() { TrackedKind::PrivateFile } else { TrackedKind::Anonymous }
     }
 
     fn failed(&self, error: VmError) -> ObjectError {
@@ -54,15 +51,16 @@ impl Source<'_> {
             Access::Read if patches.is_empty() => Protection::Read,
             _ => Protection::ReadWrite,
         };
-        let mapping = match is_copied {
-            true => FixedRange::map_anonymous(self.address, len_bytes),
-            false => FixedRange::map_private(
+        let mapping = if is_copied {
+            FixedRange::map_anonymous(self.address, len_bytes)
+        } else {
+            FixedRange::map_private(
                 self.address,
                 len_bytes,
                 protection,
                 self.media.file(),
                 offset_bytes,
-            ),
+            )
         }
         .map_err(|error| self.failed(error))?;
         if is_copied {

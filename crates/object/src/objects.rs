@@ -231,10 +231,7 @@ impl Shared {
     /// Fails in a forked child, which cannot use the parent's pool. Every call by name checks this
     /// first.
     fn check_process(&self) -> Result<()> {
-        match self.process.is_current() {
-            true => Ok(()),
-            false => Err(ObjectError::Forked),
-        }
+        if self.process.is_current() { Ok(()) } else { Err(ObjectError::Forked) }
     }
 
     /// Changes metadata. `change` puts inodes last: if it fails, nothing has been changed.

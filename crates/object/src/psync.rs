@@ -139,9 +139,10 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
     for (part, is_aside) in parts.iter_mut().zip(&is_aside) {
         let attached = part.attached;
         let Writing { captured, shadow, .. } = part.writing();
-        aside.push(match is_aside {
-            true => Some(shadow.put_aside(attached, captured, most_entries, &mut copied)?),
-            false => None,
+        aside.push(if *is_aside {
+            Some(shadow.put_aside(attached, captured, most_entries, &mut copied)?)
+        } else {
+            None
         });
     }
     let logged: Vec<(&Attached, &Changes)> = (parts.iter().zip(&is_aside))
@@ -194,10 +195,7 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         if is_aside {
             writing.shadow.named_by(commit.end_lsn());
         }
-        let bytes = match is_aside {
-            true => pages_of(&writing.captured) * PAGE_BYTES,
-            false => size_bytes,
-        };
+        let bytes = if is_aside { pages_of(&writing.captured) * PAGE_BYTES } else { size_bytes };
         // Relaxed: statistics.
         attached.psync_bytes.fetch_add(bytes, Relaxed);
     }

@@ -26,9 +26,10 @@ fn start_of(raw: &BTreeMap<u64, Arc<Attachment>>, address: *const u8) -> Result<
 impl Objects {
     fn raw(&self) -> Result<MutexGuard<'_, BTreeMap<u64, Arc<Attachment>>>> {
         // A thread that does not exist in a forked child may hold the lock.
-        match self.shared.process.is_current() {
-            true => Ok(self.raw.lock().unwrap_or_else(PoisonError::into_inner)),
-            false => Err(ObjectError::Forked),
+        if self.shared.process.is_current() {
+            Ok(self.raw.lock().unwrap_or_else(PoisonError::into_inner))
+        } else {
+            Err(ObjectError::Forked)
         }
     }
 

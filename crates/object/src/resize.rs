@@ -66,11 +66,10 @@ impl Shared {
             None if inode.address.saturating_add(len_bytes) > WINDOW.end => None,
             None => return Ok(inode.address),
         };
-        match inode.is_relocatable {
-            true => random_address(inodes.iter().cloned(), &inode.name, len_bytes),
-            false => {
-                Err(ObjectError::MustMove { name: text(&inode.name), size_bytes: len_bytes, by })
-            }
+        if inode.is_relocatable {
+            random_address(inodes.iter().cloned(), &inode.name, len_bytes)
+        } else {
+            Err(ObjectError::MustMove { name: text(&inode.name), size_bytes: len_bytes, by })
         }
     }
 

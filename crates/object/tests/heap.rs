@@ -496,7 +496,7 @@ fn threads_share_a_heap() {
 }
 
 #[test]
-fn who_keeps_the_allocator_still_makes_others_wait() {
+fn a_frozen_allocator_makes_others_wait() {
     let object = Object::new(20 * PAGE);
     let heap = object.format(Placement::Fixed);
     let (about_to, done) = (AtomicBool::new(false), AtomicBool::new(false));

@@ -640,7 +640,7 @@ fn a_log_write_that_fails_twice_makes_the_pool_read_only() {
 }
 
 #[test]
-fn a_failure_in_the_background_is_told_to_whoever_asks() {
+fn a_background_failure_is_returned_by_the_next_call() {
     let (media, objects) = on_media(8 << 20, 1 << 20);
     create(&objects, "object", 8);
     let mut object = attach(&objects, "object");

@@ -60,9 +60,10 @@ fn meddle(objects: &Objects, rng: &mut Rng) -> Result<(), ObjectError> {
             for page in 0..attached.len_bytes() as usize / PAGE {
                 store(&mut attached, page, number);
             }
-            match rng.chance(0.7) {
-                true => attached.psync()?,
-                false => drop(attached.psync_begin()?),
+            if rng.chance(0.7) {
+                attached.psync()?
+            } else {
+                drop(attached.psync_begin()?)
             }
             attached.detach()
         }

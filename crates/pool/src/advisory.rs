@@ -131,12 +131,13 @@ impl AdvisoryLocks {
     }
 
     fn check(&self, mode: LockMode) -> Result<()> {
-        match mode == LockMode::Exclusive && !self.core.is_writable {
-            true => Err(PoolError::ReadOnly {
+        if mode == LockMode::Exclusive && !self.core.is_writable {
+            Err(PoolError::ReadOnly {
                 path: self.core.media.path().to_path_buf(),
                 reason: "it was opened for reading, which allows shared locks only",
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 

@@ -213,9 +213,10 @@ impl<'a> Space<'a> {
 /// entries, if the run is long enough.
 fn part_of(free: Run, pages: u64) -> Run {
     let aligned = free.start_page.next_multiple_of(HUGE_PAGES);
-    let start_page = match pages >= HUGE_PAGES && aligned + HUGE_PAGES <= free.end_page() {
-        true => aligned,
-        false => free.start_page,
+    let start_page = if pages >= HUGE_PAGES && aligned + HUGE_PAGES <= free.end_page() {
+        aligned
+    } else {
+        free.start_page
     };
     Run { start_page, pages: pages.min(free.end_page() - start_page) }
 }
@@ -297,9 +298,10 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     let (waiting, held) = freed::waiting(control);
     waiting.chain(held).for_each(mark);
     for (index, process) in control.processes.iter().enumerate() {
-        match core.membership.is_alive(index) {
-            true => reservations(process).for_each(mark),
-            false => forget_reservations(process),
+        if core.membership.is_alive(index) {
+            reservations(process).for_each(mark)
+        } else {
+            forget_reservations(process)
         }
     }
     let used: u64 = map.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum();
@@ -335,10 +337,7 @@ pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<()> {
     let is_left = |(index, process): (usize, &ProcessSlot)| {
         reservations(process).next().is_some() && !core.membership.is_alive(index)
     };
-    match core.control().processes.iter().enumerate().any(is_left) {
-        true => rebuild(locked),
-        false => Ok(()),
-    }
+    if core.control().processes.iter().enumerate().any(is_left) { rebuild(locked) } else { Ok(()) }
 }
 
 /// Abandons what the last owner of this process's slot had in progress when it died. With a new

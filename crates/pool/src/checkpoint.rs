@@ -81,9 +81,10 @@ impl Core {
             // Pages that were freed since are not reused yet, so writing to them is harmless.
             committed.add(&reader, record, None)
         })?;
-        match end.lsn == to_lsn {
-            true => Ok(committed),
-            false => Err(self.damaged(format!("the log at {}", end.lsn), end.reason)),
+        if end.lsn == to_lsn {
+            Ok(committed)
+        } else {
+            Err(self.damaged(format!("the log at {}", end.lsn), end.reason))
         }
     }
 
@@ -278,11 +279,12 @@ pub(crate) fn write_superblocks(
 ) -> std::result::Result<(), MediaError> {
     for copy in [COPIES - 1 - spared, spared] {
         let page = superblock.encode(copy);
-        match mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
-            // SAFETY: no reference to a superblock is ever made.
-            false => unsafe { media.write_durable(copy * PAGE_BYTES, &page)? },
+        if mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
             // SAFETY: as above.
-            true => unsafe { media.write_at(copy * PAGE_BYTES, &page)? },
+            unsafe { media.write_at(copy * PAGE_BYTES, &page)? }
+        } else {
+            // SAFETY: no reference to a superblock is ever made.
+            unsafe { media.write_durable(copy * PAGE_BYTES, &page)? }
         }
         if copy != spared {
             point::pass("superblock-first");

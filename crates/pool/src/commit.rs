@@ -353,7 +353,7 @@ mod tests {
     /// A commit that could not take the lock after it had written its filler continues, and so do
     /// later commits.
     #[test]
-    fn a_commit_whose_filler_is_left_to_others_is_no_hole() {
+    fn a_commit_with_a_deferred_filler_leaves_no_hole() {
         const PAGES: u64 = 2;
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };

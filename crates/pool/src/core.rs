@@ -142,10 +142,7 @@ impl Core {
 
     /// Returns an error in a fork of the process that opened the pool.
     pub fn check_process(&self) -> Result<()> {
-        match self.process.is_current() {
-            true => Ok(()),
-            false => Err(PoolError::Forked),
-        }
+        if self.process.is_current() { Ok(()) } else { Err(PoolError::Forked) }
     }
 
     /// Passes bytes of the media to a closure.

@@ -128,9 +128,10 @@ impl CreateOptions {
         let layout = self.layout(media.len_bytes())?;
         let zeros = vec![0; 1 << 20];
         let head = PoolHead {
-            fresh_from_page: match self.media_is_used {
-                true => layout.page_count,
-                false => layout.data_start_page,
+            fresh_from_page: if self.media_is_used {
+                layout.page_count
+            } else {
+                layout.data_start_page
             },
             used_slots: ROOT_INODE + 1,
         };

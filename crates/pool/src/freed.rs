@@ -99,10 +99,7 @@ fn between_inodes(before: &[Owned], after: &[Owned]) -> Vec<Owned> {
                 _ => moved.push((Run { start_page, pages: end_page - start_page }, *from)),
             }
         }
-        match old.end_page() <= new.end_page() {
-            true => at_before += 1,
-            false => at_after += 1,
-        }
+        if old.end_page() <= new.end_page() { at_before += 1 } else { at_after += 1 }
     }
     moved
 }
@@ -297,9 +294,10 @@ fn drop_unless(list: &[Kept], count: &AtomicU64, mut is_kept: impl FnMut(Owned) 
 /// Frees the runs that the tail has passed and that are not pinned. Requires the metadata mutex.
 pub(crate) fn release(locked: &Locked<'_>) {
     let control = locked.control();
-    let passed_lsn = match mutant::is(locked.core().mutant, Mutant::NoRevoke) {
-        false => control.tail_lsn.load(Relaxed),
-        true => control.appends.durable_lsn.load(Relaxed),
+    let passed_lsn = if mutant::is(locked.core().mutant, Mutant::NoRevoke) {
+        control.appends.durable_lsn.load(Relaxed)
+    } else {
+        control.tail_lsn.load(Relaxed)
     };
     let due = || {
         let first = control.freed_first.load(Relaxed);
@@ -416,9 +414,10 @@ pub(crate) fn has_room(locked: &Locked<'_>, change: &Change, freed: usize) -> Re
 pub(crate) fn check_not_pinned(locked: &Locked<'_>) -> Result<()> {
     let control = locked.control();
     let held_runs = control.held_count.load(Relaxed);
-    match held_runs as usize == HELD || control.moved_count.load(Relaxed) > 0 {
-        true => Err(PoolError::TooMuchPinned { held_runs }),
-        false => Ok(()),
+    if held_runs as usize == HELD || control.moved_count.load(Relaxed) > 0 {
+        Err(PoolError::TooMuchPinned { held_runs })
+    } else {
+        Ok(())
     }
 }
 

@@ -339,9 +339,10 @@ impl Core {
     #[inline]
     pub fn has_layout(&self, inode: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
         let slot = self.segment.slot(inode);
-        match slot.is_some_and(|slot| image_words::has_layout(slot, incarnation, layout_version)) {
-            true => Ok(true),
-            false => self.has_layout_in_log(inode, incarnation, layout_version),
+        if slot.is_some_and(|slot| image_words::has_layout(slot, incarnation, layout_version)) {
+            Ok(true)
+        } else {
+            self.has_layout_in_log(inode, incarnation, layout_version)
         }
     }
 

@@ -298,14 +298,17 @@ impl Core {
     /// the pool for all processes.
     pub(crate) fn write_log(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
         let position = self.position(lsn);
-        let write = || match mutant::is(self.mutant, Mutant::NoFlush) {
-            false => self.while_media_work(Held::Log, || {
-                // SAFETY: only the log writes to its own pages, and no reference to them is ever
-                // made.
-                unsafe { self.media.write_durable(position, bytes) }
-            }),
-            // SAFETY: as above.
-            true => unsafe { self.media.write_at(position, bytes) },
+        let write = || {
+            if mutant::is(self.mutant, Mutant::NoFlush) {
+                // SAFETY: as above.
+                unsafe { self.media.write_at(position, bytes) }
+            } else {
+                self.while_media_work(Held::Log, || {
+                    // SAFETY: only the log writes to its own pages, and no reference to them is ever
+                    // made.
+                    unsafe { self.media.write_durable(position, bytes) }
+                })
+            }
         };
         if write().is_ok() {
             return Ok(());
@@ -357,9 +360,10 @@ impl Core {
 
     /// Waits until everything before `lsn` is durable, and completes abandoned appends.
     pub fn wait_durable(&self, lsn: u64) -> Result<()> {
-        match self.control().appends.durable_lsn() >= lsn {
-            true => Ok(()),
-            false => self.while_media_work(Held::Files, || self.wait_until_durable(lsn)),
+        if self.control().appends.durable_lsn() >= lsn {
+            Ok(())
+        } else {
+            self.while_media_work(Held::Files, || self.wait_until_durable(lsn))
         }
     }
 
@@ -372,7 +376,7 @@ impl Core {
                 return Ok(());
             }
             self.check_not_failed()?;
-            if self.is_waiting_for_anybody() {
+            if self.is_waiting() {
                 self.help()?;
                 continue;
             }
@@ -393,7 +397,7 @@ impl Core {
     }
 
     /// Whether the first append is one that any waiter may complete.
-    fn is_waiting_for_anybody(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         let appends = &self.control().appends;
         let state = || appends.first().state.load(Relaxed);
         !appends.are_none() && matches!(state(), append::PACKED | append::ABANDONED)
@@ -518,9 +522,10 @@ impl Core {
     /// process is dead.
     fn close_hole(&self, mut hole: Append) -> Result<()> {
         let locked = self.lock()?;
-        let dependents = match mutant::is(self.mutant, Mutant::KeepDependents) {
-            false => self.control().appends.dependents_of(hole.index),
-            true => Vec::new(),
+        let dependents = if mutant::is(self.mutant, Mutant::KeepDependents) {
+            Vec::new()
+        } else {
+            self.control().appends.dependents_of(hole.index)
         };
         drop(locked);
         Appends::close_hole(&dependents, (hole.lsn, hole.end_lsn), |lsn, end_lsn| {

@@ -209,9 +209,10 @@ pub(crate) enum Noted {
 #[inline]
 pub(crate) fn before_change(segment: &Segment, change: &SlotChange<'_>) -> Noted {
     let can_move = change.words.is_whole || change.words.set & PLACE_WORDS != 0;
-    match can_move && are_whole(segment.control()) {
-        true => Noted::Before(hash_in(segment, change.slot)),
-        false => Noted::Nothing,
+    if can_move && are_whole(segment.control()) {
+        Noted::Before(hash_in(segment, change.slot))
+    } else {
+        Noted::Nothing
     }
 }
 

@@ -250,9 +250,10 @@ impl Owners {
         let start_page = range.offset_bytes / PAGE_BYTES;
         let range = Run { start_page, pages: range.end_bytes().div_ceil(PAGE_BYTES) - start_page };
         // Where runs overlap, their ends are not sorted.
-        let first = match self.flaws.is_empty() {
-            true => self.runs.partition_point(|(run, _)| run.end_page() <= range.start_page),
-            false => 0,
+        let first = if self.flaws.is_empty() {
+            self.runs.partition_point(|(run, _)| run.end_page() <= range.start_page)
+        } else {
+            0
         };
         self.runs[first..]
             .iter()
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn content_comes_from_the_shadow_of_who_commits_or_from_nobodys_pages() {
+    fn content_comes_from_the_committers_shadow_or_unowned_pages() {
         let with_shadow = Inode { shadow: Run { start_page: 40, pages: 4 }, ..object(2, 20, 10) };
         let owners = owners(&[with_shadow, object(3, 30, 5)], 50, 4);
         assert!(owners.may_hold_content_for(&[2], pages(41, 2)));
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_with_two_owners_are_nobodys() {
+    fn pages_with_two_owners_belong_to_neither() {
         // The second lies inside the first, the third behind the second and still inside the first.
         let owners = owners(&[object(2, 20, 10), object(3, 21, 1), object(4, 25, 2)], 50, 5);
         let shared: Vec<_> = owners.flaws().iter().flat_map(Flaw::inodes).collect();

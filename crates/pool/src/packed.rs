@@ -131,10 +131,7 @@ impl Core {
         let in_page = PAGE_BYTES - end_lsn % PAGE_BYTES;
         self.write_close(
             locked,
-            match in_page >= MIN_CLOSE_BYTES {
-                true => in_page,
-                false => in_page + PAGE_BYTES,
-            },
+            if in_page >= MIN_CLOSE_BYTES { in_page } else { in_page + PAGE_BYTES },
         )
     }
 

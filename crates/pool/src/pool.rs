@@ -289,9 +289,10 @@ impl FileLock<'_> {
         let control = self.core.control();
         let durable_lsn = control.appends.durable_lsn.load(Relaxed);
         let exchanged = self.mutexes.map(|mutex| control.exchanged_lsn[mutex].load(Relaxed));
-        match exchanged[0].max(exchanged[1]) <= durable_lsn {
-            true => Ok(()),
-            false => self.make_exchange_durable(exchanged[0].max(exchanged[1])),
+        if exchanged[0].max(exchanged[1]) <= durable_lsn {
+            Ok(())
+        } else {
+            self.make_exchange_durable(exchanged[0].max(exchanged[1]))
         }
     }
 
@@ -427,10 +428,11 @@ impl Pool {
         point::pass("create-formatted");
         name()?;
         point::pass("create-named");
-        match open.read_only {
-            true => drop(alone),
+        if open.read_only {
+            drop(alone)
+        } else {
             // Keeps the lock, so that no other opener can get in between.
-            false => alone.hand_over(),
+            alone.hand_over()
         }
         Self::open_on(media, open)
     }
@@ -565,12 +567,11 @@ impl Pool {
         let zeroed = Space::of(core);
         let (freed, held) = freed::waiting(control);
         let count = |runs: &mut dyn Iterator<Item = Run>| runs.map(|run| run.pages).sum::<u64>();
-        let pins = match core.is_writable {
-            true => {
-                let _locked = core.lock()?;
-                core.pins.count(&core.membership)
-            }
-            false => 0,
+        let pins = if core.is_writable {
+            let _locked = core.lock()?;
+            core.pins.count(&core.membership)
+        } else {
+            0
         };
         Ok(PoolInfo {
             path: core.media.path().to_path_buf(),
@@ -610,11 +611,12 @@ impl Pool {
     /// [`PoolError::Stalled`].
     pub fn room(&self) -> Result<Room> {
         let core = self.core();
-        let free_pages = match core.is_writable {
+        let free_pages = if core.is_writable {
             // Under the lock, for a consistent count: pages that are being zeroed are reserved and
             // then freed.
-            true => alloc::free_count(core.lock()?.control()),
-            false => alloc::free_count(core.control()),
+            alloc::free_count(core.lock()?.control())
+        } else {
+            alloc::free_count(core.control())
         };
         let occupied = core.segment.slot_set(SlotSet::Occupied).iter();
         let occupied: u32 = occupied.map(|word| word.load(Relaxed).count_ones()).sum();
@@ -960,10 +962,8 @@ impl Pool {
     pub fn lock_two_files(&self, one: u64, other: u64) -> Result<FileLock<'_>> {
         self.core().check_writable()?;
         // In the order of the mutexes, which is the global lock order.
-        let (first, second) = match file_mutex(one) <= file_mutex(other) {
-            true => (one, other),
-            false => (other, one),
-        };
+        let (first, second) =
+            if file_mutex(one) <= file_mutex(other) { (one, other) } else { (other, one) };
         let is_same = file_mutex(one) == file_mutex(other);
         let core = self.core();
         Ok(FileLock {
@@ -1239,9 +1239,10 @@ impl Core {
                 if note >> NOTE_BITS == number && note != 0 && self.membership.is_alive(index) {
                     holders.push(Holder {
                         pid: self.membership.pid_of(control, index),
-                        mode: match note & NOTE_EXCLUSIVE != 0 {
-                            true => LockMode::Exclusive,
-                            false => LockMode::Shared,
+                        mode: if note & NOTE_EXCLUSIVE != 0 {
+                            LockMode::Exclusive
+                        } else {
+                            LockMode::Shared
                         },
                         is_committing: note & NOTE_COMMITTING != 0,
                     });

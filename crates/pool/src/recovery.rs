@@ -220,14 +220,16 @@ fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -
     let busy = || PoolError::Busy { path: media.path().to_path_buf() };
     if options.read_only {
         if members.is_locked_by_other(Byte::Openers, LockKind::Exclusive) {
-            return match members.try_lock(Byte::Openers, LockKind::Shared).map_err(failed)? {
-                true => Ok(Role::Joined),
-                false => Err(busy()),
+            return if members.try_lock(Byte::Openers, LockKind::Shared).map_err(failed)? {
+                Ok(Role::Joined)
+            } else {
+                Err(busy())
             };
         }
-        return match members.try_lock(Byte::Snapshots, LockKind::Shared).map_err(failed)? {
-            true => Ok(Role::Snapshot),
-            false => Err(busy()),
+        return if members.try_lock(Byte::Snapshots, LockKind::Shared).map_err(failed)? {
+            Ok(Role::Snapshot)
+        } else {
+            Err(busy())
         };
     }
     if members.try_lock(Byte::Openers, LockKind::Exclusive).map_err(failed)? {
@@ -382,14 +384,13 @@ fn new_core(
 }
 
 fn take_slot(core: &Core) -> Result<()> {
-    match core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
-        true => {
-            point::pass("join-slot");
-            alloc::inherit_slot(&core.lock()?)?;
-            point::pass("join-inherited");
-            Ok(())
-        }
-        false => Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES }),
+    if core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
+        point::pass("join-slot");
+        alloc::inherit_slot(&core.lock()?)?;
+        point::pass("join-inherited");
+        Ok(())
+    } else {
+        Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES })
     }
 }
 
@@ -428,19 +429,18 @@ fn join(
     };
     let segment = Segment::adopt(memory, uuid, layout).map_err(elsewhere)?;
     // Readers store to no pins, and do not need those of the writers.
-    let pins = match options.read_only {
-        true => Pins::of_reader(),
-        false => {
-            let identity = segment.control().pins_identity.load(Relaxed);
-            let pins = match pins {
-                Some(pins) => {
-                    segment_place::verify(pins.as_fd(), uuid, Part::Pins, identity, &**media)?;
-                    map(pins)?
-                }
-                None => places.open(segment_id, Part::Pins, identity, uuid, &**media, true)?,
-            };
-            Pins::adopt(pins, uuid).map_err(elsewhere)?
-        }
+    let pins = if options.read_only {
+        Pins::of_reader()
+    } else {
+        let identity = segment.control().pins_identity.load(Relaxed);
+        let pins = match pins {
+            Some(pins) => {
+                segment_place::verify(pins.as_fd(), uuid, Part::Pins, identity, &**media)?;
+                map(pins)?
+            }
+            None => places.open(segment_id, Part::Pins, identity, uuid, &**media, true)?,
+        };
+        Pins::adopt(pins, uuid).map_err(elsewhere)?
     };
     let life = segment.control().life.load(Relaxed);
     let is_same_life = life != life::UNKNOWN
@@ -758,9 +758,10 @@ fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
         return if core.is_writable { next_lsn % ring_bytes } else { next_lsn };
     }
     // A reader appends nothing, and reports how much of the log is in use.
-    match core.is_writable && !mutant::is(core.mutant, Mutant::SameGeneration) {
-        true => next_lsn + ring_bytes,
-        false => next_lsn,
+    if core.is_writable && !mutant::is(core.mutant, Mutant::SameGeneration) {
+        next_lsn + ring_bytes
+    } else {
+        next_lsn
     }
 }
 
@@ -826,9 +827,10 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
 /// Returns an error if a log that was read before is shorter now: the kernel has lost a write to
 /// it, and dropped the cached bytes.
 fn check_unchanged(core: &Core, found: LogEnd, end_lsn: u64) -> Result<()> {
-    match found.lsn == end_lsn {
-        true => Ok(()),
-        false => Err(core.damaged(format!("the log at {}", found.lsn), found.reason)),
+    if found.lsn == end_lsn {
+        Ok(())
+    } else {
+        Err(core.damaged(format!("the log at {}", found.lsn), found.reason))
     }
 }
 
@@ -872,11 +874,12 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
         core.make_durable_in_recovery(&ranges)?;
     }
     point::pass("open-written");
-    let raised = match mutant::is(core.mutant, Mutant::SameGeneration) {
+    let raised = if mutant::is(core.mutant, Mutant::SameGeneration) {
+        superblock.generation
+    } else {
         // By a random number: if an older superblock reappears, the records of another generation
         // are not taken for the continuation of its log.
-        false => superblock.next_generation(new_uuid()?.as_u64_pair().0),
-        true => superblock.generation,
+        superblock.next_generation(new_uuid()?.as_u64_pair().0)
     };
     let recovered = Superblock {
         sequence: superblock.next_sequence(),

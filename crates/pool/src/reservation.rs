@@ -155,9 +155,10 @@ impl Core {
         prefers_zeros: bool,
     ) -> Result<Reservation<'_>> {
         let find = |space: &Space<'_>| {
-            let zeroed = match prefers_zeros {
-                true => space.first_fit(Wanted::Zeroed, pages, align_pages),
-                false => None,
+            let zeroed = if prefers_zeros {
+                space.first_fit(Wanted::Zeroed, pages, align_pages)
+            } else {
+                None
             };
             zeroed.or_else(|| space.first_fit(Wanted::Any, pages, align_pages))
         };
@@ -182,9 +183,10 @@ impl Core {
     ) -> Result<Reservation<'_>> {
         let pages = pages.min(MAX_RUN_PAGES);
         // Leave zeroed pages to allocations that need zeros.
-        let (near, preferred) = match must_be_zero {
-            true => (Wanted::Zeroed, Wanted::Zeroed),
-            false => (Wanted::Any, Wanted::Unzeroed),
+        let (near, preferred) = if must_be_zero {
+            (Wanted::Zeroed, Wanted::Zeroed)
+        } else {
+            (Wanted::Any, Wanted::Unzeroed)
         };
         let align_pages = if pages < HUGE_PAGES { 1 } else { HUGE_PAGES };
         let find = |space: &Space<'_>| {

@@ -194,10 +194,10 @@ impl Identity {
         }
         let pool_owner = metadata(pool_file).map(|metadata| metadata.uid());
         let trusted = [Some(0), Some(credentials::effective().uid), pool_owner.ok()];
-        match self.has_birth_time || (self.uid != UNKNOWN_USER && trusted.contains(&Some(self.uid)))
-        {
-            true => Ok(()),
-            false => Err(Doubt::Owner(self.uid)),
+        if self.has_birth_time || (self.uid != UNKNOWN_USER && trusted.contains(&Some(self.uid))) {
+            Ok(())
+        } else {
+            Err(Doubt::Owner(self.uid))
         }
     }
 }

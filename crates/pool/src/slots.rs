@@ -43,9 +43,10 @@ pub trait ReadSlots {
     /// # Errors
     /// As [`ReadSlots::slot`].
     fn incarnation(&self, number: u64) -> Result<u64> {
-        match slot::has_incarnation(self.word(number, 0)?) {
-            true => Ok(u64::from_le_bytes(self.word(number, slot::INCARNATION_WORD)?)),
-            false => Ok(0),
+        if slot::has_incarnation(self.word(number, 0)?) {
+            Ok(u64::from_le_bytes(self.word(number, slot::INCARNATION_WORD)?))
+        } else {
+            Ok(0)
         }
     }
 }

@@ -331,9 +331,10 @@ impl Core {
         for (slot, after) in changed.iter() {
             let before = self.segment.slot(*slot).expect("it was allocated");
             // The first change of a slot behind the tail must be whole.
-            let words = match image::is_logged(&self.segment, *slot) {
-                true => SlotWords::shortest(|at| before[at].load(Relaxed).to_ne_bytes(), after),
-                false => SlotWords::whole(after),
+            let words = if image::is_logged(&self.segment, *slot) {
+                SlotWords::shortest(|at| before[at].load(Relaxed).to_ne_bytes(), after)
+            } else {
+                SlotWords::whole(after)
             };
             builder.slot(*slot, words);
         }
@@ -455,9 +456,10 @@ impl Core {
             let len_bytes = transaction.work.record.len() as u64;
             self.check_size(len_bytes)?;
             let space =
-                match self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
-                    true => self.reserve(&transaction.locked, len_bytes, true)?,
-                    false => None,
+                if self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
+                    self.reserve(&transaction.locked, len_bytes, true)?
+                } else {
+                    None
                 };
             let Some((mut append, filler)) = space else {
                 drop(transaction);
@@ -518,9 +520,10 @@ impl Core {
             let len_bytes = transaction.work.record.len() as u64;
             self.check_size(len_bytes)?;
             let place =
-                match self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
-                    true => self.place_packed(&transaction.locked, len_bytes)?,
-                    false => None,
+                if self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
+                    self.place_packed(&transaction.locked, len_bytes)?
+                } else {
+                    None
                 };
             let Some(place) = place else {
                 drop(transaction);

@@ -159,9 +159,10 @@ fn session<'a>(
             (0..=2, _) if held.len() < 3 => {
                 let (pages, align) = (1 + rng.below(12), 1 << rng.below(4));
                 let zeroed = rng.chance(0.5);
-                let outcome = match zeroed {
-                    true => pool.reserve_zeroed(pages, align),
-                    false => pool.reserve(pages, align),
+                let outcome = if zeroed {
+                    pool.reserve_zeroed(pages, align)
+                } else {
+                    pool.reserve(pages, align)
                 };
                 // If it did not fit, a checkpoint was made.
                 model.pass(pool.tail_lsn());
@@ -488,10 +489,8 @@ fn pages_given_up_are_zero_for_the_next_one() {
         pool.media().write_unguarded(whole.bytes().offset_bytes, &bytes).unwrap();
         let image = media.image();
         drop(reservation);
-        let pool = match crashes {
-            true => Pool::open_on(FileMedia::of(&image), &alone()).unwrap(),
-            false => pool,
-        };
+        let pool =
+            if crashes { Pool::open_on(FileMedia::of(&image), &alone()).unwrap() } else { pool };
         let inode = sample::create(&pool, "alpha", 40, 0).unwrap();
         assert!(inode.runs[0].overlaps(whole));
         assert!(sample::read(&pool, &inode).unwrap().iter().all(|&byte| byte == 0));

@@ -344,7 +344,7 @@ fn all_inodes_in_use_is_an_error_until_one_is_destroyed() {
 }
 
 #[test]
-fn a_full_log_is_emptied_by_who_needs_the_room() {
+fn a_full_log_is_checkpointed_by_the_writer_that_needs_room() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
     let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
     sample::create(&pool, "alpha", 4, 0).unwrap();
@@ -498,7 +498,7 @@ fn number_of(image: &[u8], name: &str) -> u64 {
 }
 
 #[test]
-fn inodes_that_share_pages_are_read_by_nobody() {
+fn inodes_that_share_pages_cannot_be_read() {
     let image = sample::crashed_image(POOL_BYTES);
     let layout = forge::superblock(&image).layout;
     let (delta, epsilon) = (number_of(&image, "delta"), number_of(&image, "epsilon"));

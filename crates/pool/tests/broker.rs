@@ -126,7 +126,7 @@ fn spawn(role: &str, pool: &Path) -> Reaped {
 }
 
 #[test]
-fn who_has_the_key_writes() {
+fn a_caller_with_the_key_may_write() {
     let scene = scene();
     let pool = Pool::open(&scene.path, &shared()).unwrap();
     let reader = Pool::open(&scene.path, &reading()).unwrap();
@@ -161,7 +161,7 @@ fn who_has_the_key_writes() {
 }
 
 #[test]
-fn who_has_not_is_refused() {
+fn a_caller_without_the_key_is_refused() {
     let scene = scene();
     let pool = Pool::open(&scene.path, &shared()).unwrap();
     let reader = Pool::open(&scene.path, &reading()).unwrap();
@@ -269,7 +269,7 @@ fn a_pool_has_one_broker_and_a_dead_ones_socket_is_taken_over() {
 
 /// A client that connects and sends nothing, or garbage, does not delay other clients.
 #[test]
-fn nonsense_and_silence_hold_nobody_up() {
+fn malformed_and_silent_clients_block_no_other() {
     let scene = scene();
     let pool = Pool::open(&scene.path, &shared()).unwrap();
     let patience = Duration::from_secs(10);

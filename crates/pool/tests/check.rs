@@ -366,7 +366,7 @@ fn a_pool_in_use_is_a_snapshot_and_is_not_repaired() {
 /// Another process opens the pool during a check that began while it was closed: it does not have
 /// to wait.
 #[test]
-fn who_opens_a_pool_while_it_is_checked_is_not_kept_out() {
+fn a_pool_can_be_opened_while_it_is_checked() {
     for (role, is_closed_again) in [("visitor", true), ("sitter", false)] {
         let directory = scratch();
         let path = directory.path().join("pool");
@@ -399,7 +399,7 @@ fn who_opens_a_pool_while_it_is_checked_is_not_kept_out() {
 }
 
 #[test]
-fn a_superblock_is_not_repaired_under_those_who_have_the_pool_open() {
+fn a_superblock_is_not_repaired_while_the_pool_is_open() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
@@ -443,9 +443,10 @@ struct Shifting {
 
 impl Media for Shifting {
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
-        match (self.on_read)(offset_bytes, bytes) {
-            true => Ok(()),
-            false => self.media.read_at(offset_bytes, bytes),
+        if (self.on_read)(offset_bytes, bytes) {
+            Ok(())
+        } else {
+            self.media.read_at(offset_bytes, bytes)
         }
     }
 
@@ -544,9 +545,10 @@ fn committer() {
             pool.checkpoint().unwrap();
         }
         let name = format!("made {}", id % 2);
-        match pool.inodes().unwrap().iter().any(|inode| inode.name == name.as_bytes()) {
-            true => sample::destroy(&pool, &name).unwrap(),
-            false => drop(sample::create(&pool, &name, 2, 0).unwrap()),
+        if pool.inodes().unwrap().iter().any(|inode| inode.name == name.as_bytes()) {
+            sample::destroy(&pool, &name).unwrap()
+        } else {
+            drop(sample::create(&pool, &name, 2, 0).unwrap())
         }
     }
 }

@@ -335,9 +335,10 @@ fn pages_that_a_lost_change_has_used_are_not_taken_for_fresh() {
     let explored = explore(&recording, Plan { depth: 0, budget: 500, seed: 1 }, |state| {
         let pool = open(&Arc::new(state.media()?), &in_boot(FIRST_BOOT + 1, None))?;
         common::create(&pool, b"next", 40)?;
-        match contents(&pool)?[b"next".as_slice()].iter().all(|stamp| *stamp == 0) {
-            true => Ok(None),
-            false => Err("a new object has bytes of an older one".into()),
+        if contents(&pool)?[b"next".as_slice()].iter().all(|stamp| *stamp == 0) {
+            Ok(None)
+        } else {
+            Err("a new object has bytes of an older one".into())
         }
     });
     explored.unwrap_or_else(|failure| panic!("{failure}"));
@@ -482,9 +483,10 @@ fn recover_in_another_life(mutant: Option<Mutant>) -> Result<Explored, Box<Crash
         let is_new = |id| found.contains_key(&name("new", id));
         let changed = (0..OBJECTS).filter(|id| is_new(*id)).count() as u64;
         let are_first = (0..changed).all(is_new);
-        match are_first && (changed == OBJECTS || !state.marks().is_acknowledged(1)) {
-            true => Ok(None),
-            false => Err(format!("found {:?}", found.keys()).into()),
+        if are_first && (changed == OBJECTS || !state.marks().is_acknowledged(1)) {
+            Ok(None)
+        } else {
+            Err(format!("found {:?}", found.keys()).into())
         }
     })
 }

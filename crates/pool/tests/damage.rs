@@ -307,10 +307,11 @@ fn read_everything(pool: &Pool, has_forged_run: bool) -> Result<(), PoolError> {
 /// Finds another object's bytes among those of this one.
 fn find_foreign(name: &[u8], bytes: &[u8]) -> Option<&'static str> {
     let mut found = sample::find_all(bytes).into_iter();
-    match sample::NAMES.iter().any(|known| known.as_bytes() == name) {
-        true => found.find(|found| found.as_bytes() != name),
+    if sample::NAMES.iter().any(|known| known.as_bytes() == name) {
+        found.find(|found| found.as_bytes() != name)
+    } else {
         // A renamed object must still show the bytes of one object only.
-        false => found.nth(1),
+        found.nth(1)
     }
 }
 

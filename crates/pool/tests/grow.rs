@@ -93,7 +93,7 @@ fn lengths_that_cannot_be_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn a_pool_that_somebody_has_open_is_not_grown() {
+fn an_open_pool_cannot_be_grown() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();

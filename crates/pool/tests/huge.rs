@@ -70,9 +70,10 @@ impl Pages {
         asked.map_err(|error| format!("no huge pages are free, and {COUNT}: {error}"))?;
         // Dropping it gives them back if they are not enough.
         let taken = Pages { taken: number_in(COUNT, "").saturating_sub(before), _alone };
-        match is_enough() {
-            true => Ok(taken),
-            false => Err(format!("the system found {} of {pages} huge pages", taken.taken)),
+        if is_enough() {
+            Ok(taken)
+        } else {
+            Err(format!("the system found {} of {pages} huge pages", taken.taken))
         }
     }
 }

@@ -142,7 +142,7 @@ fn many_change_at_once() {
 /// Appends that wait for a stalled one fill their table. Then the error of a change names the
 /// process that stalls, and all continue when it does.
 #[test]
-fn a_full_table_of_appends_is_somebodys_fault() {
+fn a_full_append_table_names_the_stalled_process() {
     let media = Arc::new(CrashMedia::new(16 << 20, PersistenceDomain::PageCache).unwrap());
     let create_options = CreateOptions { log_bytes: Some(8 << 20), ..small() };
     let options = OpenOptions { stall_timeout: Duration::from_millis(50), ..alone(None) };
@@ -180,7 +180,7 @@ fn a_full_table_of_appends_is_somebodys_fault() {
 /// Exposed bytes may be gigabytes. A process that waits for the flush of another one does not time
 /// out while that one makes progress, also behind a checkpoint that waits.
 #[test]
-fn who_makes_much_durable_is_not_taken_for_stopped() {
+fn a_process_flushing_gigabytes_is_not_taken_for_stopped() {
     const PARTS: u64 = 12;
     let media = Arc::new(CrashMedia::new(24 << 20, PersistenceDomain::PageCache).unwrap());
     let patience = Duration::from_secs(1);
@@ -217,7 +217,7 @@ fn who_makes_much_durable_is_not_taken_for_stopped() {
 
 /// One flush, or one write of the log, takes longer than the timeout.
 #[test]
-fn who_waits_for_a_slow_device_is_not_taken_for_stopped() {
+fn a_process_waiting_for_a_slow_device_is_not_taken_for_stopped() {
     let patience = Duration::from_secs(1);
     for operation in [MediaOperation::Flush, MediaOperation::WriteDurable] {
         let media = Arc::new(CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap());

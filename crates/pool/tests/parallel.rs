@@ -163,7 +163,7 @@ fn nothing_is_acknowledged_behind_a_failed_write() {
 /// The error of a log write may have been the loss of a page that another thread wrote: the system
 /// reports it once, at the next sync. Repeating the log write does not restore that page.
 #[test]
-fn a_loss_that_a_log_write_was_told_of_is_everybodys() {
+fn a_loss_reported_to_a_log_write_fails_every_process() {
     let media = prepared(1, PersistenceDomain::PageCache);
     let pool = open(&media, &alone(None)).unwrap();
     media.fail(Fault::io_error(Trigger::on(MediaOperation::WriteDurable)));
@@ -202,7 +202,7 @@ fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
 /// A thread that keeps writing to a file does not make waiters for its lock time out; one that does
 /// nothing does.
 #[test]
-fn who_goes_on_writing_a_file_is_waited_for() {
+fn a_writer_that_makes_progress_is_waited_for() {
     let media = prepared(1, PersistenceDomain::Volatile);
     let patience = Duration::from_secs(1);
     let pool = open(&media, &OpenOptions { stall_timeout: patience, ..alone(None) }).unwrap();

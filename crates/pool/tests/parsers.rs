@@ -10,9 +10,12 @@ use support::parsers;
 fn bytes(rng: &mut Rng, most: u64) -> Vec<u8> {
     let density = rng.unit_f64();
     (0..rng.below(most + 1))
-        .map(|_| match rng.chance(density) {
-            true => rng.next_u64() as u8,
-            false => (rng.below(5) as u8).saturating_sub(2),
+        .map(|_| {
+            if rng.chance(density) {
+                rng.next_u64() as u8
+            } else {
+                (rng.below(5) as u8).saturating_sub(2)
+            }
         })
         .collect()
 }

@@ -301,7 +301,7 @@ fn a_process_may_die_at_every_point() {
 /// All processes have died, some in the middle of a packed record, and the process that recovers
 /// the pool dies as well.
 #[test]
-fn who_recovers_what_the_dead_have_left_may_die_as_well() {
+fn recovery_survives_a_crash_during_recovery() {
     let mut rng = Rng::new(seed(4));
     for last in ["packed-written", "packed-published", "packed-closed", "packed-flushed"] {
         for point in POINTS.iter().filter(|point| point.starts_with("open-")) {
@@ -408,7 +408,7 @@ fn a_stopped_change_stalls_writers_and_no_readers() {
 
 /// One process dies in the middle of an append, and another one while completing it.
 #[test]
-fn a_hole_is_filled_by_whoever_lives() {
+fn a_hole_is_filled_by_a_live_process() {
     for point in POINTS.iter().filter(|point| point.starts_with("help-")) {
         let scene = scene();
         let pool = Pool::open(&scene.path, &options()).unwrap();
@@ -458,7 +458,7 @@ fn commits_behind_a_hole_of_their_process_do_not_count() {
 /// The slot of a process that died in the middle of an append has a new owner, which does not know
 /// of the append.
 #[test]
-fn a_hole_does_not_belong_to_who_comes_into_the_slot() {
+fn a_hole_does_not_belong_to_the_next_process_in_the_slot() {
     let scene = scene();
     let pool = Pool::open(&scene.path, &options()).unwrap();
     create(&pool, b"own", 1).unwrap();
@@ -473,7 +473,7 @@ fn a_hole_does_not_belong_to_who_comes_into_the_slot() {
 /// A commit that is begun and not finished stalls all later ones. The errors name its process, also
 /// for callers that wait for a checkpoint that waits.
 #[test]
-fn whoever_waits_for_a_stopped_process_is_told_which_one() {
+fn a_waiter_learns_which_process_is_stopped() {
     let scene = scene();
     let hasty = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
     let pool = Pool::open(&scene.path, &hasty).unwrap();
@@ -592,7 +592,7 @@ fn a_checkpoint_that_is_given_up_forgets_no_page() {
 /// The same if the process that collected them has died, and its successor cannot take the metadata
 /// lock at first.
 #[test]
-fn who_follows_a_dead_checkpoint_may_be_late() {
+fn a_successor_of_a_dead_checkpoint_may_be_late() {
     let scene = scene();
     let pool = Pool::open(&scene.path, &options()).unwrap();
     create(&pool, b"own", 1).unwrap();

@@ -133,9 +133,10 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
     // Created, but not named by the superblock yet.
     writer_of(&path).kill();
     for name in names_of_shared_memory(directory.path()) {
-        match name.to_str().unwrap().ends_with("-pins") {
-            true => std::fs::remove_file(name).unwrap(),
-            false => std::fs::rename(&name, format!("{}-new", name.display())).unwrap(),
+        if name.to_str().unwrap().ends_with("-pins") {
+            std::fs::remove_file(name).unwrap()
+        } else {
+            std::fs::rename(&name, format!("{}-new", name.display())).unwrap()
         }
     }
     let pool = Pool::open(&path, &beside(&path)).unwrap();

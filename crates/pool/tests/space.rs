@@ -794,13 +794,10 @@ fn what_is_reserved_and_not_named_is_given_back() {
             vec![pool.reserve_some(10, None, false).unwrap(), pool.reserve(5, 1).unwrap()];
         let runs = named(reservations[0].whole());
         assert_eq!(free_pages(&pool), free - 15);
-        match is_durable {
-            false => {
-                pool.change_unguarded(reservations, |transaction| name(transaction, &runs)).unwrap()
-            }
-            true => pool
-                .transact_unguarded(reservations, |transaction| name(transaction, &runs))
-                .unwrap(),
+        if is_durable {
+            pool.transact_unguarded(reservations, |transaction| name(transaction, &runs)).unwrap()
+        } else {
+            pool.change_unguarded(reservations, |transaction| name(transaction, &runs)).unwrap()
         }
         assert_eq!(free_pages(&pool), free - 4, "durable: {is_durable}");
         assert!(!can_be_had(&pool, runs[0]) && !can_be_had(&pool, runs[1]));

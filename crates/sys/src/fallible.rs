@@ -306,11 +306,12 @@ mod code {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy_lines(target: *mut u8, source: *const u8, lines: usize) -> usize {
-    match is_x86_feature_detected!("avx") {
+    if is_x86_feature_detected!("avx") {
         // SAFETY: forwarded to the caller; the CPU has AVX.
-        true => unsafe { code::copy_lines_avx(target, source, 0, lines) },
+        unsafe { code::copy_lines_avx(target, source, 0, lines) }
+    } else {
         // SAFETY: forwarded to the caller.
-        false => unsafe { code::copy_lines(target, source, 0, lines) },
+        unsafe { code::copy_lines(target, source, 0, lines) }
     }
 }
 

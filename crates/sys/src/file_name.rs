@@ -75,7 +75,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_file_gets_its_name_and_takes_nobodys() {
+    fn linking_a_file_replaces_no_existing_name() {
         let directory = tempfile::tempdir().unwrap();
         let [one, other] = ["one", "other"].map(|name| directory.path().join(name));
         let taken = |outcome: io::Result<()>| {

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_and_a_long_silence_are_errors() {
+    fn an_absent_and_a_silent_broker_are_errors() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let errno = |path: &Path| Connection::connect(path, PATIENCE).unwrap_err().raw_os_error();

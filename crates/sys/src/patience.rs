@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_nobody_looked_counts_little() {
+    fn unobserved_time_counts_little() {
         let mut waited = Waited::new();
         let start = waited.last_look;
         let after = |ms| start + Duration::from_millis(ms);

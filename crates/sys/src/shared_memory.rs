@@ -63,7 +63,7 @@ pub enum SharedMemoryError {
         name: String,
     },
     /// The file is empty: its creator has not finished, or died.
-    #[error("the shared memory {name} is empty: whoever made it has not finished; unlink it")]
+    #[error("the shared memory {name} is empty: its creator has not finished; unlink it")]
     Empty {
         /// The name.
         name: String,
@@ -264,9 +264,10 @@ pub const DIRECTORY: &str = "/dev/shm";
 fn path_of(name: &str) -> Result<PathBuf, SharedMemoryError> {
     let is_good = !name.is_empty() && name.len() <= 250 && !name.contains(['/', '\0']);
     let is_good = is_good && name != "." && name != "..";
-    match is_good {
-        true => Ok(Path::new(DIRECTORY).join(name)),
-        false => Err(SharedMemoryError::BadName { name: name.into() }),
+    if is_good {
+        Ok(Path::new(DIRECTORY).join(name))
+    } else {
+        Err(SharedMemoryError::BadName { name: name.into() })
     }
 }
 

@@ -212,7 +212,7 @@ fn a_killed_holder_is_noticed_and_the_next_one_repairs() {
 }
 
 #[test]
-fn a_released_lock_wakes_who_waits_in_another_process() {
+fn releasing_a_lock_wakes_a_waiter_in_another_process() {
     let guarded = Guarded::named();
     let name = guarded.name.clone().unwrap();
     let mut other = Actor::start(&format!("holder {name}"));
@@ -287,7 +287,7 @@ fn a_guard_in_a_forked_child_releases_nothing() {
 
 /// Processes are killed at any point: with the lock, waiting for it, and without it.
 #[test]
-fn killed_at_any_moment_nothing_is_lost_and_nobody_hangs() {
+fn a_kill_at_any_moment_loses_and_blocks_nothing() {
     let guarded = Guarded::named();
     let name = guarded.name.clone().unwrap();
     let role = format!("adder {name}");

@@ -88,9 +88,10 @@ impl Plain {
         self.event();
         for unit in self.units(offset, len) {
             let newest = self.history[unit].len() - 1;
-            match fails {
-                true => self.poisoned[unit] = Some(newest),
-                false => self.handed_over[unit] = Some(newest),
+            if fails {
+                self.poisoned[unit] = Some(newest)
+            } else {
+                self.handed_over[unit] = Some(newest)
             }
         }
         self.event();

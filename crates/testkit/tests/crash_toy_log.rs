@@ -365,9 +365,10 @@ fn parallel_run(domain: PersistenceDomain, durably: bool) -> Recording {
                     let bytes: Vec<u8> =
                         record.iter().flat_map(|word| word.to_le_bytes()).collect();
                     media.begin(id);
-                    match durably {
-                        true => media.write_durable_unguarded(id * SLOT_BYTES, &bytes).unwrap(),
-                        false => media.write_unguarded(id * SLOT_BYTES, &bytes).unwrap(),
+                    if durably {
+                        media.write_durable_unguarded(id * SLOT_BYTES, &bytes).unwrap()
+                    } else {
+                        media.write_unguarded(id * SLOT_BYTES, &bytes).unwrap()
                     }
                     media.acknowledge(id);
                 }

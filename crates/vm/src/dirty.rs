@@ -109,9 +109,10 @@ impl TrackerForm {
     /// Returns the better available form, determined once per process.
     pub fn best() -> TrackerForm {
         static SCANS: OnceLock<bool> = OnceLock::new();
-        match SCANS.get_or_init(|| TrackerForm::Scan.available().is_ok()) {
-            true => TrackerForm::Scan,
-            false => TrackerForm::Compare,
+        if *SCANS.get_or_init(|| TrackerForm::Scan.available().is_ok()) {
+            TrackerForm::Scan
+        } else {
+            TrackerForm::Compare
         }
     }
 

@@ -386,7 +386,7 @@ mod tests {
 
     /// Most files are not persistent memory, and the check must not unmap other threads' memory.
     #[test]
-    fn a_refusal_unmaps_nobodys_memory() {
+    fn a_refused_mapping_leaves_existing_mappings() {
         const LEN_BYTES: usize = 4 << 20;
         let file = tempfile::tempfile().unwrap();
         file.set_len(LEN_BYTES as u64).unwrap();

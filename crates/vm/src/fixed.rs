@@ -280,9 +280,10 @@ fn may_map(
         }
     }
     let wanted = address..address + len_bytes;
-    match mapped.iter().any(|one| overlap(&one.addresses, &wanted)) {
-        true => Err(taken(address, len_bytes, mapped)),
-        false => Ok(()),
+    if mapped.iter().any(|one| overlap(&one.addresses, &wanted)) {
+        Err(taken(address, len_bytes, mapped))
+    } else {
+        Ok(())
     }
 }
 

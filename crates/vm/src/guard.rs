@@ -222,10 +222,7 @@ impl Replaceable {
         let Some(guarded) = self.guarded_around(fault.address) else { return Served::No };
         let has_ended = guarded.has_ended || guarded.has_many_gone;
         // SAFETY: forwarded to the caller.
-        match unsafe { self.replace(fault.address, has_ended) } {
-            true => Served::Yes,
-            false => Served::No,
-        }
+        if unsafe { self.replace(fault.address, has_ended) } { Served::Yes } else { Served::No }
     }
 
     /// The addresses that the calling thread guards around `address`. Async-signal-safe.

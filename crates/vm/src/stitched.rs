@@ -197,10 +197,8 @@ impl Mapping {
                         memory::map_anonymous_at(address, len_bytes, Protection::Read)
                     }
                     StitchPiece::File { offset_bytes, .. } => {
-                        let protection = match self.is_writable {
-                            true => Protection::ReadWrite,
-                            false => Protection::Read,
-                        };
+                        let protection =
+                            if self.is_writable { Protection::ReadWrite } else { Protection::Read };
                         let offset_bytes = offset_bytes + skipped as u64;
                         memory::map_file_at(address, len_bytes, protection, file, offset_bytes)
                     }
@@ -214,9 +212,10 @@ impl Mapping {
 
     fn place(&self, offset_bytes: usize, len_bytes: usize) -> Result<*mut u8, Inaccessible> {
         let end_bytes = offset_bytes.checked_add(len_bytes);
-        match end_bytes.is_some_and(|end_bytes| end_bytes <= self.len_bytes) {
-            true => Ok(self.address().wrapping_add(offset_bytes)),
-            false => Err(Inaccessible),
+        if end_bytes.is_some_and(|end_bytes| end_bytes <= self.len_bytes) {
+            Ok(self.address().wrapping_add(offset_bytes))
+        } else {
+            Err(Inaccessible)
         }
     }
 }

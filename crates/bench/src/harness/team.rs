@@ -102,6 +102,6 @@ pub fn wait_to_go() -> Result<()> {
     output.flush()?;
     let mut line = String::new();
     let read_bytes = io::stdin().lock().read_line(&mut line)?;
-    anyhow::ensure!(read_bytes > 0, "who started this process is gone");
+    anyhow::ensure!(read_bytes > 0, "the process that started this one is gone");
     Ok(())
 }

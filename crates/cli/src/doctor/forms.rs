@@ -123,9 +123,10 @@ fn parking(data: &Path) -> String {
 
 /// How many mappings are removed at a time.
 fn unmapping() -> &'static str {
-    match features::range_dontneed_flushes_once() {
-        true => "drained: many at once, one TLB shootdown and no lock",
-        false => "vacated: one reservation over many, under the lock (draining needs Linux 6.16)",
+    if features::range_dontneed_flushes_once() {
+        "drained: many at once, one TLB shootdown and no lock"
+    } else {
+        "vacated: one reservation over many, under the lock (draining needs Linux 6.16)"
     }
 }
 

@@ -126,9 +126,10 @@ pub fn copy<S: Tree, T: Tree>(
     }
     let (counts, failures) = copier.end();
     if let Err(error) = outcome {
-        return Err(match error.is::<Interrupted>() {
-            true => anyhow!("interrupted; {}", copied(&counts)),
-            false => error.context(format!("stopped after {}", copied(&counts))),
+        return Err(if error.is::<Interrupted>() {
+            anyhow!("interrupted; {}", copied(&counts))
+        } else {
+            error.context(format!("stopped after {}", copied(&counts)))
         });
     }
     Ok(Done { counts, failures, json: args.json })

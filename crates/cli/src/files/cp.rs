@@ -40,9 +40,10 @@ pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write(&args.access);
     let to = Pooled::new(pools.files(&args.destination)?, &args.destination);
     let is_same = first.is_in_pool_of(&args.destination);
-    let from = match is_same {
-        true => Pooled::new(pools.files(&args.destination)?, first),
-        false => Pooled::new(Pools::to_read(&args.access.to_read()).files(first)?, first),
+    let from = if is_same {
+        Pooled::new(pools.files(&args.destination)?, first)
+    } else {
+        Pooled::new(Pools::to_read(&args.access.to_read()).files(first)?, first)
     };
     let done = copying::copy(
         &args.copy,

@@ -111,9 +111,10 @@ pub fn permissions(kind: FileKind, mode: u32) -> String {
 impl Entry {
     /// The entry at a place, with known metadata.
     pub fn of(files: &Files, place: &Place, name: &OsStr, metadata: &Metadata) -> Result<Entry> {
-        let target = match metadata.is_symlink() {
-            true => Some(files.read_link(place.path()).at(place)?),
-            false => None,
+        let target = if metadata.is_symlink() {
+            Some(files.read_link(place.path()).at(place)?)
+        } else {
+            None
         };
         let raw_target = target.map(|target| target.as_os_str().as_bytes().to_vec());
         let (path, name_is_utf8) = as_json(place.path().as_os_str().as_bytes());

@@ -29,9 +29,10 @@ fn characters(bytes: &[u8], folds: bool) -> Vec<Character> {
     let mut characters = Vec::new();
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {
-            match folds {
-                true => characters.extend(character.to_lowercase().map(Character::from)),
-                false => characters.push(character.into()),
+            if folds {
+                characters.extend(character.to_lowercase().map(Character::from))
+            } else {
+                characters.push(character.into())
             }
         }
         characters.extend(chunk.invalid().iter().map(|&byte| FOREIGN + Character::from(byte)));

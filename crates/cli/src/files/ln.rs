@@ -48,10 +48,7 @@ Examples:
 /// Creates the link, durably.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_write(&args.access);
-    let original = match args.symbolic {
-        true => check_target(args)?,
-        false => hard_target(args)?,
-    };
+    let original = if args.symbolic { check_target(args)? } else { hard_target(args)? };
     let files = pools.files(&args.link)?;
     let link = place_of_link(args, &files, &original);
     match make(args, &files, &original, &link) {
@@ -99,9 +96,10 @@ fn place_of_link(args: &Args, files: &Files, original: &Path) -> Place {
 }
 
 fn make(args: &Args, files: &Files, original: &Path, link: &Place) -> aquifer::fs::Result<()> {
-    match args.symbolic {
-        true => files.symlink(original, link.path()),
-        false => files.hard_link(original, link.path()),
+    if args.symbolic {
+        files.symlink(original, link.path())
+    } else {
+        files.hard_link(original, link.path())
     }
 }
 

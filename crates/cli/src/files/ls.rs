@@ -205,9 +205,8 @@ impl Listing<'_> {
             return Ok(());
         }
         let escapes = std::io::stdout().is_terminal();
-        let shown = |bytes: &[u8]| match escapes {
-            true => output::escaped(bytes).into_bytes(),
-            false => bytes.to_vec(),
+        let shown = |bytes: &[u8]| {
+            if escapes { output::escaped(bytes).into_bytes() } else { bytes.to_vec() }
         };
         let mut text = Vec::new();
         if let Some(header) = header {
@@ -239,9 +238,10 @@ impl Listing<'_> {
             }
             if self.args.long {
                 let (uid, gid) = entry.owner();
-                let len = match self.args.human_readable && entry.kind() != "directory" {
-                    true => Bytes(entry.len()).to_string(),
-                    false => entry.len().to_string(),
+                let len = if self.args.human_readable && entry.kind() != "directory" {
+                    Bytes(entry.len()).to_string()
+                } else {
+                    entry.len().to_string()
                 };
                 row.push(entry.permissions().to_owned());
                 row.extend([entry.links().to_string(), uid.to_string(), gid.to_string(), len]);

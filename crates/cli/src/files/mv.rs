@@ -99,8 +99,9 @@ fn move_one(args: &Args, files: &Files, source: &Place) -> Result<()> {
         _ => RenameMode::Replace,
     };
     files.rename_with(source.path(), target.path(), mode).at(source)?;
-    match args.verbose {
-        true => output::print(&format!("{} -> {}\n", source.show(), target.show())),
-        false => Ok(()),
+    if args.verbose {
+        output::print(&format!("{} -> {}\n", source.show(), target.show()))
+    } else {
+        Ok(())
     }
 }

@@ -83,8 +83,5 @@ fn remove(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
             place.show()
         ),
     }
-    match args.verbose {
-        true => output::print(&format!("removed {}\n", place.show())),
-        false => Ok(()),
-    }
+    if args.verbose { output::print(&format!("removed {}\n", place.show())) } else { Ok(()) }
 }

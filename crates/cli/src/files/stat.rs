@@ -100,9 +100,10 @@ pub fn run(args: StatArgs<'_>, places: &[Place]) -> Result<()> {
 
 fn look(args: StatArgs<'_>, pools: &mut Pools, place: &Place) -> Result<Shown> {
     let files = pools.files(place)?;
-    let metadata = match args.follow {
-        true => files.metadata(place.path()),
-        false => files.symlink_metadata(place.path()),
+    let metadata = if args.follow {
+        files.metadata(place.path())
+    } else {
+        files.symlink_metadata(place.path())
     };
     let name = last_name(place.path()).unwrap_or("/".into());
     let entry = Entry::of(&files, place, &name, &metadata.at(place)?)?;

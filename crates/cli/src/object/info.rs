@@ -36,8 +36,9 @@ pub struct Args {
 /// Prints the object's description.
 pub fn run(args: &Args) -> Result<()> {
     let object = describe::one(&open_to_read(&args.pool, &args.access)?, args.name.as_bytes())?;
-    match args.json {
-        true => output::print_json(&object, true),
-        false => output::print(&object.to_text(&args.pool.display().to_string())),
+    if args.json {
+        output::print_json(&object, true)
+    } else {
+        output::print(&object.to_text(&args.pool.display().to_string()))
     }
 }

@@ -86,12 +86,13 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return output::print_json(&Report::of(&before, &resized), true);
     }
-    let address = match resized.has_moved() {
-        true => format!(
+    let address = if resized.has_moved() {
+        format!(
             "its address changed from {:#x} to {:#x}: plain pointers into it are invalid",
             resized.previous_address, resized.address
-        ),
-        false => format!("its address is {:#x} as before", resized.address),
+        )
+    } else {
+        format!("its address is {:#x} as before", resized.address)
     };
     let [old, new] = [before.size_bytes, resized.size_bytes].map(Bytes);
     output::print(&format!("resized {} from {old} to {new}; {address}\n", before.shown_name()))

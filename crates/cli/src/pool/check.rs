@@ -66,16 +66,18 @@ pub fn run(args: &Args) -> Result<()> {
     let left = if args.repair {
         let media = Arc::new(Watched::new(media, "checking and repairing"));
         let repaired = check::repair_on(media, &options)?;
-        match args.json {
-            true => output::print_json(&Repaired::from(&repaired), true)?,
-            false => output::print(&repaired_text(&repaired))?,
+        if args.json {
+            output::print_json(&Repaired::from(&repaired), true)?
+        } else {
+            output::print(&repaired_text(&repaired))?
         }
         repaired.after
     } else {
         let report = check::check_on(&Watched::new(media, "checking"), &options);
-        match args.json {
-            true => output::print_json(&Checked::from(&report), true)?,
-            false => output::print(&checked_text(&report))?,
+        if args.json {
+            output::print_json(&Checked::from(&report), true)?
+        } else {
+            output::print(&checked_text(&report))?
         }
         report
     };

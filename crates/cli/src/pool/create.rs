@@ -110,10 +110,7 @@ pub fn run(args: &Args) -> Result<()> {
     })?;
     let (report, text) = (Report::of(&pool)?.when_closed(), describe(&args.path, &pool)?);
     drop(pool);
-    match args.json {
-        true => output::print_json(&report, true),
-        false => output::print(&text),
-    }
+    if args.json { output::print_json(&report, true) } else { output::print(&text) }
 }
 
 /// Adapts the library's errors about media to creating a pool.

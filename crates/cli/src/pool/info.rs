@@ -80,10 +80,7 @@ pub(super) struct Report {
 /// Prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let report = Report::of(&args.access.open(&args.path)?)?;
-    match args.json {
-        true => output::print_json(&report, true),
-        false => output::print(&report.to_text()),
-    }
+    if args.json { output::print_json(&report, true) } else { output::print(&report.to_text()) }
 }
 
 impl Report {

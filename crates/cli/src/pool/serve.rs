@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
     output::print(&format!("serving {path} at {socket}; the key {how} {key_file}\n"))?;
     // Ignore output errors: the reader of the log may have closed it.
     broker.serve(ending.as_fd(), &|asked| drop(output::print(&line(asked))))?;
-    drop(output::print("ended; who has access keeps it\n"));
+    drop(output::print("ended; processes that have access keep it\n"));
     Ok(())
 }
 
@@ -93,9 +93,10 @@ fn beside(path: &Path, end: &str) -> PathBuf {
 
 /// The key in a file, or a new one.
 fn key_in(path: &Path) -> Result<(AccessKey, &'static str)> {
-    match path.exists() {
-        true => Ok((AccessKey::from_file(path)?, "is in")),
-        false => Ok((AccessKey::create_file(path)?, "was made in")),
+    if path.exists() {
+        Ok((AccessKey::from_file(path)?, "is in"))
+    } else {
+        Ok((AccessKey::create_file(path)?, "was made in"))
     }
 }
 

@@ -28,9 +28,10 @@ impl Bytes {
     }
 
     fn with_template(template: &str, what: &'static str) -> Bytes {
-        let target = match std::io::stderr().is_terminal() {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
+        let target = if std::io::stderr().is_terminal() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
         };
         let style = ProgressStyle::with_template(template).expect("a valid template");
         // `set_message` would draw it, and a bar with a total of zero is full.

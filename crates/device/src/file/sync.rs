@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_shares_a_failed_sync_hears_of_it() {
+    fn every_caller_that_shares_a_failed_sync_sees_the_error() {
         let gate = SyncGate::default();
         let (release, released) = mpsc::channel::<()>();
         let (entered, has_entered) = mpsc::channel::<()>();

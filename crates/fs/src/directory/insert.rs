@@ -129,9 +129,10 @@ impl Tree {
             Some(next @ 1..) => &all[next - 1..=next],
             _ => return Err(FsError::TooManyCollisions),
         };
-        match around_new[1].offset - around_new[0].offset <= NODE_BYTES {
-            true => Ok(around_new.to_vec()),
-            false => Err(FsError::TooManyCollisions),
+        if around_new[1].offset - around_new[0].offset <= NODE_BYTES {
+            Ok(around_new.to_vec())
+        } else {
+            Err(FsError::TooManyCollisions)
         }
     }
 

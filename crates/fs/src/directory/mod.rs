@@ -207,9 +207,10 @@ impl Tree {
     #[inline]
     fn view<'b>(&self, bytes: &'b SlotBytes, number: u64) -> Result<NodeView<'b>> {
         let view = NodeView::new(bytes, number).map_err(|error| self.damaged(number, error))?;
-        match view.owner() == self.owner {
-            true => Ok(view),
-            false => Err(self.damaged(number, format_args!("it belongs to {}", view.owner()))),
+        if view.owner() == self.owner {
+            Ok(view)
+        } else {
+            Err(self.damaged(number, format_args!("it belongs to {}", view.owner())))
         }
     }
 
@@ -278,10 +279,7 @@ fn check_name(name: &[u8]) -> Result<()> {
         return Err(FsError::NameTooLong { path: path_of(name) });
     }
     let reason = "it is empty, `.` or `..`, or has a NUL or a `/` in it";
-    match is_name(name) {
-        true => Ok(()),
-        false => Err(FsError::BadName { path: path_of(name), reason }),
-    }
+    if is_name(name) { Ok(()) } else { Err(FsError::BadName { path: path_of(name), reason }) }
 }
 
 /// A leaf that is to be changed: the bytes of its entries before and after the place of a name.

@@ -92,17 +92,14 @@ impl Tree {
             }
             self.sealed_view(&bytes, neighbour_slot)?;
             let count = view.count() + leaf.count - 1;
-            match left == neighbour {
-                true => {
-                    let parts = [entries, leaf.before, leaf.behind];
-                    self.put_leaf(slots, neighbour_slot, count, &parts)?;
-                    slots.give_back(number)?;
-                }
-                false => {
-                    let parts = [leaf.before, leaf.behind, entries];
-                    self.put_leaf(slots, number, count, &parts)?;
-                    slots.give_back(neighbour_slot)?;
-                }
+            if left == neighbour {
+                let parts = [entries, leaf.before, leaf.behind];
+                self.put_leaf(slots, neighbour_slot, count, &parts)?;
+                slots.give_back(number)?;
+            } else {
+                let parts = [leaf.before, leaf.behind, entries];
+                self.put_leaf(slots, number, count, &parts)?;
+                slots.give_back(neighbour_slot)?;
             }
             self.remove_child(slots, steps, left + 1)?;
             return Ok(true);

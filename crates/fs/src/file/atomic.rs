@@ -135,10 +135,7 @@ impl File {
             let (own_runs, other_runs) =
                 (runs(&own_table, own_range), runs(&other_table, other_range));
             own_table.splice(own_range, &other_runs)?;
-            let both = match is_one_file {
-                true => &mut own_table,
-                false => &mut other_table,
-            };
+            let both = if is_one_file { &mut own_table } else { &mut other_table };
             both.splice(other_range, &own_runs)?;
             store(&mut names, own.number, &mut own_table)?;
             if !is_one_file {

@@ -26,17 +26,11 @@ pub struct HeldRange {
 /// Converts a range to an area; an empty range is an error.
 fn area_of(range: impl RangeBounds<u64>) -> Result<LockArea> {
     let Range { start, end } = bounds_of(&range, u64::MAX);
-    match start < end {
-        true => Ok(LockArea::Bytes(start..end)),
-        false => Err(FsError::EmptyRange),
-    }
+    if start < end { Ok(LockArea::Bytes(start..end)) } else { Err(FsError::EmptyRange) }
 }
 
 fn locked(is_locked: bool) -> Result<()> {
-    match is_locked {
-        true => Ok(()),
-        false => Err(FsError::Locked),
-    }
+    if is_locked { Ok(()) } else { Err(FsError::Locked) }
 }
 
 impl File {

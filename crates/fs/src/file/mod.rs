@@ -136,9 +136,10 @@ impl File {
     }
 
     pub(crate) fn check_writes(&self) -> Result<()> {
-        match self.opened.options.writes() {
-            true => Ok(()),
-            false => Err(FsError::NotOpenFor { what: "writing" }),
+        if self.opened.options.writes() {
+            Ok(())
+        } else {
+            Err(FsError::NotOpenFor { what: "writing" })
         }
     }
 

@@ -240,10 +240,7 @@ impl FileOptions {
     }
 
     pub(crate) fn last(&self) -> Last {
-        match self.keep_link || self.create_new {
-            true => Last::Keep,
-            false => Last::Follow,
-        }
+        if self.keep_link || self.create_new { Last::Keep } else { Last::Follow }
     }
 
     pub(crate) fn mode(&self) -> u32 {

@@ -138,9 +138,10 @@ impl File {
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let mut write = Write { shared, lock, open: self.inode(), inode, table };
-        match size_bytes <= write.inode.size_bytes {
-            true => write.shrink(size_bytes),
-            false => write.extend(size_bytes),
+        if size_bytes <= write.inode.size_bytes {
+            write.shrink(size_bytes)
+        } else {
+            write.extend(size_bytes)
         }
     }
 }
@@ -174,20 +175,20 @@ pub(crate) struct Edit<'a> {
 
 impl Write<'_> {
     pub fn check(&self) -> Result<()> {
-        match self.inode.is_immutable {
-            true => {
-                Err(FsError::Immutable { path: format!("(inode {})", self.open.number).into() })
-            }
-            false => Ok(()),
+        if self.inode.is_immutable {
+            Err(FsError::Immutable { path: format!("(inode {})", self.open.number).into() })
+        } else {
+            Ok(())
         }
     }
 
     /// Fails if a writable view of the file exists, in any process: its pages must stay in place.
     /// The caller holds the file's lock.
     pub fn check_not_viewed(&self) -> Result<()> {
-        match self.shared.pool.is_used(self.open.number, InodeUse::Writable)? {
-            true => Err(FsError::InUse { path: format!("(inode {})", self.open.number).into() }),
-            false => Ok(()),
+        if self.shared.pool.is_used(self.open.number, InodeUse::Writable)? {
+            Err(FsError::InUse { path: format!("(inode {})", self.open.number).into() })
+        } else {
+            Ok(())
         }
     }
 
@@ -313,9 +314,10 @@ impl Write<'_> {
         for extent in self.table.extents(pages).filter(|extent| extent.run.is_hole()) {
             let mut hole = extent.pages();
             while hole.pages > 0 {
-                let reservation = match reservations.len() < most_pieces {
-                    true => self.one_more(&reservations, turn, hole, || reserve(hole))?,
-                    false => None,
+                let reservation = if reservations.len() < most_pieces {
+                    self.one_more(&reservations, turn, hole, || reserve(hole))?
+                } else {
+                    None
                 };
                 let Some(reservation) = reservation else { return Ok((reservations, hole.first)) };
                 fill(hole, reservation.whole())?;
@@ -421,9 +423,10 @@ impl Write<'_> {
             };
             let first = FilePage(file.offset_bytes.div_ceil(PAGE_BYTES));
             let end = FilePage(file.end_bytes() / PAGE_BYTES);
-            let replaced_to = match FilePages::between(first, end).pages < LEAST_REPLACED_PAGES {
-                true => first,
-                false => self.replace_by_zeros(FilePages::between(first, end), edit)?,
+            let replaced_to = if FilePages::between(first, end).pages < LEAST_REPLACED_PAGES {
+                first
+            } else {
+                self.replace_by_zeros(FilePages::between(first, end), edit)?
             };
             if replaced_to == first {
                 zero_in_place(file.offset_bytes, file.end_bytes())?;
@@ -496,14 +499,16 @@ impl Write<'_> {
                         self.take_pages(pages, usize::MAX, turn, &mut edit, reserve, fill)?
                     }
                 };
-            match end < added.pages().end() {
-                true => Err(in_small_pieces(&reservations, added.pages())),
-                false => Ok((edit, reservations)),
+            if end < added.pages().end() {
+                Err(in_small_pieces(&reservations, added.pages()))
+            } else {
+                Ok((edit, reservations))
             }
         })?;
-        let looked = match edit.splices.is_empty() {
-            true => look(&self.table)?,
-            false => look(&self.spliced(&edit.splices)?)?,
+        let looked = if edit.splices.is_empty() {
+            look(&self.table)?
+        } else {
+            look(&self.spliced(&edit.splices)?)?
         };
         self.commit(edit, reservations)?;
         Ok(looked)
@@ -525,9 +530,10 @@ impl Write<'_> {
             let is_last = from == kept_pages;
             let edit = Edit {
                 splices: vec![(FilePages::all_from(FilePage(from)), Vec::new())],
-                size_bytes: Some(match is_last {
-                    true => size_bytes,
-                    false => self.inode.size_bytes.min(from * PAGE_BYTES),
+                size_bytes: Some(if is_last {
+                    size_bytes
+                } else {
+                    self.inode.size_bytes.min(from * PAGE_BYTES)
                 }),
                 ..Edit::default()
             };
@@ -553,9 +559,10 @@ impl Write<'_> {
         let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns };
             let mut inode = self.open.read(names.slots)?;
-            let edited = match edit.splices.is_empty() {
-                true => None,
-                false => Some(self.splice(&edit.splices, &mut inode, names.slots)?),
+            let edited = if edit.splices.is_empty() {
+                None
+            } else {
+                Some(self.splice(&edit.splices, &mut inode, names.slots)?)
             };
             inode.size_bytes = edit.size_bytes.unwrap_or(inode.size_bytes);
             inode.modified_ns = now_ns;

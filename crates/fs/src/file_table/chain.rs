@@ -22,9 +22,10 @@ pub(super) fn damaged(inode: u64, reason: impl ToString) -> FsError {
 fn read_list(slots: &impl ReadSlots, owner: u64, number: u64) -> Result<RunList> {
     let list = RunList::decode(&slots.slot(number)?, number)
         .map_err(|error| damaged(owner, format!("slot {number}: {error}")))?;
-    match list.owner == owner {
-        true => Ok(list),
-        false => Err(damaged(owner, format!("slot {number} belongs to inode {}", list.owner))),
+    if list.owner == owner {
+        Ok(list)
+    } else {
+        Err(damaged(owner, format!("slot {number} belongs to inode {}", list.owner)))
     }
 }
 
@@ -89,24 +90,26 @@ impl Totals {
         // No overflow: a slot has less than 64 runs, of less than 2^40 pages each.
         self.pages += runs.iter().map(|run| run.pages).sum::<u64>();
         self.mapped_pages += mapped_pages(runs);
-        match self.pages <= MAX_PAGES {
-            true => Ok(()),
-            false => Err(damaged(inode, "it has more pages than a file can have")),
+        if self.pages <= MAX_PAGES {
+            Ok(())
+        } else {
+            Err(damaged(inode, "it has more pages than a file can have"))
         }
     }
 
     /// Checks that these are all pages of the file.
     pub fn check(&self, inode: &FileInode) -> Result<()> {
         // It also detects a slot of the chain whose last change never reached the media.
-        match self.mapped_pages == inode.pages {
-            true => Ok(()),
-            false => Err(damaged(
+        if self.mapped_pages == inode.pages {
+            Ok(())
+        } else {
+            Err(damaged(
                 inode.number,
                 format!(
                     "its runs have {} pages, its inode says {}",
                     self.mapped_pages, inode.pages
                 ),
-            )),
+            ))
         }
     }
 }

@@ -19,10 +19,7 @@ pub(super) fn take(run: Run, pages: u64) -> Run {
 
 /// Whether `next` continues `run`: its pages follow those of `run`, or both are holes.
 pub(super) fn continues(run: Run, next: Run) -> bool {
-    match run.is_hole() {
-        true => next.is_hole(),
-        false => next.start_page == run.end_page(),
-    }
+    if run.is_hole() { next.is_hole() } else { next.start_page == run.end_page() }
 }
 
 /// Appends a run of any length, joined with the last one where possible.
@@ -86,14 +83,15 @@ impl List {
 
     /// Returns the same list with other runs.
     pub fn with_runs(&self, runs: &[Run]) -> List {
-        match self.runs() == runs {
-            true => self.clone(),
-            false => List {
+        if self.runs() == runs {
+            self.clone()
+        } else {
+            List {
                 first: self.first,
                 slot: self.slot,
                 stored_next: self.stored_next,
                 ..List::new(runs.to_vec())
-            },
+            }
         }
     }
 

@@ -112,9 +112,10 @@ impl Versions {
     #[inline]
     pub fn metadata_if_unchanged(&self, pool: &impl Versioned) -> u64 {
         let is_at_rest = self.metadata.is_multiple_of(2);
-        match is_at_rest && pool.metadata_version() == self.metadata {
-            true => self.metadata,
-            false => u64::MAX,
+        if is_at_rest && pool.metadata_version() == self.metadata {
+            self.metadata
+        } else {
+            u64::MAX
         }
     }
 }
@@ -192,9 +193,10 @@ impl Entry {
         // Release: orders the odd version before all stores below. Pairs with the fence in `read`.
         fence(Release);
         let run = known.run;
-        let run = match run.pages >> PAGES_BITS == 0 && run.start_page >> (64 - PAGES_BITS) == 0 {
-            true => run.start_page << PAGES_BITS | run.pages,
-            false => 0,
+        let run = if run.pages >> PAGES_BITS == 0 && run.start_page >> (64 - PAGES_BITS) == 0 {
+            run.start_page << PAGES_BITS | run.pages
+        } else {
+            0
         };
         let words = [
             path.0,

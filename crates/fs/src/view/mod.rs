@@ -254,9 +254,10 @@ fn place_of_known(known: &Known, range: &impl RangeBounds<u64>) -> Result<Option
 /// Resolves a range of a file of this length.
 fn resolve(range: &impl RangeBounds<u64>, size_bytes: u64) -> Result<FileBytes> {
     let Range { start, end } = bounds_of(range, size_bytes);
-    match start <= end && end <= size_bytes {
-        true => Ok(FileBytes { offset_bytes: start, len_bytes: end - start }),
-        false => Err(FsError::OutsideFile { range: start..end, len_bytes: size_bytes }),
+    if start <= end && end <= size_bytes {
+        Ok(FileBytes { offset_bytes: start, len_bytes: end - start })
+    } else {
+        Err(FsError::OutsideFile { range: start..end, len_bytes: size_bytes })
     }
 }
 
@@ -293,10 +294,7 @@ impl crate::File {
 
 /// The most pieces in which a view is mapped if it has several; 0 if the media cannot do that.
 fn most_pieces(pool: &Pool) -> usize {
-    match pool.media().maps_privately() {
-        true => MAX_VIEW_PIECES,
-        false => 0,
-    }
+    if pool.media().maps_privately() { MAX_VIEW_PIECES } else { 0 }
 }
 
 impl Shared {
@@ -319,11 +317,10 @@ impl Shared {
             let bytes = extent.run.pages.checked_mul(PAGE_BYTES);
             let len_bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
             let Some(len_bytes) = len_bytes else { return scattered() };
-            pieces.push(match extent.run.is_hole() {
-                true => StitchPiece::Zeros { len_bytes },
-                false => {
-                    StitchPiece::File { offset_bytes: extent.run.bytes().offset_bytes, len_bytes }
-                }
+            pieces.push(if extent.run.is_hole() {
+                StitchPiece::Zeros { len_bytes }
+            } else {
+                StitchPiece::File { offset_bytes: extent.run.bytes().offset_bytes, len_bytes }
             });
         }
         let Ok(len_bytes) = usize::try_from(range.len_bytes) else { return scattered() };
@@ -535,9 +532,10 @@ impl View<'_> {
     /// mapped at these addresses.
     fn check(&self, range: &Range<u64>) -> Result<()> {
         self.pool().check_process()?;
-        match range.start <= range.end && range.end <= self.len() {
-            true => Ok(()),
-            false => Err(FsError::OutsideView { range: range.clone(), len_bytes: self.len() }),
+        if range.start <= range.end && range.end <= self.len() {
+            Ok(())
+        } else {
+            Err(FsError::OutsideView { range: range.clone(), len_bytes: self.len() })
         }
     }
 

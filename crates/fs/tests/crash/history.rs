@@ -69,10 +69,8 @@ impl Snapshot {
                     }
                     _ => {}
                 }
-                let target = match metadata.is_symlink() {
-                    true => Some(files.read_link(&path)?),
-                    false => None,
-                };
+                let target =
+                    if metadata.is_symlink() { Some(files.read_link(&path)?) } else { None };
                 let entry = Entry {
                     identity,
                     kind: metadata.kind(),

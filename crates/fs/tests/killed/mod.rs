@@ -180,10 +180,13 @@ impl Step {
             15 => Step::Link { from: at, to },
             16 => Step::Symlink { at, target: content.byte },
             17 | 18 => Step::MakeDirectory { directory: directory(rng) },
-            19 => match rng.chance(0.5) {
-                true => Step::RemoveDirectory { directory: directory(rng) },
-                false => Step::MoveDirectory { from: directory(rng), to: directory(rng) },
-            },
+            19 => {
+                if rng.chance(0.5) {
+                    Step::RemoveDirectory { directory: directory(rng) }
+                } else {
+                    Step::MoveDirectory { from: directory(rng), to: directory(rng) }
+                }
+            }
             20 => Step::Orphan { content },
             21 | 22 => Step::Record { len: 1 + rng.below(500) as usize },
             _ => Step::Publish { file: rng.below(SHARED), content },
@@ -392,9 +395,12 @@ pub struct State {
 
 impl State {
     pub fn summary(&self) -> String {
-        let names = self.names.iter().map(|(place, first)| match place == first {
-            true => format!("{place:?} {}", self.nodes[first].summary()),
-            false => format!("{place:?} = {first:?}"),
+        let names = self.names.iter().map(|(place, first)| {
+            if place == first {
+                format!("{place:?} {}", self.nodes[first].summary())
+            } else {
+                format!("{place:?} = {first:?}")
+            }
         });
         format!("{:?}\n  {}", self.directories, names.collect::<Vec<_>>().join("\n  "))
     }
@@ -555,10 +561,11 @@ impl State {
             {
                 self.directories.remove(&from);
                 self.directories.insert(to);
-                self.move_names(|(directory, name)| match directory == from {
-                    true => (to, name),
-                    false => (directory, name),
-                });
+                self.move_names(
+                    |(directory, name)| {
+                        if directory == from { (to, name) } else { (directory, name) }
+                    },
+                );
             }
             _ => {}
         }

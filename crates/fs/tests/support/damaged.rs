@@ -130,12 +130,11 @@ pub fn image(data: &[u8]) {
     for change in data.chunks_exact(4).take(64) {
         let place = usize::from(change[0]) | usize::from(change[1]) << 8;
         let in_log = change[3] & 2 != 0 && !records.is_empty();
-        let at = match in_log {
-            false => metadata.offset_bytes as usize + place % metadata.len_bytes as usize,
-            true => {
-                let record = records[place % records.len()];
-                record.offset + (place / records.len()) % record.len
-            }
+        let at = if in_log {
+            let record = records[place % records.len()];
+            record.offset + (place / records.len()) % record.len
+        } else {
+            metadata.offset_bytes as usize + place % metadata.len_bytes as usize
         };
         image[at] = change[2];
         if change[3] & 1 == 0 {

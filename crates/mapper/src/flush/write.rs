@@ -265,9 +265,10 @@ impl<'a> Pass<'a> {
         while from < there.end().0 {
             let chunk = PageRun::new(from..there.end().0.min(from.saturating_add(chunk_pages)));
             let bytes = self.bytes_of(chunk);
-            let put = match is_copied {
-                true => self.put_copied(chunk, &bytes),
-                false => self.put_parts(&mut [self.part(&bytes)], &bytes),
+            let put = if is_copied {
+                self.put_copied(chunk, &bytes)
+            } else {
+                self.put_parts(&mut [self.part(&bytes)], &bytes)
             };
             match put {
                 Ok(()) => self.written.pages.push(chunk),
@@ -344,9 +345,10 @@ impl<'a> Pass<'a> {
         self.buffer.lengthen(at + len);
         let target = self.buffer.bytes()[at..at + len].as_mut_ptr();
         // SAFETY: the source is pages of the mapping, and the buffer has room for them.
-        match unsafe { fallible::try_copy(source, target, len) } {
-            true => Ok(()),
-            false => Err(self.missing(bytes)),
+        if unsafe { fallible::try_copy(source, target, len) } {
+            Ok(())
+        } else {
+            Err(self.missing(bytes))
         }
     }
 

@@ -197,7 +197,7 @@ pub enum Damage {
     Root,
     /// The object's content and the DRAM index differ: other code or another process modified the
     /// object.
-    #[error("it was changed by somebody else")]
+    #[error("it was changed by another process or thread")]
     Changed,
 }
 

@@ -196,7 +196,7 @@ impl Broker {
         let listener = listen(&socket)?;
         let identity = SocketFile::identity(&socket);
         let socket = SocketFile { path: socket, identity };
-        let mode = mode_of(core.segment.file()).map_err(failed("ask who may reach"))?;
+        let mode = mode_of(core.segment.file()).map_err(failed("ask for the mode of"))?;
         // Connecting to a socket requires write permission.
         let mode = mode | (mode & 0o444) >> 1;
         std::fs::set_permissions(&socket.path, Permissions::from_mode(mode))

@@ -123,7 +123,7 @@ impl Checker<'_> {
                 Severity::Repairable,
                 FindingKind::LostPart,
                 format!("Nothing leads to slot {slot}, a part of inode {owner}"),
-                "It takes space and is in nobody's way",
+                "It takes space and does no harm",
                 "Run `aquifer pool check --repair`, which frees it",
             ),
             LinkFlaw::NoInode { leaf, inode } => (
@@ -211,7 +211,7 @@ impl Checker<'_> {
                     ),
                     None => format!("No name leads to inode {inode}"),
                 };
-                let meaning = "No path leads there; it takes space and is in nobody's way";
+                let meaning = "No path leads there; it takes space and does no harm";
                 (Severity::Repairable, FindingKind::LostFile, what, meaning, FIND_AGAIN)
             }
         };
@@ -271,7 +271,7 @@ impl Checker<'_> {
             text(
                 format!("{orphans} files have no name any more and are not freed yet"),
                 "Somebody had them open when they were removed, and was killed",
-                "There is nothing to do: whoever opens the pool for its files next frees them",
+                "Nothing to do: the next process that opens the pool for its files frees them",
             ),
         );
     }

@@ -100,13 +100,11 @@ impl Checker<'_> {
         let reader = self.log_reader(superblock);
         let life = life::of(self.media, self.options.boot, None);
         // While processes have the pool open, they determine which records count.
-        let boot = match self.presence.is_in_use() {
-            true => superblock.boot,
-            false => {
-                let places =
-                    Places::new(self.options.segment_directory.as_deref(), self.media.path());
-                recovery::boot_of_left(&places, superblock, self.media)
-            }
+        let boot = if self.presence.is_in_use() {
+            superblock.boot
+        } else {
+            let places = Places::new(self.options.segment_directory.as_deref(), self.media.path());
+            recovery::boot_of_left(&places, superblock, self.media)
         };
         let counts_unmarked = Superblock { boot, ..superblock.clone() }.counts_unmarked_in(life);
         let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {
@@ -219,7 +217,7 @@ impl Checker<'_> {
                 place,
                 text(
                     format!("The record at position {} of the log is not whole", view.end_lsn),
-                    "A crash cut it off while it was written; nobody was told that it is durable"
+                    "A crash cut it off while it was written; it was never acknowledged as durable"
                         .to_owned(),
                     "Nothing need be done: it is written over when the pool is used",
                 ),

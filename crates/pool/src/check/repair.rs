@@ -114,7 +114,7 @@ fn repair_known(
         let removed =
             before.findings.iter().filter(|f| f.kind == FindingKind::SharedMemory).count();
         if removed > 0 {
-            done.push(format!("Shared memory that nobody used was removed ({removed} segments)."));
+            done.push(format!("Unused shared memory was removed ({removed} segments)."));
         }
         done.extend(mended);
     }
@@ -123,7 +123,7 @@ fn repair_known(
         .filter_map(|finding| {
             let reason = match finding.kind {
                 FindingKind::LostFile if before.is_sound() && files.is_none() => {
-                    "it needs a name, and who repairs here knows of none"
+                    "it needs a name, which this repair cannot give it"
                 }
                 _ => reason_to_refuse(finding, before.is_sound())?,
             };

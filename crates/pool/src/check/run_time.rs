@@ -35,7 +35,7 @@ impl Presence {
             return Presence::alone();
         };
         let watch = Watch { members, superblocks: superblocks_of(media) };
-        let is_in_use = watch.sees_somebody(media);
+        let is_in_use = watch.sees_a_member(media);
         Presence { watch: Some(watch), is_in_use }
     }
 
@@ -56,13 +56,13 @@ impl Presence {
         let Some(watch) = self.watch.as_ref().filter(|_| !self.is_in_use) else { return false };
         // In this order: a process that closes the pool in between has written the superblocks
         // before it releases its locks.
-        self.is_in_use = watch.sees_somebody(media) || watch.superblocks != superblocks_of(media);
+        self.is_in_use = watch.sees_a_member(media) || watch.superblocks != superblocks_of(media);
         self.is_in_use
     }
 }
 
 impl Watch {
-    fn sees_somebody(&self, media: &dyn Media) -> bool {
+    fn sees_a_member(&self, media: &dyn Media) -> bool {
         // A process that is opening or closing the pool for writing locks `Recovery`; one that has
         // it open locks `Openers`. Locks of these media's own open file do not conflict, so the
         // list of claims is checked as well.
@@ -107,7 +107,7 @@ impl Checker<'_> {
                 FindingKind::SharedMemory,
                 None,
                 text(
-                    format!("{} belongs to this pool, and nobody has the pool open",
+                    format!("{} belongs to this pool, and no process has the pool open",
                      left.path.display()),
                     "A process that was killed left it; it takes memory and serves nothing",
                     "Open the pool for writing, or run `aquifer pool check --repair`: both remove it",

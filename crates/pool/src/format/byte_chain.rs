@@ -47,9 +47,10 @@ struct RawChain {
 const _: () = assert!(size_of::<RawChain>() == SLOT_BYTES);
 
 fn check_len(len: usize, next: u64) -> Result<(), FormatError> {
-    match (1..=CHAIN_BYTES).contains(&len) && (next == 0 || len == CHAIN_BYTES) {
-        true => Ok(()),
-        false => Err(FormatError::Field { field: "length", value: len as u64 }),
+    if (1..=CHAIN_BYTES).contains(&len) && (next == 0 || len == CHAIN_BYTES) {
+        Ok(())
+    } else {
+        Err(FormatError::Field { field: "length", value: len as u64 })
     }
 }
 

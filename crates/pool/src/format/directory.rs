@@ -268,9 +268,10 @@ impl Node {
 
 #[inline]
 fn check_count(count: usize, most: usize) -> Result<(), FormatError> {
-    match (1..=most).contains(&count) {
-        true => Ok(()),
-        false => Err(FormatError::Field { field: "count", value: count as u64 }),
+    if (1..=most).contains(&count) {
+        Ok(())
+    } else {
+        Err(FormatError::Field { field: "count", value: count as u64 })
     }
 }
 

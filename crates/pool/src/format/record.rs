@@ -409,9 +409,10 @@ fn decode_entry(raw: &RawEntry) -> Result<Entry, FormatError> {
     match raw.kind.get() {
         kind @ (ENTRY_SLOT | ENTRY_SLOT_PATCH) => {
             let words = SlotWords { is_whole: kind == ENTRY_SLOT, set: raw.detail.get() };
-            match words.set & !SETTABLE_WORDS == 0 && len_bytes == words.len_bytes() {
-                true => Ok(Entry::Slot { slot: raw.target.get(), words, payload_offset }),
-                false => field("words", words.set),
+            if words.set & !SETTABLE_WORDS == 0 && len_bytes == words.len_bytes() {
+                Ok(Entry::Slot { slot: raw.target.get(), words, payload_offset })
+            } else {
+                field("words", words.set)
             }
         }
         ENTRY_PAGES if is_page_range => {
@@ -513,9 +514,10 @@ impl RecordBuilder {
 
     fn places(&self) -> (usize, usize) {
         let (small, pages) = payload_places(self.entries.len(), self.small_bytes);
-        let pages = match self.is_packed {
-            false => pages,
-            true => (small + self.small_bytes).next_multiple_of(RECORD_UNIT_BYTES),
+        let pages = if self.is_packed {
+            (small + self.small_bytes).next_multiple_of(RECORD_UNIT_BYTES)
+        } else {
+            pages
         };
         (small as usize, pages as usize)
     }

@@ -88,9 +88,10 @@ impl RawRun {
     /// [`FormatError::Field`] if it is too long, starts too far out, or is empty but has a start.
     pub fn pack(run: Run) -> Result<RawRun, FormatError> {
         if run.is_hole() {
-            return match run.pages < MAX_PAGES {
-                true => Ok(RawRun(U64::new(run.pages))),
-                false => Err(FormatError::Field { field: "hole length", value: run.pages }),
+            return if run.pages < MAX_PAGES {
+                Ok(RawRun(U64::new(run.pages)))
+            } else {
+                Err(FormatError::Field { field: "hole length", value: run.pages })
             };
         }
         if run.is_empty() || run.pages > MAX_RUN_PAGES {

@@ -81,10 +81,7 @@ pub(super) fn unpack(places: &[RawRun], count: usize) -> Result<Vec<Run>, Format
     }
     let runs: Vec<Run> = places[..count].iter().map(|run| run.unpack()).collect();
     let is_right = |(run, raw): (&Run, &RawRun)| !run.is_empty() && raw.is_canonical();
-    match runs.iter().zip(places).all(is_right) {
-        true => Ok(runs),
-        false => Err(wrong),
-    }
+    if runs.iter().zip(places).all(is_right) { Ok(runs) } else { Err(wrong) }
 }
 
 impl RunList {

@@ -116,10 +116,7 @@ pub(super) fn check_sum(bytes: &[u8], stored: u64) -> Result<(), FormatError> {
         return Ok(());
     }
     let computed = checksum_of(bytes);
-    match stored == computed {
-        true => Ok(()),
-        false => Err(FormatError::Checksum { stored, computed }),
-    }
+    if stored == computed { Ok(()) } else { Err(FormatError::Checksum { stored, computed }) }
 }
 
 /// A slot, decoded.

@@ -138,9 +138,10 @@ impl CreateOptions {
         path: &Path,
         kind: Kind,
     ) -> Result<(), OpenError> {
-        match kind == Kind::File && metadata.len() > 0 && !self.overwrite {
-            true => Err(OpenError::Exists { path: path.to_path_buf() }),
-            false => Ok(()),
+        if kind == Kind::File && metadata.len() > 0 && !self.overwrite {
+            Err(OpenError::Exists { path: path.to_path_buf() })
+        } else {
+            Ok(())
         }
     }
 

@@ -109,9 +109,10 @@ impl FileMedia {
 
     /// Describes how bytes become durable, for people.
     pub fn describe(&self) -> &'static str {
-        match self.ranges.commits_whole_inodes() {
-            true => "page cache, written back by range, one flush",
-            false => "page cache, each range synced",
+        if self.ranges.commits_whole_inodes() {
+            "page cache, written back by range, one flush"
+        } else {
+            "page cache, each range synced"
         }
     }
 

@@ -401,11 +401,12 @@ impl Media for MappedMedia {
     }
 
     unsafe fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
-        match self.store_mapped(offset_bytes, bytes) {
-            true => Ok(()),
+        if self.store_mapped(offset_bytes, bytes) {
+            Ok(())
+        } else {
             // Beyond the mapping, or in error: `write_at` extends the mapping or reports the error.
             // SAFETY: the caller's guarantee is the same.
-            false => unsafe { self.write_at(offset_bytes, bytes) },
+            unsafe { self.write_at(offset_bytes, bytes) }
         }
     }
 

@@ -265,9 +265,10 @@ impl OpenOptions {
         let magic = file_system::magic(file.as_fd()).map_err(refused)?;
         let is_memory = kind == Kind::File && file_system::in_memory(magic).is_some();
         let is_hugetlbfs = kind == Kind::File && magic == file_system::HUGETLBFS;
-        let windows = match self.writable {
-            true => self.windows_for(&path, is_hugetlbfs, kind)?,
-            false => WriteWindows::None,
+        let windows = if self.writable {
+            self.windows_for(&path, is_hugetlbfs, kind)?
+        } else {
+            WriteWindows::None
         };
         let bad_domain = |reason: &str| OpenError::BadDomain {
             path: path.clone(),

@@ -95,9 +95,10 @@ impl PinMemory {
         let opened = PinMemory::Shared(memory);
         let (high, low) = pool.as_u64_pair();
         let found = [&opened.header().magic, &opened.header().uuid[0], &opened.header().uuid[1]];
-        match found.map(|word| word.load(Relaxed)) == [MAGIC, high, low] {
-            true => Ok(opened),
-            false => Err("its part for pins belongs to another pool".to_owned()),
+        if found.map(|word| word.load(Relaxed)) == [MAGIC, high, low] {
+            Ok(opened)
+        } else {
+            Err("its part for pins belongs to another pool".to_owned())
         }
     }
 

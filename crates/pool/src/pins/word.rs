@@ -350,7 +350,7 @@ mod loom_models {
     }
 
     #[test]
-    fn loom_without_a_claim_an_inode_is_given_back_under_who_opens_it() {
+    fn loom_without_a_claim_an_inode_is_freed_while_it_is_opened() {
         let outcome = std::panic::catch_unwind(|| explore(one_opener::<false>));
         assert!(outcome.is_err(), "the model notices nothing");
     }

@@ -59,9 +59,10 @@ pub fn page(stamp: u64) -> Vec<u8> {
 
 fn stamp_of(page: &[u8]) -> std::result::Result<u64, String> {
     let words = page.as_chunks::<8>().0;
-    match words.iter().all(|word| *word == words[0]) {
-        true => Ok(u64::from_le_bytes(words[0])),
-        false => Err("a page holds two commits' bytes".to_owned()),
+    if words.iter().all(|word| *word == words[0]) {
+        Ok(u64::from_le_bytes(words[0]))
+    } else {
+        Err("a page holds two commits' bytes".to_owned())
     }
 }
 
@@ -279,10 +280,7 @@ fn commit(pool: &Pool, pages: &[(Vec<u8>, u64, u64)], is_large: bool) -> Result<
         let inode = find(pool, name)?.expect("it is in the model");
         targets.push((inode.number, place(&inode, *page), *stamp));
     }
-    match is_large {
-        false => commit_through_log(pool, &targets),
-        true => commit_beside_log(pool, &targets),
-    }
+    if is_large { commit_beside_log(pool, &targets) } else { commit_through_log(pool, &targets) }
 }
 
 fn commit_through_log(pool: &Pool, targets: &[(u64, ByteRange, u64)]) -> Result<()> {

@@ -257,9 +257,10 @@ fn words_of_mapped_media_are_not_torn() {
                     // Also short ones: some instructions copy these byte by byte. All end with a
                     // word.
                     let len = [17, 25, 41, 505][round / 2 % 4];
-                    match by_call {
-                        true => media.write_unguarded(4096 + 7, &bytes[..len]).unwrap(),
-                        false => media.write_durable_unguarded(4096 + 7, &bytes[..len]).unwrap(),
+                    if by_call {
+                        media.write_unguarded(4096 + 7, &bytes[..len]).unwrap()
+                    } else {
+                        media.write_durable_unguarded(4096 + 7, &bytes[..len]).unwrap()
                     }
                 }
                 done.store(true, Ordering::Relaxed);

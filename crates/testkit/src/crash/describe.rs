@@ -49,9 +49,10 @@ pub(super) fn state(
     }
     parts.extend(torn.into_iter().map(|torn| format!("torn: {torn}")));
     parts.extend(len_bytes.map(|len| format!("{len} bytes long")));
-    match parts.is_empty() {
-        true => format!("crash {place}"),
-        false => format!("crash {place}: {}", parts.join("; ")),
+    if parts.is_empty() {
+        format!("crash {place}")
+    } else {
+        format!("crash {place}: {}", parts.join("; "))
     }
 }
 

@@ -137,9 +137,10 @@ impl PageBits {
             let word = &mut self.words[index];
             self.count += u64::from((mask & !*word).count_ones());
             *word |= mask;
-            self.used = match self.used.is_empty() {
-                true => index..index + 1,
-                false => self.used.start.min(index)..self.used.end.max(index + 1),
+            self.used = if self.used.is_empty() {
+                index..index + 1
+            } else {
+                self.used.start.min(index)..self.used.end.max(index + 1)
             };
         }
     }

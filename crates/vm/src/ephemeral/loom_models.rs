@@ -129,7 +129,7 @@ impl Slotted {
         let (slot, address, ()) = self.pool.take(|()| ()).ok()?;
         self.table.map_and_use(address, thread);
         if self.pool.retire(slot) {
-            self.pool.drain_if_nobody_does();
+            self.pool.drain_unless_draining();
         }
         Some(address)
     }
@@ -307,7 +307,7 @@ fn loom_runs_are_taken_and_unmapped() {
             if let Ok((run, address, ())) = runs.take(GRANULE_BYTES, 1, |()| ()) {
                 table.map_and_use(address, thread);
                 if runs.retire(run) {
-                    runs.sweep_if_nobody_does();
+                    runs.sweep_unless_sweeping();
                 }
             }
         };

@@ -253,12 +253,12 @@ impl Heap {
         match home {
             Home::Slot(pool, slot) => {
                 if pool.retire(slot) {
-                    pool.drain_if_nobody_does();
+                    pool.drain_unless_draining();
                 }
             }
             Home::Run(runs, run) => {
                 if runs.retire(run) {
-                    runs.sweep_if_nobody_does();
+                    runs.sweep_unless_sweeping();
                 }
             }
             // Larger than any threshold: unmap at once.

@@ -151,7 +151,7 @@ impl Tried {
                 if let Some(slot) = self.any(number)
                     && self.pool.retire(slot)
                 {
-                    self.pool.drain_if_nobody_does();
+                    self.pool.drain_unless_draining();
                 }
             }
             190..196 => {

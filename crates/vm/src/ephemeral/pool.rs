@@ -167,7 +167,7 @@ impl<U: Unmapper> Pool<U> {
     }
 
     /// Drains the retired slots, unless another thread is doing so.
-    pub fn drain_if_nobody_does(&self) {
+    pub fn drain_unless_draining(&self) {
         if let Some(mut scratch) = self.sweeping.try_lock() {
             self.drain_with(&mut scratch);
         }

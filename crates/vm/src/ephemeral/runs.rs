@@ -189,7 +189,7 @@ impl<U: Unmapper> Runs<U> {
     }
 
     /// Unmaps the retired runs, unless another thread is doing so.
-    pub fn sweep_if_nobody_does(&self) {
+    pub fn sweep_unless_sweeping(&self) {
         if let Some(_sweeping) = self.sweeping.try_lock() {
             self.sweep_alone();
         }

@@ -137,7 +137,7 @@ impl Slots {
     pub fn retire(&mut self, slot: usize) {
         assert!(
             self.holds(slot) && !has(&self.free, slot) && !has(&self.retired, slot),
-            "a slot was retired that nobody had taken"
+            "a slot was retired that was not taken"
         );
         put(&mut self.retired, slot);
     }
@@ -190,7 +190,7 @@ impl Slots {
         for slot in run {
             assert!(
                 self.holds(slot) && !has(&self.free, slot) && !has(&self.retired, slot),
-                "a slot was unmapped that nobody had claimed"
+                "a slot was unmapped that was not claimed"
             );
             if left == Left::Stuck {
                 put(&mut self.retired, slot);

@@ -24,9 +24,10 @@ pub(super) fn length(file: &File) -> Result<usize> {
 }
 
 fn map(file: &File, len_bytes: usize, populate: bool) -> Result<Map> {
-    let map = match populate {
-        true => Map::populated(file, len_bytes, false),
-        false => Map::file(file, len_bytes, false),
+    let map = if populate {
+        Map::populated(file, len_bytes, false)
+    } else {
+        Map::file(file, len_bytes, false)
     };
     Ok(map?)
 }

@@ -48,9 +48,10 @@ impl MappedFile {
     /// Maps the whole file.
     pub fn open(name: &Path, file_bytes: u64, populate: bool) -> Result<Self> {
         let (file, len_bytes) = (open(name)?, usize::try_from(file_bytes)?);
-        let map = match populate {
-            true => Map::populated(&file, len_bytes, true)?,
-            false => Map::file(&file, len_bytes, true)?,
+        let map = if populate {
+            Map::populated(&file, len_bytes, true)?
+        } else {
+            Map::file(&file, len_bytes, true)?
         };
         Ok(Self { map })
     }

@@ -90,9 +90,10 @@ impl PooledGrowing {
 
 impl Growing for PooledGrowing {
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        match self.by_view {
-            true => self.file().append_view(bytes.len() as u64)?.write(0, bytes)?,
-            false => self.file().write_at(bytes, 0)?,
+        if self.by_view {
+            self.file().append_view(bytes.len() as u64)?.write(0, bytes)?
+        } else {
+            self.file().write_at(bytes, 0)?
         }
         Ok(())
     }

@@ -104,9 +104,10 @@ impl Sequence {
         let record_bytes = u64::from(work.record_bytes);
         let all = work.file_bytes / record_bytes;
         let processes = u64::from(work.team.processes);
-        let (first, count) = match work.own_files || !work.writes {
-            true => (0, all),
-            false => (all / processes * u64::from(member), all / processes),
+        let (first, count) = if work.own_files || !work.writes {
+            (0, all)
+        } else {
+            (all / processes * u64::from(member), all / processes)
         };
         let seed = Rng::for_lane(job.seed, job.round, member).next();
         let salt = mix(job.seed ^ mix(u64::from(job.round)));
@@ -115,9 +116,10 @@ impl Sequence {
 
     #[inline]
     fn offset_bytes(&self, index: u64) -> u64 {
-        let record = match self.is_random {
-            true => ((u128::from(mix(self.seed ^ index)) * u128::from(self.count)) >> 64) as u64,
-            false => index % self.count,
+        let record = if self.is_random {
+            ((u128::from(mix(self.seed ^ index)) * u128::from(self.count)) >> 64) as u64
+        } else {
+            index % self.count
         };
         (self.first + record) * self.record_bytes
     }

@@ -172,7 +172,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     /// Copies one item; a directory is only created.
     fn begin(&mut self, source: PathBuf, target: PathBuf, follow: bool) -> Result<Option<Open>> {
         let Some(item) = self.from.item(&source, follow)? else {
-            bail!("{}: there is nothing of this name", self.from.show(&source));
+            bail!("{}: No such file or directory", self.from.show(&source));
         };
         if Some(item.identity) == self.pool {
             let shown = self.from.show(&source);

@@ -163,10 +163,7 @@ impl Tree for Local {
     }
 
     fn item(&self, path: &Path, follow: bool) -> Result<Option<Item>> {
-        let metadata = match follow {
-            true => fs::metadata(path),
-            false => fs::symlink_metadata(path),
-        };
+        let metadata = if follow { fs::metadata(path) } else { fs::symlink_metadata(path) };
         let metadata = match metadata {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             metadata => at(path, metadata)?,

@@ -45,10 +45,8 @@ impl Tree for Pooled {
     }
 
     fn item(&self, path: &Path, follow: bool) -> Result<Option<Item>> {
-        let metadata = match follow {
-            true => self.files.metadata(path),
-            false => self.files.symlink_metadata(path),
-        };
+        let metadata =
+            if follow { self.files.metadata(path) } else { self.files.symlink_metadata(path) };
         let metadata = match metadata {
             Err(FsError::NotFound { .. }) => return Ok(None),
             metadata => metadata.at(&self.at(path))?,

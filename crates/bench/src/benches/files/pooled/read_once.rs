@@ -151,10 +151,8 @@ fn definitions(options: &ReadOnceOptions, shapes: &[Shape], grounds: &[Ground]) 
     let mut all = Vec::new();
     for shape in shapes {
         // The default set has no suffix.
-        let set = match shape.set == SETS[0] {
-            true => String::new(),
-            false => format!("_{}", shape.set.suffix()),
-        };
+        let set =
+            if shape.set == SETS[0] { String::new() } else { format!("_{}", shape.set.suffix()) };
         for (name, others, ours, kind) in [
             ("view_vs_read", &["read"][..], "view", "sum"),
             ("view_vs_mmap", MMAP, "view", "sum"),

@@ -109,9 +109,10 @@ fn second_process(stage: &Stage, file_bytes: u64, notes: &mut Vec<String>) -> Re
     let pool_bytes = pooled_set::pool_bytes(file_bytes, 1);
     // Page tables are shared in whole ranges of this length, so a large pool is a multiple of it,
     // as its documentation says.
-    let pool_bytes = match pool_bytes >= SHARED_TABLES_BYTES {
-        true => pool_bytes.next_multiple_of(SHARED_TABLES_BYTES),
-        false => pool_bytes,
+    let pool_bytes = if pool_bytes >= SHARED_TABLES_BYTES {
+        pool_bytes.next_multiple_of(SHARED_TABLES_BYTES)
+    } else {
+        pool_bytes
     };
     let place = match HugePages::take(pool_bytes) {
         Ok(place) => place,
