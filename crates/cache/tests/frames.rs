@@ -377,9 +377,11 @@ fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
     });
 }
 
+type ReadInto = dyn Fn(u64, &mut [u8]) -> Result<(), Error> + Send + Sync;
+
 /// A device whose data is in the cache, and whose reads wait for each other before they ask for it.
 struct Meeting {
-    below: Box<dyn Fn(u64, &mut [u8]) -> Result<(), Error> + Send + Sync>,
+    below: Box<ReadInto>,
     meet: Arc<Barrier>,
 }
 

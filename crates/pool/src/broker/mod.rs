@@ -38,7 +38,7 @@
 //! # Ok(())
 //! # }
 //!
-//! Another user's process.
+//! // Another user's process.
 //! # fn other() -> Result<(), Box<dyn std::error::Error>> {
 //! let reader = Pool::open("data.pool", &OpenOptions { read_only: true, ..OpenOptions::default() })?;
 //! let key = AccessKey::from_file("data.pool.key")?;

@@ -57,7 +57,7 @@
 //! media.write_unguarded(0, &[1; 512]).unwrap();
 //! media.write_unguarded(512, &[2; 512]).unwrap();
 //!
-//! Neither sector is durable: four states.
+//! // Neither sector is durable: four states.
 //! let recording = media.recording();
 //! let states: Vec<_> = recording.crash_states(1, 100).collect();
 //! let first_bytes: Vec<_> = states.iter().map(|state| (state.image[0], state.image[512])).collect();

@@ -30,14 +30,14 @@
 //! consecutively loses a third of the gain, and could leave the tail of an earlier file mapped.)
 //! Slots are given out in address order, wrapping around, so neighbours become zombies together. A
 //! slot in use, for instance parked in the mapping cache, is skipped; scattered zombies are drained
-//! by one vectored call. See [`slots`] for the bit sets, and [`pool`] for claiming.
+//! by one vectored call. See `slots` for the bit sets, and `pool` for claiming.
 //!
 //! # Draining is not unmapping
 //! A drained mapping has no page-table entries, but still exists: a stale pointer faults its pages
 //! in again, and the file stays in use, so the space of a removed file is not freed and its file
 //! system cannot be unmounted. So the timer, `unmap_now`, and threads that run out of VMAs replace
 //! it by the reservation. A zombie is unmapped after the delay at most, and an idle heap keeps no
-//! file open. [`unmapping`] makes the system calls, and describes the fallbacks on older kernels.
+//! file open. `unmapping` makes the system calls, and describes the fallbacks on older kernels.
 //!
 //! # Guarantees
 //! 1. Addresses are given out only when no page-table entry of an earlier view is left there, and
@@ -45,7 +45,7 @@
 //! 2. When `unmap_now` returns, no mapping is left that was retired before the call.
 //! 3. VMAs, counted by their upper bound, stay within a budget of half of what the process may
 //!    have. A request beyond it returns an error, after everything idle was unmapped.
-//! 4. A fault in an extent goes to its owner, until it is retired: [`owners`].
+//! 4. A fault in an extent goes to its owner, until it is retired: `owners`.
 //! 5. A forked child has none of the mappings (the arena reserves itself anew there), and the heap
 //!    is inert in it.
 //!
