@@ -10,7 +10,7 @@
 
 use std::path::{Path, PathBuf};
 
-use aquifer::fs::{Allocate, FileKind, SetMode};
+use aquifer::fs::{FallocateMode, FileKind, SetMode};
 use aquifer::object::collections::{PString, PVec};
 use aquifer::pool::check::{CheckOptions, Severity};
 use aquifer::pool::media::PersistenceDomain;
@@ -56,8 +56,8 @@ fn tree() -> Vec<(String, FileKind, Vec<u8>)> {
         ("/holes".to_owned(), FileKind::File, holes()),
         ("/d/deep/deeper/file".to_owned(), FileKind::File, content(3, 10)),
         ("/d/hard link".to_owned(), FileKind::File, content(1, 3 * PAGE + 100)),
-        ("/short link".to_owned(), FileKind::Link, b"one run".to_vec()),
-        ("/long link".to_owned(), FileKind::Link, long_target().into_bytes()),
+        ("/short link".to_owned(), FileKind::Symlink, b"one run".to_vec()),
+        ("/long link".to_owned(), FileKind::Symlink, long_target().into_bytes()),
         ("/immutable".to_owned(), FileKind::File, content(4, PAGE)),
         (format!("/{}", "n".repeat(255)), FileKind::File, b"a long name".to_vec()),
         ("/exchanged".to_owned(), FileKind::File, content(6, 2 * PAGE)),
@@ -109,8 +109,8 @@ fn make(path: &Path) {
     files.remove_file("/other").unwrap();
     let holes_file = files.open_with("/holes", &options).unwrap();
     holes_file.write_at(&holes(), 0).unwrap();
-    holes_file.allocate(Allocate::PunchHole, 0, 5 * PAGE as u64).unwrap();
-    holes_file.allocate(Allocate::PunchHole, 6 * PAGE as u64, 13 * PAGE as u64).unwrap();
+    holes_file.allocate(FallocateMode::PunchHole, 0, 5 * PAGE as u64).unwrap();
+    holes_file.allocate(FallocateMode::PunchHole, 6 * PAGE as u64, 13 * PAGE as u64).unwrap();
     files.hard_link("/one run", "/d/hard link").unwrap();
     files.symlink("one run", "/short link").unwrap();
     files.symlink(long_target(), "/long link").unwrap();
@@ -150,7 +150,7 @@ fn make(path: &Path) {
     write("/exchanged", &content(11, 2 * PAGE));
     write("/spare", &content(6, 2 * PAGE));
     let open = |path: &str| files.open_with(path, &options).unwrap();
-    open("/exchanged").pswap(0, &open("/spare"), 0, 2 * PAGE as u64).unwrap();
+    open("/exchanged").exchange_range(0, &open("/spare"), 0, 2 * PAGE as u64).unwrap();
     files.remove_file("/spare").unwrap();
     files.sync().unwrap();
 
@@ -205,7 +205,7 @@ fn assert_files(files: &Files) {
         let metadata = files.symlink_metadata(path).unwrap();
         assert_eq!(metadata.len(), content.len() as u64, "{path}");
         match kind {
-            FileKind::Link => {
+            FileKind::Symlink => {
                 assert!(metadata.is_symlink(), "{path}");
                 let target = files.read_link(path).unwrap();
                 assert_eq!(target.as_os_str().as_encoded_bytes(), content);

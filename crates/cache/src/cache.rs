@@ -1,9 +1,10 @@
 //! [`Cache`]: a DRAM budget through which devices are mapped.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
-use aquifer_device::Device;
+use aquifer_device::{Device, FileDevice};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use crate::engine::Engine;
@@ -286,6 +287,34 @@ impl Cache {
     /// Starts building a cache.
     pub fn builder() -> CacheBuilder {
         CacheBuilder::default()
+    }
+
+    /// Maps a file read-only. Shorthand for [`Cache::map`] with a [`FileDevice`].
+    ///
+    /// # Errors
+    /// [`Error::Open`] if the file cannot be opened, or is no regular file or block device; those of
+    /// [`Cache::map_with`].
+    ///
+    /// ```
+    /// # let file = tempfile::NamedTempFile::new()?;
+    /// # std::fs::write(file.path(), [7; 10_000])?;
+    /// let cache = aquifer_cache::Cache::builder().budget_bytes(8 << 20).build()?;
+    /// let mapping = cache.open(file.path())?;
+    /// assert_eq!(mapping.get::<u8>(9_999)?, 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Mapping> {
+        let file = FileDevice::open(path).map_err(|source| Error::Open { source })?;
+        self.map(Arc::new(file))
+    }
+
+    /// Maps a file for reading and writing. Shorthand for [`Cache::map_mut`] with a [`FileDevice`].
+    ///
+    /// # Errors
+    /// As for [`Cache::open`].
+    pub fn open_mut(&self, path: impl AsRef<Path>) -> Result<Mapping> {
+        let file = FileDevice::options().writable(true).open(path);
+        self.map_mut(Arc::new(file.map_err(|source| Error::Open { source })?))
     }
 
     /// Maps a whole device read-only. See [`Cache::map_with`].

@@ -9,6 +9,12 @@ use aquifer_vm::VmError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A file could not be opened.
+    #[error(transparent)]
+    Open {
+        /// The device's error, which names the path.
+        source: DeviceError,
+    },
     /// A budget that is too small or too large.
     #[error(
         "budget of {budget_bytes} bytes: must be between {min_bytes} and {max_bytes} bytes here"
@@ -153,12 +159,6 @@ pub enum Error {
         /// The existing use.
         how: &'static str,
     },
-    /// A request to unmap part of a mapping.
-    #[error(
-        "a mapping is unmapped whole, by dropping it; for a part, `advise(range, Advice::DontNeed)` \
-         gives its memory back"
-    )]
-    PartialUnmap,
     /// An arena has no free range of the requested length.
     #[error(
         "no {len_bytes} contiguous bytes are free in the arena, the longest free range has \

@@ -710,19 +710,6 @@ fn writes_to_what_was_opened_for_reading() {
 }
 
 #[test]
-fn a_mapping_is_unmapped_whole() {
-    let (device, _, _, bytes) = faulty(4);
-    let cache = cache();
-    let mapping = cache.map(device).unwrap();
-    let (mapping, error) = mapping.unmap(0..PAGE).unwrap_err();
-    assert!(matches!(error, Error::PartialUnmap));
-    assert_eq!(mapping.get::<u8>(0).unwrap(), bytes[0]);
-    let whole = 0..mapping.len();
-    mapping.unmap(whole).unwrap();
-    assert_eq!(cache.stats().resident_pages, 0);
-}
-
-#[test]
 fn everything_pinned_is_exhausted_until_a_pin_is_dropped() {
     let (device, _, _, bytes) = faulty(2 * BUDGET_PAGES);
     let cache = cache();

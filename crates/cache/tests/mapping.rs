@@ -182,15 +182,6 @@ on_both_backends! {
         assert_eq!(mapping.get::<u8>(LEN - 1).unwrap(), byte_at(LEN - 1), "nothing stays pinned");
     }
 
-    fn a_mapping_is_unmapped_whole(backend) {
-        let file = TestFile::new(LEN);
-        let cache = cache_of(8 * MIB);
-        let mapping = file.map(&cache, backend);
-        let (mapping, error) = mapping.unmap(0..PAGE).unwrap_err();
-        assert!(matches!(error, Error::PartialUnmap));
-        mapping.unmap(0..LEN).map_err(|(_, error)| error).unwrap();
-    }
-
     fn a_growing_file_keeps_its_mapped_length(backend) {
         let file = TestFile::new(LEN);
         let cache = cache_of(8 * MIB);

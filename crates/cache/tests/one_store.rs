@@ -311,3 +311,25 @@ fn an_arena_has_its_device_alone() {
     drop(arena);
     cache.map(device).unwrap();
 }
+
+/// A path is all that a program needs to map a file.
+#[test]
+fn a_file_is_mapped_by_its_path() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), [1; 3 * PAGE]).unwrap();
+    let cache = cache();
+    assert!(matches!(cache.open(file.path()).unwrap().set(0, 1u8), Err(Error::ReadOnly { .. })));
+    let mapping = cache.open_mut(file.path()).unwrap();
+    mapping.set(PAGE as u64, 9u8).unwrap();
+    mapping.flush_all().unwrap();
+    assert_eq!(std::fs::read(file.path()).unwrap()[PAGE], 9);
+    let missing = file.path().with_extension("missing");
+    for opened in
+        [cache.open(&missing), cache.open_mut(&missing), cache.open("/"), cache.open("/dev/tty")]
+    {
+        let error = opened.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Open { .. }), "{error:?}");
+    }
+    let error = cache.open(&missing).map(drop).unwrap_err().to_string();
+    assert!(error.contains(missing.to_str().unwrap()) && error.contains("No such file"), "{error}");
+}

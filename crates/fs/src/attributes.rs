@@ -227,7 +227,7 @@ pub fn give_back(
 /// the first error. If their chain has a cycle, slots are reported several times.
 ///
 /// # Errors
-/// [`FsError::Damaged`]: the first flaw.
+/// [`FsError::Damaged`]: the first inconsistency.
 pub fn check(inode: &FileInode, slots: &impl ReadSlots, on_slot: impl FnMut(u64)) -> Result<()> {
     let bytes = byte_chain::check(slots, inode.number, inode.attributes, on_slot)?;
     parse(inode.number, &bytes).map(drop)

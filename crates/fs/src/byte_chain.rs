@@ -131,7 +131,7 @@ pub fn give_back(
 /// the first error. If the chain has a cycle, slots are reported several times.
 ///
 /// # Errors
-/// [`FsError::Damaged`]: the first flaw. Nothing after it was read.
+/// [`FsError::Damaged`]: the first inconsistency. Nothing after it was read.
 pub fn check(
     slots: &impl ReadSlots,
     owner: u64,

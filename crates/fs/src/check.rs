@@ -16,13 +16,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aquifer_pool::check::{self, CheckOptions, CheckReport, FileCheck, RepairReport};
-use aquifer_pool::check::{PartsFlaw, PartsSort};
+use aquifer_pool::check::{PartsInconsistency, PartsSort};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::MAX_PAGES;
 use aquifer_pool::media::{self, Media};
 use aquifer_pool::{Pool, ReadSlots, Result};
 
-use crate::directory::{FlawKind, Found, Tree};
+use crate::directory::{Found, InconsistencyKind, Tree};
 use crate::error::FsError;
 use crate::files::now_ns;
 use crate::names::{LOST_AND_FOUND, Names, New};
@@ -33,7 +33,7 @@ use crate::{attributes, byte_chain, file_table};
 ///
 /// # Errors
 /// [`PoolError::NotOpened`](aquifer_pool::PoolError::NotOpened) if it cannot be read at all. All
-/// flaws of the pool are in the report.
+/// inconsistencies of the pool are in the report.
 pub fn check(path: impl AsRef<Path>, options: &CheckOptions) -> Result<CheckReport> {
     let media = media::open(path.as_ref(), false, None)?;
     Ok(check_on(&*media, options))
@@ -69,33 +69,33 @@ impl FileCheck for FilesOf {
         &self,
         slots: &dyn ReadSlots,
         inode: &FileInode,
-        find: &mut dyn FnMut(PartsFlaw),
+        find: &mut dyn FnMut(PartsInconsistency),
     ) {
         let slots = &slots;
         let number = inode.number;
-        let mut add = |slot, sort, reason: String| find(PartsFlaw { slot, sort, reason });
+        let mut add = |slot, sort, reason: String| find(PartsInconsistency { slot, sort, reason });
         match inode.kind {
             FileKind::Directory => {
                 let tree = Tree { owner: number, seed: inode.seed, root: inode.part };
                 let checked = tree.check(slots, |found| {
-                    if let Found::Flaw(flaw) = found
-                        && is_of_order(&flaw.kind)
+                    if let Found::Inconsistency(inconsistency) = found
+                        && is_of_order(&inconsistency.kind)
                     {
-                        add(flaw.slot, PartsSort::Names, flaw.to_string());
+                        add(inconsistency.slot, PartsSort::Names, inconsistency.to_string());
                     }
                 });
                 if let Err(error) = checked {
                     add(number, PartsSort::Names, error.to_string());
                 }
             }
-            FileKind::Link => {
+            FileKind::Symlink => {
                 if let Err(reason) = check_target(slots, inode) {
                     add(number, PartsSort::Target, reason);
                 }
             }
             _ => {
                 let mut pages = 0_u64;
-                // The pool finds all other flaws of the table.
+                // The pool finds all other inconsistencies of the table.
                 let _ = file_table::check(
                     inode,
                     slots,
@@ -156,9 +156,12 @@ impl FileCheck for FilesOf {
     }
 }
 
-/// Whether a flaw of a tree can be found only by reading its names: the pool finds the others.
-fn is_of_order(kind: &FlawKind) -> bool {
-    !matches!(kind, FlawKind::Format(_) | FlawKind::Owner { .. } | FlawKind::Twice)
+/// Whether an inconsistency of a tree can be found only by reading its names: the pool finds the others.
+fn is_of_order(kind: &InconsistencyKind) -> bool {
+    !matches!(
+        kind,
+        InconsistencyKind::Format(_) | InconsistencyKind::Owner { .. } | InconsistencyKind::Twice
+    )
 }
 
 fn check_target(slots: &impl ReadSlots, link: &FileInode) -> std::result::Result<(), String> {
@@ -173,7 +176,7 @@ fn check_target(slots: &impl ReadSlots, link: &FileInode) -> std::result::Result
     }
 }
 
-/// The flaw, without the advice: the report has its own.
+/// The inconsistency, without the advice: the report has its own.
 fn reason_of(error: FsError) -> String {
     match error {
         FsError::Damaged { structure, reason } => format!("{structure}: {reason}"),

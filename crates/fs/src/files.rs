@@ -33,7 +33,7 @@ use crate::{attributes, walk as paths};
 /// The effect of a call is visible to all processes at once, and survives the death of any or all
 /// of them. A power cut can undo it until [`Files::sync`], or [`File::sync_all`] of the file or
 /// directory, has returned. After a power cut, names, lengths, attributes and the effects of
-/// [`File::write_atomic`] and [`File::pswap`] are as of one moment: never part of a call, and never
+/// [`File::write_atomic`] and [`File::exchange_range`] are as of one moment: never part of a call, and never
 /// a later call without the earlier ones. Each byte that was overwritten in place may be old or
 /// new, independently of the others, but never comes from another file or from another place in
 /// this one.
@@ -313,7 +313,7 @@ impl Files {
         if inode.kind == FileKind::Directory && options.writes() {
             return Err(FsError::IsADirectory { path: owned(path) });
         }
-        if inode.kind == FileKind::Link {
+        if inode.kind == FileKind::Symlink {
             return Err(FsError::LinkLoop { path: owned(path) });
         }
         if inode.is_immutable && options.writes() {
@@ -479,7 +479,7 @@ impl Files {
 
     fn make(&self, path: &[u8], kind: FileKind, mode: u32, target: &[u8]) -> Result<FileInode> {
         let mode = match kind {
-            FileKind::Link => mode,
+            FileKind::Symlink => mode,
             _ => mode & !self.shared.umask,
         };
         let new = self.new_of(kind, mode, target);
@@ -508,7 +508,7 @@ impl Files {
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let target = bytes_of(target.as_ref());
         paths::check(target)?;
-        self.make(bytes_of(link.as_ref()), FileKind::Link, 0o777, target).map(drop)
+        self.make(bytes_of(link.as_ref()), FileKind::Symlink, 0o777, target).map(drop)
     }
 
     /// Adds another name for a file or a symbolic link.
@@ -552,7 +552,7 @@ impl Files {
         self.shared.look(|slots| {
             let found = walk(slots, path, Last::Keep)?.referent(path)?;
             match found.kind {
-                FileKind::Link => {
+                FileKind::Symlink => {
                     let inode = walk::referred(slots, found)?;
                     paths::target(slots, &inode).map(|target| owned(&target))
                 }
@@ -630,7 +630,7 @@ impl Files {
         let top = self.shared.look_up(bytes_of(&path), Last::Keep)?;
         match top.kind {
             FileKind::Directory => {}
-            FileKind::Link => return self.remove_file(path),
+            FileKind::Symlink => return self.remove_file(path),
             _ => return Err(FsError::NotADirectory { path }),
         }
         // Iterative: a tree can be deeper than the stack. Each directory is addressed by its inode,
@@ -889,9 +889,9 @@ impl Files {
                 self.shared.freeze(path, number)?
             } else {
                 // First stop new leases, then check that there are none.
-                match self.shared.begin_to_thaw(path, number)? {
+                match self.shared.begin_to_clear_immutable(path, number)? {
                     Found::Elsewhere => Found::Elsewhere,
-                    Found::There => self.shared.thaw(path, number)?,
+                    Found::There => self.shared.clear_immutable(path, number)?,
                 }
             };
             match outcome {
@@ -1101,25 +1101,25 @@ impl Shared {
             if !inode.is_immutable && names.slots.is_used(number, InodeUse::Writable) {
                 return Err(FsError::InUse { path: owned(path) });
             }
-            (inode.is_immutable, inode.is_thawing) = (true, false);
+            (inode.is_immutable, inode.is_clearing_immutable) = (true, false);
             Ok(())
         })
     }
 
-    /// Marks an immutable file as thawing: no new leases.
-    fn begin_to_thaw(&self, path: &[u8], number: u64) -> Result<Found> {
+    /// Marks an immutable file as clearing: no new leases.
+    fn begin_to_clear_immutable(&self, path: &[u8], number: u64) -> Result<Found> {
         self.change_found(path, number, |_, inode| {
-            inode.is_thawing = inode.is_immutable;
+            inode.is_clearing_immutable = inode.is_immutable;
             Ok(())
         })
     }
 
     /// Makes a file mutable; if it has a lease, restores full immutability and fails.
-    fn thaw(&self, path: &[u8], number: u64) -> Result<Found> {
+    fn clear_immutable(&self, path: &[u8], number: u64) -> Result<Found> {
         let mut is_leased = false;
         let found = self.change_found(path, number, |names, inode| {
             is_leased = names.slots.is_used(number, InodeUse::Leased);
-            (inode.is_immutable, inode.is_thawing) = (is_leased, false);
+            (inode.is_immutable, inode.is_clearing_immutable) = (is_leased, false);
             Ok(())
         })?;
         if is_leased { Err(FsError::InUse { path: owned(path) }) } else { Ok(found) }
@@ -1190,16 +1190,16 @@ impl Shared {
         // After the pin: a process that removes the last link either sees the pin and leaves the
         // inode, or has removed the link already, which this check finds.
         let now = match self.pool.file_state(inode.number) {
-            Some(now) => Some((now.incarnation, now.links)),
+            Some(now) => Some((now.generation, now.links)),
             None => self.look(|slots| {
                 let now = walk::inode(slots, inode.number).ok();
-                Ok(now.map(|now| (now.incarnation, now.links)))
+                Ok(now.map(|now| (now.generation, now.links)))
             })?,
         };
         // `inode.links == 0` at lookup: the link count of a named inode is wrong. No process that
         // would reap it can have the pool open.
-        let is_there = now.is_some_and(|(incarnation, links)| {
-            incarnation == inode.incarnation && (links > 0 || inode.links == 0)
+        let is_there = now.is_some_and(|(generation, links)| {
+            generation == inode.generation && (links > 0 || inode.links == 0)
         });
         if !is_there {
             // The remover may have left the inode to this process because it saw the pin.

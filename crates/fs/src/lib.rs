@@ -38,7 +38,7 @@ pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;
 pub use error::{FsError, Result};
-pub use file::{Allocate, Defragmented, File, FileOptions, FileRun, HeldRange};
+pub use file::{Defragmented, FallocateMode, File, FileOptions, FileRun, HeldRange};
 pub use files::{Files, RenameMode, Space};
 pub use metadata::Metadata;
 pub use read_dir::{DirEntry, ReadDir};

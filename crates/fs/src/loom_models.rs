@@ -197,7 +197,7 @@ fn loom_a_reader_gets_no_bytes_of_another_file() {
 fn known(inode: u64) -> Known {
     Known {
         inode,
-        incarnation: inode,
+        generation: inode,
         layout_version: inode,
         size_bytes: inode,
         run: Run { start_page: inode, pages: 1 },
@@ -255,7 +255,7 @@ fn loom_a_known_path_is_renewed_as_of_one_moment() {
                 }
             });
             let known = Known {
-                incarnation: 1,
+                generation: 1,
                 layout_version: 1,
                 size_bytes: 1,
                 names_version: 0,

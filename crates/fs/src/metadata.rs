@@ -51,7 +51,7 @@ impl Metadata {
 
     /// Whether it is a symbolic link.
     pub fn is_symlink(&self) -> bool {
-        self.kind() == FileKind::Link
+        self.kind() == FileKind::Symlink
     }
 
     /// Length in bytes: of a file's content, of a symbolic link's target; for a directory, how many
@@ -78,10 +78,10 @@ impl Metadata {
         self.inode.number
     }
 
-    /// Distinguishes the file from all others that ever have its number: number and incarnation
+    /// Distinguishes the file from all others that ever have its number: number and generation
     /// together identify one file for the lifetime of the pool.
-    pub fn incarnation(&self) -> u64 {
-        self.inode.incarnation
+    pub fn generation(&self) -> u64 {
+        self.inode.generation
     }
 
     /// How many names it has; for a directory, 2 plus one for each subdirectory.

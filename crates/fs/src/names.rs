@@ -165,7 +165,7 @@ impl<S: ChangeSlots> Names<'_, S> {
 
     fn make_inode(&mut self, new: New<'_>, parent: u64, links: u32) -> Result<FileInode> {
         let number = self.slots.take_slot()?;
-        let incarnation = self.slots.new_incarnation(number)?;
+        let generation = self.slots.new_generation(number)?;
         let mut inode = FileInode {
             mode: new.mode & 0o7777,
             uid: new.uid,
@@ -175,11 +175,11 @@ impl<S: ChangeSlots> Names<'_, S> {
             changed_ns: self.now_ns,
             modified_ns: self.now_ns,
             accessed_ns: self.now_ns,
-            ..FileInode::new(new.kind, number, incarnation)
+            ..FileInode::new(new.kind, number, generation)
         };
         match new.kind {
             FileKind::Directory => (inode.parent, inode.seed) = (parent, new.seed),
-            FileKind::Link => {
+            FileKind::Symlink => {
                 inode.size_bytes = new.target.len() as u64;
                 if new.target.len() <= INLINE_TARGET_BYTES {
                     inode.target = new.target.to_vec()
@@ -322,7 +322,7 @@ impl<S: ChangeSlots> Names<'_, S> {
         self.free_directory(found.inode)
     }
 
-    /// Removes a name from the directory given by number and incarnation, wherever that directory
+    /// Removes a name from the directory given by number and generation, wherever that directory
     /// is: the name of an empty directory if `is_directory`, else of anything else. `path` is for
     /// messages.
     pub fn remove_entry(
@@ -358,10 +358,10 @@ impl<S: ChangeSlots> Names<'_, S> {
             return Ok(Gone::Freed);
         }
         // Too many attributes for one record. The rest goes to an unnamed file, which is reaped as
-        // usual. It has a new incarnation, so for handles of the directory the inode no longer
+        // usual. It has a new generation, so for handles of the directory the inode no longer
         // exists.
-        let incarnation = self.slots.new_incarnation(number)?;
-        let file = FileInode::new(FileKind::File, number, incarnation);
+        let generation = self.slots.new_generation(number)?;
+        let file = FileInode::new(FileKind::File, number, generation);
         self.put(&FileInode { attributes: inode.attributes, ..file })?;
         Ok(Gone::Orphan(number))
     }
@@ -413,7 +413,7 @@ impl<S: ChangeSlots> Names<'_, S> {
                 return Ok(false);
             }
         }
-        if inode.kind == FileKind::Link && inode.part != 0 {
+        if inode.kind == FileKind::Symlink && inode.part != 0 {
             // A target is short, so it is freed whole. A symbolic link without target is invalid,
             // so the rest becomes a file.
             byte_chain::give_back(self.slots, number, inode.part, usize::MAX)?;

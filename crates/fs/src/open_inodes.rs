@@ -18,7 +18,7 @@ use crate::file_table::FileTable;
 #[derive(Debug)]
 pub(crate) struct OpenInode {
     pub number: u64,
-    pub incarnation: u64,
+    pub generation: u64,
     pub kind: aquifer_pool::format::file::FileKind,
     /// Tells all processes that the inode is open.
     _pin: OwnedPin,
@@ -33,7 +33,7 @@ impl OpenInode {
     fn new(inode: &FileInode, pin: OwnedPin) -> OpenInode {
         OpenInode {
             number: inode.number,
-            incarnation: inode.incarnation,
+            generation: inode.generation,
             kind: inode.kind,
             _pin: pin,
             has_room_ahead: AtomicBool::new(false),
@@ -102,7 +102,7 @@ impl OpenInodes {
         self.by_number.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the open inode of this number and incarnation; pins it if it is new.
+    /// Returns the open inode of this number and generation; pins it if it is new.
     pub fn open(
         &self,
         inode: &FileInode,
@@ -110,7 +110,7 @@ impl OpenInodes {
     ) -> Result<Arc<OpenInode>> {
         let mut by_number = self.lock();
         if let Some(open) = by_number.get(&inode.number).and_then(Weak::upgrade)
-            && open.incarnation == inode.incarnation
+            && open.generation == inode.generation
         {
             return Ok(open);
         }

@@ -35,7 +35,7 @@ pub struct ReadDir {
     files: Files,
     path: PathBuf,
     number: u64,
-    incarnation: u64,
+    generation: u64,
     entries: VecDeque<DirectoryEntry>,
     /// Where to continue; `None` at the end.
     next_hash: Option<u64>,
@@ -65,20 +65,20 @@ pub struct DirEntry {
 
 impl ReadDir {
     pub(crate) fn new(files: Files, path: PathBuf, inode: &FileInode) -> ReadDir {
-        let (number, incarnation) = (inode.number, inode.incarnation);
-        ReadDir { files, path, number, incarnation, entries: VecDeque::new(), next_hash: Some(0) }
+        let (number, generation) = (inode.number, inode.generation);
+        ReadDir { files, path, number, generation, entries: VecDeque::new(), next_hash: Some(0) }
     }
 
-    /// The directory's inode number and incarnation.
+    /// The directory's inode number and generation.
     pub(crate) fn directory(&self) -> (u64, u64) {
-        (self.number, self.incarnation)
+        (self.number, self.generation)
     }
 
     fn read_on(&mut self) -> Result<()> {
         let Some(from_hash) = self.next_hash else { return Ok(()) };
         let batch = self.files.shared.look(|slots| {
             let inode = match walk::inode(slots, self.number) {
-                Ok(inode) if inode.incarnation == self.incarnation => inode,
+                Ok(inode) if inode.generation == self.generation => inode,
                 // The directory was removed, so it has no names.
                 _ => return Ok(None),
             };

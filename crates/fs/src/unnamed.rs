@@ -66,7 +66,7 @@ impl Files {
     pub fn symlink_unnamed(&self, target: impl AsRef<Path>) -> Result<File> {
         let target = bytes_of(target.as_ref());
         walk::check(target)?;
-        self.make_unnamed(FileKind::Link, 0o777, target, &FileOptions::new())
+        self.make_unnamed(FileKind::Symlink, 0o777, target, &FileOptions::new())
     }
 
     fn make_unnamed(

@@ -129,16 +129,16 @@ pub(crate) fn target(slots: &impl ReadSlots, link: &FileInode) -> Result<Vec<u8>
     }
 }
 
-/// Looks up a name in the directory of this number and incarnation, wherever that directory is.
+/// Looks up a name in the directory of this number and generation, wherever that directory is.
 /// `path` is for messages.
 pub(crate) fn entry<'n>(
     slots: &impl ReadSlots,
-    (directory, incarnation): (u64, u64),
+    (directory, generation): (u64, u64),
     name: &'n [u8],
     path: &[u8],
 ) -> Result<Place<'n>> {
     let found = match inode(slots, directory) {
-        Ok(inode) if inode.incarnation == incarnation && inode.kind == FileKind::Directory => {
+        Ok(inode) if inode.generation == generation && inode.kind == FileKind::Directory => {
             let tree = Tree { owner: directory, seed: inode.seed, root: inode.part };
             tree.lookup(slots, name)?
         }
@@ -244,8 +244,8 @@ fn step<'p>(
             Last::Name => false,
         };
         match found {
-            Some(Referent { inode, kind: FileKind::Link }) if !is_last || is_followed => {
-                let found = Referent { inode, kind: FileKind::Link };
+            Some(Referent { inode, kind: FileKind::Symlink }) if !is_last || is_followed => {
+                let found = Referent { inode, kind: FileKind::Symlink };
                 let mut on = target(slots, &referred(slots, found)?)?;
                 if !behind.is_empty() {
                     on.extend_from_slice(behind);

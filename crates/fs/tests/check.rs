@@ -1,4 +1,4 @@
-//! The check explains each flaw of the files; the repair fixes what it can without losing data; and
+//! The check explains each inconsistency of the files; the repair fixes what it can without losing data; and
 //! reading damaged metadata is an error, and never returns another file's content.
 
 mod support;
@@ -122,7 +122,7 @@ struct Case {
     says: &'static str,
 }
 
-/// Flaws that no repair can fix without guessing.
+/// Inconsistencies that no repair can fix without guessing.
 const DAMAGE: &[Case] = &[
     Case {
         what: "a run list that is another file's",
@@ -216,7 +216,7 @@ const DAMAGE: &[Case] = &[
         what: "a name of the wrong kind",
         change: |image| {
             let new = number(image, "/new");
-            change_leaf(image, None, new, |entries, index| entries[index].kind = FileKind::Link);
+            change_leaf(image, None, new, |entries, index| entries[index].kind = FileKind::Symlink);
         },
         kind: FindingKind::Name,
         says: "something else",
@@ -377,7 +377,7 @@ fn directories_in_a_circle_are_found_and_left() {
     read_all(&image);
 }
 
-/// Flaws that a repair fixes.
+/// Inconsistencies that a repair fixes.
 const REPAIRABLE: &[Case] = &[
     Case {
         what: "too many links",

@@ -3,7 +3,7 @@
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use aquifer_fs::{Allocate, FileOptions, Files, FsError, RenameMode};
+use aquifer_fs::{FallocateMode, FileOptions, Files, FsError, RenameMode};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
 const POOL_BYTES: u64 = 16 << 20;
@@ -71,13 +71,13 @@ fn files_grow_shrink_and_have_holes() {
     let bytes = read(&files, "f");
     assert!(bytes[50_000..50_500].iter().all(|&byte| byte == 50));
     assert!(bytes[50_500..].iter().all(|&byte| byte == 0) && bytes.len() == 60_000);
-    file.allocate(Allocate::PunchHole, 5_000, 10_000).unwrap();
+    file.allocate(FallocateMode::PunchHole, 5_000, 10_000).unwrap();
     let bytes = read(&files, "f");
     assert!(bytes[5_000..15_000].iter().all(|&byte| byte == 0));
     assert!(bytes[4_000..5_000].iter().all(|&byte| byte == 4));
     assert!(bytes[15_000..16_000].iter().all(|&byte| byte == 15));
     let before = file.metadata().unwrap();
-    file.allocate(Allocate::Extend, 0, 80_000).unwrap();
+    file.allocate(FallocateMode::Extend, 0, 80_000).unwrap();
     let after = file.metadata().unwrap();
     assert!(after.allocated_bytes() > before.allocated_bytes() && after.len() == 80_000);
     file.seek(SeekFrom::End(-10)).unwrap();
@@ -168,7 +168,7 @@ fn pages_are_replaced_and_exchanged() {
     let expected = [vec![1; 5_000], vec![3; 10_000], vec![1; 5_000], vec![0; 5_000], vec![4; 10]];
     assert!(bytes == expected.concat());
     let free = files.space().unwrap().free_bytes;
-    a.pswap(4096, &b, 8192, 8192).unwrap();
+    a.exchange_range(4096, &b, 8192, 8192).unwrap();
     assert_eq!(files.space().unwrap().free_bytes, free, "nothing is taken or given back");
     let (now, other) = (read(&files, "a"), read(&files, "b"));
     assert!(now[..4096] == bytes[..4096] && now[4096..12_288] == [2; 8192]);
@@ -176,12 +176,12 @@ fn pages_are_replaced_and_exchanged() {
     assert!(other[..8192] == [2; 8192] && other[8192..16_384] == bytes[4096..12_288]);
     assert!(other[16_384..] == [2; 30_000 - 16_384]);
     // Within one file, and up to its last page, which is partial.
-    b.pswap(0, &b, 28_672, 4096).unwrap();
+    b.exchange_range(0, &b, 28_672, 4096).unwrap();
     let swapped = read(&files, "b");
     assert!(swapped[..30_000 - 28_672] == [2; 30_000 - 28_672]);
     assert!(swapped[30_000 - 28_672..4096].iter().all(|&byte| byte == 0));
     for (own, others, len) in [(0, 0, 4096), (1, 8192, 4096), (0, 4096, 100), (0, 32_768, 4096)] {
-        let refused = b.pswap(own, &b, others, len);
+        let refused = b.exchange_range(own, &b, others, len);
         assert!(matches!(refused, Err(FsError::NotPages { .. })), "{own} {others} {len}");
     }
 }

@@ -7,7 +7,7 @@ mod scratch;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
+use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError};
 use aquifer_pool::CreateOptions;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
@@ -129,18 +129,18 @@ impl Fsx {
             }
             54..62 => {
                 self.note(format!("punch {offset}, {len}"));
-                self.file().allocate(Allocate::PunchHole, offset, len)?;
+                self.file().allocate(FallocateMode::PunchHole, offset, len)?;
                 self.clear(offset, len, false);
             }
             62..68 => {
                 self.note(format!("zero {offset}, {len}"));
-                self.file().allocate(Allocate::ZeroRange, offset, len)?;
+                self.file().allocate(FallocateMode::ZeroRange, offset, len)?;
                 self.clear(offset, len, true);
             }
             68..74 => {
                 let extends = self.rng.chance(0.5);
                 self.note(format!("allocate {offset}, {len}, extends: {extends}"));
-                let mode = if extends { Allocate::Extend } else { Allocate::KeepSize };
+                let mode = if extends { FallocateMode::Extend } else { FallocateMode::KeepSize };
                 self.file().allocate(mode, offset, len)?;
                 if extends {
                     let end = (offset + len) as usize;
@@ -211,7 +211,7 @@ impl Fsx {
         let second = first + count + self.rng.below(pages - first - 2 * count + 1);
         self.note(format!("swap pages {first} and {second}, {count}"));
         let file = self.file();
-        file.pswap(first * PAGE, file, second * PAGE, count * PAGE)?;
+        file.exchange_range(first * PAGE, file, second * PAGE, count * PAGE)?;
         let size = self.model.len();
         self.model.resize((pages * PAGE) as usize, 0);
         for at in 0..(count * PAGE) as usize {

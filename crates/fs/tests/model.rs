@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError, RenameMode, SetMode};
+use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, RenameMode, SetMode};
 use aquifer_pool::{CreateOptions, OpenOptions};
 use aquifer_testkit::campaign::{seed, steps};
 use proptest::prelude::*;
@@ -611,11 +611,11 @@ fn allocate(
 ) -> (Answer, Answer) {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let (mode, flags) = match how {
-        0 => (Allocate::Extend, &[FallocateFlags::empty()][..]),
-        1 => (Allocate::KeepSize, &[FallocateFlags::KEEP_SIZE][..]),
-        2 => (Allocate::PunchHole, &[punch][..]),
+        0 => (FallocateMode::Extend, &[FallocateFlags::empty()][..]),
+        1 => (FallocateMode::KeepSize, &[FallocateFlags::KEEP_SIZE][..]),
+        2 => (FallocateMode::PunchHole, &[punch][..]),
         // tmpfs cannot do it in one call.
-        _ => (Allocate::ZeroRange, &[punch, FallocateFlags::empty()][..]),
+        _ => (FallocateMode::ZeroRange, &[punch, FallocateFlags::empty()][..]),
     };
     let kernel =
         flags.iter().try_for_each(|flags| rustix::fs::fallocate(theirs, *flags, offset, len));

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError, SetMode};
+use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, SetMode};
 use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
@@ -270,10 +270,10 @@ fn files_of_holes_are_as_long_as_files_can_be() {
     assert_eq!(bytes, [0; 10]);
     // More than the free space fails, and takes nothing.
     let free = files.space().unwrap().free_bytes;
-    let refused = file.allocate(Allocate::Extend, 0, FAR.min(longest)).unwrap_err();
+    let refused = file.allocate(FallocateMode::Extend, 0, FAR.min(longest)).unwrap_err();
     assert_eq!(refused.errno(), libc::ENOSPC);
     assert_eq!(files.space().unwrap().free_bytes, free);
-    file.allocate(Allocate::PunchHole, 4096, longest - 4096).unwrap();
+    file.allocate(FallocateMode::PunchHole, 4096, longest - 4096).unwrap();
     assert_eq!(file.read_at(&mut bytes, longest - 3).unwrap(), 3);
     assert_eq!(&bytes[..3], [0; 3]);
     file.set_len(5).unwrap();

@@ -1,4 +1,4 @@
-//! Reused slots: number and incarnation identify an inode for the lifetime of the pool. An old
+//! Reused slots: number and generation identify an inode for the lifetime of the pool. An old
 //! handle never refers to another inode, whatever the slot was used for in between.
 
 mod scratch;
@@ -32,7 +32,7 @@ fn magic_of(files: &Files, slot: u64) -> [u8; 4] {
 }
 
 fn identity(metadata: &Metadata) -> (u64, u64) {
-    (metadata.number(), metadata.incarnation())
+    (metadata.number(), metadata.generation())
 }
 
 /// Makes attributes use a free slot, and give it back.
@@ -167,7 +167,7 @@ fn a_path_that_was_viewed_before_shows_the_file_that_has_it_now() {
     }
 }
 
-/// Listing a directory and removing its content use number and incarnation.
+/// Listing a directory and removing its content use number and generation.
 #[test]
 fn removing_a_tree_leaves_what_took_the_place_of_a_part_of_it() {
     let (_scratch, files) = few_slots();
@@ -187,7 +187,7 @@ fn removing_a_tree_leaves_what_took_the_place_of_a_part_of_it() {
 /// Slots are reused for files, directories, links, objects, nodes and attributes; the pool is
 /// closed and opened again, also after power cuts that undo the last changes.
 #[test]
-fn number_and_incarnation_never_come_again() {
+fn number_and_generation_never_come_again() {
     let (scratch, files) = few_slots();
     drop(files);
     let mut rng = Rng::new(aquifer_testkit::campaign::steps(1) as u64);
@@ -249,14 +249,14 @@ fn number_and_incarnation_never_come_again() {
     }
 }
 
-/// Creates and destroys an object; returns its number and incarnation.
+/// Creates and destroys an object; returns its number and generation.
 fn make_object(pool: &Pool) -> (u64, u64) {
     let reservation = pool.reserve_zeroed(1, 1).unwrap();
     let runs = reservation.runs().to_vec();
     assert!(runs.len() <= INLINE_RUNS);
     let made = pool.transact_unguarded(vec![reservation], |transaction| {
         let inode = transaction.free_inode()?;
-        let identity = (inode.number, inode.incarnation);
+        let identity = (inode.number, inode.generation);
         transaction.put(Inode {
             kind: InodeKind::Object,
             size_bytes: 4096,

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError, SetMode};
+use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, SetMode};
 use aquifer_pool::{CreateOptions, OpenOptions, PoolError, Reservation};
 use scratch::soundness::assert_sound;
 use scratch::{Scratch, read_all};
@@ -64,7 +64,7 @@ fn a_file_takes_all_pieces_that_are_free() {
     let full = file.write_at(&[1], (PIECES * PAGE) as u64).unwrap_err();
     assert_eq!(full.errno(), libc::ENOSPC);
     file.set_len(0).unwrap();
-    file.allocate(Allocate::Extend, 0, (PIECES * PAGE) as u64).unwrap();
+    file.allocate(FallocateMode::Extend, 0, (PIECES * PAGE) as u64).unwrap();
     assert!(read_all(&files, "big").unwrap() == vec![0; PIECES * PAGE]);
     assert_sound(files.pool());
     drop((file, files));
@@ -126,7 +126,7 @@ fn a_file_is_not_brought_to_more_pieces_than_it_has() {
         file.write_at(&pattern(100), 0).unwrap();
         file
     });
-    file.pswap(0, &other, 0, (50 * PAGE) as u64).unwrap();
+    file.exchange_range(0, &other, 0, (50 * PAGE) as u64).unwrap();
     let mut made = 0;
     while let Ok(()) =
         files.create_file(format!("{made}")).and_then(|file| file.write_at(&[1; PAGE], 0))
@@ -153,7 +153,7 @@ fn a_file_is_not_brought_to_more_pieces_than_it_has() {
     }
     assert!(read_all(&files, "f").unwrap() == pattern(100));
     // Two runs with a hole in between, wherever they lie.
-    file.allocate(Allocate::PunchHole, 10 * PAGE as u64, PAGE as u64).unwrap();
+    file.allocate(FallocateMode::PunchHole, 10 * PAGE as u64, PAGE as u64).unwrap();
     let done = file.defragment().unwrap();
     assert_eq!((done.runs_before, done.runs_after, done.moved_bytes), (2, 2, 0));
     assert_sound(files.pool());
@@ -168,11 +168,11 @@ fn any_number_of_holes_is_filled_and_made() {
     let file = files.open_with("f", &options()).unwrap();
     file.write_at(&pattern(pages), 0).unwrap();
     for page in (0..pages as u64).step_by(2) {
-        file.allocate(Allocate::PunchHole, page * PAGE as u64, PAGE as u64).unwrap();
+        file.allocate(FallocateMode::PunchHole, page * PAGE as u64, PAGE as u64).unwrap();
     }
     let half = file.metadata().unwrap();
     assert_eq!(half.allocated_bytes(), (pages / 2 * PAGE) as u64);
-    file.allocate(Allocate::PunchHole, 0, (pages * PAGE) as u64).unwrap();
+    file.allocate(FallocateMode::PunchHole, 0, (pages * PAGE) as u64).unwrap();
     let none = file.metadata().unwrap();
     assert_eq!((none.allocated_bytes(), none.len()), (0, half.len()));
     for page in (0..300).step_by(2) {
@@ -355,12 +355,12 @@ fn what_is_too_many_pieces_to_be_exchanged_at_once_is_exchanged_in_parts() {
         other.write_at(&[1], page(index)).unwrap();
     }
     let before = read_all(&files, "sparse").unwrap();
-    let refused = sparse.pswap(0, &empty, 0, page(RUNS)).unwrap_err();
+    let refused = sparse.exchange_range(0, &empty, 0, page(RUNS)).unwrap_err();
     assert!(matches!(refused, FsError::Pool(PoolError::TooManyRuns { .. })), "{refused}");
     assert_eq!(refused.errno(), libc::E2BIG);
     assert!(read_all(&files, "sparse").unwrap() == before);
     for part in [0, RUNS / 2] {
-        sparse.pswap(page(part), &empty, page(part), page(RUNS / 2)).unwrap();
+        sparse.exchange_range(page(part), &empty, page(part), page(RUNS / 2)).unwrap();
     }
     assert!(read_all(&files, "empty").unwrap() == before);
     assert_eq!(sparse.metadata().unwrap().allocated_bytes(), 0);
@@ -386,7 +386,7 @@ fn room_that_another_process_asked_for_stays() {
 
     let file = grow();
     let wanted = other.open_with("f", &options()).unwrap();
-    wanted.allocate(Allocate::KeepSize, 0, 100 * PAGE as u64).unwrap();
+    wanted.allocate(FallocateMode::KeepSize, 0, 100 * PAGE as u64).unwrap();
     drop(file);
     assert!(allocated() >= 100 * PAGE as u64);
     drop(wanted);
@@ -397,7 +397,7 @@ fn room_that_another_process_asked_for_stays() {
     drop(grow());
     assert_eq!(allocated(), 40 * PAGE as u64);
     let file = other.open_with("f", &options()).unwrap();
-    file.allocate(Allocate::KeepSize, 0, 100 * PAGE as u64).unwrap();
+    file.allocate(FallocateMode::KeepSize, 0, 100 * PAGE as u64).unwrap();
     drop(file);
     let inode = files.metadata("f").unwrap().number();
     files.remove_file("f").unwrap();

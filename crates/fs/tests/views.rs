@@ -5,7 +5,7 @@ mod scratch;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError, MAX_VIEW_PIECES};
+use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, MAX_VIEW_PIECES};
 use aquifer_pool::media::WriteWindows;
 use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
 use scratch::Scratch;
@@ -36,7 +36,7 @@ fn fragmented(files: &Files, path: &str, pages: u8) -> File {
     let file = file_of(files, path, &backwards);
     let at = |page: u8| u64::from(page) * PAGE as u64;
     for page in 0..pages / 2 {
-        file.pswap(at(page), &file, at(pages - 1 - page), PAGE as u64).unwrap();
+        file.exchange_range(at(page), &file, at(pages - 1 - page), PAGE as u64).unwrap();
     }
     assert!(file.runs().unwrap().len() > usize::from(pages) / 2);
     file
@@ -85,7 +85,7 @@ fn a_view_of_very_many_pieces_shows_what_a_view_does() {
     let backwards: Vec<u8> = (0..PAGES).rev().flat_map(of_page).collect();
     file.write_at(&backwards, 0).unwrap();
     for page in 0..PAGES / 2 {
-        file.pswap(at(page), &file, at(PAGES - 1 - page), PAGE as u64).unwrap();
+        file.exchange_range(at(page), &file, at(PAGES - 1 - page), PAGE as u64).unwrap();
     }
     assert!(file.runs().unwrap().len() > 2 * MAX_VIEW_PIECES);
     let expected: Vec<u8> = (0..PAGES).flat_map(of_page).collect();
@@ -231,7 +231,7 @@ fn a_view_keeps_its_bytes() {
         },
         |files| {
             let file = files.open_with("/f", &read_write()).unwrap();
-            file.allocate(Allocate::PunchHole, 0, 4 * PAGE as u64).unwrap();
+            file.allocate(FallocateMode::PunchHole, 0, 4 * PAGE as u64).unwrap();
         },
     ];
     for change in changes {
@@ -368,8 +368,8 @@ fn pages_stay_where_they_are_under_a_view_that_is_stored_to() {
         let refused = file.write_atomic(&[5], 0).unwrap_err();
         assert!(matches!(refused, FsError::InUse { .. }), "{refused}");
     }
-    assert_eq!(elsewhere.pswap(0, &third, 0, 4096).unwrap_err().errno(), libc::EBUSY);
-    assert_eq!(third.pswap(0, &elsewhere, 0, 4096).unwrap_err().errno(), libc::EBUSY);
+    assert_eq!(elsewhere.exchange_range(0, &third, 0, 4096).unwrap_err().errno(), libc::EBUSY);
+    assert_eq!(third.exchange_range(0, &elsewhere, 0, 4096).unwrap_err().errno(), libc::EBUSY);
     assert_eq!(other.set_immutable("/f", true).unwrap_err().errno(), libc::EBUSY);
     // Operations that leave the pages in place work.
     elsewhere.write_at(&[6; 100], 3 * PAGE as u64).unwrap();
@@ -388,7 +388,7 @@ fn pages_stay_where_they_are_under_a_view_that_is_stored_to() {
     assert_eq!(bytes, [0; 10]);
     drop(view);
     elsewhere.write_atomic(&[5], 0).unwrap();
-    elsewhere.pswap(0, &third, 0, 4096).unwrap();
+    elsewhere.exchange_range(0, &third, 0, 4096).unwrap();
 }
 
 #[test]
@@ -454,7 +454,7 @@ fn a_file_in_very_many_pieces_is_brought_together() {
     }
     assert_eq!(file.defragment().unwrap().moved_bytes, 0);
     // Holes stay.
-    file.allocate(Allocate::PunchHole, 4096, 4096).unwrap();
+    file.allocate(FallocateMode::PunchHole, 4096, 4096).unwrap();
     file.defragment().unwrap();
     assert_eq!(file.metadata().unwrap().allocated_bytes(), 19 * 4096);
     assert_eq!(file.runs().unwrap().len(), 3);

@@ -5,7 +5,7 @@ mod scratch;
 
 use std::sync::Arc;
 
-use aquifer_fs::{Allocate, File, FileOptions, Files};
+use aquifer_fs::{FallocateMode, File, FileOptions, Files};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 use aquifer_testkit::crash::CrashMedia;
@@ -75,18 +75,21 @@ fn space_is_allocated_without_writing_while_there_are_zeros() {
     let scene = Scene::new();
     // Space that was never used is zero.
     let file = scene.create("/fresh");
-    assert_eq!(scene.written(|| file.allocate(Allocate::Extend, 0, 3 * MIB).unwrap()), 0);
+    assert_eq!(scene.written(|| file.allocate(FallocateMode::Extend, 0, 3 * MIB).unwrap()), 0);
     drop(file);
     let scene = Scene::new();
     scene.use_all_space();
     scene.zero_pages(1024);
     let file = scene.create("/ready");
-    assert_eq!(scene.written(|| file.allocate(Allocate::Extend, 0, 2 * MIB).unwrap()), 0);
-    assert_eq!(scene.written(|| file.allocate(Allocate::KeepSize, 2 * MIB, 2 * MIB).unwrap()), 0);
+    assert_eq!(scene.written(|| file.allocate(FallocateMode::Extend, 0, 2 * MIB).unwrap()), 0);
+    assert_eq!(
+        scene.written(|| file.allocate(FallocateMode::KeepSize, 2 * MIB, 2 * MIB).unwrap()),
+        0
+    );
     assert!(is_zero(&file, 0, 4 * MIB));
     // None is left.
     let late = scene.create("/late");
-    assert_eq!(scene.written(|| late.allocate(Allocate::Extend, 0, MIB).unwrap()), MIB);
+    assert_eq!(scene.written(|| late.allocate(FallocateMode::Extend, 0, MIB).unwrap()), MIB);
     assert!(is_zero(&late, 0, MIB));
     late.write_at(&[1; 10], MIB - 10).unwrap();
     scratch::soundness::assert_sound(scene.files.pool());
@@ -114,7 +117,7 @@ fn long_ranges_are_zeroed_by_other_pages() {
     file.write_at(&vec![1; 6 * MIB as usize], 0).unwrap();
     scene.zero_pages(2048);
     let (from, len) = (PAGE + 100, 4 * MIB);
-    let clear = || file.allocate(Allocate::ZeroRange, from, len).unwrap();
+    let clear = || file.allocate(FallocateMode::ZeroRange, from, len).unwrap();
     assert_eq!(scene.written(clear), (PAGE - 100) + 100, "only what shares its page");
     assert!(is_zero(&file, from, len));
     let mut edges = [0; 2];
@@ -123,17 +126,17 @@ fn long_ranges_are_zeroed_by_other_pages() {
     assert_eq!(edges, [1, 1]);
     // Short ranges keep their pages, so that the file does not fragment.
     let runs = file.runs().unwrap().len();
-    let clear = || file.allocate(Allocate::ZeroRange, 5 * MIB, MIB / 2).unwrap();
+    let clear = || file.allocate(FallocateMode::ZeroRange, 5 * MIB, MIB / 2).unwrap();
     assert_eq!(scene.written(clear), MIB / 2);
     assert_eq!(file.runs().unwrap().len(), runs);
     // Pages under a writable view are not replaced either.
     let view = file.view_mut(0..PAGE).unwrap();
-    let clear = || file.allocate(Allocate::ZeroRange, 0, 2 * MIB).unwrap();
+    let clear = || file.allocate(FallocateMode::ZeroRange, 0, 2 * MIB).unwrap();
     assert_eq!(scene.written(clear), 2 * MIB);
     drop(view);
     // Room that a file was given to grow into.
     scene.zero_pages(512);
-    file.allocate(Allocate::KeepSize, 6 * MIB, 2 * MIB).unwrap();
+    file.allocate(FallocateMode::KeepSize, 6 * MIB, 2 * MIB).unwrap();
     scene.zero_pages(512);
     assert_eq!(scene.written(|| file.set_len(8 * MIB).unwrap()), 0);
     assert!(is_zero(&file, 6 * MIB, 2 * MIB));

@@ -77,7 +77,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(256);
 pub(crate) const WATCHED_BYTES: usize = 32 << 20;
 /// Behaviour that tests override.
 #[derive(Debug, Clone, Copy)]
-struct Manners {
+struct Tuning {
     /// How pages are populated; the best available form by default.
     form: Option<Form>,
     /// How long an unadvised range is watched without progress of its reader.
@@ -86,9 +86,9 @@ struct Manners {
     step_aside: bool,
 }
 
-impl Default for Manners {
+impl Default for Tuning {
     fn default() -> Self {
-        Manners { form: None, watched_for: Duration::from_secs(1), step_aside: true }
+        Tuning { form: None, watched_for: Duration::from_secs(1), step_aside: true }
     }
 }
 
@@ -178,7 +178,7 @@ struct Shared {
     /// Notified when work arrives, at shutdown, and when a piece is done.
     changed: Condvar,
     limits: MapAheadLimits,
-    manners: Manners,
+    tuning: Tuning,
     requests: AtomicU64,
     detected: AtomicU64,
     populated_bytes: AtomicU64,
@@ -201,15 +201,15 @@ pub(crate) struct Ticket {
 impl MapAhead {
     /// Starts no threads yet.
     pub fn new(limits: MapAheadLimits) -> MapAhead {
-        MapAhead::with_manners(limits, Manners::default())
+        MapAhead::with_tuning(limits, Tuning::default())
     }
 
-    fn with_manners(limits: MapAheadLimits, manners: Manners) -> MapAhead {
+    fn with_tuning(limits: MapAheadLimits, tuning: Tuning) -> MapAhead {
         let shared = Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
             limits,
-            manners,
+            tuning,
             requests: AtomicU64::new(0),
             detected: AtomicU64::new(0),
             populated_bytes: AtomicU64::new(0),
@@ -402,7 +402,7 @@ impl Shared {
     fn help(&self) {
         cpu::run_when_idle();
         let pagemap = Pagemap::open().ok();
-        let contention = Contention::open().ok().filter(|_| self.manners.step_aside);
+        let contention = Contention::open().ok().filter(|_| self.tuning.step_aside);
         let mut patience = FIRST_WAIT;
         let mut state = self.lock();
         while !state.stopping {
@@ -445,7 +445,7 @@ impl Shared {
             if let Some(pagemap) = pagemap {
                 self.look_for_reader(&mut job, pagemap);
             }
-            let is_known = pagemap.is_some() && job.moved.elapsed() < self.manners.watched_for;
+            let is_known = pagemap.is_some() && job.moved.elapsed() < self.tuning.watched_for;
             if job.request.is_watched && !is_known {
                 // Stop watching: most mappings are not read in order. The job may be dropped under
                 // the lock, because the ticket still holds the mapping, and dropping the ticket
@@ -478,7 +478,7 @@ impl Shared {
     /// Populates a piece and requeues the range if there is more of it.
     fn populate(&self, mut job: Job, piece: Range<usize>, contention: Option<&Contention>) {
         let is_free = job.let_others_run(contention);
-        let form = self.manners.form.unwrap_or_else(Form::best);
+        let form = self.tuning.form.unwrap_or_else(Form::best);
         let range = job.request.range.clone();
         let is_marked = piece.start > range.start && job.request.markers.is_at(piece.start);
         let after_marker = if is_marked { piece.start + MARKER_BYTES } else { piece.start };

@@ -118,7 +118,7 @@ impl Shared {
     fn unchanged(&self, found: &Inode) -> Result<Option<Inode>> {
         let inode = self.pool.inode(found.number)?;
         let is_same = inode.kind == InodeKind::Object
-            && inode.incarnation == found.incarnation
+            && inode.generation == found.generation
             && inode.name == found.name;
         Ok(is_same.then_some(inode))
     }

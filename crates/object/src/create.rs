@@ -167,7 +167,7 @@ impl Objects {
         let (inode, lock) = self.shared.claim(name.as_ref(), Access::Write, key)?;
         let pool = &self.shared.pool;
         let change = |transaction: &mut Transaction<'_>| {
-            transaction.put(Inode::free(inode.number, inode.incarnation));
+            transaction.put(Inode::free(inode.number, inode.generation));
             Ok::<(), PoolError>(())
         };
         // SAFETY: the object's write lock is held, so it is attached nowhere.

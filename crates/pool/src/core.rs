@@ -31,7 +31,7 @@ use crate::media::{ByteRange, Media, MediaError, MediaOperation};
 use crate::membership::Membership;
 use crate::mutant::Mutant;
 use crate::object_names;
-use crate::owners::Flaw;
+use crate::owners::Inconsistency;
 use crate::pins::Pins;
 use crate::segment::{Control, FILE_MUTEXES, Segment};
 use crate::segment_place::Places;
@@ -74,8 +74,8 @@ pub(crate) struct Core {
     pub heartbeat: Heartbeat,
     /// Rung when there may be pages to zero.
     pub zeroer_bell: OnceLock<Arc<Bell>>,
-    /// Inodes that a reader of a damaged pool ignores, with the flaw.
-    pub distrusted: OnceLock<BTreeMap<u64, Flaw>>,
+    /// Inodes that a reader of a damaged pool ignores, with the inconsistency.
+    pub distrusted: OnceLock<BTreeMap<u64, Inconsistency>>,
 }
 
 /// The held metadata mutex.

@@ -27,7 +27,7 @@ use crate::format::slot_change::SlotChange;
 use crate::freed;
 use crate::image_words;
 use crate::object_names;
-use crate::owners::{Flaw, Owners};
+use crate::owners::{Inconsistency, Owners};
 use crate::point;
 use crate::segment::{Segment, SlotSet};
 use crate::slots::ReadSlots;
@@ -334,15 +334,15 @@ impl Core {
         self.control().image.names()
     }
 
-    /// Whether a file has this incarnation and layout version, after everything that was loaded
+    /// Whether a file has this generation and layout version, after everything that was loaded
     /// before: if they are unchanged, the pages belonged to the file.
     #[inline]
-    pub fn has_layout(&self, inode: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
+    pub fn has_layout(&self, inode: u64, generation: u64, layout_version: u64) -> Result<bool> {
         let slot = self.segment.slot(inode);
-        if slot.is_some_and(|slot| image_words::has_layout(slot, incarnation, layout_version)) {
+        if slot.is_some_and(|slot| image_words::has_layout(slot, generation, layout_version)) {
             Ok(true)
         } else {
-            self.has_layout_in_log(inode, incarnation, layout_version)
+            self.has_layout_in_log(inode, generation, layout_version)
         }
     }
 
@@ -350,7 +350,7 @@ impl Core {
     /// a process that is stopped, and the caller may have read the inode from the log, where it
     /// counts.
     #[cold]
-    fn has_layout_in_log(&self, inode: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
+    fn has_layout_in_log(&self, inode: u64, generation: u64, layout_version: u64) -> Result<bool> {
         if self.metadata_version().is_multiple_of(2) {
             return Ok(false);
         }
@@ -360,7 +360,7 @@ impl Core {
                 u64::from_le_bytes(slot[offset..offset + 8].try_into().expect("eight bytes"))
             });
             state.is_some_and(|state| {
-                (state.incarnation, state.layout_version) == (incarnation, layout_version)
+                (state.generation, state.layout_version) == (generation, layout_version)
             })
         })
     }
@@ -386,28 +386,31 @@ impl Core {
         }
     }
 
-    /// Records the flaws that make inodes untrustworthy. A reader also clears them in its private
+    /// Records the inconsistencies that make inodes untrustworthy. A reader also clears them in its private
     /// image, so that no access path reaches them.
-    pub(crate) fn distrust(&self, flaws: &[Flaw]) {
+    pub(crate) fn distrust(&self, inconsistencies: &[Inconsistency]) {
         if !self.is_writable {
-            let slots = flaws.iter().flat_map(Flaw::inodes);
+            let slots = inconsistencies.iter().flat_map(Inconsistency::inodes);
             for slot in slots.filter_map(|number| self.segment.slot(number)) {
                 slot.iter().for_each(|word| word.store(0, Relaxed));
             }
         }
-        let by_inode =
-            flaws.iter().flat_map(|flaw| flaw.inodes().map(|number| (number, flaw.clone())));
+        let by_inode = inconsistencies.iter().flat_map(|inconsistency| {
+            inconsistency.inodes().map(|number| (number, inconsistency.clone()))
+        });
         // The pool is being opened, so this is the only call.
         let _ = self.distrusted.set(by_inode.collect());
     }
 
-    fn distrusts(&self, number: u64) -> Option<&Flaw> {
+    fn distrusts(&self, number: u64) -> Option<&Inconsistency> {
         self.distrusted.get()?.get(&number)
     }
 
     pub(crate) fn decode_inode(&self, bytes: &SlotBytes, number: u64) -> Result<Inode> {
         match self.distrusts(number) {
-            Some(flaw) => Err(self.damaged(flaw.structure(), flaw.error())),
+            Some(inconsistency) => {
+                Err(self.damaged(inconsistency.structure(), inconsistency.error()))
+            }
             None => match Slot::decode(bytes, number) {
                 Ok(Slot::Free(inode) | Slot::Object(inode)) => Ok(inode),
                 Ok(_) => Ok(Inode::free(number, 0)),
@@ -441,7 +444,7 @@ impl Core {
                 Some(Slot::File(inode)) => match inode.kind {
                     FileKind::File => &mut census.files,
                     FileKind::Directory => &mut census.directories,
-                    FileKind::Link => &mut census.links,
+                    FileKind::Symlink => &mut census.links,
                 },
                 Some(Slot::Node(_) | Slot::Runs(_) | Slot::Bytes(_)) => &mut census.parts,
             };

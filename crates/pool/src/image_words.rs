@@ -186,7 +186,7 @@ pub fn state_of_file(slot: &ImageSlot) -> Option<FileState> {
     FileState::read(|offset| u64::from_le(slot[offset / 8].load(Relaxed)))
 }
 
-/// The current incarnation and layout version of a file's inode; `None` if it is none.
+/// The current generation and layout version of a file's inode; `None` if it is none.
 #[inline]
 pub(crate) fn version_of_file(slot: &ImageSlot) -> Option<(u64, u64)> {
     // Acquire: before the caller's next accesses. A pin that was set before is seen by a process
@@ -194,17 +194,17 @@ pub(crate) fn version_of_file(slot: &ImageSlot) -> Option<(u64, u64)> {
     // `Pins::look`.
     let load = |index: usize| slot[index].load(Acquire).to_ne_bytes();
     let is_file = load(0)[..4] == crate::format::file::MAGIC;
-    let (incarnation, version) = (u64::from_le_bytes(load(2)), u64::from_le_bytes(load(3)));
-    is_file.then_some((incarnation, version))
+    let (generation, version) = (u64::from_le_bytes(load(2)), u64::from_le_bytes(load(3)));
+    is_file.then_some((generation, version))
 }
 
-/// Whether a file has this incarnation and layout version, after everything that was loaded before:
+/// Whether a file has this generation and layout version, after everything that was loaded before:
 /// if so, the pages that were read belonged to the file.
 #[inline]
-pub fn has_layout(slot: &ImageSlot, incarnation: u64, layout_version: u64) -> bool {
+pub fn has_layout(slot: &ImageSlot, generation: u64, layout_version: u64) -> bool {
     // Acquire: pairs with the fence in `before_bytes_are_stored`. Earlier loads stay before.
     fence(Acquire);
-    version_of_file(slot) == Some((incarnation, layout_version))
+    version_of_file(slot) == Some((generation, layout_version))
 }
 
 /// Must be called before storing bytes to a page that may have had another owner: a reader that

@@ -19,7 +19,7 @@
 //! visited slot is marked, so it is visited once. So the check terminates on any bytes, does not
 //! recurse, and needs an eighth of the memory of the metadata.
 //!
-//! # Kinds of flaws
+//! # Kinds of inconsistencies
 //! * A *contradiction* (a part with two references, a name that refers to nothing) is damage: which
 //!   of the two is right can only be guessed.
 //! * A *miscount* (links, entries, the parent) can be computed from the rest, and a repair corrects
@@ -38,7 +38,7 @@ use crate::format::slot::Slot;
 
 /// An inconsistency between slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LinkFlaw {
+pub(crate) enum LinkInconsistency {
     /// A slot refers to one that is not the expected kind of part.
     NoPart { from: u64, to: u64 },
     /// A slot refers to a part of another owner.
@@ -69,7 +69,7 @@ pub(crate) enum LinkFlaw {
     LostInode { inode: u64 },
 }
 
-/// The severity of a flaw.
+/// The severity of an inconsistency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// It is unknown which side is right.
@@ -80,39 +80,44 @@ pub(crate) enum Extent {
     Loss,
 }
 
-impl LinkFlaw {
+impl LinkInconsistency {
     pub fn extent(&self) -> Extent {
         match self {
-            LinkFlaw::NoPart { .. }
-            | LinkFlaw::ForeignPart { .. }
-            | LinkFlaw::SharedPart { .. }
-            | LinkFlaw::NoInode { .. }
-            | LinkFlaw::Kind { .. }
-            | LinkFlaw::SeveralNames { .. }
-            | LinkFlaw::Circle { .. }
-            | LinkFlaw::NoRoot
-            | LinkFlaw::Pages { .. } => Extent::Contradiction,
-            LinkFlaw::Links { .. } | LinkFlaw::Entries { .. } | LinkFlaw::Parent { .. } => {
-                Extent::Miscount
+            LinkInconsistency::NoPart { .. }
+            | LinkInconsistency::ForeignPart { .. }
+            | LinkInconsistency::SharedPart { .. }
+            | LinkInconsistency::NoInode { .. }
+            | LinkInconsistency::Kind { .. }
+            | LinkInconsistency::SeveralNames { .. }
+            | LinkInconsistency::Circle { .. }
+            | LinkInconsistency::NoRoot
+            | LinkInconsistency::Pages { .. } => Extent::Contradiction,
+            LinkInconsistency::Links { .. }
+            | LinkInconsistency::Entries { .. }
+            | LinkInconsistency::Parent { .. } => Extent::Miscount,
+            LinkInconsistency::LostPart { .. } | LinkInconsistency::LostInode { .. } => {
+                Extent::Loss
             }
-            LinkFlaw::LostPart { .. } | LinkFlaw::LostInode { .. } => Extent::Loss,
         }
     }
 
     /// The slot to inspect.
     pub fn slot(&self) -> u64 {
         match *self {
-            LinkFlaw::NoPart { from, .. } | LinkFlaw::ForeignPart { from, .. } => from,
-            LinkFlaw::SharedPart { slot } | LinkFlaw::LostPart { slot, .. } => slot,
-            LinkFlaw::NoInode { leaf, .. } | LinkFlaw::Kind { leaf, .. } => leaf,
-            LinkFlaw::NoRoot => ROOT_INODE,
-            LinkFlaw::SeveralNames { directory }
-            | LinkFlaw::Circle { directory }
-            | LinkFlaw::Entries { directory, .. }
-            | LinkFlaw::Parent { directory, .. } => directory,
-            LinkFlaw::Pages { inode, .. }
-            | LinkFlaw::Links { inode, .. }
-            | LinkFlaw::LostInode { inode } => inode,
+            LinkInconsistency::NoPart { from, .. }
+            | LinkInconsistency::ForeignPart { from, .. } => from,
+            LinkInconsistency::SharedPart { slot } | LinkInconsistency::LostPart { slot, .. } => {
+                slot
+            }
+            LinkInconsistency::NoInode { leaf, .. } | LinkInconsistency::Kind { leaf, .. } => leaf,
+            LinkInconsistency::NoRoot => ROOT_INODE,
+            LinkInconsistency::SeveralNames { directory }
+            | LinkInconsistency::Circle { directory }
+            | LinkInconsistency::Entries { directory, .. }
+            | LinkInconsistency::Parent { directory, .. } => directory,
+            LinkInconsistency::Pages { inode, .. }
+            | LinkInconsistency::Links { inode, .. }
+            | LinkInconsistency::LostInode { inode } => inode,
         }
     }
 
@@ -121,21 +126,21 @@ impl LinkFlaw {
         let field = |field, value| FormatError::Field { field, value };
         let contradiction = |other| FormatError::Contradiction { other };
         match *self {
-            LinkFlaw::NoPart { to, .. } => field("part", to),
-            LinkFlaw::ForeignPart { owner, .. } => field("owner of a part", owner),
-            LinkFlaw::SharedPart { .. } => contradiction("the slots that lead to it"),
-            LinkFlaw::LostPart { owner, .. } => field("owner", owner),
-            LinkFlaw::NoInode { inode, .. } => field("inode", inode),
-            LinkFlaw::Kind { .. } => contradiction("the inode that a name in it leads to"),
-            LinkFlaw::SeveralNames { .. } | LinkFlaw::LostInode { .. } => {
+            LinkInconsistency::NoPart { to, .. } => field("part", to),
+            LinkInconsistency::ForeignPart { owner, .. } => field("owner of a part", owner),
+            LinkInconsistency::SharedPart { .. } => contradiction("the slots that lead to it"),
+            LinkInconsistency::LostPart { owner, .. } => field("owner", owner),
+            LinkInconsistency::NoInode { inode, .. } => field("inode", inode),
+            LinkInconsistency::Kind { .. } => contradiction("the inode that a name in it leads to"),
+            LinkInconsistency::SeveralNames { .. } | LinkInconsistency::LostInode { .. } => {
                 contradiction("the names that lead to it")
             }
-            LinkFlaw::Circle { .. } => contradiction("the directories that it is in"),
-            LinkFlaw::NoRoot => contradiction("the names that begin there"),
-            LinkFlaw::Pages { stated, .. } => field("pages", stated),
-            LinkFlaw::Links { stated, .. } => field("links", stated.into()),
-            LinkFlaw::Entries { stated, .. } => field("entries", stated),
-            LinkFlaw::Parent { stated, .. } => field("parent", stated),
+            LinkInconsistency::Circle { .. } => contradiction("the directories that it is in"),
+            LinkInconsistency::NoRoot => contradiction("the names that begin there"),
+            LinkInconsistency::Pages { stated, .. } => field("pages", stated),
+            LinkInconsistency::Links { stated, .. } => field("links", stated.into()),
+            LinkInconsistency::Entries { stated, .. } => field("entries", stated),
+            LinkInconsistency::Parent { stated, .. } => field("parent", stated),
         }
     }
 }
@@ -157,7 +162,7 @@ enum Sort {
     /// Nothing that may be referred to.
     #[default]
     Other,
-    /// It cannot be read; that flaw is reported elsewhere.
+    /// It cannot be read; that inconsistency is reported elsewhere.
     Damaged,
     Inode(FileKind),
     Part(Part),
@@ -180,7 +185,7 @@ enum Way {
     Good,
     /// The path ends at a slot without references, or in a cycle.
     Lost,
-    /// The path ends at another flaw.
+    /// The path ends at another inconsistency.
     Broken,
 }
 
@@ -215,7 +220,7 @@ fn bit(kind: FileKind) -> u8 {
     match kind {
         FileKind::File => 1,
         FileKind::Directory => 2,
-        FileKind::Link => 4,
+        FileKind::Symlink => 4,
     }
 }
 
@@ -234,7 +239,7 @@ pub(crate) struct Links {
     facts: Vec<Fact>,
     /// Slots from here on were never used.
     limit: u64,
-    flaws: Vec<LinkFlaw>,
+    inconsistencies: Vec<LinkInconsistency>,
 }
 
 const _: () = assert!(size_of::<Fact>() <= SLOT_BYTES / 8);
@@ -281,7 +286,7 @@ impl Links {
                 let part = match inode.kind {
                     FileKind::File => Part::Runs,
                     FileKind::Directory => Part::Node,
-                    FileKind::Link => Part::Bytes,
+                    FileKind::Symlink => Part::Bytes,
                 };
                 self.lead(number, inode.part, part);
                 self.lead(number, inode.attributes, Part::Bytes);
@@ -322,7 +327,7 @@ impl Links {
             return;
         }
         let Some(fact) = self.fact(to) else {
-            return self.flaws.push(LinkFlaw::NoPart { from, to });
+            return self.inconsistencies.push(LinkInconsistency::NoPart { from, to });
         };
         fact.leads = fact.leads.saturating_add(1);
         (fact.from, fact.led_as) = (slot_of(from), Some(part));
@@ -339,7 +344,7 @@ impl Links {
                 fact.named_as |= bit(kind);
                 fact.leaf = slot_of(leaf);
             }
-            None => self.flaws.push(LinkFlaw::NoInode { leaf, inode }),
+            None => self.inconsistencies.push(LinkInconsistency::NoInode { leaf, inode }),
         }
     }
 
@@ -363,7 +368,7 @@ impl Links {
     pub fn finish(
         mut self,
         mut read: impl FnMut(u64) -> Option<SlotBytes>,
-    ) -> (Vec<LinkFlaw>, LinkCounts) {
+    ) -> (Vec<LinkInconsistency>, LinkCounts) {
         let all = 0..self.facts.len();
         self.compare_parts();
         for index in all.clone() {
@@ -393,20 +398,20 @@ impl Links {
         self.find_circles();
         let root = self.facts.get(ROOT_INODE as usize).map_or(Sort::Other, |fact| fact.sort);
         if !matches!(root, Sort::Damaged | Sort::Inode(FileKind::Directory)) {
-            self.flaws.push(LinkFlaw::NoRoot);
+            self.inconsistencies.push(LinkInconsistency::NoRoot);
         }
-        (self.flaws, counts)
+        (self.inconsistencies, counts)
     }
 
     fn count(&self, fact: Fact, counts: &mut LinkCounts) {
         match fact.sort {
             Sort::Inode(FileKind::File) => counts.files += 1,
             Sort::Inode(FileKind::Directory) => counts.directories += 1,
-            Sort::Inode(FileKind::Link) => counts.symbolic_links += 1,
+            Sort::Inode(FileKind::Symlink) => counts.symbolic_links += 1,
             Sort::Part(_) => counts.parts += 1,
             Sort::Other | Sort::Damaged => {}
         }
-        let is_orphan = matches!(fact.sort, Sort::Inode(FileKind::File | FileKind::Link))
+        let is_orphan = matches!(fact.sort, Sort::Inode(FileKind::File | FileKind::Symlink))
             && (fact.links, fact.names) == (0, 0);
         counts.orphans += u64::from(is_orphan);
     }
@@ -425,28 +430,34 @@ impl Links {
             let is_led_to = fact.leads > 0;
             let Sort::Part(part) = fact.sort else {
                 if is_led_to && fact.sort != Sort::Damaged {
-                    self.flaws.push(LinkFlaw::NoPart { from, to: slot });
+                    self.inconsistencies.push(LinkInconsistency::NoPart { from, to: slot });
                 }
                 continue;
             };
-            let flaw = match fact.leads {
+            let inconsistency = match fact.leads {
                 0 => None,
-                1 if fact.led_as != Some(part) => Some(LinkFlaw::NoPart { from, to: slot }),
+                1 if fact.led_as != Some(part) => {
+                    Some(LinkInconsistency::NoPart { from, to: slot })
+                }
                 1 if self.owner_of(fact.from) != fact.owner => {
-                    Some(LinkFlaw::ForeignPart { from, to: slot, owner: fact.owner.into() })
+                    Some(LinkInconsistency::ForeignPart {
+                        from,
+                        to: slot,
+                        owner: fact.owner.into(),
+                    })
                 }
                 1 => continue,
-                _ => Some(LinkFlaw::SharedPart { slot }),
+                _ => Some(LinkInconsistency::SharedPart { slot }),
             };
-            self.facts[index].way = if flaw.is_some() { Way::Broken } else { Way::Lost };
-            self.flaws.extend(flaw);
+            self.facts[index].way = if inconsistency.is_some() { Way::Broken } else { Way::Lost };
+            self.inconsistencies.extend(inconsistency);
         }
         self.follow(|fact| matches!(fact.sort, Sort::Part(_)).then_some(fact.from));
         for index in 0..self.facts.len() {
             let fact = self.facts[index];
             if let (Sort::Part(_), Way::Lost) = (fact.sort, fact.way) {
                 let (slot, owner) = (index as u64, fact.owner.into());
-                self.flaws.push(LinkFlaw::LostPart { slot, owner });
+                self.inconsistencies.push(LinkInconsistency::LostPart { slot, owner });
             }
         }
     }
@@ -483,43 +494,49 @@ impl Links {
         let (inode, leaf) = (index as u64, u64::from(fact.leaf));
         let Sort::Inode(kind) = fact.sort else {
             if fact.names > 0 && fact.sort != Sort::Damaged {
-                self.flaws.push(LinkFlaw::NoInode { leaf, inode });
+                self.inconsistencies.push(LinkInconsistency::NoInode { leaf, inode });
             }
             return;
         };
         if fact.names > 0 && fact.named_as != bit(kind) {
-            self.flaws.push(LinkFlaw::Kind { leaf, inode });
+            self.inconsistencies.push(LinkInconsistency::Kind { leaf, inode });
         }
         if kind != FileKind::Directory {
             let (stated, found) = (fact.stated, fact.found);
             if stated != found {
-                self.flaws.push(LinkFlaw::Pages { inode, stated, found });
+                self.inconsistencies.push(LinkInconsistency::Pages { inode, stated, found });
             }
             match (fact.links, fact.names) {
                 (stated, found) if stated == found => {}
-                (_, 0) => self.flaws.push(LinkFlaw::LostInode { inode }),
-                (stated, found) => self.flaws.push(LinkFlaw::Links { inode, stated, found }),
+                (_, 0) => self.inconsistencies.push(LinkInconsistency::LostInode { inode }),
+                (stated, found) => {
+                    self.inconsistencies.push(LinkInconsistency::Links { inode, stated, found })
+                }
             }
             return;
         }
         let directory = inode;
         let links = fact.directories.saturating_add(2);
         if fact.links != links {
-            self.flaws.push(LinkFlaw::Links { inode, stated: fact.links, found: links });
+            self.inconsistencies.push(LinkInconsistency::Links {
+                inode,
+                stated: fact.links,
+                found: links,
+            });
         }
         if fact.stated != fact.found {
             let (stated, found) = (fact.stated, fact.found);
-            self.flaws.push(LinkFlaw::Entries { directory, stated, found });
+            self.inconsistencies.push(LinkInconsistency::Entries { directory, stated, found });
         }
         let above = match (directory == ROOT_INODE, fact.names) {
             (true, 0) => ROOT_INODE as u32,
-            (false, 0) => return self.flaws.push(LinkFlaw::LostInode { inode }),
+            (false, 0) => return self.inconsistencies.push(LinkInconsistency::LostInode { inode }),
             (false, 1) => self.owner_of(fact.leaf),
-            _ => return self.flaws.push(LinkFlaw::SeveralNames { directory }),
+            _ => return self.inconsistencies.push(LinkInconsistency::SeveralNames { directory }),
         };
         if fact.owner != above {
             let (stated, found) = (fact.owner.into(), above.into());
-            self.flaws.push(LinkFlaw::Parent { directory, stated, found });
+            self.inconsistencies.push(LinkInconsistency::Parent { directory, stated, found });
         }
     }
 
@@ -537,7 +554,7 @@ impl Links {
         });
         for index in 0..self.facts.len() {
             if self.facts[index].way == Way::Lost {
-                self.flaws.push(LinkFlaw::Circle { directory: index as u64 });
+                self.inconsistencies.push(LinkInconsistency::Circle { directory: index as u64 });
             }
         }
     }

@@ -208,7 +208,7 @@ impl<W: PinWord> Pinned<W> {
     fn view_current(&self, index: usize) {
         let state = self.image.version.at_rest(|| state_of_file(&self.image.inode)).flatten();
         let Some(state) = state.filter(|state| state.layout_version == 1) else { return };
-        self.view(index, 1, || has_layout(&self.image.inode, state.incarnation, 1));
+        self.view(index, 1, || has_layout(&self.image.inode, state.generation, 1));
     }
 
     /// As `Pool::pin_unchanged`.

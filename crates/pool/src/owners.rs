@@ -12,10 +12,10 @@
 //! * no page is named twice;
 //! * slots refer to each other consistently: [`links`](crate::links).
 //!
-//! Recovery, readers and the check all use this. A writer is refused unless the only flaws are
+//! Recovery, readers and the check all use this. A writer is refused unless the only inconsistencies are
 //! losses; a reader ignores the slots whose bytes or pages are in doubt, and detects the other
-//! flaws when it follows a reference to them, because each part records its owner; the check
-//! reports every flaw.
+//! inconsistencies when it follows a reference to them, because each part records its owner; the check
+//! reports every inconsistency.
 //!
 //! Content in the log is for the pages that its inode owns *after* the last record. A checkpoint
 //! may have been running at the crash, so the metadata on media may be newer than a record, or torn
@@ -30,12 +30,12 @@ use crate::format::layout::Layout;
 use crate::format::run::Run;
 use crate::format::slot::Slot;
 use crate::format::{FormatError, PAGE_BYTES};
-use crate::links::{Extent, LinkCounts, LinkFlaw, Links};
+use crate::links::{Extent, LinkCounts, LinkInconsistency, Links};
 use crate::media::ByteRange;
 
-/// A flaw in the metadata.
+/// An inconsistency in the metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub(crate) enum Inconsistency {
     /// The head is damaged.
     Head(FormatError),
     /// The inode is damaged.
@@ -45,26 +45,28 @@ pub(crate) enum Flaw {
     /// Two runs, possibly of one inode, have pages in common.
     Shared { number: u64, other: u64, run: Run },
     /// Slots do not fit together.
-    Link(LinkFlaw),
+    Link(LinkInconsistency),
 }
 
-impl Flaw {
-    /// Whether no process may write to the pool before the flaw is repaired.
+impl Inconsistency {
+    /// Whether no process may write to the pool before the inconsistency is repaired.
     pub fn forbids_writing(&self) -> bool {
-        !matches!(self, Flaw::Link(flaw) if flaw.extent() == Extent::Loss)
+        !matches!(self, Inconsistency::Link(inconsistency) if inconsistency.extent() == Extent::Loss)
     }
 
     /// Whether it is a wrong count that a repair can correct.
     pub fn is_miscount(&self) -> bool {
-        matches!(self, Flaw::Link(flaw) if flaw.extent() == Extent::Miscount)
+        matches!(self, Inconsistency::Link(inconsistency) if inconsistency.extent() == Extent::Miscount)
     }
 
     /// The slots that must not be used because of it.
     pub fn inodes(&self) -> impl Iterator<Item = u64> {
         let (one, other) = match *self {
-            Flaw::Head(_) | Flaw::Link(_) => (None, None),
-            Flaw::Inode { number, .. } | Flaw::Misplaced { number, .. } => (Some(number), None),
-            Flaw::Shared { number, other, .. } => (Some(number), Some(other)),
+            Inconsistency::Head(_) | Inconsistency::Link(_) => (None, None),
+            Inconsistency::Inode { number, .. } | Inconsistency::Misplaced { number, .. } => {
+                (Some(number), None)
+            }
+            Inconsistency::Shared { number, other, .. } => (Some(number), Some(other)),
         };
         one.into_iter().chain(other)
     }
@@ -72,25 +74,25 @@ impl Flaw {
     /// The name of the structure.
     pub fn structure(&self) -> String {
         match self {
-            Flaw::Head(_) => "the pool's head".to_owned(),
-            Flaw::Inode { number, .. } | Flaw::Misplaced { number, .. } => {
+            Inconsistency::Head(_) => "the pool's head".to_owned(),
+            Inconsistency::Inode { number, .. } | Inconsistency::Misplaced { number, .. } => {
                 format!("inode {number}")
             }
-            Flaw::Shared { number, other, .. } => {
+            Inconsistency::Shared { number, other, .. } => {
                 format!("inode {number} (it shares pages with inode {other})")
             }
-            Flaw::Link(flaw) => format!("slot {}", flaw.slot()),
+            Inconsistency::Link(inconsistency) => format!("slot {}", inconsistency.slot()),
         }
     }
 
     /// The error in it.
     pub fn error(&self) -> FormatError {
         match self {
-            Flaw::Head(error) | Flaw::Inode { error, .. } => error.clone(),
-            Flaw::Misplaced { run, .. } | Flaw::Shared { run, .. } => {
+            Inconsistency::Head(error) | Inconsistency::Inode { error, .. } => error.clone(),
+            Inconsistency::Misplaced { run, .. } | Inconsistency::Shared { run, .. } => {
                 FormatError::Field { field: "run", value: run.start_page }
             }
-            Flaw::Link(flaw) => flaw.error(),
+            Inconsistency::Link(inconsistency) => inconsistency.error(),
         }
     }
 }
@@ -102,10 +104,10 @@ pub(crate) struct Owners {
     runs: Vec<(Run, u64)>,
     /// The shadow of each inode that has one.
     shadows: BTreeMap<u64, Run>,
-    /// The content of each object without flaws.
+    /// The content of each object without inconsistencies.
     content: BTreeMap<u64, ByteRange>,
     counts: LinkCounts,
-    flaws: Vec<Flaw>,
+    inconsistencies: Vec<Inconsistency>,
 }
 
 impl Owners {
@@ -122,7 +124,7 @@ impl Owners {
         if let Some(bytes) = read(HEAD_SLOT) {
             match PoolHead::decode(&bytes).and_then(|found| found.validate(layout)) {
                 Ok(found) => head = found,
-                Err(error) => owners.flaws.push(Flaw::Head(error)),
+                Err(error) => owners.inconsistencies.push(Inconsistency::Head(error)),
             }
         }
         let mut links = Links::new(head.used_slots);
@@ -135,10 +137,10 @@ impl Owners {
             }
         }
         owners.find_shared();
-        let (flaws, counts) = links.finish(read);
-        owners.flaws.extend(flaws.into_iter().map(Flaw::Link));
+        let (inconsistencies, counts) = links.finish(read);
+        owners.inconsistencies.extend(inconsistencies.into_iter().map(Inconsistency::Link));
         owners.counts = counts;
-        for number in owners.flaws.iter().flat_map(Flaw::inodes) {
+        for number in owners.inconsistencies.iter().flat_map(Inconsistency::inodes) {
             owners.content.remove(&number);
         }
         owners
@@ -163,7 +165,7 @@ impl Owners {
         let slot = match decoded {
             Ok(slot) => slot,
             Err(error) => {
-                self.flaws.push(Flaw::Inode { number, error });
+                self.inconsistencies.push(Inconsistency::Inode { number, error });
                 return links.add_damaged(number);
             }
         };
@@ -173,7 +175,7 @@ impl Owners {
         }
         for run in slot.runs() {
             if run.start_page < layout.data_start_page || run.end_page() > head.fresh_from_page {
-                self.flaws.push(Flaw::Misplaced { number, run });
+                self.inconsistencies.push(Inconsistency::Misplaced { number, run });
             }
             self.runs.push((run, number));
         }
@@ -188,7 +190,9 @@ impl Owners {
     }
 
     fn has_no_head(&self) -> bool {
-        self.flaws.iter().any(|flaw| matches!(flaw, Flaw::Head(_)))
+        self.inconsistencies
+            .iter()
+            .any(|inconsistency| matches!(inconsistency, Inconsistency::Head(_)))
     }
 
     fn find_shared(&mut self) {
@@ -199,7 +203,7 @@ impl Owners {
             if let Some((before, other)) = furthest
                 && before.overlaps(run)
             {
-                self.flaws.push(Flaw::Shared { number, other, run });
+                self.inconsistencies.push(Inconsistency::Shared { number, other, run });
             }
             if furthest.is_none_or(|(before, _)| run.end_page() > before.end_page()) {
                 furthest = Some((run, number));
@@ -207,9 +211,9 @@ impl Owners {
         }
     }
 
-    /// The flaws found.
-    pub fn flaws(&self) -> &[Flaw] {
-        &self.flaws
+    /// The inconsistencies found.
+    pub fn inconsistencies(&self) -> &[Inconsistency] {
+        &self.inconsistencies
     }
 
     /// Counts of the slots that belong to files.
@@ -217,7 +221,7 @@ impl Owners {
         self.counts
     }
 
-    /// Whether the slot contains an object without flaws.
+    /// Whether the slot contains an object without inconsistencies.
     pub fn is_believed(&self, number: u64) -> bool {
         self.content.contains_key(&number)
     }
@@ -250,7 +254,7 @@ impl Owners {
         let start_page = range.offset_bytes / PAGE_BYTES;
         let range = Run { start_page, pages: range.end_bytes().div_ceil(PAGE_BYTES) - start_page };
         // Where runs overlap, their ends are not sorted.
-        let first = if self.flaws.is_empty() {
+        let first = if self.inconsistencies.is_empty() {
             self.runs.partition_point(|(run, _)| run.end_page() <= range.start_page)
         } else {
             0
@@ -308,7 +312,7 @@ mod tests {
     #[test]
     fn an_inode_owns_what_it_names() {
         let owners = owners(&[object(2, 20, 10), object(3, 30, 5)], 50, 4);
-        assert_eq!(owners.flaws(), []);
+        assert_eq!(owners.inconsistencies(), []);
         assert_eq!(owners.owned(2, pages(25, 10)), pages(25, 5));
         assert_eq!(owners.owned(3, pages(25, 10)), pages(30, 5));
         assert_eq!(owners.owned(4, pages(25, 10)), pages(25, 0));
@@ -332,7 +336,8 @@ mod tests {
     fn pages_with_two_owners_belong_to_neither() {
         // The second lies inside the first, the third behind the second and still inside the first.
         let owners = owners(&[object(2, 20, 10), object(3, 21, 1), object(4, 25, 2)], 50, 5);
-        let shared: Vec<_> = owners.flaws().iter().flat_map(Flaw::inodes).collect();
+        let shared: Vec<_> =
+            owners.inconsistencies().iter().flat_map(Inconsistency::inodes).collect();
         assert_eq!(shared, [3, 2, 4, 2]);
         assert!((2..5).all(|number| owners.owned(number, pages(20, 10)).len_bytes == 0));
     }
@@ -340,15 +345,20 @@ mod tests {
     #[test]
     fn runs_outside_the_data_or_in_fresh_pages_are_misplaced() {
         let owners = owners(&[object(2, 18, 4), object(3, 48, 4), object(4, 30, 4)], 50, 5);
-        let flaws: Vec<_> = owners.flaws().iter().map(Flaw::structure).collect();
-        assert_eq!(flaws, ["inode 2", "inode 3"]);
+        let inconsistencies: Vec<_> =
+            owners.inconsistencies().iter().map(Inconsistency::structure).collect();
+        assert_eq!(inconsistencies, ["inode 2", "inode 3"]);
         assert_eq!(owners.owned(4, pages(30, 4)), pages(30, 4));
     }
 
     #[test]
     fn a_slot_that_was_used_is_never_zero_and_an_unused_one_always() {
-        assert_eq!(owners(&[object(3, 20, 1)], 50, 4).flaws().len(), 1, "slot 2 was erased");
-        assert_eq!(owners(&[object(2, 20, 1), object(3, 21, 1)], 50, 3).flaws().len(), 1);
-        assert_eq!(owners(&[object(2, 20, 1), object(3, 21, 1)], 50, 4).flaws(), []);
+        assert_eq!(
+            owners(&[object(3, 20, 1)], 50, 4).inconsistencies().len(),
+            1,
+            "slot 2 was erased"
+        );
+        assert_eq!(owners(&[object(2, 20, 1), object(3, 21, 1)], 50, 3).inconsistencies().len(), 1);
+        assert_eq!(owners(&[object(2, 20, 1), object(3, 21, 1)], 50, 4).inconsistencies(), []);
     }
 }

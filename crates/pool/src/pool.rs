@@ -986,15 +986,15 @@ impl Pool {
         self.core().process.is_current().then(|| self.core().file_state(number))?
     }
 
-    /// Whether a file has this incarnation and layout version, after everything that the caller has
+    /// Whether a file has this generation and layout version, after everything that the caller has
     /// loaded before. If the caller had read the same values earlier, the pages belonged to the
     /// file all the time.
     ///
     /// # Errors
     /// [`PoolError::Stalled`], [`PoolError::Forked`].
     #[inline]
-    pub fn has_layout(&self, number: u64, incarnation: u64, layout_version: u64) -> Result<bool> {
-        self.core().has_layout(number, incarnation, layout_version)
+    pub fn has_layout(&self, number: u64, generation: u64, layout_version: u64) -> Result<bool> {
+        self.core().has_layout(number, generation, layout_version)
     }
 
     /// A version that each change of the metadata raises, by any process; odd during a change. If

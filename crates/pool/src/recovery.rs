@@ -40,7 +40,7 @@ use crate::log::FailureKind;
 use crate::media::{ByteRange, Media, MediaError};
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
-use crate::owners::Flaw;
+use crate::owners::Inconsistency;
 use crate::pins::Pins;
 use crate::point;
 use crate::pool::OpenOptions;
@@ -702,13 +702,15 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
         Ok(())
     })?;
     let owners = image::owners(core);
-    let forbids = |flaw: &&Flaw| flaw.forbids_writing() && !(repairs && flaw.is_miscount());
+    let forbids = |inconsistency: &&Inconsistency| {
+        inconsistency.forbids_writing() && !(repairs && inconsistency.is_miscount())
+    };
     if core.is_writable
-        && let Some(flaw) = owners.flaws().iter().find(forbids)
+        && let Some(inconsistency) = owners.inconsistencies().iter().find(forbids)
     {
-        return Err(core.damaged(flaw.structure(), flaw.error()));
+        return Err(core.damaged(inconsistency.structure(), inconsistency.error()));
     }
-    core.distrust(owners.flaws());
+    core.distrust(owners.inconsistencies());
     let mut committed = Committed::default();
     let end_lsn = counted.end.lsn;
     let end =
@@ -746,8 +748,8 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
 ///
 /// It is also advanced by the length of the ring. A power cut can lose an unknown number of
 /// records, but none lay further behind the tail than the ring is long. So no position is used by
-/// two records, and an identifier derived from a position is unique: an inode's incarnation
-/// ([`ChangeSlots::new_incarnation`](crate::ChangeSlots::new_incarnation)).
+/// two records, and an identifier derived from a position is unique: an inode's generation
+/// ([`ChangeSlots::new_generation`](crate::ChangeSlots::new_generation)).
 ///
 /// Only a forged position comes near [`LATEST_START_LSN`]. Behind it the positions start again,
 /// since any position can be the first one of a new generation.

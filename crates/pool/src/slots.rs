@@ -42,8 +42,8 @@ pub trait ReadSlots {
     ///
     /// # Errors
     /// As [`ReadSlots::slot`].
-    fn incarnation(&self, number: u64) -> Result<u64> {
-        if slot::has_incarnation(self.word(number, 0)?) {
+    fn generation(&self, number: u64) -> Result<u64> {
+        if slot::has_generation(self.word(number, 0)?) {
             Ok(u64::from_le_bytes(self.word(number, slot::INCARNATION_WORD)?))
         } else {
             Ok(0)
@@ -93,12 +93,12 @@ pub trait ChangeSlots: ReadSlots {
     /// [`PoolError::NoFreeInode`](crate::PoolError::NoFreeInode).
     fn take_slot(&mut self) -> Result<u64>;
 
-    /// The incarnation of an inode that is created now in this slot, which must have been taken:
+    /// The generation of an inode that is created now in this slot, which must have been taken:
     /// unique among all inodes that the slot ever had.
     ///
     /// # Errors
     /// As [`ReadSlots::slot`].
-    fn new_incarnation(&self, number: u64) -> Result<u64>;
+    fn new_generation(&self, number: u64) -> Result<u64>;
 
     /// Frees a slot.
     ///

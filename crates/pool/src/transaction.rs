@@ -144,18 +144,18 @@ impl ChangeSlots for Transaction<'_> {
         }
     }
 
-    fn new_incarnation(&self, number: u64) -> Result<u64> {
-        // A part stores no incarnation, so the slot's own value is not enough. But the record of
+    fn new_generation(&self, number: u64) -> Result<u64> {
+        // A part stores no generation, so the slot's own value is not enough. But the record of
         // this transaction will lie at the head or behind it, and so advances the head: a later
         // inode in the slot gets a higher number. Positions are never reused, not even that of a
         // record lost in a power cut (`recovery`). Numbers that earlier programs counted are lower:
         // each took a record.
-        Ok(self.incarnation(number)?.max(self.core().head_lsn()).wrapping_add(1))
+        Ok(self.generation(number)?.max(self.core().head_lsn()).wrapping_add(1))
     }
 
     fn give_back(&mut self, number: u64) -> Result<()> {
-        let incarnation = self.incarnation(number)?;
-        Inode::make_free(self.place_of(number), number, incarnation);
+        let generation = self.generation(number)?;
+        Inode::make_free(self.place_of(number), number, generation);
         Ok(())
     }
 
@@ -230,14 +230,14 @@ impl Transaction<'_> {
         self.inode(changed.or_else(unchanged)?).ok()
     }
 
-    /// Takes a free slot. Returns a free inode with an incarnation that no other inode in the slot
+    /// Takes a free slot. Returns a free inode with a generation that no other inode in the slot
     /// ever had.
     ///
     /// # Errors
     /// [`PoolError::NoFreeInode`].
     pub fn free_inode(&mut self) -> Result<Inode> {
         let number = self.take_slot()?;
-        Ok(Inode::free(number, self.new_incarnation(number)?))
+        Ok(Inode::free(number, self.new_generation(number)?))
     }
 
     /// Puts an inode in its slot. Runs that it no longer names are freed.

@@ -214,7 +214,7 @@ fn session<'a>(
             (6, Some(number)) => {
                 pool.transact_unguarded(vec![], |transaction| {
                     let inode = transaction.inode(number)?;
-                    transaction.put(Inode::free(number, inode.incarnation));
+                    transaction.put(Inode::free(number, inode.generation));
                     Ok(())
                 })
                 .unwrap();

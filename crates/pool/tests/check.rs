@@ -167,7 +167,7 @@ fn the_length_of_the_file_is_compared() {
 }
 
 #[test]
-fn flaws_of_the_metadata_are_explained_one_by_one() {
+fn metadata_inconsistencies_are_explained_one_by_one() {
     let image = closed_image();
     let layout = forge::superblock(&image).layout;
     let with = |change: &dyn Fn(&mut Vec<u8>)| {

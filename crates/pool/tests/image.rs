@@ -64,7 +64,7 @@ fn slots_take_memory_when_they_are_used() {
     let reader =
         Pool::open_on(FileMedia::open(&directory.path().join("pool")), &reading()).unwrap();
     for pool in [&pool, &other, &reader] {
-        assert_eq!(pool.inode(SLOTS - 1).unwrap().incarnation, 0);
+        assert_eq!(pool.inode(SLOTS - 1).unwrap().generation, 0);
         assert!(pool.file_state(SLOTS - 1).is_none() && pool.file_state(u64::MAX).is_none());
     }
     assert_eq!(allocated_bytes(&segment), before, "who only looks takes none");
@@ -73,13 +73,13 @@ fn slots_take_memory_when_they_are_used() {
     let after = allocated_bytes(&segment);
     assert!((before + 8 * MIB..before + 12 * MIB).contains(&after), "{after}");
     for pool in [&pool, &other, &reader] {
-        assert_eq!(pool.inode(9902).unwrap().incarnation, 9903);
-        assert_eq!(pool.inode(19_902).unwrap().incarnation, 19_903);
+        assert_eq!(pool.inode(9902).unwrap().generation, 9903);
+        assert_eq!(pool.inode(19_902).unwrap().generation, 19_903);
         assert_eq!(pool.room().unwrap().free_slots, SLOTS - 2);
     }
     drop((pool, other, reader));
     let again = Pool::open_on(FileMedia::open(&directory.path().join("pool")), &shared()).unwrap();
-    assert_eq!(again.inode(19_902).unwrap().incarnation, 19_903);
+    assert_eq!(again.inode(19_902).unwrap().generation, 19_903);
 }
 
 fn crowded() {
@@ -105,7 +105,7 @@ fn crowded() {
     pool.checkpoint().unwrap();
     std::fs::remove_file("/dev/shm/rest").unwrap();
     use_slots(&pool, 2, 10_000).unwrap();
-    assert_eq!(pool.inode(9902).unwrap().incarnation, 9903);
+    assert_eq!(pool.inode(9902).unwrap().generation, 9903);
 }
 
 #[test]

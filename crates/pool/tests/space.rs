@@ -59,7 +59,7 @@ fn pinner() {
     let pins: Vec<_> = (0..700)
         .flat_map(|_| &files)
         .map(|file| {
-            (pool.pin_current(file.number, file.incarnation, file.layout_version).unwrap()).unwrap()
+            (pool.pin_current(file.number, file.generation, file.layout_version).unwrap()).unwrap()
         })
         .collect();
     say_and_stay(&format!("pinned {}", pins.len()));
@@ -141,13 +141,13 @@ fn create(pool: &Pool, pages: u64, stamp: u64) -> Outcome<FileInode> {
     }
     pool.change_unguarded(vec![reservation], |transaction| {
         let number = transaction.take_slot()?;
-        let incarnation = transaction.new_incarnation(number)?;
+        let generation = transaction.new_generation(number)?;
         let file = FileInode {
             runs: runs.clone(),
             // Without a name, as an open file can be. The seed records which stamp its pages may
             // hold besides zeros.
             seed: stamp,
-            ..FileInode::new(FileKind::File, number, incarnation)
+            ..FileInode::new(FileKind::File, number, generation)
         };
         put(transaction, &file);
         Ok(file)
@@ -214,7 +214,7 @@ fn pool_alone() -> Pool {
 }
 
 fn pin<'a>(pool: &'a Pool, file: &FileInode) -> Option<aquifer_pool::Pin<'a>> {
-    pool.pin_current(file.number, file.incarnation, file.layout_version).unwrap()
+    pool.pin_current(file.number, file.generation, file.layout_version).unwrap()
 }
 
 #[test]

@@ -468,18 +468,6 @@ impl Mapping {
         })
     }
 
-    /// Unmaps the whole mapping. For a part, [`Advice::DontNeed`] gives the memory back.
-    ///
-    /// # Errors
-    /// [`Error::PartialUnmap`], with the mapping, unless the range is the whole mapping.
-    #[allow(
-        clippy::result_large_err,
-        reason = "the mapping is given back, and nothing hot is refused"
-    )]
-    pub fn unmap(self, range: Range<u64>) -> std::result::Result<(), (Mapping, Error)> {
-        if range == (0..self.len()) { Ok(()) } else { Err((self, Error::PartialUnmap)) }
-    }
-
     /// The last bare access that could not be served, as an error.
     pub fn last_fault_error(&self) -> Option<Error> {
         let bare_fault = |id| self.running.engine.bare_fault(id);

@@ -38,7 +38,7 @@ pub struct Entry {
     /// Bytes of the pool allocated to its content.
     allocated_bytes: u64,
     inode: u64,
-    incarnation: u64,
+    generation: u64,
     is_immutable: bool,
     modified_ns: i64,
     accessed_ns: i64,
@@ -65,7 +65,7 @@ pub fn kind_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::File => "file",
         FileKind::Directory => "directory",
-        FileKind::Link => "symlink",
+        FileKind::Symlink => "symlink",
         _ => "unknown",
     }
 }
@@ -91,7 +91,7 @@ pub fn moment(ns: i64) -> String {
 pub fn permissions(kind: FileKind, mode: u32) -> String {
     let mut text = String::from(match kind {
         FileKind::Directory => 'd',
-        FileKind::Link => 'l',
+        FileKind::Symlink => 'l',
         _ => '-',
     });
     for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
@@ -133,7 +133,7 @@ impl Entry {
             names: metadata.is_dir().then_some(metadata.len()),
             allocated_bytes: metadata.allocated_bytes(),
             inode: metadata.number(),
-            incarnation: metadata.incarnation(),
+            generation: metadata.generation(),
             is_immutable: metadata.is_immutable(),
             modified_ns: nanoseconds(metadata.modified()),
             accessed_ns: nanoseconds(metadata.accessed()),
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(permissions(FileKind::File, 0o6644), "-rwSr-Sr--");
         assert_eq!(permissions(FileKind::File, 0o4711), "-rws--x--x");
         assert_eq!(permissions(FileKind::Directory, 0o1777), "drwxrwxrwt");
-        assert_eq!(permissions(FileKind::Link, 0o777), "lrwxrwxrwx");
+        assert_eq!(permissions(FileKind::Symlink, 0o777), "lrwxrwxrwx");
     }
 
     #[test]

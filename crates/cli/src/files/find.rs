@@ -134,7 +134,7 @@ impl FromStr for KindLetter {
         match text {
             "f" => Ok(KindLetter(FileKind::File)),
             "d" => Ok(KindLetter(FileKind::Directory)),
-            "l" => Ok(KindLetter(FileKind::Link)),
+            "l" => Ok(KindLetter(FileKind::Symlink)),
             _ => Err("a pool has files (f), directories (d) and symbolic links (l)".to_owned()),
         }
     }

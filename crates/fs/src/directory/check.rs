@@ -1,7 +1,7 @@
 //! Checks that the tree of a directory is intact: for `aquifer pool check`, on arbitrary bytes.
 //!
 //! Every node is decoded with its checksum, and everything that lookups rely on is verified.
-//! Nothing below a flawed node is checked; its siblings are. Each slot is checked once, so the
+//! Nothing below an inconsistent node is checked; its siblings are. Each slot is checked once, so the
 //! check terminates and needs memory for only one number per node.
 
 use std::collections::HashSet;
@@ -23,26 +23,26 @@ pub enum Found<'a> {
     Slot(u64),
     /// A name in its place, where lookups find it.
     Entry(&'a DirectoryEntry),
-    /// A flaw.
-    Flaw(Flaw),
+    /// An inconsistency.
+    Inconsistency(Inconsistency),
 }
 
-/// A flaw in the tree of a directory.
+/// An inconsistency in the tree of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot}, a node of directory {owner}: {kind}")]
-pub struct Flaw {
+pub struct Inconsistency {
     /// The inode of the directory.
     pub owner: u64,
     /// The slot.
     pub slot: u64,
     /// What is wrong.
-    pub kind: FlawKind,
+    pub kind: InconsistencyKind,
 }
 
 /// What is wrong with a node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum FlawKind {
+pub enum InconsistencyKind {
     /// The slot is not a valid node. Everything below it is unreachable.
     #[error("{0}")]
     Format(#[from] FormatError),
@@ -84,18 +84,18 @@ pub struct Checked {
     pub entries: u64,
     /// Number of slots.
     pub slots: u64,
-    /// Number of flaws.
-    pub flaws: u64,
+    /// Number of inconsistencies.
+    pub inconsistencies: u64,
 }
 
 impl Tree {
     /// Checks the whole tree, and calls `visit` for every slot, every name in its place, and every
-    /// flaw.
+    /// inconsistency.
     ///
     /// The caller must compare [`Checked::entries`] with the inode.
     ///
     /// # Errors
-    /// Those of reading slots. Damage is reported as a flaw, not as an error.
+    /// Those of reading slots. Damage is reported as an inconsistency, not as an error.
     pub fn check(&self, slots: &impl ReadSlots, visit: impl FnMut(Found<'_>)) -> Result<Checked> {
         self.check_hashes(slots, |name| hash_name(self.seed, name), visit)
     }
@@ -138,7 +138,7 @@ impl<S: ReadSlots, H: Fn(&[u8]) -> u64, V: FnMut(Found<'_>)> Check<'_, S, H, V> 
         let content = match self.content(slot, Node::decode(&bytes, slot), level) {
             Ok(content) => content,
             Err(kind) => {
-                self.flaw(slot, kind);
+                self.inconsistency(slot, kind);
                 return Ok(());
             }
         };
@@ -151,7 +151,7 @@ impl<S: ReadSlots, H: Fn(&[u8]) -> u64, V: FnMut(Found<'_>)> Check<'_, S, H, V> 
                     child.from_hash <= hashes.start || child.from_hash >= hashes.end
                 };
                 if let Some(&Child { from_hash, .. }) = children[1..].iter().find(is_outside) {
-                    self.flaw(slot, FlawKind::ChildMisplaced { from_hash });
+                    self.inconsistency(slot, InconsistencyKind::ChildMisplaced { from_hash });
                     return Ok(());
                 }
                 for (index, child) in children.iter().enumerate() {
@@ -171,18 +171,20 @@ impl<S: ReadSlots, H: Fn(&[u8]) -> u64, V: FnMut(Found<'_>)> Check<'_, S, H, V> 
         slot: u64,
         node: std::result::Result<Node, FormatError>,
         level: Option<u16>,
-    ) -> std::result::Result<NodeContent, FlawKind> {
+    ) -> std::result::Result<NodeContent, InconsistencyKind> {
         let Node { owner, content, .. } = node?;
         if owner != self.owner {
-            return Err(FlawKind::Owner { found: owner });
+            return Err(InconsistencyKind::Owner { found: owner });
         }
         let found = match content {
             NodeContent::Leaf(_) => 0,
             NodeContent::Interior { level, .. } => level,
         };
         match level {
-            Some(expected) if expected != found => Err(FlawKind::Level { found, expected }),
-            _ if !self.reached.insert(slot) => Err(FlawKind::Twice),
+            Some(expected) if expected != found => {
+                Err(InconsistencyKind::Level { found, expected })
+            }
+            _ if !self.reached.insert(slot) => Err(InconsistencyKind::Twice),
             _ => Ok(content),
         }
     }
@@ -193,13 +195,16 @@ impl<S: ReadSlots, H: Fn(&[u8]) -> u64, V: FnMut(Found<'_>)> Check<'_, S, H, V> 
                 self.checked.entries += 1;
                 (self.visit)(Found::Entry(entry));
             } else {
-                self.flaw(slot, FlawKind::NameMisplaced { name: entry.name.clone() });
+                self.inconsistency(
+                    slot,
+                    InconsistencyKind::NameMisplaced { name: entry.name.clone() },
+                );
             }
         }
     }
 
-    fn flaw(&mut self, slot: u64, kind: FlawKind) {
-        self.checked.flaws += 1;
-        (self.visit)(Found::Flaw(Flaw { owner: self.owner, slot, kind }));
+    fn inconsistency(&mut self, slot: u64, kind: InconsistencyKind) {
+        self.checked.inconsistencies += 1;
+        (self.visit)(Found::Inconsistency(Inconsistency { owner: self.owner, slot, kind }));
     }
 }

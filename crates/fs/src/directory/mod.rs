@@ -48,7 +48,7 @@
 //! #     fn take_slot(&mut self) -> Result<u64, PoolError> {
 //! #         Ok((2..).find(|number| !self.0.contains_key(number)).unwrap())
 //! #     }
-//! #     fn new_incarnation(&self, _: u64) -> Result<u64, PoolError> { Ok(1) }
+//! #     fn new_generation(&self, _: u64) -> Result<u64, PoolError> { Ok(1) }
 //! #     fn give_back(&mut self, number: u64) -> Result<(), PoolError> {
 //! #         self.0.remove(&number);
 //! #         Ok(())
@@ -87,7 +87,7 @@ use aquifer_pool::format::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
 use aquifer_pool::format::slot;
 use aquifer_pool::{ChangeSlots, ReadSlots};
 
-pub use check::{Checked, Flaw, FlawKind, Found};
+pub use check::{Checked, Found, Inconsistency, InconsistencyKind};
 pub use read::Batch;
 
 use crate::error::{FsError, Result};

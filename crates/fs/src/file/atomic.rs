@@ -58,7 +58,8 @@ impl File {
     ///
     /// Nothing is copied, whatever the length. Readers in all processes always see both files
     /// before the exchange or both after it, also after a crash. So a large part of a file can be
-    /// replaced at once: write it to a file without readers, and exchange.
+    /// replaced at once: write it to a file without readers, and exchange. The MPFS paper calls this
+    /// *pswap*.
     ///
     /// Until the exchange is durable, a power cut can undo it. So the next overwrite of bytes of
     /// either file first waits until it is durable, once; otherwise the other file could get these
@@ -75,7 +76,7 @@ impl File {
     /// let (current, new) = (files.create_file("/current")?, files.create_file("/new")?);
     /// current.write_at(&[1; 8192], 0)?;
     /// new.write_at(&[2; 8192], 0)?;
-    /// current.pswap(0, &new, 0, 8192)?;
+    /// current.exchange_range(0, &new, 0, 8192)?;
     /// let mut bytes = [0; 8192];
     /// files.open_file("/current")?.read_at(&mut bytes, 0)?;
     /// assert!(bytes == [2; 8192]);
@@ -89,7 +90,7 @@ impl File {
     /// [`PoolError::TooManyRuns`](aquifer_pool::PoolError::TooManyRuns) if the pages lie in more
     /// than 4,096 pieces, which can be exchanged in parts; others as for [`File::write_at`]. On
     /// error, nothing has happened.
-    pub fn pswap(
+    pub fn exchange_range(
         &self,
         offset_bytes: u64,
         other: &File,

@@ -47,7 +47,7 @@ pub use options::FileOptions;
 #[cfg(all(test, loom))]
 pub(crate) use read::copy_of_one_layout;
 pub use runs::{Defragmented, FileRun};
-pub use space::Allocate;
+pub use space::FallocateMode;
 pub(crate) use write::Write;
 
 use crate::error::{FsError, Result};
@@ -277,7 +277,7 @@ impl OpenInode {
     /// removed, it has nothing left to read.
     pub fn read(&self, slots: &impl ReadSlots) -> Result<FileInode> {
         match walk::inode(slots, self.number) {
-            Ok(inode) if inode.incarnation == self.incarnation => Ok(inode),
+            Ok(inode) if inode.generation == self.generation => Ok(inode),
             _ if self.kind == FileKind::Directory => {
                 Err(FsError::NotFound { path: format!("(inode {})", self.number).into() })
             }

@@ -108,7 +108,7 @@ impl Shared {
                 self.copy_out(table, range, &mut bytes[..len])?;
                 Ok(len)
             },
-            |version| Ok(self.pool.has_layout(open.number, open.incarnation, version)?),
+            |version| Ok(self.pool.has_layout(open.number, open.generation, version)?),
         )
     }
 
@@ -117,7 +117,7 @@ impl Shared {
         loop {
             if let Some(table) = open.table()
                 && let Some(state) = self.pool.file_state(open.number)
-                && table.is_of(open.number, state.incarnation, state.layout_version)
+                && table.is_of(open.number, state.generation, state.layout_version)
             {
                 return Ok((state.size_bytes, state.layout_version, table));
             }

@@ -17,16 +17,16 @@ use crate::file_table::{FileBytes, FilePage, FilePages};
 /// # let path = directory.path().join("data.pool");
 /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
 /// # let files = aquifer_fs::Files::new(pool);
-/// use aquifer_fs::Allocate;
+/// use aquifer_fs::FallocateMode;
 ///
 /// let file = files.create_file("/f")?;
 /// file.write_at(&[1; 12288], 0)?;
-/// file.allocate(Allocate::PunchHole, 4096, 4096)?;
+/// file.allocate(FallocateMode::PunchHole, 4096, 4096)?;
 /// assert_eq!(file.metadata()?.allocated_bytes(), 8192);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Allocate {
+pub enum FallocateMode {
     /// Add pages to the range, zeroed where it had none; extend the file to its end.
     Extend,
     /// Add pages to the range, but keep the file's length. Pages beyond the end are kept for
@@ -46,10 +46,10 @@ impl File {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// use aquifer_fs::Allocate;
+    /// use aquifer_fs::FallocateMode;
     ///
     /// let file = files.create_file("/f")?;
-    /// file.allocate(Allocate::KeepSize, 0, 40_960)?; // reserves room
+    /// file.allocate(FallocateMode::KeepSize, 0, 40_960)?; // reserves room
     /// let metadata = file.metadata()?;
     /// assert_eq!((metadata.len(), metadata.allocated_bytes()), (0, 40_960));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -58,7 +58,7 @@ impl File {
     /// # Errors
     /// [`FsError::Pool`] if the pool is full, and then a part may have been done;
     /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`].
-    pub fn allocate(&self, mode: Allocate, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+    pub fn allocate(&self, mode: FallocateMode, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         if len_bytes == 0 {
             return Err(FsError::EmptyRange);
         }
@@ -72,13 +72,13 @@ impl File {
         let mut write = Write { shared, lock, open: self.inode(), inode, table };
         let range = FileBytes { offset_bytes, len_bytes };
         match mode {
-            Allocate::PunchHole => write.punch(range),
-            Allocate::Extend => write.allocate(range, Some(end_bytes)),
-            Allocate::KeepSize => {
+            FallocateMode::PunchHole => write.punch(range),
+            FallocateMode::Extend => write.allocate(range, Some(end_bytes)),
+            FallocateMode::KeepSize => {
                 lock.note_room(self.inode().number, true);
                 write.allocate(range, None)
             }
-            Allocate::ZeroRange => {
+            FallocateMode::ZeroRange => {
                 write.clear(range)?;
                 write.allocate(range, Some(end_bytes))
             }

@@ -539,7 +539,7 @@ impl Write<'_> {
             };
             self.commit(edit, Vec::new())?;
             if is_last {
-                // Room that was asked for with `Allocate::KeepSize` was removed as well.
+                // Room that was asked for with `FallocateMode::KeepSize` was removed as well.
                 self.lock.note_room(self.open.number, false);
                 return Ok(());
             }
@@ -634,7 +634,7 @@ impl Shared {
         let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
         if state.is_immutable
             || range.end_bytes() > state.size_bytes
-            || !table.is_of(open.number, state.incarnation, state.layout_version)
+            || !table.is_of(open.number, state.generation, state.layout_version)
         {
             return Ok(false);
         }

@@ -120,7 +120,7 @@ impl Totals {
 /// If the chain has a cycle, slots are reported several times.
 ///
 /// # Errors
-/// [`FsError::Damaged`]: the first flaw. Nothing after it was read.
+/// [`FsError::Damaged`]: the first inconsistency. Nothing after it was read.
 pub fn check(
     inode: &FileInode,
     slots: &impl ReadSlots,

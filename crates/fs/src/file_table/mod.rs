@@ -74,7 +74,7 @@ pub use units::{Extent, FileBytes, FilePage, FilePages, Piece};
 #[derive(Debug, Clone)]
 pub struct FileTable {
     owner: u64,
-    incarnation: u64,
+    generation: u64,
     layout_version: u64,
     /// The inode's list, then those of the chain.
     lists: Vec<List>,
@@ -91,7 +91,7 @@ impl FileTable {
     pub fn empty(inode: &FileInode) -> FileTable {
         FileTable {
             owner: inode.number,
-            incarnation: inode.incarnation,
+            generation: inode.generation,
             layout_version: inode.layout_version,
             lists: vec![List::stored(FilePage(0), 0, 0, Vec::new())],
             mapped_pages: 0,
@@ -123,14 +123,14 @@ impl FileTable {
 
     /// As [`FileTable::is_current`], by the fields that matter.
     #[inline]
-    pub fn is_of(&self, number: u64, incarnation: u64, layout_version: u64) -> bool {
-        (self.owner, self.incarnation, self.layout_version) == (number, incarnation, layout_version)
+    pub fn is_of(&self, number: u64, generation: u64, layout_version: u64) -> bool {
+        (self.owner, self.generation, self.layout_version) == (number, generation, layout_version)
     }
 
     /// Whether it is the stored table of this inode: same file, and its runs have not changed
     /// since.
     pub fn is_current(&self, inode: &FileInode) -> bool {
-        self.is_of(inode.number, inode.incarnation, inode.layout_version)
+        self.is_of(inode.number, inode.generation, inode.layout_version)
     }
 
     /// Pages up to the end of the last run, holes included.

@@ -38,7 +38,7 @@ const PAGES_BITS: u32 = 24;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     pub inode: u64,
-    pub incarnation: u64,
+    pub generation: u64,
     pub layout_version: u64,
     pub size_bytes: u64,
     /// Where the content lies; empty if it is not one run, or is too long to store.
@@ -58,7 +58,7 @@ impl Known {
         let versions = Versions::of(pool);
         let state = pool.file_state(self.inode)?;
         let is_it = versions.names == self.names_version
-            && (state.incarnation, state.layout_version) == (self.incarnation, self.layout_version);
+            && (state.generation, state.layout_version) == (self.generation, self.layout_version);
         is_it.then(|| Known {
             metadata_version: versions.metadata_if_unchanged(pool),
             size_bytes: state.size_bytes,
@@ -130,7 +130,7 @@ struct Entry {
     /// Odd during a write.
     version: AtomicU64,
     /// Hash (2), metadata version, inode, layout version, size, run; and in the second cache line
-    /// names version, incarnation.
+    /// names version, generation.
     words: [AtomicU64; 9],
 }
 
@@ -164,7 +164,7 @@ impl Entry {
             size_bytes,
             run,
             names,
-            incarnation,
+            generation,
         ] = self.words.each_ref().map(|word| word.load(Relaxed));
         // Acquire: orders the loads above before the load below. Pairs with the fence in `write`.
         fence(Acquire);
@@ -172,7 +172,7 @@ impl Entry {
         let is_it = (first, second) == (path.0, path.1) && inode != 0;
         (is_whole && is_it).then_some(Known {
             inode,
-            incarnation,
+            generation,
             layout_version,
             size_bytes,
             run: Run { start_page: run >> PAGES_BITS, pages: run & ((1 << PAGES_BITS) - 1) },
@@ -207,7 +207,7 @@ impl Entry {
             known.size_bytes,
             run,
             known.names_version,
-            known.incarnation,
+            known.generation,
         ];
         for (word, value) in self.words.iter().zip(words) {
             word.store(value, Relaxed);
@@ -280,7 +280,7 @@ mod tests {
     fn known(inode: u64) -> Known {
         Known {
             inode,
-            incarnation: inode + 1,
+            generation: inode + 1,
             layout_version: inode + 2,
             size_bytes: inode + 3,
             run: Run { start_page: inode * 2, pages: inode },

@@ -2,8 +2,8 @@
 //!
 //! An immutable file can only be made mutable again if it has no lease. The two sides are ordered
 //! as in Dekker's algorithm: the lessee pins the inode, *then* checks that the file is immutable
-//! and not thawing; the thawing process first commits
-//! [`FileInode::is_thawing`](aquifer_pool::format::file::FileInode::is_thawing), in a separate
+//! and not clearing; the clearing process first commits
+//! [`FileInode::is_clearing_immutable`](aquifer_pool::format::file::FileInode::is_clearing_immutable), in a separate
 //! transaction, *then* checks for leases. So at least one of them sees the other.
 
 use std::ops::{Bound, Deref, RangeBounds};
@@ -111,7 +111,9 @@ fn lease<'f>(
         let leased = view.pool().pin_inode(view.of.inode, InodeUse::Leased)?;
         // After the pin: see the module's documentation.
         let found = view.files().shared.look(|slots| crate::walk::inode(slots, view.of.inode));
-        let Some(found) = found.ok().filter(|found| found.is_immutable && !found.is_thawing) else {
+        let Some(found) =
+            found.ok().filter(|found| found.is_immutable && !found.is_clearing_immutable)
+        else {
             return Err(FsError::NotImmutable { path: path() });
         };
         if Layout::of(&found) != view.of {

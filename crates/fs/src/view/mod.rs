@@ -78,7 +78,7 @@ pub struct View<'f> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub inode: u64,
-    pub incarnation: u64,
+    pub generation: u64,
     pub layout_version: u64,
 }
 
@@ -86,7 +86,7 @@ impl Layout {
     fn of(inode: &FileInode) -> Layout {
         Layout {
             inode: inode.number,
-            incarnation: inode.incarnation,
+            generation: inode.generation,
             layout_version: inode.layout_version,
         }
     }
@@ -160,10 +160,10 @@ impl Files {
                 Ok((inode, table))
             })?;
             if let Some(hash) = hash {
-                let Layout { inode: number, incarnation, layout_version } = Layout::of(&inode);
+                let Layout { inode: number, generation, layout_version } = Layout::of(&inode);
                 let known = Known {
                     inode: number,
-                    incarnation,
+                    generation,
                     layout_version,
                     size_bytes: inode.size_bytes,
                     run: table.as_one_run().unwrap_or_default(),
@@ -194,8 +194,8 @@ impl Files {
         // Overlaps with the cache misses on the inode and the pin. Usually a view starts at the
         // start of the file.
         pool.prefetch(known.run.bytes());
-        let Known { inode, incarnation, layout_version, metadata_version, .. } = known;
-        let of = Layout { inode, incarnation, layout_version };
+        let Known { inode, generation, layout_version, metadata_version, .. } = known;
+        let of = Layout { inode, generation, layout_version };
         if pool.metadata_version() == metadata_version {
             let Some((offset_bytes, place)) = place_of_known(&known, range)? else {
                 return Ok(None);
@@ -232,7 +232,7 @@ impl Files {
         place: impl FnOnce() -> Result<Place>,
     ) -> Result<Option<View<'_>>> {
         let pool = &self.shared.pool;
-        let pin = pool.pin_current(of.inode, of.incarnation, of.layout_version)?;
+        let pin = pool.pin_current(of.inode, of.generation, of.layout_version)?;
         let Some(pin) = pin else { return Ok(None) };
         Ok(Some(View { held: Held::Borrowed(self, pin), place: place()?, offset_bytes, of }))
     }
@@ -283,7 +283,7 @@ impl crate::File {
         let (files, open) = (self.files(), self.inode());
         loop {
             let (size_bytes, layout_version, table) = files.shared.state(open)?;
-            let of = Layout { inode: open.number, incarnation: open.incarnation, layout_version };
+            let of = Layout { inode: open.number, generation: open.generation, layout_version };
             let range = resolve(&range, size_bytes)?;
             if let Some(view) = files.view_of(of, &table, range, false)? {
                 return Ok(view);
@@ -374,8 +374,8 @@ impl View<'_> {
     pub fn is_current(&self) -> bool {
         let number = self.of.inode;
         let layout = match self.pool().file_state(number) {
-            Some(FileState { incarnation, layout_version, .. }) => {
-                Layout { inode: number, incarnation, layout_version }
+            Some(FileState { generation, layout_version, .. }) => {
+                Layout { inode: number, generation, layout_version }
             }
             // The inode is no longer a file's, or the metadata are being changed, perhaps
             // elsewhere.

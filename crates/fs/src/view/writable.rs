@@ -5,7 +5,7 @@
 //! caller calls (DaxVM's *nosync*).
 //!
 //! While a writable view exists, in any process, operations that would replace the file's pages, so
-//! that stores get lost or go elsewhere, fail with [`FsError::InUse`]: [`File::pswap`],
+//! that stores get lost or go elsewhere, fail with [`FsError::InUse`]: [`File::exchange_range`],
 //! [`File::write_atomic`], [`File::defragment`]. A file can be truncated under a view; then stores
 //! go to pages that no file owns any more, and `persist` returns an error.
 

@@ -82,7 +82,7 @@ impl ChangeSlots for SlotMap {
             .ok_or(PoolError::NoFreeInode { slots: self.limit as u64 })
     }
 
-    fn new_incarnation(&self, _: u64) -> Result<u64> {
+    fn new_generation(&self, _: u64) -> Result<u64> {
         unreachable!("a chain or a table is made of parts")
     }
 

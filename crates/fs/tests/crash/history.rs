@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aquifer_fs::{Allocate, File, Files, FsError};
+use aquifer_fs::{FallocateMode, File, Files, FsError};
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::media::PersistenceDomain;
@@ -26,7 +26,7 @@ pub const BOOT: u64 = 1;
 /// Created by a check whose recovery was crashed.
 const AFTER: &str = "/after";
 
-/// Inode and incarnation: identifies a file forever.
+/// Inode and generation: identifies a file forever.
 pub type Identity = (u64, u64);
 
 /// All metadata of a path except times; without content.
@@ -55,7 +55,7 @@ impl Snapshot {
             for name in scratch::names(files, &directory)? {
                 let path = directory.join(name);
                 let metadata = files.symlink_metadata(&path)?;
-                let identity = (metadata.number(), metadata.incarnation());
+                let identity = (metadata.number(), metadata.generation());
                 let mut attributes = BTreeMap::new();
                 match metadata.kind() {
                     FileKind::Directory => left.push(path.clone()),
@@ -129,7 +129,7 @@ fn observe(files: &Files, handles: &[File]) -> Result<Snapshot, FsError> {
 
 pub fn identity(file: &File) -> Identity {
     let metadata = file.metadata().unwrap();
-    (metadata.number(), metadata.incarnation())
+    (metadata.number(), metadata.generation())
 }
 
 /// Creates a tiny pool on recording media, all of it durable; `fill` creates its content.
@@ -214,9 +214,9 @@ pub fn check(
         return Err(format!("before recovery: {report}").into());
     }
     let files = open(&media, boot, mutant)?;
-    let flaws = soundness::flaws(files.pool());
-    if !flaws.is_empty() || !files.pool().orphans()?.is_empty() {
-        return Err(format!("not sound: {flaws:?}").into());
+    let inconsistencies = soundness::inconsistencies(files.pool());
+    if !inconsistencies.is_empty() || !files.pool().orphans()?.is_empty() {
+        return Err(format!("not sound: {inconsistencies:?}").into());
     }
     let mut found = Snapshot::take(&files)?;
     if let Some(after) = found.entries.remove(&PathBuf::from(AFTER)) {
@@ -249,7 +249,7 @@ fn check_zeros(files: &Files) -> Result<(), Box<dyn std::error::Error>> {
         return Ok(());
     }
     let zeros = files.create_file("/zeros")?;
-    zeros.allocate(Allocate::Extend, 0, space.free_bytes)?;
+    zeros.allocate(FallocateMode::Extend, 0, space.free_bytes)?;
     let content = scratch::read_all(files, "/zeros")?;
     match content.iter().position(|byte| *byte != 0) {
         Some(at) => Err(format!("new space has {} at {at}", content[at]).into()),

@@ -4,7 +4,7 @@
 //! its file. If that record is lost, the page belongs to its previous owner again (another file, or
 //! another part of this one), with the bytes of the new one.
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError};
+use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError};
 use aquifer_pool::Mutant;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_testkit::campaign::{seed, steps};
@@ -29,25 +29,25 @@ type Operation = (&'static str, &'static [Step]);
 
 /// Operations that give pages to a file, or take them away.
 const CHANGES: &[Operation] = &[
-    ("pswap of first pages", &[|scene, _| scene.one.pswap(0, &scene.other, 0, PAGE)]),
-    ("pswap of all pages", &[|scene, _| scene.one.pswap(0, &scene.other, 0, 3 * PAGE)]),
+    ("pswap of first pages", &[|scene, _| scene.one.exchange_range(0, &scene.other, 0, PAGE)]),
+    ("pswap of all pages", &[|scene, _| scene.one.exchange_range(0, &scene.other, 0, 3 * PAGE)]),
     (
         "pswap of last and first page",
-        &[|scene, _| scene.one.pswap(2 * PAGE, &scene.other, 0, PAGE)],
+        &[|scene, _| scene.one.exchange_range(2 * PAGE, &scene.other, 0, PAGE)],
     ),
-    ("pswap inside of a file", &[|scene, _| scene.one.pswap(0, &scene.one, PAGE, PAGE)]),
+    ("pswap inside of a file", &[|scene, _| scene.one.exchange_range(0, &scene.one, PAGE, PAGE)]),
     (
         "pswap with a hole",
         &[
             |scene, _| scene.one.set_len(6 * PAGE),
-            |scene, _| scene.one.pswap(4 * PAGE, &scene.other, PAGE, PAGE),
+            |scene, _| scene.one.exchange_range(4 * PAGE, &scene.other, PAGE, PAGE),
         ],
     ),
     ("append a view", &[|scene, _| scene.one.append_view(5000).map(drop)]),
     (
         "fill a hole and defragment",
         &[
-            |scene, _| scene.one.allocate(Allocate::PunchHole, PAGE, PAGE),
+            |scene, _| scene.one.allocate(FallocateMode::PunchHole, PAGE, PAGE),
             |scene, byte| scene.one.write_at(&[byte; 5], PAGE + 10),
             |scene, _| scene.one.defragment().map(drop),
         ],
@@ -55,9 +55,9 @@ const CHANGES: &[Operation] = &[
     ("append", &[|scene, byte| scene.one.write_at(&[byte; 5000], 10_000)]),
     ("cut", &[|scene, _| scene.one.set_len(100)]),
     ("cut and extend", &[|scene, _| scene.one.set_len(100), |scene, _| scene.one.set_len(12_000)]),
-    ("punch", &[|scene, _| scene.one.allocate(Allocate::PunchHole, 0, 2 * PAGE)]),
-    ("room behind the end", &[|scene, _| scene.one.allocate(Allocate::KeepSize, 0, 6 * PAGE)]),
-    ("zeros", &[|scene, _| scene.one.allocate(Allocate::ZeroRange, 100, 2 * PAGE)]),
+    ("punch", &[|scene, _| scene.one.allocate(FallocateMode::PunchHole, 0, 2 * PAGE)]),
+    ("room behind the end", &[|scene, _| scene.one.allocate(FallocateMode::KeepSize, 0, 6 * PAGE)]),
+    ("zeros", &[|scene, _| scene.one.allocate(FallocateMode::ZeroRange, 100, 2 * PAGE)]),
     ("write atomically", &[|scene, byte| scene.one.write_atomic(&[byte; 6000], 50)]),
     ("rename over the other", &[|scene, _| scene.files.rename("/one", "/other")]),
     ("remove the other", &[|scene, _| scene.files.remove_file("/other")]),
@@ -89,12 +89,12 @@ const STORES: &[Operation] = &[
     ),
     ("store to a view", &[|scene, byte| scene.one.view_mut(100..PAGE)?.write(0, &[byte; 3000])]),
     ("write across pages", &[|scene, byte| scene.one.write_at(&[byte; 2 * PAGE as usize], 2000)]),
-    ("zeros in the other", &[|scene, _| scene.other.allocate(Allocate::ZeroRange, 10, 5000)]),
-    ("punch edges", &[|scene, _| scene.one.allocate(Allocate::PunchHole, 10, 3000)]),
+    ("zeros in the other", &[|scene, _| scene.other.allocate(FallocateMode::ZeroRange, 10, 5000)]),
+    ("punch edges", &[|scene, _| scene.one.allocate(FallocateMode::PunchHole, 10, 3000)]),
     ("extend", &[|scene, _| scene.one.set_len(5 * PAGE)]),
     ("write behind the end", &[|scene, byte| scene.one.write_at(&[byte; 100], 4 * PAGE)]),
     ("append to the other", &[|scene, byte| scene.other.write_at(&[byte; 3000], 10_000)]),
-    ("pswap again", &[|scene, _| scene.one.pswap(PAGE, &scene.other, 2 * PAGE, PAGE)]),
+    ("pswap again", &[|scene, _| scene.one.exchange_range(PAGE, &scene.other, 2 * PAGE, PAGE)]),
 ];
 
 fn fill(files: &Files) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use aquifer_fs::{Allocate, File, FileOptions, Files, FsError, RenameMode, SetMode};
+use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, RenameMode, SetMode};
 use aquifer_pool::Mutant;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_testkit::campaign::{seed, steps};
@@ -99,7 +99,7 @@ impl Program {
                     let [from, to] = [self.rng.below(3), self.rng.below(3)].map(|page| page * 4096);
                     let (first, second) = (describe(&one), describe(&other));
                     let text = format!("pswap {first} at {from} and {second} at {to}");
-                    (text, one.pswap(from, &other, to, 4096 * (1 + self.rng.below(2))))
+                    (text, one.exchange_range(from, &other, to, 4096 * (1 + self.rng.below(2))))
                 }
                 Err(error) => ("open".to_owned(), Err(error)),
             },
@@ -120,10 +120,10 @@ impl Program {
             43..51 => match self.file() {
                 Ok(file) => {
                     let mode = [
-                        Allocate::Extend,
-                        Allocate::KeepSize,
-                        Allocate::PunchHole,
-                        Allocate::ZeroRange,
+                        FallocateMode::Extend,
+                        FallocateMode::KeepSize,
+                        FallocateMode::PunchHole,
+                        FallocateMode::ZeroRange,
                     ][self.rng.below(4) as usize];
                     let text = format!("{mode:?} {} at {offset}, {len}", describe(&file));
                     (text, file.allocate(mode, offset, len))
@@ -218,7 +218,7 @@ impl Program {
                 Ok(file) => {
                     let free = files.space().unwrap().free_bytes;
                     let text = format!("{free} free bytes to {}", describe(&file));
-                    (text, file.allocate(Allocate::Extend, 0, free.max(1)))
+                    (text, file.allocate(FallocateMode::Extend, 0, free.max(1)))
                 }
                 Err(error) => ("open".to_owned(), Err(error)),
             },
@@ -236,7 +236,7 @@ impl Program {
 
 fn describe(file: &File) -> String {
     let metadata = file.metadata().unwrap();
-    format!("{}.{} of {} bytes", metadata.number(), metadata.incarnation(), metadata.len())
+    format!("{}.{} of {} bytes", metadata.number(), metadata.generation(), metadata.len())
 }
 
 /// Asserts that every page is free or has a file.

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use aquifer_fs::{Allocate, File, FileKind, FileOptions, Files, FsError, SetMode};
+use aquifer_fs::{FallocateMode, File, FileKind, FileOptions, Files, FsError, SetMode};
 use aquifer_testkit::rng::Rng;
 
 use crate::scratch::names;
@@ -253,7 +253,7 @@ impl Worker {
                 let writing = FileOptions::new().write(true);
                 let one = files.open_with(path(one), &writing)?;
                 let other = files.open_with(path(other), &writing)?;
-                one.pswap(0, &other, 0, PAGE as u64)
+                one.exchange_range(0, &other, 0, PAGE as u64)
             }
             Step::Remove { at } => files.remove_file(path(at)),
             Step::Rename { from, to } => files.rename(path(from), path(to)),
@@ -303,9 +303,9 @@ impl Worker {
             Change::Write { offset } => file.write_at(&content.bytes(), offset as u64).map(drop),
             Change::WriteAtomic { offset } => file.write_atomic(&content.bytes(), offset as u64),
             Change::SetLen => file.set_len(len),
-            Change::PunchHole { offset } => allocate(Allocate::PunchHole, offset),
-            Change::ZeroRange { offset } => allocate(Allocate::ZeroRange, offset),
-            Change::KeepSize { offset } => allocate(Allocate::KeepSize, offset),
+            Change::PunchHole { offset } => allocate(FallocateMode::PunchHole, offset),
+            Change::ZeroRange { offset } => allocate(FallocateMode::ZeroRange, offset),
+            Change::KeepSize { offset } => allocate(FallocateMode::KeepSize, offset),
             Change::SetAttribute => file.set_attribute(ATTRIBUTE, [content.byte; 20], SetMode::Any),
         }
     }
@@ -418,7 +418,7 @@ impl State {
                 return;
             }
             let node = match metadata.kind() {
-                FileKind::Link => Node::Link { target: files.read_link(&path).unwrap() },
+                FileKind::Symlink => Node::Link { target: files.read_link(&path).unwrap() },
                 _ => Node::File {
                     content: read_open(files, &path).unwrap(),
                     attribute: match files.attribute(&path, ATTRIBUTE) {

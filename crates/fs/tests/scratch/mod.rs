@@ -90,7 +90,7 @@ pub fn tree(files: &Files) -> Result<Tree, FsError> {
                     left.push(path.clone());
                     Node::Directory
                 }
-                FileKind::Link => Node::Link { target: files.read_link(&path)? },
+                FileKind::Symlink => Node::Link { target: files.read_link(&path)? },
                 _ => Node::File { content: read_all(files, &path)? },
             };
             tree.insert(path, node);

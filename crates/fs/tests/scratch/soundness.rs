@@ -24,17 +24,17 @@ struct Reached {
     runs: Vec<(u64, u64, u64)>,
     /// How many names refer to each inode that is no directory.
     names: BTreeMap<u64, u32>,
-    flaws: Vec<String>,
+    inconsistencies: Vec<String>,
 }
 
-/// All flaws; empty if the pool is sound.
-pub fn flaws(pool: &Pool) -> Vec<String> {
+/// All inconsistencies; empty if the pool is sound.
+pub fn inconsistencies(pool: &Pool) -> Vec<String> {
     let slots = pool.layout().slots();
     let orphans = pool.orphans().unwrap_or_default();
     let outcome = pool.look(|view| {
         let mut reached = Reached::default();
         match reached.all(view, slots, &orphans) {
-            Ok(()) => reached.flaws,
+            Ok(()) => reached.inconsistencies,
             Err(error) => vec![error.to_string()],
         }
     });
@@ -42,19 +42,22 @@ pub fn flaws(pool: &Pool) -> Vec<String> {
 }
 
 pub fn assert_sound(pool: &Pool) {
-    let flaws = flaws(pool);
-    assert!(flaws.is_empty(), "the files of the pool do not fit together: {flaws:#?}");
+    let inconsistencies = inconsistencies(pool);
+    assert!(
+        inconsistencies.is_empty(),
+        "the files of the pool do not fit together: {inconsistencies:#?}"
+    );
 }
 
 impl Reached {
-    fn flaw(&mut self, flaw: String) {
-        self.flaws.push(flaw);
+    fn inconsistency(&mut self, inconsistency: String) {
+        self.inconsistencies.push(inconsistency);
     }
 
     fn slot(&mut self, number: u64, owner: u64) -> bool {
         let before = self.slots.insert(number, owner);
         if let Some(before) = before {
-            self.flaw(format!("slot {number} belongs to inodes {before} and {owner}"));
+            self.inconsistency(format!("slot {number} belongs to inodes {before} and {owner}"));
         }
         before.is_none()
     }
@@ -75,7 +78,7 @@ impl Reached {
         for number in 1..slots {
             let is_free = matches!(Slot::decode(&view.slot(number)?, number), Ok(Slot::Free(_)));
             if !self.slots.contains_key(&number) && !is_free {
-                self.flaw(format!("slot {number} is in use, and nothing leads to it"));
+                self.inconsistency(format!("slot {number} is in use, and nothing leads to it"));
             }
         }
         self.runs.sort_unstable();
@@ -83,7 +86,7 @@ impl Reached {
             .filter(|pair| pair[0].1 > pair[1].0)
             .map(|pair| format!("pages are named twice: {pair:?}"))
             .collect();
-        self.flaws.extend(shared);
+        self.inconsistencies.extend(shared);
         Ok(())
     }
 
@@ -95,7 +98,7 @@ impl Reached {
         let inode = match FileInode::decode(&view.slot(number)?, number) {
             Ok(inode) => inode,
             Err(error) => {
-                self.flaw(format!("inode {number}: {error}"));
+                self.inconsistency(format!("inode {number}: {error}"));
                 return Ok(None);
             }
         };
@@ -114,31 +117,35 @@ impl Reached {
     ) -> Result<Vec<(u64, u64)>, FsError> {
         let Some(inode) = self.inode(view, number)? else { return Ok(Vec::new()) };
         if inode.kind != FileKind::Directory || inode.parent != parent {
-            self.flaw(format!("inode {number} is no directory of {parent}: {inode:?}"));
+            self.inconsistency(format!("inode {number} is no directory of {parent}: {inode:?}"));
             return Ok(Vec::new());
         }
-        let (mut inside, mut nodes, mut flaws) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut inside, mut nodes, mut inconsistencies) = (Vec::new(), Vec::new(), Vec::new());
         let mut files = Vec::new();
         let tree = Tree { owner: number, seed: inode.seed, root: inode.part };
         let checked = tree.check(view, |found| match found {
             Found::Slot(slot) => nodes.push(slot),
-            Found::Flaw(flaw) => flaws.push(flaw.to_string()),
+            Found::Inconsistency(inconsistency) => inconsistencies.push(inconsistency.to_string()),
             Found::Entry(entry) if entry.kind == FileKind::Directory => {
                 inside.push((entry.inode, number));
             }
             Found::Entry(entry) => files.push((entry.inode, entry.kind)),
         })?;
         nodes.into_iter().for_each(|slot| _ = self.slot(slot, number));
-        self.flaws.extend(flaws);
+        self.inconsistencies.extend(inconsistencies);
         for (file, kind) in files {
             *self.names.entry(file).or_default() += 1;
             let found = FileInode::decode(&view.slot(file)?, file).map(|inode| inode.kind);
             if found.as_ref().ok() != Some(&kind) {
-                self.flaw(format!("a name in {number} says that {file} is a {kind:?}: {found:?}"));
+                self.inconsistency(format!(
+                    "a name in {number} says that {file} is a {kind:?}: {found:?}"
+                ));
             }
         }
         if (inode.entries, inode.links) != (checked.entries, 2 + inside.len() as u32) {
-            self.flaw(format!("directory {number} counts otherwise: {inode:?}, {checked:?}"));
+            self.inconsistency(format!(
+                "directory {number} counts otherwise: {inode:?}, {checked:?}"
+            ));
         }
         Ok(inside)
     }
@@ -147,10 +154,13 @@ impl Reached {
     fn other(&mut self, view: &MetadataView<'_>, number: u64, names: u32) -> Result<(), FsError> {
         let Some(inode) = self.inode(view, number)? else { return Ok(()) };
         if inode.links != names {
-            self.flaw(format!("inode {number} has {names} names and {} links", inode.links));
+            self.inconsistency(format!(
+                "inode {number} has {names} names and {} links",
+                inode.links
+            ));
         }
         let mut parts = Vec::new();
-        if inode.kind == FileKind::Link && inode.part != 0 {
+        if inode.kind == FileKind::Symlink && inode.part != 0 {
             byte_chain::check(view, number, inode.part, |slot| parts.push(slot))?;
         }
         if inode.kind == FileKind::File {

@@ -10,7 +10,7 @@ pub mod pool;
 
 use std::io::{Read, Write};
 
-use aquifer_fs::{Allocate, Files, FsError, SetMode};
+use aquifer_fs::{FallocateMode, Files, FsError, SetMode};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::format::slot::Slot;
@@ -46,7 +46,7 @@ fn fill(files: &Files) -> Result<(), FsError> {
     let options = aquifer_fs::FileOptions::new().write(true);
     let pieces = files.open_with("/pieces", &options)?;
     for page in (1..PIECES).step_by(2) {
-        pieces.allocate(Allocate::PunchHole, page * PAGE_BYTES, PAGE_BYTES)?;
+        pieces.allocate(FallocateMode::PunchHole, page * PAGE_BYTES, PAGE_BYTES)?;
     }
     files.create_dir_all("/a/b/c")?;
     write(files, "/a/b/deep", 2)?;
@@ -168,12 +168,12 @@ pub fn read_everything(files: &Files, inodes: u64) -> Seen {
             };
             let path = entry.path();
             note(entry.metadata().map(drop));
-            if entry.kind() != FileKind::Link {
+            if entry.kind() != FileKind::Symlink {
                 note(files.attributes(&path).map(drop));
             }
             match entry.kind() {
                 FileKind::Directory => directories.push(path),
-                FileKind::Link => note(files.read_link(&path).map(drop)),
+                FileKind::Symlink => note(files.read_link(&path).map(drop)),
                 _ => note(files.open_file(&path).and_then(|mut file| {
                     let number = file.metadata()?.number();
                     // The start is enough for a file with a very large (damaged) size.

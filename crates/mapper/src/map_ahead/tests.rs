@@ -32,9 +32,9 @@ fn sparse(len_bytes: usize) -> Arc<Mapping> {
 #[test]
 fn a_range_is_mapped_without_its_reader_and_nothing_else_is() {
     for form in [Form::Advice, Form::Touch] {
-        let ahead = MapAhead::with_manners(
+        let ahead = MapAhead::with_tuning(
             limits(64 << 20),
-            Manners { form: Some(form), ..Manners::default() },
+            Tuning { form: Some(form), ..Tuning::default() },
         );
         assert_eq!(ahead.shared.lock().helpers, 0, "starts no thread before it is asked");
         let mapping = Mapping::of_pages(4096);
@@ -122,9 +122,9 @@ fn a_dropped_ticket_lets_go_of_the_mapping() {
 #[test]
 fn a_file_that_is_cut_short_ends_the_request_and_nothing_else() {
     for form in [Form::Advice, Form::Touch] {
-        let ahead = MapAhead::with_manners(
+        let ahead = MapAhead::with_tuning(
             limits(64 << 20),
-            Manners { form: Some(form), ..Manners::default() },
+            Tuning { form: Some(form), ..Tuning::default() },
         );
         let mapping = Mapping::of_pages(2048);
         mapping.file.set_len(1 << 20).unwrap();
@@ -189,8 +189,8 @@ fn without_workers_or_bytes_nothing_is_asked_for() {
 }
 
 /// Watches without a time limit, and never yields to other threads.
-fn stubborn() -> Manners {
-    Manners { watched_for: Duration::MAX, step_aside: false, ..Manners::default() }
+fn stubborn() -> Tuning {
+    Tuning { watched_for: Duration::MAX, step_aside: false, ..Tuning::default() }
 }
 
 fn read(mapping: &Mapping, range: Range<usize>) {
@@ -199,7 +199,7 @@ fn read(mapping: &Mapping, range: Range<usize>) {
 
 #[test]
 fn a_watched_range_is_mapped_ahead_as_far_as_its_reader_deserves() {
-    let ahead = MapAhead::with_manners(limits(256 << 20), stubborn());
+    let ahead = MapAhead::with_tuning(limits(256 << 20), stubborn());
     let mapping = sparse(64 << 20);
     let mib = |mib: usize| mib << 20;
     let ticket = ahead.watch(&as_span(&mapping), 0..mib(64)).unwrap();
@@ -233,8 +233,8 @@ fn what_is_not_read_in_order_is_left_alone() {
     let spread: Vec<_> = (0..64).map(|mib| mib << 20..(mib << 20) + first / 2).collect();
     let most = &[0..30 << 20, 30 << 20..60 << 20];
     for accesses in [gap, &spread, most, &[]] {
-        let manners = Manners { watched_for: Duration::ZERO, ..stubborn() };
-        let ahead = MapAhead::with_manners(limits(256 << 20), manners);
+        let tuning = Tuning { watched_for: Duration::ZERO, ..stubborn() };
+        let ahead = MapAhead::with_tuning(limits(256 << 20), tuning);
         let mapping = sparse(whole.end);
         accesses.iter().for_each(|range| read(&mapping, range.clone()));
         let ticket = ahead.watch(&as_span(&mapping), whole.clone()).unwrap();

@@ -1,4 +1,4 @@
-//! Files: explains flaws of references between slots, and calls the file system's checks.
+//! Files: explains inconsistencies of references between slots, and calls the file system's checks.
 
 use super::metadata::place_of;
 use super::report::{FindingKind, Severity};
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::format::directory::{Node, NodeContent};
 use crate::format::file::{FileInode, FileKind};
 use crate::format::layout::Layout;
-use crate::links::LinkFlaw;
+use crate::links::LinkInconsistency;
 use crate::pool::Pool;
 use crate::slots::ReadSlots;
 
@@ -24,7 +24,7 @@ pub trait FileCheck {
         &self,
         slots: &dyn ReadSlots,
         inode: &FileInode,
-        find: &mut dyn FnMut(PartsFlaw),
+        find: &mut dyn FnMut(PartsInconsistency),
     );
 
     /// Names inodes that no name refers to, or frees them if they are empty. Returns what it did, a
@@ -35,9 +35,9 @@ pub trait FileCheck {
     fn adopt(&self, pool: &Pool, lost: &[u64]) -> Result<Vec<String>>;
 }
 
-/// A flaw in the parts of an inode.
+/// An inconsistency in the parts of an inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PartsFlaw {
+pub struct PartsInconsistency {
     /// The slot where it is.
     pub slot: u64,
     /// What cannot be used.
@@ -64,7 +64,7 @@ fn kind_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::File => "file",
         FileKind::Directory => "directory",
-        FileKind::Link => "symbolic link",
+        FileKind::Symlink => "symbolic link",
     }
 }
 
@@ -84,18 +84,18 @@ const RECOUNT: &str = "Run `aquifer pool check --repair`, which counts anew; unt
 const FIND_AGAIN: &str = "Run `aquifer pool check --repair`: what has content gets a name in /lost+found, the rest is freed";
 
 impl Checker<'_> {
-    pub(super) fn explain_link_flaw(
+    pub(super) fn explain_link_inconsistency(
         &mut self,
         layout: &Layout,
         slots: &Slots<'_>,
-        flaw: &LinkFlaw,
+        inconsistency: &LinkInconsistency,
     ) {
         let name_to = |leaf, inode| match name_in(slots, leaf, inode) {
             Some((directory, name)) => format!("The name {name} in directory {directory}"),
             None => format!("A name in slot {leaf}"),
         };
-        let (severity, kind, what, meaning, advice) = match *flaw {
-            LinkFlaw::NoPart { from, to } => (
+        let (severity, kind, what, meaning, advice) = match *inconsistency {
+            LinkInconsistency::NoPart { from, to } => (
                 Severity::Damage,
                 FindingKind::Part,
                 format!("Slot {from} leads to slot {to}, and there is no such part"),
@@ -103,7 +103,7 @@ impl Checker<'_> {
                  read, and nothing can be changed",
                 RESTORE,
             ),
-            LinkFlaw::ForeignPart { from, to, owner } => (
+            LinkInconsistency::ForeignPart { from, to, owner } => (
                 Severity::Damage,
                 FindingKind::Part,
                 format!("Slot {from} leads to slot {to}, which belongs to inode {owner}"),
@@ -111,7 +111,7 @@ impl Checker<'_> {
                  error to read, and nothing can be changed",
                 RESTORE,
             ),
-            LinkFlaw::SharedPart { slot } => (
+            LinkInconsistency::SharedPart { slot } => (
                 Severity::Damage,
                 FindingKind::Part,
                 format!("Several slots lead to slot {slot}, or one does more than once"),
@@ -119,21 +119,21 @@ impl Checker<'_> {
                  can be changed",
                 RESTORE,
             ),
-            LinkFlaw::LostPart { slot, owner } => (
+            LinkInconsistency::LostPart { slot, owner } => (
                 Severity::Repairable,
                 FindingKind::LostPart,
                 format!("Nothing leads to slot {slot}, a part of inode {owner}"),
                 "It takes space and does no harm",
                 "Run `aquifer pool check --repair`, which frees it",
             ),
-            LinkFlaw::NoInode { leaf, inode } => (
+            LinkInconsistency::NoInode { leaf, inode } => (
                 Severity::Damage,
                 FindingKind::Name,
                 format!("{} leads to slot {inode}, where there is no file", name_to(leaf, inode)),
                 "What had that name is gone; nothing can be changed",
                 RESTORE,
             ),
-            LinkFlaw::Kind { leaf, inode } => (
+            LinkInconsistency::Kind { leaf, inode } => (
                 Severity::Damage,
                 FindingKind::Name,
                 format!(
@@ -144,7 +144,7 @@ impl Checker<'_> {
                  read, and nothing can be changed",
                 RESTORE,
             ),
-            LinkFlaw::SeveralNames { directory } => (
+            LinkInconsistency::SeveralNames { directory } => (
                 Severity::Damage,
                 FindingKind::Directory,
                 format!("More names lead to directory {directory} than can"),
@@ -152,21 +152,21 @@ impl Checker<'_> {
                  and nothing can be changed",
                 RESTORE,
             ),
-            LinkFlaw::Circle { directory } => (
+            LinkInconsistency::Circle { directory } => (
                 Severity::Damage,
                 FindingKind::Directory,
                 format!("Directory {directory} is inside of itself"),
                 "No path leads from the root to what is in it; nothing can be changed",
                 RESTORE,
             ),
-            LinkFlaw::NoRoot => (
+            LinkInconsistency::NoRoot => (
                 Severity::Damage,
                 FindingKind::Directory,
                 "There is no root directory".to_owned(),
                 "No path leads anywhere; objects can be read, and nothing can be changed",
                 RESTORE,
             ),
-            LinkFlaw::Pages { inode, stated, found } => (
+            LinkInconsistency::Pages { inode, stated, found } => (
                 Severity::Damage,
                 FindingKind::FilePages,
                 format!("Inode {inode} says that it has {stated} pages, and its runs have {found}"),
@@ -174,14 +174,14 @@ impl Checker<'_> {
                  can be changed",
                 RESTORE,
             ),
-            LinkFlaw::Links { inode, stated, found } => (
+            LinkInconsistency::Links { inode, stated, found } => (
                 Severity::Repairable,
                 FindingKind::Links,
                 format!("Inode {inode} says that {stated} links lead to it, and there are {found}"),
                 "With too few it would be freed while it has a name, with too many never",
                 RECOUNT,
             ),
-            LinkFlaw::Entries { directory, stated, found } => (
+            LinkInconsistency::Entries { directory, stated, found } => (
                 Severity::Repairable,
                 FindingKind::Links,
                 format!(
@@ -190,7 +190,7 @@ impl Checker<'_> {
                 "It could be removed with names in it, or never",
                 RECOUNT,
             ),
-            LinkFlaw::Parent { directory, stated, found } => (
+            LinkInconsistency::Parent { directory, stated, found } => (
                 Severity::Repairable,
                 FindingKind::Links,
                 format!(
@@ -199,7 +199,7 @@ impl Checker<'_> {
                 "`..` leads to the wrong place there",
                 RECOUNT,
             ),
-            LinkFlaw::LostInode { inode } => {
+            LinkInconsistency::LostInode { inode } => {
                 let what = match inode_of(slots, inode) {
                     Some(found) if found.kind == FileKind::Directory => {
                         format!("No name leads to directory {inode}, with {} names", found.entries)
@@ -215,8 +215,14 @@ impl Checker<'_> {
                 (Severity::Repairable, FindingKind::LostFile, what, meaning, FIND_AGAIN)
             }
         };
-        let place = place_of(layout, flaw.slot());
-        self.find_of_inode(severity, kind, flaw.slot(), place, text(what, meaning, advice));
+        let place = place_of(layout, inconsistency.slot());
+        self.find_of_inode(
+            severity,
+            kind,
+            inconsistency.slot(),
+            place,
+            text(what, meaning, advice),
+        );
     }
 
     /// Lets the file system check all inodes with parts.
@@ -224,8 +230,8 @@ impl Checker<'_> {
         let Some(files) = self.files else { return };
         for inode in inodes.iter().filter_map(|&number| inode_of(slots, number)) {
             let number = inode.number;
-            files.check_parts(slots, &inode, &mut |flaw| {
-                let (kind, what, meaning) = match flaw.sort {
+            files.check_parts(slots, &inode, &mut |inconsistency| {
+                let (kind, what, meaning) = match inconsistency.sort {
                     PartsSort::Names => (
                         FindingKind::Directory,
                         format!("The names of directory {number} are not in order"),
@@ -251,8 +257,8 @@ impl Checker<'_> {
                     Severity::Damage,
                     kind,
                     number,
-                    place_of(layout, flaw.slot.min(layout.slots() - 1)),
-                    text(format!("{what}: {}", flaw.reason), meaning, RESTORE),
+                    place_of(layout, inconsistency.slot.min(layout.slots() - 1)),
+                    text(format!("{what}: {}", inconsistency.reason), meaning, RESTORE),
                 );
             });
         }

@@ -34,17 +34,17 @@ pub(super) struct LogView {
 }
 
 impl LogView {
-    /// Applies a record's changes of slots. Returns the flaws found.
+    /// Applies a record's changes of slots. Returns the inconsistencies found.
     fn change_slots(&mut self, record: &Record, layout: &Layout) -> Vec<String> {
-        let mut flaws = Vec::new();
+        let mut inconsistencies = Vec::new();
         for change in record.slots() {
             let slot = change.slot;
             if slot >= layout.slots() {
-                flaws.push(format!("changes slot {slot}, which the pool does not have"));
+                inconsistencies.push(format!("changes slot {slot}, which the pool does not have"));
                 continue;
             }
             if !change.words.is_whole && !self.slots.contains_key(&slot) {
-                flaws.push(format!(
+                inconsistencies.push(format!(
                     "changes words of slot {slot}, whose others the log does not have"
                 ));
                 continue;
@@ -59,10 +59,10 @@ impl LogView {
                 _ => Slot::decode(bytes, slot).map(drop),
             };
             if let Err(error) = decoded {
-                flaws.push(format!("changes slot {slot} to something damaged: {error}"));
+                inconsistencies.push(format!("changes slot {slot} to something damaged: {error}"));
             }
         }
-        flaws
+        inconsistencies
     }
 }
 
@@ -96,7 +96,7 @@ impl Checker<'_> {
             records: 0,
             slots: BTreeMap::new(),
         };
-        let mut flaws: Vec<(u64, String)> = Vec::new();
+        let mut inconsistencies: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
         let life = life::of(self.media, self.options.boot, None);
         // While processes have the pool open, they determine which records count.
@@ -111,9 +111,9 @@ impl Checker<'_> {
             view.records += u64::from(!record.header.is_skip);
             view.end_lsn = record.header.end_lsn();
             let lsn = record.header.lsn;
-            let found = flaws_of(record, &layout).into_iter();
+            let found = inconsistencies_of(record, &layout).into_iter();
             let found = found.chain(view.change_slots(record, &layout));
-            flaws.extend(found.map(|flaw| (lsn, flaw)));
+            inconsistencies.extend(found.map(|inconsistency| (lsn, inconsistency)));
             Ok(())
         });
         match counted {
@@ -138,8 +138,8 @@ impl Checker<'_> {
                 }
             }
         }
-        for (lsn, flaw) in flaws {
-            self.explain_record(&layout, lsn, &flaw);
+        for (lsn, inconsistency) in inconsistencies {
+            self.explain_record(&layout, lsn, &inconsistency);
         }
         if view.records > 0 && !self.presence.is_in_use() {
             let place = place_of(&layout, tail_lsn, 0);
@@ -243,13 +243,13 @@ impl Checker<'_> {
         );
     }
 
-    fn explain_record(&mut self, layout: &Layout, lsn: u64, flaw: &str) {
+    fn explain_record(&mut self, layout: &Layout, lsn: u64, inconsistency: &str) {
         self.find(
             Severity::Damage,
             FindingKind::Record,
             place_of(layout, lsn, PAGE_BYTES),
             text(
-                format!("The record at position {lsn} of the log {flaw}"),
+                format!("The record at position {lsn} of the log {inconsistency}"),
                 "Its checksum is right, so no accident of the disk did this: a faulty program, or \
                  somebody who meant to",
                 RESTORE,
@@ -266,7 +266,7 @@ impl Checker<'_> {
     ) {
         let layout = superblock.layout;
         let data = layout.data();
-        let mut flaws = Vec::new();
+        let mut inconsistencies = Vec::new();
         let mut copies = Vec::new();
         let mut copied_bytes = 0u64;
         let reader = self.log_reader(superblock);
@@ -292,7 +292,7 @@ impl Checker<'_> {
                 let is_explained = view.slots.get(&inode).is_some_and(|(later, _)| *later > lsn);
                 let is_believed = owners.is_believed(inode);
                 if owned.len_bytes < target.len_bytes && !is_explained && is_believed {
-                    flaws.push((
+                    inconsistencies.push((
                         lsn,
                         format!(
                             "has content for inode {inode} at byte {}, which is not the \
@@ -305,7 +305,7 @@ impl Checker<'_> {
                 let is_outside = source.offset_bytes < data.offset_bytes
                     || source.end_bytes() > data.end_bytes();
                 if is_outside || !owners.may_hold_content_for(&inodes, source) {
-                    flaws.push((
+                    inconsistencies.push((
                         lsn,
                         format!(
                             "takes content for inode {inode} from byte {}, where \
@@ -320,14 +320,14 @@ impl Checker<'_> {
                 if copied_bytes <= most_copied_bytes(&data) {
                     copies.push((lsn, inode, source, sum));
                 } else if !was_too_much {
-                    let flaw = "takes more content from beside the log than there can be";
-                    flaws.push((lsn, flaw.to_owned()));
+                    let inconsistency = "takes more content from beside the log than there can be";
+                    inconsistencies.push((lsn, inconsistency.to_owned()));
                 }
             }
             Ok(())
         });
-        for (lsn, flaw) in flaws {
-            self.explain_record(&layout, lsn, &flaw);
+        for (lsn, inconsistency) in inconsistencies {
+            self.explain_record(&layout, lsn, &inconsistency);
         }
         for (lsn, inode, source, sum) in copies {
             self.check_copied(lsn, inode, source, sum);
@@ -365,10 +365,10 @@ impl Checker<'_> {
     }
 }
 
-/// The flaws of a record, without regard to other records.
-fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
+/// The inconsistencies of a record, without regard to other records.
+fn inconsistencies_of(record: &Record, layout: &Layout) -> Vec<String> {
     let data = layout.data();
-    let mut flaws = Vec::new();
+    let mut inconsistencies = Vec::new();
     let is_outside = |range: ByteRange| {
         range.offset_bytes < data.offset_bytes || range.end_bytes() > data.end_bytes()
     };
@@ -380,20 +380,22 @@ fn flaws_of(record: &Record, layout: &Layout) -> Vec<String> {
             | Entry::Patches { inode, target, .. }
             | Entry::Copied { inode, target, .. } => {
                 if inode == HEAD_SLOT || inode >= layout.slots() {
-                    flaws.push(format!("has content for inode {inode}, which cannot be"));
+                    inconsistencies.push(format!("has content for inode {inode}, which cannot be"));
                 }
                 if is_outside(target) {
                     let byte = target.offset_bytes;
-                    flaws.push(format!("has content for byte {byte}, where no object can be"));
+                    inconsistencies
+                        .push(format!("has content for byte {byte}, where no object can be"));
                 }
             }
             Entry::NewRun { range } | Entry::Exposed { range } => {
                 if is_outside(range) {
                     let byte = range.offset_bytes;
-                    flaws.push(format!("takes pages at byte {byte}, where no object can be"));
+                    inconsistencies
+                        .push(format!("takes pages at byte {byte}, where no object can be"));
                 }
             }
         }
     }
-    flaws
+    inconsistencies
 }

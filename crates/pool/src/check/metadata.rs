@@ -16,7 +16,7 @@ use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::links::LinkCounts;
 use crate::media::ByteRange;
-use crate::owners::{Flaw, Owners};
+use crate::owners::{Inconsistency, Owners};
 
 /// Totals of the metadata.
 pub(super) struct Metadata {
@@ -67,10 +67,12 @@ impl Checker<'_> {
             }
             _ => {}
         });
-        for flaw in owners.flaws() {
-            match flaw {
-                Flaw::Link(flaw) => self.explain_link_flaw(&layout, &slots, flaw),
-                flaw => self.explain_flaw(&layout, flaw),
+        for inconsistency in owners.inconsistencies() {
+            match inconsistency {
+                Inconsistency::Link(inconsistency) => {
+                    self.explain_link_inconsistency(&layout, &slots, inconsistency)
+                }
+                inconsistency => self.explain_inconsistency(&layout, inconsistency),
             }
         }
         for slot in not_canonical {
@@ -106,9 +108,9 @@ impl Checker<'_> {
         }
     }
 
-    fn explain_flaw(&mut self, layout: &Layout, flaw: &Flaw) {
-        let (kind, slot, what, meaning) = match flaw {
-            Flaw::Head(error) => (
+    fn explain_inconsistency(&mut self, layout: &Layout, inconsistency: &Inconsistency) {
+        let (kind, slot, what, meaning) = match inconsistency {
+            Inconsistency::Head(error) => (
                 FindingKind::Head,
                 HEAD_SLOT,
                 format!("The pool's head is damaged: {error}"),
@@ -116,7 +118,7 @@ impl Checker<'_> {
                  can be changed"
                     .to_owned(),
             ),
-            Flaw::Inode { number, error } => (
+            Inconsistency::Inode { number, error } => (
                 FindingKind::Inode,
                 *number,
                 format!("Inode {number} is damaged: {error}"),
@@ -124,7 +126,7 @@ impl Checker<'_> {
                  ones; the others can be read, and nothing can be changed"
                     .to_owned(),
             ),
-            Flaw::Misplaced { number, run } => (
+            Inconsistency::Misplaced { number, run } => (
                 FindingKind::MisplacedRun,
                 *number,
                 format!("Inode {number} names {}, where no content can be", pages_of(*run)),
@@ -132,13 +134,13 @@ impl Checker<'_> {
                  read, and nothing can be changed"
                     .to_owned(),
             ),
-            Flaw::Shared { number, other, run } if number == other => (
+            Inconsistency::Shared { number, other, run } if number == other => (
                 FindingKind::SharedPages,
                 *number,
                 format!("Inode {number} names some of {} twice", pages_of(*run)),
                 "The object cannot be read, and nothing can be changed".to_owned(),
             ),
-            Flaw::Shared { number, other, run } => (
+            Inconsistency::Shared { number, other, run } => (
                 FindingKind::SharedPages,
                 *number,
                 format!("Inodes {number} and {other} both name some of {}", pages_of(*run)),
@@ -146,7 +148,7 @@ impl Checker<'_> {
                  changed"
                     .to_owned(),
             ),
-            Flaw::Link(_) => return,
+            Inconsistency::Link(_) => return,
         };
         let place = place_of(layout, slot);
         let what = format!("{what} (the slot lies {})", at(place));

@@ -49,7 +49,7 @@ mod superblocks;
 
 use std::path::{Path, PathBuf};
 
-pub use files::{FileCheck, PartsFlaw, PartsSort};
+pub use files::{FileCheck, PartsInconsistency, PartsSort};
 pub use repair::{RefusedRepair, RepairReport, repair, repair_on, repair_with};
 pub use report::{CheckReport, CheckedPool, Finding, FindingKind, Severity};
 

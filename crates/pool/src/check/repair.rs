@@ -12,9 +12,9 @@ use crate::format::file::FileInode;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
 use crate::image;
-use crate::links::{Extent, LinkFlaw};
+use crate::links::{Extent, LinkInconsistency};
 use crate::media::{self, Media};
-use crate::owners::Flaw;
+use crate::owners::Inconsistency;
 use crate::pool::{OpenOptions, Pool};
 use crate::recovery;
 use crate::slots::{ChangeSlots, ReadSlots};
@@ -163,29 +163,32 @@ const AT_ONCE: usize = 32;
 /// done, in words.
 fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>> {
     let owners = image::owners(pool.core());
-    let flaws: Vec<LinkFlaw> = (owners.flaws().iter())
-        .filter_map(|flaw| match flaw {
-            Flaw::Link(flaw) => Some(*flaw),
+    let inconsistencies: Vec<LinkInconsistency> = (owners.inconsistencies().iter())
+        .filter_map(|inconsistency| match inconsistency {
+            Inconsistency::Link(inconsistency) => Some(*inconsistency),
             _ => None,
         })
         .collect();
     let mut done = Vec::new();
-    let miscounts: Vec<_> = flaws.iter().filter(|f| f.extent() == Extent::Miscount).collect();
+    let miscounts: Vec<_> =
+        inconsistencies.iter().filter(|f| f.extent() == Extent::Miscount).collect();
     for some in miscounts.chunks(AT_ONCE) {
         // SAFETY: only counts and parents change, no run, and a repair has the pool open
         // exclusively.
         unsafe {
-            pool.change(Vec::new(), |slots| some.iter().try_for_each(|flaw| recount(slots, flaw)))?;
+            pool.change(Vec::new(), |slots| {
+                some.iter().try_for_each(|inconsistency| recount(slots, inconsistency))
+            })?;
         }
     }
     if !miscounts.is_empty() {
         done.push(format!("Links, names and parents were counted anew ({}).", miscounts.len()));
     }
-    let part = |flaw: &LinkFlaw| match *flaw {
-        LinkFlaw::LostPart { slot, .. } => Some(slot),
+    let part = |inconsistency: &LinkInconsistency| match *inconsistency {
+        LinkInconsistency::LostPart { slot, .. } => Some(slot),
         _ => None,
     };
-    let parts: Vec<u64> = flaws.iter().filter_map(part).collect();
+    let parts: Vec<u64> = inconsistencies.iter().filter_map(part).collect();
     for some in parts.chunks(AT_ONCE) {
         // SAFETY: no inode refers to the parts that are given back, and a repair has the pool open
         // exclusively.
@@ -198,11 +201,11 @@ fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>>
     if !parts.is_empty() {
         done.push(format!("Parts that nothing led to were freed ({}).", parts.len()));
     }
-    let inode = |flaw: &LinkFlaw| match *flaw {
-        LinkFlaw::LostInode { inode } => Some(inode),
+    let inode = |inconsistency: &LinkInconsistency| match *inconsistency {
+        LinkInconsistency::LostInode { inode } => Some(inode),
         _ => None,
     };
-    let lost: Vec<u64> = flaws.iter().filter_map(inode).collect();
+    let lost: Vec<u64> = inconsistencies.iter().filter_map(inode).collect();
     if let Some(files) = files.filter(|_| !lost.is_empty()) {
         done.extend(files.adopt(pool, &lost)?);
     }
@@ -210,16 +213,17 @@ fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>>
 }
 
 /// Replaces the stated number by the counted one.
-fn recount(slots: &mut Transaction<'_>, flaw: &LinkFlaw) -> Result<()> {
-    let mut inode = match FileInode::decode(&slots.slot(flaw.slot())?, flaw.slot()) {
-        Ok(inode) => inode,
-        // It was decoded before; leave it if it cannot be.
-        Err(_) => return Ok(()),
-    };
-    match *flaw {
-        LinkFlaw::Links { found, .. } => inode.links = found,
-        LinkFlaw::Entries { found, .. } => inode.entries = found,
-        LinkFlaw::Parent { found, .. } => inode.parent = found,
+fn recount(slots: &mut Transaction<'_>, inconsistency: &LinkInconsistency) -> Result<()> {
+    let mut inode =
+        match FileInode::decode(&slots.slot(inconsistency.slot())?, inconsistency.slot()) {
+            Ok(inode) => inode,
+            // It was decoded before; leave it if it cannot be.
+            Err(_) => return Ok(()),
+        };
+    match *inconsistency {
+        LinkInconsistency::Links { found, .. } => inode.links = found,
+        LinkInconsistency::Entries { found, .. } => inode.entries = found,
+        LinkInconsistency::Parent { found, .. } => inode.parent = found,
         _ => return Ok(()),
     }
     if let Ok(bytes) = inode.encode() {

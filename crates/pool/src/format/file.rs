@@ -36,7 +36,7 @@ pub enum FileKind {
     /// A directory.
     Directory,
     /// A symbolic link.
-    Link,
+    Symlink,
 }
 
 impl FileKind {
@@ -44,7 +44,7 @@ impl FileKind {
         match self {
             FileKind::File => 1,
             FileKind::Directory => 2,
-            FileKind::Link => 3,
+            FileKind::Symlink => 3,
         }
     }
 
@@ -52,7 +52,7 @@ impl FileKind {
         match code {
             1 => Some(FileKind::File),
             2 => Some(FileKind::Directory),
-            3 => Some(FileKind::Link),
+            3 => Some(FileKind::Symlink),
             _ => None,
         }
     }
@@ -68,9 +68,9 @@ pub struct FileInode {
     /// Whether content and attributes must not be changed.
     pub is_immutable: bool,
     /// Whether immutability is about to end: it still holds, but must not be newly relied on.
-    pub is_thawing: bool,
+    pub is_clearing_immutable: bool,
     /// Differs from that of every other inode in the same slot, past or future.
-    pub incarnation: u64,
+    pub generation: u64,
     /// Raised whenever its runs change.
     pub layout_version: u64,
     /// Length in bytes.
@@ -117,7 +117,7 @@ struct RawFile {
     kind: U16,
     flags: U16,
     number: U64,
-    incarnation: U64,
+    generation: U64,
     layout_version: U64,
     size_bytes: U64,
     pages: U64,
@@ -143,7 +143,7 @@ struct RawFile {
 const _: () = {
     assert!(size_of::<RawFile>() == SLOT_BYTES);
     // `Core::file_version` loads these two from the image as words.
-    assert!(std::mem::offset_of!(RawFile, incarnation) == 16);
+    assert!(std::mem::offset_of!(RawFile, generation) == 16);
     assert!(std::mem::offset_of!(RawFile, layout_version) == 24);
     assert!(std::mem::offset_of!(RawFile, runs) == 184);
     assert!(std::mem::offset_of!(RawFile, checksum) == 504);
@@ -158,7 +158,7 @@ pub(super) const RUNS_RANGE: std::ops::Range<usize> = {
 /// Whether a slot holds a symbolic link, whose target lies where other kinds have runs.
 pub(super) fn is_link(bytes: &SlotBytes) -> bool {
     let is_link =
-        |raw: &RawFile| raw.magic == MAGIC && raw.kind.get() == FileKind::Link.code().into();
+        |raw: &RawFile| raw.magic == MAGIC && raw.kind.get() == FileKind::Symlink.code().into();
     RawFile::ref_from_bytes(bytes).is_ok_and(is_link)
 }
 
@@ -166,7 +166,7 @@ pub(super) fn is_link(bytes: &SlotBytes) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileState {
     /// Differs from that of every other inode in the same slot, past or future.
-    pub incarnation: u64,
+    pub generation: u64,
     /// Raised whenever the runs change.
     pub layout_version: u64,
     /// Length in bytes.
@@ -187,7 +187,7 @@ impl FileState {
         let first = word(0).to_le_bytes();
         let flags = u16::from_le_bytes([first[6], first[7]]);
         (first[..4] == MAGIC).then(|| FileState {
-            incarnation: word(Self::INCARNATION_OFFSET),
+            generation: word(Self::INCARNATION_OFFSET),
             layout_version: word(Self::LAYOUT_VERSION_OFFSET),
             size_bytes: word(Self::SIZE_OFFSET),
             modified_ns: word(Self::MODIFIED_OFFSET) as i64,
@@ -196,7 +196,7 @@ impl FileState {
         })
     }
 
-    const INCARNATION_OFFSET: usize = std::mem::offset_of!(RawFile, incarnation);
+    const INCARNATION_OFFSET: usize = std::mem::offset_of!(RawFile, generation);
     pub(crate) const LAYOUT_VERSION_OFFSET: usize = std::mem::offset_of!(RawFile, layout_version);
     const SIZE_OFFSET: usize = std::mem::offset_of!(RawFile, size_bytes);
     const MODIFIED_OFFSET: usize = std::mem::offset_of!(RawFile, modified_ns);
@@ -261,13 +261,13 @@ const IMMUTABLE_THAWING: u16 = IMMUTABLE | THAWING;
 
 impl FileInode {
     /// Creates an inode of this kind, empty, without a name.
-    pub fn new(kind: FileKind, number: u64, incarnation: u64) -> FileInode {
+    pub fn new(kind: FileKind, number: u64, generation: u64) -> FileInode {
         FileInode {
             number,
             kind,
             is_immutable: false,
-            is_thawing: false,
-            incarnation,
+            is_clearing_immutable: false,
+            generation,
             layout_version: 0,
             size_bytes: 0,
             pages: 0,
@@ -310,10 +310,10 @@ impl FileInode {
         raw.kind = U16::new(self.kind.code().into());
         raw.flags = U16::new(
             if self.is_immutable { IMMUTABLE } else { 0 }
-                | if self.is_thawing { THAWING } else { 0 },
+                | if self.is_clearing_immutable { THAWING } else { 0 },
         );
         raw.number = U64::new(self.number);
-        raw.incarnation = U64::new(self.incarnation);
+        raw.generation = U64::new(self.generation);
         raw.layout_version = U64::new(self.layout_version);
         raw.size_bytes = U64::new(self.size_bytes);
         raw.pages = U64::new(self.pages);
@@ -335,7 +335,7 @@ impl FileInode {
         raw.runs = [RawRun::EMPTY; FILE_RUNS];
         raw.checksum = U64::new(UNSEALED);
         pack(&self.runs, &mut raw.runs)?;
-        if self.kind == FileKind::Link {
+        if self.kind == FileKind::Symlink {
             if !self.runs.is_empty() {
                 return Err(FormatError::Field { field: "runs", value: self.runs.len() as u64 });
             }
@@ -380,7 +380,7 @@ impl FileInode {
             return Err(field("size", size_bytes));
         }
         let (mut runs, mut target) = (Vec::new(), Vec::new());
-        if kind == FileKind::Link {
+        if kind == FileKind::Symlink {
             if raw.part.get() == 0 {
                 let place = raw.runs.as_bytes().get(..size_bytes as usize);
                 target = place.ok_or(field("size", size_bytes))?.to_vec();
@@ -400,8 +400,8 @@ impl FileInode {
             number,
             kind,
             is_immutable: flags & IMMUTABLE != 0,
-            is_thawing: flags & THAWING != 0,
-            incarnation: raw.incarnation.get(),
+            is_clearing_immutable: flags & THAWING != 0,
+            generation: raw.generation.get(),
             layout_version: raw.layout_version.get(),
             size_bytes,
             pages: raw.pages.get(),

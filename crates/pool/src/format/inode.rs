@@ -2,7 +2,7 @@
 //! inodes of objects and free slots.
 //!
 //! An inode's number is its slot. Files have inodes of another form ([`file`](super::file)). A slot
-//! that was never used is all zero. A freed slot keeps its number and its incarnation, which is
+//! that was never used is all zero. A freed slot keeps its number and its generation, which is
 //! higher for each later inode in the slot, so that two inodes that had the same number can be
 //! distinguished.
 
@@ -55,7 +55,7 @@ pub struct Inode {
     /// What it is.
     pub kind: InodeKind,
     /// Differs from that of every other inode in the same slot, past or future.
-    pub incarnation: u64,
+    pub generation: u64,
     /// Raised whenever its runs change.
     pub layout_version: u64,
     /// Length of its content in bytes; the runs cover it.
@@ -87,7 +87,7 @@ struct RawInode {
     kind: U16,
     flags: U16,
     number: U64,
-    incarnation: U64,
+    generation: U64,
     layout_version: U64,
     size_bytes: U64,
     address: U64,
@@ -106,7 +106,7 @@ struct RawInode {
 
 const _: () = {
     assert!(size_of::<RawInode>() == SLOT_BYTES);
-    assert!(std::mem::offset_of!(RawInode, incarnation) == 16);
+    assert!(std::mem::offset_of!(RawInode, generation) == 16);
     assert!(std::mem::offset_of!(RawInode, runs) == 64);
     assert!(std::mem::offset_of!(RawInode, shadow) == 128);
     assert!(std::mem::offset_of!(RawInode, name_len) == 248);
@@ -136,11 +136,11 @@ fn is_zero(bytes: &[u8]) -> bool {
 
 impl Inode {
     /// Creates an unused inode with this number.
-    pub fn free(number: u64, incarnation: u64) -> Inode {
+    pub fn free(number: u64, generation: u64) -> Inode {
         Inode {
             number,
             kind: InodeKind::Free,
-            incarnation,
+            generation,
             layout_version: 0,
             size_bytes: 0,
             address: 0,
@@ -156,11 +156,11 @@ impl Inode {
     }
 
     /// Overwrites the bytes with those of [`Inode::free`], unsealed.
-    pub(crate) fn make_free(bytes: &mut SlotBytes, number: u64, incarnation: u64) {
+    pub(crate) fn make_free(bytes: &mut SlotBytes, number: u64, generation: u64) {
         bytes.fill(0);
         bytes[..4].copy_from_slice(&INODE_MAGIC);
         bytes[8..16].copy_from_slice(&number.to_le_bytes());
-        bytes[16..24].copy_from_slice(&incarnation.to_le_bytes());
+        bytes[16..24].copy_from_slice(&generation.to_le_bytes());
     }
 
     /// All runs of pages that it names.
@@ -191,7 +191,7 @@ impl Inode {
                     | if self.is_heap { HEAP } else { 0 },
             ),
             number: U64::new(self.number),
-            incarnation: U64::new(self.incarnation),
+            generation: U64::new(self.generation),
             layout_version: U64::new(self.layout_version),
             size_bytes: U64::new(self.size_bytes),
             address: U64::new(self.address),
@@ -273,7 +273,7 @@ impl Inode {
         Ok(Inode {
             number,
             kind,
-            incarnation: raw.incarnation.get(),
+            generation: raw.generation.get(),
             layout_version: raw.layout_version.get(),
             size_bytes: raw.size_bytes.get(),
             address: raw.address.get(),

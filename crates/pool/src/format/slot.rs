@@ -42,7 +42,7 @@ use super::{FormatError, checksum};
 pub const CHECKSUM_OFFSET: usize = SLOT_BYTES - 8;
 const NUMBER_OFFSET: usize = 8;
 
-/// The word with the incarnation, in slots that have one.
+/// The word with the generation, in slots that have one.
 pub(crate) const INCARNATION_WORD: usize = 2;
 
 /// A word of a slot.
@@ -50,8 +50,8 @@ pub(crate) fn word(bytes: &SlotBytes, index: usize) -> [u8; 8] {
     bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes")
 }
 
-/// Whether a slot with this first word has an incarnation.
-pub(crate) fn has_incarnation(first_word: [u8; 8]) -> bool {
+/// Whether a slot with this first word has a generation.
+pub(crate) fn has_generation(first_word: [u8; 8]) -> bool {
     matches!(first_word[..4].try_into(), Ok(super::inode::INODE_MAGIC | super::file::MAGIC))
 }
 

@@ -257,7 +257,7 @@ impl Core {
         }
     }
 
-    /// Returns the incarnation and layout version of a file's inode; `None` if it is not a file's.
+    /// Returns the generation and layout version of a file's inode; `None` if it is not a file's.
     #[inline]
     pub fn file_version(&self, inode: u64) -> Option<(u64, u64)> {
         image_words::version_of_file(self.segment.slot(inode)?)
@@ -289,7 +289,7 @@ impl Pool {
         Ok(Pin { core, place })
     }
 
-    /// Pins the pages of a file if its inode still has this incarnation and layout version;
+    /// Pins the pages of a file if its inode still has this generation and layout version;
     /// otherwise returns `None`, and the caller reads the inode again. While the result lives, the
     /// pages that the inode named then hold what was written to this file.
     ///
@@ -299,12 +299,12 @@ impl Pool {
     pub fn pin_current(
         &self,
         inode: u64,
-        incarnation: u64,
+        generation: u64,
         layout_version: u64,
     ) -> Result<Option<Pin<'_>>> {
         pin_in_time(
             || self.pin(inode, layout_version),
-            || self.core().has_layout(inode, incarnation, layout_version),
+            || self.core().has_layout(inode, generation, layout_version),
         )
     }
 

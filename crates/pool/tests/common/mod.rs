@@ -217,7 +217,7 @@ pub fn destroy(pool: &Pool, name: &[u8]) -> Result<()> {
     };
     pool.transact_unguarded(vec![], |transaction| {
         let inode = transaction.inode(inode.number)?;
-        transaction.put(Inode::free(inode.number, inode.incarnation));
+        transaction.put(Inode::free(inode.number, inode.generation));
         Ok(())
     })
 }
@@ -253,7 +253,7 @@ pub fn remove(pool: &Pool, name: &[u8]) -> Result<()> {
     let number = find(pool, name)?.expect("it is in the model").number;
     pool.change_unguarded(vec![], |transaction| {
         let inode = transaction.inode(number)?;
-        transaction.put(Inode::free(number, inode.incarnation));
+        transaction.put(Inode::free(number, inode.generation));
         Ok(())
     })
 }

@@ -77,7 +77,7 @@ pub fn create(pool: &Pool, name: &str, pages: u64, address: u64) -> Result<Inode
 pub fn destroy(pool: &Pool, name: &str) -> Result<()> {
     let inode = find(pool, name)?;
     pool.transact_unguarded(vec![], |transaction| {
-        transaction.put(Inode::free(inode.number, inode.incarnation));
+        transaction.put(Inode::free(inode.number, inode.generation));
         Ok(())
     })
 }

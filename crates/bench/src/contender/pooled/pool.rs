@@ -127,7 +127,7 @@ impl PooledPair {
 impl Pair for PooledPair {
     fn replace(&mut self) -> Result<()> {
         let [to, from] = &self.files;
-        Ok(to.file.pswap(0, &from.file, 0, self.file_bytes)?)
+        Ok(to.file.exchange_range(0, &from.file, 0, self.file_bytes)?)
     }
 
     fn sums(&mut self) -> Result<[u64; 2]> {

@@ -55,7 +55,7 @@ impl Tree for Pooled {
             kind: match metadata.kind() {
                 FileKind::File => Kind::File,
                 FileKind::Directory => Kind::Directory,
-                FileKind::Link => Kind::Link,
+                FileKind::Symlink => Kind::Link,
                 _ => Kind::Other,
             },
             mode: metadata.mode(),

@@ -1,5 +1,5 @@
 //! Arbitrary bytes: every call terminates, with an error or a result, and the check reports the
-//! flaws.
+//! inconsistencies.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,7 @@ use aquifer_pool::format::slot::seal;
 use proptest::prelude::*;
 
 use super::*;
-use crate::directory::FlawKind;
+use crate::directory::InconsistencyKind;
 
 fn name(number: u64) -> Vec<u8> {
     format!("{number:0len$}", len = 8 + (number % 60) as usize).into()
@@ -47,21 +47,23 @@ fn child(slots: &Slots, number: u64, index: usize) -> u64 {
     children(&mut Node::decode(&slots.slot(number).unwrap(), number).unwrap())[index].slot
 }
 
-fn flaws(tree: &Tree, slots: &Slots) -> (Vec<(u64, FlawKind)>, Checked) {
-    let mut flaws = Vec::new();
+fn inconsistencies(tree: &Tree, slots: &Slots) -> (Vec<(u64, InconsistencyKind)>, Checked) {
+    let mut inconsistencies = Vec::new();
     let checked = tree.check(slots, |found| {
-        if let Found::Flaw(flaw) = found {
-            flaws.push((flaw.slot, flaw.kind));
+        if let Found::Inconsistency(inconsistency) = found {
+            inconsistencies.push((inconsistency.slot, inconsistency.kind));
         }
     });
     let checked = checked.unwrap();
-    assert!(checked.slots <= slots.used() && checked.flaws == flaws.len() as u64);
-    (flaws, checked)
+    assert!(
+        checked.slots <= slots.used() && checked.inconsistencies == inconsistencies.len() as u64
+    );
+    (inconsistencies, checked)
 }
 
 /// Calls every operation of a tree; any result is fine.
 fn use_all(mut tree: Tree, mut slots: Slots) {
-    flaws(&tree, &slots);
+    inconsistencies(&tree, &slots);
     for number in (0..700).step_by(3) {
         let _ = tree.lookup(&slots, &name(number));
     }
@@ -76,7 +78,7 @@ fn use_all(mut tree: Tree, mut slots: Slots) {
         let _ = tree.remove(&mut slots, &name(number));
         let _ = tree.insert(&mut slots, &name(number + 1000), referent(2));
     }
-    flaws(&tree, &slots);
+    inconsistencies(&tree, &slots);
 }
 
 #[test]
@@ -84,11 +86,11 @@ fn a_node_that_leads_to_itself_or_above_ends_every_call() {
     let (tree, mut slots) = large();
     let middle = child(&slots, tree.root, 1);
     change(&mut slots, middle, |node| children(node)[1].slot = tree.root);
-    let (found, _) = flaws(&tree, &slots);
-    assert_eq!(found, [(tree.root, FlawKind::Level { found: 2, expected: 0 })]);
+    let (found, _) = inconsistencies(&tree, &slots);
+    assert_eq!(found, [(tree.root, InconsistencyKind::Level { found: 2, expected: 0 })]);
     change(&mut slots, middle, |node| children(node)[1].slot = middle);
-    let (found, _) = flaws(&tree, &slots);
-    assert_eq!(found, [(middle, FlawKind::Level { found: 1, expected: 0 })]);
+    let (found, _) = inconsistencies(&tree, &slots);
+    assert_eq!(found, [(middle, InconsistencyKind::Level { found: 1, expected: 0 })]);
     use_all(tree, slots);
 }
 
@@ -108,12 +110,21 @@ fn a_node_that_is_reached_from_everywhere_is_looked_at_once() {
     change(&mut slots, tree.root, |node| {
         children(node).iter_mut().for_each(|child| child.slot = middle);
     });
-    let (found, checked) = flaws(&tree, &slots);
+    let (found, checked) = inconsistencies(&tree, &slots);
     assert_eq!(checked.slots, 3);
     tree.read_from(&slots, 0, 700).expect_err("leaves without names");
-    assert_eq!(found.iter().filter(|flaw| **flaw == (leaf, FlawKind::Twice)).count(), leaves - 1);
     assert_eq!(
-        found.iter().filter(|flaw| **flaw == (middle, FlawKind::Twice)).count(),
+        found
+            .iter()
+            .filter(|inconsistency| **inconsistency == (leaf, InconsistencyKind::Twice))
+            .count(),
+        leaves - 1
+    );
+    assert_eq!(
+        found
+            .iter()
+            .filter(|inconsistency| **inconsistency == (middle, InconsistencyKind::Twice))
+            .count(),
         middles - 1
     );
     use_all(tree, slots);
@@ -124,8 +135,8 @@ fn the_node_of_another_directory_is_not_followed() {
     let (tree, mut slots) = large();
     let middle = child(&slots, tree.root, 0);
     change(&mut slots, middle, |node| node.owner = 5);
-    let (found, checked) = flaws(&tree, &slots);
-    assert_eq!(found, [(middle, FlawKind::Owner { found: 5 })]);
+    let (found, checked) = inconsistencies(&tree, &slots);
+    assert_eq!(found, [(middle, InconsistencyKind::Owner { found: 5 })]);
     assert!(checked.entries > 0, "what lies beside it is found");
     assert!((0..700).any(|number| tree.lookup(&slots, &name(number)).is_err()));
     let other = Tree { owner: 5, ..tree };
@@ -134,7 +145,7 @@ fn the_node_of_another_directory_is_not_followed() {
 }
 
 #[test]
-fn names_out_of_place_are_flaws() {
+fn names_out_of_place_are_inconsistencies() {
     let (tree, mut slots) = large();
     let (first, last) = {
         let middle = child(&slots, tree.root, 0);
@@ -150,23 +161,23 @@ fn names_out_of_place_are_flaws() {
         NodeContent::Leaf(entries) => *entries.last_mut().unwrap() = moved.clone(),
         NodeContent::Interior { .. } => panic!("it is no leaf"),
     });
-    let (found, checked) = flaws(&tree, &slots);
-    assert_eq!(found, [(first, FlawKind::NameMisplaced { name: moved.name })]);
+    let (found, checked) = inconsistencies(&tree, &slots);
+    assert_eq!(found, [(first, InconsistencyKind::NameMisplaced { name: moved.name })]);
     assert_eq!(checked.entries, 698);
     tree.read_from(&slots, 0, 1).expect_err("a name that would be seen again");
     let wrong_seed = Tree { seed: 1, ..tree };
-    let (found, checked) = flaws(&wrong_seed, &slots);
+    let (found, checked) = inconsistencies(&wrong_seed, &slots);
     assert_eq!((found.len(), checked.entries), (699, 0));
     use_all(tree, slots);
 }
 
 #[test]
-fn a_child_out_of_bounds_is_a_flaw() {
+fn a_child_out_of_bounds_is_an_inconsistency() {
     let (tree, mut slots) = large();
     let middle = child(&slots, tree.root, 0);
     change(&mut slots, middle, |node| children(node).last_mut().unwrap().from_hash = 1 << 62);
-    let (found, _) = flaws(&tree, &slots);
-    assert_eq!(found, [(middle, FlawKind::ChildMisplaced { from_hash: 1 << 62 })]);
+    let (found, _) = inconsistencies(&tree, &slots);
+    assert_eq!(found, [(middle, InconsistencyKind::ChildMisplaced { from_hash: 1 << 62 })]);
     use_all(tree, slots);
 }
 

@@ -64,7 +64,7 @@ fn a_name_that_is_there_is_not_inserted_but_replaced() {
     let error = tree.insert(&mut slots, b"a", referent(4)).unwrap_err();
     assert!(matches!(error, FsError::Exists { .. }), "{error}");
     assert_eq!((tree, slots.writes), (before.0, before.1.writes));
-    let other = Referent { inode: 4, kind: FileKind::Link };
+    let other = Referent { inode: 4, kind: FileKind::Symlink };
     assert_eq!(tree.replace(&mut slots, b"a", other).unwrap(), Some(referent(3)));
     assert_eq!(tree.lookup(&slots, b"a").unwrap(), Some(other));
     assert_eq!(slots.writes, before.1.writes + 1);

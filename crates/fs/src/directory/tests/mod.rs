@@ -38,9 +38,9 @@ fn check_whole(tree: &Tree, slots: &Slots, hash_of: impl Fn(&[u8]) -> u64) -> Ve
             assert_eq!(node.encode(), Ok(bytes), "bytes of a node are those of its encoding");
         }
         Found::Entry(entry) => names.push(entry.name.clone()),
-        Found::Flaw(flaw) => panic!("{flaw}"),
+        Found::Inconsistency(inconsistency) => panic!("{inconsistency}"),
     });
-    let whole = Checked { entries: names.len() as u64, slots: slots.used(), flaws: 0 };
+    let whole = Checked { entries: names.len() as u64, slots: slots.used(), inconsistencies: 0 };
     assert_eq!(checked.unwrap(), whole, "slots in use are those of the tree");
     names
 }

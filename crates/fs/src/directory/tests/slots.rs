@@ -57,7 +57,7 @@ impl ChangeSlots for Slots {
         }
     }
 
-    fn new_incarnation(&self, _: u64) -> Result<u64, PoolError> {
+    fn new_generation(&self, _: u64) -> Result<u64, PoolError> {
         unreachable!("a tree is made of parts")
     }
 
