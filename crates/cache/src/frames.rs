@@ -86,11 +86,11 @@ struct List(Mutex<Vec<u32>>);
 #[derive(Default)]
 pub struct HeldByWaiters {
     /// Waiting for a frame of this pool.
-    pub own: AtomicUsize,
+    pub own: std::sync::atomic::AtomicUsize,
     /// Waiting for a frame of the cache's other pool.
-    pub beside: AtomicUsize,
+    pub beside: std::sync::atomic::AtomicUsize,
     /// Waiting for a frame of another cache.
-    pub elsewhere: AtomicUsize,
+    pub elsewhere: std::sync::atomic::AtomicUsize,
 }
 
 /// A pool of frames. See the module documentation.

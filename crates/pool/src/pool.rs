@@ -296,6 +296,16 @@ impl FileLock<'_> {
         }
     }
 
+    /// Makes all changes so far durable. Must be called before bytes beyond the end of a file are
+    /// overwritten in place: a truncation that is not durable yet may have cut them off, and after a
+    /// crash without it they are part of the file.
+    ///
+    /// # Errors
+    /// As for [`FileLock::settle`].
+    pub fn settle_all(&self) -> Result<()> {
+        self.make_exchange_durable(u64::MAX)
+    }
+
     #[cold]
     fn make_exchange_durable(&self, exchanged_lsn: u64) -> Result<()> {
         let core = self.core;

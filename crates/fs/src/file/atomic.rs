@@ -267,7 +267,14 @@ impl Write<'_> {
             len_bytes: end_bytes.saturating_sub(size_bytes),
         };
         for place in self.table.pieces(behind).filter_map(|piece| piece.pool) {
-            self.store_zeros(place)?;
+            let is_zero =
+                |bytes: aquifer_vm::Bytes<'_>| bytes.to_vec().iter().all(|&byte| byte == 0);
+            if !self.shared.pool.look_at(place, is_zero)? {
+                // Left by a truncation. After a crash without it they are part of the file again,
+                // and the exchange leaves no trace of the zeros in its own content.
+                self.lock.settle_all()?;
+                self.store_zeros(place)?;
+            }
         }
         let whole = FileBytes {
             offset_bytes: pages.first.0 * PAGE_BYTES,
