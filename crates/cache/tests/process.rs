@@ -93,7 +93,7 @@ fn failing_bare_store() {
 }
 
 #[test]
-fn a_device_panic_during_write_back_aborts_the_process() {
+fn a_device_panic_outside_a_call_aborts_the_process() {
     child::dies("panic in a prefetch", libc::SIGABRT, "thread aquifer-io panicked");
     child::dies("panic in the handler", libc::SIGABRT, "before the load");
     child::dies("panic in a write", libc::SIGABRT, "before the flush");

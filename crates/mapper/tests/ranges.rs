@@ -141,7 +141,7 @@ fn ranges_of_an_open_file_share_a_descriptor_and_a_name_is_asked_for_late() {
 }
 
 #[test]
-fn an_open_file_is_refused_to_users_without_permission_only() {
+fn an_open_file_without_read_access_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     fs::write(&path, [3; 100]).unwrap();

@@ -280,10 +280,10 @@ pub(crate) fn write_superblocks(
     for copy in [COPIES - 1 - spared, spared] {
         let page = superblock.encode(copy);
         if mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
-            // SAFETY: as above.
+            // SAFETY: no reference to a superblock is ever made.
             unsafe { media.write_at(copy * PAGE_BYTES, &page)? }
         } else {
-            // SAFETY: no reference to a superblock is ever made.
+            // SAFETY: as above.
             unsafe { media.write_durable(copy * PAGE_BYTES, &page)? }
         }
         if copy != spared {

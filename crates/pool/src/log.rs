@@ -300,12 +300,12 @@ impl Core {
         let position = self.position(lsn);
         let write = || {
             if mutant::is(self.mutant, Mutant::NoFlush) {
-                // SAFETY: as above.
+                // SAFETY: only the log writes to its own pages, and no reference to them is ever
+                // made.
                 unsafe { self.media.write_at(position, bytes) }
             } else {
                 self.while_media_work(Held::Log, || {
-                    // SAFETY: only the log writes to its own pages, and no reference to them is ever
-                    // made.
+                    // SAFETY: as above.
                     unsafe { self.media.write_durable(position, bytes) }
                 })
             }

@@ -43,7 +43,7 @@ pub enum Mutant {
     /// A checkpoint does not make the next change of a slot a whole one.
     PatchFirst,
     /// Bytes are stored to pages of a file while a power cut would give these pages to another
-    /// file.
+    /// file, or would undo the truncation that has cut them off.
     StoreUnsettled,
     /// Written bytes are trusted as long as the machine runs.
     LifeOfMachine,

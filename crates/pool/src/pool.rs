@@ -297,8 +297,9 @@ impl FileLock<'_> {
     }
 
     /// Makes all changes so far durable. Must be called before bytes beyond the end of a file are
-    /// overwritten in place: a truncation that is not durable yet may have cut them off, and after a
-    /// crash without it they are part of the file.
+    /// overwritten in place by a change that never shows the new bytes in that file: a truncation
+    /// that is not durable yet may have cut them off, and after a crash without it they are part of
+    /// the file again.
     ///
     /// # Errors
     /// As for [`FileLock::settle`].

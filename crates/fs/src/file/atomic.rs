@@ -63,7 +63,8 @@ impl File {
     ///
     /// Until the exchange is durable, a power cut can undo it. So the next overwrite of bytes of
     /// either file first waits until it is durable, once; otherwise the other file could get these
-    /// pages back with the new bytes in them.
+    /// pages back with the new bytes in them. The exchange itself first waits for a truncation that
+    /// is not durable, if that left bytes beyond the end of a file's last page: it zeroes them.
     ///
     /// All three numbers are multiples of 4,096, and neither range extends beyond the last page of
     /// its file.

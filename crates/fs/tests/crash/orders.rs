@@ -80,6 +80,10 @@ const CHANGES: &[Operation] = &[
     ),
 ];
 
+fn change(wanted: &str) -> &'static Operation {
+    CHANGES.iter().find(|(name, _)| *name == wanted).expect("it is in the list")
+}
+
 /// Operations that store bytes to pages that a file has.
 const STORES: &[Operation] = &[
     ("write the first page", &[|scene, byte| scene.one.write_at(&[byte; PAGE as usize], 0)]),
@@ -148,8 +152,7 @@ fn survives(domain: PersistenceDomain) {
         }
     }
     // What a truncation has cut off is overwritten by the exchange.
-    let named = |wanted: &str| CHANGES.iter().find(|(name, _)| *name == wanted).unwrap();
-    explore(&[named("cut"), named("pswap of first pages")], 60, first);
+    explore(&[change("cut"), change("pswap of first pages")], 60, first);
     for seed in first..first + steps(15) as u64 {
         let mut rng = Rng::new(seed);
         let mut one_of = |list: &'static [Operation]| &list[rng.below(list.len() as u64) as usize];
@@ -174,11 +177,13 @@ fn stores_to_pages_that_changed_hands_in_persistent_memory() {
 #[test]
 fn a_store_that_does_not_wait_is_noticed() {
     let (exchange, write) = (&CHANGES[0], &STORES[1]);
-    let plan = Plan { depth: 0, budget: 24, seed: 0 };
     let mutant = Some(Mutant::StoreUnsettled);
-    for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
-        let failure = run(&[exchange, write], domain, plan, mutant).unwrap_err();
-        assert!(failure.reason.contains("and since 0 it had"), "{failure}");
-        run(&[exchange, write], domain, plan, None).unwrap();
+    for (operations, budget) in [([exchange, write], 24), ([change("cut"), exchange], 60)] {
+        let plan = Plan { depth: 0, budget, seed: 0 };
+        for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
+            let failure = run(&operations, domain, plan, mutant).unwrap_err();
+            assert!(failure.reason.contains("and since 0 it had"), "{failure}");
+            run(&operations, domain, plan, None).unwrap();
+        }
     }
 }
