@@ -29,11 +29,15 @@ use std::path::Path;
 
 pub use libpmemobj::environment;
 
-use anyhow::{Result, bail, ensure};
+#[cfg(feature = "databases")]
+use anyhow::ensure;
+use anyhow::{Result, bail};
 
 use super::regions::{Domain, Home};
 use super::{System, Unavailable};
-use crate::cells::{CellArray, RECORD_BYTES, RECORD_CELLS, Record, Transaction};
+use crate::cells::{CellArray, Record, Transaction};
+#[cfg(feature = "databases")]
+use crate::cells::{RECORD_BYTES, RECORD_CELLS};
 
 /// An array of cells that outlives its process.
 pub trait CellStore: Send {
