@@ -256,7 +256,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         match installed {
             Ok(()) => {
                 for (page, &frame) in run.pages.clone().zip(&run.frames) {
-                    store.hold(page, frame);
+                    store.hold(page, frame, false);
                     store.word(page).finish_load(frame, false, None);
                 }
             }

@@ -22,6 +22,7 @@ use std::io;
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
+use crate::bits::Bits;
 use crate::lazy::LazyArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -41,9 +42,9 @@ pub(crate) struct Guesses {
     watched: AtomicU32,
     stored_to: AtomicU32,
     /// One bit per page: it was guessed, and has not been written since.
-    guessed: LazyArray<AtomicU64>,
+    guessed: Bits,
     /// One bit per page: it was installed protected, and its load is counted in `watched`.
-    is_watched: LazyArray<AtomicU64>,
+    is_watched: Bits,
     /// The hash of what was loaded, two words per page.
     hashes: LazyArray<AtomicU64>,
     seed: u64,
@@ -56,8 +57,8 @@ impl Guesses {
             loads: AtomicU32::new(0),
             watched: AtomicU32::new(0),
             stored_to: AtomicU32::new(0),
-            guessed: LazyArray::new(pages.div_ceil(64) as usize)?,
-            is_watched: LazyArray::new(pages.div_ceil(64) as usize)?,
+            guessed: Bits::new(pages as usize)?,
+            is_watched: Bits::new(pages as usize)?,
             hashes: LazyArray::new(2 * pages as usize)?,
             seed: aquifer_sys::random::next_u64()?,
         })
@@ -83,21 +84,17 @@ impl Guesses {
 
     /// Notes a load; `watched` if [`Guesses::will_be_stored_to`] returned `false` for it.
     pub fn loaded(&self, page: u64, watched: bool) {
-        let (word, bit) = (&self.is_watched[(page / 64) as usize], 1 << (page % 64));
         if watched {
-            word.fetch_or(bit, Ordering::Relaxed);
-        } else if word.load(Ordering::Relaxed) & bit != 0 {
-            word.fetch_and(!bit, Ordering::Relaxed);
+            self.is_watched.set(page as usize);
+        } else {
+            self.is_watched.clear(page as usize);
         }
     }
 
     /// Notes the first store to a protected page. Counts once per watched load, so that pages which
     /// are written back and stored to repeatedly do not count.
     pub fn stored_to(&self, page: u64) {
-        let (word, bit) = (&self.is_watched[(page / 64) as usize], 1 << (page % 64));
-        if word.load(Ordering::Relaxed) & bit != 0
-            && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0
-        {
+        if self.is_watched.clear(page as usize) {
             self.stored_to.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -107,17 +104,17 @@ impl Guesses {
         for (half, word) in self.halves(content).into_iter().zip(self.words_of(page)) {
             word.store(half, Ordering::Relaxed);
         }
-        self.guessed[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::Relaxed);
+        self.guessed.set(page as usize);
     }
 
     /// Whether a page was installed by a guess.
     pub fn is_guessed(&self, page: u64) -> bool {
-        self.guessed[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
+        self.guessed.is_set(page as usize)
     }
 
     /// Ends the guess of a page.
     pub fn forget(&self, page: u64) {
-        self.guessed[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
+        self.guessed.clear(page as usize);
     }
 
     /// Returns whether `content` is what was loaded into a guessed page.

@@ -17,6 +17,7 @@ mod arena_memory;
 mod asynchronous;
 mod attached;
 mod batch;
+mod bits;
 mod bounce;
 mod cache;
 mod calibrate;
@@ -35,7 +36,6 @@ mod heap;
 mod ids;
 mod jobs;
 mod lazy;
-mod loaded;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod mapped_memory;

@@ -26,6 +26,7 @@ use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_vm::readahead::{Window, Windows};
 
+use crate::bits::Bits;
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
 use crate::duties::{self, Height};
@@ -36,7 +37,6 @@ use crate::gate::Gates;
 use crate::guess::Guesses;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
-use crate::loaded::LoadedRegions;
 use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::stats::count;
 use crate::writeback::WriteStyle;
@@ -227,9 +227,10 @@ pub(crate) struct Store<M: PageMemory> {
     pub snapshots: Mutex<()>,
     /// The first failed sync of the device. Final: later successful syncs do not clear it.
     pub sync_failure: OnceLock<DeviceError>,
-    loaded: LoadedRegions,
-    /// Set once the store is writable, if stores to its clean pages fault. Without it, every page is
-    /// installed protected.
+    /// One bit per region: a page was ever loaded into it. The teardown visits those.
+    loaded: Bits,
+    /// Set once the store is writable, if stores to its clean pages fault and a page is installed at
+    /// once. Without it, every page that is read is installed protected.
     guesses: OnceLock<Guesses>,
     /// It is about to be detached, and prefetches come to their end.
     pub leaving: AtomicBool,
@@ -245,21 +246,25 @@ impl<M: PageMemory> Store<M> {
         memory: M,
     ) -> Result<Store<M>> {
         let kernel = |source| Error::Kernel { what: "reserving page tables", source };
+        // Wiped on fork: in a child every page reads as absent, so the hot paths, which check only the
+        // word, fall through to the slow paths, which return an error.
+        let words = LazyArray::new(geometry.pages() as usize)
+            .and_then(LazyArray::wiped_on_fork)
+            .map_err(kernel)?;
+        let dirty = DirtyMap::new(geometry.pages()).map_err(kernel)?;
+        let gates = Gates::new(geometry.regions()).map_err(kernel)?;
+        let loaded = Bits::new(geometry.regions()).map_err(kernel)?;
         let store = Store {
-            // A placeholder until everything that can fail is done.
-            id: StoreId(u32::MAX),
-            // Wiped on fork: in a child every page reads as absent, so the hot paths, which check
-            // only the word, fall through to the slow paths, which return an error.
-            words: LazyArray::new(geometry.pages() as usize)
-                .and_then(LazyArray::wiped_on_fork)
-                .map_err(kernel)?,
-            dirty: DirtyMap::new(geometry.pages()).map_err(kernel)?,
-            gates: Gates::new(geometry.regions()).map_err(kernel)?,
+            // Reserved after everything that can fail.
+            id: engine.reserve_id(),
+            words,
+            dirty,
+            gates,
             readahead: Windows::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
             write_style: WriteStyle::default(),
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
-            loaded: LoadedRegions::new(geometry.regions()).map_err(kernel)?,
+            loaded,
             guesses: OnceLock::new(),
             leaving: AtomicBool::new(false),
             engine,
@@ -273,12 +278,13 @@ impl<M: PageMemory> Store<M> {
         if writable {
             store.make_guesses();
         }
-        Ok(Store { id: store.engine.reserve_id(), ..store })
+        Ok(store)
     }
 
     /// Enables guesses, if there is memory for them.
     fn make_guesses(&self) {
         if M::PROTECTS
+            && self.appears_at_once()
             && self.guesses.get().is_none()
             && let Ok(guesses) = Guesses::new(self.geometry.pages())
         {
@@ -312,9 +318,9 @@ impl<M: PageMemory> Store<M> {
         self.memory
             .make_writable()
             .map_err(|source| Error::Kernel { what: "making a mapping writable", source })?;
-        self.make_guesses();
-        // Release: who sees it sees the device that takes writes.
+        // Release: a thread that reads `true` also sees the device that takes writes.
         self.writable.store(true, Ordering::Release);
+        self.make_guesses();
         Ok(())
     }
 
@@ -538,9 +544,7 @@ impl<M: PageMemory> Store<M> {
         started: Instant,
     ) -> std::result::Result<(), Refused> {
         let usable = access == Access::Read || self.appears_at_once();
-        let asked = self.guesses.get().filter(|_| {
-            access == Access::Read && self.writable() && pin.is_none() && self.appears_at_once()
-        });
+        let asked = self.guesses.get().filter(|_| access == Access::Read && pin.is_none());
         let guesses = asked.filter(|guesses| guesses.will_be_stored_to());
         if let Some(guesses) = guesses {
             // SAFETY: `data` holds the page, which this thread is loading.
@@ -568,20 +572,18 @@ impl<M: PageMemory> Store<M> {
             self.give_up(page, frame);
             return Err(Refused::Kernel(error));
         }
-        self.hold(page, frame);
-        if let Some(asked) = asked.filter(|_| !dirty) {
-            asked.loaded(page, true);
-        }
+        self.hold(page, frame, asked.is_some() && guesses.is_none());
         self.word(page).finish_load(frame, dirty, pin);
         self.engine.counters.fault_service_ns.record(started.elapsed().as_nanos() as u64);
         Ok(())
     }
 
-    /// Records that a page that is Loading, and installed, holds `frame`.
-    pub fn hold(&self, page: u64, frame: FrameId) {
-        self.loaded.mark(self.geometry.region_of(page));
+    /// Records that a page that is Loading, and installed, holds `frame`; `watched` as for
+    /// [`Guesses::loaded`].
+    pub fn hold(&self, page: u64, frame: FrameId, watched: bool) {
+        self.loaded.set(self.geometry.region_of(page));
         if let Some(guesses) = self.guesses.get() {
-            guesses.loaded(page, false);
+            guesses.loaded(page, watched);
         }
         self.pool().inserted(frame, self.key(page));
     }
@@ -645,7 +647,7 @@ impl<M: PageMemory> Store<M> {
             return self.load_one(page, frame, bounce, Access::Read, pin, started);
         }
         for (extra, &frame) in pages.clone().zip(&frames[..run]) {
-            self.hold(extra, frame);
+            self.hold(extra, frame, false);
             let pin = pin.filter(|_| extra == page);
             self.word(extra).finish_load(frame, false, pin);
         }

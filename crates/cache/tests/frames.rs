@@ -377,41 +377,6 @@ fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
     });
 }
 
-type ReadInto = dyn Fn(u64, &mut [u8]) -> Result<(), Error> + Send + Sync;
-
-/// A device whose data is in the cache, and whose reads wait for each other before they ask for it.
-struct Meeting {
-    below: Box<ReadInto>,
-    meet: Arc<Barrier>,
-}
-
-impl Device for Meeting {
-    fn name(&self) -> &str {
-        "meeting"
-    }
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        Ok(BUDGET as u64)
-    }
-    fn is_writable(&self) -> bool {
-        false
-    }
-    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        self.meet.wait();
-        (self.below)(offset_bytes, buffer)
-            .map_err(|error| OverMapping::failed(IoOperation::Read, error))?;
-        Ok(buffer.len())
-    }
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
-        unreachable!("it is not writable")
-    }
-    fn sync(&self) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn access_path(&self) -> String {
-        "the same cache".into()
-    }
-}
-
 /// A mapping over `Pages`, and `Pages` over a mapping: each of two threads has the last frame of one pool and needs one of the other.
 #[test]
 fn threads_that_wait_for_each_others_pools_are_refused() {
@@ -420,14 +385,18 @@ fn threads_that_wait_for_each_others_pools_are_refused() {
         let meet = Arc::new(Barrier::new(2));
         let (below, lower) = (cache.map(memory(BUDGET, 11).0).unwrap(), memory(BUDGET, 12).0);
         let lower = cache.pages(lower).unwrap();
-        let over_pages = Meeting {
-            below: Box::new(move |offset, buffer| lower.read_into(offset, buffer)),
-            meet: meet.clone(),
-        };
-        let over_mapping = Meeting {
-            below: Box::new(move |offset, buffer| below.read_into(offset, buffer)),
-            meet,
-        };
+        let failed = |error| OverMapping::failed(IoOperation::Read, error);
+        let mut over_pages = Hooked::new(memory(BUDGET, 15).0);
+        let meets = meet.clone();
+        over_pages.on_read = Box::new(move |offset, buffer| {
+            meets.wait();
+            lower.read_into(offset, buffer).map_err(failed)
+        });
+        let mut over_mapping = Hooked::new(memory(BUDGET, 16).0);
+        over_mapping.on_read = Box::new(move |offset, buffer| {
+            meet.wait();
+            below.read_into(offset, buffer).map_err(failed)
+        });
         let mapping = cache.map(Arc::new(over_pages)).unwrap();
         let pages = cache.pages(Arc::new(over_mapping)).unwrap();
         mapping.advise(0..mapping.len(), Advice::Random).unwrap();

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use aquifer_cache::{Advice, Backend, Cache, Error, MapOptions, MappedArena, PageId};
+use aquifer_cache::{Advice, Backend, Cache, Error, MapOptions, MappedArena, Mapping, PageId};
 use aquifer_device::{Device, Direct, FileDevice, MemoryDevice};
 
 use support::{Hooked, load, memory, store, wait_until};
@@ -18,6 +18,14 @@ fn cache() -> Cache {
     Cache::builder().budget_bytes(BUDGET).build().unwrap()
 }
 
+/// As a program that stores to every page it has read: pages that it reads next come in writable.
+fn store_to_what_is_read(mapping: &Mapping, pages: usize) {
+    for page in 0..pages {
+        let byte = load(mapping, page * PAGE);
+        store(mapping, page * PAGE, byte.wrapping_add(1));
+    }
+}
+
 /// A flush writes the pages that were stored to, and no page that was only read: another writer may
 /// have changed that one on the device.
 #[test]
@@ -27,11 +35,7 @@ fn pages_that_were_only_read_are_never_written() {
     let (device, _) = memory((STORED + READ) * PAGE, 1);
     let mapping = cache().map_mut(device.clone()).unwrap();
     mapping.advise(0..mapping.len(), Advice::Random).unwrap();
-    // A program that stores to every page it has read.
-    for page in 0..STORED {
-        let byte = load(&mapping, page * PAGE);
-        store(&mapping, page * PAGE, byte.wrapping_add(1));
-    }
+    store_to_what_is_read(&mapping, STORED);
     for page in STORED..STORED + READ {
         load(&mapping, page * PAGE);
     }
@@ -52,10 +56,7 @@ fn a_store_of_what_was_loaded_is_written_after_a_snapshot_was() {
     let (device, _) = memory(2 * PAGES * PAGE, 1);
     let mapping = cache().map_mut(device.clone()).unwrap();
     mapping.advise(0..mapping.len(), Advice::Random).unwrap();
-    for page in 0..PAGES {
-        let byte = load(&mapping, page * PAGE);
-        store(&mapping, page * PAGE, byte.wrapping_add(1));
-    }
+    store_to_what_is_read(&mapping, PAGES);
     for page in PAGES..PAGES + 100 {
         let before = load(&mapping, page * PAGE);
         let at = (page * PAGE) as u64;
