@@ -23,18 +23,18 @@ pub struct Args {
 /// Replaces this process by `aquifer-bench` with the arguments of `name`; returns only on an error.
 pub fn run(name: &str, args: &Args) -> Result<()> {
     // Next to this command, where both are built and installed; otherwise on the path.
-    let beside = std::env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
+    let own = std::env::current_exe().ok();
+    let directory = own.as_deref().and_then(Path::parent);
+    let beside = directory.map(|directory| directory.join(PROGRAM));
     for program in beside.into_iter().chain([PathBuf::from(PROGRAM)]) {
         let error = Command::new(&program).arg(name).args(&args.arguments).exec();
         if error.kind() != io::ErrorKind::NotFound {
             bail!("cannot start {}: {error}", program.display());
         }
     }
-    let directory = std::env::current_exe().ok();
-    let directory = directory.as_deref().and_then(Path::parent).unwrap_or(Path::new("."));
     bail!(
         "the benches are a program of their own, {PROGRAM}, which is neither in {} nor on the PATH; build it: \
          cargo build --release --package {PROGRAM}",
-        directory.display()
+        directory.unwrap_or(Path::new(".")).display()
     )
 }

@@ -162,15 +162,7 @@ impl Core {
         // The caller chose the length: running out of memory is an error, and must not abort the
         // process.
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len).map_err(|_| {
-            PoolError::Media(MediaError {
-                operation: MediaOperation::Read,
-                path: self.media.path().to_path_buf(),
-                offset_bytes: range.offset_bytes,
-                len_bytes: range.len_bytes,
-                source: std::io::Error::from_raw_os_error(libc::ENOMEM),
-            })
-        })?;
+        bytes.try_reserve_exact(len).map_err(|_| self.read_error(range, libc::ENOMEM))?;
         bytes.resize(len, 0);
         self.media.read_at(range.offset_bytes, &mut bytes)?;
         Ok(look(Bytes::from(&bytes[..])))
@@ -190,12 +182,16 @@ impl Core {
         }
         // They can be read again, but what was read before cannot be trusted.
         let range = first.unwrap_or(ByteRange { offset_bytes: 0, len_bytes: 0 });
+        self.read_error(range, libc::EIO)
+    }
+
+    fn read_error(&self, range: ByteRange, errno: i32) -> PoolError {
         PoolError::Media(MediaError {
             operation: MediaOperation::Read,
             path: self.media.path().to_path_buf(),
             offset_bytes: range.offset_bytes,
             len_bytes: range.len_bytes,
-            source: std::io::Error::from_raw_os_error(libc::EIO),
+            source: std::io::Error::from_raw_os_error(errno),
         })
     }
 

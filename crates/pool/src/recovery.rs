@@ -484,17 +484,17 @@ fn create_shared(
     life: u64,
     mode: u32,
 ) -> Result<SharedParts> {
-    for _ in 1..MOST_NAMES {
+    let mut names = 1;
+    loop {
         match create_named(places, owner, superblock, life, mode) {
             // The name depends on the file: a new file gets a new name.
             Err(PoolError::SharedMemory(
                 SharedMemoryError::Exists { .. }
                 | SharedMemoryError::System { action: segment_place::NAME, .. },
-            )) => {}
+            )) if names < MOST_NAMES => names += 1,
             made => return made,
         }
     }
-    create_named(places, owner, superblock, life, mode)
 }
 
 fn create_named(

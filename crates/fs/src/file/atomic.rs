@@ -6,6 +6,7 @@ use aquifer_pool::Transaction;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
+use aquifer_vm::Bytes;
 
 use super::File;
 use super::write::{Edit, Write, in_small_pieces};
@@ -268,8 +269,7 @@ impl Write<'_> {
             len_bytes: end_bytes.saturating_sub(size_bytes),
         };
         for place in self.table.pieces(behind).filter_map(|piece| piece.pool) {
-            let is_zero =
-                |bytes: aquifer_vm::Bytes<'_>| bytes.to_vec().iter().all(|&byte| byte == 0);
+            let is_zero = |bytes: Bytes<'_>| bytes.to_vec().iter().all(|&byte| byte == 0);
             if !self.shared.pool.look_at(place, is_zero)? {
                 // Left by a truncation. After a crash without it they are part of the file again,
                 // and the exchange leaves no trace of the zeros in its own content.

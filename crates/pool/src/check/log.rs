@@ -16,7 +16,6 @@ use crate::media::ByteRange;
 use crate::owners::Owners;
 use crate::recovery;
 use crate::replay::{LogReader, UNMARKED, most_copied_bytes};
-use crate::segment_place::Places;
 
 /// The log as recovery would read it.
 pub(super) struct LogView {
@@ -103,8 +102,7 @@ impl Checker<'_> {
         let boot = if self.presence.is_in_use() {
             superblock.boot
         } else {
-            let places = Places::new(self.options.segment_directory.as_deref(), self.media.path());
-            recovery::boot_of_left(&places, superblock, self.media)
+            recovery::boot_of_left(&self.places(), superblock, self.media)
         };
         let counts_unmarked = Superblock { boot, ..superblock.clone() }.counts_unmarked_in(life);
         let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {

@@ -55,6 +55,7 @@ pub use report::{CheckReport, CheckedPool, Finding, FindingKind, Severity};
 
 use crate::error::Result;
 use crate::media::{self, ByteRange, Media};
+use crate::segment_place::Places;
 use report::Findings;
 use run_time::Presence;
 
@@ -143,6 +144,11 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    /// Where the shared memory of the pool's processes may lie.
+    fn places(&self) -> Places {
+        Places::new(self.options.segment_directory.as_deref(), self.media.path())
+    }
+
     fn run(&mut self) -> Option<CheckedPool> {
         let superblock = self.check_superblocks()?;
         let log = self.check_log(&superblock);

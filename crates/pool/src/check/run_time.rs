@@ -11,7 +11,7 @@ use crate::format::PAGE_BYTES;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::media::Media;
 use crate::membership::{Byte, Membership};
-use crate::segment_place::{Owner, Places};
+use crate::segment_place::Owner;
 
 /// Whether other processes use the pool.
 pub(super) struct Presence {
@@ -100,8 +100,7 @@ impl Checker<'_> {
             );
         }
         let Ok(owner) = Owner::new(superblock.uuid, self.media.file()) else { return };
-        let places = Places::new(self.options.segment_directory.as_deref(), self.media.path());
-        for left in places.left_by(owner, superblock.segment, superblock.uuid) {
+        for left in self.places().left_by(owner, superblock.segment, superblock.uuid) {
             self.find(
                 Severity::Repairable,
                 FindingKind::SharedMemory,
