@@ -12,7 +12,9 @@
 //! range; where a file cannot be mapped shared, `fdatasync` takes its place.
 //!
 //! The I/O of all ranges is started before the first wait. The second pass writes again instead of
-//! only waiting: the first one skips pages that are under write-back with older contents.
+//! only waiting: the first one skips pages that are under write-back with older contents. It waits
+//! for all ranges, even after one has failed: I/O that fails later would otherwise be reported to
+//! the next call, which may have written everything successfully.
 
 use std::io;
 use std::ops::Range;
@@ -71,7 +73,7 @@ impl RangeSync {
         if self.commits_whole_inodes() {
             let finish =
                 |range: &Range<u64>| finish_write_back(file, range.start, range.end - range.start);
-            match ranges.iter().try_for_each(finish) {
+            match for_all(ranges, finish) {
                 // Not the file system refuses but a sandbox, which lacks the call.
                 Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
                     self.commits_whole_inodes.store(false, Ordering::Relaxed);
@@ -83,7 +85,7 @@ impl RangeSync {
             (Some(first), Some(last)) if ranges.len() > SINGLE_SYNCS_MAX => {
                 sync_range(file, first.start..last.end)
             }
-            _ => ranges.iter().try_for_each(|range| sync_range(file, range.clone())),
+            _ => for_all(ranges, |range| sync_range(file, range.clone())),
         }
     }
 
@@ -105,6 +107,14 @@ impl RangeSync {
             ranges => self.write_back(file, ranges).and_then(|()| self.commit(file, None)),
         }
     }
+}
+
+/// Calls `finish` for all ranges, and returns the first error.
+fn for_all(
+    ranges: &[Range<u64>],
+    finish: impl Fn(&Range<u64>) -> io::Result<()>,
+) -> io::Result<()> {
+    ranges.iter().map(finish).fold(Ok(()), io::Result::and)
 }
 
 /// Makes one range durable with the metadata needed to read it.
