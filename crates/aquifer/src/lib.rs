@@ -137,6 +137,8 @@
 //! shared_between_threads::<aquifer::Attachment>();
 //! ```
 
+pub mod metrics;
+
 pub use aquifer_cache::{
     Advice, Backend, Bytes, Cache, CacheBuilder, Calibration, Error, FrameId, Histogram,
     HistogramSnapshot, MapOptions, MappedArena, MappedVec, Mapping, PageId, PageKey, PageMut,

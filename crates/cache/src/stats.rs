@@ -92,7 +92,7 @@ impl HistogramSnapshot {
 }
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?) => {
         /// The engine's internal counters.
         #[derive(Default)]
         pub(crate) struct Counters {
@@ -105,7 +105,7 @@ macro_rules! counters {
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
-            $($(#[$doc])* pub $name: u64,)*
+            $($(#[doc = $doc])+ pub $name: u64,)*
             /// DRAM that the cache may use.
             pub budget_bytes: u64,
             /// Size of a page.
@@ -128,6 +128,14 @@ macro_rules! counters {
             /// The counts with their names.
             pub fn counters(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]
+            }
+
+            /// What a count means, in one sentence; `None` if there is no such count.
+            pub fn meaning_of(counter: &str) -> Option<&'static str> {
+                match counter {
+                    $(stringify!($name) => Some(concat!($($doc),+).trim()),)*
+                    _ => None,
+                }
             }
         }
 

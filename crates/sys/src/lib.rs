@@ -24,6 +24,7 @@ pub mod cost;
 pub mod cpu;
 pub mod credentials;
 pub mod devdax;
+mod event;
 pub mod fallible;
 pub mod features;
 pub mod file_name;
@@ -47,6 +48,10 @@ pub mod shared_memory;
 pub mod signal;
 pub mod thread;
 pub mod uffd;
+
+#[cfg(feature = "tracing")]
+#[doc(hidden)]
+pub use tracing;
 
 /// Converts the `-1 and errno` convention of a system call.
 #[inline]

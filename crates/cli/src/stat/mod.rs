@@ -29,6 +29,7 @@ Examples:
   aquifer stat 4711                 those of one process
   aquifer stat orders --watch 1     one by its name, every second, with rates
   aquifer stat --json --watch 5     one JSON object a line
+  aquifer stat --openmetrics        as text that Prometheus reads
   aquifer stat data.pool:/logs      a directory of a pool
 
 A program lets its cache be seen with
@@ -56,6 +57,10 @@ pub struct Args {
     /// Print JSON: one object a time
     #[arg(long)]
     json: bool,
+
+    /// Print OpenMetrics text, as Prometheus reads it; for caches
+    #[arg(long, conflicts_with_all = ["json", "watch"])]
+    openmetrics: bool,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -102,6 +107,10 @@ impl Args {
                 let text = "--watch is for caches, and not for files of a pool";
                 wrong(ErrorKind::ArgumentConflict, text.to_owned());
             }
+            if self.openmetrics {
+                let text = "--openmetrics is for caches, and not for files of a pool";
+                wrong(ErrorKind::ArgumentConflict, text.to_owned());
+            }
             let places = self.targets.iter().cloned().map(Place::parse).collect();
             let places: Result<_, String> = places;
             return Target::Files(
@@ -139,6 +148,9 @@ pub fn run(args: &Args) -> Result<()> {
         }
         Target::Caches(target) => target,
     };
+    if args.openmetrics {
+        return output::print(&show::open_metrics(&sample::all(target.as_deref())));
+    }
     let mut seen = HashMap::new();
     let mut left = args.count.unwrap_or(if args.watch.is_some() { u64::MAX } else { 1 });
     while left > 0 {

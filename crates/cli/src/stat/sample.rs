@@ -166,6 +166,8 @@ fn read(path: &Path) -> Option<Sample> {
     for string in [&mut sample.name, &mut sample.command, &mut sample.policy] {
         string.retain(|c| !c.is_control());
     }
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    sample.counters.retain(|name, _| name.chars().all(is_plain));
     (sample.format == publish::FORMAT).then_some(sample)
 }
 
@@ -222,9 +224,11 @@ pub mod tests {
         let path = |name: &str| directory.path().join(name);
         let mut sample = example();
         sample.command = "\u{1b}[2Jevil".to_owned();
+        sample.counters.insert("evil 1\nother".to_owned(), 1);
         let text = serde_json::to_string(&sample).unwrap();
         fs::write(path("1-a.json"), &text).unwrap();
-        assert_eq!(read(&path("1-a.json")).unwrap().command, "[2Jevil");
+        let seen = read(&path("1-a.json")).unwrap();
+        assert_eq!((&*seen.command, seen.counters.len()), ("[2Jevil", 1));
         std::os::unix::fs::symlink(path("1-a.json"), path("2-a.json")).unwrap();
         assert!(read(&path("2-a.json")).is_none());
         fs::write(path("3-a.json"), text.replace("\"format\":1", "\"format\":99")).unwrap();

@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
+use aquifer::metrics::{CacheFigures, Metrics};
 use aquifer_host::Bytes;
 
 use super::Seen;
+use super::sample::Sample;
 use crate::output;
 
 /// A block for each cache, each followed by an empty line.
@@ -13,6 +15,32 @@ pub fn caches(seen: &[&Seen]) -> String {
         return "no running cache\n\n".to_owned();
     }
     seen.iter().map(|seen| block(seen)).collect()
+}
+
+/// OpenMetrics text; of no cache, an empty set of metrics.
+pub fn open_metrics(samples: &[Sample]) -> String {
+    let mut metrics = Metrics::new();
+    for sample in samples {
+        let (pid, faults) = (sample.pid.to_string(), &sample.fault_service_ns);
+        let labels = [
+            ("cache", &*sample.name),
+            ("command", &*sample.command),
+            ("pid", &*pid),
+            ("policy", &*sample.policy),
+        ];
+        metrics.cache(
+            &labels,
+            CacheFigures {
+                counters: sample.counters.clone().into_iter().collect(),
+                budget_bytes: sample.budget_bytes,
+                resident_bytes: sample.resident_bytes,
+                dirty_bytes: sample.dirty_bytes,
+                kernel_resident_bytes: sample.kernel_resident_bytes,
+                fault_service_ns: [faults.p50, faults.p99, faults.p999],
+            },
+        );
+    }
+    metrics.to_string()
 }
 
 fn block(seen: &Seen) -> String {
@@ -83,6 +111,23 @@ fn block(seen: &Seen) -> String {
 mod tests {
     use super::super::sample::tests::example;
     use super::*;
+
+    #[test]
+    fn open_metrics_text_has_every_figure_with_its_labels() {
+        let text = open_metrics(&[example(), Sample { name: "odd \"\n".to_owned(), ..example() }]);
+        let pid = std::process::id();
+        let labels = format!("cache=\"orders\",command=\"server\",pid=\"{pid}\",policy=\"clock\"");
+        for line in [
+            "# TYPE aquifer_cache_misses counter".to_owned(),
+            format!("aquifer_cache_misses_total{{{labels}}} 10"),
+            format!("aquifer_cache_resident_bytes{{{labels}}} 134217728"),
+            format!("aquifer_cache_fault_service_seconds{{{labels},quantile=\"0.99\"}} 0.00002"),
+        ] {
+            assert!(text.lines().any(|there| there == line), "{line} is missing in\n{text}");
+        }
+        assert!(text.contains("cache=\"odd \\\"\\n\""), "{text}");
+        assert_eq!(open_metrics(&[]), "# EOF\n");
+    }
 
     #[test]
     fn a_block_says_what_matters() {
