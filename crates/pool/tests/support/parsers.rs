@@ -172,7 +172,9 @@ fn directory_node(data: &[u8]) {
             let _ = view.decode_entries();
         }
         let Ok(node) = Node::decode(&bytes, number) else { continue };
-        assert_eq!(node.encode(), Ok(bytes));
+        // A slot in shared memory has no checksum yet.
+        let content = ..SLOT_BYTES - 8;
+        assert_eq!(node.encode().expect("it was decoded")[content], bytes[content]);
         let view = NodeView::new(&bytes, number).expect("it was decoded");
         if let NodeContent::Leaf(entries) = &node.content {
             for entry in entries {
