@@ -26,19 +26,21 @@ use report::{Feature, Report};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer doctor                    for files in this directory
+  aquifer doctor                    for files in the current directory
   aquifer doctor --dir /mnt/nvme    for files on another disk
-  aquifer doctor --json             as one JSON object, costs in nanoseconds")]
+  aquifer doctor --json             as one JSON object, costs in nanoseconds
+
+Writes a temporary data file of 16 MiB in the directory, and changes nothing else.")]
 pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 
-    /// Directory whose file system and disk are looked at; must be writable
+    /// Directory whose file system and disk are examined; must be writable
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
-    /// Leave out the measurements
+    /// Skip the measurements of costs
     #[arg(long)]
     no_costs: bool,
 }
@@ -49,7 +51,7 @@ const DATA_BYTES: usize = 16 << 20;
 /// Examines the machine and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let place = Place::directory(&args.dir, false)
-        .with_context(|| "choose an existing directory with --dir")?;
+        .with_context(|| "--dir: choose an existing directory")?;
     let data = data_file(place.path())?;
     let report = Report {
         machine: Machine::describe(&place),

@@ -17,7 +17,7 @@ Examples:
   aquifer object info data.pool graph
   aquifer object info data.pool graph --json | jq .state
 
-Needs no key: what an object is can be seen by everybody who may open the pool.")]
+Needs no key: every user who may open the pool can see this.")]
 pub struct Args {
     /// The pool
     pool: PathBuf,
