@@ -87,7 +87,7 @@ impl Limits {
                 bytes(self.address_space_bytes),
                 "must be unlimited for mappings of any size",
             ),
-            ("mappings a process", count(self.max_mappings), "vm.max_map_count"),
+            ("mappings per process", count(self.max_mappings), "vm.max_map_count"),
             ("locked memory", bytes(self.locked_bytes), "old kernels charge io_uring to it"),
             ("open files", count(self.open_files), "one or two for each file device"),
         ];

@@ -41,9 +41,9 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer ln data.pool:/logs/today data.pool:/current         a hard link: another name of the same file
-  aquifer ln -s logs/today data.pool:/current                 a symbolic link, relative to its directory
-  aquifer ln -s /logs/today data.pool:/current                a symbolic link, from the root of the pool";
+  aquifer ln data.pool:/logs/today data.pool:/current         a hard link
+  aquifer ln -s logs/today data.pool:/current                 relative to the link
+  aquifer ln -s /logs/today data.pool:/current                from the root of the pool";
 
 /// Creates the link, durably.
 pub fn run(args: &Args) -> Result<()> {

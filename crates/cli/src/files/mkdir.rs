@@ -1,6 +1,7 @@
 //! `aquifer mkdir`: creates directories in a pool.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use aquifer::FsError;
 
 use super::failure::{At, Failures};
 use super::{PATHS_HELP, Place, Pools, place};
@@ -63,7 +64,12 @@ fn make(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
     match args.parents {
         true if files.metadata(place.path()).is_ok_and(|there| there.is_dir()) => return Ok(()),
         true => files.create_dir_all(place.path()).at(place)?,
-        false => files.create_dir(place.path()).at(place)?,
+        false => match files.create_dir(place.path()) {
+            Err(FsError::NotFound { .. }) => {
+                bail!("{}: No such file or directory; -p creates missing parents", place.show())
+            }
+            made => made.at(place)?,
+        },
     }
     match args.mode {
         Some(mode) => files.set_permissions(place.path(), mode).at(place),

@@ -46,7 +46,7 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer mv data.pool:/new data.pool:/current              rename a file, atomically replacing another
+  aquifer mv data.pool:/new data.pool:/current              rename a file, replacing another
   aquifer mv data.pool:/a data.pool:/b data.pool:/old       move two files into a directory
   aquifer mv -T --exchange data.pool:/v1 data.pool:/v2      exchange two trees
 

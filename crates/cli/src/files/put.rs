@@ -33,7 +33,7 @@ Examples:
   aquifer put notes.txt data.pool:/                   copy a file, under its own name
   aquifer put notes.txt data.pool:/today              under another name
   aquifer put -r photos music data.pool:/media        copy trees into a directory
-  aquifer put -r photos/. data.pool:/photos           copy the content of a directory into another one";
+  aquifer put -r photos/. data.pool:/photos           copy the content of a directory";
 
 /// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {

@@ -17,20 +17,22 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{NEW_KEYS_HELP}"))]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Name of the object: up to 255 bytes
     name: OsString,
 
-    /// Length of the object, rounded up to whole pages of 4 KiB; for example 64M
+    /// Length of the object, for example 64M (K, M, G and T are powers of 1024), rounded up to whole
+    /// pages of 4 KiB
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
     #[command(flatten)]
     keys: NewKeysArgs,
 
-    /// Allow it to move to another address when it grows; plain pointers into it become invalid then
+    /// Allow it to move to another address when it grows; plain pointers into it then become
+    /// invalid
     #[arg(long)]
     relocatable: bool,
 

@@ -19,7 +19,7 @@ Examples:
 
 Needs no key: every user who may open the pool can see this.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Name of the object

@@ -21,7 +21,7 @@ Examples:
 States: D detached, R attached for reading, W attached for writing, P a commit is being written, C a commit is \
 durable in the log, but not yet at its place. Processes that opened the pool read-only are not listed.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Print one JSON object

@@ -30,7 +30,7 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   aquifer object create data.pool graph --size 64M      create an object, all zero
-  aquifer object list data.pool                         list all objects and the processes that use them
+  aquifer object list data.pool                         list the objects and their users
   aquifer object dump data.pool graph --range ..256     print the first bytes of an object
 
 The help of `create` and `dump` explains how to pass keys without revealing them to other users.";

@@ -34,7 +34,7 @@ Examples:
 Without --repair nothing is changed, and other programs may have the pool open. A finding is a note (nothing is wrong), \
 repairable (nothing is lost), or damage. Exit status: 0 without damage, 1 with damage.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     path: PathBuf,
 
     /// Repair what can be repaired without loss; no process may have the pool open

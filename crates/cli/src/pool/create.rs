@@ -32,7 +32,8 @@ pub struct Args {
     /// File to create, or device to use
     path: PathBuf,
 
-    /// Length of the pool, for example 1G; on a device, the length of the device
+    /// Length of the pool, for example 1G (K, M, G and T are powers of 1024); on a device, the
+    /// length of the device
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 

@@ -23,10 +23,10 @@ Examples:
 No process may have the pool open. After a crash or Ctrl-C, the pool has its old length or the new one. Pools cannot \
 shrink.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     path: PathBuf,
 
-    /// New total length, for example 2G
+    /// New total length, for example 2G (K, M, G and T are powers of 1024)
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 

@@ -21,7 +21,7 @@ Examples:
 
 Opens the pool read-only and changes nothing. Other programs may have it open.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     path: PathBuf,
 
     /// Print one JSON object

@@ -22,7 +22,7 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer pool serve data.pool                               the key is in data.pool.key, created if missing
+  aquifer pool serve data.pool            with the key in data.pool.key, created if missing
   aquifer pool serve /dev/dax0.0 --socket /run/dax.socket --key-file /etc/dax.key
 
 Run it as the owner of the pool. It opens the pool for writing, and passes writable descriptors to processes that present the key \
@@ -30,7 +30,7 @@ Run it as the owner of the pool. It opens the pool for writing, and passes writa
 It ends on SIGTERM and Ctrl-C, and removes its socket, but not the key file; processes that have access keep it. A pool has at most \
 one broker.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     path: PathBuf,
 
     /// Socket to listen at [default: the pool's path followed by `.socket`]
