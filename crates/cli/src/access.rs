@@ -11,26 +11,27 @@ use aquifer::{OpenOptions, Pool};
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Access from a broker (`aquifer pool serve`)")]
 pub struct Access {
-    /// Ask for access for writing with the key in this file, where the pool file may only be read
+    /// Request write access from the pool's broker with the key in this file
     #[arg(long, value_name = "FILE")]
     access_key_file: Option<PathBuf>,
 
-    /// Where the broker listens [default: the pool's path and `.socket`]
+    /// Socket of the broker [default: the pool's path followed by `.socket`]
     #[arg(long, value_name = "PATH", requires = "access_key_file")]
     broker_socket: Option<PathBuf>,
 
-    /// Where the first process that opens the pool puts what its processes share; those that come
-    /// later also look in `/dev/shm` and beside the pool. The pool's own directory serves
-    /// containers that share it and not `/dev/shm` [default: /dev/shm]
+    /// Directory for the pool's shared memory. The first process that opens the pool creates it
+    /// there; later ones also search `/dev/shm` and the pool's directory. Containers that share the
+    /// pool's directory and not `/dev/shm` can use the pool's directory [default: /dev/shm]
     #[arg(long, value_name = "DIR", help_heading = "Shared memory")]
     shared_memory: Option<PathBuf>,
 }
 
-/// The argument of each command that opens a pool by no broker: those that only look at one, and those that must have it alone.
+/// The argument of each command that opens a pool without a broker: commands that only read it, and
+/// commands that need exclusive access.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ReadAccess {
-    /// Where to look for what the processes share that have the pool open, besides `/dev/shm` and
-    /// beside the pool: as they were told with the same option
+    /// Directory with the pool's shared memory, if the processes that have the pool open were given
+    /// one; `/dev/shm` and the pool's directory are always searched
     #[arg(long, value_name = "DIR", help_heading = "Shared memory")]
     shared_memory: Option<PathBuf>,
 }

@@ -15,7 +15,7 @@ const PROGRAM: &str = "aquifer-bench";
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Args {
-    /// As `aquifer-bench` takes them; `--help` lists them
+    /// Arguments of `aquifer-bench`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
@@ -33,8 +33,8 @@ pub fn run(name: &str, args: &Args) -> Result<()> {
         }
     }
     bail!(
-        "the benches are a program of their own, {PROGRAM}, which is neither in {} nor on the PATH; build it: \
-         cargo build --release --package {PROGRAM}",
+        "cannot start {PROGRAM}: No such file or directory in {} or on the PATH; build this program with \
+         `cargo build --release --package {PROGRAM}`",
         directory.unwrap_or(Path::new(".")).display()
     )
 }

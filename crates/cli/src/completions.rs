@@ -11,9 +11,9 @@ use crate::output;
 Examples:
   aquifer completions bash > ~/.local/share/bash-completion/completions/aquifer
   aquifer completions fish > ~/.config/fish/completions/aquifer.fish
-  aquifer completions zsh > ~/.zfunc/_aquifer        with fpath+=~/.zfunc before compinit")]
+  aquifer completions zsh > ~/.zfunc/_aquifer        needs fpath+=~/.zfunc before compinit")]
 pub struct Args {
-    /// Which shell
+    /// The shell
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -2,19 +2,19 @@
 //!
 //! | command | |
 //! |---|---|
-//! | `demo` | what Aquifer is for, in a minute |
-//! | `doctor` | what this machine offers and what its primitives cost |
-//! | `stat` | what the caches of running processes do |
-//! | `pool` | pools of persistent objects: made, looked into, verified, grown |
+//! | `demo` | a demonstration that takes a minute |
+//! | `doctor` | the mechanisms that this machine offers, and their costs |
+//! | `stat` | the state and activity of caches in running processes |
+//! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, serve |
 //! | `object` | the objects of a pool |
 //! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `stat`, `du`, `find` | the files of a pool |
-//! | `bench` | Aquifer beside mmap, direct reads and user-space caches |
-//! | `completions` | what a shell needs to complete these commands |
-//! | `version` | which build this is |
+//! | `bench` | Aquifer compared with mmap, direct reads and user-space caches |
+//! | `completions` | completion scripts for shells |
+//! | `version` | version and build |
 //!
-//! Results go to standard output, errors and progress to standard error. Exit status: 0 when it
-//! worked, 1 when it did not, 2 when the command line is wrong. A reader that closes the pipe early
-//! is no failure.
+//! Results go to standard output, errors and progress to standard error. Exit status: 0 for
+//! success, 1 for a failure, 2 for an invalid command line. A reader that closes the pipe early
+//! is not a failure.
 #![deny(unsafe_code)]
 
 mod access;
@@ -37,9 +37,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 /// Memory as the interface to storage.
 ///
 /// Aquifer maps files and devices through a DRAM cache whose size, policy and write-back the
-/// application chooses, and keeps data structures in pools that survive crashes. This command shows
-/// what that is good for on this machine, measures it, looks into programs that use it, and looks
-/// after pools.
+/// application chooses, and keeps files and data structures in pools that survive crashes. This
+/// command demonstrates and measures Aquifer on this machine, shows the caches of running programs,
+/// and manages pools.
 #[derive(Debug, Parser)]
 #[command(name = "aquifer", version, after_help = EXAMPLES)]
 struct Cli {
@@ -49,34 +49,34 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer demo                              search a graph larger than its memory, beside mmap
-  aquifer doctor --dir /mnt/nvme            what this machine offers for files on that disk
-  aquifer stat --watch 1                    what running caches do, every second
-  aquifer pool create data.pool --size 1G   a place for files and persistent objects
-  aquifer put -r notes data.pool:/          a tree into it
-  aquifer bench out-of-core                 compare with mmap and others
+  aquifer demo                              search a graph larger than memory, next to mmap
+  aquifer doctor --dir /mnt/nvme            show what this machine offers for files on that disk
+  aquifer stat --watch 1                    show the activity of running caches, every second
+  aquifer pool create data.pool --size 1G   create a pool for files and persistent objects
+  aquifer put -r notes data.pool:/          copy a tree into it
+  aquifer bench out-of-core                 compare Aquifer with mmap and others
 
-Exit status: 0 if it worked, 1 if it did not, 2 if the command line is wrong.";
+Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Search a graph larger than memory, beside mmap under the same limit
+    /// Search a graph larger than memory, next to mmap under the same limit
     Demo(bench::Args),
-    /// Show what this machine offers, which form each mechanism takes, and what it costs
+    /// Show which mechanisms this machine offers, which form each takes, and their cost
     Doctor(doctor::Args),
-    /// Show what the caches of running processes hold and do, or what files of a pool are
+    /// Show the caches of running processes, or the metadata of files in a pool
     Stat(stat::Args),
-    /// Make, look into, verify and grow pools of files and persistent objects
+    /// Create, inspect, verify, grow and serve pools of files and persistent objects
     Pool(pool::Args),
-    /// Create, list, look into, resize and destroy the persistent objects of a pool
+    /// Create, list, inspect, resize, destroy and dump the persistent objects of a pool
     Object(object::Args),
     #[command(flatten)]
     Files(files::Command),
-    /// Compare Aquifer with what a program would use otherwise
+    /// Compare Aquifer with mmap, direct reads, user-space caches and databases
     Bench(bench::Args),
-    /// Print a script that lets a shell complete the commands and options of `aquifer`
+    /// Print a script that completes the commands and options of `aquifer` in a shell
     Completions(completions::Args),
-    /// Show which build this is
+    /// Show the version and kind of this build
     Version(version::Args),
 }
 

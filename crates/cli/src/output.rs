@@ -41,7 +41,7 @@ pub fn warn(text: &str) {
 
 /// The command failed, and all reasons have been printed already.
 #[derive(Debug, thiserror::Error)]
-#[error("not everything worked")]
+#[error("some operations failed")]
 pub struct Said;
 
 /// Lines with aligned columns, indented; the last column is not padded.

@@ -134,7 +134,7 @@ fn keys_come_from_options_files_and_the_environment() {
     works(&[&create[..], &["--write-key-file", &key_file]].concat());
     let info = json(&["object", "info", &pool, "graph", "--json"]);
     assert_eq!((&info["needs_read_key"], &info["needs_write_key"]), (&true.into(), &true.into()));
-    says(&works(&["object", "list", &pool]), &["to read, to write"]);
+    says(&works(&["object", "list", &pool]), &["read, write"]);
 
     let dump = ["object", "dump", &pool, "graph"];
     let resize = ["object", "resize", &pool, "graph", "--size", "8K"];
@@ -164,8 +164,8 @@ fn keys_come_from_options_files_and_the_environment() {
     for (file, reason) in [
         (&missing, "cannot read a key"),
         (&place.text(""), "cannot read a key"),
-        (&empty, "no key in"),
-        (&huge, "more than 64 KiB"),
+        (&empty, "the key is empty"),
+        (&huge, "longer than 64 KiB"),
     ] {
         says(&fails(&[&destroy[..], &["--key-file", file]].concat(), 1), &[reason, file]);
     }
@@ -182,7 +182,7 @@ fn keys_come_from_options_files_and_the_environment() {
         .args(["object", "create", &pool, "other", "--size", "4K"])
         .env("AQUIFER_WRITE_KEY", "w")
         .output();
-    says(&worked(made.unwrap(), "create"), &["asks for keys", "to write"]);
+    says(&worked(made.unwrap(), "create"), &["keys", "write"]);
     works(&["object", "dump", &pool, "other"]);
     fails(&["object", "destroy", &pool, "other", "--yes"], 1);
     works(&["object", "destroy", &pool, "other", "--yes", "--key", "w"]);
@@ -426,7 +426,7 @@ fn destroying_asks_first() {
         match answered(answer) {
             Err(error) => return eprintln!("skipped: asking on a terminal: {error}"),
             Ok(output) => {
-                says(text(&output.stdout), &["destroy graph (4 KiB)", "for good?"]);
+                says(text(&output.stdout), &["destroy graph (4 KiB)", "permanently"]);
                 assert_eq!(output.status.success(), !is_there, "{answer:?}: {output:?}");
             }
         }

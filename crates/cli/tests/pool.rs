@@ -170,7 +170,7 @@ fn what_has_no_room_for_a_pool_keeps_its_content() {
     let path = place.text("precious");
     fs::write(&path, "content").unwrap();
     let huge = ["pool", "create", &path, "--size", "4000T", "--force"];
-    says(&fails(&huge, 1), &["no room for 4000 TiB", &path, "make it smaller"]);
+    says(&fails(&huge, 1), &["No space left on device", "4000 TiB", &path, "make it smaller"]);
     assert_eq!(bytes(&path), b"content");
     fs::write(&path, "").unwrap();
     fails(&huge, 1);
@@ -178,7 +178,7 @@ fn what_has_no_room_for_a_pool_keeps_its_content() {
 
     let pool = place.pool();
     let refused = fails(&["pool", "grow", &pool, "--size", "4000T"], 1);
-    says(&refused, &[&pool, "cannot become 4000 TiB longer", "grow it by less"]);
+    says(&refused, &[&pool, "cannot grow by 4000 TiB", "grow it by less"]);
     assert_eq!(fs::metadata(&pool).unwrap().len(), 4 << 20);
     works(&["pool", "check", &pool, "--full"]);
 }
@@ -190,14 +190,14 @@ fn where_no_pool_can_be_made_another_path_is_asked_for() {
     symlink(place.path("nowhere"), &link).unwrap();
     for force in [&[][..], &["--force"]] {
         let create = [&["pool", "create", &link, "--size", "1M"], force].concat();
-        says(&fails(&create, 1), &["leads nowhere", &link, "another path"]);
+        says(&fails(&create, 1), &["missing file", &link, "another path"]);
     }
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o555)).unwrap();
     let path = place.text("data.pool");
     let Some(output) = run_without_privileges(&["pool", "create", &path, "--size", "1M"]) else {
         return;
     };
-    says(&failed(output, 1, &path), &["no permission to make", &path, "another path"]);
+    says(&failed(output, 1, &path), &["Permission denied", &path, "another path"]);
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
@@ -249,12 +249,12 @@ fn an_interrupted_command_restores_what_was_there() {
     let path = place.text("data.pool");
     let create = ["pool", "create", &path, "--size", "1G"];
     let output = interrupted(&create, LONG_BYTES);
-    says(&failed(output, 1, &create), &["interrupted", &path, "was not made"]);
+    says(&failed(output, 1, &create), &["interrupted", &path, "was not created"]);
     assert_eq!(place.entries(), 0);
 
     fs::write(&path, "").unwrap();
     let output = interrupted(&create, LONG_BYTES);
-    says(&failed(output, 1, &create), &["interrupted", "as it was"]);
+    says(&failed(output, 1, &create), &["interrupted", "is unchanged"]);
     assert_eq!(bytes(&path), b"");
     fs::write(&path, "given up").unwrap();
     let force = [&create[..], &["--force"]].concat();
@@ -267,7 +267,7 @@ fn an_interrupted_command_restores_what_was_there() {
     works(&["object", "create", &path, "graph", "--size", "1M"]);
     let grow = ["pool", "grow", &path, "--size", "1G"];
     let output = interrupted(&grow, LONG_BYTES);
-    says(&failed(output, 1, &grow), &["interrupted", &path, "as it was"]);
+    says(&failed(output, 1, &grow), &["interrupted", &path, "is unchanged"]);
     assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
     works(&["pool", "check", &path, "--full"]);
     assert_eq!(json(&["pool", "info", &path, "--json"])["objects"], 1);
@@ -281,7 +281,7 @@ fn an_interrupted_command_removes_nothing_that_another_process_made() {
     let mut create = aquifer();
     create.args(["pool", "create", &path, "--size", "1G"]);
     let output = interrupt_after(create, "-TERM", 1 << 30, || fs::write(&path, "theirs").unwrap());
-    says(&failed(output, 1, &path), &["interrupted", "was not made"]);
+    says(&failed(output, 1, &path), &["interrupted", "was not created"]);
     assert_eq!(bytes(&path), b"theirs");
 }
 
@@ -325,7 +325,7 @@ fn only_force_overwrites_and_nothing_that_is_in_use() {
     let place = Place::new();
     let path = place.text("precious");
     fs::write(&path, "precious").unwrap();
-    says(&fails(&["pool", "create", &path, "--size", "1M"], 1), &["exists already", "--force"]);
+    says(&fails(&["pool", "create", &path, "--size", "1M"], 1), &["File exists", "--force"]);
     assert_eq!(bytes(&path), b"precious");
     // Nothing is lost if the pool cannot be created.
     fails(&["pool", "create", &path, "--size", "1K", "--force"], 1);
@@ -481,7 +481,7 @@ fn what_loses_nothing_is_repaired() {
 
     damage(&path, 4096 + 100);
     says(&works(&["pool", "check", &path, "--repair"]), &["done: ", "nothing is wrong"]);
-    says(&works(&["pool", "check", &path, "--repair"]), &["nothing was to be repaired"]);
+    says(&works(&["pool", "check", &path, "--repair"]), &["nothing to repair"]);
 }
 
 #[test]
@@ -521,7 +521,7 @@ fn a_pool_grows() {
     works(&["pool", "check", &path, "--full"]);
     assert_eq!(json(&["pool", "info", &path, "--json"])["objects"], 2);
 
-    says(&works(&grow("10M")), &["10 MiB already"]);
+    says(&works(&grow("10M")), &["already has 10 MiB"]);
     says(&fails(&grow("4M"), 1), &["do not shrink"]);
     says(&fails(&grow("9999T"), 1), &["no pool can be that long"]);
     fails(&grow("ten"), 2);

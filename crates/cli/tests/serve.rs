@@ -64,7 +64,7 @@ fn a_pool_is_served_until_the_command_is_told_to_end() {
     let pool = place.pool();
     let [socket, key_file] = [".socket", ".key"].map(|end| format!("{pool}{end}"));
     let mut server = Server::start(&[&pool]);
-    says(&server.first, &[&pool, &socket, &key_file, "made"]);
+    says(&server.first, &[&pool, &socket, &key_file, "created"]);
     assert!(fs::metadata(&socket).unwrap().file_type().is_socket());
     assert_eq!(fs::metadata(&key_file).unwrap().permissions().mode() & 0o777, 0o600);
 

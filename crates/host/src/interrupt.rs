@@ -10,7 +10,7 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 
 /// The user asked to stop.
 #[derive(Debug, thiserror::Error)]
-#[error("interrupted; everything is put back as it was")]
+#[error("interrupted; all changes were undone")]
 pub struct Interrupted;
 
 extern "C" fn note(_signal: libc::c_int) {

@@ -25,7 +25,7 @@ pub enum LimitError {
     NoController,
     /// There is one, but this user may not create groups in it.
     #[error(
-        "no permission to make a memory control group in {path}; run as root, or under \
+        "no permission to create a memory control group in {path}; run as root, or under \
          `systemd-run --user --scope -p Delegate=yes`"
     )]
     NotPermitted {

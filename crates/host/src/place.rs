@@ -19,13 +19,16 @@ use crate::limit::Mount;
 #[non_exhaustive]
 pub enum PlaceError {
     /// Only root can create zram devices.
-    #[error("--device zram makes a block device, which only root may do")]
+    #[error("--device zram creates a block device, which needs root; run as root, or omit it")]
     NotRoot,
     /// The kernel has no zram, or its module is not loaded.
-    #[error("this kernel offers no zram (no {}); try `modprobe zram`", ZRAM_CONTROL)]
+    #[error(
+        "{}: No such file or directory: the kernel has no zram; try `modprobe zram`",
+        ZRAM_CONTROL
+    )]
     NoZram,
     /// Formatting needs `mkfs.ext4`.
-    #[error("mkfs.ext4 (package e2fsprogs) cannot make a file system on {device}: {reason}")]
+    #[error("mkfs.ext4 (package e2fsprogs) cannot create a file system on {device}: {reason}")]
     Format {
         /// The zram device.
         device: PathBuf,
@@ -34,7 +37,7 @@ pub enum PlaceError {
     },
     /// The directory holds its files in memory.
     #[error(
-        "{path} is a {file_system}, which is memory itself: choose a directory on a disk with --dir"
+        "{path} is on {file_system}, which is in memory; choose a directory on a disk with --dir"
     )]
     InMemory {
         /// The directory.
@@ -160,7 +163,7 @@ impl Zram {
         let mounted_at = tempfile::Builder::new()
             .prefix("aquifer-bench-zram-")
             .tempdir()
-            .map_err(PlaceError::system("make a temporary directory"))?;
+            .map_err(PlaceError::system("create a temporary directory"))?;
         let mount = MountGuard::mount(&device.path(), mounted_at.path(), c"ext4")?;
         Ok(Self { _mount: mount, mounted_at, device })
     }

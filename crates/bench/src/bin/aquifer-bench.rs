@@ -7,19 +7,25 @@ use std::process::ExitCode;
 use aquifer_host::failure;
 use clap::{Parser, Subcommand};
 
-/// Aquifer's benches
+/// Benchmarks and demonstration of Aquifer
 #[derive(Parser)]
-#[command(name = "aquifer-bench", bin_name = "aquifer", version)]
+#[command(name = "aquifer-bench", bin_name = "aquifer", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  aquifer demo                      search a graph larger than memory, next to mmap
+  aquifer bench hit                 compare random loads from resident memory
+  aquifer bench out-of-core --json  compare reads of a file larger than memory, as one JSON object";
+
 #[derive(Subcommand)]
 enum Command {
-    /// Compare Aquifer with what a program would use otherwise
+    /// Compare Aquifer with mmap, direct reads, user-space caches and databases
     Bench(aquifer_bench::BenchArgs),
-    /// Search a graph larger than memory
+    /// Search a graph larger than memory, next to mmap under the same limit
     Demo(aquifer_bench::DemoArgs),
 }
 

@@ -50,8 +50,8 @@ pub fn all(data: &Path) -> Vec<Cost> {
         Cost::new("Pages: hit, optimistic read", pages_hit(false)),
         Cost::new("Pages: hit, guard", pages_hit(true)),
         Cost::new("pool in memory: store of a page, no windows", pool_store(WriteWindows::None)),
-        Cost::new("the same, windows by protection keys", pool_store(WriteWindows::Keys)),
-        Cost::new("the same, windows by system calls", pool_store(WriteWindows::Calls)),
+        Cost::new("the same, with protection keys", pool_store(WriteWindows::Keys)),
+        Cost::new("the same, with system calls", pool_store(WriteWindows::Calls)),
     ]
 }
 
@@ -94,7 +94,7 @@ fn direct_read(data: &Path, in_flight: usize) -> Result<f64> {
         let mut page = AlignedBuffer::new(PAGE, device.alignment_bytes());
         return repeat(|index| {
             let read = device.read_at(scattered(index) * PAGE as u64, &mut page)?;
-            ensure!(read == PAGE, "the file was cut off");
+            ensure!(read == PAGE, "the file was truncated");
             Ok(())
         });
     }

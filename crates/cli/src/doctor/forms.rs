@@ -33,14 +33,14 @@ pub fn all(data: &Path) -> Result<Vec<Mechanism>> {
         Mechanism::new(
             "faults of user-backed mappings",
             match &userfaultfd {
-                Ok(_) => "SIGBUS mode: the faulting thread serves itself".to_owned(),
-                Err(error) => format!("none, userfaultfd is refused: {error}"),
+                Ok(_) => "SIGBUS mode: the faulting thread serves its own faults".to_owned(),
+                Err(error) => format!("none: userfaultfd is refused ({error})"),
             },
         ),
         Mechanism::new(
-            "serving thread, if asked for",
+            "serving thread, if enabled",
             match serving_thread {
-                Ok(_) => "possible: system calls may touch pages that are not there".to_owned(),
+                Ok(_) => "available: system calls may access absent pages".to_owned(),
                 Err(error) => {
                     format!("refused ({error}); run as root or set vm.unprivileged_userfaultfd=1")
                 }
@@ -66,9 +66,9 @@ pub fn all(data: &Path) -> Result<Vec<Mechanism>> {
         Mechanism::new("views of files that are unmapped", unmapping().to_owned()),
         Mechanism::new("durability of pools there", persistence(data)),
         Mechanism::new("page tables of pools", page_tables()),
-        Mechanism::new("write windows of pools, if asked for", write_windows()),
-        Mechanism::new("files looked at once", read_once(data)),
-        Mechanism::new("files looked at once, on tmpfs", read_once_in_memory()),
+        Mechanism::new("write windows of pools, if enabled", write_windows()),
+        Mechanism::new("files read once", read_once(data)),
+        Mechanism::new("files read once, on tmpfs", read_once_in_memory()),
     ])
 }
 
@@ -84,7 +84,7 @@ fn backend(device: Arc<dyn Device>, writable: bool) -> String {
     }
 }
 
-/// The length from which on a file in this directory is mapped instead of read.
+/// The length from which a file in this directory is mapped instead of read.
 fn read_once(data: &Path) -> String {
     File::open(data).map_or_else(|error| format!("not measured: {error}"), |file| threshold(&file))
 }
@@ -99,10 +99,10 @@ fn read_once_in_memory() -> String {
 
 fn threshold(file: &File) -> String {
     calibrate(file).map_or_else(
-        || "not measured: read below 512 KiB, mapped above".to_owned(),
+        || "read below 512 KiB, otherwise mapped (not measured)".to_owned(),
         |found| {
             let bound = Bytes(found.threshold_bytes);
-            format!("read below {bound}, mapped from there on (measured)")
+            format!("read below {bound}, otherwise mapped (measured)")
         },
     )
 }
@@ -115,8 +115,8 @@ fn parking(data: &Path) -> String {
         Ok(mapper.stats().cache.hits)
     });
     match parked {
-        Ok(0) => "unmapped: a file there is mapped anew for each view".to_owned(),
-        Ok(_) => "parked: the next view of the file finds its mapping".to_owned(),
+        Ok(0) => "unmapped: each view maps the file again".to_owned(),
+        Ok(_) => "parked: the next view of the file reuses its mapping".to_owned(),
         Err(error) => format!("not possible: {error:#}"),
     }
 }
@@ -124,9 +124,9 @@ fn parking(data: &Path) -> String {
 /// How many mappings are removed at a time.
 fn unmapping() -> &'static str {
     if features::range_dontneed_flushes_once() {
-        "drained: many at once, one TLB shootdown and no lock"
+        "drained: many at once, with one TLB shootdown and without the lock"
     } else {
-        "vacated: one reservation over many, under the lock (draining needs Linux 6.16)"
+        "vacated: many under one reservation, with the lock (draining needs Linux 6.16)"
     }
 }
 
@@ -148,9 +148,9 @@ fn persistence(data: &Path) -> String {
             format!("{domain}: write-back of a range and a flush of the device")
         }
         Ok(domain @ PersistenceDomain::Volatile) => {
-            format!("{domain}: memory, which survives a process and no power cut")
+            format!("{domain}: memory, which survives processes, but not a power cut")
         }
-        Err(error) => format!("no pool can be made: {error:#}"),
+        Err(error) => format!("cannot create a pool: {error:#}"),
     }
 }
 
@@ -164,18 +164,18 @@ fn page_tables() -> String {
     });
     match huge {
         Some(place) => {
-            format!("on hugetlbfs ({place}) shared by processes from 1 GiB on; else not")
+            format!("shared on hugetlbfs ({place}) from 1 GiB on; otherwise not shared")
         }
-        None => {
-            "each process has its own (hugetlbfs, which shares them, is not mounted)".to_owned()
-        }
+        None => "not shared (hugetlbfs, which shares them, is not mounted)".to_owned(),
     }
 }
 
 /// What protects the mapping of a pool under [`WriteWindows::Best`](aquifer::WriteWindows::Best).
 fn write_windows() -> String {
     match pkey::probe() {
-        Ok(()) => "protection keys: a second mapping, open only while the pool stores".to_owned(),
+        Ok(()) => {
+            "protection keys: a second mapping, writable only while the pool stores".to_owned()
+        }
         Err(error) => format!("system calls; none on hugetlbfs (no protection keys: {error})"),
     }
 }

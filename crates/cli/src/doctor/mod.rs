@@ -15,7 +15,7 @@ mod report;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use aquifer_host::{Limiter, Machine, Place};
 use aquifer_sys::features;
 
@@ -26,19 +26,21 @@ use report::{Feature, Report};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer doctor                    for files in this directory
+  aquifer doctor                    for files in the current directory
   aquifer doctor --dir /mnt/nvme    for files on another disk
-  aquifer doctor --json             as one JSON object, costs in nanoseconds")]
+  aquifer doctor --json             as one JSON object, costs in nanoseconds
+
+Creates temporary files of up to 16 MiB in the directory and in /dev/shm, and removes them.")]
 pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 
-    /// Directory whose file system and disk are looked at; must be writable
+    /// Directory whose file system and disk are examined; must be writable
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
-    /// Leave out the measurements
+    /// Skip the measurements of costs
     #[arg(long)]
     no_costs: bool,
 }
@@ -49,7 +51,7 @@ const DATA_BYTES: usize = 16 << 20;
 /// Examines the machine and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let place = Place::directory(&args.dir, false)
-        .with_context(|| "choose an existing directory with --dir")?;
+        .map_err(|error| anyhow!("{error}; choose an existing directory with --dir"))?;
     let data = data_file(place.path())?;
     let report = Report {
         machine: Machine::describe(&place),
@@ -76,9 +78,9 @@ fn data_file(directory: &Path) -> Result<tempfile::NamedTempFile> {
         file.as_file().sync_data()?;
         std::io::Result::Ok(file)
     };
-    create().with_context(|| {
-        format!(
-            "cannot write a file in {}; choose a writable directory with --dir",
+    create().map_err(|error| {
+        anyhow!(
+            "cannot write a file in {}: {error}; choose a writable directory with --dir",
             directory.display()
         )
     })

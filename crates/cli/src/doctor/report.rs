@@ -81,13 +81,13 @@ impl Limits {
         let count =
             |bound: Option<u64>| bound.map_or_else(|| "unlimited".to_owned(), output::count);
         let lines = [
-            ("memory", Bytes(self.memory_bytes).to_string(), "the largest budget a cache may have"),
+            ("memory", Bytes(self.memory_bytes).to_string(), "the largest budget of a cache"),
             (
                 "address space",
                 bytes(self.address_space_bytes),
-                "mappings of any size need it unlimited",
+                "must be unlimited for mappings of any size",
             ),
-            ("mappings a process", count(self.max_mappings), "vm.max_map_count"),
+            ("mappings per process", count(self.max_mappings), "vm.max_map_count"),
             ("locked memory", bytes(self.locked_bytes), "old kernels charge io_uring to it"),
             ("open files", count(self.open_files), "one or two for each file device"),
         ];
@@ -145,14 +145,14 @@ impl Report {
             text.push_str(&format!("\n{title}\n{lines}"));
         };
         let features: Vec<_> = self.features.iter().map(Feature::line).collect();
-        section("What the kernel offers", output::columns(&features));
-        section("What the system bounds", output::columns(&self.limits.lines()));
+        section("Kernel features", output::columns(&features));
+        section("Limits", output::columns(&self.limits.lines()));
         let forms: Vec<_> =
             self.mechanisms.iter().map(|line| [line.name.to_owned(), line.form.clone()]).collect();
-        section("Which form each mechanism takes", output::columns(&forms));
+        section("Form of each mechanism", output::columns(&forms));
         if !self.costs.is_empty() {
             let costs: Vec<_> = self.costs.iter().map(Cost::line).collect();
-            section("What it costs (pages of 4 KiB)", output::columns(&costs));
+            section("Costs (pages of 4 KiB)", output::columns(&costs));
         }
         text
     }

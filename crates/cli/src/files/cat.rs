@@ -13,7 +13,7 @@ use crate::output::CANNOT_WRITE;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// Files, printed one after the other
+    /// Files to print, one after the other
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
 

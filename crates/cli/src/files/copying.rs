@@ -17,29 +17,29 @@ use crate::{output, progress};
 
 /// The help text after the examples of each of them.
 pub const HELP: &str = "\
-Kept are content with its holes, permissions, times, symbolic links, which names are names of one file, extended attributes \
-where both sides can have them, and owners where you may give files away.
+A copy keeps content and holes, permissions, times, symbolic links, hard links among the copied files, extended attributes if both \
+sides support them, and owners if you may change them.
 
-A file gets its name when it is whole, in one step that also replaces what had that name; so neither Ctrl-C nor a power cut leaves \
-half a file under it. A command that is killed leaves nothing else in a pool; outside of pools it can leave a name that begins with \
-`.aquifer-`, which can be removed.";
+A file gets its name only when it is complete, in one step that also replaces the previous file of that name. So neither Ctrl-C nor \
+a power cut leaves a partial file under the name. A command that is killed leaves nothing else in a pool; outside a pool it can leave \
+a file whose name begins with `.aquifer-`, which can be removed.";
 
 /// Options of all of them.
 #[derive(Debug, clap::Args)]
 pub struct CopyArgs {
-    /// Copy directories, with everything in them
+    /// Copy directories with their content
     #[arg(short, long, short_alias = 'R', short_alias = 'a')]
     recursive: bool,
 
-    /// Keep what is there: it is an error to copy over it
+    /// Do not replace existing files: that is an error
     #[arg(short, long)]
     no_clobber: bool,
 
-    /// DEST is the name of the copy, also where it is a directory
+    /// Treat DEST as the name of the copy, even if it is a directory
     #[arg(short = 'T', long)]
     no_target_directory: bool,
 
-    /// Print each name
+    /// Print each copy
     #[arg(short, long, conflicts_with = "json")]
     verbose: bool,
 
@@ -78,20 +78,20 @@ impl CopyArgs {
         }
         if is_one_of_several {
             bail!(
-                "{}: this is not a directory, and several things are to be copied there",
+                "{}: Not a directory; several sources can only be copied to a directory",
                 to.show(destination)
             );
         }
         if let Some(parent) = destination.parent().filter(|parent| *parent != Path::new(""))
             && to.item(parent, true)?.is_none()
         {
-            bail!("{}: there is no such directory; make it first", to.show(parent));
+            bail!("{}: No such file or directory; create it first", to.show(parent));
         }
         let wants_directory = destination.as_os_str().as_bytes().ends_with(b"/");
         let copies_directory =
             from.item(source, true)?.is_some_and(|item| item.kind == Kind::Directory);
         if wants_directory && !is_directory && !copies_directory {
-            bail!("{}: there is no such directory; make it first", to.show(destination));
+            bail!("{}: No such file or directory; create it first", to.show(destination));
         }
         Ok(destination.to_owned())
     }
@@ -129,7 +129,7 @@ pub fn copy<S: Tree, T: Tree>(
         return Err(if error.is::<Interrupted>() {
             anyhow!("interrupted; {}", copied(&counts))
         } else {
-            error.context(format!("stopped after {}", copied(&counts)))
+            error.context(format!("stopped; {}", copied(&counts)))
         });
     }
     Ok(Done { counts, failures, json: args.json })
@@ -137,8 +137,8 @@ pub fn copy<S: Tree, T: Tree>(
 
 fn copied(counts: &Counts) -> String {
     match counts.files + counts.symlinks + counts.hard_links {
-        1 => "one file was copied whole".to_owned(),
-        files => format!("{} files were copied whole", output::count(files)),
+        1 => "one file was copied completely".to_owned(),
+        files => format!("{} files were copied completely", output::count(files)),
     }
 }
 
@@ -161,7 +161,7 @@ impl Done {
     pub fn end(self) -> Result<()> {
         if self.counts.lost_attributes > 0 {
             let lost = output::several(self.counts.lost_attributes, "extended attribute");
-            output::warn(&format!("{lost} could not be kept where the copy is"));
+            output::warn(&format!("{lost} could not be copied: the target does not support them"));
         }
         if self.json {
             let failed = self.failures.count();

@@ -13,11 +13,11 @@ use crate::access::Access;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// What is copied, all of it from one pool
+    /// Files and trees to copy, all from one pool
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/SOURCE")]
     sources: Vec<Place>,
 
-    /// The directory that it is copied to, or the name of the copy
+    /// Target directory, or name of the copy
     #[arg(value_parser = place::parser(), value_name = "POOL:/DEST")]
     destination: Place,
 
@@ -30,9 +30,9 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer cp data.pool:/today data.pool:/yesterday      a file
-  aquifer cp -r data.pool:/photos data.pool:/backup     a tree
-  aquifer cp -r data.pool:/photos other.pool:/          to another pool";
+  aquifer cp data.pool:/today data.pool:/yesterday      copy a file
+  aquifer cp -r data.pool:/photos data.pool:/backup     copy a tree
+  aquifer cp -r data.pool:/photos other.pool:/          copy to another pool";
 
 /// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {

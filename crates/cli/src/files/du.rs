@@ -21,27 +21,27 @@ pub struct Args {
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
 
-    /// Show each of them, and not the directories in it
+    /// Show only the total of each argument
     #[arg(short, long, conflicts_with_all = ["all", "max_depth"])]
     summarize: bool,
 
-    /// Show files as well
+    /// Also show files, not only directories
     #[arg(short, long)]
     all: bool,
 
-    /// Show directories down to this depth
+    /// Show directories down to this depth; 0 is the same as --summarize
     #[arg(short = 'd', long, value_name = "N")]
     max_depth: Option<u64>,
 
-    /// Show sizes as 1.5 MiB, and not as numbers of KiB
+    /// Show sizes like 1.5 MiB [default: in KiB]
     #[arg(short, long)]
     human_readable: bool,
 
-    /// Show numbers of bytes
+    /// Show sizes in bytes
     #[arg(short, long, conflicts_with = "human_readable")]
     bytes: bool,
 
-    /// Count the lengths of files, holes included, and not the pages that they have
+    /// Count lengths of files, including holes, instead of allocated pages
     #[arg(long)]
     apparent_size: bool,
 
@@ -63,8 +63,7 @@ Examples:
   aquifer du -h -d 1 data.pool:/
   aquifer du --json data.pool:/ | jq '.sizes[-1].bytes'
 
-A file with several names is counted once. What directories themselves take are slots of metadata, which `aquifer pool info` \
-counts.";
+A file with several names is counted once. Directories themselves use slots of metadata, which `aquifer pool info` shows.";
 
 #[derive(Serialize)]
 struct Size {

@@ -43,7 +43,7 @@ fn advice(place: &Place, error: &FsError) -> String {
             let parent = place.path().parent().unwrap_or(Path::new("/"));
             format!("; see `aquifer ls {}`", place.with_path(parent).show())
         }
-        FsError::NotEmpty { .. } => "; `aquifer rm -r` removes it with what is in it".to_owned(),
+        FsError::NotEmpty { .. } => "; `aquifer rm -r` removes it with its content".to_owned(),
         _ => String::new(),
     }
 }

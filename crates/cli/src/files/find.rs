@@ -26,44 +26,44 @@ use crate::output::{self, CANNOT_WRITE};
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// Trees to look through; symbolic links are not followed
+    /// Trees to search; symbolic links are not followed
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
 
-    /// The name is like this: *, ? and [a-z] as in a shell
+    /// The name matches this pattern, with *, ? and [a-z] as in a shell
     #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
     name: Option<OsString>,
 
-    /// The same, large and small letters alike
+    /// The same, ignoring case
     #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
     iname: Option<OsString>,
 
-    /// The path in the pool is like this; * stands for slashes, too
+    /// The path in the pool matches this pattern; * also matches slashes
     #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
     path: Option<OsString>,
 
-    /// What it is: f for files, d for directories, l for symbolic links; several with commas
+    /// The kind: f for files, d for directories, l for symbolic links; several separated by commas
     #[arg(long = "type", value_name = "f|d|l", value_delimiter = ',')]
     kinds: Vec<KindLetter>,
 
-    /// Length: 10k, +1M for more, -512c for less; in units of c bytes, k, M, G, rounded up, or of
-    /// 512 bytes
+    /// The length, rounded up to its unit: 10k exactly, +1M more, -512c less; c is bytes, k KiB,
+    /// M MiB, G GiB, and no unit 512 bytes
     #[arg(long, value_name = "[+-]N[ckMG]", allow_hyphen_values = true)]
     size: Option<Length>,
 
-    /// Modified after this file of a pool was
+    /// Modified more recently than this file of a pool
     #[arg(long, value_parser = place::parser(), value_name = "POOL:/PATH")]
     newer: Option<Place>,
 
-    /// Has nothing in it
+    /// An empty file or directory
     #[arg(long)]
     empty: bool,
 
-    /// So many directories below the path at most
+    /// At most this many levels below the path
     #[arg(long, value_name = "N")]
     maxdepth: Option<u64>,
 
-    /// So many directories below the path at least
+    /// At least this many levels below the path
     #[arg(long, value_name = "N", default_value_t = 0)]
     mindepth: u64,
 
@@ -71,7 +71,7 @@ pub struct Args {
     #[arg(long)]
     print0: bool,
 
-    /// Print one JSON object with everything that `aquifer stat` shows
+    /// Print one JSON object with the fields of `aquifer stat`
     #[arg(long, conflicts_with = "print0")]
     json: bool,
 
@@ -85,7 +85,7 @@ Examples:
   aquifer find data.pool:/photos -type f -newer data.pool:/last-backup
   aquifer find data.pool:/ -name '*.tmp' -print0 | xargs -0 aquifer rm
 
-All tests must hold. Names are printed as POOL:/PATH, as other commands take them. Options may have one dash or two.";
+Prints the files that pass all tests, as POOL:/PATH, which other commands accept. Options may have one dash or two.";
 
 /// Options that `find` spells with one dash, and whether they take a value.
 const LONG_OPTIONS: [(&str, bool); 10] = [
@@ -135,7 +135,7 @@ impl FromStr for KindLetter {
             "f" => Ok(KindLetter(FileKind::File)),
             "d" => Ok(KindLetter(FileKind::Directory)),
             "l" => Ok(KindLetter(FileKind::Symlink)),
-            _ => Err("a pool has files (f), directories (d) and symbolic links (l)".to_owned()),
+            _ => Err("write f for files, d for directories or l for symbolic links".to_owned()),
         }
     }
 }
@@ -171,7 +171,7 @@ impl FromStr for Length {
         };
         match (rest[..digits].parse(), unit_bytes) {
             (Ok(count), Some(unit_bytes)) => Ok(Length { wanted, count, unit_bytes }),
-            _ => Err(format!("`{text}` is no length; write for example 10k, +1M or -512c")),
+            _ => Err(format!("`{text}` is not a length; write for example 10k, +1M or -512c")),
         }
     }
 }

@@ -13,11 +13,11 @@ use crate::access::ReadAccess;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// What is copied, all of it from one pool
+    /// Files and trees to copy, all from one pool
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/SOURCE")]
     sources: Vec<Place>,
 
-    /// The directory that it is copied to, or the name of the copy
+    /// Target directory, or name of the copy
     #[arg(value_name = "DEST")]
     destination: PathBuf,
 
@@ -30,10 +30,10 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer get data.pool:/today .                      a file, under its own name
-  aquifer get data.pool:/today notes.txt              under another one
-  aquifer get -r data.pool:/photos /backup            a tree, into a directory
-  aquifer get -r data.pool:/ everything               all files of a pool
+  aquifer get data.pool:/today .                      copy a file, under its own name
+  aquifer get data.pool:/today notes.txt              under another name
+  aquifer get -r data.pool:/photos /backup            copy a tree into a directory
+  aquifer get -r data.pool:/ everything               copy all files of a pool
 
 `aquifer cat` writes a file to standard output.";
 

@@ -15,23 +15,23 @@ use crate::access::Access;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// The file, as POOL:/PATH; with -s, where the link leads: a path in the pool, without the pool
+    /// The file, as POOL:/PATH; with -s, the target of the link: a path without the pool's name
     #[arg(value_name = "TARGET", allow_hyphen_values = true)]
     target: OsString,
 
-    /// The new name, or the directory that it is made in
+    /// The new name, or the directory to create it in
     #[arg(value_parser = place::parser(), value_name = "POOL:/LINK")]
     link: Place,
 
-    /// Make a symbolic link
+    /// Create a symbolic link
     #[arg(short, long)]
     symbolic: bool,
 
-    /// Replace what has the name, unless it is a directory
+    /// Replace an existing file or link
     #[arg(short, long)]
     force: bool,
 
-    /// LINK is the name, also where it is a directory
+    /// Treat LINK as the new name, even if it is a directory
     #[arg(short = 'T', long)]
     no_target_directory: bool,
 
@@ -41,9 +41,9 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer ln data.pool:/logs/today data.pool:/current         another name of the same file
-  aquifer ln -s logs/today data.pool:/current                 a link to a path, from its own directory on
-  aquifer ln -s /logs/today data.pool:/current                from the root of the pool on";
+  aquifer ln data.pool:/logs/today data.pool:/current         a hard link
+  aquifer ln -s logs/today data.pool:/current                 relative to the link
+  aquifer ln -s /logs/today data.pool:/current                from the root of the pool";
 
 /// Creates the link, durably.
 pub fn run(args: &Args) -> Result<()> {
@@ -63,7 +63,7 @@ fn hard_target(args: &Args) -> Result<PathBuf> {
     let target = Place::parse(args.target.clone()).map_err(Error::msg)?;
     if !target.is_in_pool_of(&args.link) {
         bail!(
-            "{} and {} are in two pools: a file has names in one",
+            "{} and {} are in different pools: all names of a file are in one pool",
             target.show(),
             args.link.show()
         );
@@ -77,7 +77,7 @@ fn check_target(args: &Args) -> Result<PathBuf> {
         && target.is_in_pool_of(&args.link)
     {
         bail!(
-            "a symbolic link leads to a path in its own pool, without the name of the pool: {}",
+            "the target of a symbolic link is a path in the same pool, without the pool's name: {}",
             shown(target.path())
         );
     }
@@ -105,7 +105,7 @@ fn make(args: &Args, files: &Files, original: &Path, link: &Place) -> aquifer::f
 
 /// Replaces an existing name atomically.
 fn replace(args: &Args, files: &Files, original: &Path, link: &Place) -> Result<()> {
-    let number = aquifer_sys::random::next_u64().context("no random number for a name")?;
+    let number = aquifer_sys::random::next_u64().context("cannot generate a temporary name")?;
     let parent = link.path().parent().unwrap_or(Path::new("/"));
     let temporary = link.with_path(parent.join(format!(".aquifer-{number:016x}")));
     make(args, files, original, &temporary).at(&temporary)?;

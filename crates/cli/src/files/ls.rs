@@ -22,48 +22,48 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// Directories, whose names are shown, and files
+    /// Directories, whose entries are listed, and files
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
 
-    /// Show permissions, links, owner, group, length and time as well; of a directory, how many
-    /// names it has
+    /// Long format: also permissions, links, owner, group, length in bytes (number of entries for a
+    /// directory) and time of modification
     #[arg(short)]
     long: bool,
 
-    /// Show names that begin with a dot as well
+    /// Include names that begin with a dot
     #[arg(short, long)]
     all: bool,
 
-    /// Show what is in the directories that are there, and so on
+    /// List subdirectories recursively
     #[arg(short = 'R', long)]
     recursive: bool,
 
-    /// Show directories themselves, and not what is in them
+    /// List directories themselves, not their entries
     #[arg(short, long)]
     directory: bool,
 
-    /// Show lengths as 1.5 MiB
+    /// Show lengths like 1.5 MiB
     #[arg(short, long)]
     human_readable: bool,
 
-    /// Show the numbers of inodes as well
+    /// Also show inode numbers
     #[arg(short, long)]
     inode: bool,
 
-    /// Newest first
+    /// Sort by time, newest first
     #[arg(short = 't', conflicts_with = "by_size")]
     by_time: bool,
 
-    /// Longest first
+    /// Sort by length, longest first
     #[arg(short = 'S')]
     by_size: bool,
 
-    /// The other way round
+    /// Reverse the order
     #[arg(short, long)]
     reverse: bool,
 
-    /// Print one JSON object: all of them in one list, with everything that `aquifer stat` shows
+    /// Print one JSON object: one list of all entries, with the fields of `aquifer stat`
     #[arg(long)]
     json: bool,
 
@@ -81,7 +81,7 @@ Examples:
   aquifer ls -lh data.pool:/logs                                with lengths and times, in UTC
   aquifer ls -R --json data.pool:/ | jq -r '.entries[].path'    for programs
 
-On a terminal, bytes of names that it could not show are escaped; elsewhere names are written as they are.";
+On a terminal, unprintable bytes of names are escaped; otherwise names are written unchanged.";
 
 #[derive(Serialize)]
 struct Report {

@@ -1,6 +1,7 @@
 //! `aquifer mkdir`: creates directories in a pool.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use aquifer::FsError;
 
 use super::failure::{At, Failures};
 use super::{PATHS_HELP, Place, Pools, place};
@@ -10,15 +11,15 @@ use crate::access::Access;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// Directories to make
+    /// Directories to create
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
 
-    /// Make those on the way as well; what is there is no error
+    /// Create missing parents as well; existing directories are not an error
     #[arg(short, long)]
     parents: bool,
 
-    /// Permissions, in octal [default: 777 less the umask]
+    /// Permissions, in octal [default: 777 without the bits of the umask]
     #[arg(short, long, value_name = "MODE", value_parser = mode)]
     mode: Option<u32>,
 
@@ -30,7 +31,9 @@ const EXAMPLES: &str = "\
 Examples:
   aquifer mkdir data.pool:/logs
   aquifer mkdir -p data.pool:/photos/2026/summer
-  aquifer mkdir -m 700 data.pool:/private";
+  aquifer mkdir -m 700 data.pool:/private
+
+The directories are durable when the command ends.";
 
 fn mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
@@ -61,7 +64,12 @@ fn make(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
     match args.parents {
         true if files.metadata(place.path()).is_ok_and(|there| there.is_dir()) => return Ok(()),
         true => files.create_dir_all(place.path()).at(place)?,
-        false => files.create_dir(place.path()).at(place)?,
+        false => match files.create_dir(place.path()) {
+            Err(FsError::NotFound { .. }) => {
+                bail!("{}: No such file or directory; -p creates missing parents", place.show())
+            }
+            made => made.at(place)?,
+        },
     }
     match args.mode {
         Some(mode) => files.set_permissions(place.path(), mode).at(place),

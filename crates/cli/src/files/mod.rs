@@ -43,7 +43,7 @@ pub use stat::{StatArgs, run as run_stat};
 /// The commands on files that are not also commands on something else.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
-    /// Show the names in a directory of a pool
+    /// List directories of a pool
     Ls(ls::Args),
     /// Print files of a pool
     Cat(cat::Args),
@@ -51,17 +51,17 @@ pub enum Command {
     Put(put::Args),
     /// Copy files and trees out of a pool
     Get(get::Args),
-    /// Copy files and trees inside of a pool
+    /// Copy files and trees within a pool, or to another pool
     Cp(cp::Args),
     /// Move or rename files and directories of a pool
     Mv(mv::Args),
     /// Remove files and trees from a pool
     Rm(rm::Args),
-    /// Make directories in a pool
+    /// Create directories in a pool
     Mkdir(mkdir::Args),
-    /// Make another name, or a symbolic link, in a pool
+    /// Create hard links and symbolic links in a pool
     Ln(ln::Args),
-    /// Show how much room files and trees of a pool take
+    /// Show the space that files and trees of a pool use
     Du(du::Args),
     /// Find files of a pool by name, kind, size or time
     Find(find::Args),
@@ -86,17 +86,17 @@ pub fn run(command: &Command) -> Result<()> {
 
 /// The help text after the examples of each command.
 const PATHS_HELP: &str = "\
-POOL:/PATH is the file of a pool, and a path in it from its root on. The last `:/` is what divides them.";
+POOL:/PATH is the file of a pool, and an absolute path in the pool. The last `:/` separates them.";
 
 /// The paths of places in one pool, and the first place.
 ///
 /// # Errors
 /// If they are in several pools.
 fn of_one_pool(places: &[Place]) -> Result<(&Place, Vec<PathBuf>)> {
-    let Some(first) = places.first() else { bail!("no file is named") };
+    let Some(first) = places.first() else { bail!("no file is given") };
     if let Some(other) = places.iter().find(|other| other.pool() != first.pool()) {
         let [first, other] = [first, other].map(|place| failure::shown(place.pool()));
-        bail!("{first} and {other} are two pools; copy from one at a time");
+        bail!("{first} and {other} are different pools; copy from one pool at a time");
     }
     Ok((first, places.iter().map(|place| place.path().to_owned()).collect()))
 }

@@ -16,23 +16,23 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// What is moved; of a symbolic link, the link
+    /// Files and directories to move; of a symbolic link, the link itself
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/SOURCE")]
     sources: Vec<Place>,
 
-    /// The directory that it is moved to, or its new name
+    /// Target directory, or new name
     #[arg(value_parser = place::parser(), value_name = "POOL:/DEST")]
     destination: Place,
 
-    /// It is an error if something has the new name
+    /// Do not replace an existing file: that is an error
     #[arg(short, long)]
     no_clobber: bool,
 
-    /// DEST is the new name, also where it is a directory
+    /// Treat DEST as the new name, even if it is a directory
     #[arg(short = 'T', long)]
     no_target_directory: bool,
 
-    /// Exchange the two names: each leads to what the other one led to
+    /// Exchange the files or directories of the two names
     #[arg(long, conflicts_with = "no_clobber")]
     exchange: bool,
 
@@ -46,18 +46,18 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer mv data.pool:/new data.pool:/current              replaces it, all at once
-  aquifer mv data.pool:/a data.pool:/b data.pool:/old       into a directory
-  aquifer mv -T --exchange data.pool:/v1 data.pool:/v2      two trees, exchanged
+  aquifer mv data.pool:/new data.pool:/current              rename a file, replacing another
+  aquifer mv data.pool:/a data.pool:/b data.pool:/old       move two files into a directory
+  aquifer mv -T --exchange data.pool:/v1 data.pool:/v2      exchange two trees
 
-Whoever looks, also after a power cut, finds the old name or the new one, never both or none. To another pool: `aquifer cp -r`, then \
-`aquifer rm -r`.";
+A move is atomic, even across a power cut: the file has its old name or its new one, never both or none. To move to another pool, use \
+`aquifer cp -r`, then `aquifer rm -r`.";
 
 /// Moves the sources, durably.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(other) = args.sources.iter().find(|from| !from.is_in_pool_of(&args.destination)) {
         bail!(
-            "{} and {} are in two pools; copy with `aquifer cp -r`, then remove with `aquifer rm -r`",
+            "{} and {} are in different pools; use `aquifer cp -r`, then `aquifer rm -r`",
             other.show(),
             args.destination.show()
         );
@@ -84,7 +84,7 @@ fn target(args: &Args, files: &Files, source: &Place) -> Result<PathBuf> {
     match last_name(source.path()) {
         Some(name) if is_directory && !args.no_target_directory => Ok(destination.join(name)),
         _ if args.sources.len() > 1 => bail!(
-            "{}: this is not a directory, and several things are to be moved there",
+            "{}: Not a directory; several sources can only be moved to a directory",
             args.destination.show()
         ),
         _ => Ok(destination.to_owned()),

@@ -100,10 +100,10 @@ fn explain(bytes: &[u8]) -> String {
     let shown = output::escaped(bytes);
     match bytes.strip_suffix(b":") {
         Some(pool) if !pool.is_empty() => {
-            format!("`{shown}` names a pool and no file in it; its root is `{shown}/`")
+            format!("`{shown}` names a pool, but no file in it; its root is `{shown}/`")
         }
         _ => format!(
-            "`{shown}` names no file of a pool; write POOL:/PATH, for example data.pool:/logs/today"
+            "`{shown}` is not a file of a pool; write POOL:/PATH, for example data.pool:/logs/today"
         ),
     }
 }

@@ -13,11 +13,11 @@ use crate::access::Access;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// What is copied
+    /// Files and trees to copy
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
 
-    /// The directory of a pool that it is copied to, or the name of the copy
+    /// Target directory, or name of the copy
     #[arg(value_parser = place::parser(), value_name = "POOL:/DEST")]
     destination: Place,
 
@@ -30,10 +30,10 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer put notes.txt data.pool:/                   a file, under its own name
-  aquifer put notes.txt data.pool:/today              under another one
-  aquifer put -r photos music data.pool:/media        trees, into a directory
-  aquifer put -r photos/. data.pool:/photos           what is in a directory, into another one";
+  aquifer put notes.txt data.pool:/                   copy a file, under its own name
+  aquifer put notes.txt data.pool:/today              under another name
+  aquifer put -r photos music data.pool:/media        copy trees into a directory
+  aquifer put -r photos/. data.pool:/photos           copy the content of a directory";
 
 /// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {

@@ -13,23 +13,23 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// What is removed; of a symbolic link, the link
+    /// Files and directories to remove; of a symbolic link, the link itself
     #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
     places: Vec<Place>,
 
-    /// Remove directories, with everything in them
+    /// Remove directories with their content
     #[arg(short, long, short_alias = 'R')]
     recursive: bool,
 
-    /// Remove empty directories as well
+    /// Also remove empty directories
     #[arg(short = 'd', long = "dir")]
     directory: bool,
 
-    /// What is not there is no error
+    /// Ignore missing files
     #[arg(short, long)]
     force: bool,
 
-    /// Print what is removed
+    /// Print each removed name
     #[arg(short, long)]
     verbose: bool,
 
@@ -43,7 +43,7 @@ Examples:
   aquifer rm -r data.pool:/logs
   aquifer find data.pool:/ -name '*.tmp' -print0 | xargs -0 aquifer rm
 
-Nothing is asked. A program that has a removed file open goes on with it.";
+There is no confirmation. Programs that have a removed file open can continue to use it.";
 
 /// Removes the names, durably.
 pub fn run(args: &Args) -> Result<()> {
@@ -70,7 +70,7 @@ fn remove(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
     };
     if metadata.is_dir() && last_name(place.path()).is_none() {
         bail!(
-            "{}: a directory is removed by its name; the root of a pool stays, remove what is in it",
+            "{}: a directory is removed by its name; the root of a pool cannot be removed, only its content",
             place.show()
         );
     }
@@ -79,7 +79,7 @@ fn remove(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
         true if args.recursive => files.remove_dir_all(place.path()).at(place)?,
         true if args.directory => files.remove_dir(place.path()).at(place)?,
         true => bail!(
-            "{}: this is a directory; -r removes it with what is in it, -d if it is empty",
+            "{}: Is a directory; -r removes it with its content, -d if it is empty",
             place.show()
         ),
     }

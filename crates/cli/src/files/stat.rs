@@ -122,7 +122,7 @@ fn to_text(place: &Place, shown: &Shown) -> String {
     let mut lines = vec![
         ("kind", entry.kind().to_owned()),
         ("length", len),
-        ("takes", format!("{} of the pool", Bytes(entry.allocated_bytes()))),
+        ("allocated", Bytes(entry.allocated_bytes()).to_string()),
         ("inode", entry.inode().to_string()),
         ("links", entry.links().to_string()),
         ("permissions", format!("{} ({:o})", entry.permissions(), entry.mode())),
@@ -133,7 +133,7 @@ fn to_text(place: &Place, shown: &Shown) -> String {
         ("created", created),
     ];
     if let Some(target) = entry.raw_target() {
-        lines.insert(1, ("leads to", output::escaped(target)));
+        lines.insert(1, ("target", output::escaped(target)));
     }
     if entry.is_immutable() {
         lines.push(("immutable", "yes".to_owned()));

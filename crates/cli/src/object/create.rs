@@ -17,33 +17,34 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{NEW_KEYS_HELP}"))]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Name of the object: up to 255 bytes
     name: OsString,
 
-    /// Length of the object, rounded up to whole pages
+    /// Length of the object, for example 64M (K, M, G and T are powers of 1024), rounded up to whole
+    /// pages of 4 KiB
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
     #[command(flatten)]
     keys: NewKeysArgs,
 
-    /// Let it move to another address when it grows: nothing may point into it by plain pointers
-    /// then
+    /// Allow it to move to another address when it grows; plain pointers into it then become
+    /// invalid
     #[arg(long)]
     relocatable: bool,
 
-    /// Make it for a heap: programs keep data structures in it, and store to it in no other way
+    /// Create it for a heap: programs access it only through the heap's data structures
     #[arg(long)]
     heap: bool,
 
-    /// Where it is attached, for example 0x300000000000 [default: a random address]
+    /// Address at which it is attached, for example 0x300000000000 [default: a random address]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     address: Option<u64>,
 
-    /// Print what was made as one JSON object, like `aquifer object info`
+    /// Print the result as one JSON object, like `aquifer object info`
     #[arg(long)]
     json: bool,
 
@@ -63,7 +64,7 @@ fn address(text: &str) -> Result<u64, String> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| format!("`{text}` is no address; write for example 0x300000000000"))
+    parsed.map_err(|_| format!("`{text}` is not an address; write for example 0x300000000000"))
 }
 
 /// Creates the object and prints its address.

@@ -139,9 +139,9 @@ impl Object {
     pub fn shown_keys(&self) -> &'static str {
         match (self.needs_read_key, self.needs_write_key) {
             (false, false) => "none",
-            (false, true) => "to write",
-            (true, false) => "to read",
-            (true, true) => "to read, to write",
+            (false, true) => "write",
+            (true, false) => "read",
+            (true, true) => "read, write",
         }
     }
 
@@ -158,19 +158,19 @@ impl Object {
         if !self.holders.is_empty() {
             state.push_str(&format!("; attached by {}", self.shown_holders()));
         } else if matches!(self.state, 'R' | 'W') {
-            state.push_str(", by processes that are not known here");
+            state.push_str(", by unknown processes");
         }
         let mut lines = vec![
             ("size", format!("{}{heap}", Bytes(self.size_bytes))),
             ("address", format!("{:#x} to {end:#x}, {stays}", self.address)),
             ("runs", runs.collect::<Vec<_>>().join(", ")),
             ("state", state),
-            ("asks for keys", self.shown_keys().to_owned()),
+            ("keys", self.shown_keys().to_owned()),
             ("created", output::moment(self.created_ns)),
             ("changed", output::moment(self.changed_ns)),
         ];
         if self.shadow_bytes > 0 {
-            lines.push(("shadow", format!("{} put aside for commits", Bytes(self.shadow_bytes))));
+            lines.push(("shadow", format!("{} reserved for commits", Bytes(self.shadow_bytes))));
         }
         let lines: Vec<_> =
             lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect();
@@ -184,6 +184,6 @@ fn state_name(state: ObjectState) -> &'static str {
         ObjectState::Reading => "attached for reading",
         ObjectState::Writing => "attached for writing",
         ObjectState::Persisting => "a commit is being written",
-        ObjectState::Copying => "a commit is durable in the log, and not yet at its place",
+        ObjectState::Copying => "a commit is durable in the log, but not yet at its place",
     }
 }

@@ -18,7 +18,7 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{ONE_KEY_HELP}"))]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Name of the object
@@ -27,7 +27,7 @@ pub struct Args {
     #[command(flatten)]
     key: KeyArgs,
 
-    /// Do not ask whether it is meant
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
 
@@ -40,7 +40,7 @@ Examples:
   aquifer object destroy data.pool graph
   aquifer object destroy data.pool graph --yes --key-file ~/.graph.key
 
-Needs the key for writing, and that nobody has the object attached.";
+Needs the write key, if the object has one. No process may have the object attached.";
 
 /// Destroys the object.
 pub fn run(args: &Args) -> Result<()> {
@@ -50,18 +50,18 @@ pub fn run(args: &Args) -> Result<()> {
     let object = describe::one(&objects, name)?;
     let (shown, size) = (object.shown_name(), Bytes(object.size_bytes));
     if !args.yes {
-        let question = format!("destroy {shown} ({size}) in {} for good?", args.pool.display());
-        ensure!(is_meant(&question)?, "{shown} is not destroyed");
+        let question = format!("permanently destroy {shown} ({size}) in {}?", args.pool.display());
+        ensure!(is_confirmed(&question)?, "not confirmed; {shown} was not destroyed");
     }
     objects.destroy(name, key.as_deref()).map_err(keys::explain)?;
     output::print(&format!("destroyed {shown} ({size})\n"))
 }
 
-fn is_meant(question: &str) -> Result<bool> {
+fn is_confirmed(question: &str) -> Result<bool> {
     let input = std::io::stdin();
     ensure!(
         input.is_terminal(),
-        "nothing is destroyed: there is no terminal to ask on; pass --yes if it is meant"
+        "there is no terminal for a confirmation; pass --yes to destroy the object without one"
     );
     let mut terminal = std::io::stderr();
     write!(terminal, "{question} [y/N] ")?;

@@ -27,7 +27,7 @@ use crate::progress;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{ONE_KEY_HELP}"))]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Name of the object
@@ -36,11 +36,11 @@ pub struct Args {
     #[command(flatten)]
     key: KeyArgs,
 
-    /// Only these bytes: from the first up to the second, which is not shown; both can be left out
+    /// Only the bytes from A up to, but excluding, B; both are optional
     #[arg(long, value_name = "A..B", allow_hyphen_values = true)]
     range: Option<Part>,
 
-    /// Write the bytes as they are
+    /// Write the bytes unformatted
     #[arg(long)]
     raw: bool,
 
@@ -54,8 +54,8 @@ Examples:
   aquifer object dump data.pool graph --range 1M..0x180000
   aquifer object dump data.pool graph --raw > graph.bytes
 
-Shows them as `xxd -a` does: of several lines of zeros the first, and `*` for the others. Is refused while a \
-program has the object attached for writing.";
+The format is that of `xxd -a`: of several lines of zeros only the first is shown, and `*` for the others. Fails while \
+a program has the object attached for writing.";
 
 /// The requested range of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl FromStr for Part {
 
     fn from_str(text: &str) -> Result<Part, String> {
         let wrong =
-            || format!("`{text}` is no range; write for example 4096..8192, ..64K or 0x100..");
+            || format!("`{text}` is not a range; write for example 4096..8192, ..64K or 0x100..");
         let offset = |text: &str| match text.strip_prefix("0x") {
             Some(digits) => u64::from_str_radix(digits, 16).map_err(|_| wrong()),
             None => text.parse().map(|bytes: Bytes| bytes.0).map_err(|_| wrong()),
@@ -92,9 +92,9 @@ impl Part {
         let end = self.end.unwrap_or(len_bytes);
         ensure!(
             self.start <= end && end <= len_bytes,
-            "the object has {len_bytes} bytes ({}), and {}..{end} does not lie inside",
-            Bytes(len_bytes),
+            "--range {}..{end} is outside the object, which has {len_bytes} bytes ({})",
             self.start,
+            Bytes(len_bytes),
         );
         Ok(self.start..end)
     }
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Result<()> {
     let output = std::io::stdout();
     ensure!(
         !(args.raw && output.is_terminal()),
-        "raw bytes would confuse the terminal; write them to a file with `> FILE`"
+        "--raw does not write to a terminal; redirect the output to a file with `> FILE`"
     );
     let objects = open_to_read(&args.pool, &args.access)?;
     let attachment = objects

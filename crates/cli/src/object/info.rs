@@ -17,9 +17,9 @@ Examples:
   aquifer object info data.pool graph
   aquifer object info data.pool graph --json | jq .state
 
-Needs no key: what an object is can be seen by everybody who may open the pool.")]
+Needs no key: every user who may open the pool can see this.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Name of the object

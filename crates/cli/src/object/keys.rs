@@ -14,18 +14,17 @@ use aquifer::ObjectError;
 
 /// The help text of each command that takes `--key`.
 pub const ONE_KEY_HELP: &str = "\
-Keys: others can see command lines, and shells keep them. Better than --key are --key-file (the content of \
-the file without the line break at its end; /dev/stdin is a file, too) and the environment variable \
-AQUIFER_KEY. The first of these that is there counts.";
+Keys: other users can see command lines, and shells record them. Instead of --key, use --key-file (the content of the \
+file without the line break at its end; /dev/stdin also works) or the environment variable AQUIFER_KEY, which counts if \
+neither option is given.";
 
 /// The help text of `create`.
 pub const NEW_KEYS_HELP: &str = "\
-Keys: others can see command lines, and shells keep them. Better than --read-key and --write-key are \
---read-key-file and --write-key-file (the content of the file without the line break at its end; /dev/stdin is \
-a file, too) and the environment variables AQUIFER_READ_KEY and AQUIFER_WRITE_KEY. For each key, the first of \
-these that is there counts; without any, nobody is asked for that key. The key for writing opens the object for \
-reading, too; without one, the key for reading is asked for by writers as well. Keys protect from mistakes: who \
-may write to the pool file can do everything.";
+Keys: other users can see command lines, and shells record them. Instead of --read-key and --write-key, use \
+--read-key-file and --write-key-file (the content of the file without the line break at its end; /dev/stdin also works) \
+or the environment variables AQUIFER_READ_KEY and AQUIFER_WRITE_KEY, which count if no option for that key is given. \
+Without any of these, the object has no such key. The write key also permits reading. If there is only a read key, \
+writers need it as well. Keys protect against mistakes only: a user who may write to the pool file can do everything.";
 
 /// A longer file is not a key but a mistake in the file name.
 const MAX_KEY_BYTES: u64 = 64 << 10;
@@ -33,7 +32,7 @@ const MAX_KEY_BYTES: u64 = 64 << 10;
 /// The key of an existing object.
 #[derive(clap::Args)]
 pub struct KeyArgs {
-    /// Key of the object; others can see it
+    /// Key of the object; visible to other users
     #[arg(long, value_name = "KEY")]
     key: Option<OsString>,
 
@@ -45,19 +44,19 @@ pub struct KeyArgs {
 /// The keys of a new object.
 #[derive(clap::Args)]
 pub struct NewKeysArgs {
-    /// Ask for this key when it is attached for reading; others can see it
+    /// Key for attaching it for reading; visible to other users
     #[arg(long, value_name = "KEY")]
     read_key: Option<OsString>,
 
-    /// File with the key for reading
+    /// File with the read key
     #[arg(long, value_name = "FILE", conflicts_with = "read_key")]
     read_key_file: Option<PathBuf>,
 
-    /// Ask for this key when it is attached for writing, resized or destroyed; others can see it
+    /// Key for attaching it for writing, resizing and destroying it; visible to other users
     #[arg(long, value_name = "KEY")]
     write_key: Option<OsString>,
 
-    /// File with the key for writing
+    /// File with the write key
     #[arg(long, value_name = "FILE", conflicts_with = "write_key")]
     write_key_file: Option<PathBuf>,
 }
@@ -100,7 +99,7 @@ impl NewKeysArgs {
 pub fn explain(error: ObjectError) -> Error {
     match error {
         ObjectError::WrongKey { given: false, .. } => {
-            anyhow!("{error}; give it with --key-file, or in AQUIFER_KEY")
+            anyhow!("{error}; pass it with --key-file or in AQUIFER_KEY")
         }
         error => error.into(),
     }
@@ -110,7 +109,7 @@ pub fn explain(error: ObjectError) -> Error {
 /// protection.
 fn not_empty(key: Option<Vec<u8>>, option: &str) -> Result<Option<Vec<u8>>> {
     let is_empty = key.as_ref().is_some_and(Vec::is_empty);
-    ensure!(!is_empty, "the key is empty; pass one, or leave {option} out");
+    ensure!(!is_empty, "{option}: the key is empty; pass a key, or omit the option");
     Ok(key)
 }
 
@@ -133,10 +132,10 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         .and_then(|file| file.take(MAX_KEY_BYTES + 1).read_to_end(&mut key))
         .with_context(|| format!("cannot read a key from {}", path.display()))?;
     let fits = key.len() as u64 <= MAX_KEY_BYTES;
-    ensure!(fits, "{} has more than 64 KiB: that is no key", path.display());
+    ensure!(fits, "{}: longer than 64 KiB, so not a key", path.display());
     if key.last() == Some(&b'\n') {
         key.pop();
     }
-    ensure!(!key.is_empty(), "there is no key in {}", path.display());
+    ensure!(!key.is_empty(), "{}: the key is empty", path.display());
     Ok(key)
 }

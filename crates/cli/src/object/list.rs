@@ -19,9 +19,9 @@ Examples:
   aquifer object list data.pool --json | jq -r '.objects[].name'
 
 States: D detached, R attached for reading, W attached for writing, P a commit is being written, C a commit is \
-durable in the log and not yet at its place. Readers that opened the pool for reading are not named.")]
+durable in the log, but not yet at its place. Processes that opened the pool read-only are not listed.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Print one JSON object
@@ -49,15 +49,15 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if damaged_inodes > 0 {
         let slots = output::several(damaged_inodes, "slot");
-        output::warn(&format!("{slots} damaged, and not shown: see `aquifer pool check`"));
+        output::warn(&format!("{slots} damaged and not shown; see `aquifer pool check`"));
     }
     if objects.is_empty() {
         let pool = args.pool.display();
         return output::print(&format!(
-            "no objects in {pool}; `aquifer object create` makes one\n"
+            "no objects in {pool}; create one with `aquifer object create`\n"
         ));
     }
-    let header = ["name", "size", "address", "state", "asks for keys", "attached by"];
+    let header = ["name", "size", "address", "state", "keys", "attached by"];
     let mut lines = vec![header.map(str::to_owned)];
     lines.extend(objects.iter().map(|object| {
         [

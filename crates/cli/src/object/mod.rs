@@ -29,25 +29,25 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer object create data.pool graph --size 64M      a new object, all zero
-  aquifer object list data.pool                         those there are, and who has them attached
-  aquifer object dump data.pool graph --range ..256     the first bytes of one
+  aquifer object create data.pool graph --size 64M      create an object, all zero
+  aquifer object list data.pool                         list the objects and their users
+  aquifer object dump data.pool graph --range ..256     print the first bytes of an object
 
-How keys are given without showing them to others is in the help of `create` and `dump`.";
+The help of `create` and `dump` explains how to pass keys without revealing them to other users.";
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Create an object, all zero
     Create(create::Args),
-    /// Show all objects of a pool
+    /// List the objects of a pool
     List(list::Args),
-    /// Show what one object is, and who has it attached
+    /// Show one object, and the processes that have it attached
     Info(info::Args),
-    /// Make an object larger or smaller
+    /// Grow or shrink an object
     Resize(resize::Args),
     /// Destroy an object
     Destroy(destroy::Args),
-    /// Show the bytes of an object
+    /// Print the bytes of an object
     Dump(dump::Args),
 }
 

@@ -19,13 +19,13 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{ONE_KEY_HELP}"))]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     pool: PathBuf,
 
     /// Name of the object
     name: OsString,
 
-    /// Its new length, rounded up to whole pages; what a smaller object has no room for is lost
+    /// New length, rounded up to whole pages of 4 KiB; shrinking discards the bytes beyond
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
@@ -72,9 +72,9 @@ Examples:
   aquifer object resize data.pool graph --size 128M
   aquifer object resize data.pool graph --size 128M --key-file ~/.graph.key
 
-Needs the key for writing, and that nobody has the object attached. Its content stays, and so does its address, \
-unless the addresses behind it are another object's: then one that was created with --relocatable gets another \
-address, and any other is not resized.";
+Needs the write key, if the object has one. No process may have the object attached. Content and address are kept. If \
+the addresses that a larger object needs belong to another object, an object that was created with --relocatable gets \
+a new address, and any other is not resized.";
 
 /// Resizes the object, and prints whether it has moved.
 pub fn run(args: &Args) -> Result<()> {

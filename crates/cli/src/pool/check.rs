@@ -27,23 +27,23 @@ use crate::progress::Watched;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer pool check data.pool               explain what is found in the metadata, the log and the tree of files
-  aquifer pool check data.pool --full        read free space as well
-  aquifer pool check data.pool --repair      mend what can be mended without losing anything
+  aquifer pool check data.pool               verify the metadata, the log and the tree of files
+  aquifer pool check data.pool --full        verify free space as well
+  aquifer pool check data.pool --repair      repair what can be repaired without loss
 
-Without --repair nothing is changed, and the pool may be in use. Findings are notes (nothing is wrong), \
-repairable (nothing is lost) or damage. Exit status: 0 if nothing is damaged, 1 if something is.")]
+Without --repair nothing is changed, and other programs may have the pool open. A finding is a note (nothing is wrong), \
+repairable (nothing is lost), or damage. Exit status: 0 without damage, 1 with damage.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     path: PathBuf,
 
-    /// Repair what can be repaired without losing anything; nobody may have the pool open
+    /// Repair what can be repaired without loss; no process may have the pool open
     ///
-    /// Files that no name leads to get one in /lost+found.
+    /// Files without a name get one in /lost+found.
     #[arg(long)]
     repair: bool,
 
-    /// Look at free space as well, which must be zero; takes as long as reading all of it
+    /// Also verify that free space is zero; takes as long as reading all of it
     #[arg(long)]
     full: bool,
 
@@ -233,7 +233,7 @@ fn checked_text(report: &CheckReport) -> String {
     if report.is_in_use {
         let _ = writeln!(
             text,
-            "{path} is open for writing: this is what it was like at one moment, and not all of it at the same\n"
+            "{path} is open for writing: its parts were read at different moments\n"
         );
     }
     for finding in &report.findings {
@@ -294,12 +294,12 @@ fn repaired_text(repaired: &RepairReport) -> String {
     for refused in &repaired.refused {
         let _ = writeln!(
             text,
-            "not repaired: {}.\n    It is left as it is because {}.\n",
+            "not repaired: {}.\n    Left unchanged because {}.\n",
             refused.finding.what, refused.reason
         );
     }
     if repaired.done.is_empty() && repaired.refused.is_empty() {
-        text.push_str("nothing was to be repaired\n\n");
+        text.push_str("nothing to repair\n\n");
     }
     text.push_str(&checked_text(&repaired.after));
     text

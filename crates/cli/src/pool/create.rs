@@ -23,39 +23,40 @@ use crate::{output, progress};
 #[command(after_help = "\
 Examples:
   aquifer pool create data.pool --size 1G                  in a new file
-  aquifer pool create /mnt/pmem/data.pool --size 16G       on a DAX mount: found by itself
-  aquifer pool create data.pool --size 1G --log 256M       with room for large commits
+  aquifer pool create /mnt/pmem/data.pool --size 16G       on a DAX mount, which is detected
+  aquifer pool create data.pool --size 1G --log 256M       with space for large commits
 
-Every byte of the file is allocated and written, so that no later write fails for want of space. A new file is there \
-when the pool in it is whole: interrupted, the command leaves nothing.")]
+Allocates and writes every byte of the file, so that no later write fails for lack of space. A new file gets its name only when \
+the pool in it is complete: if interrupted, the command leaves nothing.")]
 pub struct Args {
-    /// File to make, or device to use
+    /// File to create, or device to use
     path: PathBuf,
 
-    /// Length of the pool; on a device, the whole device
+    /// Length of the pool, for example 1G (K, M, G and T are powers of 1024); on a device, the
+    /// length of the device
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
-    /// Length of the log: a quarter of it is the largest commit that goes through it whole
-    /// [default: a quarter of the pool, between 64 KiB and 128 MiB]
+    /// Length of the log; a commit of up to a quarter of it is logged whole [default: a quarter of
+    /// the pool, between 64 KiB and 128 MiB]
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     log: Option<Bytes>,
 
-    /// How many objects there can be, rounded up [default: one for each MiB, between 1,000 and
-    /// 65,000; under 16 MiB, one for each 8 KiB]
+    /// Number of slots for files, directories and objects, rounded up [default: one for each MiB,
+    /// between 1,000 and 65,000; under 16 MiB, one for each 8 KiB]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     inodes: Option<u64>,
 
-    /// Take the file for this persistence domain while the pool is made, whatever it is: for tests.
-    /// It is not remembered [default: what is found]
+    /// For tests: treat the file as this persistence domain while the pool is created. It is not
+    /// recorded in the pool [default: detected]
     #[arg(long, value_enum)]
     domain: Option<Domain>,
 
-    /// Overwrite a file that is there, or a device. What it held is lost
+    /// Overwrite an existing file or a device; its content is lost
     #[arg(long)]
     force: bool,
 
-    /// Print what was made as one JSON object, like `aquifer pool info`
+    /// Print the result as one JSON object, like `aquifer pool info`
     #[arg(long)]
     json: bool,
 }
@@ -63,11 +64,11 @@ pub struct Args {
 /// What makes bytes durable.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Domain {
-    /// Cache-line flush and fence do
+    /// Durable by cache-line flush and fence
     Dax,
-    /// Write-back and a flush of the device do
+    /// Durable by write-back and a flush of the device
     PageCache,
-    /// Nothing does
+    /// Never durable
     Volatile,
 }
 
@@ -118,23 +119,26 @@ fn explain(error: OpenError) -> Error {
     match error {
         OpenError::Exists { path } if path.is_symlink() && !path.exists() => {
             anyhow!(
-                "{} is a link that leads nowhere; remove it, or choose another path",
+                "{}: File exists: it is a symbolic link to a missing file; remove it, or choose another path",
                 path.display()
             )
         }
         OpenError::Exists { path } => anyhow!(
-            "{} exists already; choose another path, or overwrite it with --force",
+            "{}: File exists; choose another path, or overwrite it with --force",
             path.display()
         ),
         OpenError::Missing { path } => anyhow!(
-            "cannot make {}: its directory does not exist or takes no files; choose another path",
+            "{}: No such file or directory: its directory does not exist or cannot hold files; choose another path",
             path.display()
         ),
         OpenError::NoPermission { path, .. } => {
-            anyhow!("no permission to make or overwrite {}; choose another path", path.display())
+            anyhow!(
+                "{}: Permission denied to create or overwrite it; choose another path",
+                path.display()
+            )
         }
         OpenError::ReadOnlyMedia { path } => {
-            anyhow!("{} would lie on read-only media; choose another path", path.display())
+            anyhow!("{}: Read-only file system or device; choose another path", path.display())
         }
         error => error.into(),
     }
@@ -157,9 +161,9 @@ fn check_room(args: &Args, metadata: &Metadata) -> Result<()> {
     let there_bytes = free_bytes.saturating_add(metadata.blocks() * BLOCK_BYTES);
     ensure!(
         args.size.0 <= there_bytes,
-        "no room for {} at {}: there are {}, with what the file takes up now; free space, or make it smaller",
-        args.size,
+        "{}: No space left on device for {}: {} are available, including the present file; free space, or make it smaller",
         args.path.display(),
+        args.size,
         Bytes(there_bytes),
     );
     Ok(())
@@ -168,11 +172,11 @@ fn check_room(args: &Args, metadata: &Metadata) -> Result<()> {
 /// A pool uses a whole device, and only with `--force`.
 fn check_device(args: &Args) -> Result<()> {
     let path = args.path.display();
-    ensure!(args.force, "{path} is a device; --force makes a pool of it, and what it held is lost");
+    ensure!(args.force, "{path} is a device; --force overwrites it, and its content is lost");
     let len_bytes = device_len_bytes(&args.path)?;
     if args.size.0 != len_bytes {
         bail!(
-            "a pool takes all of a device: {path} has {len_bytes} bytes; pass --size {len_bytes}"
+            "{path}: a pool uses the whole device, which has {len_bytes} bytes; pass --size {len_bytes}"
         );
     }
     Ok(())
@@ -196,7 +200,7 @@ fn describe(path: &Path, pool: &Pool) -> Result<String, PoolError> {
         ("free", Bytes(info.free_pages * aquifer::pool::format::PAGE_BYTES).to_string()),
     ];
     Ok(format!(
-        "made a pool of {} in {}, {}\n{}",
+        "created a pool of {} in {}, {}\n{}",
         Bytes(layout.len_bytes()),
         path.display(),
         format_note(),

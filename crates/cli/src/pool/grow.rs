@@ -17,16 +17,16 @@ use crate::{output, progress};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer pool grow data.pool --size 2G      the pool is 2 GiB long afterwards, all of it allocated
+  aquifer pool grow data.pool --size 2G      to a total length of 2 GiB, entirely allocated
   aquifer pool grow /dev/pmem0 --size 2G     after the device has become longer
 
-Nobody may have the pool open. A crash in the middle leaves the old pool or the new one, and so does Ctrl-C. Pools do \
-not shrink.")]
+No process may have the pool open. After a crash or Ctrl-C, the pool has its old length or the new one. Pools cannot \
+shrink.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     path: PathBuf,
 
-    /// How long it is to be
+    /// New total length, for example 2G (K, M, G and T are powers of 1024)
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     size: Bytes,
 
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<()> {
         return output::print_json(&report, true);
     }
     output::print(&match new - old.min(new) {
-        0 => format!("{path} has {} already\n", Bytes(new)),
+        0 => format!("{path} already has {}\n", Bytes(new)),
         more => {
             format!("grew {path} from {} to {}: {} more\n", Bytes(old), Bytes(new), Bytes(more))
         }
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn explain(error: PoolError, more: Bytes) -> Error {
     match error {
         PoolError::Media(MediaError { source, path, .. }) if is_want_of_room(&source) => anyhow!(
-            "{} cannot become {more} longer ({source}); free space or huge pages, or grow it by less",
+            "{}: cannot grow by {more}: {source}; free space or huge pages, or grow it by less",
             path.display()
         ),
         error => error.into(),

@@ -16,12 +16,12 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer pool info data.pool                               for people
-  aquifer pool info data.pool --json | jq .free_bytes       for programs
+  aquifer pool info data.pool                               as text
+  aquifer pool info data.pool --json | jq .free_bytes       one figure, for scripts
 
-Opens the pool for reading and changes nothing, also where programs have it open.")]
+Opens the pool read-only and changes nothing. Other programs may have it open.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     path: PathBuf,
 
     /// Print one JSON object
@@ -147,15 +147,17 @@ impl Report {
         );
         if self.damaged_inodes > 0 {
             let damaged = output::several(self.damaged_inodes, "slot");
-            slots.push_str(&format!("; {damaged} damaged: see `aquifer pool check`"));
+            slots.push_str(&format!("; {damaged} damaged; see `aquifer pool check`"));
         }
         let mut log = format!("{} ({of_log} %) in use of {}", Bytes(used), self.log.to_text());
         if self.recovered_records > 0 {
             let records = output::several(self.recovered_records, "record");
-            log.push_str(&format!("; {records} to be replayed when it is opened for writing"));
+            log.push_str(&format!(
+                "; {records} to be replayed when the pool is opened for writing"
+            ));
         }
         let mut data = format!(
-            "{} free of {}, {} in one piece, {} zeroed",
+            "{} free of {}, {} of it contiguous, {} zeroed",
             Bytes(self.free_bytes),
             self.data.to_text(),
             Bytes(self.largest_free_bytes),

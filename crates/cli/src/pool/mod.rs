@@ -28,24 +28,23 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer pool create data.pool --size 1G       make a pool in a new file
-  aquifer pool info data.pool                   what it is, and how full
-  aquifer pool check data.pool                  whether anything is wrong with it
-  aquifer pool grow data.pool --size 2G         more room
-  aquifer pool serve data.pool                  let others write to it who have its key";
+  aquifer pool create data.pool --size 1G       create a pool in a new file
+  aquifer pool info data.pool                   show its properties and use of space
+  aquifer pool check data.pool                  verify it
+  aquifer pool grow data.pool --size 2G         make it longer
+  aquifer pool serve data.pool                  give processes that have its key write access";
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Make a pool in a new file, or on a device
+    /// Create a pool in a new file or on a device
     Create(create::Args),
-    /// Show what a pool is, how full, and who has it open
+    /// Show a pool's properties, its use of space, and the processes that write to it
     Info(info::Args),
-    /// Verify a pool, explain what is found, and repair what can be without loss
+    /// Verify a pool, explain the findings, and repair what can be repaired without loss
     Check(check::Args),
     /// Make a pool longer
     Grow(grow::Args),
-    /// Give processes of other users, which may read a pool, access for writing, if they have the
-    /// key
+    /// Give write access to processes of other users that have the key
     Serve(serve::Args),
 }
 
@@ -70,7 +69,7 @@ pub fn explain_domain(domain: PersistenceDomain) -> String {
     let how = match domain {
         PersistenceDomain::Dax => "persistent memory, durable by cache-line flush and fence",
         PersistenceDomain::PageCache => "durable by write-back and a flush of the device",
-        PersistenceDomain::Volatile => "memory: survives processes, not a power cut",
+        PersistenceDomain::Volatile => "memory: survives processes, but not a power cut",
     };
     format!("{domain} ({how})")
 }

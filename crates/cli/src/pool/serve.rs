@@ -22,27 +22,28 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer pool serve data.pool                               the key is in data.pool.key, made if it is not there
+  aquifer pool serve data.pool            with the key in data.pool.key, created if missing
   aquifer pool serve /dev/dax0.0 --socket /run/dax.socket --key-file /etc/dax.key
 
-Run it as the owner of the pool. It opens the pool for writing and hands it, opened for writing, to processes that present the \
-key (`Pool::grant_access`, and commands with --access-key-file); it says who they are. Those go on when it ends, which it does on SIGTERM and Ctrl-C: then its \
-socket is removed, and the key file stays. Who may read the pool file may ask. A pool has one broker.")]
+Run it as the owner of the pool. It opens the pool for writing, and passes writable descriptors to processes that present the key \
+(`Pool::grant_access`, and commands with --access-key-file); it prints each request. Users who may read the pool file may send one. \
+It ends on SIGTERM and Ctrl-C, and removes its socket, but not the key file; processes that have access keep it. A pool has at most \
+one broker.")]
 pub struct Args {
-    /// The pool
+    /// Path of the pool
     path: PathBuf,
 
-    /// Where it listens [default: the pool's path and `.socket`]
+    /// Socket to listen at [default: the pool's path followed by `.socket`]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// File with the key, of mode 600; if there is none, a key is made and written to it [default:
-    /// the pool's path and `.key`]
+    /// File with the key, of mode 600; created with a random key if missing [default: the pool's
+    /// path followed by `.key`]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Where it puts what the pool's processes share, if it is the first one; readers look in
-    /// `/dev/shm` and beside the pool [default: /dev/shm]
+    /// Directory for the pool's shared memory, if this is the first process that opens the pool;
+    /// other processes also search `/dev/shm` and the pool's directory [default: /dev/shm]
     #[arg(long, value_name = "DIR")]
     shared_memory: Option<PathBuf>,
 }
@@ -69,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     let made = std::fs::metadata(broker.socket()).map_or(mode, |made| made.permissions().mode());
     if mode & !made & 0o044 != 0 {
         output::warn(&format!(
-            "{path} is open in a process that shares it with fewer users than may read the file; end that, and start again"
+            "another process has {path} open, and shares it with fewer users than may read the file; end that process and restart"
         ));
     }
     let key_file = key_file.display();
@@ -96,7 +97,7 @@ fn key_in(path: &Path) -> Result<(AccessKey, &'static str)> {
     if path.exists() {
         Ok((AccessKey::from_file(path)?, "is in"))
     } else {
-        Ok((AccessKey::create_file(path)?, "was made in"))
+        Ok((AccessKey::create_file(path)?, "was created in"))
     }
 }
 

@@ -59,18 +59,18 @@ impl Undo {
     fn undo(&self) -> Error {
         let path = self.path.display();
         let (undone, became) = match self.former {
-            Former::Nothing => (Ok(()), "was not made"),
+            Former::Nothing => (Ok(()), "was not created"),
             Former::File { len_bytes } if self.overwrites && len_bytes > 0 => {
-                (self.set_len(0), "is empty now: what it held is lost")
+                (self.set_len(0), "is empty now; its content is lost")
             }
-            Former::File { len_bytes } => (self.set_len(len_bytes), "is as it was"),
-            Former::Other if self.overwrites => (Ok(()), "holds no pool: what it held is lost"),
-            Former::Other => (Ok(()), "is as it was"),
+            Former::File { len_bytes } => (self.set_len(len_bytes), "is unchanged"),
+            Former::Other if self.overwrites => (Ok(()), "holds no pool; its content is lost"),
+            Former::Other => (Ok(()), "is unchanged"),
         };
         match undone {
             Ok(()) => anyhow!("interrupted; {path} {became}"),
             Err(error) => Error::new(error).context(format!(
-                "interrupted, and {path} could not be put back; look at its length"
+                "interrupted; {path} could not be truncated to its former length; check its length"
             )),
         }
     }

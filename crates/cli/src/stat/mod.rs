@@ -25,36 +25,36 @@ use sample::Sample;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  aquifer stat                      all caches of your processes (as root: everybody's)
-  aquifer stat 4711                 those of one process
-  aquifer stat orders --watch 1     one by its name, every second, with rates
-  aquifer stat --json --watch 5     one JSON object a line
+  aquifer stat                      all caches of your processes (as root: of all users)
+  aquifer stat 4711                 the caches of one process
+  aquifer stat orders --watch 1     caches of one name, every second, with rates
+  aquifer stat --json --watch 5     one JSON object per line
   aquifer stat --openmetrics        as text that Prometheus reads
   aquifer stat data.pool:/logs      a directory of a pool
 
-A program lets its cache be seen with
+A program makes its cache visible with
   Cache::builder().publish(\"orders\")")]
 pub struct Args {
-    /// Only this process, or caches of this name; or files of a pool
+    /// Show only the caches of this process or name, or files of a pool [default: all caches]
     #[arg(value_name = "PID|NAME|POOL:/PATH")]
     targets: Vec<OsString>,
 
-    /// Print again and again, this many seconds apart
+    /// Print repeatedly, at this interval in seconds, from 0.1 to 86400
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     watch: Option<Duration>,
 
-    /// With --watch: stop after this many times
+    /// With --watch: stop after printing this many times
     #[arg(long, value_name = "N", requires = "watch")]
     count: Option<u64>,
 
-    /// Of a symbolic link in a pool, show what it leads to
+    /// Follow symbolic links in a pool
     #[arg(short = 'L', long)]
     dereference: bool,
 
     #[command(flatten)]
     access: ReadAccess,
 
-    /// Print JSON: one object a time
+    /// Print one JSON object; with --watch, one per line
     #[arg(long)]
     json: bool,
 
@@ -64,7 +64,8 @@ pub struct Args {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let seconds: f64 =
+        text.parse().map_err(|_| "not a number; write for example 0.5".to_owned())?;
     if (0.1..=86400.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
@@ -104,11 +105,11 @@ impl Args {
         };
         if self.targets.iter().any(|target| Place::is_one(target)) {
             if self.watch.is_some() {
-                let text = "--watch is for caches, and not for files of a pool";
+                let text = "--watch is for caches, not for files of a pool";
                 wrong(ErrorKind::ArgumentConflict, text.to_owned());
             }
             if self.openmetrics {
-                let text = "--openmetrics is for caches, and not for files of a pool";
+                let text = "--openmetrics is for caches, not for files of a pool";
                 wrong(ErrorKind::ArgumentConflict, text.to_owned());
             }
             let places = self.targets.iter().cloned().map(Place::parse).collect();
@@ -129,11 +130,11 @@ impl Args {
             [] => Target::Caches(None),
             [target] => match target.to_str() {
                 Some(target) => Target::Caches(Some(target.to_owned())),
-                None => wrong(ErrorKind::InvalidUtf8, "no cache has such a name".to_owned()),
+                None => wrong(ErrorKind::InvalidUtf8, "names of caches are UTF-8".to_owned()),
             },
             [_, more, ..] => wrong(
                 ErrorKind::TooManyValues,
-                format!("`{}` is one process or name too many", more.to_string_lossy()),
+                format!("`{}`: only one process or name can be given", more.to_string_lossy()),
             ),
         }
     }
@@ -175,15 +176,13 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn explain_nothing(target: Option<&str>, json: bool) -> Result<()> {
     if let Some(target) = target {
-        bail!(
-            "no running cache of process or name `{target}`; `aquifer stat` lists those that there are"
-        );
+        bail!("no running cache of process or name `{target}`; `aquifer stat` lists all caches");
     }
     if json {
         return output::print_json(&Caches { caches: vec![] }, true);
     }
     output::print(
-        "No running cache. A program lets its cache be seen with Cache::builder().publish(\"name\").\n",
+        "No running cache. A program makes its cache visible with Cache::builder().publish(\"name\").\n",
     )
 }
 

@@ -176,11 +176,11 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         };
         if Some(item.identity) == self.pool {
             let shown = self.from.show(&source);
-            self.bar.aside(|| output::warn(&format!("{shown} is the pool itself: left out")));
+            self.bar.aside(|| output::warn(&format!("{shown} is the pool itself; left out")));
             return Ok(None);
         }
         if item.kind == Kind::Directory && !self.choices.recursive {
-            bail!("{}: this is a directory; -r copies it", self.from.show(&source));
+            bail!("{}: Is a directory; -r copies it", self.from.show(&source));
         }
         if self.choices.verbose {
             let said = format!("{} -> {}\n", self.from.show(&source), self.to.show(&target));
@@ -191,7 +191,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
             Kind::File => self.copy_file(&source, &target, &item, follow)?,
             Kind::Link => self.copy_link(&source, &target, &item)?,
             Kind::Other => bail!(
-                "{}: this is no file, directory or symbolic link: a pool cannot hold it",
+                "{}: not a file, directory or symbolic link; a pool cannot hold it",
                 self.from.show(&source)
             ),
         }
@@ -211,7 +211,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
             }
             Some(there) if there.kind == Kind::Directory => {}
             Some(_) => bail!(
-                "{}: this is there and no directory; remove it, or copy to another name",
+                "{}: Not a directory; remove it, or copy to another name",
                 self.to.show(&target)
             ),
         }
@@ -222,17 +222,17 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     fn check_target(&self, target: &Path) -> Result<()> {
         match self.to.item(target, false)? {
             Some(there) if there.kind == Kind::Directory => bail!(
-                "{}: this is a directory, and what is copied is none; remove it, or copy to another name",
+                "{}: Is a directory, and the source is not; remove it, or copy to another name",
                 self.to.show(target)
             ),
             Some(_) if self.choices.no_clobber => {
-                bail!("{}: something of this name is there already", self.to.show(target))
+                bail!("{}: File exists", self.to.show(target))
             }
             Some(there) if Some(there.identity) == self.pool => {
-                bail!("{}: this is the pool itself; copy to another name", self.to.show(target))
+                bail!("{}: is the pool itself; copy to another name", self.to.show(target))
             }
             Some(there) if self.is_special(&there, target) => bail!(
-                "{}: this is a device, a socket or a pipe; `aquifer cat` writes to one",
+                "{}: is a device, a socket or a pipe; write to it with `aquifer cat`",
                 self.to.show(target)
             ),
             _ => Ok(()),
@@ -331,5 +331,5 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
 
 /// The error for copying a tree into itself.
 pub fn into_itself(source: &str, target: &str) -> anyhow::Error {
-    anyhow!("{source} cannot be copied into itself, to {target}; copy it to somewhere else")
+    anyhow!("{source} cannot be copied into itself, to {target}; copy it elsewhere")
 }

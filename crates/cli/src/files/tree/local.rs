@@ -47,7 +47,7 @@ pub struct LocalNew {
 
 impl LocalNew {
     fn make(name: &Path, make: impl FnOnce(&Path) -> io::Result<Option<File>>) -> Result<LocalNew> {
-        let number = aquifer_sys::random::next_u64().context("no random number for a name")?;
+        let number = aquifer_sys::random::next_u64().context("cannot generate a temporary name")?;
         let parent = name.parent().unwrap_or(Path::new(""));
         let temporary = parent.join(format!("{TEMPORARY}{number:016x}"));
         let file = at(name, make(&temporary))?;
