@@ -26,6 +26,7 @@ mod data;
 mod file_set;
 mod graph;
 mod harness;
+mod job;
 mod kernels;
 mod options;
 mod pooled_set;

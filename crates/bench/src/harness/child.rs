@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use anyhow::{Context, Result};
 
-use super::job::{Job, Outcome};
+use crate::job::{Job, Outcome};
 use crate::contender::Unavailable;
 use crate::{file_set, raw, workload};
 

@@ -18,12 +18,12 @@
 //! prepares, reports that it is ready, and waits for the start signal.
 
 mod child;
-mod job;
+
 mod schedule;
 mod team;
 
 pub use child::run_if_child;
-pub use job::{
+pub use crate::job::{
     AppendWork, CommitWork, ComputeWork, FilesWork, Job, LaneAnswer, Measured, PooledWork,
     RecordWork, TeamWork, Work,
 };

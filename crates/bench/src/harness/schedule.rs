@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::child::CHILD_VARIABLE;
-use super::job::{Job, Measured, Outcome};
+use crate::job::{Job, Measured, Outcome};
 use crate::contender::Unavailable;
 use crate::report::{Row, median_details};
 use crate::stats::median;

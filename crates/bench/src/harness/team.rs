@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, ChildStdout};
 
 use anyhow::{Context, Result, bail};
 
-use super::job::{Job, Measured, Outcome};
+use crate::job::{Job, Measured, Outcome};
 use super::schedule::this_program;
 use crate::contender::Unavailable;
 
