@@ -39,6 +39,8 @@ use crate::cells::{CellArray, Record, Transaction};
 use crate::cells::{RECORD_BYTES, RECORD_CELLS};
 use crate::job::Unavailable;
 
+#[cfg(feature = "databases")]
+pub use self::redb::RedbStore;
 pub use libpmemobj::PmemobjStore;
 #[cfg(feature = "databases")]
 pub use lmdb::LmdbStore;
@@ -46,8 +48,6 @@ pub use log_alone::LogAlone;
 pub use memory::MemoryStore;
 #[cfg(not(feature = "databases"))]
 pub use not_built::{NotBuilt as LmdbStore, NotBuilt as RedbStore, NotBuilt as SqliteStore};
-#[cfg(feature = "databases")]
-pub use redb::RedbStore;
 #[cfg(feature = "databases")]
 pub use sqlite::SqliteStore;
 
