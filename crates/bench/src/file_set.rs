@@ -77,9 +77,9 @@ pub fn file_path(directory: &Path, number: u32) -> PathBuf {
     directory.join(format!("{number:06}"))
 }
 
-/// Files count as warm if at most one part in this many is not cached: proactive reclaim (DAMON)
+/// Files count as warm if at most one byte in this many is not cached: proactive reclaim (DAMON)
 /// evicts some idle pages, which the next access reads again.
-const COLD_PART: u64 = 100;
+const COLD_SHARE: u64 = 100;
 /// How often missing pages are read again.
 const WARMINGS: usize = 3;
 
@@ -117,6 +117,19 @@ pub fn warm<'a>(files: impl Iterator<Item = &'a Path> + Clone) -> Result<bool> {
     Ok(cold_bytes.is_some())
 }
 
+/// Fails if more than a little of the file is in the page cache.
+pub fn expect_cold(file: &File) -> Result<()> {
+    let file_bytes = file.metadata()?.len();
+    if let Some(cached) = cached_bytes(file)? {
+        ensure!(
+            cached <= file_bytes / 64,
+            "{cached} of {file_bytes} bytes of the data file are cached although it was dropped: is \
+             something else reading it, or is it in memory?"
+        );
+    }
+    Ok(())
+}
+
 /// How much of a file is cached.
 #[derive(Debug, Clone, Copy)]
 struct Presence {
@@ -129,7 +142,7 @@ struct Presence {
 /// missing. `None` if the kernel cannot tell; then all were read.
 fn bring_in<T>(
     files: &[T],
-    mut look: impl FnMut(&T) -> Result<Presence>,
+    mut check: impl FnMut(&T) -> Result<Presence>,
     mut fill: impl FnMut(&T, u64) -> Result<()>,
 ) -> Result<Option<u64>> {
     let (mut all_bytes, mut cold_bytes) = (0, 0);
@@ -137,7 +150,7 @@ fn bring_in<T>(
         (all_bytes, cold_bytes) = (0, 0);
         let mut is_known = true;
         for file in files {
-            let found = look(file)?;
+            let found = check(file)?;
             all_bytes += found.len_bytes;
             if found.missing_bytes != Some(0) {
                 fill(file, found.len_bytes)?;
@@ -148,7 +161,7 @@ fn bring_in<T>(
             return Ok(None);
         }
         for file in files {
-            cold_bytes += look(file)?.missing_bytes.unwrap_or(0);
+            cold_bytes += check(file)?.missing_bytes.unwrap_or(0);
         }
         if check_warm(cold_bytes, all_bytes).is_ok() {
             break;
@@ -158,10 +171,10 @@ fn bring_in<T>(
     Ok(Some(cold_bytes))
 }
 
-/// Fails if more than a small part is still missing after reading.
+/// Fails if more than a small share is still missing after reading.
 fn check_warm(cold_bytes: u64, all_bytes: u64) -> Result<()> {
     ensure!(
-        cold_bytes <= all_bytes / COLD_PART,
+        cold_bytes <= all_bytes / COLD_SHARE,
         "only {} of {all_bytes} bytes are warm although they were read: is memory short?",
         all_bytes - cold_bytes
     );
@@ -218,11 +231,11 @@ mod tests {
     ) -> (Result<Option<u64>>, usize) {
         let mut missing = [100_u64, 0];
         let missing = std::cell::RefCell::new(&mut missing);
-        let (mut looks, mut fills) = (0, 0);
-        let look = |&file: &usize| {
-            looks += 1;
+        let (mut checks, mut fills) = (0, 0);
+        let check = |&file: &usize| {
+            checks += 1;
             let missing = &mut missing.borrow_mut()[file];
-            *missing = (*missing + taken(looks)).min(100);
+            *missing = (*missing + taken(checks)).min(100);
             Ok(Presence { len_bytes: 100, missing_bytes: Some(*missing) })
         };
         let fill = |&file: &usize, len_bytes| {
@@ -231,7 +244,7 @@ mod tests {
             missing.borrow_mut()[file] = 0;
             Ok(())
         };
-        (bring_in(&[0, 1], look, fill), fills)
+        (bring_in(&[0, 1], check, fill), fills)
     }
 
     #[test]
@@ -239,10 +252,10 @@ mod tests {
         let (cold, fills) = bring_in_while_reclaimed(|_| 0);
         assert_eq!((cold.unwrap(), fills), (Some(0), 1));
         // A page reclaimed before every second check is tolerated, and reported.
-        let (cold, _) = bring_in_while_reclaimed(|look| u64::from(look % 2 == 0));
+        let (cold, _) = bring_in_while_reclaimed(|check| u64::from(check % 2 == 0));
         assert_eq!(cold.unwrap(), Some(1));
         // Many pages reclaimed once are read again.
-        let (cold, fills) = bring_in_while_reclaimed(|look| if look == 3 { 50 } else { 0 });
+        let (cold, fills) = bring_in_while_reclaimed(|check| if check == 3 { 50 } else { 0 });
         assert_eq!((cold.unwrap(), fills), (Some(0), 2));
         // Many pages reclaimed every time are an error.
         let (cold, _) = bring_in_while_reclaimed(|_| 3);

@@ -1,12 +1,15 @@
 //! The benches behind `aquifer bench`: Aquifer beside the systems a program would otherwise use.
 //!
 //! ```text
-//! options ──▶ benches: which contenders, which ratios ──▶ report: table or JSON
-//!                │
-//!             harness: interleaved rounds, one process for each contender and round
-//!                │                         inside a memory-limited group (limit), on a chosen
-//!                ▼                         file system (place), with checkable data (data, graph)
-//!             workload ──▶ contender: mmap, direct reads, user-space cache, …
+//! benches: options, which contenders, which ratios ──▶ report: table or JSON
+//!    │
+//! harness: interleaved rounds, one process for each contender and round
+//!    │                         inside a memory-limited group (limit), on a chosen
+//!    │ job                     file system (place), with checkable data (data, graph)
+//!    ▼
+//! contenders: mmap, direct reads, a user-space cache, …: each declared once
+//!    │
+//! workload: the loops that are timed ──▶ contender: the interfaces they use, and their implementations
 //! ```
 //!
 //! The rules that make the figures comparable: contenders run interleaved in the same run, each in
@@ -22,10 +25,12 @@
 mod benches;
 mod cells;
 mod contender;
+mod contenders;
 mod data;
 mod file_set;
 mod graph;
 mod harness;
+mod job;
 mod kernels;
 mod options;
 mod pooled_set;
@@ -36,6 +41,7 @@ mod scratch;
 mod source_tree;
 mod stats;
 mod sum;
+mod threads;
 mod workload;
 mod zipf;
 
@@ -43,22 +49,17 @@ use std::io::Write;
 
 use anyhow::Result;
 
-pub use contender::System;
-pub use options::{
-    AppendOptions, Bench, BenchArgs, Common, ComputeOptions, DemoArgs, Device, FlushOptions,
-    KernelName, MapAheadOptions, MappingCacheOptions, Memory, MetadataOptions, Options,
-    PswapOptions, PsyncOptions, ReadOnceOptions, RecoverOptions, RepetitiveOptions, SearchOptions,
-    SharedOptions, Sizes, UnmapOptions, ViewOptions,
-};
+pub use benches::BenchArgs;
+pub use options::DemoArgs;
 
 /// Runs the bench named by `args` and prints its report to standard output.
 pub fn main(args: &BenchArgs) -> Result<()> {
-    if harness::run_if_child()? {
+    if harness::run_if_child(run_job)? {
         return Ok(());
     }
-    let report = benches::run(&args.bench)?;
+    let report = args.bench.run()?;
     let mut output = std::io::stdout().lock();
-    if args.bench.common().json {
+    if args.bench.common.json {
         serde_json::to_writer_pretty(&mut output, &report)?;
         writeln!(output)?;
     } else {
@@ -67,10 +68,15 @@ pub fn main(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
+/// The work of a child.
+fn run_job(job: &job::Job) -> Result<job::Measured> {
+    workload::run(job, benches::contender(&job.contender)?)
+}
+
 /// Runs the demonstration: searches a graph several times larger than memory through Aquifer and
 /// through mmap, and prints a table of both to standard output.
 pub fn demo(args: &DemoArgs) -> Result<()> {
-    if harness::run_if_child()? {
+    if harness::run_if_child(run_job)? {
         return Ok(());
     }
     let shown = benches::demo(args)?;

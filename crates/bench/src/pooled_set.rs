@@ -11,11 +11,8 @@ use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 use crate::data::check_space;
 use crate::file_set::{FileSet, file_path, fill_content};
 use crate::rng::Rng;
-use crate::scratch::Scratch;
+use crate::scratch::{POOL, Scratch};
 use aquifer_host::interrupt;
-
-/// Name of the pool in its directory.
-pub const POOL: &str = "pool";
 
 /// The length of a pool with room for `content_bytes` in `files` files.
 pub fn pool_bytes(content_bytes: u64, files: u64) -> u64 {
@@ -27,7 +24,7 @@ pub fn pool_bytes(content_bytes: u64, files: u64) -> u64 {
     (bytes + (bytes / 3).clamp(2 << 20, 128 << 20) + (4 << 20)).next_multiple_of(2 << 20)
 }
 
-/// Slots for `files` files with a name each, and for the overflow parts of files with several runs.
+/// Slots for `files` files with a name each, and for the overflow slots of files with several runs.
 fn slots(files: u64) -> u64 {
     files + files / 2 + 4096
 }

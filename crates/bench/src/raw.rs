@@ -239,12 +239,12 @@ impl WillNeed {
     /// Starts reading the ranges, given as address and length. Returns when the reads are
     /// submitted.
     pub fn advise(&self, ranges: &[libc::iovec]) -> io::Result<()> {
-        for mut part in ranges.chunks(VECTOR_MAX) {
-            while !part.is_empty() {
-                let advised_bytes = self.advise_once(part)?;
+        for mut chunk in ranges.chunks(VECTOR_MAX) {
+            while !chunk.is_empty() {
+                let advised_bytes = self.advise_once(chunk)?;
                 // A short count means the call stopped between two ranges; continue with the rest.
                 let mut left = advised_bytes;
-                let done = part
+                let done = chunk
                     .iter()
                     .take_while(|range| {
                         let whole = range.iov_len <= left;
@@ -255,7 +255,7 @@ impl WillNeed {
                 if done == 0 {
                     return Err(io::Error::other("process_madvise made no progress"));
                 }
-                part = &part[done..];
+                chunk = &chunk[done..];
             }
         }
         Ok(())

@@ -1,8 +1,6 @@
 //! The output of a bench: one JSON object, or the same as a table.
 //!
-//! A row is one contender and one metric. A ratio compares two rows; it is above 1 when Aquifer is
-//! better, and it exists only if both rows do. If several forms of a contender represent "mmap",
-//! the best of them is used for each metric.
+//! A row is one contender and one metric.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::stats::median;
-use aquifer_host::machine::Machine;
+use aquifer_host::Machine;
 
 /// The result of one bench.
 #[derive(Debug, Clone, Serialize)]
@@ -34,7 +32,7 @@ pub struct Report {
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// The contender.
-    pub system: &'static str,
+    pub system: String,
     /// What was measured; the suffix `_2t` means two threads.
     pub metric: String,
     /// Unit of `median`, `p99`, `p999` and `values`.
@@ -52,80 +50,6 @@ pub struct Row {
     /// Medians of additional figures that the contender reports.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub details: BTreeMap<String, f64>,
-}
-
-/// The figure of a row that a ratio compares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Figure {
-    /// The median.
-    Median,
-    /// The 99.9th percentile.
-    P999,
-}
-
-/// The definition of a ratio: the best of `others` over `ours`.
-#[derive(Debug, Clone)]
-pub struct Ratio {
-    /// Its name in the report.
-    pub name: String,
-    /// The contenders to compare with; the best of them counts.
-    pub others: &'static [&'static str],
-    /// Their metric.
-    pub other_metric: String,
-    /// The contender being rated.
-    pub ours: &'static str,
-    /// Its metric.
-    pub our_metric: String,
-    /// The figure to compare.
-    pub figure: Figure,
-}
-
-impl Ratio {
-    /// Both sides on the same metric, by median.
-    pub fn new(
-        name: impl Into<String>,
-        others: &'static [&'static str],
-        ours: &'static str,
-        metric: impl Into<String>,
-    ) -> Self {
-        let metric = metric.into();
-        Self {
-            name: name.into(),
-            others,
-            other_metric: metric.clone(),
-            ours,
-            our_metric: metric,
-            figure: Figure::Median,
-        }
-    }
-
-    fn of(&self, rows: &[Row]) -> Option<f64> {
-        let figure = |system: &str, metric: &str| {
-            let row = rows.iter().find(|row| row.system == system && row.metric == metric)?;
-            match self.figure {
-                Figure::Median => Some(row.median),
-                Figure::P999 => row.p999,
-            }
-        };
-        let ours = figure(self.ours, &self.our_metric)?;
-        let best = self
-            .others
-            .iter()
-            .filter_map(|other| figure(other, &self.other_metric))
-            .min_by(f64::total_cmp)?;
-        Some(best / ours)
-    }
-}
-
-/// The ratios whose rows exist.
-pub fn ratios(definitions: &[Ratio], rows: &[Row]) -> BTreeMap<String, f64> {
-    definitions.iter().filter_map(|ratio| Some((ratio.name.clone(), ratio.of(rows)?))).collect()
-}
-
-/// The geometric mean; 1 if there are no values.
-pub fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
-    let count = values.len().max(1) as f64;
-    (values.map(f64::ln).sum::<f64>() / count).exp()
 }
 
 /// Median of each figure that all rounds report under the same name.
@@ -165,7 +89,7 @@ impl Report {
             let optional = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), number);
             lines.push([
                 row.metric.clone(),
-                row.system.to_owned(),
+                row.system.clone(),
                 row.unit.to_owned(),
                 number(row.median),
                 optional(row.p99),
@@ -237,41 +161,6 @@ pub fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn row(system: &'static str, metric: &str, median: f64, p999: Option<f64>) -> Row {
-        Row {
-            system,
-            metric: metric.to_owned(),
-            unit: "ns",
-            median,
-            p99: None,
-            p999,
-            rounds: 1,
-            values: vec![median],
-            details: BTreeMap::new(),
-        }
-    }
-
-    #[test]
-    fn a_ratio_takes_the_best_of_the_others_and_needs_both_sides() {
-        let rows = [
-            row("mmap", "read", 80.0, Some(100.0)),
-            row("mmap_random", "read", 60.0, Some(300.0)),
-            row("mapping", "read", 30.0, Some(50.0)),
-        ];
-        let median = Ratio::new("m", &["mmap", "mmap_random", "absent"], "mapping", "read");
-        let tail = Ratio { name: "t".into(), figure: Figure::P999, ..median.clone() };
-        let absent = Ratio::new("a", &["mmap"], "pages", "read");
-        let other_metric = Ratio::new("w", &["mmap"], "mapping", "write");
-        let found = ratios(&[median, tail, absent, other_metric], &rows);
-        assert_eq!(found, BTreeMap::from([("m".to_owned(), 2.0), ("t".to_owned(), 2.0)]));
-    }
-
-    #[test]
-    fn geometric_means() {
-        assert!((geometric_mean([2.0, 8.0].into_iter()) - 4.0).abs() < 1e-12);
-        assert!((geometric_mean([].into_iter()) - 1.0).abs() < 1e-12);
-    }
 
     #[test]
     fn numbers_are_readable() {

@@ -7,7 +7,10 @@ use anyhow::{Context, Result};
 use aquifer_pool::{OpenOptions, Pool};
 use tempfile::TempDir;
 
-use crate::pooled_set::POOL;
+use crate::raw::sync_file_system;
+
+/// The name of a pool in its directory.
+pub const POOL: &str = "pool";
 
 /// A fresh directory, removed with its content when dropped.
 #[derive(Debug)]
@@ -28,6 +31,23 @@ impl Scratch {
     pub fn path(&self) -> &Path {
         self.0.path()
     }
+
+    /// Removes the files of the previous contender.
+    pub fn empty(&self) -> Result<()> {
+        for entry in fs::read_dir(self.path())? {
+            let path = entry?.path();
+            let removed =
+                if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The same, and leaves nothing for the file system to write later.
+    pub fn empty_and_sync(&self) -> Result<()> {
+        self.empty()?;
+        Ok(sync_file_system(self.path())?)
+    }
 }
 
 impl Drop for Scratch {
@@ -36,15 +56,4 @@ impl Drop for Scratch {
         // closing the pool removes.
         drop(Pool::open(self.path().join(POOL), &OpenOptions::default()));
     }
-}
-
-/// Removes the files of the previous contender.
-pub fn empty(directory: &Path) -> Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let removed =
-            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        removed.with_context(|| format!("cannot remove {}", path.display()))?;
-    }
-    Ok(())
 }

@@ -40,12 +40,12 @@ impl Histogram {
         self.total += other.total;
     }
 
-    /// The latency that this part (0 to 1) of the accesses did not exceed; `None` without accesses.
-    pub fn quantile_ns(&self, part: f64) -> Option<f64> {
+    /// The latency that this share (0 to 1) of the accesses did not exceed; `None` without accesses.
+    pub fn quantile_ns(&self, share: f64) -> Option<f64> {
         if self.total == 0 {
             return None;
         }
-        let rank = ((part * self.total as f64).ceil() as u64).clamp(1, self.total);
+        let rank = ((share * self.total as f64).ceil() as u64).clamp(1, self.total);
         let mut below = 0;
         for (bucket, count) in self.counts.iter().enumerate() {
             below += count;
@@ -126,11 +126,11 @@ mod tests {
             values.push(value);
         }
         values.sort_unstable();
-        for part in [0.0, 0.5, 0.9, 0.99, 0.999, 1.0] {
-            let rank = ((part * 10_000.0_f64).ceil() as usize).clamp(1, 10_000);
+        for share in [0.0, 0.5, 0.9, 0.99, 0.999, 1.0] {
+            let rank = ((share * 10_000.0_f64).ceil() as usize).clamp(1, 10_000);
             let exact = values[rank - 1] as f64;
-            let found = histogram.quantile_ns(part).unwrap();
-            assert!((found - exact).abs() <= exact / 32.0 + 1.0, "{part}: {found} for {exact}");
+            let found = histogram.quantile_ns(share).unwrap();
+            assert!((found - exact).abs() <= exact / 32.0 + 1.0, "{share}: {found} for {exact}");
         }
     }
 

@@ -59,12 +59,12 @@ mod tests {
         let mut rng = Rng::new(1);
         let bytes: Vec<u8> = (0..4096).map(|_| rng.next() as u8).collect();
         for len_bytes in (0..600).chain([4088, 4096]) {
-            let part = &bytes[..len_bytes];
-            let plain = part
+            let prefix = &bytes[..len_bytes];
+            let plain = prefix
                 .chunks_exact(8)
                 .map(|word| u64::from_ne_bytes(word.try_into().unwrap()))
                 .fold(0, u64::wrapping_add);
-            assert_eq!(sum_words(part), plain, "{len_bytes}");
+            assert_eq!(sum_words(prefix), plain, "{len_bytes}");
         }
     }
 }

@@ -526,6 +526,15 @@ fn contenders_that_do_not_take_part_are_refused() {
 }
 
 #[test]
+fn help_lists_the_contenders() {
+    let help = bench(&["psync", "--help"]);
+    let text = String::from_utf8_lossy(&help.stdout).into_owned();
+    for wanted in ["--pages", "--rounds", "libpmemobj1", "log_alone", "LMDB, with its default"] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+}
+
+#[test]
 fn nothing_is_left_behind() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().to_str().unwrap();

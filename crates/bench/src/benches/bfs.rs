@@ -7,52 +7,53 @@
 //! number of threads is used.
 
 use anyhow::Result;
-use serde_json::json;
 
+use super::declaration::{Bench, Contenders};
 use super::graph_run::GraphRun;
+use super::ratio::Ratio;
 use super::setting::Defaults;
-use crate::contender::System;
-use crate::harness::Work;
-use crate::options::Options;
-use crate::report::{Ratio, Report};
+use crate::contender::Contender;
+use crate::contenders::{MAPPING, MMAP, MMAP_RANDOM, MMAP_WILLNEED};
+use crate::job::Work;
+use crate::options::{CacheOptions, Common};
+use crate::report::Report;
 
-const SYSTEMS: &[System] =
-    &[System::Mmap, System::MmapRandom, System::MmapWillneed, System::Mapping];
+const SYSTEMS: &[&Contender] = &[MMAP, MMAP_RANDOM, MMAP_WILLNEED, MAPPING];
 
-/// Runs the bench.
-pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults {
-        contenders: &[SYSTEMS],
-        size_bytes: [256 << 20, 64 << 20],
-        data_per_budget: 4,
-        scarce: true,
-    };
-    let mut run = GraphRun::prepare(options, defaults)?;
-    let (graph, threads) = (run.graph(), run.threads());
-    // Read-ahead whose pages evict others can take an hour. A form that slow is not the best form
-    // of mmap, so leaving it out changes no ratio.
-    let deadline_ms = if run.setting.stage.quick { 3_000 } else { 90_000 };
-    let cells =
-        run.setting.stage.wanted(SYSTEMS).map(|system| {
-            run.cell("search", ("ms", 1e6), system, Work::Bfs { threads }, deadline_ms)
+/// The declaration of the bench.
+pub struct Bfs;
+
+impl Bench for Bfs {
+    type Options = CacheOptions;
+    const NAME: &'static str = "bfs";
+    const ABOUT: &'static str = "Breadth-first search over a graph larger than memory";
+    const CONTENDERS: Contenders = &[SYSTEMS];
+
+    fn run(common: &Common, options: &CacheOptions) -> Result<Report> {
+        let defaults = Defaults {
+            name: Self::NAME,
+            contenders: Self::CONTENDERS,
+            size_bytes: [256 << 20, 64 << 20],
+            data_per_budget: 4,
+            scarce: true,
+        };
+        let run = GraphRun::prepare(common, options, defaults)?;
+        let threads = run.threads();
+        // Read-ahead whose pages evict others can take an hour. A form that slow is not the best
+        // form of mmap, so leaving it out changes no ratio.
+        let deadline_ms = if common.quick { 3_000 } else { 90_000 };
+        let cells = run.setting.stage.wanted(SYSTEMS).map(|contender| {
+            run.cell("search", ("ms", 1e6), contender, Work::Bfs { threads }, deadline_ms)
         });
-    let cells = cells.collect();
-    let rows = run.measure(cells)?;
-    let mut report = run.setting.report("bfs", rows, &definitions());
-    report.config.insert("vertices", json!(graph.vertices));
-    report.config.insert("entries", json!(graph.entries));
-    report.config.insert("threads", json!([threads]));
-    Ok(report)
+        let rows = run.measure(cells.collect())?;
+        Ok(run.report(rows, &definitions()))
+    }
 }
 
 fn definitions() -> Vec<Ratio> {
+    let all: &[&Contender] = &[MMAP, MMAP_RANDOM, MMAP_WILLNEED];
     vec![
-        Ratio::new(
-            "mapping_vs_mmap",
-            &["mmap", "mmap_random", "mmap_willneed"],
-            "mapping",
-            "search",
-        ),
-        Ratio::new("mapping_vs_plain_mmap", &["mmap", "mmap_random"], "mapping", "search"),
+        Ratio::new("mapping_vs_mmap", all, MAPPING, "search"),
+        Ratio::new("mapping_vs_plain_mmap", &[MMAP, MMAP_RANDOM], MAPPING, "search"),
     ]
 }

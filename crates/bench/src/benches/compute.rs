@@ -5,115 +5,123 @@
 //! memory (`memory`), which gives the cost of the computation alone. The workload defines what is
 //! made durable, and when.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
-use super::stage::Stage;
-use crate::contender::{Source, System};
-use crate::harness::{Cell, ComputeWork, Job, LaneAnswer, Schedule, Work};
-use crate::kernels::{Scale, find};
-use crate::options::{ComputeOptions, KernelName};
-use crate::raw::sync_file_system;
-use crate::report::{Ratio, Report, geometric_mean, ratios};
-use crate::scratch::{empty, scratch_directory};
+use super::declaration::{Bench, Contenders};
+use super::ratio::{Ratio, geometric_mean, ratios};
+use super::stage::{Answers, Stage};
+use crate::contender::Contender;
+use crate::contenders::{MEMORY, MSYNC, OBJECT};
+use crate::harness::Cell;
+use crate::job::{ComputeWork, Job, Work};
+use crate::kernels::{KernelName, Scale, Sizes, find};
+use crate::options::{Common, count};
+use crate::report::Report;
+use crate::scratch::scratch_directory;
 use aquifer_host::machine::cores;
 
-const DURABLE: &[System] = &[System::Object, System::Msync];
-const MEMORY: &[System] = &[System::Memory];
+const DURABLE: &[&Contender] = &[OBJECT, MSYNC];
+const VOLATILE: &[&Contender] = &[MEMORY];
 
-/// Runs the bench.
-pub fn run(options: &ComputeOptions) -> Result<Report> {
-    let quick = options.common.quick;
-    let kernels = if options.kernels.is_empty() { &KernelName::ALL[..] } else { &options.kernels };
-    let rates = if quick { vec![100] } else { options.rates.clone() };
-    let threads = options.threads.unwrap_or_else(|| u32::try_from(cores()).unwrap_or(1));
-    let scale = |kernel| Scale::of(kernel, options.sizes, quick);
-    let len_bytes = |&kernel: &KernelName| -> u64 {
-        let shapes = find(kernel, scale(kernel)).matrices();
-        shapes.iter().map(|shape| shape.len_bytes as u64).sum()
-    };
-    let largest_bytes = kernels.iter().map(len_bytes).max().unwrap_or(0);
-    let mut stage = Stage::prepare(
-        &options.common,
-        &[MEMORY, DURABLE],
-        4 * largest_bytes + (256 << 20),
-        false,
-    )?;
-    let directory = scratch_directory(stage.place.path())?;
+/// The options of `bench compute`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  aquifer bench compute                           three kernels, four rates, some minutes
+  aquifer bench compute --rates 4 --kernels lu    one of each
+  aquifer bench compute --sizes paper --rates 4   the sizes of the paper on persistent memory objects")]
+pub struct Options {
+    /// Only these kernels, separated by commas [default: all]
+    #[arg(long, value_name = "KERNEL,…", value_delimiter = ',', value_enum)]
+    kernels: Vec<KernelName>,
 
-    let cell = |kernel: KernelName, system: System, rate_hz: u32| {
-        let scale = scale(kernel);
-        let job = Job {
-            system,
-            source: Source {
-                path: directory.path().to_owned(),
-                pages: 0,
-                writable: true,
-                cache_bytes: 0,
-                base_pages: false,
-            },
-            work: Work::Compute(ComputeWork { kernel, scale, rate_hz, threads }),
-            seed: stage.seed,
-            round: 0,
-            accesses: 1,
-            deadline_ms: 0,
-            warm_accesses: 0,
-            warm_deadline_ms: 0,
-            limit_bytes: None,
+    /// Sizes of the matrices
+    #[arg(long, value_enum, default_value_t = Sizes::Default)]
+    sizes: Sizes,
+
+    /// How often a second the results are made durable, separated by commas
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 10],
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rates: Vec<u32>,
+
+    /// Threads that compute [default: the cores]
+    #[arg(long, value_name = "N", value_parser = count())]
+    threads: Option<u32>,
+}
+
+/// The declaration of the bench.
+pub struct Compute;
+
+impl Bench for Compute {
+    type Options = Options;
+    const NAME: &'static str = "compute";
+    const ABOUT: &'static str =
+        "Matrix kernels that make their results durable a few times a second";
+    const CONTENDERS: Contenders = &[VOLATILE, DURABLE];
+
+    fn run(common: &Common, options: &Options) -> Result<Report> {
+        let quick = common.quick;
+        let kernels =
+            if options.kernels.is_empty() { &KernelName::ALL[..] } else { &options.kernels };
+        let rates = if quick { vec![100] } else { options.rates.clone() };
+        let threads = options.threads.unwrap_or_else(|| u32::try_from(cores()).unwrap_or(1));
+        let scale = |kernel| Scale::of(kernel, options.sizes, quick);
+        let len_bytes = |&kernel: &KernelName| -> u64 {
+            let shapes = find(kernel, scale(kernel)).matrices();
+            shapes.iter().map(|shape| shape.len_bytes as u64).sum()
         };
-        Cell { metric: metric(kernel, rate_hz), unit: ("s", 1e9), job, limit_bytes: None }
-    };
-    let mut cells = Vec::new();
-    for &kernel in kernels {
-        cells.extend(stage.wanted(MEMORY).map(|system| cell(kernel, system, 0)));
-        for &rate_hz in &rates {
-            cells.extend(stage.wanted(DURABLE).map(|system| cell(kernel, system, rate_hz)));
-        }
-    }
-    let mut notes = std::mem::take(&mut stage.notes);
-    notes.push(
-        "msync and memory are not crash-consistent: after a crash what they computed is torn or gone"
-            .to_owned(),
-    );
-    let answers = RefCell::new(HashMap::<KernelName, Vec<LaneAnswer>>::new());
-    let schedule = Schedule {
-        limiter: None,
-        rounds: stage.rounds,
-        before: Box::new(|| {
-            empty(directory.path())?;
-            Ok(sync_file_system(directory.path())?)
-        }),
-        check: Box::new(|job, measured| {
-            let Work::Compute(work) = job.work else { return Ok(()) };
-            let mut answers = answers.borrow_mut();
-            let first = answers.entry(work.kernel).or_insert_with(|| measured.lanes.clone());
-            ensure!(*first == measured.lanes, "it computed something else than the one before it");
-            Ok(())
-        }),
-    };
-    let rows = schedule.run(cells, &mut notes)?;
-    drop(schedule);
-    stage.notes = notes;
+        let largest_bytes = kernels.iter().map(len_bytes).max().unwrap_or(0);
+        let stage = Stage::of::<Self>(common, 4 * largest_bytes + (256 << 20), false)?;
+        let directory = scratch_directory(stage.place.path())?;
 
-    let mut found = BTreeMap::new();
-    for rate_hz in rates.iter().copied() {
-        for (name, other) in [("overhead", "msync"), ("overhead_vs_memory", "memory")] {
-            let each = ratios(&overheads(name, kernels, rate_hz, other), &rows);
-            if each.len() == kernels.len() {
-                let mean = geometric_mean(each.values().copied());
-                found.insert(format!("{name}_geomean_{rate_hz}hz"), mean);
+        let cell = |kernel: KernelName, contender: &Contender, rate_hz: u32| {
+            let scale = scale(kernel);
+            let work = Work::Compute(ComputeWork { kernel, scale, rate_hz, threads });
+            let path = directory.path().to_owned();
+            let mut job = Job::new(contender.name, path, stage.seed, work);
+            job.source.writable = true;
+            job.accesses = 1;
+            Cell::new(metric(kernel, rate_hz), ("s", 1e9), job)
+        };
+        let mut cells = Vec::new();
+        for &kernel in kernels {
+            cells.extend(stage.wanted(VOLATILE).map(|contender| cell(kernel, contender, 0)));
+            for &rate_hz in &rates {
+                let wanted = stage.wanted(DURABLE);
+                cells.extend(wanted.map(|contender| cell(kernel, contender, rate_hz)));
             }
-            found.extend(each);
         }
+        stage.note(
+            "msync and memory are not crash-consistent: after a crash what they computed is torn or gone",
+        );
+        let answers = Answers::new();
+        let before = || directory.empty_and_sync();
+        let rows = stage.measure(None, before, cells, |job, measured| {
+            let Work::Compute(work) = job.work else { return Ok(()) };
+            answers.check(work.kernel, measured)
+        })?;
+
+        let mut found = BTreeMap::new();
+        for rate_hz in rates.iter().copied() {
+            for (name, other) in [("overhead", MSYNC), ("overhead_vs_memory", MEMORY)] {
+                let each = ratios(&overheads(name, kernels, rate_hz, other), &rows);
+                if each.len() == kernels.len() {
+                    let mean = geometric_mean(each.values().copied());
+                    found.insert(format!("{name}_geomean_{rate_hz}hz"), mean);
+                }
+                found.extend(each);
+            }
+        }
+        let scales: BTreeMap<_, _> =
+            kernels.iter().map(|&kernel| (kernel.name(), scale(kernel))).collect();
+        let config =
+            [("threads", json!(threads)), ("rates_hz", json!(rates)), ("scales", json!(scales))];
+        Ok(stage.report(rows, found, config))
     }
-    let scales: BTreeMap<_, _> =
-        kernels.iter().map(|&kernel| (kernel.name(), scale(kernel))).collect();
-    let config =
-        [("threads", json!(threads)), ("rates_hz", json!(rates)), ("scales", json!(scales))];
-    Ok(stage.report("compute", rows, found, config))
 }
 
 fn metric(kernel: KernelName, rate_hz: u32) -> String {
@@ -124,16 +132,21 @@ fn metric(kernel: KernelName, rate_hz: u32) -> String {
 }
 
 /// The run time over that of `other`, for each kernel: smaller is better.
-fn overheads(name: &str, kernels: &[KernelName], rate_hz: u32, other: &'static str) -> Vec<Ratio> {
+fn overheads(
+    name: &str,
+    kernels: &[KernelName],
+    rate_hz: u32,
+    other: &'static Contender,
+) -> Vec<Ratio> {
     let overhead = |&kernel: &KernelName| {
-        let other_rate_hz = if other == "memory" { 0 } else { rate_hz };
+        let other_rate_hz = if other == MEMORY { 0 } else { rate_hz };
         Ratio {
             other_metric: metric(kernel, rate_hz),
             ours: other,
             our_metric: metric(kernel, other_rate_hz),
             ..Ratio::new(
                 format!("{name}_{}_{rate_hz}hz", kernel.name()),
-                &["object"],
+                &[OBJECT],
                 other,
                 String::new(),
             )

@@ -7,22 +7,23 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use serde_json::json;
 
 use super::graph_run::GraphRun;
+use super::ratio::Ratio;
 use super::setting::Defaults;
-use crate::contender::System;
-use crate::harness::Work;
-use crate::options::{Common, DemoArgs, Device, Options};
-use crate::report::{Ratio, Report, Row, aligned, number};
-use aquifer_host::units::Bytes;
+use crate::contender::Contender;
+use crate::contenders::{MAPPING, MMAP, MMAP_RANDOM, MMAP_WILLNEED};
+use crate::job::Work;
+use crate::options::{CacheOptions, Common, DemoArgs, Device};
+use crate::report::{Report, Row, aligned, number};
+use aquifer_host::Bytes;
 
 /// The contenders, and their display names.
-const SYSTEMS: &[(System, &str)] = &[
-    (System::Mmap, "mmap"),
-    (System::MmapRandom, "mmap, MADV_RANDOM"),
-    (System::MmapWillneed, "mmap, prefetch by hand (WILLNEED)"),
-    (System::Mapping, "Aquifer"),
+const SYSTEMS: &[(&Contender, &str)] = &[
+    (MMAP, "mmap"),
+    (MMAP_RANDOM, "mmap, MADV_RANDOM"),
+    (MMAP_WILLNEED, "mmap, prefetch by hand (WILLNEED)"),
+    (MAPPING, "Aquifer"),
 ];
 
 const SEARCH: &str = "search";
@@ -49,42 +50,48 @@ pub fn demo(args: &DemoArgs) -> Result<Demonstration> {
         seed: 1,
         quick: false,
     };
-    let options =
-        Options { common, size: Some(args.size), budget: args.budget, threads: Vec::new() };
-    let defaults =
-        Defaults { contenders: &[], size_bytes: [0, 0], data_per_budget: 4, scarce: true };
-    let mut run = GraphRun::prepare(&options, defaults)?;
+    let options = CacheOptions { size: Some(args.size), budget: args.budget, threads: Vec::new() };
+    let defaults = Defaults {
+        name: "demo",
+        contenders: &[],
+        size_bytes: [0, 0],
+        data_per_budget: 4,
+        scarce: true,
+    };
+    let run = GraphRun::prepare(&common, &options, defaults)?;
     let limited = run.setting.limiter.is_some();
     let mut text = introduction(&run, limited);
     let threads = run.threads();
     let mut cells = Vec::new();
-    for &(system, _) in SYSTEMS.iter().filter(|(system, _)| limited || *system == System::Mapping) {
+    for (contender, _) in shown(limited) {
         let search = Work::Bfs { threads };
-        cells.push(run.cell(SEARCH, ("s", 1e9), system, search, PATIENCE_MS));
+        cells.push(run.cell(SEARCH, ("s", 1e9), contender, search, PATIENCE_MS));
         let lookup = Work::Lookup { threads };
-        cells.push(run.cell(LOOKUP, ("µs", 1e3), system, lookup, PATIENCE_MS));
+        cells.push(run.cell(LOOKUP, ("µs", 1e3), contender, lookup, PATIENCE_MS));
     }
     let rows = run.measure(cells)?;
-    text.push_str(&table(&rows, limited, &run.setting.stage.notes));
-    for note in &run.setting.stage.notes {
+    let notes = run.setting.stage.notes();
+    text.push_str(&table(&rows, limited, &notes));
+    for note in &notes {
         // Stopped contenders are already in the table.
         if !note.contains("not finished in time") {
             let _ = writeln!(text, "\nnote: {note}");
         }
     }
-    let mut report = run.setting.report("demo", rows, &definitions());
-    report.config.insert("vertices", json!(run.graph().vertices));
-    report.config.insert("entries", json!(run.graph().entries));
-    report.config.insert("threads", json!([threads]));
-    Ok(Demonstration { text, report })
+    Ok(Demonstration { text, report: run.report(rows, &definitions()) })
+}
+
+/// The contenders that can be shown: without a memory limit only Aquifer.
+fn shown(limited: bool) -> impl Iterator<Item = (&'static Contender, &'static str)> {
+    SYSTEMS.iter().copied().filter(move |(contender, _)| limited || *contender == MAPPING)
 }
 
 /// From one round each: illustrations, not measurements.
 fn definitions() -> Vec<Ratio> {
-    let others: &[&str] = &["mmap", "mmap_random", "mmap_willneed"];
+    let others: &[&Contender] = &[MMAP, MMAP_RANDOM, MMAP_WILLNEED];
     vec![
-        Ratio::new("mapping_vs_mmap_search", others, "mapping", SEARCH),
-        Ratio::new("mapping_vs_mmap_lookup", others, "mapping", LOOKUP),
+        Ratio::new("mapping_vs_mmap_search", others, MAPPING, SEARCH),
+        Ratio::new("mapping_vs_mmap_lookup", others, MAPPING, LOOKUP),
     ]
 }
 
@@ -108,10 +115,10 @@ fn introduction(run: &GraphRun, limited: bool) -> String {
 }
 
 fn table(rows: &[Row], limited: bool, notes: &[String]) -> String {
-    let cell = |system: System, metric: &str| {
-        let row = rows.iter().find(|row| row.system == system.name() && row.metric == metric);
+    let cell = |contender: &Contender, metric: &str| {
+        let row = rows.iter().find(|row| row.system == contender.name && row.metric == metric);
         let Some(row) = row else {
-            let left_out = format!("{metric} of {} is left out", system.name());
+            let left_out = format!("{metric} of {} is left out", contender.name);
             let note = notes.iter().find(|note| note.starts_with(&left_out));
             let stopped = note.is_some_and(|note| note.contains("not finished in time"));
             return if stopped { format!("> {} s", PATIENCE_MS / 1000) } else { "-".to_owned() };
@@ -119,9 +126,8 @@ fn table(rows: &[Row], limited: bool, notes: &[String]) -> String {
         format!("{} {}", number(row.median), row.unit)
     };
     let mut lines = vec![["", "breadth-first search", "a lookup"].map(str::to_owned)];
-    let shown = SYSTEMS.iter().filter(|(system, _)| limited || *system == System::Mapping);
-    for &(system, name) in shown {
-        lines.push([name.to_owned(), cell(system, SEARCH), cell(system, LOOKUP)]);
+    for (contender, name) in shown(limited) {
+        lines.push([name.to_owned(), cell(contender, SEARCH), cell(contender, LOOKUP)]);
     }
     aligned(&lines, 1)
 }

@@ -14,59 +14,60 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 
+use super::declaration::{Bench, Contenders};
 use super::setting::{Defaults, Setting};
-use crate::contender::System;
+use crate::contender::Contender;
+use crate::contenders::{MAPPING_USER, MMAP_RANDOM, PAGES};
 use crate::data::DataFile;
-use crate::harness::{Cell, Schedule, Work};
-use crate::options::Options;
-use crate::raw::{PAGE_BYTES, drop_cache};
+use crate::harness::Cell;
+use crate::job::Work;
+use crate::options::{CacheOptions, Common};
+use crate::raw::PAGE_BYTES;
 use crate::report::{Report, Row};
 
-const SYSTEMS: &[System] = &[System::MmapRandom, System::MappingUser, System::Pages];
+const SYSTEMS: &[&Contender] = &[MMAP_RANDOM, MAPPING_USER, PAGES];
 
 const ANATOMY: &str = "anatomy";
 const ROOMY: &str = "miss with room";
 const FULL: &str = "total";
 
-/// Runs the bench.
-pub fn run(options: &Options) -> Result<Report> {
-    let defaults = Defaults {
-        contenders: &[SYSTEMS],
-        size_bytes: [2 << 30, 256 << 20],
-        data_per_budget: 8,
-        scarce: true,
-    };
-    let mut setting = Setting::prepare(options, defaults)?;
-    let data = setting.data_file()?;
-    let cells = setting
-        .stage
-        .wanted(SYSTEMS)
-        .flat_map(|system| cells(&setting, &data, system))
-        .collect::<Vec<_>>();
-    let mut notes = std::mem::take(&mut setting.stage.notes);
-    let schedule = Schedule {
-        limiter: setting.limiter.as_ref(),
-        rounds: setting.stage.rounds,
-        before: Box::new(|| Ok(drop_cache(&data.open()?)?)),
-        check: Box::new(|job, measured| {
+/// The declaration of the bench.
+pub struct Fault;
+
+impl Bench for Fault {
+    type Options = CacheOptions;
+    const NAME: &'static str = "fault";
+    const ABOUT: &'static str = "Where the time of one miss goes";
+    const CONTENDERS: Contenders = &[SYSTEMS];
+
+    fn run(common: &Common, options: &CacheOptions) -> Result<Report> {
+        let defaults = Defaults {
+            name: Self::NAME,
+            contenders: Self::CONTENDERS,
+            size_bytes: [2 << 30, 256 << 20],
+            data_per_budget: 8,
+            scarce: true,
+        };
+        let setting = Setting::prepare(common, options, defaults)?;
+        let data = setting.data_file()?;
+        let wanted = setting.stage.wanted(SYSTEMS);
+        let cells = wanted.flat_map(|contender| cells(&setting, &data, contender)).collect();
+        let rows = setting.measure(&data, cells, |job, measured| {
             let made: u64 = measured.lanes.iter().map(|lane| lane.accesses).sum();
             ensure!(made == job.accesses, "only {made} of {} accesses in time", job.accesses);
             Ok(())
-        }),
-    };
-    let rows = schedule.run(cells, &mut notes)?;
-    drop(schedule);
-    setting.stage.notes = notes;
-    let limited = setting.limiter.is_some();
-    let rows = SYSTEMS.iter().flat_map(|system| parts_of(&rows, system.name(), limited)).collect();
-    Ok(setting.report("fault", rows, &[]))
+        })?;
+        let limited = setting.limiter.is_some();
+        let parts = SYSTEMS.iter().flat_map(|contender| parts_of(&rows, contender.name, limited));
+        Ok(setting.report(parts.collect(), &[]))
+    }
 }
 
-fn cells(setting: &Setting, data: &DataFile, system: System) -> [Cell; 3] {
+fn cells(setting: &Setting, data: &DataFile, contender: &Contender) -> [Cell; 3] {
     // Few of many pages, so that neighbours are rarely loaded together by chance.
     let accesses = (setting.pages() / 64).min(10_000);
-    let anatomy = setting.job(system, data, Work::Anatomy, accesses);
-    let mut full = setting.job(system, data, Work::Miss, accesses);
+    let anatomy = setting.job(contender, data, Work::Anatomy, accesses);
+    let mut full = setting.job(contender, data, Work::Miss, accesses);
     full.warm_accesses = setting.budget_bytes / PAGE_BYTES as u64 * 5 / 4;
     full.deadline_ms = 60_000;
     full.limit_bytes = setting.limiter.as_ref().map(|_| setting.budget_bytes);
@@ -75,12 +76,8 @@ fn cells(setting: &Setting, data: &DataFile, system: System) -> [Cell; 3] {
     roomy.limit_bytes = None;
     let room_bytes = (full.warm_accesses + accesses) * PAGE_BYTES as u64;
     roomy.source.cache_bytes = room_bytes + room_bytes / 2;
-    let cell = |metric: &str, job, limit_bytes| Cell {
-        metric: metric.to_owned(),
-        unit: ("ns", 1.0),
-        job,
-        limit_bytes,
-    };
+    let cell =
+        |metric, job, limit_bytes| Cell { limit_bytes, ..Cell::new(metric, ("ns", 1.0), job) };
     [
         cell(ANATOMY, anatomy, None),
         cell(ROOMY, roomy, None),
@@ -123,7 +120,7 @@ mod tests {
     #[test]
     fn the_parts_add_up() {
         let row = |metric: &str, median: f64, details: &[(&str, f64)]| Row {
-            system: "s",
+            system: "s".to_owned(),
             metric: metric.to_owned(),
             unit: "ns",
             median,

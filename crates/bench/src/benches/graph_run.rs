@@ -1,16 +1,18 @@
 //! Shared code of `bfs` and the demo: a graph file, and jobs on it under a limit.
 
-use std::cell::RefCell;
+use anyhow::Result;
+use serde_json::json;
 
-use anyhow::{Result, ensure};
-
+use super::ratio::Ratio;
 use super::setting::{Defaults, Setting};
-use crate::contender::{Source, System};
+use super::stage::Answers;
+use crate::contender::Contender;
 use crate::graph::{Graph, GraphFile, Rmat, Shape, state_bytes};
-use crate::harness::{Cell, Job, LaneAnswer, Schedule, Work, progress_bar};
-use crate::options::Options;
+use crate::harness::{Cell, progress_bar};
+use crate::job::{Job, Work};
+use crate::options::{CacheOptions, Common};
 use crate::raw::{PAGE_BYTES, drop_cache};
-use crate::report::Row;
+use crate::report::{Report, Row};
 
 /// A generated graph in its setting. The file is dropped, and so removed, before the place it is
 /// in.
@@ -23,8 +25,8 @@ pub struct GraphRun {
 
 impl GraphRun {
     /// Generates the graph.
-    pub fn prepare(options: &Options, defaults: Defaults) -> Result<Self> {
-        let setting = Setting::prepare(options, defaults)?;
+    pub fn prepare(common: &Common, options: &CacheOptions, defaults: Defaults) -> Result<Self> {
+        let setting = Setting::prepare(common, options, defaults)?;
         let rmat = Rmat { shape: Shape::for_size(setting.size_bytes), seed: setting.stage.seed };
         let bar = progress_bar(1000, "generating the graph");
         let file = GraphFile::create(setting.stage.place.path(), &rmat, |share| {
@@ -50,57 +52,38 @@ impl GraphRun {
         &self,
         metric: &str,
         unit: (&'static str, f64),
-        system: System,
+        contender: &Contender,
         work: Work,
         deadline_ms: u64,
     ) -> Cell {
         let setting = &self.setting;
         let graph = self.graph();
         let limit_bytes = Some(setting.budget_bytes + state_bytes(&graph));
-        let job = Job {
-            system,
-            source: Source {
-                path: self.file.path(),
-                pages: graph.file_bytes() / PAGE_BYTES as u64,
-                writable: false,
-                cache_bytes: setting.cache_bytes(),
-                base_pages: false,
-            },
-            work,
-            seed: setting.stage.seed,
-            round: 0,
-            accesses: 20_000,
-            deadline_ms,
-            warm_accesses: 0,
-            warm_deadline_ms: 0,
-            limit_bytes: setting.limiter.as_ref().and(limit_bytes),
-        };
-        Cell { metric: metric.to_owned(), unit, job, limit_bytes }
+        let mut job = Job::new(contender.name, self.file.path(), setting.stage.seed, work);
+        job.source.pages = graph.file_bytes() / PAGE_BYTES as u64;
+        job.source.cache_bytes = setting.cache_bytes();
+        job.accesses = 20_000;
+        job.deadline_ms = deadline_ms;
+        job.limit_bytes = setting.limiter.as_ref().and(limit_bytes);
+        Cell { limit_bytes, ..Cell::new(metric, unit, job) }
     }
 
     /// Measures; every contender must give the same answer to the same work.
-    pub fn measure(&mut self, cells: Vec<Cell>) -> Result<Vec<Row>> {
-        let answers = RefCell::new(Vec::<(Work, Vec<LaneAnswer>)>::new());
-        let mut notes = std::mem::take(&mut self.setting.stage.notes);
-        let schedule = Schedule {
-            limiter: self.setting.limiter.as_ref(),
-            rounds: self.setting.stage.rounds,
-            before: Box::new(|| Ok(drop_cache(self.file.file())?)),
-            check: Box::new(|job, measured| {
-                let mut answers = answers.borrow_mut();
-                match answers.iter().find(|(work, _)| *work == job.work) {
-                    None => answers.push((job.work.clone(), measured.lanes.clone())),
-                    Some((_, first)) => {
-                        let same = *first == measured.lanes;
-                        ensure!(same, "it found something else than the contender before it");
-                    }
-                }
-                Ok(())
-            }),
-        };
-        let rows = schedule.run(cells, &mut notes)?;
-        drop(schedule);
-        self.setting.stage.notes = notes;
-        Ok(rows)
+    pub fn measure(&self, cells: Vec<Cell>) -> Result<Vec<Row>> {
+        let answers = Answers::new();
+        let limiter = self.setting.limiter.as_ref();
+        let before = || Ok(drop_cache(self.file.file())?);
+        self.setting.stage.measure(limiter, before, cells, |job, measured| {
+            answers.check(job.work.clone(), measured)
+        })
+    }
+
+    /// The report on `rows`, with the size of the graph.
+    pub fn report(&self, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
+        let mut report = self.setting.report(rows, definitions);
+        report.config.insert("vertices", json!(self.graph().vertices));
+        report.config.insert("entries", json!(self.graph().entries));
+        report.config.insert("threads", json!([self.threads()]));
+        report
     }
 }

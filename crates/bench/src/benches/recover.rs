@@ -5,99 +5,100 @@
 //! checkpoints during the work has less to recover than was committed: that is its merit.
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
+use super::declaration::{Bench, Contenders};
 use super::stage::Stage;
-use crate::contender::regions::Domain;
-use crate::contender::{Source, System};
-use crate::harness::{Cell, CommitWork, Job, Schedule, Work};
-use crate::options::RecoverOptions;
-use crate::raw::{PAGE_BYTES, sync_file_system};
+use crate::contender::Contender;
+use crate::contenders::{LIBPMEMOBJ, LMDB, OBJECT, REDB, SQLITE};
+use crate::harness::Cell;
+use crate::job::{CommitWork, Domain, Job, Work};
+use crate::options::Common;
+use crate::raw::PAGE_BYTES;
 use crate::report::Report;
-use crate::scratch::{empty, scratch_directory};
-use aquifer_host::units::Bytes;
+use crate::scratch::scratch_directory;
+use aquifer_host::Bytes;
 
-const SYSTEMS: &[System] =
-    &[System::Object, System::Lmdb, System::Sqlite, System::Redb, System::Libpmemobj];
+const SYSTEMS: &[&Contender] = &[OBJECT, LMDB, SQLITE, REDB, LIBPMEMOBJ];
 
 /// Pages that each commit before the crash stores to.
 const COMMIT_PAGES: u32 = 10;
 /// Stores on each of them: most of a record, so that logs are about as long as the records.
 const STORES_A_PAGE: u32 = 400;
 
-/// Runs the bench.
-pub fn run(options: &RecoverOptions) -> Result<Report> {
-    let (logs, sizes) = if options.common.quick {
-        (vec![Bytes(256 << 10), Bytes(512 << 10)], vec![Bytes(1 << 20), Bytes(2 << 20)])
-    } else {
-        (options.logs.clone(), options.sizes.clone())
-    };
-    let largest_bytes = sizes.iter().map(|size| size.0).max().unwrap_or(0);
-    let mut stage =
-        Stage::prepare(&options.common, &[SYSTEMS], 4 * largest_bytes + (256 << 20), false)?;
-    let directory = scratch_directory(stage.place.path())?;
-    let cell = |metric: String, system: System, log: Bytes, size: Bytes| {
-        let work = CommitWork {
-            domain: Domain::PageCache,
-            pages: COMMIT_PAGES,
-            stores_a_page: STORES_A_PAGE,
-            dirty_pages: 0,
+/// The options of `bench recover`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  aquifer bench recover                           against log length, then against object size
+  aquifer bench recover --logs 1M,64M --only object")]
+pub struct Options {
+    /// How much has been committed before the crash, separated by commas
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',',
+          default_values_t = [Bytes(1 << 20), Bytes(4 << 20), Bytes(16 << 20)])]
+    logs: Vec<Bytes>,
+
+    /// Lengths of the array, separated by commas
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',',
+          default_values_t = [Bytes(16 << 20), Bytes(64 << 20), Bytes(256 << 20)])]
+    sizes: Vec<Bytes>,
+}
+
+/// The declaration of the bench.
+pub struct Recover;
+
+impl Bench for Recover {
+    type Options = Options;
+    const NAME: &'static str = "recover";
+    const ABOUT: &'static str = "Opening again after a crash";
+    const CONTENDERS: Contenders = &[SYSTEMS];
+
+    fn run(common: &Common, options: &Options) -> Result<Report> {
+        let (logs, sizes) = if common.quick {
+            (vec![Bytes(256 << 10), Bytes(512 << 10)], vec![Bytes(1 << 20), Bytes(2 << 20)])
+        } else {
+            (options.logs.clone(), options.sizes.clone())
         };
-        let job = Job {
-            system,
-            source: Source {
-                path: directory.path().to_owned(),
-                pages: size.0 / PAGE_BYTES as u64,
-                writable: true,
-                cache_bytes: 0,
-                base_pages: false,
-            },
-            work: Work::Recover(work),
-            seed: stage.seed,
-            round: 0,
-            accesses: log.0.div_ceil(u64::from(COMMIT_PAGES) * PAGE_BYTES as u64),
-            deadline_ms: 0,
-            warm_accesses: 0,
-            warm_deadline_ms: 0,
-            limit_bytes: None,
+        let largest_bytes = sizes.iter().map(|size| size.0).max().unwrap_or(0);
+        let stage = Stage::of::<Self>(common, 4 * largest_bytes + (256 << 20), false)?;
+        let directory = scratch_directory(stage.place.path())?;
+        let cell = |metric: &str, contender: &Contender, log: Bytes, size: Bytes| {
+            let work = Work::Recover(CommitWork {
+                domain: Domain::PageCache,
+                pages: COMMIT_PAGES,
+                stores_a_page: STORES_A_PAGE,
+                dirty_pages: 0,
+            });
+            let path = directory.path().to_owned();
+            let mut job = Job::new(contender.name, path, stage.seed, work);
+            job.source.pages = size.0 / PAGE_BYTES as u64;
+            job.source.writable = true;
+            job.accesses = log.0.div_ceil(u64::from(COMMIT_PAGES) * PAGE_BYTES as u64);
+            Cell::new(metric, ("ms", 1e6), job)
         };
-        Cell { metric, unit: ("ms", 1e6), job, limit_bytes: None }
-    };
-    let (middle_log, middle_size) = (middle(&logs), middle(&sizes));
-    let mut cells = Vec::new();
-    for &log in &logs {
-        let metric = format!("attach_log_{}", log.suffix());
-        cells.extend(
-            stage.wanted(SYSTEMS).map(|system| cell(metric.clone(), system, log, middle_size)),
-        );
-    }
-    for &size in &sizes {
-        let metric = format!("attach_size_{}", size.suffix());
-        cells.extend(
-            stage.wanted(SYSTEMS).map(|system| cell(metric.clone(), system, middle_log, size)),
-        );
-    }
-    let mut notes = std::mem::take(&mut stage.notes);
-    let schedule = Schedule {
-        limiter: None,
-        rounds: stage.rounds,
-        before: Box::new(|| {
-            empty(directory.path())?;
-            Ok(sync_file_system(directory.path())?)
-        }),
+        let (middle_log, middle_size) = (middle(&logs), middle(&sizes));
+        let mut cells = Vec::new();
+        for &log in &logs {
+            let metric = format!("attach_log_{}", log.suffix());
+            let wanted = stage.wanted(SYSTEMS);
+            cells.extend(wanted.map(|contender| cell(&metric, contender, log, middle_size)));
+        }
+        for &size in &sizes {
+            let metric = format!("attach_size_{}", size.suffix());
+            let wanted = stage.wanted(SYSTEMS);
+            cells.extend(wanted.map(|contender| cell(&metric, contender, middle_log, size)));
+        }
         // The child has compared every cell.
-        check: Box::new(|_, _| Ok(())),
-    };
-    let rows = schedule.run(cells, &mut notes)?;
-    drop(schedule);
-    stage.notes = notes;
-    let bytes = |all: &[Bytes]| all.iter().map(|size| size.0).collect::<Vec<_>>();
-    let config = [
-        ("committed_bytes", json!(bytes(&logs))),
-        ("size_bytes", json!(bytes(&sizes))),
-        ("pages_a_commit", json!(COMMIT_PAGES)),
-    ];
-    Ok(stage.report("recover", rows, Default::default(), config))
+        let rows = stage.measure(None, || directory.empty_and_sync(), cells, |_, _| Ok(()))?;
+        let bytes = |all: &[Bytes]| all.iter().map(|size| size.0).collect::<Vec<_>>();
+        let config = [
+            ("committed_bytes", json!(bytes(&logs))),
+            ("size_bytes", json!(bytes(&sizes))),
+            ("pages_a_commit", json!(COMMIT_PAGES)),
+        ];
+        Ok(stage.report(rows, Default::default(), config))
+    }
 }
 
 fn middle(all: &[Bytes]) -> Bytes {

@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::stage::Stage;
-use crate::contender::{Source, System};
+use super::declaration::Contenders;
+use super::ratio::{Ratio, ratios};
+use super::stage::{Stage, data_file};
+use crate::contender::Contender;
 use crate::data::DataFile;
-use crate::harness::{Job, Work, progress_bar};
-use crate::options::Options;
-use crate::raw::PAGE_BYTES;
-use crate::report::{Ratio, Report, Row, ratios};
-use aquifer_host::limit::Limiter;
+use crate::harness::Cell;
+use crate::job::{Job, Measured, Work};
+use crate::options::{CacheOptions, Common};
+use crate::raw::{PAGE_BYTES, drop_cache};
+use crate::report::{Report, Row};
 use aquifer_host::machine::cores;
-use aquifer_host::units::Bytes;
+use aquifer_host::{Bytes, Limiter};
 
 /// Below this the process itself needs most of the memory.
 const BUDGET_MIN_BYTES: u64 = 32 << 20;
@@ -22,8 +24,10 @@ const BUDGET_MIN_BYTES: u64 = 32 << 20;
 /// A bench's contenders and its default sizes.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
-    /// The contenders, in lists that may overlap.
-    pub contenders: &'static [&'static [System]],
+    /// The name of the bench.
+    pub name: &'static str,
+    /// Its contenders.
+    pub contenders: Contenders,
     /// Length of the data file, normally and in the quick form.
     pub size_bytes: [u64; 2],
     /// Ratio of data to memory.
@@ -43,7 +47,7 @@ pub struct Setting {
     pub threads: Vec<u32>,
     /// Creates limited control groups, if memory is scarce and that is permitted.
     pub limiter: Option<Limiter>,
-    /// The part common to all benches.
+    /// What is common to all benches.
     pub stage: Stage,
     scarce: bool,
     limit_text: String,
@@ -51,9 +55,9 @@ pub struct Setting {
 
 impl Setting {
     /// Determines and prepares everything.
-    pub fn prepare(options: &Options, defaults: Defaults) -> Result<Self> {
+    pub fn prepare(common: &Common, options: &CacheOptions, defaults: Defaults) -> Result<Self> {
         let size = options.size.map(|size| size.0);
-        let size_bytes = size.unwrap_or(defaults.size_bytes[usize::from(options.common.quick)]);
+        let size_bytes = size.unwrap_or(defaults.size_bytes[usize::from(common.quick)]);
         let size_bytes = size_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         let budget = options.budget.map(|budget| budget.0);
         let budget_bytes =
@@ -71,8 +75,8 @@ impl Setting {
                 Bytes(budget_bytes)
             );
         }
-        let mut stage =
-            Stage::prepare(&options.common, defaults.contenders, size_bytes, defaults.scarce)?;
+        let Defaults { name, contenders, scarce, .. } = defaults;
+        let stage = Stage::prepare(name, contenders, common, size_bytes, scarce)?;
         let mut limiter = None;
         let mut limit_text = "not needed".to_owned();
         if defaults.scarce {
@@ -83,7 +87,7 @@ impl Setting {
                 }
                 Err(error) => {
                     limit_text = "none".to_owned();
-                    stage.notes.push(format!(
+                    stage.note(format!(
                         "memory is NOT limited ({error}): page cache may hold the whole file, so the \
                          figures do not compare and there are no ratios"
                     ));
@@ -91,7 +95,6 @@ impl Setting {
             }
         }
         let threads = thread_counts(&options.threads);
-        let scarce = defaults.scarce;
         Ok(Self { size_bytes, budget_bytes, threads, limiter, stage, scarce, limit_text })
     }
 
@@ -108,43 +111,35 @@ impl Setting {
 
     /// Writes the data file.
     pub fn data_file(&self) -> Result<DataFile> {
-        let bar = progress_bar(self.size_bytes, "{bytes}/{total_bytes} writing the data file");
-        let data = DataFile::create(
-            self.stage.place.path(),
-            self.pages(),
-            self.stage.seed,
-            |written_bytes| {
-                bar.inc(written_bytes);
-            },
-        );
-        bar.finish_and_clear();
-        data
+        data_file(self.stage.place.path(), self.pages(), self.stage.seed)
     }
 
     /// A job with this setting's sizes and `accesses` accesses per thread.
-    pub fn job(&self, system: System, data: &DataFile, work: Work, accesses: u64) -> Job {
-        Job {
-            system,
-            source: Source {
-                path: data.path(),
-                pages: data.pages(),
-                writable: matches!(work, Work::Write { .. }),
-                cache_bytes: self.cache_bytes(),
-                base_pages: false,
-            },
-            work,
-            seed: self.stage.seed,
-            round: 0,
-            accesses,
-            deadline_ms: 1500,
-            warm_accesses: 0,
-            warm_deadline_ms: 3000,
-            limit_bytes: None,
-        }
+    pub fn job(&self, contender: &Contender, data: &DataFile, work: Work, accesses: u64) -> Job {
+        let writable = matches!(work, Work::Write { .. });
+        let mut job = Job::new(contender.name, data.path(), self.stage.seed, work);
+        job.source.pages = data.pages();
+        job.source.writable = writable;
+        job.source.cache_bytes = self.cache_bytes();
+        job.accesses = accesses;
+        job.deadline_ms = 1500;
+        job.warm_deadline_ms = 3000;
+        job
+    }
+
+    /// Measures each cell from a cold start.
+    pub fn measure(
+        &self,
+        data: &DataFile,
+        cells: Vec<Cell>,
+        check: impl Fn(&Job, &Measured) -> Result<()>,
+    ) -> Result<Vec<Row>> {
+        let before = || Ok(drop_cache(&data.open()?)?);
+        self.stage.measure(self.limiter.as_ref(), before, cells, check)
     }
 
     /// The report on `rows`. There are no ratios if memory must be scarce and there is no limit.
-    pub fn report(&self, bench: &'static str, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
+    pub fn report(&self, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
         let comparable = !self.scarce || self.limiter.is_some();
         let found = if comparable { ratios(definitions, &rows) } else { BTreeMap::new() };
         let mut config = vec![
@@ -156,7 +151,7 @@ impl Setting {
             config.push(("budget_bytes", json!(self.budget_bytes)));
             config.push(("own_cache_bytes", json!(self.cache_bytes())));
         }
-        self.stage.report(bench, rows, found, config)
+        self.stage.report(rows, found, config)
     }
 }
 

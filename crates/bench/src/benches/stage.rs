@@ -1,30 +1,36 @@
-//! The part common to all benches: a place for files, a machine kept awake, rounds.
+//! What is common to all benches: a place for files, a machine kept awake, rounds.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::contender::System;
-use crate::data::check_space;
+use super::declaration::{Bench, Contenders, each};
+use crate::contender::Contender;
+use crate::data::{DataFile, check_space};
+use crate::harness::{Cell, Schedule, progress_bar};
+use crate::job::{Job, LaneAnswer, Measured};
 use crate::options::{Common, Device};
+use crate::raw::PAGE_BYTES;
 use crate::report::{Report, Row};
-use aquifer_host::interrupt;
-use aquifer_host::machine::{Awake, Machine};
-use aquifer_host::place::Place;
+use aquifer_host::machine::Awake;
+use aquifer_host::{Limiter, Machine, Place, interrupt};
 
 /// The environment of a bench. Fields are dropped, and so undone, in this order.
 #[derive(Debug)]
 pub struct Stage {
+    bench: &'static str,
     /// How often everything is measured.
     pub rounds: u32,
     /// Seed of data and accesses.
     pub seed: u64,
     /// Whether this is the quick form, which tests run.
     pub quick: bool,
-    only: Vec<System>,
-    /// Notes for the reader of the report.
-    pub notes: Vec<String>,
+    only: Vec<&'static Contender>,
+    notes: RefCell<Vec<String>>,
     /// The place of the files.
     pub place: Place,
     awake: Option<Awake>,
@@ -32,11 +38,17 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Finds or creates a place with room for `room_bytes`, for a bench with these contenders, in
-    /// lists that may overlap. `scarce`: see [`Place::directory`].
+    /// The stage of a bench: see [`Stage::prepare`].
+    pub fn of<B: Bench>(common: &Common, room_bytes: u64, scarce: bool) -> Result<Self> {
+        Self::prepare(B::NAME, B::CONTENDERS, common, room_bytes, scarce)
+    }
+
+    /// Finds or creates a place with room for `room_bytes`, for the bench of that name with these
+    /// contenders. `scarce`: see [`Place::directory`].
     pub fn prepare(
+        bench: &'static str,
+        contenders: Contenders,
         common: &Common,
-        contenders: &[&[System]],
         room_bytes: u64,
         scarce: bool,
     ) -> Result<Self> {
@@ -58,27 +70,58 @@ impl Stage {
             notes.push("--quick: the figures show that it works and nothing else".to_owned());
         }
         Ok(Self {
+            bench,
             rounds: common.rounds.unwrap_or(if common.quick { 1 } else { 5 }),
             seed: common.seed,
             quick: common.quick,
             only,
-            notes,
+            notes: RefCell::new(notes),
             place,
             awake,
             _signals: signals,
         })
     }
 
-    /// The selected ones of a bench's contenders.
-    pub fn wanted<'a>(&'a self, systems: &'a [System]) -> impl Iterator<Item = System> + 'a {
-        let wanted = |system: &System| self.only.is_empty() || self.only.contains(system);
-        systems.iter().copied().filter(wanted)
+    /// Those of these contenders that were asked for.
+    pub fn wanted<'a>(
+        &'a self,
+        contenders: &'a [&'static Contender],
+    ) -> impl Iterator<Item = &'static Contender> + 'a {
+        let wanted = |one: &&Contender| self.only.is_empty() || self.only.contains(one);
+        contenders.iter().copied().filter(wanted)
+    }
+
+    /// Tells the reader of the report.
+    pub fn note(&self, note: impl Into<String>) {
+        self.notes.borrow_mut().push(note.into());
+    }
+
+    /// The notes so far.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.borrow().clone()
+    }
+
+    /// Measures in interleaved rounds. `before` is called before each child, for example to drop
+    /// caches, and `check` with its answer. Contenders that cannot run here become notes.
+    pub fn measure(
+        &self,
+        limiter: Option<&Limiter>,
+        before: impl Fn() -> Result<()>,
+        cells: Vec<Cell>,
+        check: impl Fn(&Job, &Measured) -> Result<()>,
+    ) -> Result<Vec<Row>> {
+        let schedule = Schedule {
+            limiter,
+            rounds: self.rounds,
+            before: Box::new(before),
+            check: Box::new(check),
+        };
+        schedule.run(cells, &mut self.notes.borrow_mut())
     }
 
     /// The report on `rows`; `config` is this bench's addition to the common configuration.
     pub fn report(
         &self,
-        bench: &'static str,
         rows: Vec<Row>,
         ratios: BTreeMap<String, f64>,
         config: impl IntoIterator<Item = (&'static str, Value)>,
@@ -91,27 +134,54 @@ impl Stage {
         ]);
         all.extend(config);
         Report {
-            bench,
+            bench: self.bench,
             machine: Machine::describe(&self.place),
             config: all,
             rows,
             ratios,
-            notes: self.notes.clone(),
+            notes: self.notes(),
         }
     }
 }
 
+/// Writes a data file, with a bar.
+pub fn data_file(directory: &Path, pages: u64, seed: u64) -> Result<DataFile> {
+    let bytes = pages * PAGE_BYTES as u64;
+    let bar = progress_bar(bytes, "{bytes}/{total_bytes} writing the data file");
+    let data = DataFile::create(directory, pages, seed, |written_bytes| bar.inc(written_bytes));
+    bar.finish_and_clear();
+    data
+}
+
 /// The contenders of these names. A name that the bench does not have is rejected before any work.
-fn chosen(names: &[String], contenders: &[&[System]]) -> Result<Vec<System>> {
-    let all = || contenders.iter().copied().flatten();
+fn chosen(names: &[String], contenders: Contenders) -> Result<Vec<&'static Contender>> {
+    let all = each(contenders);
     let find = |name: &String| {
-        let found = all().find(|system| system.name() == name).copied();
+        let found = all.iter().find(|contender| contender.name == name).copied();
         found.with_context(|| {
-            let mut known: Vec<_> = all().map(|system| system.name()).collect();
+            let mut known: Vec<_> = all.iter().map(|contender| contender.name).collect();
             known.sort_unstable();
-            known.dedup();
             format!("`{name}` is no contender of this bench: --only takes {}", known.join(", "))
         })
     };
     names.iter().map(find).collect()
+}
+
+/// The first answer to each kind of work; the later ones must be equal.
+#[derive(Debug)]
+pub struct Answers<K>(RefCell<HashMap<K, Vec<LaneAnswer>>>);
+
+impl<K: Hash + Eq> Answers<K> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self(RefCell::default())
+    }
+
+    /// Fails if `measured` has another answer than the contender before it.
+    pub fn check(&self, work: K, measured: &Measured) -> Result<()> {
+        let mut answers = self.0.borrow_mut();
+        let first = answers.entry(work).or_insert_with(|| measured.lanes.clone());
+        ensure!(*first == measured.lanes, "it found something else than the contender before it");
+        Ok(())
+    }
 }

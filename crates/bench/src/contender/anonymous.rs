@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Result, bail};
 
 use super::mmap::no_huge_pages;
-use super::{Contender, Lane, Source};
+use super::{Lane, PageFile};
+use crate::job::Source;
 use crate::raw::{Map, PAGE_BYTES, huge_mapped_bytes};
 
 /// Private memory with the content of the data file.
@@ -27,14 +28,14 @@ impl Anonymous {
         }
         // SAFETY: a fresh private mapping of that length, zero-filled and not yet shared.
         let memory = unsafe { std::slice::from_raw_parts_mut(map.base(), len_bytes) };
-        for (part, index) in memory.chunks_mut(4 << 20).zip(0_u64..) {
-            file.read_exact_at(part, index * (4 << 20))?;
+        for (chunk, index) in memory.chunks_mut(4 << 20).zip(0_u64..) {
+            file.read_exact_at(chunk, index * (4 << 20))?;
         }
         Ok(Self { map })
     }
 }
 
-impl Contender for Anonymous {
+impl PageFile for Anonymous {
     type Lane<'a> = AnonymousLane<'a>;
 
     fn lane(&self) -> Result<AnonymousLane<'_>> {

@@ -11,7 +11,8 @@ use anyhow::Result;
 use aquifer::device::FileDevice;
 use aquifer::{Backend, Cache, MapOptions, Mapping, PageId, Pages};
 
-use super::{Contender, Contiguous, Lane, Source, System, Unavailable, whole_pages};
+use super::{Contiguous, Lane, PageFile, whole_pages};
+use crate::job::{Source, Unavailable};
 use crate::raw::{PAGE_BYTES, huge_mapped_bytes};
 
 fn open(source: &Source) -> Result<(Cache, Arc<FileDevice>)> {
@@ -37,7 +38,7 @@ fn cache_details(cache: &Cache) -> BTreeMap<String, f64> {
 
 /// How a mapping is accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Style {
+pub enum Style {
     /// Loads and stores through the pointer; the miss is a fault.
     Bare,
     /// [`Mapping::touch`] first, so that a miss is a call.
@@ -54,19 +55,9 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the file as `system` requires.
-    pub fn open(system: System, source: &Source) -> Result<Self> {
+    /// Maps the file through this backend. [`Unavailable`] where the system does not have it.
+    pub fn open(backend: Backend, style: Style, source: &Source) -> Result<Self> {
         let (cache, device) = open(source)?;
-        let backend = match system {
-            System::MappingKernel => Backend::Kernel,
-            System::MappingUser | System::MappingTouch => Backend::User,
-            _ => Backend::Auto,
-        };
-        let style = match system {
-            System::MappingTouch => Style::Touch,
-            System::MappingBatched => Style::Batched,
-            _ => Style::Bare,
-        };
         let options = MapOptions::new().writable(source.writable).backend(backend);
         let refused = |error| match error {
             aquifer::Error::BackendUnsupported { .. } => Unavailable(format!("{error}")).into(),
@@ -81,7 +72,7 @@ impl MappedFile {
     }
 }
 
-impl Contender for MappedFile {
+impl PageFile for MappedFile {
     type Lane<'a> = MappedLane<'a>;
 
     fn lane(&self) -> Result<MappedLane<'_>> {
@@ -178,15 +169,15 @@ pub struct PagedFile {
 }
 
 impl PagedFile {
-    /// Opens the file as `system` requires.
-    pub fn open(system: System, source: &Source) -> Result<Self> {
+    /// Opens the file. `batched`: pages known in advance are acquired together.
+    pub fn open(batched: bool, source: &Source) -> Result<Self> {
         let (cache, device) = open(source)?;
         let pages = cache.pages(device)?;
-        Ok(Self { cache, pages, batched: system == System::PagesBatched })
+        Ok(Self { cache, pages, batched })
     }
 }
 
-impl Contender for PagedFile {
+impl PageFile for PagedFile {
     type Lane<'a> = PagedLane<'a>;
 
     fn lane(&self) -> Result<PagedLane<'_>> {

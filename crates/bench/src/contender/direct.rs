@@ -7,8 +7,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Contender, Lane, Source, Unavailable};
+use super::{Lane, PageFile};
 use crate::data::read_page;
+use crate::job::{Source, Unavailable};
 use crate::raw::{AlignedBuffer, PAGE_BYTES, open_direct};
 
 /// The data file, opened with `O_DIRECT`.
@@ -34,7 +35,7 @@ pub fn open(path: &Path, writable: bool) -> Result<File> {
     }
 }
 
-impl Contender for DirectFile {
+impl PageFile for DirectFile {
     type Lane<'a> = DirectLane<'a>;
 
     fn lane(&self) -> Result<DirectLane<'_>> {

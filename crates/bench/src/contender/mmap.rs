@@ -5,8 +5,20 @@ use std::fs::OpenOptions;
 
 use anyhow::{Context, Result};
 
-use super::{Contender, Contiguous, Lane, Source, System, Unavailable, whole_pages};
+use super::{Contiguous, Lane, PageFile, whole_pages};
+use crate::job::{Source, Unavailable};
 use crate::raw::{Advice, Map, PAGE_BYTES, WillNeed, huge_mapped_bytes};
+
+/// The advice for a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// None: the usual use of mmap.
+    Plain,
+    /// `MADV_RANDOM`.
+    Random,
+    /// The same, with vectored `MADV_WILLNEED` for accesses known in advance.
+    WillNeed,
+}
 
 /// A shared mapping of the data file.
 #[derive(Debug)]
@@ -16,8 +28,8 @@ pub struct MmapFile {
 }
 
 impl MmapFile {
-    /// Maps the file as `system` requires.
-    pub fn open(system: System, source: &Source) -> Result<Self> {
+    /// Maps the file with the advice of `form`.
+    pub fn open(form: Form, source: &Source) -> Result<Self> {
         let file = OpenOptions::new()
             .read(true)
             .write(source.writable)
@@ -25,20 +37,20 @@ impl MmapFile {
             .with_context(|| format!("cannot open {}", source.path.display()))?;
         let len_bytes = usize::try_from(source.pages)? * PAGE_BYTES;
         let map = Map::file(&file, len_bytes, source.writable)?;
-        if system != System::Mmap {
+        if form != Form::Plain {
             map.advise(Advice::Random)?;
         }
         if source.base_pages {
             no_huge_pages(&map)?;
         }
-        let will_need = match system {
-            System::MmapWillneed => {
+        let will_need = match form {
+            Form::WillNeed => {
                 let will_need = WillNeed::new().map_err(unavailable)?;
                 // One real range tells whether this kernel has the vectored call.
                 will_need.advise(&[range(map.base(), 0, PAGE_BYTES)]).map_err(unavailable)?;
                 Some(will_need)
             }
-            _ => None,
+            Form::Plain | Form::Random => None,
         };
         Ok(Self { map, will_need })
     }
@@ -73,7 +85,7 @@ pub fn no_huge_pages(map: &Map) -> Result<()> {
     }
 }
 
-impl Contender for MmapFile {
+impl PageFile for MmapFile {
     type Lane<'a> = MmapLane<'a>;
 
     fn lane(&self) -> Result<MmapLane<'_>> {
@@ -83,6 +95,10 @@ impl Contender for MmapFile {
     fn flush(&self) -> Result<()> {
         // For a shared mapping msync(MS_SYNC) is fsync of the range: data and device flush.
         Ok(self.map.sync()?)
+    }
+
+    fn uses_page_cache(&self) -> bool {
+        true
     }
 
     fn contiguous(&self) -> Option<&dyn Contiguous> {
@@ -106,9 +122,9 @@ impl Contiguous for MmapFile {
         };
         let vector: Vec<_> = whole_pages(ranges)
             .iter()
-            .map(|part| {
-                let len_bytes = (part.end - part.start) as usize;
-                range(self.map.base(), part.start as usize, len_bytes)
+            .map(|pages| {
+                let len_bytes = (pages.end - pages.start) as usize;
+                range(self.map.base(), pages.start as usize, len_bytes)
             })
             .collect();
         Ok(will_need.advise(&vector)?)

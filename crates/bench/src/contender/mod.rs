@@ -1,6 +1,7 @@
-//! The compared systems, behind one small interface.
+//! What a contender is, and the interfaces and implementations behind its roles.
 //!
-//! A [`Contender`] opens the data file in its own way; each thread accesses it through a [`Lane`].
+//! A [`PageFile`] is the data file, opened in a contender's way; each thread accesses it through
+//! a [`Lane`].
 //! The interface is static (generic, inlined) so that a contender whose access is one load pays for
 //! one load. Every contender must return the bytes of the file, however it gets them; the workloads
 //! check that.
@@ -9,175 +10,103 @@
 //! [`regions`] (memory that is made durable as a whole); so do those for ordinary files, in
 //! [`files`], and for files in pools, in [`pooled`].
 
-mod anonymous;
-mod aquifer;
-mod direct;
+pub mod anonymous;
+pub mod aquifer;
+pub mod direct;
 pub mod files;
-mod mmap;
+pub mod mmap;
 pub mod pooled;
 pub mod regions;
 pub mod stores;
-mod user_cache;
+pub mod user_cache;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
 
-use anyhow::{Result, bail};
-use serde::{Deserialize, Serialize};
+use anyhow::{Context, Result};
 
+use crate::job::{Job, Measured};
 use crate::raw::PAGE_BYTES;
 
-pub use mmap::MmapFile;
-
-/// The contenders, with their names in reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum System {
-    /// A file mapping without advice: the usual use of mmap.
-    Mmap,
-    /// A file mapping with `MADV_RANDOM`.
-    MmapRandom,
-    /// The same, with vectored `MADV_WILLNEED` for accesses known in advance.
-    MmapWillneed,
-    /// A file mapping populated when it is created.
-    MmapPopulate,
-    /// A file mapping with `MADV_SEQUENTIAL`.
-    MmapSequential,
-    /// A file mapping, with vectored `MADV_WILLNEED` for the accesses after the next ones.
-    MmapWillneedAhead,
-    /// `open`, `fstat` and `pread` of the whole file into a reused buffer.
-    Read,
-    /// `openat` in the file's directory and `read` into 64 KiB until a short read.
-    ReadLoop,
-    /// `pread` and `pwrite` with `O_DIRECT`: no cache at all.
-    PreadDirect,
-    /// quick_cache over `pread` with `O_DIRECT`: the cache a program would otherwise use.
-    UserCache,
-    /// Anonymous memory that holds a copy: the lowest cost of a hit.
-    Anonymous,
-    /// Aquifer's mapping with its defaults: the backend it chooses, bare loads and stores.
-    Mapping,
-    /// The same with the kernel backend.
-    MappingKernel,
-    /// The same with the user backend.
-    MappingUser,
-    /// The user backend, each access preceded by a touch.
-    MappingTouch,
-    /// The default mapping, with accesses known in advance touched together.
-    MappingBatched,
-    /// Aquifer's page guards: optimistic reads, exclusive guards for stores.
-    Pages,
-    /// The same, with pages known in advance acquired together.
-    PagesBatched,
-    /// A persistent object of Aquifer, made durable by `psync`.
-    Object,
-    /// LMDB, with its default flags.
-    Lmdb,
-    /// SQLite with a write-ahead log and `synchronous=FULL`.
-    Sqlite,
-    /// redb with its default durability.
-    Redb,
-    /// libpmemobj: a transaction that logs each range before it is stored to.
-    Libpmemobj,
-    /// The same, logging whole records.
-    LibpmemobjRecords,
-    /// A shared file mapping made durable by `msync`. A crash in between leaves only some of the
-    /// stores.
-    Msync,
-    /// Aquifer's mapper with its defaults, including its cache of mappings.
-    Mapper,
-    /// The same, without advice about how a file will be used.
-    MapperUnadvised,
-    /// The same without that cache: dropped mappings are unmapped many at a time.
-    MapperAsync,
-    /// The same without that cache, with every mapping unmapped when it is dropped.
-    MapperSync,
-    /// Aquifer's `read_once`: reads or maps, whichever is cheaper for a file of that length.
-    MapperReadOnce,
-    /// Files of the kernel by system calls: `pread`, `pwrite`, `open`, `stat`, `unlink`.
-    Syscalls,
-    /// Files of an Aquifer pool, read and written without system calls.
-    Pool,
-    /// The same by copying the bytes, where another form of Aquifer is cheaper.
-    PoolCopy,
-    /// Files of an Aquifer pool, accessed in place.
-    View,
-    /// Plain memory.
-    Memory,
-    /// Appending to a preallocated log and flushing the device: the lower bound of a commit's cost.
-    LogAlone,
+/// A compared system: what it is, and how each kind of work opens it. All declarations are in
+/// [`contenders`](crate::contenders).
+pub struct Contender {
+    /// The name in reports and on the command line.
+    pub name: &'static str,
+    /// What it is, in one line.
+    pub about: &'static str,
+    /// The work it can do.
+    pub roles: Roles,
 }
 
-impl System {
-    /// The name in reports and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Mmap => "mmap",
-            Self::MmapRandom => "mmap_random",
-            Self::MmapWillneed => "mmap_willneed",
-            Self::MmapPopulate => "mmap_populate",
-            Self::MmapSequential => "mmap_sequential",
-            Self::MmapWillneedAhead => "mmap_willneed_ahead",
-            Self::Read => "read",
-            Self::ReadLoop => "read_loop",
-            Self::PreadDirect => "pread_direct",
-            Self::UserCache => "user_cache",
-            Self::Anonymous => "anonymous",
-            Self::Mapping => "mapping",
-            Self::MappingKernel => "mapping_kernel",
-            Self::MappingUser => "mapping_user",
-            Self::MappingTouch => "mapping_touch",
-            Self::MappingBatched => "mapping_batched",
-            Self::Pages => "pages",
-            Self::PagesBatched => "pages_batched",
-            Self::Object => "object",
-            Self::Lmdb => "lmdb",
-            Self::Sqlite => "sqlite",
-            Self::Redb => "redb",
-            Self::Libpmemobj => "libpmemobj",
-            Self::LibpmemobjRecords => "libpmemobj_records",
-            Self::Msync => "msync",
-            Self::Mapper => "mapper",
-            Self::MapperUnadvised => "mapper_unadvised",
-            Self::MapperAsync => "mapper_async",
-            Self::MapperSync => "mapper_sync",
-            Self::MapperReadOnce => "mapper_read_once",
-            Self::Syscalls => "syscalls",
-            Self::Pool => "pool",
-            Self::PoolCopy => "pool_copy",
-            Self::View => "view",
-            Self::Memory => "memory",
-            Self::LogAlone => "log_alone",
-        }
+/// The kinds of work, each with the function that opens a contender for it. A contender that cannot
+/// run on a machine says why with [`Unavailable`](crate::job::Unavailable).
+pub struct Roles {
+    /// Random pages of a data file, and searches in a graph file: runs the job on a [`PageFile`].
+    pub pages: Option<Run>,
+    /// Times the parts of a miss.
+    pub anatomy: Option<Run>,
+    /// Whole files, each accessed briefly: runs the job on [`Files`](files::Files).
+    pub files: Option<Run>,
+    /// One large file that is read from: runs the job on [`Maps`](files::Maps).
+    pub maps: Option<Run>,
+    /// One large file that is stored to and made durable.
+    pub stored: Option<files::OpenStored>,
+    /// Durable commits to arrays of cells.
+    pub commits: Option<stores::Commits>,
+    /// Memory that is made durable as a whole.
+    pub regions: Option<regions::Regions>,
+    /// One file whose records are read and overwritten.
+    pub records: Option<pooled::OpenRecords>,
+    /// A file that grows.
+    pub growing: Option<pooled::CreateGrowing>,
+    /// A file that takes the content of another one.
+    pub pair: Option<pooled::OpenPair>,
+    /// Files that are created, looked up and removed.
+    pub names: Option<pooled::CreateNames>,
+}
+
+/// Opens the contender and runs a job with it.
+pub type Run = fn(&Job) -> Result<Measured>;
+
+impl Roles {
+    /// No work at all, for declarations to start from.
+    pub const NONE: Self = Self {
+        pages: None,
+        anatomy: None,
+        files: None,
+        maps: None,
+        stored: None,
+        commits: None,
+        regions: None,
+        records: None,
+        growing: None,
+        pair: None,
+        names: None,
+    };
+}
+
+impl Contender {
+    /// One of its roles; an error if it does not have that one.
+    pub fn role<R: Copy>(&self, role: Option<R>) -> Result<R> {
+        role.with_context(|| format!("{} cannot do this work", self.name))
     }
 }
 
-/// The parameters for opening a contender.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Source {
-    /// The data file.
-    pub path: PathBuf,
-    /// Its length in pages of [`PAGE_BYTES`].
-    pub pages: u64,
-    /// Whether there will be stores.
-    pub writable: bool,
-    /// The budget for a contender's private cache, bookkeeping included. For mappers, 0 is their
-    /// default.
-    pub cache_bytes: u64,
-    /// Whether page tables are kept to base pages, so that all contenders have the same translation
-    /// cost.
-    pub base_pages: bool,
+impl PartialEq for Contender {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
 }
 
-/// A contender cannot run on this machine or file system. Not a failure: it becomes a note in the
-/// report.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Unavailable(pub String);
+impl std::fmt::Debug for Contender {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.name)
+    }
+}
 
-/// An opened data file.
-pub trait Contender: Sync {
+/// A data file, opened for access by pages.
+pub trait PageFile: Sync {
     /// One thread's access to it.
     type Lane<'a>: Lane
     where
@@ -191,6 +120,11 @@ pub trait Contender: Sync {
         Ok(())
     }
 
+    /// Whether a resident page is in the kernel's page cache.
+    fn uses_page_cache(&self) -> bool {
+        false
+    }
+
     /// The whole file as addresses, for contenders that map it.
     fn contiguous(&self) -> Option<&dyn Contiguous> {
         None
@@ -202,7 +136,7 @@ pub trait Contender: Sync {
     }
 }
 
-/// One thread's access to a contender.
+/// One thread's access to a data file.
 pub trait Lane {
     /// Calls `look` with the page. The pointer is valid for a whole page and 8-byte aligned while
     /// `look` runs; accesses may fault. The last result counts: `look` is called again if the page
@@ -214,7 +148,7 @@ pub trait Lane {
         pages.iter().try_for_each(|&page| self.page(page, |memory| look(page, memory)))
     }
 
-    /// Stores one byte. It is durable after [`Contender::flush`].
+    /// Stores one byte. It is durable after [`PageFile::flush`].
     fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()>;
 }
 
@@ -226,36 +160,6 @@ pub trait Contiguous: Sync {
     /// Announces that these byte ranges (start and length, any alignment, sorted) will be read
     /// soon. Does nothing for contenders that represent programs without prefetch.
     fn prefetch(&self, ranges: &[(u64, u64)]) -> Result<()>;
-}
-
-/// Work on an open contender.
-pub trait Visit {
-    /// Its result.
-    type Output;
-
-    /// Does the work.
-    fn visit<C: Contender>(self, contender: &C) -> Result<Self::Output>;
-}
-
-/// Opens a contender and passes it to `visit`.
-pub fn with<V: Visit>(system: System, source: &Source, visit: V) -> Result<V::Output> {
-    match system {
-        System::Mmap | System::MmapRandom | System::MmapWillneed => {
-            visit.visit(&MmapFile::open(system, source)?)
-        }
-        System::PreadDirect => visit.visit(&direct::DirectFile::open(source)?),
-        System::UserCache => visit.visit(&user_cache::UserCache::open(source)?),
-        System::Anonymous => visit.visit(&anonymous::Anonymous::open(source)?),
-        System::Mapping
-        | System::MappingKernel
-        | System::MappingUser
-        | System::MappingTouch
-        | System::MappingBatched => visit.visit(&aquifer::MappedFile::open(system, source)?),
-        System::Pages | System::PagesBatched => {
-            visit.visit(&aquifer::PagedFile::open(system, source)?)
-        }
-        other => bail!("{} does not read data files", other.name()),
-    }
 }
 
 /// Byte ranges (start and length, sorted by start) widened to whole pages, overlapping ones merged.

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use quick_cache::sync::Cache;
 
-use super::{Contender, Lane, Source, direct};
+use super::{Lane, PageFile, direct};
 use crate::data::read_page;
+use crate::job::Source;
 use crate::raw::{AlignedBuffer, PAGE_BYTES};
 
 /// Memory a cached page takes beyond its 4 KiB.
@@ -48,7 +49,7 @@ fn share_one_heap() {
     }
 }
 
-impl Contender for UserCache {
+impl PageFile for UserCache {
     type Lane<'a> = UserCacheLane<'a>;
 
     fn lane(&self) -> Result<UserCacheLane<'_>> {

@@ -9,7 +9,7 @@
 //! ```
 //! The neighbours of vertex `v` are entries `offsets[v] .. offsets[v + 1]`, sorted. Native byte
 //! order: the file is created and removed by one run. It is built in memory (8 bytes per edge), so
-//! generating is the only part of the bench that needs as much memory as the file's length.
+//! generating is the only step of the bench that needs as much memory as the file's length.
 
 use std::fs::File;
 use std::io;
@@ -144,9 +144,9 @@ fn write_words<T: Copy, const N: usize>(
 ) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(REQUEST_BYTES);
     let mut at = offset_bytes;
-    for part in words.chunks(REQUEST_BYTES / N) {
+    for chunk in words.chunks(REQUEST_BYTES / N) {
         buffer.clear();
-        part.iter().for_each(|&word| buffer.extend_from_slice(&bytes_of(word)));
+        chunk.iter().for_each(|&word| buffer.extend_from_slice(&bytes_of(word)));
         file.write_all_at(&buffer, at)?;
         at += buffer.len() as u64;
     }
@@ -212,8 +212,8 @@ fn for_each_edge(
             for thread in 0..threads {
                 let each = &each;
                 scope.spawn(move || {
-                    let part = |share| from + (to - from) * share / threads;
-                    for index in part(thread)..part(thread + 1) {
+                    let start = |share| from + (to - from) * share / threads;
+                    for index in start(thread)..start(thread + 1) {
                         let (a, b) = rmat.edge(index);
                         if a != b {
                             each(a, b);
@@ -237,14 +237,14 @@ fn sort_rows(offsets: &[u64], mut neighbours: &mut [u32]) {
             let goal = offsets[from] + share;
             let to = offsets.partition_point(|&offset| offset < goal).clamp(from + 1, vertices);
             let count = (offsets[to] - offsets[from]) as usize;
-            let (mut part, rest) = std::mem::take(&mut neighbours).split_at_mut(count);
+            let (mut chunk, rest) = std::mem::take(&mut neighbours).split_at_mut(count);
             neighbours = rest;
             let rows = &offsets[from..=to];
             scope.spawn(move || {
                 for row in rows.windows(2) {
-                    let (mine, rest) = part.split_at_mut((row[1] - row[0]) as usize);
+                    let (mine, rest) = chunk.split_at_mut((row[1] - row[0]) as usize);
                     mine.sort_unstable();
-                    part = rest;
+                    chunk = rest;
                 }
             });
             from = to;

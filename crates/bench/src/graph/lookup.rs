@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 
 use super::csr::Graph;
 use super::rows::{GROUP, Rows};
 use crate::contender::Contiguous;
 use crate::rng::{Rng, mix};
+use crate::threads::join_all;
 
 /// Looks up `count` vertices with each of `threads` threads. Returns the number of neighbours and a
 /// sum over them, equal for all contenders with the same graph, seed and numbers.
@@ -20,7 +21,7 @@ pub fn random_lookups(
     deadline: Instant,
 ) -> Result<(u64, u64)> {
     let rows = Rows { graph, memory };
-    let parts = std::thread::scope(|scope| {
+    let shares = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|number| {
                 scope.spawn(move || {
@@ -35,10 +36,7 @@ pub fn random_lookups(
                 })
             })
             .collect();
-        let joined = workers.into_iter().map(|worker| worker.join());
-        joined
-            .map(|result| result.unwrap_or_else(|_| Err(anyhow!("a lookup thread panicked"))))
-            .collect::<Result<Vec<(u64, u64)>>>()
+        join_all(workers)
     })?;
-    Ok(parts.into_iter().fold((0, 0), |all, part| (all.0 + part.0, all.1.wrapping_add(part.1))))
+    Ok(shares.into_iter().fold((0, 0), |all, share| (all.0 + share.0, all.1.wrapping_add(share.1))))
 }

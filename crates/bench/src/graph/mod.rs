@@ -1,7 +1,7 @@
 //! A graph larger than memory, and breadth-first search over it.
 //!
 //! Graph search is the classic case for memory-mapped storage: the program wants two arrays, and
-//! which parts of them it accesses next depends on what it has just read.
+//! which pages of them it accesses next depends on what it has just read.
 
 mod csr;
 mod lookup;

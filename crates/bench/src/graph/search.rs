@@ -7,12 +7,13 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 
 use super::csr::Graph;
 use super::rows::{GROUP, Rows};
 use crate::contender::Contiguous;
 use crate::rng::mix;
+use crate::threads::join_all;
 
 /// Level of a vertex that has not been reached.
 const UNREACHED: u32 = u32::MAX;
@@ -58,7 +59,7 @@ pub fn breadth_first_search(
             answer.checksum = answer.checksum.wrapping_add(found);
         }
         let next_group = AtomicUsize::new(0);
-        let parts = std::thread::scope(|scope| {
+        let found_by = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..threads)
                 .map(|_| {
                     let groups = std::iter::from_fn(|| {
@@ -79,13 +80,10 @@ pub fn breadth_first_search(
                     })
                 })
                 .collect();
-            let joined = workers.into_iter().map(|worker| worker.join());
-            joined
-                .map(|result| result.unwrap_or_else(|_| Err(anyhow!("a search thread panicked"))))
-                .collect::<Result<Vec<_>>>()
+            join_all(workers)
         })?;
         frontier.clear();
-        for (found, visited_entries) in parts {
+        for (found, visited_entries) in found_by {
             frontier.extend(found);
             answer.visited_entries += visited_entries;
         }
@@ -196,12 +194,12 @@ mod tests {
                 .map(|(_, len_bytes)| len_bytes)
                 .sum();
             assert_eq!(entry_bytes, 2 * 4 * expected.visited_entries);
-            let look = |threads| {
+            let search_with = |threads| {
                 let deadline = Instant::now() + an_hour;
                 random_lookups(&graph, &mapped, threads, 1000, 8, deadline).unwrap()
             };
-            assert_eq!(look(2), look(2));
-            assert_ne!(look(1), look(2));
+            assert_eq!(search_with(2), search_with(2));
+            assert_ne!(search_with(1), search_with(2));
             let late = breadth_first_search(&graph, &mapped, 2, Instant::now());
             assert!(late.unwrap_err().is::<Overtime>());
         }

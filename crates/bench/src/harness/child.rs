@@ -4,16 +4,15 @@ use std::io::{self, BufRead, Write};
 
 use anyhow::{Context, Result};
 
-use super::job::{Job, Outcome};
-use crate::contender::Unavailable;
-use crate::{file_set, raw, workload};
+use crate::job::{Job, Measured, Outcome, Unavailable};
+use crate::{file_set, raw};
 
 /// Set in the environment of a child. Its arguments are the parent's, so that the child reaches the
 /// same call into the bench.
 pub const CHILD_VARIABLE: &str = "AQUIFER_BENCH_CHILD";
 
-/// Runs the job and returns true if this process is a child.
-pub fn run_if_child() -> Result<bool> {
+/// Runs the job with `run` and returns true if this process is a child.
+pub fn run_if_child(run: impl FnOnce(&Job) -> Result<Measured>) -> Result<bool> {
     if std::env::var_os(CHILD_VARIABLE).is_none() {
         return Ok(false);
     }
@@ -21,7 +20,7 @@ pub fn run_if_child() -> Result<bool> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line).context("no job from the parent")?;
     let job: Job = serde_json::from_str(&line).context("the parent's job is unreadable")?;
-    let outcome = match workload::run(&job) {
+    let outcome = match run(&job) {
         Ok(mut measured) => {
             // The processes of a team have already reported theirs.
             let cold_bytes = file_set::cold_bytes();

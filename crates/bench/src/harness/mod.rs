@@ -18,14 +18,9 @@
 //! prepares, reports that it is ready, and waits for the start signal.
 
 mod child;
-mod job;
 mod schedule;
 mod team;
 
 pub use child::run_if_child;
-pub use job::{
-    AppendWork, CommitWork, ComputeWork, FilesWork, Job, LaneAnswer, Measured, PooledWork,
-    RecordWork, TeamWork, Work,
-};
 pub use schedule::{Cell, Schedule, progress_bar, run_to_its_death};
 pub use team::{Member, wait_to_go};

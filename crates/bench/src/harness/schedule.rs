@@ -10,12 +10,11 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::child::CHILD_VARIABLE;
-use super::job::{Job, Measured, Outcome};
-use crate::contender::Unavailable;
+use crate::job::{Job, Measured, Outcome, Unavailable};
 use crate::report::{Row, median_details};
 use crate::stats::median;
+use aquifer_host::Limiter;
 use aquifer_host::interrupt;
-use aquifer_host::limit::Limiter;
 
 /// One line of the result: a contender and a metric, with the job that measures it.
 #[derive(Debug, Clone)]
@@ -28,6 +27,13 @@ pub struct Cell {
     pub job: Job,
     /// Memory limit of the child; `None` for unlimited.
     pub limit_bytes: Option<u64>,
+}
+
+impl Cell {
+    /// A cell without a memory limit. `unit`: see [`Cell::unit`].
+    pub fn new(metric: impl Into<String>, unit: (&'static str, f64), job: Job) -> Self {
+        Self { metric: metric.into(), unit, job, limit_bytes: None }
+    }
 }
 
 /// Runs cells in interleaved rounds.
@@ -62,7 +68,7 @@ impl Schedule<'_> {
                     continue;
                 }
                 let cell = &mut cells[index];
-                let system = cell.job.system.name();
+                let system = cell.job.contender.clone();
                 bar.set_message(format!("{} {system}", cell.metric));
                 cell.job.round = round;
                 interrupt::check()?;
@@ -180,7 +186,7 @@ fn row(cell: &Cell, rounds: &[Measured]) -> Row {
     };
     let details: Vec<BTreeMap<_, _>> = rounds.iter().map(|round| round.details.clone()).collect();
     Row {
-        system: cell.job.system.name(),
+        system: cell.job.contender.clone(),
         metric: cell.metric.clone(),
         unit,
         median: median(&values).expect("at least one round"),
@@ -192,7 +198,7 @@ fn row(cell: &Cell, rounds: &[Measured]) -> Row {
     }
 }
 
-/// A bar on standard error, hidden if that is not a terminal. `tail` is the last part of its
+/// A bar on standard error, hidden if that is not a terminal. `tail` is the end of its
 /// template.
 pub fn progress_bar(length: u64, tail: &str) -> ProgressBar {
     let target = if std::io::stderr().is_terminal() {

@@ -11,9 +11,8 @@ use std::process::{Child, ChildStdin, ChildStdout};
 
 use anyhow::{Context, Result, bail};
 
-use super::job::{Job, Measured, Outcome};
 use super::schedule::this_program;
-use crate::contender::Unavailable;
+use crate::job::{Job, Measured, Outcome, Unavailable};
 
 const READY: &str = "ready";
 

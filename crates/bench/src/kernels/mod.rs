@@ -18,12 +18,47 @@ mod matrix;
 mod multiplication;
 pub mod team;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::options::{KernelName, Sizes};
 use crate::rng::mix;
 
 pub use matrix::Matrix;
+
+/// The kernels of `bench compute`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelName {
+    /// LU decomposition of a matrix of doubles
+    Lu,
+    /// Two-dimensional convolution of integers
+    Convolution,
+    /// Tiled multiplication of matrices of integers
+    Multiplication,
+}
+
+impl KernelName {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Lu, Self::Convolution, Self::Multiplication];
+
+    /// The name in reports and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lu => "lu",
+            Self::Convolution => "convolution",
+            Self::Multiplication => "multiplication",
+        }
+    }
+}
+
+/// How large the matrices of `bench compute` are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sizes {
+    /// Some seconds for each kernel on two cores
+    Default,
+    /// LU 3584 × 3584 doubles, convolution 4096 × 128 integers, multiplication 3072 × 3072 integers
+    Paper,
+}
 
 /// The size of a kernel's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -77,11 +112,11 @@ pub trait Kernel: Sync {
     /// Number of steps for this many threads.
     fn steps(&self, threads: usize) -> usize;
 
-    /// Performs the part of thread `thread` of `threads` in step `step`.
+    /// Performs the share of thread `thread` of `threads` in step `step`.
     ///
     /// # Safety
-    /// As for [`Kernel::initialise`], except for the other threads of the same step; each part must
-    /// be done exactly once, by one thread, and all parts of a step before the next one begins.
+    /// As for [`Kernel::initialise`], except for the other threads of the same step; each share must
+    /// be done exactly once, by one thread, and all shares of a step before the next one begins.
     unsafe fn step(&self, memory: &[*mut u8], step: usize, thread: usize, threads: usize);
 }
 
@@ -152,7 +187,7 @@ mod tests {
         unsafe { kernel.initialise(&memory) };
         for step in 0..kernel.steps(threads) {
             for thread in 0..threads {
-                // SAFETY: as above; the parts run one after the other.
+                // SAFETY: as above; the shares run one after the other.
                 unsafe { kernel.step(&memory, step, thread, threads) };
             }
         }

@@ -79,11 +79,11 @@ impl Barrier {
             self.round.store(round.wrapping_add(1), Ordering::Release);
             return;
         }
-        let mut looks = 0;
+        let mut polls = 0;
         // Acquire: pairs with the release above.
         while self.round.load(Ordering::Acquire) == round {
-            looks += 1;
-            if looks < SPINS {
+            polls += 1;
+            if polls < SPINS {
                 std::hint::spin_loop();
             } else {
                 std::thread::yield_now();

@@ -22,15 +22,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::contender::{Contender, Lane, System, Visit};
+use crate::contender::{Lane, PageFile};
 use crate::data::{STORE_OFFSET_BYTES, sample};
-use crate::file_set::expect_warm;
-use crate::harness::{Job, LaneAnswer, Measured, Work};
+use crate::file_set::{expect_cold, expect_warm};
+use crate::job::{Job, LaneAnswer, Measured, Work};
 use crate::raw::{PAGE_BYTES, cached_bytes, fill_cache, load_word};
 use crate::rng::{Rng, mix};
 use crate::stats::Histogram;
+use crate::threads::join_all;
 
 /// Threads that warm up: enough for a device's queue, few enough for their stacks not to matter.
 const WARM_THREADS: u32 = 8;
@@ -53,72 +54,44 @@ pub fn stored_byte(salt: u64, page: u64) -> u8 {
 }
 
 /// Runs the random-access jobs.
-pub struct Access<'a> {
-    /// The job.
-    pub job: &'a Job,
-}
-
-impl Visit for Access<'_> {
-    type Output = Measured;
-
-    fn visit<C: Contender>(self, contender: &C) -> Result<Measured> {
-        let job = self.job;
-        let file = File::open(&job.source.path)?;
-        if job.work == Work::Load {
-            return warm_loads(contender, job, &file);
-        }
-        check_cold(job, &file)?;
-        let mut measured = match job.work {
-            Work::Miss => {
-                let order = miss_order(job);
-                let warm = order.len().min(usize::try_from(job.warm_accesses)?);
-                let (warm, fresh) = order.split_at(warm);
-                touch_all(contender, job, warm)?;
-                let fresh = &fresh[..fresh.len().min(usize::try_from(job.accesses)?)];
-                run_lanes(contender, job, 1, |lane, _| {
-                    timed_reads(lane, job, fresh.iter().copied())
-                })?
-            }
-            Work::Read { threads } => {
-                warm_up(contender, job)?;
-                run_lanes(contender, job, threads, |lane, number| {
-                    let count = usize::try_from(job.accesses)?;
-                    timed_reads(lane, job, lane_pages(job, number).take(count))
-                })?
-            }
-            Work::Batch { pages } => {
-                warm_up(contender, job)?;
-                run_lanes(contender, job, 1, |lane, number| {
-                    timed_batches(lane, job, number, pages)
-                })?
-            }
-            Work::Write { threads, salt } => {
-                warm_up(contender, job)?;
-                contender.flush()?;
-                run_lanes(contender, job, threads, |lane, number| {
-                    timed_stores(lane, job, number, salt)
-                })?
-            }
-            _ => unreachable!("handled by the caller or above"),
-        };
-        check_limited(job, &file)?;
-        measured.details.extend(contender.details()?);
-        Ok(measured)
+pub fn run<F: PageFile>(job: &Job, contender: &F) -> Result<Measured> {
+    let file = File::open(&job.source.path)?;
+    if job.work == Work::Load {
+        return warm_loads(contender, job, &file);
     }
-}
-
-/// Fails if the file is cached when an out-of-core measurement begins.
-fn check_cold(job: &Job, file: &File) -> Result<()> {
-    let Some(cached) = cached_bytes(file)? else {
-        return Ok(());
+    expect_cold(&file)?;
+    let mut measured = match job.work {
+        Work::Miss => {
+            let order = miss_order(job);
+            let warm = order.len().min(usize::try_from(job.warm_accesses)?);
+            let (warm, fresh) = order.split_at(warm);
+            touch_all(contender, job, warm)?;
+            let fresh = &fresh[..fresh.len().min(usize::try_from(job.accesses)?)];
+            run_lanes(contender, job, 1, |lane, _| timed_reads(lane, job, fresh.iter().copied()))?
+        }
+        Work::Read { threads } => {
+            warm_up(contender, job)?;
+            run_lanes(contender, job, threads, |lane, number| {
+                let count = usize::try_from(job.accesses)?;
+                timed_reads(lane, job, lane_pages(job, number).take(count))
+            })?
+        }
+        Work::Batch { pages } => {
+            warm_up(contender, job)?;
+            run_lanes(contender, job, 1, |lane, number| timed_batches(lane, job, number, pages))?
+        }
+        Work::Write { threads, salt } => {
+            warm_up(contender, job)?;
+            contender.flush()?;
+            run_lanes(contender, job, threads, |lane, number| {
+                timed_stores(lane, job, number, salt)
+            })?
+        }
+        _ => unreachable!("handled by the caller or above"),
     };
-    let file_bytes = job.source.pages * PAGE_BYTES as u64;
-    ensure!(
-        cached <= file_bytes / 64,
-        "{cached} of {file_bytes} bytes of the data file are cached although it was dropped: is \
-         something else reading it?"
-    );
-    Ok(())
+    check_limited(job, &file)?;
+    measured.details.extend(contender.details()?);
+    Ok(measured)
 }
 
 /// Fails if more of the file is cached afterwards than the limit allows: another control group
@@ -143,11 +116,11 @@ struct LaneResult {
 }
 
 /// Runs `work` on `threads` lanes that start together, flushes, and combines the results.
-fn run_lanes<C: Contender>(
-    contender: &C,
+fn run_lanes<F: PageFile>(
+    contender: &F,
     job: &Job,
     threads: u32,
-    work: impl for<'a> Fn(&mut C::Lane<'a>, u32) -> Result<LaneResult> + Sync,
+    work: impl for<'a> Fn(&mut F::Lane<'a>, u32) -> Result<LaneResult> + Sync,
 ) -> Result<Measured> {
     let barrier = Barrier::new(threads as usize);
     let results = std::thread::scope(|scope| {
@@ -161,10 +134,7 @@ fn run_lanes<C: Contender>(
                 })
             })
             .collect();
-        let joined = lanes.into_iter().map(|lane| lane.join());
-        joined
-            .map(|result| result.unwrap_or_else(|_| Err(anyhow!("an access thread panicked"))))
-            .collect::<Result<Vec<_>>>()
+        join_all(lanes)
     })?;
     let mut measured = Measured::default();
     let mut elapsed: Duration = results.iter().map(|lane| lane.elapsed).sum();
@@ -301,13 +271,13 @@ fn timed_stores<L: Lane>(lane: &mut L, job: &Job, number: u32, salt: u64) -> Res
 }
 
 /// Makes random accesses of the measured kind, until the cache is full or the time is up.
-fn warm_up<C: Contender>(contender: &C, job: &Job) -> Result<()> {
+fn warm_up<F: PageFile>(contender: &F, job: &Job) -> Result<()> {
     let mut rng = Rng::for_lane(job.seed ^ WARM_SEED, job.round, 0);
     let pages: Vec<u64> = (0..job.warm_accesses).map(|_| rng.below(job.source.pages)).collect();
     touch_all(contender, job, &pages)
 }
 
-fn touch_all<C: Contender>(contender: &C, job: &Job, pages: &[u64]) -> Result<()> {
+fn touch_all<F: PageFile>(contender: &F, job: &Job, pages: &[u64]) -> Result<()> {
     let start = Instant::now();
     let deadline = Duration::from_millis(job.warm_deadline_ms);
     let next = AtomicUsize::new(0);
@@ -320,12 +290,12 @@ fn touch_all<C: Contender>(contender: &C, job: &Job, pages: &[u64]) -> Result<()
             if from >= pages.len() || start.elapsed() > deadline {
                 return Ok(());
             }
-            let part = &pages[from..pages.len().min(from + WARM_STEP)];
+            let chunk = &pages[from..pages.len().min(from + WARM_STEP)];
             match job.work {
-                Work::Write { salt, .. } => part
+                Work::Write { salt, .. } => chunk
                     .iter()
                     .try_for_each(|&page| store_one(&mut lane, page, salt).map(|_checksum| ()))?,
-                _ => read_batch(&mut lane, part).map(|_checksum| ())?,
+                _ => read_batch(&mut lane, chunk).map(|_checksum| ())?,
             }
         }
     };
@@ -333,12 +303,15 @@ fn touch_all<C: Contender>(contender: &C, job: &Job, pages: &[u64]) -> Result<()
         for _ in 0..WARM_THREADS {
             scope.spawn(|| {
                 if let Err(error) = work() {
-                    failure.lock().expect("nobody panics with it").get_or_insert(error);
+                    failure
+                        .lock()
+                        .expect("no thread panics while it holds the lock")
+                        .get_or_insert(error);
                 }
             });
         }
     });
-    match failure.into_inner().expect("nobody panics with it") {
+    match failure.into_inner().expect("no thread panics while it holds the lock") {
         Some(error) => Err(error.context("while warming up")),
         None => Ok(()),
     }
@@ -346,9 +319,9 @@ fn touch_all<C: Contender>(contender: &C, job: &Job, pages: &[u64]) -> Result<()
 
 /// Random 8-byte loads when everything is resident. The loads are independent, as in most programs,
 /// so the processor overlaps them.
-fn warm_loads<C: Contender>(contender: &C, job: &Job, file: &File) -> Result<Measured> {
+fn warm_loads<F: PageFile>(contender: &F, job: &Job, file: &File) -> Result<Measured> {
     let file_bytes = job.source.pages * PAGE_BYTES as u64;
-    let uses_page_cache = matches!(job.system, System::Mmap | System::MmapRandom);
+    let uses_page_cache = contender.uses_page_cache();
     if uses_page_cache {
         fill_cache(file, file_bytes)?;
     }

@@ -25,12 +25,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use aquifer::{Advice, Backend, Cache, Device, MapOptions, MemoryDevice, PageId};
 
 use super::access::miss_order;
-use crate::contender::{MmapFile, System};
-use crate::harness::{Job, LaneAnswer, Measured};
+use crate::contender::mmap::{Form, MmapFile};
+use crate::job::{Job, LaneAnswer, Measured};
 use crate::raw::{AlignedBuffer, PAGE_BYTES, empty_system_call, load_word};
 
 /// Nanoseconds of each part.
@@ -40,27 +40,22 @@ struct Parts {
     install_ns: f64,
 }
 
-/// Times the parts of the job's contender.
-pub fn run(job: &Job) -> Result<Measured> {
-    let parts = match job.system {
-        System::MmapRandom => plain_mapping(job)?,
-        System::MappingUser => mapping(job)?,
-        System::Pages => pages(job)?,
-        other => bail!("the parts of a miss of {} are not measured", other.name()),
-    };
-    let mut measured = Measured {
-        mean_ns: parts.trap_ns + parts.lookup_ns + parts.install_ns,
-        lanes: vec![LaneAnswer { accesses: job.accesses, checksum: 0 }],
-        ..Measured::default()
-    };
-    let named =
-        [("trap", parts.trap_ns), ("lookup", parts.lookup_ns), ("install", parts.install_ns)];
-    measured.details = named.map(|(name, ns)| (name.to_owned(), ns)).into();
-    Ok(measured)
+impl Parts {
+    fn measured(&self, job: &Job) -> Measured {
+        let named =
+            [("trap", self.trap_ns), ("lookup", self.lookup_ns), ("install", self.install_ns)];
+        Measured {
+            mean_ns: self.trap_ns + self.lookup_ns + self.install_ns,
+            lanes: vec![LaneAnswer { accesses: job.accesses, checksum: 0 }],
+            details: named.map(|(name, ns)| (name.to_owned(), ns)).into(),
+            ..Measured::default()
+        }
+    }
 }
 
-fn plain_mapping(job: &Job) -> Result<Parts> {
-    let contender = MmapFile::open(job.system, &job.source)?;
+/// The parts of a miss of a plain mapping.
+pub fn plain_mapping(job: &Job) -> Result<Measured> {
+    let contender = MmapFile::open(Form::Random, &job.source)?;
     let map = contender.map();
     let file = File::open(&job.source.path)?;
     let mut pages = miss_order(job);
@@ -84,11 +79,12 @@ fn plain_mapping(job: &Job) -> Result<Parts> {
     let populate_ns = mean_ns(&offsets, |offset| Ok(map.populate_read(offset, PAGE_BYTES)?))?;
     let mut word = [0; 8];
     let pread_ns = mean_ns(&offsets, |offset| Ok(file.read_exact_at(&mut word, offset as u64)?))?;
-    Ok(Parts {
+    let parts = Parts {
         trap_ns: soft_ns - (populate_ns - call_ns),
         lookup_ns: pread_ns - call_ns,
         install_ns: populate_ns - pread_ns,
-    })
+    };
+    Ok(parts.measured(job))
 }
 
 /// A cache with room for everything over a device in memory, and two disjoint random sets of its
@@ -113,8 +109,8 @@ impl Roomy {
         // Otherwise the first transfer would allocate the memory.
         let content = vec![1; 1 << 20];
         for at in (0..len_bytes).step_by(content.len()) {
-            let part = &content[..content.len().min(len_bytes - at)];
-            device.write_at(at as u64, part)?;
+            let chunk = &content[..content.len().min(len_bytes - at)];
+            device.write_at(at as u64, chunk)?;
         }
         let budget_bytes = 2 * len_bytes as u64 + (32 << 20);
         let cache = Cache::builder().budget_bytes(budget_bytes).build()?;
@@ -130,7 +126,8 @@ impl Roomy {
     }
 }
 
-fn mapping(job: &Job) -> Result<Parts> {
+/// The parts of a miss of a mapping of Aquifer.
+pub fn mapping(job: &Job) -> Result<Measured> {
     let roomy = Roomy::new(job)?;
     let options = MapOptions::new().backend(Backend::User);
     let mapping = roomy.cache.map_with(roomy.device.clone(), options)?;
@@ -145,14 +142,16 @@ fn mapping(job: &Job) -> Result<Parts> {
     let lookup_ns = mean_ns(&roomy.first, touch)?;
     // Addressable bytes are installed from there without a transfer.
     let transfer_ns = if roomy.device.dax().is_some() { 0.0 } else { roomy.transfer_ns()? };
-    Ok(Parts {
+    let parts = Parts {
         trap_ns: bare_ns - touch_ns,
         lookup_ns,
         install_ns: touch_ns - lookup_ns - transfer_ns,
-    })
+    };
+    Ok(parts.measured(job))
 }
 
-fn pages(job: &Job) -> Result<Parts> {
+/// The parts of a miss of pages of Aquifer.
+pub fn pages(job: &Job) -> Result<Measured> {
     let roomy = Roomy::new(job)?;
     let pages = roomy.cache.pages(roomy.device.clone())?;
     let read = |offset: usize| {
@@ -166,7 +165,8 @@ fn pages(job: &Job) -> Result<Parts> {
     let miss_ns = mean_ns(&roomy.first, read)?;
     let lookup_ns = mean_ns(&roomy.first, read)?;
     let transfer_ns = roomy.transfer_ns()?;
-    Ok(Parts { trap_ns: 0.0, lookup_ns, install_ns: miss_ns - lookup_ns - transfer_ns })
+    let parts = Parts { trap_ns: 0.0, lookup_ns, install_ns: miss_ns - lookup_ns - transfer_ns };
+    Ok(parts.measured(job))
 }
 
 fn mean_ns(offsets: &[usize], mut each: impl FnMut(usize) -> Result<()>) -> Result<f64> {

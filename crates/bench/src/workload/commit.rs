@@ -13,14 +13,15 @@ use std::collections::BTreeMap;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 
 use crate::cells::{CellArray, Reference, Transaction, Transactions};
 use crate::contender::regions::Home;
-use crate::contender::stores::{self, CellStore};
-use crate::harness::{CommitWork, Job, LaneAnswer, Measured};
+use crate::contender::stores::{CellStore, Commits};
+use crate::job::{CommitWork, Job, LaneAnswer, Measured};
 use crate::rng::Rng;
 use crate::stats::Histogram;
+use crate::threads::join_all;
 use aquifer_host::interrupt;
 
 /// The array of one job.
@@ -40,8 +41,8 @@ pub fn transactions_of(job: &Job, work: &CommitWork, lane: u32) -> Result<Transa
 }
 
 /// One thread commits.
-pub fn alone(job: &Job, work: &CommitWork) -> Result<Measured> {
-    let mut lanes = Lanes::create(job, work, 1)?;
+pub fn alone(job: &Job, work: &CommitWork, contender: Commits) -> Result<Measured> {
+    let mut lanes = Lanes::create(job, work, contender, 1)?;
     let result = lanes.run(job, work)?.remove(0);
     lanes.verify(job, work)?;
     let busy = result.busy;
@@ -50,8 +51,13 @@ pub fn alone(job: &Job, work: &CommitWork) -> Result<Measured> {
 
 /// Several threads commit at once. The mean is the machine's time per commit: a thread's time
 /// divided by the number of concurrent commits.
-pub fn together(job: &Job, work: &CommitWork, threads: u32) -> Result<Measured> {
-    let mut lanes = Lanes::create(job, work, threads)?;
+pub fn together(
+    job: &Job,
+    work: &CommitWork,
+    contender: Commits,
+    threads: u32,
+) -> Result<Measured> {
+    let mut lanes = Lanes::create(job, work, contender, threads)?;
     let results = lanes.run(job, work)?;
     lanes.verify(job, work)?;
     let longest = results.iter().map(|result| result.elapsed).max().unwrap_or_default();
@@ -72,6 +78,7 @@ struct LaneResult {
 
 /// A contender's arrays, and their expected content.
 struct Lanes {
+    contender: Commits,
     stores: Vec<Box<dyn CellStore>>,
     references: Vec<Reference>,
     /// Contenders may hold more than memory and files; on an interruption they are dropped in
@@ -80,12 +87,12 @@ struct Lanes {
 }
 
 impl Lanes {
-    fn create(job: &Job, work: &CommitWork, count: u32) -> Result<Self> {
+    fn create(job: &Job, work: &CommitWork, contender: Commits, count: u32) -> Result<Self> {
         let signals = interrupt::Guard::install();
         let array = array_of(job)?;
-        let stores = stores::create(job.system, &home_of(job, work), &array, count)?;
+        let stores = (contender.create)(&home_of(job, work), &array, count)?;
         let references = vec![Reference::new(&array); stores.len()];
-        Ok(Self { stores, references, _signals: signals })
+        Ok(Self { contender, stores, references, _signals: signals })
     }
 
     fn run(&mut self, job: &Job, work: &CommitWork) -> Result<Vec<LaneResult>> {
@@ -98,10 +105,7 @@ impl Lanes {
                     scope.spawn(move || commits(&mut **store, reference, job, work, lane, barrier))
                 })
                 .collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<LaneResult>>| {
-                thread.join().unwrap_or_else(|_| Err(anyhow!("a committing thread panicked")))
-            };
-            threads.into_iter().map(join).collect::<Result<Vec<_>>>()
+            join_all(threads)
         })?;
         for (result, reference) in results.iter_mut().zip(&self.references) {
             result.answer.checksum = reference.checksum();
@@ -114,7 +118,7 @@ impl Lanes {
         let count = u32::try_from(self.stores.len())?;
         self.stores.into_iter().try_for_each(CellStore::close)?;
         let array = array_of(job)?;
-        let stores = stores::open(job.system, &home_of(job, work), &array, count)?;
+        let stores = (self.contender.open)(&home_of(job, work), &array, count)?;
         for (mut store, reference) in stores.into_iter().zip(&self.references) {
             check(&mut *store, reference, &array)?;
             store.close()?;

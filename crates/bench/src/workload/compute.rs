@@ -3,7 +3,7 @@
 //! At the end of a step, if the period has passed since the last sync, the matrices that steps
 //! change are made durable one after the other, while all threads wait. The period starts at the
 //! end of the last sync, so a contender with slow syncs does not sync more often for the same
-//! computation. The result is made durable once more at the end. All of that is part of the run
+//! computation. The result is made durable once more at the end. All of that counts as run
 //! time; filling the matrices is not.
 //!
 //! Afterwards the contender is closed and opened again, and its content must be the result.
@@ -13,15 +13,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::contender::System;
-use crate::contender::regions::{self, Domain, Home, Region, Written};
-use crate::harness::{ComputeWork, Job, LaneAnswer, Measured};
+use crate::contender::regions::{Home, Region, Regions, Written};
+use crate::job::{ComputeWork, Domain, Job, LaneAnswer, Measured};
 use crate::kernels::{self, Kernel, team};
 use crate::raw::PAGE_BYTES;
 use aquifer_host::interrupt;
 
 /// Runs the job.
-pub fn run(job: &Job, work: &ComputeWork) -> Result<Measured> {
+pub fn run(job: &Job, work: &ComputeWork, contender: Regions) -> Result<Measured> {
     // On an interruption, drop what a contender holds.
     let _signals = interrupt::Guard::install();
     let kernel = kernels::find(work.kernel, work.scale);
@@ -29,7 +28,7 @@ pub fn run(job: &Job, work: &ComputeWork) -> Result<Measured> {
     let lens_bytes: Vec<usize> =
         shapes.iter().map(|shape| shape.len_bytes.next_multiple_of(PAGE_BYTES)).collect();
     let home = Home { directory: job.source.path.clone(), domain: Domain::PageCache };
-    let mut regions = regions::create(job.system, &home, &lens_bytes)?;
+    let mut regions = (contender.create)(&home, &lens_bytes)?;
     let memory = Memory(regions.iter().map(|region| region.base()).collect());
     // SAFETY: regions are writable, page-aligned, as long as the matrices, and not yet shared with
     // threads.
@@ -47,8 +46,10 @@ pub fn run(job: &Job, work: &ComputeWork) -> Result<Measured> {
     // SAFETY: as long as the matrix; the threads have ended.
     let checksum = unsafe { kernels::checksum(regions[result].base(), len_bytes) };
     regions.into_iter().try_for_each(Region::close)?;
-    if job.system != System::Memory && work.rate_hz > 0 {
-        let regions = regions::open(job.system, &home, &lens_bytes)?;
+    if work.rate_hz > 0
+        && let Some(open) = contender.open
+    {
+        let regions = open(&home, &lens_bytes)?;
         // SAFETY: as long as the matrix; no other code accesses it.
         let found = unsafe { kernels::checksum(regions[result].base(), len_bytes) };
         ensure!(found == checksum, "what was made durable is not the result");
@@ -75,7 +76,7 @@ fn compute(
     team::run(
         threads,
         steps,
-        // SAFETY: initialised matrices; the team does every part once and steps one after the
+        // SAFETY: initialised matrices; the team does every share once and steps one after the
         // other.
         |step, thread| unsafe { kernel.step(memory.bases(), step, thread, threads) },
         |step| {

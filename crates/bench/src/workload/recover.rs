@@ -14,17 +14,18 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::commit::{array_of, check, home_of, transactions_of};
 use crate::cells::{Reference, Transaction};
-use crate::contender::stores::{self, CellStore};
-use crate::harness::{CommitWork, Job, LaneAnswer, Measured, Work, run_to_its_death};
+use crate::contender::stores::{CellStore, Commits};
+use crate::harness::run_to_its_death;
+use crate::job::{CommitWork, Job, LaneAnswer, Measured, Work};
 use crate::raw::{drop_cache, kill_this_process};
 use aquifer_host::interrupt;
 
 /// The process that crashes: makes the job's commits and kills itself.
-pub fn crash(job: &Job, work: &CommitWork) -> Result<Measured> {
+pub fn crash(job: &Job, work: &CommitWork, contender: Commits) -> Result<Measured> {
     // Only its own end may terminate it: the recovering process cleans up its files.
     let _signals = interrupt::Guard::install();
     let array = array_of(job)?;
-    let mut store = stores::create(job.system, &home_of(job, work), &array, 1)?.remove(0);
+    let mut store = (contender.create)(&home_of(job, work), &array, 1)?.remove(0);
     let mut transactions = transactions_of(job, work, 0)?;
     let mut transaction = Transaction::default();
     for _ in 0..job.accesses {
@@ -35,7 +36,7 @@ pub fn crash(job: &Job, work: &CommitWork) -> Result<Measured> {
 }
 
 /// The process that measures.
-pub fn run(job: &Job, work: &CommitWork) -> Result<Measured> {
+pub fn run(job: &Job, work: &CommitWork, contender: Commits) -> Result<Measured> {
     let _signals = interrupt::Guard::install();
     run_to_its_death(&Job { work: Work::Crash(*work), ..job.clone() })?;
     let home = home_of(job, work);
@@ -48,7 +49,7 @@ pub fn run(job: &Job, work: &CommitWork) -> Result<Measured> {
     }
     let array = array_of(job)?;
     let start = Instant::now();
-    let mut store = stores::open(job.system, &home, &array, 1)?.remove(0);
+    let mut store = (contender.open)(&home, &array, 1)?.remove(0);
     read_first(&mut *store)?;
     let elapsed = start.elapsed();
 

@@ -11,38 +11,31 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use clap::Args;
 use serde_json::json;
 
-use super::{
-    Ground, Lowest, cell, file_systems, grounds, job, lowest_ratios, run_block, warm_bytes,
+use super::{Ground, Lowest, file_systems, grounds, job, lowest_ratios, run_block, warm_bytes};
+use crate::benches::declaration::{Bench, Contenders};
+use crate::benches::ratio::Ratio;
+use crate::benches::stage::{Stage, data_file};
+use crate::contender::Contender;
+use crate::contenders::{
+    MAPPER, MAPPER_UNADVISED, MMAP, MMAP_POPULATE, MMAP_RANDOM, MMAP_SEQUENTIAL, MMAP_WILLNEED,
+    MMAP_WILLNEED_AHEAD,
 };
-use crate::benches::stage::Stage;
-use crate::contender::System;
-use crate::data::{DataFile, check_space};
-use crate::harness::{Cell, FilesWork, progress_bar};
-use crate::options::MapAheadOptions;
+use crate::data::check_space;
+use crate::harness::Cell;
+use crate::job::FilesWork;
+use crate::options::{Common, Memory};
 use crate::raw::PAGE_BYTES;
-use crate::report::{Ratio, Report, Row};
+use crate::report::{Report, Row};
+use aquifer_host::Bytes;
 use aquifer_host::machine::memory_bytes;
-use aquifer_host::units::Bytes;
 
-const STREAM: &[System] =
-    &[System::Mmap, System::MmapPopulate, System::Mapper, System::MapperUnadvised];
-const COLD: &[System] = &[
-    System::Mmap,
-    System::MmapPopulate,
-    System::MmapSequential,
-    System::MmapWillneed,
-    System::Mapper,
-];
-const RANDOM: &[System] = &[System::Mmap, System::MmapRandom, System::Mapper];
-const PREFETCH: &[System] = &[
-    System::Mmap,
-    System::MmapRandom,
-    System::MmapWillneed,
-    System::MmapWillneedAhead,
-    System::Mapper,
-];
+const STREAM: &[&Contender] = &[MMAP, MMAP_POPULATE, MAPPER, MAPPER_UNADVISED];
+const COLD: &[&Contender] = &[MMAP, MMAP_POPULATE, MMAP_SEQUENTIAL, MMAP_WILLNEED, MAPPER];
+const RANDOM: &[&Contender] = &[MMAP, MMAP_RANDOM, MAPPER];
+const PREFETCH: &[&Contender] = &[MMAP, MMAP_RANDOM, MMAP_WILLNEED, MMAP_WILLNEED_AHEAD, MAPPER];
 
 /// Readers in the measurement without an idle processor.
 const READERS: u32 = 2;
@@ -54,35 +47,58 @@ const COLD_BYTES: u64 = 1 << 30;
 const RANDOM_PAGES: u64 = 250_000;
 const PREFETCHED_PAGES: u64 = 4096;
 
-/// Runs the bench.
-pub fn run(options: &MapAheadOptions) -> Result<Report> {
-    let size_bytes = size(options)?;
-    let mut stage =
-        Stage::prepare(&options.common, &[STREAM, COLD, RANDOM, PREFETCH], size_bytes, false)?;
-    let grounds = grounds(&mut stage, &options.memory);
-    let mut notes = std::mem::take(&mut stage.notes);
-    let mut rows = Vec::new();
-    for ground in &grounds {
-        let block = Block { stage: &stage, ground, size_bytes };
-        rows.extend(block.run(&mut notes)?);
+/// The options of `bench map-ahead`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  aquifer bench map-ahead                         warm, cold, random and prefetched pages of one file
+  aquifer bench map-ahead --dir /mnt/nvme --size 8G
+  aquifer bench map-ahead --only mmap,mmap_populate,mapper --json")]
+pub struct Options {
+    /// Where the file in memory is.
+    #[command(flatten)]
+    memory: Memory,
+
+    /// Length of the file [default: 4 GiB, or a quarter of memory where that is less]
+    #[arg(long, value_name = "BYTES")]
+    size: Option<Bytes>,
+}
+
+/// The declaration of the bench.
+pub struct MapAhead;
+
+impl Bench for MapAhead {
+    type Options = Options;
+    const NAME: &'static str = "map-ahead";
+    const ABOUT: &'static str = "One large file: sequential, random and prefetched pages";
+    const CONTENDERS: Contenders = &[STREAM, COLD, RANDOM, PREFETCH];
+
+    fn run(common: &Common, options: &Options) -> Result<Report> {
+        let size_bytes = size(common, options)?;
+        let stage = Stage::of::<Self>(common, size_bytes, false)?;
+        let grounds = grounds(&stage, &options.memory);
+        let mut rows = Vec::new();
+        for ground in &grounds {
+            let block = Block { stage: &stage, ground, size_bytes };
+            rows.extend(block.run()?);
+        }
+        if grounds.iter().all(Ground::is_in_memory) {
+            stage.note("nothing was read from a device: choose a --dir on a disk");
+        }
+        let found = lowest_ratios(&definitions(&grounds), &rows);
+        let config = [
+            ("size_bytes", json!(size_bytes)),
+            ("cold_bytes", json!(size_bytes.min(COLD_BYTES))),
+            ("file_systems", file_systems(&grounds)),
+        ];
+        Ok(stage.report(rows, found, config))
     }
-    if grounds.iter().all(Ground::is_in_memory) {
-        notes.push("nothing was read from a device: choose a --dir on a disk".to_owned());
-    }
-    stage.notes = notes;
-    let found = lowest_ratios(&definitions(&grounds), &rows);
-    let config = [
-        ("size_bytes", json!(size_bytes)),
-        ("cold_bytes", json!(size_bytes.min(COLD_BYTES))),
-        ("file_systems", file_systems(&grounds)),
-    ];
-    Ok(stage.report("map-ahead", rows, found, config))
 }
 
 /// The requested size, or the smaller of 4 GiB and a quarter of memory; fails if it would not stay
 /// in memory.
-fn size(options: &MapAheadOptions) -> Result<u64> {
-    let default_bytes = SIZE_BYTES[usize::from(options.common.quick)].min(memory_bytes() / 4);
+fn size(common: &Common, options: &Options) -> Result<u64> {
+    let default_bytes = SIZE_BYTES[usize::from(common.quick)].min(memory_bytes() / 4);
     let size_bytes = options.size.map_or(default_bytes, |size| size.0);
     let size_bytes = size_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     // A page of the mapping is numbered by 32 bits.
@@ -109,16 +125,11 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    fn run(&self, notes: &mut Vec<String>) -> Result<Vec<Row>> {
+    fn run(&self) -> Result<Vec<Row>> {
         check_space(&self.ground.path, self.size_bytes + self.size_bytes / 64)?;
-        let bar = progress_bar(self.size_bytes, "{bytes}/{total_bytes} writing the data file");
         let pages = self.size_bytes / PAGE_BYTES as u64;
-        let data = DataFile::create(&self.ground.path, pages, self.stage.seed, |written_bytes| {
-            bar.inc(written_bytes);
-        });
-        bar.finish_and_clear();
-        let data = data?;
-        run_block(self.stage, self.cells(&data.path(), pages), notes, |_, _| Ok(()))
+        let data = data_file(&self.ground.path, pages, self.stage.seed)?;
+        run_block(self.stage, self.cells(&data.path(), pages), |_, _| Ok(()))
     }
 
     fn cells(&self, path: &Path, pages: u64) -> Vec<Cell> {
@@ -126,10 +137,11 @@ impl Block<'_> {
         let mut cells = Vec::new();
         let mut add = |metric: &str, unit, systems, work: FilesWork, pages, accesses| {
             let metric = format!("{metric}_{}", self.ground.file_system);
-            cells.extend(self.stage.wanted(systems).map(|system| {
-                let mut job = job(self.stage, system, path, pages, work.clone());
+            cells.extend(self.stage.wanted(systems).map(|contender| {
+                let mut job = job(self.stage, contender, path, work.clone());
+                job.source.pages = pages;
                 job.accesses = accesses;
-                cell(metric.clone(), unit, job)
+                Cell::new(metric.clone(), unit, job)
             }));
         };
         let stream = FilesWork::Stream { readers: None, streams: 1, cold: false };
@@ -153,30 +165,30 @@ impl Block<'_> {
 
 fn definitions(grounds: &[Ground]) -> Vec<Lowest> {
     let lowest = |name: &str, others, metric: &str| {
-        Lowest::everywhere(name, others, "mapper", metric, grounds)
+        Lowest::everywhere(name, others, MAPPER, metric, grounds)
     };
     let mut all = vec![
-        lowest("map_ahead_vs_default", &["mmap"], "stream"),
-        lowest("map_ahead_vs_populate", &["mmap_populate"], "stream"),
-        lowest("map_ahead_vs_default_2readers", &["mmap"], "stream_2readers"),
-        lowest("map_ahead_vs_populate_2readers", &["mmap_populate"], "stream_2readers"),
-        lowest("random_vs_default", &["mmap"], "random"),
-        lowest("prefetch_vs_serial_faults", &["mmap", "mmap_random"], "prefetch"),
-        lowest("prefetch_vs_willneed", &["mmap_willneed"], "prefetch"),
-        lowest("prefetch_vs_willneed_ahead", &["mmap_willneed_ahead"], "prefetch"),
+        lowest("map_ahead_vs_default", &[MMAP], "stream"),
+        lowest("map_ahead_vs_populate", &[MMAP_POPULATE], "stream"),
+        lowest("map_ahead_vs_default_2readers", &[MMAP], "stream_2readers"),
+        lowest("map_ahead_vs_populate_2readers", &[MMAP_POPULATE], "stream_2readers"),
+        lowest("random_vs_default", &[MMAP], "random"),
+        lowest("prefetch_vs_serial_faults", &[MMAP, MMAP_RANDOM], "prefetch"),
+        lowest("prefetch_vs_willneed", &[MMAP_WILLNEED], "prefetch"),
+        lowest("prefetch_vs_willneed_ahead", &[MMAP_WILLNEED_AHEAD], "prefetch"),
     ];
     for metric in ["stream", "stream_2readers"] {
         let name = format!("map_ahead_unadvised_vs_default{}", &metric["stream".len()..]);
-        all.push(Lowest::everywhere(name, &["mmap"], "mapper_unadvised", metric, grounds));
+        all.push(Lowest::everywhere(name, &[MMAP], MAPPER_UNADVISED, metric, grounds));
     }
     // The device's file system only; against the best of all forms of mmap.
-    let others = &["mmap", "mmap_populate", "mmap_sequential", "mmap_willneed"];
+    let others: &[&Contender] = &[MMAP, MMAP_POPULATE, MMAP_SEQUENTIAL, MMAP_WILLNEED];
     let mut each = Vec::new();
     for name in ["1stream", "4streams"] {
         for Ground { file_system, .. } in grounds {
             let metric = format!("stream_cold_{name}_{file_system}");
             let name = format!("map_ahead_vs_default_cold_{name}");
-            each.push(Ratio::new(name, others, "mapper", metric));
+            each.push(Ratio::new(name, others, MAPPER, metric));
         }
     }
     all.push(Lowest { name: "map_ahead_vs_default_cold".to_owned(), each });

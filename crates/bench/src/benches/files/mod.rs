@@ -9,34 +9,30 @@
 //! files that have to stay in memory need not all fit at once. Contenders are interleaved within
 //! each of these blocks.
 
-mod flush;
-mod map_ahead;
-mod mapping_cache;
-mod pooled;
-mod search;
-mod unmap;
+pub mod flush;
+pub mod map_ahead;
+pub mod mapping_cache;
+pub mod pooled;
+pub mod search;
+pub mod unmap;
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::stage::Stage;
-use crate::contender::{Source, System};
-use crate::harness::{Cell, FilesWork, Job, LaneAnswer, Measured, Schedule, Work};
+use super::ratio::{Ratio, ratios};
+use super::stage::{Answers, Stage};
+use crate::contender::Contender;
+use crate::file_set::FileSet;
+use crate::harness::{Cell, progress_bar};
+use crate::job::{FilesWork, Job, Measured, Work};
 use crate::options::Memory;
-use crate::report::{Ratio, Row, ratios};
+use crate::report::Row;
+use crate::scratch::scratch_directory;
+use aquifer_host::Place;
 use aquifer_host::machine::available_memory_bytes;
-use aquifer_host::place::Place;
-
-pub use flush::run as flush;
-pub use map_ahead::run as map_ahead;
-pub use mapping_cache::run as mapping_cache;
-pub use pooled::{append, metadata, pswap, read_once, repetitive, shared, view};
-pub use search::run as search;
-pub use unmap::run as unmap;
 
 /// A directory for files, and the name of its file system in metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,24 +49,24 @@ impl Ground {
 
 /// The stage's place, and the directory in memory. The latter is omitted, with a note, if there is
 /// none.
-fn grounds(stage: &mut Stage, memory: &Memory) -> Vec<Ground> {
+fn grounds(stage: &Stage, memory: &Memory) -> Vec<Ground> {
     let ground = |place: &Place| Ground {
         path: place.path().to_owned(),
         file_system: place.file_system().to_owned(),
     };
     let mut found = vec![ground(&stage.place)];
     if found[0].is_in_memory() {
-        stage.notes.push("--dir is in memory: nothing was measured on a disk".to_owned());
+        stage.note("--dir is in memory: nothing was measured on a disk");
         return found;
     }
     match Place::directory(&memory.tmpfs_dir, false).map(|place| ground(&place)) {
         Ok(place) if place.is_in_memory() => found.push(place),
-        Ok(place) => stage.notes.push(format!(
+        Ok(place) => stage.note(format!(
             "--tmpfs-dir {} is a {}, not a tmpfs: nothing was measured in memory",
             place.path.display(),
             place.file_system
         )),
-        Err(error) => stage.notes.push(format!("nothing was measured in memory: {error}")),
+        Err(error) => stage.note(format!("nothing was measured in memory: {error}")),
     }
     found
 }
@@ -86,8 +82,8 @@ impl Lowest {
     /// The best of `others` over `ours` on each of the file systems. `metric` excludes their names.
     fn everywhere(
         name: impl Into<String>,
-        others: &'static [&'static str],
-        ours: &'static str,
+        others: &'static [&'static Contender],
+        ours: &'static Contender,
         metric: &str,
         grounds: &[Ground],
     ) -> Self {
@@ -119,29 +115,17 @@ fn file_systems(grounds: &[Ground]) -> Value {
 }
 
 /// A job on files.
-fn job(stage: &Stage, system: System, path: &Path, pages: u64, work: impl Into<Work>) -> Job {
-    Job {
-        system,
-        source: Source {
-            path: path.to_owned(),
-            pages,
-            writable: false,
-            cache_bytes: 0,
-            base_pages: false,
-        },
-        work: work.into(),
-        seed: stage.seed,
-        round: 0,
-        accesses: 0,
-        deadline_ms: 0,
-        warm_accesses: 0,
-        warm_deadline_ms: 0,
-        limit_bytes: None,
-    }
+fn job(stage: &Stage, contender: &Contender, path: &Path, work: impl Into<Work>) -> Job {
+    Job::new(contender.name, path.to_owned(), stage.seed, work)
 }
 
-fn cell(metric: String, unit: (&'static str, f64), job: Job) -> Cell {
-    Cell { metric, unit, job, limit_bytes: None }
+/// Writes files of one length.
+fn file_set(stage: &Stage, ground: &Ground, files: u32, file_bytes: u64) -> Result<FileSet> {
+    let bar = progress_bar(u64::from(files), "{pos}/{len} writing files");
+    let directory = scratch_directory(&ground.path)?;
+    let set = FileSet::create(directory, files, file_bytes, stage.seed, || bar.inc(1));
+    bar.finish_and_clear();
+    set
 }
 
 /// Runs a block of cells. `check` is called with every answer; answers to the same work must be
@@ -149,10 +133,9 @@ fn cell(metric: String, unit: (&'static str, f64), job: Job) -> Cell {
 fn run_block(
     stage: &Stage,
     cells: Vec<Cell>,
-    notes: &mut Vec<String>,
     check: impl Fn(&Job, &Measured) -> Result<()>,
 ) -> Result<Vec<Row>> {
-    run_block_after(stage, || Ok(()), cells, notes, check)
+    run_block_after(stage, || Ok(()), cells, check)
 }
 
 /// The same, calling `before` before every child.
@@ -160,27 +143,14 @@ fn run_block_after(
     stage: &Stage,
     before: impl Fn() -> Result<()>,
     cells: Vec<Cell>,
-    notes: &mut Vec<String>,
     check: impl Fn(&Job, &Measured) -> Result<()>,
 ) -> Result<Vec<Row>> {
-    let answers = RefCell::new(HashMap::<(u64, u32), Vec<LaneAnswer>>::new());
-    let schedule = Schedule {
-        limiter: None,
-        rounds: stage.rounds,
-        before: Box::new(before),
-        check: Box::new(|job, measured| {
-            check(job, measured)?;
-            let Some(same_work) = work_number(job) else { return Ok(()) };
-            let mut answers = answers.borrow_mut();
-            let known = answers.entry((same_work, job.round)).or_insert(measured.lanes.clone());
-            ensure!(
-                *known == measured.lanes,
-                "it found something else than the contender before it"
-            );
-            Ok(())
-        }),
-    };
-    schedule.run(cells, notes)
+    let answers = Answers::new();
+    stage.measure(None, before, cells, |job, measured| {
+        check(job, measured)?;
+        let Some(same_work) = work_number(job) else { return Ok(()) };
+        answers.check((same_work, job.round), measured)
+    })
 }
 
 /// Equal for jobs that must have the same answer; `None` if the answer depends on earlier stores.
@@ -219,10 +189,11 @@ fn row_of_detail(row: &Row, metric: String, unit: &'static str, detail: &str) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contenders::{MAPPER, MMAP, READ};
 
-    fn row(system: &'static str, metric: &str, median: f64) -> Row {
+    fn row(system: &str, metric: &str, median: f64) -> Row {
         Row {
-            system,
+            system: system.to_owned(),
             metric: metric.to_owned(),
             unit: "µs",
             median,
@@ -244,8 +215,8 @@ mod tests {
             row("mapper", "sum_tmpfs", 2.0),
         ];
         let grounds = [ground("ext4"), ground("tmpfs"), ground("xfs")];
-        let one = Lowest::everywhere("a", &["mmap"], "mapper", "sum", &grounds);
-        let other = Lowest::everywhere("b", &["read"], "mapper", "sum", &grounds);
+        let one = Lowest::everywhere("a", &[MMAP], MAPPER, "sum", &grounds);
+        let other = Lowest::everywhere("b", &[READ], MAPPER, "sum", &grounds);
         let found = lowest_ratios(&[one, other], &rows);
         let expected = [("a", 3.0), ("a_ext4", 3.0), ("a_tmpfs", 4.0)];
         assert_eq!(found, BTreeMap::from(expected.map(|(name, value)| (name.to_owned(), value))));
@@ -255,7 +226,7 @@ mod tests {
     fn a_detail_becomes_a_row() {
         let row = row("mmap", "first", 6.0);
         let made = row_of_detail(&row, "again".to_owned(), "ms", "second").unwrap();
-        assert_eq!((made.system, &*made.metric, made.median), ("mmap", "again", 7.0));
+        assert_eq!((&*made.system, &*made.metric, made.median), ("mmap", "again", 7.0));
         assert!(row_of_detail(&row, "again".to_owned(), "ms", "third").is_none());
     }
 }

@@ -19,7 +19,7 @@ use aquifer::mapper::{Advice, Prefetch, Unmap};
 use aquifer::{FileAccess, FileView, Mapper};
 
 use super::{Files, Mapped, Maps, Stored, WholeFile};
-use crate::contender::System;
+use crate::job::Source;
 use crate::raw::PAGE_BYTES;
 
 /// Calls `look` with the content of a view.
@@ -28,22 +28,28 @@ fn look_at<R>(view: &FileView, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
     Ok(view.read(|bytes| look(unsafe { bytes.as_slice() }))?)
 }
 
+fn with_cache(source: &Source) -> Result<Mapper> {
+    let builder = match source.cache_bytes {
+        0 => Mapper::builder(),
+        bytes => Mapper::builder().mapping_cache_bytes(bytes),
+    };
+    Ok(builder.build()?)
+}
+
 /// Whole files through one mapper.
 pub struct MapperFiles {
     mapper: Mapper,
 }
 
 impl MapperFiles {
-    /// The mapper for `system`; `cache_bytes`, if given, is the size of its cache.
-    pub fn new(system: System, cache_bytes: Option<u64>) -> Result<Self> {
-        let builder = match (system, cache_bytes) {
-            (System::Mapper, None) => Mapper::builder(),
-            (System::Mapper, Some(bytes)) => Mapper::builder().mapping_cache_bytes(bytes),
-            (System::MapperAsync, _) => Mapper::builder().mapping_cache_bytes(0),
-            (System::MapperSync, _) => Mapper::builder().mapping_cache_bytes(0).unmap(Unmap::Sync),
-            (other, _) => bail!("{} is no mapper", other.name()),
-        };
-        Ok(Self { mapper: builder.build()? })
+    /// The default mapper, or one with a cache of as many bytes as the job says.
+    pub fn new(source: &Source) -> Result<Self> {
+        Ok(Self { mapper: with_cache(source)? })
+    }
+
+    /// A mapper without a cache.
+    pub fn without_cache(unmap: Unmap) -> Result<Self> {
+        Ok(Self { mapper: Mapper::builder().mapping_cache_bytes(0).unmap(unmap).build()? })
     }
 }
 
@@ -92,14 +98,9 @@ pub struct ReadOnceFiles {
 }
 
 impl ReadOnceFiles {
-    /// The default mapper, or one with a cache of `cache_bytes`.
-    pub fn new(cache_bytes: Option<u64>) -> Result<Self> {
-        let builder = Mapper::builder();
-        let builder = match cache_bytes {
-            Some(bytes) => builder.mapping_cache_bytes(bytes),
-            None => builder,
-        };
-        Ok(Self { mapper: builder.build()? })
+    /// The default mapper, or one with a cache of as many bytes as the job says.
+    pub fn new(source: &Source) -> Result<Self> {
+        Ok(Self { mapper: with_cache(source)? })
     }
 }
 

@@ -9,8 +9,8 @@
 //! All of them provide plain slices, so that they differ only in how the bytes are reached. Only
 //! the bench uses its files, and it does not modify them while they are read.
 
-mod mapper;
-mod plain;
+pub mod mapper;
+pub mod plain;
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -19,11 +19,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use super::{System, Unavailable};
-
-pub use plain::ReadLoop;
+use crate::job::Unavailable;
 
 /// Files accessed one after the other.
 pub trait Files: Sync {
@@ -78,41 +76,29 @@ pub trait WholeFile {
     }
 }
 
-/// Work on files.
-pub trait VisitFiles {
-    /// Its result.
-    type Output;
-
-    /// Does the work.
-    fn visit<F: Files>(self, files: &F) -> Result<Self::Output>;
-}
-
-/// Opens a contender and passes it to `visit`. `cache_bytes` is the size of a cache of mappings;
-/// `None` is its default.
-pub fn with_files<V: VisitFiles>(
-    system: System,
-    cache_bytes: Option<u64>,
-    visit: V,
-) -> Result<V::Output> {
-    match system {
-        System::Mmap => visit.visit(&plain::MappedFiles { populate: false }),
-        System::MmapPopulate => visit.visit(&plain::MappedFiles { populate: true }),
-        System::Read => visit.visit(&plain::ReadFiles),
-        System::Mapper | System::MapperAsync | System::MapperSync => {
-            visit.visit(&mapper::MapperFiles::new(system, cache_bytes)?)
-        }
-        System::MapperReadOnce => visit.visit(&mapper::ReadOnceFiles::new(cache_bytes)?),
-        other => bail!("{} does not look at whole files", other.name()),
-    }
-}
-
 /// Maps large files to read from.
 pub trait Maps {
     /// A mapped file.
     type Map: Mapped;
 
+    /// How pages that are known in advance are requested.
+    fn requests(&self) -> Requests {
+        Requests::OneBatchAhead
+    }
+
     /// Maps the first `len_bytes` of the file.
     fn map(&self, file: &File, len_bytes: usize) -> Result<Self::Map>;
+}
+
+/// How pages that are known in advance are requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requests {
+    /// Not at all: consecutive faults.
+    Never,
+    /// All of them, then they are read.
+    AllAtOnce,
+    /// In batches, one batch ahead of the reads.
+    OneBatchAhead,
 }
 
 /// A large file that is read from.
@@ -144,30 +130,8 @@ pub trait Mapped: Sync {
     }
 }
 
-/// Work on a way to map files.
-pub trait VisitMaps {
-    /// Its result.
-    type Output;
-
-    /// Does the work.
-    fn visit<M: Maps>(self, maps: &M) -> Result<Self::Output>;
-}
-
-/// Opens a contender and passes it to `visit`.
-pub fn with_maps<V: VisitMaps>(system: System, visit: V) -> Result<V::Output> {
-    match system {
-        System::Mmap
-        | System::MmapPopulate
-        | System::MmapRandom
-        | System::MmapSequential
-        | System::MmapWillneed
-        | System::MmapWillneedAhead => visit.visit(&plain::PlainMaps { system }),
-        System::Mapper | System::MapperUnadvised => {
-            visit.visit(&mapper::MapperMaps::new(system == System::Mapper)?)
-        }
-        other => bail!("{} does not map large files", other.name()),
-    }
-}
+/// Maps the first bytes of a file, given their number, to store to them.
+pub type OpenStored = fn(&Path, usize) -> Result<Box<dyn Stored>>;
 
 /// A large file that is stored to and then made durable.
 pub trait Stored {
@@ -176,13 +140,4 @@ pub trait Stored {
 
     /// Makes every store durable. Returns the number of bytes written, if known.
     fn flush(&mut self) -> Result<Option<u64>>;
-}
-
-/// Opens a file to store to.
-pub fn stored(system: System, path: &Path, len_bytes: usize) -> Result<Box<dyn Stored>> {
-    match system {
-        System::Msync => Ok(Box::new(plain::SharedMap::open(path, len_bytes)?)),
-        System::Mapper => Ok(Box::new(mapper::WritableFile::open(path, len_bytes)?)),
-        other => bail!("{} does not store to files", other.name()),
-    }
 }

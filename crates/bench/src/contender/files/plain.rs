@@ -11,8 +11,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use memchr::memmem::Finder;
 
-use super::{Files, Mapped, Maps, Stored, WholeFile};
-use crate::contender::{System, Unavailable};
+use super::{Files, Mapped, Maps, Requests, Stored, WholeFile};
+use crate::job::Unavailable;
 use crate::raw::{Advice, AlignedBuffer, Map, PAGE_BYTES, WillNeed, open_at};
 
 pub(super) fn open(path: &Path) -> Result<File> {
@@ -142,34 +142,57 @@ impl ReadLoop {
     }
 }
 
-/// Maps files with the advice of its system.
-#[derive(Debug, Clone, Copy)]
-pub struct PlainMaps {
-    /// The form of mmap.
-    pub system: System,
+/// The forms of mmap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Without advice.
+    Plain,
+    /// Populated when it is mapped.
+    Populate,
+    /// `MADV_RANDOM`.
+    Random,
+    /// `MADV_SEQUENTIAL`.
+    Sequential,
+    /// `MADV_WILLNEED` for what will be read.
+    WillNeed,
+    /// `MADV_RANDOM`, with vectored `MADV_WILLNEED` for the reads after the next ones.
+    WillNeedAhead,
 }
+
+/// Maps files in one of these forms.
+#[derive(Debug, Clone, Copy)]
+pub struct PlainMaps(pub Form);
 
 impl Maps for PlainMaps {
     type Map = PlainMap;
 
+    fn requests(&self) -> Requests {
+        match self.0 {
+            Form::Plain | Form::Random => Requests::Never,
+            Form::WillNeed => Requests::AllAtOnce,
+            Form::Populate | Form::Sequential | Form::WillNeedAhead => Requests::OneBatchAhead,
+        }
+    }
+
     fn map(&self, file: &File, len_bytes: usize) -> Result<PlainMap> {
-        let map = map(file, len_bytes, self.system == System::MmapPopulate)?;
-        match self.system {
-            System::MmapSequential => map.advise(Advice::Sequential)?,
-            System::MmapRandom | System::MmapWillneedAhead => map.advise(Advice::Random)?,
-            _ => {}
+        let form = self.0;
+        let map = map(file, len_bytes, form == Form::Populate)?;
+        match form {
+            Form::Sequential => map.advise(Advice::Sequential)?,
+            Form::Random | Form::WillNeedAhead => map.advise(Advice::Random)?,
+            Form::Plain | Form::Populate | Form::WillNeed => {}
         }
         let unavailable =
             |error| Unavailable(format!("vectored WILLNEED is refused here: {error}"));
-        let will_need = match self.system {
-            System::MmapWillneedAhead => Some(WillNeed::new().map_err(unavailable)?),
+        let will_need = match form {
+            Form::WillNeedAhead => Some(WillNeed::new().map_err(unavailable)?),
             _ => None,
         };
         if let Some(will_need) = &will_need {
             // One real range tells whether this kernel has the vectored call.
             will_need.advise(&[range(&map, 0)]).map_err(unavailable)?;
         }
-        Ok(PlainMap { map, system: self.system, will_need })
+        Ok(PlainMap { map, form, will_need })
     }
 }
 
@@ -182,7 +205,7 @@ fn range(map: &Map, page: u64) -> libc::iovec {
 #[derive(Debug)]
 pub struct PlainMap {
     map: Map,
-    system: System,
+    form: Form,
     will_need: Option<WillNeed>,
 }
 
@@ -194,7 +217,7 @@ impl Mapped for PlainMap {
     }
 
     fn announce(&self, range: Range<usize>) -> Result<()> {
-        if self.system == System::MmapWillneed {
+        if self.form == Form::WillNeed {
             self.map.will_need(range.start, range.len())?;
         }
         Ok(())
@@ -205,7 +228,7 @@ impl Mapped for PlainMap {
             let ranges: Vec<_> = pages.iter().map(|&page| range(&self.map, page)).collect();
             return Ok(will_need.advise(&ranges)?);
         }
-        if self.system == System::MmapWillneed {
+        if self.form == Form::WillNeed {
             // Individually requested pages need no read-around.
             self.map.advise(Advice::Random)?;
             for &page in pages {
@@ -259,8 +282,8 @@ mod tests {
         for len_bytes in [0, 5, 100, LOOP_BYTES - 1, LOOP_BYTES, LOOP_BYTES + 1, 200_000] {
             for start in [0, LOOP_BYTES - 7, LOOP_BYTES - 6, LOOP_BYTES - 3, LOOP_BYTES, 131_064] {
                 let mut content = vec![b'e'; len_bytes];
-                if let Some(part) = content.get_mut(start..start + 6) {
-                    part.copy_from_slice(b"needle");
+                if let Some(place) = content.get_mut(start..start + 6) {
+                    place.copy_from_slice(b"needle");
                 }
                 let expected = finder.find_iter(&content).count() as u64;
                 std::fs::write(directory.path().join("file"), content).unwrap();

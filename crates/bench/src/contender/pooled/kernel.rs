@@ -110,7 +110,7 @@ impl Growing for CalledGrowing {
 }
 
 /// A file extended by `ftruncate` and stored to through a mapping of its final length, so that
-/// mapping is not part of an append.
+/// mapping does not count as an append.
 #[derive(Debug)]
 pub struct MappedGrowing {
     file: File,
@@ -174,8 +174,8 @@ impl<R: Records> Pair for CopiedPair<R> {
     fn replace(&mut self) -> Result<()> {
         let [to, from] = &mut self.to_and_from;
         for offset_bytes in (0..self.file_bytes).step_by(COPY_BYTES) {
-            let part = (self.file_bytes - offset_bytes).min(COPY_BYTES as u64) as usize;
-            let buffer = &mut self.buffer[..part];
+            let chunk_bytes = (self.file_bytes - offset_bytes).min(COPY_BYTES as u64) as usize;
+            let buffer = &mut self.buffer[..chunk_bytes];
             from.read(offset_bytes, buffer)?;
             to.write(offset_bytes, buffer)?;
         }
@@ -203,9 +203,9 @@ pub fn sum(file: &mut impl Records, file_bytes: u64) -> Result<u64> {
     let mut buffer = vec![0; COPY_BYTES];
     let mut sum = 0_u64;
     for offset_bytes in (0..file_bytes).step_by(COPY_BYTES) {
-        let part = (file_bytes - offset_bytes).min(COPY_BYTES as u64) as usize;
-        file.read(offset_bytes, &mut buffer[..part])?;
-        sum = sum.wrapping_add(sum_words(&buffer[..part]));
+        let chunk_bytes = (file_bytes - offset_bytes).min(COPY_BYTES as u64) as usize;
+        file.read(offset_bytes, &mut buffer[..chunk_bytes])?;
+        sum = sum.wrapping_add(sum_words(&buffer[..chunk_bytes]));
     }
     Ok(sum)
 }

@@ -8,7 +8,8 @@ use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
 use super::kernel::sum;
 use super::{Growing, Pair, Records};
-use crate::pooled_set::{POOL, pool_bytes};
+use crate::pooled_set::pool_bytes;
+use crate::scratch::POOL;
 
 /// The pool of the current directory.
 pub fn open_pool() -> Result<Files> {
@@ -125,6 +126,10 @@ impl PooledPair {
 }
 
 impl Pair for PooledPair {
+    fn exchanges_pages(&self) -> bool {
+        true
+    }
+
     fn replace(&mut self) -> Result<()> {
         let [to, from] = &self.files;
         Ok(to.file.exchange_range(0, &from.file, 0, self.file_bytes)?)

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Region, Written};
+use super::{Home, Region, Written};
 use crate::raw::Map;
 
 struct Anonymous {
@@ -10,7 +10,7 @@ struct Anonymous {
 }
 
 /// Allocates regions.
-pub fn create(lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
+pub fn create(_: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
     let allocate = |&len_bytes: &usize| -> Result<Box<dyn Region>> {
         Ok(Box::new(Anonymous { map: Map::anonymous(len_bytes)? }))
     };

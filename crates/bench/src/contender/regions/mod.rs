@@ -8,20 +8,19 @@
 
 mod anonymous;
 mod dirty;
-mod objects;
-mod shared_file;
+pub mod objects;
+pub mod shared_file;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
-use serde::{Deserialize, Serialize};
+use anyhow::Result;
 
-use super::{System, Unavailable};
+use crate::job::{Domain, Unavailable};
 
 pub use dirty::DirtyPages;
 
 /// The location of a contender's files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Home {
     /// A private directory.
     pub directory: PathBuf,
@@ -29,15 +28,16 @@ pub struct Home {
     pub domain: Domain,
 }
 
-/// The persistence domain a contender assumes for the storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Domain {
-    /// The actual one: files in a page cache, over a device that has to be flushed.
-    PageCache,
-    /// Forced: memory in which flushed cache lines are durable. That is not true of a tmpfs, but
-    /// has the same cost.
-    Dax,
+impl Home {
+    /// The directory, for contenders that only know files on a device.
+    pub fn on_device(&self) -> Result<&Path, Unavailable> {
+        match self.domain {
+            Domain::PageCache => Ok(&self.directory),
+            Domain::Dax => {
+                Err(Unavailable("it makes no use of byte-addressable storage".to_owned()))
+            }
+        }
+    }
 }
 
 /// The amount one `sync` wrote.
@@ -78,24 +78,26 @@ pub trait Region: Send {
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// Creates zero-filled regions of these lengths, which must be multiples of a page.
-pub fn create(system: System, home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
-    match system {
-        System::Object => objects::create(home, lens_bytes),
-        System::Msync => shared_file::create(home, lens_bytes),
-        System::Memory => anonymous::create(lens_bytes),
-        other => bail!("{} has no memory to be made durable", other.name()),
-    }
+/// How a contender makes regions.
+#[derive(Clone, Copy)]
+pub struct Regions {
+    /// Creates zero-filled regions of these lengths, which must be multiples of a page.
+    pub create: MakeRegions,
+    /// Opens the regions that `create` made, in this process or another one; `None` if they do not
+    /// outlive their process.
+    pub open: Option<MakeRegions>,
 }
 
-/// Opens the regions that [`create`] made, in this process or another one.
-pub fn open(system: System, home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
-    match system {
-        System::Object => objects::open(home, lens_bytes),
-        System::Msync => shared_file::open(home, lens_bytes),
-        other => bail!("{} does not outlive its process", other.name()),
-    }
-}
+/// Makes a region of each of these lengths.
+pub type MakeRegions = fn(&Home, &[usize]) -> Result<Vec<Box<dyn Region>>>;
+
+/// Objects of a pool.
+pub const OBJECTS: Regions = Regions { create: objects::create, open: Some(objects::open) };
+/// Shared file mappings.
+pub const SHARED_FILES: Regions =
+    Regions { create: shared_file::create, open: Some(shared_file::open) };
+/// Anonymous memory.
+pub const ANONYMOUS: Regions = Regions { create: anonymous::create, open: None };
 
 #[cfg(test)]
 mod tests {
@@ -110,7 +112,7 @@ mod tests {
     fn a_shared_file_is_there_after_closing() {
         let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let lens_bytes = [4 * PAGE_BYTES, PAGE_BYTES];
-        let mut regions = create(System::Msync, &home(&directory), &lens_bytes).unwrap();
+        let mut regions = (SHARED_FILES.create)(&home(&directory), &lens_bytes).unwrap();
         for (region, value) in regions.iter_mut().zip(1_u64..) {
             let last = region.base().wrapping_add(region.len_bytes() - 8);
             // SAFETY: the last word of a writable mapping that only this test uses.
@@ -122,20 +124,11 @@ mod tests {
         for region in regions {
             region.close().unwrap();
         }
-        let regions = open(System::Msync, &home(&directory), &lens_bytes).unwrap();
+        let regions = shared_file::open(&home(&directory), &lens_bytes).unwrap();
         for (region, value) in regions.iter().zip(1_u64..) {
             let last = region.base().wrapping_add(region.len_bytes() - 8);
             // SAFETY: as above.
             assert_eq!(unsafe { last.cast::<u64>().read_volatile() }, value);
         }
-    }
-
-    #[test]
-    fn memory_does_not_last_and_says_so() {
-        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let regions = create(System::Memory, &home(&directory), &[PAGE_BYTES]).unwrap();
-        assert_eq!(regions[0].len_bytes(), PAGE_BYTES);
-        assert!(open(System::Memory, &home(&directory), &[PAGE_BYTES]).is_err());
-        assert!(create(System::Lmdb, &home(&directory), &[PAGE_BYTES]).is_err());
     }
 }

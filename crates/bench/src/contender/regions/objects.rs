@@ -11,9 +11,10 @@ use aquifer_object::{Access, Attachment, CreateObject, Objects};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
-use super::{DirtyPages, Domain, Home, Region, Written};
-use crate::pooled_set::POOL;
+use super::{DirtyPages, Home, Region, Written};
+use crate::job::Domain;
 use crate::raw::PAGE_BYTES;
+use crate::scratch::POOL;
 
 /// The object with the pages unrelated to a commit.
 const OTHER: &str = "other";

@@ -35,8 +35,8 @@ pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>>
             let file = File::create_new(&path)?;
             let all_bytes = len_bytes + OTHER_PAGES_BYTES;
             for at in (0..all_bytes).step_by(zeroes.len()) {
-                let part = &zeroes[..zeroes.len().min(all_bytes - at)];
-                file.write_all_at(part, at as u64)?;
+                let chunk = &zeroes[..zeroes.len().min(all_bytes - at)];
+                file.write_all_at(chunk, at as u64)?;
             }
             file.sync_all()
         };

@@ -12,8 +12,8 @@ use anyhow::{Result, ensure};
 use super::pmemobj_library::Pool;
 use super::{CellStore, See, memory};
 use crate::cells::{CellArray, RECORD_BYTES, Transaction, offset_bytes};
-use crate::contender::System;
-use crate::contender::regions::{Domain, Home};
+use crate::contender::regions::Home;
+use crate::job::Domain;
 
 /// The library's own tables and logs.
 const OVERHEAD_BYTES: usize = 64 << 20;
@@ -26,22 +26,23 @@ pub struct PmemobjStore {
 }
 
 impl PmemobjStore {
-    /// Makes a pool with the initial content.
-    pub fn create(system: System, home: &Home, array: &CellArray) -> Result<Self> {
+    /// Makes a pool with the initial content. `whole_records`: a record is logged before its first
+    /// store, and not each cell.
+    pub fn create(home: &Home, array: &CellArray, whole_records: bool) -> Result<Self> {
         check_environment(home.domain)?;
         let pool_bytes = array.len_bytes() + array.len_bytes() / 8 + OVERHEAD_BYTES;
         let mut pool = Pool::create(&path_of(home), pool_bytes, array.len_bytes())?;
         // SAFETY: the root object is as long as the array, writable, and not yet shared.
         unsafe { memory::fill(pool.root(), array) };
         pool.persist_root();
-        Ok(Self { pool, array: *array, whole_records: system == System::LibpmemobjRecords })
+        Ok(Self { pool, array: *array, whole_records })
     }
 
     /// Opens the pool.
-    pub fn open(system: System, home: &Home, array: &CellArray) -> Result<Self> {
+    pub fn open(home: &Home, array: &CellArray, whole_records: bool) -> Result<Self> {
         check_environment(home.domain)?;
         let pool = Pool::open(&path_of(home), array.len_bytes())?;
-        Ok(Self { pool, array: *array, whole_records: system == System::LibpmemobjRecords })
+        Ok(Self { pool, array: *array, whole_records })
     }
 }
 
@@ -49,16 +50,8 @@ fn path_of(home: &Home) -> PathBuf {
     home.directory.join("cells.pmemobj")
 }
 
-/// The environment variable that the library reads when it is loaded.
-pub const fn environment(domain: Domain) -> (&'static str, &'static str) {
-    match domain {
-        Domain::PageCache => ("PMEM_IS_PMEM_FORCE", "0"),
-        Domain::Dax => ("PMEM_IS_PMEM_FORCE", "1"),
-    }
-}
-
 fn check_environment(domain: Domain) -> Result<()> {
-    let (name, value) = environment(domain);
+    let (name, value) = domain.environment();
     let forced = std::env::var(name).is_ok_and(|value| value == "1");
     ensure!(forced == (value == "1"), "{name} is not {value} in the environment");
     Ok(())

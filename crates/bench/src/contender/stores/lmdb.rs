@@ -11,7 +11,7 @@ use heed::byteorder::BigEndian;
 use heed::types::{Bytes, U32};
 use heed::{Database, Env, EnvOpenOptions, PutFlags};
 
-use super::{CellStore, See, from_bytes, to_bytes};
+use super::{CellStore, DeviceStore, See, from_bytes, to_bytes};
 use crate::cells::{CellArray, RECORD_BYTES, Transaction, apply};
 
 type Records = Database<U32<BigEndian>, Bytes>;
@@ -22,9 +22,8 @@ pub struct LmdbStore {
     records: Records,
 }
 
-impl LmdbStore {
-    /// Makes the environment and puts the initial content in key order.
-    pub fn create(directory: &Path, array: &CellArray) -> Result<Self> {
+impl DeviceStore for LmdbStore {
+    fn create(directory: &Path, array: &CellArray) -> Result<Self> {
         let env = environment(directory, array)?;
         let mut transaction = env.write_txn()?;
         let records: Records = env.create_database(&mut transaction, None)?;
@@ -36,8 +35,7 @@ impl LmdbStore {
         Ok(Self { env, records })
     }
 
-    /// Opens the environment.
-    pub fn open(directory: &Path, array: &CellArray) -> Result<Self> {
+    fn open(directory: &Path, array: &CellArray) -> Result<Self> {
         // Otherwise LMDB would create a new environment.
         ensure!(directory.join("data.mdb").exists(), "{} has no LMDB file", directory.display());
         let env = environment(directory, array)?;

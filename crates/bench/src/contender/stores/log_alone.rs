@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::{CellStore, See, memory};
+use super::{CellStore, DeviceStore, See, memory};
 use crate::cells::{CellArray, PAGE_RECORDS, Transaction};
 use crate::raw::{Map, PAGE_BYTES};
 
@@ -27,9 +27,8 @@ pub struct LogAlone {
     record: Vec<u8>,
 }
 
-impl LogAlone {
-    /// Creates both files and writes every block of them once.
-    pub fn create(directory: &Path, array: &CellArray) -> Result<Self> {
+impl DeviceStore for LogAlone {
+    fn create(directory: &Path, array: &CellArray) -> Result<Self> {
         let new = |name: &str, len_bytes: u64| -> Result<File> {
             let path = directory.join(name);
             let file = File::create_new(&path)?;
@@ -52,8 +51,7 @@ impl LogAlone {
         Ok(store)
     }
 
-    /// Reads the cells back.
-    pub fn open(directory: &Path, array: &CellArray) -> Result<Self> {
+    fn open(directory: &Path, array: &CellArray) -> Result<Self> {
         let open =
             |name: &str| OpenOptions::new().read(true).write(true).open(directory.join(name));
         let (cells, log) = (open("cells")?, open("log")?);
@@ -63,7 +61,9 @@ impl LogAlone {
         cells.read_exact_at(bytes, 0)?;
         Ok(Self { map, array: *array, cells, log, end_bytes: 0, record: Vec::new() })
     }
+}
 
+impl LogAlone {
     fn bytes(&self) -> &[u8] {
         // SAFETY: this store's private mapping, modified only through `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.base(), self.map.len_bytes()) }

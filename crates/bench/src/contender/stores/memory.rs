@@ -4,41 +4,43 @@ use anyhow::Result;
 
 use super::{CellStore, See};
 use crate::cells::{CellArray, RECORD_CELLS, Store, Transaction, offset_bytes};
-use crate::contender::System;
-use crate::contender::regions::{self, Home, Region};
+use crate::contender::regions::{Home, MakeRegions, Region};
 
-struct MemoryStore {
+/// An array in a region.
+pub struct MemoryStore {
     region: Box<dyn Region>,
     array: CellArray,
 }
 
-/// Creates regions and stores the initial content.
-pub fn create(
-    system: System,
-    home: &Home,
-    array: &CellArray,
-    lanes: u32,
-) -> Result<Vec<Box<dyn CellStore>>> {
-    let regions = regions::create(system, home, &vec![array.len_bytes(); lanes as usize])?;
-    let fill = |mut region: Box<dyn Region>| -> Result<Box<dyn CellStore>> {
-        // SAFETY: the region is writable, as long as the array, and not yet shared.
-        unsafe { fill(region.base(), array) };
-        region.sync()?;
-        Ok(Box::new(MemoryStore { region, array: *array }))
-    };
-    regions.into_iter().map(fill).collect()
-}
+impl MemoryStore {
+    /// Creates regions and stores the initial content.
+    pub fn create(
+        create: MakeRegions,
+        home: &Home,
+        array: &CellArray,
+        lanes: u32,
+    ) -> Result<Vec<Box<dyn CellStore>>> {
+        let regions = create(home, &vec![array.len_bytes(); lanes as usize])?;
+        let fill = |mut region: Box<dyn Region>| -> Result<Box<dyn CellStore>> {
+            // SAFETY: the region is writable, as long as the array, and not yet shared.
+            unsafe { fill(region.base(), array) };
+            region.sync()?;
+            Ok(Box::new(Self { region, array: *array }))
+        };
+        regions.into_iter().map(fill).collect()
+    }
 
-/// Opens those regions.
-pub fn open(
-    system: System,
-    home: &Home,
-    array: &CellArray,
-    lanes: u32,
-) -> Result<Vec<Box<dyn CellStore>>> {
-    let regions = regions::open(system, home, &vec![array.len_bytes(); lanes as usize])?;
-    let store = |region| Box::new(MemoryStore { region, array: *array }) as Box<dyn CellStore>;
-    Ok(regions.into_iter().map(store).collect())
+    /// Opens those regions.
+    pub fn open(
+        open: MakeRegions,
+        home: &Home,
+        array: &CellArray,
+        lanes: u32,
+    ) -> Result<Vec<Box<dyn CellStore>>> {
+        let regions = open(home, &vec![array.len_bytes(); lanes as usize])?;
+        let store = |region| Box::new(Self { region, array: *array }) as Box<dyn CellStore>;
+        Ok(regions.into_iter().map(store).collect())
+    }
 }
 
 impl CellStore for MemoryStore {

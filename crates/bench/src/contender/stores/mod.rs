@@ -19,6 +19,8 @@ mod libpmemobj;
 mod lmdb;
 mod log_alone;
 mod memory;
+#[cfg(not(feature = "databases"))]
+mod not_built;
 mod pmemobj_library;
 #[cfg(feature = "databases")]
 mod redb;
@@ -27,17 +29,27 @@ mod sqlite;
 
 use std::path::Path;
 
-pub use libpmemobj::environment;
-
+use anyhow::Result;
 #[cfg(feature = "databases")]
 use anyhow::ensure;
-use anyhow::{Result, bail};
 
-use super::regions::{Domain, Home};
-use super::{System, Unavailable};
+use super::regions::Home;
 use crate::cells::{CellArray, Record, Transaction};
 #[cfg(feature = "databases")]
 use crate::cells::{RECORD_BYTES, RECORD_CELLS};
+use crate::job::Unavailable;
+
+#[cfg(feature = "databases")]
+pub use self::redb::RedbStore;
+pub use libpmemobj::PmemobjStore;
+#[cfg(feature = "databases")]
+pub use lmdb::LmdbStore;
+pub use log_alone::LogAlone;
+pub use memory::MemoryStore;
+#[cfg(not(feature = "databases"))]
+pub use not_built::{NotBuilt as LmdbStore, NotBuilt as RedbStore, NotBuilt as SqliteStore};
+#[cfg(feature = "databases")]
+pub use sqlite::SqliteStore;
 
 /// An array of cells that outlives its process.
 pub trait CellStore: Send {
@@ -65,91 +77,48 @@ pub trait CellStore: Send {
 /// A visitor of records and their numbers.
 pub type See<'a> = dyn FnMut(u32, &Record) -> Result<()> + 'a;
 
-/// Creates `lanes` arrays with their initial content, durably. Each can be committed to by its own
-/// thread.
-pub fn create(
-    system: System,
-    home: &Home,
-    array: &CellArray,
-    lanes: u32,
-) -> Result<Vec<Box<dyn CellStore>>> {
-    match system {
-        System::Object | System::Msync => memory::create(system, home, array, lanes),
-        _ => {
-            single(lanes)?;
-            let store: Box<dyn CellStore> = match system {
-                #[cfg(feature = "databases")]
-                System::Lmdb => Box::new(lmdb::LmdbStore::create(on_device(home)?, array)?),
-                #[cfg(feature = "databases")]
-                System::Sqlite => Box::new(sqlite::SqliteStore::create(on_device(home)?, array)?),
-                #[cfg(feature = "databases")]
-                System::Redb => Box::new(redb::RedbStore::create(on_device(home)?, array)?),
-                #[cfg(not(feature = "databases"))]
-                System::Lmdb | System::Sqlite | System::Redb => {
-                    return Err(without_databases().into());
-                }
-                System::LogAlone => Box::new(log_alone::LogAlone::create(on_device(home)?, array)?),
-                System::Libpmemobj | System::LibpmemobjRecords => {
-                    Box::new(libpmemobj::PmemobjStore::create(system, home, array)?)
-                }
-                other => bail!("{} has no commits", other.name()),
-            };
-            Ok(vec![store])
+/// How a contender makes stores.
+#[derive(Clone, Copy)]
+pub struct Commits {
+    /// Creates arrays with their initial content, durably. Each can be committed to by its own
+    /// thread.
+    pub create: MakeStores,
+    /// Opens the arrays that `create` made, in this process or another one, recovering after a
+    /// crash.
+    pub open: MakeStores,
+}
+
+/// Makes this many stores with such an array each.
+pub type MakeStores = fn(&Home, &CellArray, u32) -> Result<Vec<Box<dyn CellStore>>>;
+
+/// A store that is alone in its directory, on a device that has to be flushed.
+pub trait DeviceStore: CellStore + Sized + 'static {
+    /// Creates the store with its initial content, durably.
+    fn create(directory: &Path, array: &CellArray) -> Result<Self>;
+
+    /// Opens the store, recovering it after a crash.
+    fn open(directory: &Path, array: &CellArray) -> Result<Self>;
+}
+
+impl Commits {
+    /// Commits to a [`DeviceStore`].
+    pub const fn on_device<S: DeviceStore>() -> Self {
+        Self {
+            create: |home, array, lanes| single(lanes, || S::create(home.on_device()?, array)),
+            open: |home, array, lanes| single(lanes, || S::open(home.on_device()?, array)),
         }
     }
 }
 
-/// Opens the arrays that [`create`] made, in this process or another one, recovering after a crash.
-pub fn open(
-    system: System,
-    home: &Home,
-    array: &CellArray,
+/// The store of a contender that takes one writer at a time.
+pub fn single<S: CellStore + 'static>(
     lanes: u32,
+    make: impl FnOnce() -> Result<S>,
 ) -> Result<Vec<Box<dyn CellStore>>> {
-    match system {
-        System::Object | System::Msync => memory::open(system, home, array, lanes),
-        _ => {
-            single(lanes)?;
-            let store: Box<dyn CellStore> = match system {
-                #[cfg(feature = "databases")]
-                System::Lmdb => Box::new(lmdb::LmdbStore::open(on_device(home)?, array)?),
-                #[cfg(feature = "databases")]
-                System::Sqlite => Box::new(sqlite::SqliteStore::open(on_device(home)?, array)?),
-                #[cfg(feature = "databases")]
-                System::Redb => Box::new(redb::RedbStore::open(on_device(home)?, array)?),
-                #[cfg(not(feature = "databases"))]
-                System::Lmdb | System::Sqlite | System::Redb => {
-                    return Err(without_databases().into());
-                }
-                System::LogAlone => Box::new(log_alone::LogAlone::open(on_device(home)?, array)?),
-                System::Libpmemobj | System::LibpmemobjRecords => {
-                    Box::new(libpmemobj::PmemobjStore::open(system, home, array)?)
-                }
-                other => bail!("{} has no commits", other.name()),
-            };
-            Ok(vec![store])
-        }
+    if lanes != 1 {
+        return Err(Unavailable("it has one writer at a time".to_owned()).into());
     }
-}
-
-#[cfg(not(feature = "databases"))]
-fn without_databases() -> Unavailable {
-    let build = "cargo build --release --package aquifer-bench";
-    Unavailable(format!("this program was built without the databases; build it again: {build}"))
-}
-
-fn single(lanes: u32) -> Result<(), Unavailable> {
-    if lanes == 1 {
-        return Ok(());
-    }
-    Err(Unavailable("it has one writer at a time".to_owned()))
-}
-
-fn on_device(home: &Home) -> Result<&Path, Unavailable> {
-    match home.domain {
-        Domain::PageCache => Ok(&home.directory),
-        Domain::Dax => Err(Unavailable("it makes no use of byte-addressable storage".to_owned())),
-    }
+    Ok(vec![Box::new(make()?)])
 }
 
 /// A record as stored in a key-value store.
@@ -175,32 +144,38 @@ fn from_bytes(bytes: &[u8]) -> Result<Record> {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::ensure;
+
     use super::*;
     use crate::cells::{Reference, Transactions};
+    use crate::contender::Contender;
+    use crate::contenders;
+    use crate::job::Domain;
     use crate::rng::Rng;
 
     const ARRAY: CellArray = CellArray { pages: 256, seed: 11 };
-    const ALL: [System; 8] = [
-        System::Object,
-        System::Lmdb,
-        System::Sqlite,
-        System::Redb,
-        System::Libpmemobj,
-        System::LibpmemobjRecords,
-        System::Msync,
-        System::LogAlone,
+    const ALL: [&Contender; 8] = [
+        contenders::OBJECT,
+        contenders::LMDB,
+        contenders::SQLITE,
+        contenders::REDB,
+        contenders::LIBPMEMOBJ,
+        contenders::LIBPMEMOBJ_RECORDS,
+        contenders::MSYNC,
+        contenders::LOG_ALONE,
     ];
 
     /// Runs `test` with a private home, unless the contender cannot run here.
-    fn with_each(test: impl Fn(System, &Home) -> Result<()>) {
-        for system in ALL {
+    fn with_each(test: impl Fn(&Commits, &Home) -> Result<()>) {
+        for contender in ALL {
+            let commits = contender.roles.commits.unwrap();
             let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
             let home = Home { directory: directory.path().to_owned(), domain: Domain::PageCache };
-            match test(system, &home) {
+            match test(&commits, &home) {
                 Err(error) if error.is::<Unavailable>() => {
-                    eprintln!("skipped: {}: {error}", system.name());
+                    eprintln!("skipped: {}: {error}", contender.name);
                 }
-                result => result.unwrap_or_else(|error| panic!("{}: {error:#}", system.name())),
+                result => result.unwrap_or_else(|error| panic!("{}: {error:#}", contender.name)),
             }
         }
     }
@@ -223,8 +198,8 @@ mod tests {
 
     #[test]
     fn commits_are_there_after_reopening() {
-        with_each(|system, home| {
-            let mut store = one(create(system, home, &ARRAY, 1)?);
+        with_each(|commits, home| {
+            let mut store = one((commits.create)(home, &ARRAY, 1)?);
             let mut reference = Reference::new(&ARRAY);
             check(&mut *store, &reference)?;
             let mut transactions = Transactions::new(ARRAY, 7, 3, Rng::new(5))?;
@@ -236,21 +211,21 @@ mod tests {
             }
             check(&mut *store, &reference)?;
             store.close()?;
-            let mut store = one(open(system, home, &ARRAY, 1)?);
+            let mut store = one((commits.open)(home, &ARRAY, 1)?);
             check(&mut *store, &reference)?;
             // Conversely, stores that were not committed are detected as missing.
             transactions.next_into(&mut transaction);
             reference.apply(&transaction);
-            assert!(check(&mut *store, &reference).is_err(), "{}", system.name());
+            assert!(check(&mut *store, &reference).is_err());
             store.close()
         });
     }
 
     #[test]
     fn opening_what_is_not_there_is_an_error() {
-        with_each(|system, home| {
-            match open(system, home, &ARRAY, 1) {
-                Ok(_) => panic!("{} opened nothing", system.name()),
+        with_each(|commits, home| {
+            match (commits.open)(home, &ARRAY, 1) {
+                Ok(_) => panic!("it opened nothing"),
                 // Only a missing library is a reason to skip.
                 Err(error) if error.is::<Unavailable>() => Err(error),
                 Err(_) => Ok(()),
@@ -258,6 +233,7 @@ mod tests {
         });
     }
 
+    #[cfg(feature = "databases")]
     #[test]
     fn records_keep_their_bytes() {
         let record = ARRAY.initial(3);
@@ -269,7 +245,8 @@ mod tests {
     fn lanes_of_mappings_are_apart() {
         let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let home = Home { directory: directory.path().to_owned(), domain: Domain::PageCache };
-        let mut lanes = create(System::Msync, &home, &ARRAY, 2).unwrap();
+        let commits = |contender: &Contender| contender.roles.commits.unwrap();
+        let mut lanes = (commits(contenders::MSYNC).create)(&home, &ARRAY, 2).unwrap();
         let mut transactions = Transactions::new(ARRAY, 3, 1, Rng::new(6)).unwrap();
         let mut transaction = Transaction::default();
         transactions.next_into(&mut transaction);
@@ -279,8 +256,7 @@ mod tests {
         changed.apply(&transaction);
         check(&mut *lanes[0], &untouched).unwrap();
         check(&mut *lanes[1], &changed).unwrap();
-        assert!(
-            create(System::Lmdb, &home, &ARRAY, 2).is_err_and(|error| error.is::<Unavailable>())
-        );
+        let two = (commits(contenders::LMDB).create)(&home, &ARRAY, 2);
+        assert!(two.is_err_and(|error| error.is::<Unavailable>()));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Loaded rather than linked, so that the bench builds and runs without the library installed. The
 //! prototypes are those of `libpmemobj/base.h`, `pool_base.h` and `tx_base.h` of version 1.12; they
-//! have been part of the library's stable interface since version 1.0.
+//! have belonged to the library's stable interface since version 1.0.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use anyhow::{Result, bail};
 use libloading::Library;
 
-use crate::contender::Unavailable;
+use crate::job::Unavailable;
 
 const NAME: &str = "libpmemobj.so.1";
 const LAYOUT: &CStr = c"aquifer-bench";

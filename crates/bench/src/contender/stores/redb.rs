@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
-use super::{CellStore, See, from_bytes, to_bytes};
+use super::{CellStore, DeviceStore, See, from_bytes, to_bytes};
 use crate::cells::{CellArray, Transaction, apply};
 
 const RECORDS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("records");
@@ -16,9 +16,8 @@ pub struct RedbStore {
     database: Database,
 }
 
-impl RedbStore {
-    /// Creates the database with its initial content.
-    pub fn create(directory: &Path, array: &CellArray) -> Result<Self> {
+impl DeviceStore for RedbStore {
+    fn create(directory: &Path, array: &CellArray) -> Result<Self> {
         let database = Database::create(directory.join(FILE_NAME))?;
         let writer = database.begin_write()?;
         let mut records = writer.open_table(RECORDS)?;
@@ -30,8 +29,7 @@ impl RedbStore {
         Ok(Self { database })
     }
 
-    /// Opens the database.
-    pub fn open(directory: &Path, _array: &CellArray) -> Result<Self> {
+    fn open(directory: &Path, _array: &CellArray) -> Result<Self> {
         Ok(Self { database: Database::open(directory.join(FILE_NAME))? })
     }
 }

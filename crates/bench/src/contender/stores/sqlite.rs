@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
-use super::{CellStore, See, from_bytes, to_bytes};
+use super::{CellStore, DeviceStore, See, from_bytes, to_bytes};
 use crate::cells::{CellArray, Transaction};
 
 /// An open database.
@@ -20,9 +20,8 @@ pub struct SqliteStore {
     connection: Connection,
 }
 
-impl SqliteStore {
-    /// Makes the database with its initial content.
-    pub fn create(directory: &Path, array: &CellArray) -> Result<Self> {
+impl DeviceStore for SqliteStore {
+    fn create(directory: &Path, array: &CellArray) -> Result<Self> {
         let mut connection = Connection::open(directory.join("cells.sqlite"))?;
         configure(&connection, array)?;
         connection.execute("CREATE TABLE records (number INTEGER PRIMARY KEY, cells BLOB)", ())?;
@@ -39,8 +38,7 @@ impl SqliteStore {
         Ok(Self { connection })
     }
 
-    /// Opens the database.
-    pub fn open(directory: &Path, array: &CellArray) -> Result<Self> {
+    fn open(directory: &Path, array: &CellArray) -> Result<Self> {
         let path = directory.join("cells.sqlite");
         let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         configure(&connection, array)?;

@@ -16,10 +16,10 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::chill;
-use crate::contender::files::stored;
+use crate::contender::files::OpenStored;
 use crate::data::STORE_OFFSET_BYTES;
 use crate::file_set::warm;
-use crate::harness::{Job, LaneAnswer, Measured};
+use crate::job::{Job, LaneAnswer, Measured};
 use crate::raw::{PAGE_BYTES, device_written_bytes, load_word};
 use crate::rng::{Rng, mix};
 use crate::workload::stored_byte;
@@ -36,7 +36,7 @@ pub fn flushed_stores(job: &Job, pages: u64, salt: u64) -> Result<Vec<(u64, u8)>
 }
 
 /// Runs the job.
-pub fn run(job: &Job, pages: u64, salt: u64) -> Result<Measured> {
+pub fn run(job: &Job, pages: u64, salt: u64, stored: OpenStored) -> Result<Measured> {
     // Not kept open: a flush merges its writes only while no other descriptor has the file open, as
     // in a program that owns it.
     let open = || File::open(&job.source.path);
@@ -44,7 +44,7 @@ pub fn run(job: &Job, pages: u64, salt: u64) -> Result<Measured> {
     warm([job.source.path.as_path()].into_iter())?;
     let stores = flushed_stores(job, pages, salt)?;
     let file_pages = usize::try_from(job.source.pages)?;
-    let mut contender = stored(job.system, &job.source.path, file_pages * PAGE_BYTES)?;
+    let mut contender = stored(&job.source.path, file_pages * PAGE_BYTES)?;
     let base = contender.base()?;
     let mut before = 0_u64;
     for page in 0..file_pages {

@@ -4,55 +4,26 @@
 //! are read unless cached, cold ones are dropped, and `cachestat` verifies the result. Then all
 //! contenders process the same bytes in the same order.
 
-mod flush;
-mod prefetch;
-mod search;
-mod stream;
-mod whole;
+pub mod flush;
+pub mod prefetch;
+pub mod search;
+pub mod stream;
+pub mod whole;
 
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
-use crate::harness::{FilesWork, Job, LaneAnswer, Measured};
-use crate::raw::{cached_bytes, drop_cache};
+use crate::file_set::expect_cold;
+use crate::job::{LaneAnswer, Measured};
+use crate::raw::drop_cache;
 use crate::stats::Histogram;
-
-pub use flush::flushed_stores;
-pub use whole::summed_files;
-
-/// Runs the job.
-pub fn run(job: &Job, work: &FilesWork) -> Result<Measured> {
-    match *work {
-        FilesWork::Sum { files } => whole::sum(job, files),
-        FilesWork::Touch { files, file_bytes, threads } => {
-            whole::touch(job, files, usize::try_from(file_bytes)?, threads)
-        }
-        FilesWork::Stream { readers, streams, cold } => {
-            stream::sequential(job, readers, streams, cold)
-        }
-        FilesWork::Scatter => stream::random(job),
-        FilesWork::Prefetch => prefetch::run(job),
-        FilesWork::Flush { pages, salt } => flush::run(job, pages, salt),
-        FilesWork::Search { ref needle, threads, repeats } => {
-            search::run(job, needle, threads, repeats)
-        }
-    }
-}
 
 /// Drops the file from the page cache and checks that it was dropped.
 fn chill(file: &File) -> Result<()> {
     drop_cache(file)?;
-    let file_bytes = file.metadata()?.len();
-    if let Some(cached) = cached_bytes(file)? {
-        ensure!(
-            cached <= file_bytes / 64,
-            "{cached} of {file_bytes} bytes of the data file are cached although it was dropped: is \
-             something else reading it, or is it in memory?"
-        );
-    }
-    Ok(())
+    expect_cold(file)
 }
 
 /// Times single steps of one thread.

@@ -13,9 +13,8 @@ use anyhow::Result;
 
 use super::chill;
 use super::stream::record;
-use crate::contender::System;
-use crate::contender::files::{Mapped, Maps, VisitMaps, with_maps};
-use crate::harness::{Job, LaneAnswer, Measured};
+use crate::contender::files::{Mapped, Maps, Requests};
+use crate::job::{Job, LaneAnswer, Measured};
 use crate::raw::PAGE_BYTES;
 use crate::rng::Rng;
 use crate::sum::sum_words;
@@ -23,58 +22,30 @@ use crate::sum::sum_words;
 /// Pages requested at a time: enough for a device's queue.
 const BATCH_PAGES: usize = 256;
 
-/// How pages are requested.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Plan {
-    Never,
-    AllAtOnce,
-    OneBatchAhead,
-}
-
 /// Reads the job's pages.
-pub fn run(job: &Job) -> Result<Measured> {
+pub fn run<M: Maps>(job: &Job, open: impl FnOnce() -> Result<M>) -> Result<Measured> {
     let file = File::open(&job.source.path)?;
     chill(&file)?;
     let mut order =
         Rng::for_lane(job.seed, job.round, 0).shuffled(u32::try_from(job.source.pages)?);
     order.truncate(usize::try_from(job.accesses)?);
     let order: Vec<u64> = order.into_iter().map(u64::from).collect();
-    let plan = match job.system {
-        System::Mmap | System::MmapRandom => Plan::Never,
-        System::MmapWillneed => Plan::AllAtOnce,
-        _ => Plan::OneBatchAhead,
-    };
     let len_bytes = usize::try_from(job.source.pages)? * PAGE_BYTES;
-    with_maps(job.system, Prefetch { file: &file, len_bytes, order: &order, plan })
-}
-
-struct Prefetch<'a> {
-    file: &'a File,
-    len_bytes: usize,
-    order: &'a [u64],
-    plan: Plan,
-}
-
-impl VisitMaps for Prefetch<'_> {
-    type Output = Measured;
-
-    fn visit<M: Maps>(self, maps: &M) -> Result<Measured> {
-        let map = maps.map(self.file, self.len_bytes)?;
-        let start = Instant::now();
-        let checksum = match self.plan {
-            Plan::Never => sum(&map, self.order)?,
-            Plan::AllAtOnce => {
-                let pending = map.ask_for(self.order)?;
-                map.wait_for(pending)?;
-                sum(&map, self.order)?
-            }
-            Plan::OneBatchAhead => one_batch_ahead(&map, self.order)?,
-        };
-        let mean_ns = start.elapsed().as_nanos() as f64 / self.order.len().max(1) as f64;
-        let accesses = self.order.len() as u64;
-        let lanes = vec![LaneAnswer { accesses, checksum }];
-        Ok(Measured { mean_ns, lanes, details: map.details(), ..Measured::default() })
-    }
+    let maps = open()?;
+    let map = maps.map(&file, len_bytes)?;
+    let start = Instant::now();
+    let checksum = match maps.requests() {
+        Requests::Never => sum(&map, &order)?,
+        Requests::AllAtOnce => {
+            let pending = map.ask_for(&order)?;
+            map.wait_for(pending)?;
+            sum(&map, &order)?
+        }
+        Requests::OneBatchAhead => one_batch_ahead(&map, &order)?,
+    };
+    let mean_ns = start.elapsed().as_nanos() as f64 / order.len().max(1) as f64;
+    let lanes = vec![LaneAnswer { accesses: order.len() as u64, checksum }];
+    Ok(Measured { mean_ns, lanes, details: map.details(), ..Measured::default() })
 }
 
 fn one_batch_ahead<M: Mapped>(map: &M, order: &[u64]) -> Result<u64> {

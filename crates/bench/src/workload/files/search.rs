@@ -12,16 +12,17 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use memchr::memmem::Finder;
 
-use crate::contender::System;
-use crate::contender::files::{Files, ReadLoop, VisitFiles, WholeFile, with_files};
+use crate::contender::files::plain::ReadLoop;
+use crate::contender::files::{Files, WholeFile};
 use crate::file_set::warm;
-use crate::harness::{Job, LaneAnswer, Measured};
+use crate::job::{FilesWork, Job, LaneAnswer, Measured, Work};
 use crate::raw::{open_directory, raise_file_limit};
 use crate::source_tree::{Folder, folders_below};
 use crate::stats::median;
+use crate::threads::join_all;
 use aquifer_host::interrupt;
 
 /// Files a thread takes at a time.
@@ -34,8 +35,27 @@ struct Target<'a> {
     path: PathBuf,
 }
 
-/// Searches for `needle` once, and then `repeats` times again.
-pub fn run(job: &Job, needle: &str, threads: u32, repeats: u32) -> Result<Measured> {
+/// Searches whole files.
+pub fn run<F: Files>(job: &Job, open: impl FnOnce() -> Result<F>) -> Result<Measured> {
+    prepare(job, |plan| plan.search_files(&open()?))
+}
+
+/// Searches with [`ReadLoop`].
+pub fn read_loop(job: &Job) -> Result<Measured> {
+    prepare(job, |plan| {
+        plan.search(|| {
+            let mut reader = ReadLoop::new();
+            let finder = &plan.finder;
+            Ok(move |target: &Target<'_>| reader.count(target.directory, &target.name, finder))
+        })
+    })
+}
+
+/// Opens the directories of the tree, brings its files into the page cache, and searches.
+fn prepare(job: &Job, search: impl FnOnce(&Plan<'_>) -> Result<Measured>) -> Result<Measured> {
+    let Work::Files(FilesWork::Search { ref needle, threads, repeats }) = job.work else {
+        bail!("this is no search");
+    };
     // Like a user searching below the current directory: relative paths are shorter.
     std::env::set_current_dir(&job.source.path)
         .with_context(|| format!("cannot go to {}", job.source.path.display()))?;
@@ -50,15 +70,7 @@ pub fn run(job: &Job, needle: &str, threads: u32, repeats: u32) -> Result<Measur
         }
     }
     warm(targets.iter().map(|target| target.path.as_path()))?;
-    let plan = Plan { targets: &targets, finder: Finder::new(needle), threads, repeats };
-    match job.system {
-        System::ReadLoop => plan.search(|| {
-            let mut reader = ReadLoop::new();
-            let finder = &plan.finder;
-            Ok(move |target: &Target<'_>| reader.count(target.directory, &target.name, finder))
-        }),
-        system => with_files(system, None, &plan),
-    }
+    search(&Plan { targets: &targets, finder: Finder::new(needle), threads, repeats })
 }
 
 fn open(folder: &Folder) -> Result<OwnedFd> {
@@ -72,10 +84,8 @@ struct Plan<'a> {
     repeats: u32,
 }
 
-impl VisitFiles for &Plan<'_> {
-    type Output = Measured;
-
-    fn visit<F: Files>(self, files: &F) -> Result<Measured> {
+impl Plan<'_> {
+    fn search_files<F: Files>(&self, files: &F) -> Result<Measured> {
         let mut measured = self.search(|| {
             let mut lane = files.lane()?;
             Ok(move |target: &Target<'_>| {
@@ -90,9 +100,7 @@ impl VisitFiles for &Plan<'_> {
         measured.details.insert("end_ms".to_owned(), start.elapsed().as_secs_f64() * 1e3);
         Ok(measured)
     }
-}
 
-impl Plan<'_> {
     /// Runs all passes; each thread counts with the result of `lane`.
     fn search<C: FnMut(&Target<'_>) -> Result<u64>>(
         &self,
@@ -130,10 +138,7 @@ impl Plan<'_> {
             let work = &work;
             let threads = (0..self.threads).map(|number| scope.spawn(move || work(number)));
             let started: Vec<_> = threads.collect();
-            let joined = started.into_iter().map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(anyhow!("a searching thread panicked")))
-            });
-            joined.collect::<Result<Vec<_>>>()
+            join_all(started)
         })?;
         let found = |pass: usize| results.iter().map(|(_, counts)| counts[pass]).sum::<u64>();
         let first = found(0);
@@ -144,7 +149,7 @@ impl Plan<'_> {
         self.measured(&results[0].0, first)
     }
 
-    /// One thread's part of one pass.
+    /// One thread's share of one pass.
     fn pass(
         &self,
         next: &AtomicUsize,

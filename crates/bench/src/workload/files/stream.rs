@@ -7,18 +7,25 @@ use std::fs::File;
 use std::ops::Range;
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 
 use super::chill;
-use crate::contender::files::{Mapped, Maps, VisitMaps, with_maps};
+use crate::contender::files::{Mapped, Maps};
 use crate::file_set::warm;
-use crate::harness::{Job, LaneAnswer, Measured};
+use crate::job::{Job, LaneAnswer, Measured};
 use crate::raw::{PAGE_BYTES, keep_to_processors};
 use crate::rng::Rng;
 use crate::sum::sum_words;
+use crate::threads::join_all;
 
-/// Reads the file once, by one thread or by several that read a part each.
-pub fn sequential(job: &Job, readers: Option<u32>, streams: u32, cold: bool) -> Result<Measured> {
+/// Reads the file once, by one thread or by several that read a share each.
+pub fn sequential<M: Maps>(
+    job: &Job,
+    open: impl FnOnce() -> Result<M>,
+    readers: Option<u32>,
+    streams: u32,
+    cold: bool,
+) -> Result<Measured> {
     let file = File::open(&job.source.path)?;
     if let Some(readers) = readers {
         keep_to_processors(readers as usize)?;
@@ -29,42 +36,25 @@ pub fn sequential(job: &Job, readers: Option<u32>, streams: u32, cold: bool) -> 
         warm([job.source.path.as_path()].into_iter())?;
     }
     let pages = usize::try_from(job.source.pages)?;
-    let readers = readers.unwrap_or(1) as usize;
-    with_maps(job.system, Sequential { file: &file, pages, readers, streams: streams as usize })
-}
-
-struct Sequential<'a> {
-    file: &'a File,
-    pages: usize,
-    readers: usize,
-    streams: usize,
-}
-
-impl VisitMaps for Sequential<'_> {
-    type Output = Measured;
-
-    fn visit<M: Maps>(self, maps: &M) -> Result<Measured> {
-        let start = Instant::now();
-        let map = maps.map(self.file, self.pages * PAGE_BYTES)?;
-        let parts = parts(0..self.pages, self.readers);
-        let lanes = match &parts[..] {
-            [part] => vec![read(&map, part.clone(), self.streams)?],
-            parts => std::thread::scope(|scope| {
-                let map = &map;
-                let started: Vec<_> = parts
-                    .iter()
-                    .map(|part| scope.spawn(move || read(map, part.clone(), self.streams)))
-                    .collect();
-                let joined = started.into_iter().map(|thread| {
-                    thread.join().unwrap_or_else(|_| Err(anyhow!("a reading thread panicked")))
-                });
-                joined.collect::<Result<Vec<_>>>()
-            })?,
-        };
-        let details = map.details();
-        drop(map);
-        Ok(pass(start, lanes, details))
-    }
+    let (readers, streams) = (readers.unwrap_or(1) as usize, streams as usize);
+    let maps = open()?;
+    let start = Instant::now();
+    let map = maps.map(&file, pages * PAGE_BYTES)?;
+    let shares = shares(0..pages, readers);
+    let lanes = match &shares[..] {
+        [share] => vec![read(&map, share.clone(), streams)?],
+        shares => std::thread::scope(|scope| {
+            let map = &map;
+            let started: Vec<_> = shares
+                .iter()
+                .map(|share| scope.spawn(move || read(map, share.clone(), streams)))
+                .collect();
+            join_all(started)
+        })?,
+    };
+    let details = map.details();
+    drop(map);
+    Ok(pass(start, lanes, details))
 }
 
 fn pass(
@@ -76,8 +66,8 @@ fn pass(
     Measured { mean_ns, lanes, details, ..Measured::default() }
 }
 
-/// Divides pages into parts that differ by one page at most.
-fn parts(pages: Range<usize>, count: usize) -> Vec<Range<usize>> {
+/// Divides pages into shares that differ by one page at most.
+fn shares(pages: Range<usize>, count: usize) -> Vec<Range<usize>> {
     let bound = |number: usize| pages.start + pages.len() * number / count;
     (0..count).map(|number| bound(number)..bound(number + 1)).collect()
 }
@@ -85,7 +75,7 @@ fn parts(pages: Range<usize>, count: usize) -> Vec<Range<usize>> {
 /// Sums these pages, from several positions in turn.
 fn read<M: Mapped>(map: &M, pages: Range<usize>, streams: usize) -> Result<LaneAnswer> {
     let accesses = pages.len() as u64;
-    let streams = parts(pages, streams);
+    let streams = shares(pages, streams);
     for stream in &streams {
         map.announce(stream.start * PAGE_BYTES..stream.end * PAGE_BYTES)?;
     }
@@ -111,37 +101,24 @@ pub fn record(bytes: &[u8], page: usize) -> &[u8] {
 }
 
 /// Reads pages of a warm file in random order, without advice.
-pub fn random(job: &Job) -> Result<Measured> {
+pub fn random<M: Maps>(job: &Job, open: impl FnOnce() -> Result<M>) -> Result<Measured> {
     let file = File::open(&job.source.path)?;
     warm([job.source.path.as_path()].into_iter())?;
     let mut order =
         Rng::for_lane(job.seed, job.round, 0).shuffled(u32::try_from(job.source.pages)?);
     order.truncate(usize::try_from(job.accesses)?);
     let pages = usize::try_from(job.source.pages)?;
-    with_maps(job.system, Random { file: &file, pages, order: &order })
-}
-
-struct Random<'a> {
-    file: &'a File,
-    pages: usize,
-    order: &'a [u32],
-}
-
-impl VisitMaps for Random<'_> {
-    type Output = Measured;
-
-    fn visit<M: Maps>(self, maps: &M) -> Result<Measured> {
-        let start = Instant::now();
-        let map = maps.map(self.file, self.pages * PAGE_BYTES)?;
-        let checksum = map.look(|bytes| {
-            let sums = self.order.iter().map(|&page| sum_words(record(bytes, page as usize)));
-            sums.fold(0, u64::wrapping_add)
-        })?;
-        let details = map.details();
-        drop(map);
-        let lane = LaneAnswer { accesses: self.order.len() as u64, checksum };
-        Ok(pass(start, vec![lane], details))
-    }
+    let maps = open()?;
+    let start = Instant::now();
+    let map = maps.map(&file, pages * PAGE_BYTES)?;
+    let checksum = map.look(|bytes| {
+        let sums = order.iter().map(|&page| sum_words(record(bytes, page as usize)));
+        sums.fold(0, u64::wrapping_add)
+    })?;
+    let details = map.details();
+    drop(map);
+    let lane = LaneAnswer { accesses: order.len() as u64, checksum };
+    Ok(pass(start, vec![lane], details))
 }
 
 #[cfg(test)]
@@ -149,8 +126,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_cover_everything_once() {
-        assert_eq!(parts(0..10, 3), [0..3, 3..6, 6..10]);
-        assert_eq!(parts(4..6, 4), [4..4, 4..5, 5..5, 5..6]);
+    fn shares_cover_everything_once() {
+        assert_eq!(shares(0..10, 3), [0..3, 3..6, 6..10]);
+        assert_eq!(shares(4..6, 4), [4..4, 4..5, 5..5, 5..6]);
     }
 }

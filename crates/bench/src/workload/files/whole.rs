@@ -9,15 +9,16 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::{Steps, together};
-use crate::contender::files::{Files, VisitFiles, WholeFile, with_files};
+use crate::contender::files::{Files, WholeFile};
 use crate::file_set::{file_path, warm};
-use crate::harness::{Job, Measured};
+use crate::job::{Job, Measured};
 use crate::raw::{PAGE_BYTES, raise_file_limit};
 use crate::rng::Rng;
 use crate::sum::sum_words;
+use crate::threads::join_all;
 use crate::zipf::{EXPONENT, Zipf};
 use aquifer_host::interrupt;
 
@@ -32,52 +33,45 @@ pub fn summed_files(job: &Job, files: u32) -> impl Iterator<Item = u32> + use<> 
 }
 
 /// Sums files chosen by Zipf's law.
-pub fn sum(job: &Job, files: u32) -> Result<Measured> {
+pub fn sum<F: Files>(job: &Job, open: impl FnOnce() -> Result<F>, files: u32) -> Result<Measured> {
     let paths: Vec<_> = (0..files).map(|number| file_path(&job.source.path, number)).collect();
     warm(paths.iter().map(PathBuf::as_path))?;
     let order: Vec<u32> = summed_files(job, files).collect();
-    let cache_bytes = Some(job.source.cache_bytes).filter(|&bytes| bytes > 0);
-    with_files(job.system, cache_bytes, Sum { paths: &paths, order: &order })
-}
-
-struct Sum<'a> {
-    paths: &'a [PathBuf],
-    order: &'a [u32],
-}
-
-impl VisitFiles for Sum<'_> {
-    type Output = Measured;
-
-    fn visit<F: Files>(self, files: &F) -> Result<Measured> {
-        let mut lane = files.lane()?;
-        for path in self.paths {
-            lane.by_path(path, sum_words)?;
-        }
-        let mut steps = Steps::start();
-        for &number in self.order {
-            steps.step(lane.by_path(&self.paths[number as usize], sum_words)?);
-        }
-        drop(lane);
-        let put_off = Instant::now();
-        files.settle()?;
-        let mut measured = together(vec![steps], put_off.elapsed());
-        measured.details = files.details();
-        Ok(measured)
+    let files = open()?;
+    let mut lane = files.lane()?;
+    for path in &paths {
+        lane.by_path(path, sum_words)?;
     }
+    let mut steps = Steps::start();
+    for &number in &order {
+        steps.step(lane.by_path(&paths[number as usize], sum_words)?);
+    }
+    drop(lane);
+    let put_off = Instant::now();
+    files.settle()?;
+    let mut measured = together(vec![steps], put_off.elapsed());
+    measured.details = files.details();
+    Ok(measured)
 }
 
 /// Touches every page of open files; each thread has its own files, in turn.
-pub fn touch(job: &Job, files: u32, file_bytes: usize, threads: u32) -> Result<Measured> {
+pub fn touch<F: Files>(
+    job: &Job,
+    open: impl FnOnce() -> Result<F>,
+    files: u32,
+    file_bytes: usize,
+    threads: u32,
+) -> Result<Measured> {
     let paths: Vec<_> =
         (0..files * threads).map(|number| file_path(&job.source.path, number)).collect();
     warm(paths.iter().map(PathBuf::as_path))?;
     raise_file_limit()?;
-    let open = |path: &PathBuf| {
+    let open_file = |path: &PathBuf| {
         File::open(path).with_context(|| format!("cannot open {}", path.display()))
     };
-    let opened = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let opened = paths.iter().map(open_file).collect::<Result<Vec<_>>>()?;
     let work = Touch { files: &opened, each: files as usize, file_bytes, maps: job.accesses };
-    with_files(job.system, None, work)
+    work.run(&open()?)
 }
 
 struct Touch<'a> {
@@ -99,19 +93,15 @@ impl Touch<'_> {
         }
         Ok(steps)
     }
-}
 
-impl VisitFiles for Touch<'_> {
-    type Output = Measured;
-
-    fn visit<F: Files>(self, files: &F) -> Result<Measured> {
+    fn run<F: Files>(&self, files: &F) -> Result<Measured> {
         let threads = self.files.chunks_exact(self.each);
         ensure!(threads.len() > 0, "no thread has files");
         let barrier = Barrier::new(threads.len());
         let lanes = std::thread::scope(|scope| {
             let started: Vec<_> = threads
                 .map(|own| {
-                    let (barrier, work) = (&barrier, &self);
+                    let (barrier, work) = (&barrier, self);
                     scope.spawn(move || {
                         let lane = files.lane().and_then(|mut lane| {
                             for file in own {
@@ -125,10 +115,7 @@ impl VisitFiles for Touch<'_> {
                     })
                 })
                 .collect();
-            let joined = started.into_iter().map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(anyhow!("a mapping thread panicked")))
-            });
-            joined.collect::<Result<Vec<_>>>()
+            join_all(started)
         })?;
         let put_off = Instant::now();
         files.settle()?;

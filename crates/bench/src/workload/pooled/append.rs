@@ -9,19 +9,19 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 
 use super::measured;
-use crate::contender::pooled::growing;
+use crate::contender::pooled::CreateGrowing;
 use crate::file_set::fill_content;
-use crate::harness::{AppendWork, Job, Measured};
+use crate::job::{AppendWork, Job, Measured};
 use crate::sum::sum_words;
 use aquifer_host::interrupt;
 
 /// Runs the job.
-pub fn run(job: &Job, work: &AppendWork) -> Result<Measured> {
+pub fn run(job: &Job, work: &AppendWork, growing: CreateGrowing) -> Result<Measured> {
     let mut piece = vec![0_u8; usize::try_from(work.piece_bytes)?];
     fill_content(&mut piece, job.seed, job.round);
     let pieces = work.file_bytes / work.piece_bytes;
     ensure!(pieces > 0, "a file of {} bytes has no such piece", work.file_bytes);
-    let mut file = growing(job.system, pieces * work.piece_bytes)?;
+    let mut file = growing(pieces * work.piece_bytes)?;
     let start = Instant::now();
     for time in 0..work.times {
         interrupt::check()?;

@@ -10,48 +10,52 @@ mod names;
 mod records;
 mod replace;
 mod second_process;
-mod whole;
+pub mod whole;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::contender::Contender;
 use crate::file_set::{COLD_BYTES, file_path, warm};
-use crate::harness::{Job, LaneAnswer, Measured, Member, PooledWork, RecordWork, TeamWork, Work};
-use crate::pooled_set::POOL;
+use crate::harness::Member;
+use crate::job::{Job, LaneAnswer, Measured, PooledWork, RecordWork, TeamWork, Work};
+use crate::scratch::POOL;
 
 pub use records::set_files as record_files;
 
 /// Runs the job.
-pub fn run(job: &Job, work: PooledWork) -> Result<Measured> {
+pub fn run(job: &Job, work: PooledWork, contender: &Contender) -> Result<Measured> {
     std::env::set_current_dir(&job.source.path)
         .with_context(|| format!("cannot work in {}", job.source.path.display()))?;
+    let roles = &contender.roles;
     match work {
-        PooledWork::Sum { files, threads, passes } => whole::sum(job, files, threads, passes),
-        PooledWork::Open { file } => whole::open(job, file),
+        PooledWork::Sum { .. } | PooledWork::Open { .. } => contender.role(roles.files)?(job),
         PooledWork::Records(work) => match work.team.member {
-            Some(member) => records::run(job, &work, member),
+            Some(member) => records::run(job, &work, contender.role(roles.records)?, member),
             None => {
                 together(job, work.team, |team| PooledWork::Records(RecordWork { team, ..work }))
             }
         },
-        PooledWork::Append(work) => append::run(job, &work),
+        PooledWork::Append(work) => append::run(job, &work, contender.role(roles.growing)?),
         PooledWork::Names(team) => match team.member {
-            Some(member) => names::run(job, member),
+            Some(member) => names::run(job, contender.role(roles.names)?, member),
             None => together(job, team, PooledWork::Names),
         },
-        PooledWork::Replace { file_bytes } => replace::run(job, file_bytes),
+        PooledWork::Replace { file_bytes } => {
+            replace::run(job, contender.role(roles.pair)?, file_bytes)
+        }
         PooledWork::SecondProcess { file_bytes, member } => {
             second_process::run(job, file_bytes, member)
         }
     }
 }
 
-/// Runs every member's part of the team at once.
-fn together(job: &Job, team: TeamWork, part: impl Fn(TeamWork) -> PooledWork) -> Result<Measured> {
+/// Runs every member's share of the team at once.
+fn together(job: &Job, team: TeamWork, share: impl Fn(TeamWork) -> PooledWork) -> Result<Measured> {
     let of = |member| {
-        let work = Work::Pooled(part(TeamWork { member: Some(member), ..team }));
+        let work = Work::Pooled(share(TeamWork { member: Some(member), ..team }));
         Job { work, ..job.clone() }
     };
     let jobs: Vec<Job> = (0..team.processes).map(of).collect();

@@ -7,16 +7,17 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 
 use super::measured;
-use crate::contender::pooled::names;
-use crate::harness::{Job, Measured, wait_to_go};
+use crate::contender::pooled::CreateNames;
+use crate::harness::wait_to_go;
+use crate::job::{Job, Measured};
 
 /// Number of names, used in turn.
 const NAMES: usize = 1024;
 
-/// Runs one process's part.
-pub fn run(job: &Job, member: u32) -> Result<Measured> {
+/// Runs one process's share.
+pub fn run(job: &Job, names: CreateNames, member: u32) -> Result<Measured> {
     let directory = PathBuf::from(format!("member-{member}"));
-    let mut tree = names(job.system, &directory)?;
+    let mut tree = names(&directory)?;
     let paths: Vec<_> = (0..NAMES).map(|name| directory.join(format!("name-{name:04}"))).collect();
     for path in paths.iter().cycle().take(usize::try_from(job.warm_accesses)?) {
         tree.create_stat_remove(path)?;

@@ -1,7 +1,7 @@
 //! Records of a large file, read or overwritten, by one process or by several at once.
 //!
 //! Separate files are read and overwritten, so that the content read is known. Several processes
-//! that overwrite one file do so in separate parts: its final content does not depend on their
+//! that overwrite one file do so in separate ranges: its final content does not depend on their
 //! speed. Everything is touched once before the clock starts: that is what *repetitive* means.
 
 use std::time::Instant;
@@ -9,8 +9,9 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::{file_names, measured, warm_set};
-use crate::contender::pooled::{Records, records};
-use crate::harness::{Job, Measured, RecordWork, wait_to_go};
+use crate::contender::pooled::{OpenRecords, Records};
+use crate::harness::wait_to_go;
+use crate::job::{Job, Measured, RecordWork};
 use crate::rng::{Rng, mix};
 use crate::sum::sum_words;
 use aquifer_host::interrupt;
@@ -23,13 +24,13 @@ pub const fn set_files(processes: u32) -> u32 {
     2 * processes
 }
 
-/// Runs one process's part.
-pub fn run(job: &Job, work: &RecordWork, member: u32) -> Result<Measured> {
+/// Runs one process's share.
+pub fn run(job: &Job, work: &RecordWork, records: OpenRecords, member: u32) -> Result<Measured> {
     let processes = work.team.processes;
     let names = file_names(set_files(processes));
     warm_set(&names)?;
     let file = if work.own_files { member } else { 0 } + if work.writes { processes } else { 0 };
-    let mut file = records(job.system, &names[file as usize], work.file_bytes)?;
+    let mut file = records(&names[file as usize], work.file_bytes)?;
     let sequence = Sequence::new(job, work, member);
     touch(&mut *file, work, &sequence)?;
     let mut record = vec![0_u8; work.record_bytes as usize];
@@ -56,16 +57,16 @@ pub fn run(job: &Job, work: &RecordWork, member: u32) -> Result<Measured> {
     Ok(measured(elapsed, job.accesses, sum))
 }
 
-/// Reads the process's part of the file once, and writes it if the work writes.
+/// Reads the process's range of the file once, and writes it if the work writes.
 fn touch(file: &mut dyn Records, work: &RecordWork, sequence: &Sequence) -> Result<()> {
-    let (from, to) = sequence.part_bytes();
+    let (from, to) = sequence.range_bytes();
     let mut bytes = vec![0; WARM_BYTES];
     for offset_bytes in (from..to).step_by(WARM_BYTES) {
         interrupt::check()?;
-        let part = &mut bytes[..(to - offset_bytes).min(WARM_BYTES as u64) as usize];
-        file.read(offset_bytes, part)?;
+        let chunk = &mut bytes[..(to - offset_bytes).min(WARM_BYTES as u64) as usize];
+        file.read(offset_bytes, chunk)?;
         if work.writes {
-            file.write(offset_bytes, part)?;
+            file.write(offset_bytes, chunk)?;
         }
     }
     Ok(())
@@ -124,7 +125,7 @@ impl Sequence {
         (self.first + record) * self.record_bytes
     }
 
-    fn part_bytes(&self) -> (u64, u64) {
+    fn range_bytes(&self) -> (u64, u64) {
         (self.first * self.record_bytes, (self.first + self.count) * self.record_bytes)
     }
 }
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn records_stay_in_their_part() {
+    fn records_stay_in_their_range() {
         for is_random in [false, true] {
             let sequence = sequence(8, 4, is_random);
             let mut seen = [false; 4];
@@ -149,7 +150,7 @@ mod tests {
             }
             assert_eq!(seen, [true; 4]);
         }
-        assert_eq!(sequence(8, 4, false).part_bytes(), (8192, 12_288));
+        assert_eq!(sequence(8, 4, false).range_bytes(), (8192, 12_288));
     }
 
     #[test]

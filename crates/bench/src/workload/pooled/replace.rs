@@ -11,24 +11,20 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 
 use super::{file_names, measured, warm_set};
-use crate::contender::System;
-use crate::contender::pooled::{open_pool, pair};
-use crate::harness::{Job, Measured};
-use crate::pooled_set::POOL;
+use crate::contender::pooled::{OpenPair, open_pool};
+use crate::job::{Job, Measured};
 use crate::raw::{cache_state, system_page_bytes};
+use crate::scratch::POOL;
 use aquifer_host::interrupt;
 
 /// Runs the job.
-pub fn run(job: &Job, file_bytes: u64) -> Result<Measured> {
+pub fn run(job: &Job, pair: OpenPair, file_bytes: u64) -> Result<Measured> {
     ensure!(!job.accesses.is_multiple_of(2), "an even number of exchanges changes nothing");
     let names = file_names(2);
     warm_set(&names)?;
-    let mut pair = pair(job.system, [&names[0], &names[1]], file_bytes)?;
+    let mut pair = pair([&names[0], &names[1]], file_bytes)?;
     let [_, wanted] = pair.sums()?;
-    let counter = match job.system {
-        System::Pool => Some(DirtyData::start()?),
-        _ => None,
-    };
+    let counter = pair.exchanges_pages().then(DirtyData::start).transpose()?;
     let start = Instant::now();
     for _ in 0..job.accesses {
         interrupt::check()?;

@@ -1,7 +1,7 @@
 //! Counts the page faults of a process that reads a file of a pool that another process has read
 //! and keeps open.
 //!
-//! On hugetlbfs, processes share the page tables of equally aligned mappings of the same part of a
+//! On hugetlbfs, processes share the page tables of equally aligned mappings of the same range of a
 //! file: the second process finds them filled. Faults are counted from the first word of the file
 //! to the last, one word in each 4 KiB.
 
@@ -12,7 +12,8 @@ use aquifer_fs::File;
 
 use super::file_names;
 use crate::contender::pooled::open_pool;
-use crate::harness::{Job, LaneAnswer, Measured, Member, PooledWork, Work, wait_to_go};
+use crate::harness::{Member, wait_to_go};
+use crate::job::{Job, LaneAnswer, Measured, PooledWork, Work};
 use crate::raw::{PAGE_BYTES, minor_faults};
 
 /// Runs the job: the parent of the two processes, or one of them.

@@ -14,35 +14,29 @@
 //! The pool is on the file system that it is compared with, in the same directory: on a tmpfs its
 //! domain is `Volatile`, on a disk `PageCache`. No contender makes anything durable.
 
-mod append;
+pub mod append;
 mod huge_pages;
-mod metadata;
-mod pswap;
-mod read_once;
-mod repetitive;
-mod shared;
-mod view;
+pub mod metadata;
+pub mod pswap;
+pub mod read_once;
+pub mod repetitive;
+pub mod shared;
+pub mod view;
 
 use anyhow::{Result, ensure};
 
 use super::{Ground, Lowest, warm_bytes};
+use crate::benches::ratio::Ratio;
 use crate::benches::stage::Stage;
+use crate::contender::Contender;
+use crate::contenders::{MMAP, MMAP_POPULATE};
 use crate::file_set::FileSet;
 use crate::harness::progress_bar;
 use crate::pooled_set::{self, Age};
-use crate::report::Ratio;
 use crate::scratch::scratch_directory;
-use aquifer_host::units::Bytes;
+use aquifer_host::Bytes;
 
-pub use append::run as append;
-pub use metadata::run as metadata;
-pub use pswap::run as pswap;
-pub use read_once::run as read_once;
-pub use repetitive::run as repetitive;
-pub use shared::run as shared;
-pub use view::run as view;
-
-const MMAP: &[&str] = &["mmap", "mmap_populate"];
+const ANY_MMAP: &[&Contender] = &[MMAP, MMAP_POPULATE];
 
 /// Creates the same files in a directory and in a pool there.
 fn make_set(
@@ -75,8 +69,8 @@ fn check_warm(content_bytes: u64) -> Result<()> {
 /// The ratios of one metric on the file systems in memory, or on the others.
 fn on_some(
     name: &str,
-    others: &'static [&'static str],
-    ours: &'static str,
+    others: &'static [&'static Contender],
+    ours: &'static Contender,
     metrics: &[String],
     grounds: &[Ground],
     in_memory: bool,

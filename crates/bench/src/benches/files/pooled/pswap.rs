@@ -11,55 +11,75 @@
 //! afterwards. It is missing in memory, where the kernel does not count them.
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
 use super::make_set;
-use crate::benches::files::{
-    Ground, Lowest, cell, file_systems, grounds, job, lowest_ratios, run_block,
-};
+use crate::benches::declaration::{Bench, Contenders};
+use crate::benches::files::{Ground, Lowest, file_systems, grounds, job, lowest_ratios, run_block};
 use crate::benches::stage::Stage;
-use crate::contender::System;
-use crate::harness::PooledWork;
-use crate::options::PswapOptions;
+use crate::contender::Contender;
+use crate::contenders::{MMAP, MMAP_POPULATE, POOL, POOL_COPY, SYSCALLS};
+use crate::harness::Cell;
+use crate::job::PooledWork;
+use crate::options::{Common, Memory};
 use crate::pooled_set::Age;
 use crate::report::{Report, Row};
+use aquifer_host::Bytes;
 
-const SYSTEMS: &[System] =
-    &[System::Syscalls, System::Mmap, System::MmapPopulate, System::PoolCopy, System::Pool];
-const COPIES: &[&str] = &["syscalls", "mmap", "mmap_populate", "pool_copy"];
+const SYSTEMS: &[&Contender] = &[SYSCALLS, MMAP, MMAP_POPULATE, POOL_COPY, POOL];
+const COPIES: &[&Contender] = &[SYSCALLS, MMAP, MMAP_POPULATE, POOL_COPY];
 /// Exchanges in a measurement: odd, so that the result differs. Copies are made once.
 const EXCHANGES: u64 = 101;
 
-/// Runs the bench.
-pub fn run(options: &PswapOptions) -> Result<Report> {
-    let default_bytes = if options.common.quick { 8 << 20 } else { 1 << 30 };
-    let size_bytes = options.size.map_or(default_bytes, |size| size.0).next_multiple_of(4096);
-    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
-    let grounds = grounds(&mut stage, &options.memory);
-    let mut notes = std::mem::take(&mut stage.notes);
-    let mut rows = Vec::new();
-    for ground in &grounds {
-        rows.extend(block(&stage, ground, size_bytes, &mut notes)?);
-    }
-    stage.notes = notes;
-    let ratio = Lowest::everywhere("pswap_vs_copy", COPIES, "pool", "replace", &grounds);
-    let found = lowest_ratios(&[ratio], &rows);
-    let config = [("size_bytes", json!(size_bytes)), ("file_systems", file_systems(&grounds))];
-    Ok(stage.report("pswap", rows, found, config))
+/// The options of `bench pswap`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  aquifer bench pswap                             1 GiB replaced
+  aquifer bench pswap --size 64M --json")]
+pub struct Options {
+    /// Where the files in memory are.
+    #[command(flatten)]
+    memory: Memory,
+
+    /// Length of the file [default: 1 GiB]
+    #[arg(long, value_name = "BYTES")]
+    size: Option<Bytes>,
 }
 
-fn block(
-    stage: &Stage,
-    ground: &Ground,
-    file_bytes: u64,
-    notes: &mut Vec<String>,
-) -> Result<Vec<Row>> {
+/// The declaration of the bench.
+pub struct Pswap;
+
+impl Bench for Pswap {
+    type Options = Options;
+    const NAME: &'static str = "pswap";
+    const ABOUT: &'static str = "A file of a pool that takes the content of another one";
+    const CONTENDERS: Contenders = &[SYSTEMS];
+
+    fn run(common: &Common, options: &Options) -> Result<Report> {
+        let default_bytes = if common.quick { 8 << 20 } else { 1 << 30 };
+        let size_bytes = options.size.map_or(default_bytes, |size| size.0).next_multiple_of(4096);
+        let stage = Stage::of::<Self>(common, 0, false)?;
+        let grounds = grounds(&stage, &options.memory);
+        let mut rows = Vec::new();
+        for ground in &grounds {
+            rows.extend(block(&stage, ground, size_bytes)?);
+        }
+        let ratio = Lowest::everywhere("pswap_vs_copy", COPIES, POOL, "replace", &grounds);
+        let found = lowest_ratios(&[ratio], &rows);
+        let config = [("size_bytes", json!(size_bytes)), ("file_systems", file_systems(&grounds))];
+        Ok(stage.report(rows, found, config))
+    }
+}
+
+fn block(stage: &Stage, ground: &Ground, file_bytes: u64) -> Result<Vec<Row>> {
     let set = make_set(stage, ground, 2, file_bytes, Age::New)?;
     let metric = format!("replace_{}", ground.file_system);
-    let cells = stage.wanted(SYSTEMS).map(|system| {
-        let mut job = job(stage, system, set.path(), 0, PooledWork::Replace { file_bytes });
-        job.accesses = if system == System::Pool { EXCHANGES } else { 1 };
-        cell(metric.clone(), ("µs", 1e3), job)
+    let cells = stage.wanted(SYSTEMS).map(|contender| {
+        let mut job = job(stage, contender, set.path(), PooledWork::Replace { file_bytes });
+        job.accesses = if contender == POOL { EXCHANGES } else { 1 };
+        Cell::new(metric.clone(), ("µs", 1e3), job)
     });
-    run_block(stage, cells.collect(), notes, |_, _| Ok(()))
+    run_block(stage, cells.collect(), |_, _| Ok(()))
 }

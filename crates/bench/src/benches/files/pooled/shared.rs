@@ -9,57 +9,100 @@
 
 use anyhow::Result;
 use aquifer_pool::{OpenOptions, Pool};
+use clap::Args;
 use serde_json::json;
 
 use super::huge_pages::HugePages;
 use super::repetitive::{ACTIONS, QUICK, SYSTEMS};
 use super::{make_set, on_some};
-use crate::benches::files::{
-    Ground, Lowest, cell, file_systems, grounds, job, lowest_ratios, run_block,
-};
+use crate::benches::declaration::{Bench, Contenders};
+use crate::benches::files::{Ground, Lowest, file_systems, grounds, job, lowest_ratios, run_block};
 use crate::benches::stage::Stage;
-use crate::contender::System;
-use crate::harness::{PooledWork, RecordWork, TeamWork};
-use crate::options::SharedOptions;
-use crate::pooled_set::{self, Age, POOL};
+use crate::contender::Contender;
+use crate::contenders::{POOL, SYSCALLS};
+use crate::harness::Cell;
+use crate::job::{PooledWork, RecordWork, TeamWork};
+use crate::options::{Common, Memory};
+use crate::pooled_set::{self, Age};
 use crate::report::{Report, Row};
+use crate::scratch;
 use crate::workload::record_files;
-use aquifer_host::units::Bytes;
+use aquifer_host::Bytes;
 
 const RECORD_BYTES: u32 = 4 << 10;
 const FILES: [(&str, bool); 2] = [("same", false), ("own", true)];
 
-/// Runs the bench.
-pub fn run(options: &SharedOptions) -> Result<Report> {
-    let quick = options.common.quick;
-    let or = |asked: Option<Bytes>, quickly: u64, usual: u64| {
-        asked.map_or(if quick { quickly } else { usual }, |size| size.0)
-    };
-    let size_bytes = or(options.size, QUICK.1, 64 << 20).next_multiple_of(4096);
-    let huge_bytes = or(options.huge, 16 << 20, 2 << 30).next_multiple_of(4096);
-    let records = if quick { options.records.min(QUICK.0) } else { options.records };
-    let mut stage = Stage::prepare(&options.common, &[SYSTEMS], 0, false)?;
-    let grounds = grounds(&mut stage, &options.memory);
-    let mut notes = std::mem::take(&mut stage.notes);
-    let mut rows = Vec::new();
-    for ground in &grounds {
-        rows.extend(block(options, &stage, ground, (size_bytes, records), &mut notes)?);
+/// The options of `bench shared`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  aquifer bench shared                            1, 2 and 4 processes, the same file or one each
+  aquifer bench shared --processes 8 --only syscalls,pool --json
+
+Page faults of a second process are counted on a hugetlbfs, which is mounted for that and gets its pages for
+that: only root can do so.")]
+pub struct Options {
+    /// Where the files in memory are.
+    #[command(flatten)]
+    memory: Memory,
+
+    /// Numbers of processes, separated by commas
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4],
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    processes: Vec<u32>,
+
+    /// Length of each file [default: 64 MiB]
+    #[arg(long, value_name = "BYTES")]
+    size: Option<Bytes>,
+
+    /// Records of 4 KiB of each process in each measurement
+    #[arg(long, value_name = "N", default_value_t = 100_000,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    records: u64,
+
+    /// Length of the file on the hugetlbfs [default: 2 GiB]
+    #[arg(long, value_name = "BYTES")]
+    huge: Option<Bytes>,
+}
+
+/// The declaration of the bench.
+pub struct Shared;
+
+impl Bench for Shared {
+    type Options = Options;
+    const NAME: &'static str = "shared";
+    const ABOUT: &'static str = "Several processes with the same file of a pool, or one each";
+    const CONTENDERS: Contenders = &[SYSTEMS];
+
+    fn run(common: &Common, options: &Options) -> Result<Report> {
+        let quick = common.quick;
+        let or = |asked: Option<Bytes>, quickly: u64, usual: u64| {
+            asked.map_or(if quick { quickly } else { usual }, |size| size.0)
+        };
+        let size_bytes = or(options.size, QUICK.1, 64 << 20).next_multiple_of(4096);
+        let huge_bytes = or(options.huge, 16 << 20, 2 << 30).next_multiple_of(4096);
+        let records = if quick { options.records.min(QUICK.0) } else { options.records };
+        let stage = Stage::of::<Self>(common, 0, false)?;
+        let grounds = grounds(&stage, &options.memory);
+        let mut rows = Vec::new();
+        for ground in &grounds {
+            rows.extend(block(options, &stage, ground, (size_bytes, records))?);
+        }
+        let mut found = lowest_ratios(&definitions(options, &grounds), &rows);
+        if stage.wanted(&[POOL]).next().is_some() {
+            let row = second_process(&stage, huge_bytes)?;
+            found.extend(row.iter().map(|row| (row.metric.clone(), row.median)));
+            rows.extend(row);
+        }
+        let config = [
+            ("size_bytes", json!(size_bytes)),
+            ("records", json!(records)),
+            ("processes", json!(options.processes)),
+            ("huge_bytes", json!(huge_bytes)),
+            ("file_systems", file_systems(&grounds)),
+        ];
+        Ok(stage.report(rows, found, config))
     }
-    let mut found = lowest_ratios(&definitions(options, &grounds), &rows);
-    if stage.wanted(&[System::Pool]).next().is_some() {
-        let row = second_process(&stage, huge_bytes, &mut notes)?;
-        found.extend(row.iter().map(|row| (row.metric.clone(), row.median)));
-        rows.extend(row);
-    }
-    stage.notes = notes;
-    let config = [
-        ("size_bytes", json!(size_bytes)),
-        ("records", json!(records)),
-        ("processes", json!(options.processes)),
-        ("huge_bytes", json!(huge_bytes)),
-        ("file_systems", file_systems(&grounds)),
-    ];
-    Ok(stage.report("shared", rows, found, config))
 }
 
 fn metric(action: &str, processes: u32, files: &str) -> String {
@@ -67,11 +110,10 @@ fn metric(action: &str, processes: u32, files: &str) -> String {
 }
 
 fn block(
-    options: &SharedOptions,
+    options: &Options,
     stage: &Stage,
     ground: &Ground,
     (file_bytes, records): (u64, u64),
-    notes: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
     let most = options.processes.iter().copied().max().unwrap_or(1);
     let set = make_set(stage, ground, record_files(most), file_bytes, Age::New)?;
@@ -89,22 +131,22 @@ fn block(
                     own_files,
                     team: TeamWork { processes, member: None },
                 });
-                cells.extend(stage.wanted(SYSTEMS).map(|system| {
-                    let mut job = job(stage, system, set.path(), 0, work);
+                cells.extend(stage.wanted(SYSTEMS).map(|contender| {
+                    let mut job = job(stage, contender, set.path(), work);
                     job.accesses = records;
-                    cell(metric.clone(), ("ns", 1.0), job)
+                    Cell::new(metric.clone(), ("ns", 1.0), job)
                 }));
             }
         }
     }
-    run_block(stage, cells, notes, |_, _| Ok(()))
+    run_block(stage, cells, |_, _| Ok(()))
 }
 
 /// The unit in which processes share page tables on hugetlbfs.
 const SHARED_TABLES_BYTES: u64 = 1 << 30;
 
 /// Page faults of a second process on hugetlbfs.
-fn second_process(stage: &Stage, file_bytes: u64, notes: &mut Vec<String>) -> Result<Option<Row>> {
+fn second_process(stage: &Stage, file_bytes: u64) -> Result<Option<Row>> {
     let metric = format!("second_process_faults_{}", Bytes(file_bytes).suffix());
     let pool_bytes = pooled_set::pool_bytes(file_bytes, 1);
     // Page tables are shared in whole ranges of this length, so a large pool is a multiple of it,
@@ -117,28 +159,28 @@ fn second_process(stage: &Stage, file_bytes: u64, notes: &mut Vec<String>) -> Re
     let place = match HugePages::take(pool_bytes) {
         Ok(place) => place,
         Err(reason) => {
-            notes.push(format!("{metric} is left out: {reason}"));
+            stage.note(format!("{metric} is left out: {reason}"));
             return Ok(None);
         }
     };
     pooled_set::create_pool(place.path(), 1, file_bytes, stage.seed, Age::New, || ())?;
-    let pool = place.path().join(POOL);
+    let pool = place.path().join(scratch::POOL);
     if std::fs::metadata(&pool)?.len() < pool_bytes {
         Pool::grow(&pool, pool_bytes, &OpenOptions::default(), &mut |_, _| {})?;
     }
     let work = PooledWork::SecondProcess { file_bytes, member: None };
-    let job = job(stage, System::Pool, place.path(), 0, work);
-    let cells = vec![cell(metric, ("faults", 1.0), job)];
-    Ok(run_block(stage, cells, notes, |_, _| Ok(()))?.pop())
+    let job = job(stage, POOL, place.path(), work);
+    let cells = vec![Cell::new(metric, ("faults", 1.0), job)];
+    Ok(run_block(stage, cells, |_, _| Ok(()))?.pop())
 }
 
-fn definitions(options: &SharedOptions, grounds: &[Ground]) -> Vec<Lowest> {
+fn definitions(options: &Options, grounds: &[Ground]) -> Vec<Lowest> {
     let mut all = Vec::new();
-    let calls: &[&str] = &["syscalls"];
+    let calls: &[&Contender] = &[SYSCALLS];
     let mut add = |name: String, metrics: &[String]| {
-        all.push(on_some(&name, calls, "pool", metrics, grounds, true));
+        all.push(on_some(&name, calls, POOL, metrics, grounds, true));
         let name = name.replace("tmpfs", "disk");
-        all.push(on_some(&name, calls, "pool", metrics, grounds, false));
+        all.push(on_some(&name, calls, POOL, metrics, grounds, false));
     };
     for &processes in &options.processes {
         let of = |action: &str| FILES.map(|(files, _)| metric(action, processes, files));

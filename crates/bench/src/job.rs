@@ -1,19 +1,17 @@
 //! The messages between parent and child.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contender::regions::Domain;
-use crate::contender::{Source, System, stores};
-use crate::kernels::Scale;
-use crate::options::KernelName;
+use crate::kernels::{KernelName, Scale};
 
 /// One measurement: one contender, one workload, one round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
-    /// The contender.
-    pub system: System,
+    /// The name of the contender.
+    pub contender: String,
     /// What the contender is opened with.
     pub source: Source,
     /// The workload.
@@ -33,6 +31,62 @@ pub struct Job {
     /// The most of the file that the page cache may hold; more means that the memory limit does not
     /// work.
     pub limit_bytes: Option<u64>,
+}
+
+impl Job {
+    /// A job on a file or directory, without accesses, deadlines and limits.
+    pub fn new(contender: &str, path: PathBuf, seed: u64, work: impl Into<Work>) -> Self {
+        Self {
+            contender: contender.to_owned(),
+            source: Source { path, pages: 0, writable: false, cache_bytes: 0, base_pages: false },
+            work: work.into(),
+            seed,
+            round: 0,
+            accesses: 0,
+            deadline_ms: 0,
+            warm_accesses: 0,
+            warm_deadline_ms: 0,
+            limit_bytes: None,
+        }
+    }
+}
+
+/// The parameters for opening a contender.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Source {
+    /// The data file, or the directory of the contender's files.
+    pub path: PathBuf,
+    /// Its length in pages of [`PAGE_BYTES`](crate::raw::PAGE_BYTES).
+    pub pages: u64,
+    /// Whether there will be stores.
+    pub writable: bool,
+    /// The budget for a contender's private cache, bookkeeping included. For mappers, 0 is their
+    /// default.
+    pub cache_bytes: u64,
+    /// Whether page tables are kept to base pages, so that all contenders have the same translation
+    /// cost.
+    pub base_pages: bool,
+}
+
+/// The persistence domain a contender assumes for the storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Domain {
+    /// The actual one: files in a page cache, over a device that has to be flushed.
+    PageCache,
+    /// Forced: memory in which flushed cache lines are durable. That is not true of a tmpfs, but
+    /// has the same cost.
+    Dax,
+}
+
+impl Domain {
+    /// The environment variable that libpmemobj reads when it is loaded.
+    pub const fn environment(self) -> (&'static str, &'static str) {
+        match self {
+            Self::PageCache => ("PMEM_IS_PMEM_FORCE", "0"),
+            Self::Dax => ("PMEM_IS_PMEM_FORCE", "1"),
+        }
+    }
 }
 
 /// The workloads.
@@ -113,7 +167,7 @@ pub enum FilesWork {
     },
     /// Sums one file sequentially, in records of a page.
     Stream {
-        /// Threads that read a part each, restricted to as many processors.
+        /// Threads that read a share each, restricted to as many processors.
         readers: Option<u32>,
         /// Positions between which a thread alternates.
         streams: u32,
@@ -151,7 +205,7 @@ pub enum PooledWork {
     Sum {
         /// Number of files.
         files: u32,
-        /// Number of threads, each with its own part of the files.
+        /// Number of threads, each with its own share of the files.
         threads: u32,
         /// Number of passes after the first.
         passes: u32,
@@ -251,7 +305,7 @@ impl Work {
             Self::Commit(commit)
             | Self::CommitTogether { commit, .. }
             | Self::Crash(commit)
-            | Self::Recover(commit) => Some(stores::environment(commit.domain)),
+            | Self::Recover(commit) => Some(commit.domain.environment()),
             _ => None,
         }
     }
@@ -280,6 +334,12 @@ pub enum Outcome {
     /// The measurement failed.
     Failed(String),
 }
+
+/// A contender cannot run on this machine or file system. Not a failure: it becomes a note in the
+/// report.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(pub String);
 
 /// The figures of one measurement.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
