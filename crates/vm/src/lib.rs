@@ -15,6 +15,7 @@
 //! * [`ephemeral`]: addresses for short-lived mappings.
 //! * [`readahead`]: how far to read ahead of faults.
 //! * [`window`]: write windows, during which a thread can store to guarded memory.
+//! * [`worker`]: background threads, the bell that wakes them, and the end of their work.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
@@ -32,6 +33,7 @@ mod stack;
 pub mod stitched;
 mod sync;
 pub mod window;
+pub mod worker;
 
 pub use arena::{Arena, Reservation};
 pub use bytes::{Bytes, Pod};
