@@ -74,6 +74,7 @@ mod pool;
 mod region;
 mod runs;
 mod slots;
+pub mod stitched;
 mod timer;
 mod unmapping;
 mod vma_budget;
