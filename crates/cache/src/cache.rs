@@ -1,11 +1,12 @@
 //! [`Cache`]: a DRAM budget through which devices are mapped.
 
+use std::ffi::CStr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock};
 
 use aquifer_device::{Device, FileDevice};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
+use aquifer_vm::worker::Worker;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -147,9 +148,9 @@ impl CacheBuilder {
         let engine = Arc::new(Engine::new(options)?);
         let mut running = Running::new(engine);
         let io_threads = running.engine.options.io_threads;
-        running.spawn("aquifer-evict", |engine| engine.run_evictor())?;
+        running.spawn(c"aquifer-evict", |engine| engine.run_evictor())?;
         for _ in 0..io_threads {
-            running.spawn("aquifer-io", |engine| engine.jobs.run_worker(engine))?;
+            running.spawn(c"aquifer-io", |engine| engine.jobs.run_worker(engine))?;
         }
         if running.engine.options.serving_thread {
             let uffd = running.engine.uffd()?;
@@ -159,7 +160,7 @@ impl CacheBuilder {
                     source: std::io::Error::from_raw_os_error(libc::EOPNOTSUPP),
                 });
             }
-            running.spawn("aquifer-fault", |engine| {
+            running.spawn(c"aquifer-fault", |engine| {
                 engine.run_server(engine.uffd_if_open().expect("opened before this thread"));
             })?;
         }
@@ -167,7 +168,7 @@ impl CacheBuilder {
             let publisher = Arc::new(Publisher::new(name)?);
             publisher.write(&running.engine)?;
             running.publisher = Some(publisher.clone());
-            running.spawn("aquifer-stat", move |engine| publisher.run(engine))?;
+            running.spawn(c"aquifer-stat", move |engine| publisher.run(engine))?;
         }
         Ok(Cache { running: Arc::new(running) })
     }
@@ -177,33 +178,29 @@ impl CacheBuilder {
 pub(crate) struct Running {
     pub engine: Arc<Engine>,
     publisher: Option<Arc<Publisher>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    worker: Worker,
     /// Keeps kernel-backed mappings within the budget; started with the first one.
     drop_manager: OnceLock<Arc<DropManager>>,
 }
 
 impl Running {
     fn new(engine: Arc<Engine>) -> Running {
-        Running {
-            engine,
-            publisher: None,
-            threads: Mutex::default(),
-            drop_manager: OnceLock::new(),
-        }
+        Running { engine, publisher: None, worker: Worker::new(), drop_manager: OnceLock::new() }
     }
 
-    fn spawn(&self, name: &str, body: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
+    fn spawn(
+        &self,
+        name: &'static CStr,
+        body: impl FnOnce(&Engine) + Send + 'static,
+    ) -> Result<()> {
         let engine = self.engine.clone();
-        let mut threads = self.threads.lock().expect("nobody panics while holding it");
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                let _fatal = FatalPanic;
-                body(&engine);
-            })
-            .map_err(|source| Error::Kernel { what: "starting a thread of the cache", source })?;
-        threads.push(thread);
-        Ok(())
+        let body = move || {
+            let _fatal = FatalPanic(name);
+            body(&engine);
+        };
+        self.worker
+            .start(name, body)
+            .map_err(|source| Error::Kernel { what: "starting a thread of the cache", source })
     }
 
     /// The drop manager; starts it if it is not running.
@@ -213,7 +210,7 @@ impl Running {
         }
         let manager = Arc::new(DropManager::new(self.engine.clone()));
         let started = manager.clone();
-        self.spawn("aquifer-drop", move |_| started.run())?;
+        self.spawn(c"aquifer-drop", move |_| started.run())?;
         if let Err(second) = self.drop_manager.set(manager) {
             // Another thread was first: the thread started here ends, and is joined with the
             // others.
@@ -225,13 +222,12 @@ impl Running {
 
 /// Ends the process if a background thread panics: other threads would wait forever for work that
 /// it was about to do. The panic itself has been printed.
-struct FatalPanic;
+struct FatalPanic(&'static CStr);
 
 impl Drop for FatalPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let thread = std::thread::current();
-            let name = thread.name().unwrap_or("of a cache");
+            let name = self.0.to_string_lossy();
             eprintln!(
                 "aquifer: the background thread {name} panicked, in a device, a policy or a waker; \
                  the cache cannot go on without it"
@@ -243,10 +239,7 @@ impl Drop for FatalPanic {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let threads = self.threads.get_mut().expect("nobody panics while holding it");
         if !self.engine.mark.is_current() {
-            // A child of a fork has none of these threads: joining one would block forever.
-            std::mem::take(threads).into_iter().for_each(std::mem::forget);
             return;
         }
         self.engine.stop();
@@ -256,14 +249,9 @@ impl Drop for Running {
         if let Some(manager) = self.drop_manager.get() {
             manager.stop();
         }
-        for thread in threads.drain(..) {
-            if thread.thread().id() == std::thread::current().id() {
-                // Dropped by a future's waker, on a worker: it ends when the waker returns.
-                continue;
-            }
-            // Never an error: a panic of a background thread ends the process.
-            let _ = thread.join();
-        }
+        // If the last reference is dropped by a future's waker, on a worker, that thread ends when
+        // the waker returns.
+        self.worker.join();
     }
 }
 

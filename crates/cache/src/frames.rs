@@ -29,8 +29,8 @@
 use std::io;
 
 use aquifer_sys::futex::Mutex;
+use aquifer_vm::worker::{Bell, Ticket};
 
-use crate::doorbell::Doorbell;
 use crate::frame_word::{self, FREE, HELD};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
@@ -116,7 +116,7 @@ pub struct FramePool {
     high_water: AtomicUsize,
     max_frames: usize,
     /// Rings whenever frames are given back; threads waiting for a frame sleep on it.
-    returned: Doorbell,
+    returned: Bell,
     /// Its frames that are held by waiting threads.
     pub held: HeldByWaiters,
     /// Frames, and pages of a store that is emptied, looked at one after the other.
@@ -150,7 +150,7 @@ impl FramePool {
             granted: AtomicUsize::new(0),
             high_water: AtomicUsize::new(0),
             max_frames,
-            returned: Doorbell::new(),
+            returned: Bell::new(),
             held: HeldByWaiters::default(),
             #[cfg(test)]
             looked_at: AtomicUsize::new(0),
@@ -361,7 +361,7 @@ impl FramePool {
             self.free.fetch_add(rest.len(), Ordering::Relaxed);
             self.put(core, rest);
         }
-        self.returned.ring(u32::MAX);
+        self.returned.ring_all();
     }
 
     /// Counts frames visited one by one, for tests of what an operation costs.
@@ -377,13 +377,13 @@ impl FramePool {
     }
 
     /// Waits until frames have been given back since `ticket` was drawn, at most `timeout`.
-    pub fn wait_for_frame(&self, ticket: u32, timeout: std::time::Duration) {
+    pub fn wait_for_frame(&self, ticket: Ticket, timeout: std::time::Duration) {
         self.returned.sleep(ticket, Some(timeout));
     }
 
     /// Draws a ticket for [`FramePool::wait_for_frame`], before a [`FramePool::take`] that may
     /// fail.
-    pub fn ticket(&self) -> u32 {
+    pub fn ticket(&self) -> Ticket {
         self.returned.ticket()
     }
 
@@ -521,7 +521,7 @@ impl FramePool {
             self.shared.0.lock().extend(rest);
             self.grant_to_reserve();
             drop(state);
-            self.returned.ring(u32::MAX);
+            self.returned.ring_all();
         }
     }
 

@@ -8,11 +8,10 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use aquifer_vm::worker::Bell;
 use crossbeam_queue::ArrayQueue;
 
-use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::ids::StoreId;
 
@@ -34,35 +33,28 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 pub(crate) struct Jobs {
     prefetches: ArrayQueue<Prefetch>,
     tasks: Mutex<VecDeque<Task>>,
-    posted: Doorbell,
-    stopping: AtomicBool,
+    posted: Bell,
 }
 
 impl Jobs {
     pub fn new() -> Jobs {
-        Jobs {
-            prefetches: ArrayQueue::new(256),
-            tasks: Mutex::default(),
-            posted: Doorbell::new(),
-            stopping: AtomicBool::new(false),
-        }
+        Jobs { prefetches: ArrayQueue::new(256), tasks: Mutex::default(), posted: Bell::new() }
     }
 
     /// Requests a prefetch. Async-signal-safe.
     pub fn push_prefetch(&self, store: StoreId, first: u64, pages: u64) {
         let _ = self.prefetches.push(Prefetch { store, first, pages });
-        self.posted.ring(1);
+        self.posted.ring();
     }
 
     /// Queues a task for a worker.
     pub fn push_task(&self, task: Task) {
         self.tasks.lock().expect("a task does not panic inside the lock").push_back(task);
-        self.posted.ring(1);
+        self.posted.ring();
     }
 
     pub fn stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        self.posted.ring(u32::MAX);
+        self.posted.stop();
     }
 
     fn next_task(&self) -> Option<Task> {
@@ -89,7 +81,6 @@ impl Jobs {
     /// The loop of a worker thread. Runs the remaining tasks when the cache stops: callers await
     /// them.
     pub fn run_worker(&self, engine: &Engine) {
-        aquifer_sys::signal::block_asynchronous();
         SERVED.set(self);
         loop {
             let ticket = self.posted.ticket();
@@ -97,7 +88,7 @@ impl Jobs {
                 task();
                 continue;
             }
-            if self.stopping.load(Ordering::SeqCst) {
+            if ticket.is_stopped() {
                 return;
             }
             if let Some(prefetch) = self.prefetches.pop() {

@@ -23,7 +23,6 @@ mod cache;
 mod calibrate;
 mod claims;
 mod dirty;
-mod doorbell;
 mod duties;
 mod engine;
 mod error;

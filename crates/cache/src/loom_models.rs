@@ -4,7 +4,7 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p aquifer-cache --release --lib loom
 //! ```
 //!
-//! The words, gates, doorbells and versions are the real ones. Their surroundings are modelled as
+//! The words, gates and versions are the real ones. Their surroundings are modelled as
 //! small as the property allows. A page table is a mutex: the kernel serialises its changes, and a
 //! store is checked and done in one step. A page's bytes are a cell whose accesses loom checks for
 //! races. A device is a number. A lost wake-up ends a model as a deadlock.
@@ -14,7 +14,6 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::dirty;
-use crate::doorbell::Doorbell;
 use crate::frame_word::{self, FREE, UNGRANTED};
 use crate::gate::Gate;
 use crate::ids::FrameId;
@@ -576,7 +575,7 @@ fn loom_marks_of_neighbours() {
     });
 }
 
-// ---- gates, doorbells, frames, versions --------------------------------------------------------
+// ---- gates, frames, versions --------------------------------------------------------
 
 struct Inside(Gate, Checked);
 
@@ -609,37 +608,6 @@ fn loom_gate() {
         let gate = Inside::new();
         let (first, second) = (gate.clone(), gate.clone());
         together(move || first.pass(), move || second.pass(), || gate.take());
-    });
-}
-
-/// Work is found after a ring: the sleep protocol of evictor, workers, and threads without a frame.
-#[test]
-fn loom_doorbell() {
-    explore(3, || {
-        let shared = Arc::new((Doorbell::new(), Mutex::new(0)));
-        let worker = |shared: &(Doorbell, Mutex<u32>)| {
-            loop {
-                let ticket = shared.0.ticket();
-                let mut work = shared.1.lock().unwrap();
-                if *work > 0 {
-                    *work -= 1;
-                    return;
-                }
-                drop(work);
-                shared.0.sleep(ticket, None);
-            }
-        };
-        let (first, second) = (shared.clone(), shared.clone());
-        together(
-            move || worker(&first),
-            move || worker(&second),
-            || {
-                for _ in 0..2 {
-                    *shared.1.lock().unwrap() += 1;
-                    shared.0.ring(1);
-                }
-            },
-        );
     });
 }
 

@@ -264,10 +264,7 @@ impl Pages {
     }
 
     /// As [`Pages::load`], awaitable on any executor.
-    pub fn load_async(
-        &self,
-        pages: &[PageId],
-    ) -> impl Future<Output = Result<()>> + Send + 'static {
+    pub fn load_async(&self, pages: &[PageId]) -> impl Future<Output = Result<()>> + Send + use<> {
         let ranges = self.ranges(pages);
         let store = InUse::new(self.store.clone(), self.running.engine.clone());
         asynchronous::run(&self.running.engine.jobs, move || {

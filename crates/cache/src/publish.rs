@@ -22,12 +22,11 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use aquifer_sys::futex;
 use aquifer_vm::ProcessMark;
+use aquifer_vm::worker::Bell;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -96,7 +95,7 @@ pub(crate) struct Publisher {
     temporary: PathBuf,
     started: Instant,
     start_ticks: u64,
-    stopped: AtomicU32,
+    bell: Bell,
     mark: ProcessMark,
 }
 
@@ -114,7 +113,7 @@ impl Publisher {
             temporary: directory.join(format!(".{process}-{name}.new")),
             started: Instant::now(),
             start_ticks: start_ticks(process).unwrap_or(0),
-            stopped: AtomicU32::new(0),
+            bell: Bell::new(),
             mark: ProcessMark::new(),
             name,
         })
@@ -135,10 +134,7 @@ impl Publisher {
 
     /// The loop of the publishing thread: writes until [`Publisher::stop`].
     pub fn run(&self, engine: &Engine) {
-        aquifer_sys::signal::block_asynchronous();
-        // Acquire pairs with the release in `stop`.
-        while self.stopped.load(Ordering::Acquire) == 0 {
-            futex::wait(&self.stopped, 0, Some(INTERVAL));
+        while self.bell.pause(INTERVAL) {
             // Ignore a failure, such as a full disk: see the module documentation.
             let _ = self.write(engine);
         }
@@ -146,9 +142,7 @@ impl Publisher {
 
     /// Ends the publishing thread.
     pub fn stop(&self) {
-        // Release pairs with the acquire in `run`.
-        self.stopped.store(1, Ordering::Release);
-        futex::wake(&self.stopped, 1);
+        self.bell.stop();
     }
 
     fn to_json(&self, stats: &Stats) -> String {

@@ -24,7 +24,7 @@ use std::time::Instant;
 use aquifer_device::{Device, DeviceError};
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
-use aquifer_vm::readahead::{Window, Windows};
+use aquifer_vm::readahead::{Reach, ReadAhead};
 
 use crate::bits::Bits;
 use crate::bounce::Bounce;
@@ -220,7 +220,7 @@ pub(crate) struct Store<M: PageMemory> {
     pub words: LazyArray<PageWord>,
     pub dirty: DirtyMap,
     pub gates: Gates,
-    pub readahead: Windows,
+    pub readahead: ReadAhead,
     pub write_style: WriteStyle,
     /// Held while snapshots of pages pinned for writing are taken and written, so that an older
     /// snapshot does not overwrite a newer one on the device. Only flushes take it.
@@ -260,7 +260,7 @@ impl<M: PageMemory> Store<M> {
             words,
             dirty,
             gates,
-            readahead: Windows::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
+            readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
             write_style: WriteStyle::default(),
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
@@ -469,13 +469,13 @@ impl<M: PageMemory> Store<M> {
             count(&self.engine.counters.probation_hits, 1);
             return self.finish(page, frame, bounce.as_ptr(), access, pin, started);
         }
-        let window = match access {
+        let reach = match access {
             Access::Read => self.readahead.on_fault(page, self.geometry.pages()),
-            Access::Write => Window::ONE,
+            Access::Write => Reach::ONE,
         };
         count(&self.engine.counters.misses, 1);
-        if window.now > 1 {
-            return self.load_run(page, window, frame, &bounce, pin, started);
+        if reach.now > 1 {
+            return self.load_run(page, reach, frame, &bounce, pin, started);
         }
         self.load_one(page, frame, &bounce, access, pin, started)
     }
@@ -600,11 +600,11 @@ impl<M: PageMemory> Store<M> {
         self.word(page).abort_load();
     }
 
-    /// Loads `page` and absent pages after it, up to the window, with one transfer.
+    /// Loads `page` and absent pages after it, up to the reach, with one transfer.
     fn load_run(
         &self,
         page: u64,
-        window: Window,
+        reach: Reach,
         frame: FrameId,
         bounce: &Bounce<'_>,
         pin: Option<PinKind>,
@@ -613,7 +613,7 @@ impl<M: PageMemory> Store<M> {
         let mut frames = [frame; MAX_RUN_PAGES];
         let region = self.geometry.pages_of_region(self.geometry.region_of(page));
         let most = (self.engine.bounce.buffer_bytes() / self.geometry.page_bytes)
-            .min(window.now as usize)
+            .min(reach.now as usize)
             .min((region.end - page) as usize)
             .min(MAX_RUN_PAGES);
         if self.pool().free() < most {
@@ -653,8 +653,8 @@ impl<M: PageMemory> Store<M> {
         }
         count(&self.engine.counters.prefetched, run as u64 - 1);
         self.engine.counters.fault_service_ns.record(started.elapsed().as_nanos() as u64);
-        if window.later > 0 {
-            self.engine.request_prefetch(self.id, pages.end, u64::from(window.later));
+        if reach.later > 0 {
+            self.engine.request_prefetch(self.id, pages.end, u64::from(reach.later));
         }
         Ok(())
     }

@@ -58,9 +58,9 @@ mod decorate;
 mod error;
 mod file;
 mod fork;
+mod forward;
 mod identity;
 mod memory;
-mod queue;
 mod region;
 
 pub use aligned::AlignedBuffer;
@@ -76,6 +76,8 @@ pub use memory::MemoryDevice;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+
+use forward::forward;
 
 /// A store of bytes. See the crate documentation for the contract.
 pub trait Device: Send + Sync + 'static {
@@ -163,61 +165,9 @@ pub trait Device: Send + Sync + 'static {
 }
 
 impl<D: Device + ?Sized> Device for Arc<D> {
-    fn name(&self) -> &str {
-        (**self).name()
-    }
-
-    fn identity(&self) -> DeviceIdentity {
-        (**self).identity()
-    }
-
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        (**self).len_bytes()
-    }
-
-    fn alignment_bytes(&self) -> usize {
-        (**self).alignment_bytes()
-    }
-
-    fn is_writable(&self) -> bool {
-        (**self).is_writable()
-    }
-
-    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        (**self).read_at(offset_bytes, buffer)
-    }
-
-    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
-        (**self).write_at(offset_bytes, buffer)
-    }
-
-    fn writes_are_signal_safe(&self) -> bool {
-        (**self).writes_are_signal_safe()
-    }
-
-    fn sync(&self) -> Result<(), DeviceError> {
-        (**self).sync()
-    }
-
-    fn run(&self, batch: &mut dyn Batch, depth: usize) {
-        (**self).run(batch, depth);
-    }
-
-    fn queue_depth(&self) -> usize {
-        (**self).queue_depth()
-    }
-
-    fn dax(&self) -> Option<(*mut u8, usize)> {
-        (**self).dax()
-    }
-
-    fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
-        (**self).page_cache_file()
-    }
-
-    fn access_path(&self) -> String {
-        (**self).access_path()
-    }
+    forward!(self => (**self);
+        name, identity, len_bytes, alignment_bytes, is_writable, read_at, write_at,
+        writes_are_signal_safe, sync, run, queue_depth, dax, page_cache_file, access_path);
 }
 
 /// One transfer of a [`Batch`].

@@ -29,14 +29,13 @@ use std::sync::{Arc, Weak};
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileIdentity};
-use aquifer_sys::thread::{self, Thread};
 
 use super::descriptors::Kept;
 use super::error::{MapError, Result};
 use super::identity::FileId;
 use super::mapped::{self, Mapped};
-use aquifer_vm::ProcessMark;
 use aquifer_vm::drop_behind::{DropBehind, Droppable, PageTables};
+use aquifer_vm::worker::Worker;
 
 type Table = Mutex<HashMap<FileIdentity, Arc<Entry>>>;
 
@@ -46,8 +45,7 @@ pub(crate) struct ResidentBudget {
     files: Arc<DropBehind<Entry>>,
     resident_pages: Arc<AtomicU64>,
     serial: AtomicU64,
-    thread: Option<Thread>,
-    mark: ProcessMark,
+    worker: Worker,
 }
 
 /// A file that has been mapped.
@@ -75,17 +73,17 @@ impl ResidentBudget {
         let files = Arc::new(DropBehind::new());
         let resident_pages = Arc::new(AtomicU64::new(0));
         let (thread_files, published) = (files.clone(), resident_pages.clone());
-        let thread = thread::start(c"aquifer-budget", move || {
+        let worker = Worker::new();
+        let body = move || {
             thread_files.run(|| bytes, |pages| published.store(pages, Ordering::Relaxed));
-        })
-        .map_err(MapError::Thread)?;
+        };
+        worker.start(c"aquifer-budget", body).map_err(MapError::Thread)?;
         Ok(ResidentBudget {
             table: Arc::default(),
             files,
             resident_pages,
             serial: AtomicU64::new(0),
-            thread: Some(thread),
-            mark: ProcessMark::new(),
+            worker,
         })
     }
 
@@ -152,14 +150,8 @@ impl ResidentBudget {
 
 impl Drop for ResidentBudget {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        if !self.mark.is_current() {
-            // The thread does not exist in a fork: joining it would block forever.
-            std::mem::forget(thread);
-            return;
-        }
         self.files.stop();
-        thread.join();
+        self.worker.join();
     }
 }
 

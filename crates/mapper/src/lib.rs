@@ -106,7 +106,7 @@ use map_ahead::MapAhead;
 use mapped::{Mapped, NotMapped};
 use parked::{Limits, Parked};
 use populate::Span;
-use prefetch::Prefetcher;
+use prefetch::{Prefetcher, prefetcher};
 use small::Packs;
 use stores::Stores;
 use write_back::WriteBack;
@@ -235,7 +235,7 @@ impl MapperBuilder {
                 ahead: MapAhead::new(self.map_ahead),
                 detect_reading: self.detect_reading,
                 write_back: WriteBack::new(self.write_back_bytes_per_second),
-                prefetcher: Prefetcher::new(),
+                prefetcher: prefetcher(),
                 mark: ProcessMark::new(),
             }),
         })

@@ -56,12 +56,12 @@ use std::time::{Duration, Instant};
 use aquifer_sys::cpu::{self, Contention};
 use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::pagemap::Pagemap;
-use aquifer_sys::thread::{self, Thread};
 
 use self::job::Job;
 use self::markers::{MARKER_BYTES, Markers};
 use super::populate::{Form, Span, whole_pages};
 use aquifer_vm::ProcessMark;
+use aquifer_vm::worker::Worker;
 
 mod job;
 mod markers;
@@ -187,8 +187,7 @@ struct Shared {
 /// The helpers of one mapper.
 pub(crate) struct MapAhead {
     shared: ManuallyDrop<Arc<Shared>>,
-    helpers: Mutex<Vec<Thread>>,
-    mark: ProcessMark,
+    worker: Worker,
 }
 
 /// A request, which ends when this is dropped.
@@ -214,11 +213,7 @@ impl MapAhead {
             detected: AtomicU64::new(0),
             populated_bytes: AtomicU64::new(0),
         };
-        MapAhead {
-            shared: ManuallyDrop::new(Arc::new(shared)),
-            helpers: Mutex::default(),
-            mark: ProcessMark::new(),
-        }
+        MapAhead { shared: ManuallyDrop::new(Arc::new(shared)), worker: Worker::new() }
     }
 
     /// Maps `range` of a span ahead, until it is done or the ticket is dropped. `None` if there is
@@ -235,7 +230,7 @@ impl MapAhead {
 
     fn enter(&self, span: &Arc<dyn Span>, range: Range<usize>, is_watched: bool) -> Option<Ticket> {
         let range = whole_pages(&**span, range);
-        if range.is_empty() || self.shared.limits.workers == 0 || !self.mark.is_current() {
+        if range.is_empty() || self.shared.limits.workers == 0 || !self.worker.is_current() {
             return None;
         }
         let markers = self.shared.limits.markers(&range, is_watched);
@@ -244,7 +239,7 @@ impl MapAhead {
         let ticket = Ticket {
             shared: self.shared.clone(),
             request: ManuallyDrop::new(request.clone()),
-            mark: self.mark,
+            mark: ProcessMark::new(),
         };
         let start = request.range.start;
         let mut state = self.shared.lock();
@@ -270,9 +265,8 @@ impl MapAhead {
     /// Starts a helper if possible. Returns whether at least one exists.
     fn start_helper(&self, state: &mut State) -> bool {
         let shared = Arc::clone(&self.shared);
-        if let Ok(thread) = thread::start(c"aquifer-ahead", move || shared.help()) {
+        if self.worker.start(c"aquifer-ahead", move || shared.help()).is_ok() {
             state.helpers += 1;
-            self.helpers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         state.helpers > 0
     }
@@ -280,7 +274,7 @@ impl MapAhead {
     /// Waits for the pieces in progress. On return, no helper holds a mapping whose tickets were
     /// dropped before the call.
     pub fn settle(&self) {
-        if !self.mark.is_current() {
+        if !self.worker.is_current() {
             return;
         }
         let mut state = self.shared.lock();
@@ -292,7 +286,7 @@ impl MapAhead {
 
     /// Returns the counters.
     pub fn stats(&self) -> MapAheadStats {
-        if !self.mark.is_current() {
+        if !self.worker.is_current() {
             return MapAheadStats::default();
         }
         let state = self.shared.lock();
@@ -308,13 +302,8 @@ impl MapAhead {
 
 impl Drop for MapAhead {
     fn drop(&mut self) {
-        // In a child, the threads do not exist, and a thread of the parent may hold the lock.
-        if !self.mark.is_current() {
-            for thread in
-                std::mem::take(self.helpers.get_mut().unwrap_or_else(PoisonError::into_inner))
-            {
-                std::mem::forget(thread);
-            }
+        // In a child, a thread of the parent may hold the lock.
+        if !self.worker.is_current() {
             return;
         }
         let left = {
@@ -324,13 +313,7 @@ impl Drop for MapAhead {
         };
         self.shared.changed.notify_all();
         drop(left);
-        for thread in std::mem::take(self.helpers.get_mut().unwrap_or_else(PoisonError::into_inner))
-        {
-            // A helper that drops the last reference to a mapping may drop its mapper with it.
-            if !thread.is_current() {
-                thread.join();
-            }
-        }
+        self.worker.join();
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.shared) };
     }

@@ -20,7 +20,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use aquifer_sys::fallible;
 use aquifer_sys::file_system;
 use aquifer_sys::futex::{Mutex, MutexGuard};
 use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
@@ -214,10 +213,8 @@ impl Mapped {
         access: impl FnOnce() -> T,
     ) -> Result<T, MapError> {
         let start = self.address() as usize;
-        let page = SMALL_PAGE_BYTES;
         let inside = self.in_mapping(range);
-        let addresses =
-            start + inside.start / page * page..start + inside.end.next_multiple_of(page);
+        let addresses = start + inside.start..start + inside.end;
         let outcome =
             self.replaceable.guarded(addresses, |again| self.map_again(name, again), access);
         outcome.map_err(|trouble| match trouble {
@@ -238,29 +235,13 @@ impl Mapped {
     ) -> Result<(), MapError> {
         let range = offset_bytes..offset_bytes + target.len() as u64;
         let source = self.address_of(offset_bytes);
-        if fallible::SUPPORTED {
-            let mut copy = || {
-                self.replaceable.is_settled_during(|| {
-                    // SAFETY: the source is mapped, and the target belongs to the caller.
-                    unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
-                })
-            };
-            return match copy() {
-                (true, true) => Ok(()),
-                (true, false)
-                    if self.replaceable.settle(|again| self.map_again(name, again))
-                        && copy() == (true, true) =>
-                {
-                    Ok(())
-                }
-                _ => Err(self.fault(name, range.start, &range)),
-            };
+        let map_again = |again| self.map_again(name, again);
+        // SAFETY: the source is mapped.
+        if unsafe { self.replaceable.copy(source, target, map_again) } {
+            Ok(())
+        } else {
+            Err(self.fault(name, range.start, &range))
         }
-        self.guarded(name, &range, || {
-            // SAFETY: the source is mapped, and the guard catches faults; the target belongs to the
-            // caller.
-            unsafe { memory::copy_racy(source, target.as_mut_ptr(), target.len()) };
-        })
     }
 
     /// Finds out why a byte in `range` could not be accessed. Reads one byte of each page from
@@ -350,29 +331,18 @@ impl NotMapped {
 
 impl FaultOwner for Mapped {
     fn serve(&self, fault: &FaultContext) -> Served {
-        // SIGSEGV here is a store to a read-only mapping. A fallible load handles its own fault.
-        if fault.signal != libc::SIGBUS || fault.fallible {
-            return Served::No;
-        }
-        let Some(guarded) = self.replaceable.guarded_around(fault.address) else {
-            return Served::No;
-        };
         // Replace one page at a time, so that other threads lose no readable page. If many are
         // missing, and the last one too, replace all between: the file was truncated, or its device
         // failed.
-        let last = (guarded.end - SMALL_PAGE_BYTES) as *mut u8;
-        let is_gone = || {
+        let is_there = |page: usize| {
+            let page = page as *mut u8;
             // SAFETY: a page of this mapping; populating changes no contents.
-            let populated = unsafe { memory::advise(last, SMALL_PAGE_BYTES, Advice::PopulateRead) };
-            populated.is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
+            let populated = unsafe { memory::advise(page, SMALL_PAGE_BYTES, Advice::PopulateRead) };
+            !populated.is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
         };
-        let has_ended = guarded.has_ended || guarded.has_many_gone && is_gone();
-        // SAFETY: the guarded addresses are this mapping's, as `guarded_around` found.
-        if unsafe { self.replaceable.replace(fault.address, has_ended) } {
-            Served::Yes
-        } else {
-            Served::No
-        }
+        // SAFETY: the guarded addresses are this mapping's. References into them exist only if
+        // their owner guarantees that the file does not change.
+        unsafe { self.replaceable.serve_unless(fault, is_there) }
     }
 }
 

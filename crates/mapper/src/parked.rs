@@ -196,7 +196,7 @@ impl Parked {
     pub fn release(&self, mapped: &Arc<Mapped>) {
         let Some(key) = mapped.key else { return };
         let number = self.number(key.identity());
-        let released = self.shard(number).release(key, mapped, self.part());
+        let released = self.shard(number).release(key, mapped, self.share());
         match released {
             Released::InUse => {}
             // Unmapped here.
@@ -254,12 +254,12 @@ impl Parked {
         (0..SHARDS).filter(|&shard| which[shard]).max_by_key(|&shard| weight(&self.by_shard[shard]))
     }
 
-    /// A shard's part of the limits for protected mappings.
-    fn part(&self) -> Limits {
-        let part = |all: u64| {
+    /// A shard's share of the limits for protected mappings.
+    fn share(&self) -> Limits {
+        let share = |all: u64| {
             (u128::from(all) * u128::from(PROTECTED_PERCENT) / 100 / SHARDS as u128) as u64
         };
-        Limits { bytes: part(self.limits.bytes), mappings: part(self.limits.mappings) }
+        Limits { bytes: share(self.limits.bytes), mappings: share(self.limits.mappings) }
     }
 
     /// Removes a file, whatever its owner and mode were. Current users keep the mapping; the last
@@ -411,7 +411,7 @@ impl Shard {
         Some(entry.mapped)
     }
 
-    fn release(&mut self, key: CacheKey, mapped: &Arc<Mapped>, part: Limits) -> Released {
+    fn release(&mut self, key: CacheKey, mapped: &Arc<Mapped>, share: Limits) -> Released {
         let Some(entry) = self.entries.get_mut(&key) else { return Released::InUse };
         if !Arc::ptr_eq(&entry.mapped, mapped) {
             return Released::InUse;
@@ -430,14 +430,14 @@ impl Shard {
         let is_protected = entry.is_protected;
         let segment = if is_protected { &mut self.protected } else { &mut self.probation };
         segment.insert(entry, key);
-        self.demote(part);
+        self.demote(share);
         Released::Parked { is_protected }
     }
 
-    /// Moves protected mappings beyond the shard's part back to probation.
-    fn demote(&mut self, part: Limits) {
-        while self.protected.bytes > part.bytes
-            || self.protected.by_age.len() as u64 > part.mappings
+    /// Moves protected mappings beyond the shard's share back to probation.
+    fn demote(&mut self, share: Limits) {
+        while self.protected.bytes > share.bytes
+            || self.protected.by_age.len() as u64 > share.mappings
         {
             let Some(id) = self.protected.oldest() else { return };
             let entry = self.entries.get_mut(&id).expect("a parked mapping has an entry");

@@ -13,22 +13,17 @@
 //! [`FileView::touch_many`] does this in the calling thread; [`FileView::prefetch`] in a thread of
 //! the mapper, for a future of any executor. Dropping the future does not cancel the prefetch.
 //! [`Prefetch::wait`] runs a prefetch itself if it has not started yet.
-//!
-//! # Lock order
-//! The queue, then a job; neither is held during I/O.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 
 use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
-use aquifer_sys::thread::{self, Thread};
 
 use super::descriptors::FileName;
 use super::error::{MapError, Result};
@@ -36,6 +31,7 @@ use super::mapped::Mapped;
 use super::populate::{Form, Missing, Span, whole_pages};
 use super::view::FileView;
 use aquifer_vm::ProcessMark;
+use aquifer_vm::worker::{self, Completer, Completion, JobThread};
 
 /// Ranges announced to the kernel in one call.
 const BATCH: usize = 256;
@@ -104,147 +100,47 @@ impl Fetched for Mapped {
     }
 }
 
-struct Job {
+/// A mapping, and ranges of it as offsets.
+type ToFetch = (Arc<dyn Fetched>, Vec<Range<usize>>);
+
+/// Ranges that are brought in by the first thread that runs the job.
+pub(crate) struct Job {
     span: Arc<dyn Fetched>,
     ranges: Vec<Range<usize>>,
-    progress: Mutex<Progress>,
-    done: Condvar,
-}
-
-#[derive(Default)]
-struct Progress {
-    has_begun: bool,
-    result: Option<std::result::Result<(), Missing>>,
-    waker: Option<Waker>,
+    has_begun: AtomicBool,
+    done: Completer<std::result::Result<(), Missing>>,
 }
 
 impl Job {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Runs the job, unless another thread has started it.
     fn run(&self) {
-        if std::mem::replace(&mut self.lock().has_begun, true) {
-            return;
-        }
-        let result = bring_in(&*self.span, &self.ranges);
-        let mut progress = self.lock();
-        progress.result = Some(result);
-        let waker = progress.waker.take();
-        drop(progress);
-        self.done.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    fn wait(&self) -> std::result::Result<(), Missing> {
-        self.run();
-        let mut progress = self.lock();
-        loop {
-            if let Some(result) = progress.result {
-                return result;
-            }
-            progress = self.done.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        // Relaxed: the fields were written before the job was shared.
+        if !self.has_begun.swap(true, Ordering::Relaxed) {
+            self.done.complete(bring_in(&*self.span, &self.ranges));
         }
     }
 }
 
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Arc<Job>>,
-    stopping: bool,
-}
+/// The thread of one mapper that prefetches. Dropping it completes all prefetches.
+pub(crate) type Prefetcher = JobThread<Arc<Job>>;
 
-#[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn work(&self) {
-        let mut queue = self.lock();
-        loop {
-            if let Some(job) = queue.jobs.pop_front() {
-                drop(queue);
-                job.run();
-                drop(job);
-                queue = self.lock();
-            } else if queue.stopping {
-                return;
-            } else {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-    }
-}
-
-/// The thread of one mapper that prefetches. It starts with the first prefetch. Dropping this
-/// completes all prefetches and ends the thread.
-pub(crate) struct Prefetcher {
-    shared: ManuallyDrop<Arc<Shared>>,
-    thread: Mutex<Option<Thread>>,
-    mark: ProcessMark,
-}
-
-impl Prefetcher {
-    pub fn new() -> Prefetcher {
-        Prefetcher {
-            shared: ManuallyDrop::default(),
-            thread: Mutex::default(),
-            mark: ProcessMark::new(),
-        }
-    }
-
-    /// Queues a job, or runs it at once if the thread cannot be started.
-    fn begin(&self, job: &Arc<Job>) {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.is_none() {
-            let shared = Arc::clone(&self.shared);
-            *thread = thread::start(c"aquifer-fetch", move || shared.work()).ok();
-        }
-        if thread.is_none() {
-            job.run();
-            return;
-        }
-        self.shared.lock().jobs.push_back(job.clone());
-        self.shared.changed.notify_one();
-    }
-}
-
-impl Drop for Prefetcher {
-    fn drop(&mut self) {
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // In a child, the thread does not exist, and a thread of the parent may hold the lock.
-        if !self.mark.is_current() {
-            std::mem::forget(thread);
-            return;
-        }
-        self.shared.lock().stopping = true;
-        self.shared.changed.notify_all();
-        // The prefetch thread itself may drop the last reference to the mapper, together with a
-        // mapping.
-        if let Some(thread) = thread.filter(|thread| !thread.is_current()) {
-            thread.join();
-        }
-        // SAFETY: dropped once, here.
-        unsafe { ManuallyDrop::drop(&mut self.shared) };
-    }
+/// Starts no thread yet.
+pub(crate) fn prefetcher() -> Prefetcher {
+    JobThread::new(c"aquifer-fetch", |job: Arc<Job>| job.run())
 }
 
 /// Ranges of a view that are being brought in: await it or call [`Prefetch::wait`]. Dropping it
 /// does not cancel them.
 #[must_use = "errors are only reported to who waits"]
 pub struct Prefetch {
-    job: ManuallyDrop<Option<Arc<Job>>>,
+    coming: ManuallyDrop<Option<Coming>>,
     name: FileName,
     mark: ProcessMark,
+}
+
+struct Coming {
+    job: Arc<Job>,
+    completion: Completion<std::result::Result<(), Missing>>,
 }
 
 impl Prefetch {
@@ -253,47 +149,39 @@ impl Prefetch {
     /// # Errors
     /// [`MapError::Fault`] with the first byte that could not be read; later ranges may be missing
     /// too.
-    pub fn wait(self) -> Result<()> {
+    pub fn wait(mut self) -> Result<()> {
         if !self.mark.is_current() {
             return Err(MapError::Forked);
         }
-        let Some(job) = &*self.job else { return Ok(()) };
-        let result = job.wait();
+        let Some(coming) = &mut *self.coming else { return Ok(()) };
+        coming.job.run();
+        let result = coming.completion.wait()?;
         self.explain(result)
     }
 
     fn explain(&self, result: std::result::Result<(), Missing>) -> Result<()> {
-        let (Err(missing), Some(job)) = (result, &*self.job) else { return Ok(()) };
-        Err(job.span.why(&self.name, missing.offset))
+        let (Err(missing), Some(coming)) = (result, &*self.coming) else { return Ok(()) };
+        Err(coming.job.span.why(&self.name, missing.offset))
     }
 }
 
 impl Future for Prefetch {
     type Output = Result<()>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         if !self.mark.is_current() {
             return Poll::Ready(Err(MapError::Forked));
         }
-        let Some(job) = &*self.job else { return Poll::Ready(Ok(())) };
-        let mut progress = job.lock();
-        let Some(result) = progress.result else {
-            progress.waker = Some(context.waker().clone());
-            return Poll::Pending;
-        };
-        drop(progress);
+        let Some(coming) = &mut *self.coming else { return Poll::Ready(Ok(())) };
+        let result = ready!(Pin::new(&mut coming.completion).poll(context))?;
         Poll::Ready(self.explain(result))
     }
 }
 
 impl fmt::Debug for Prefetch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // In a fork, the lock of the job may be held forever.
-        let is_ready = self.mark.is_current().then(|| match &*self.job {
-            Some(job) => job.lock().result.is_some(),
-            None => true,
-        });
-        formatter.debug_struct("Prefetch").field("is_ready", &is_ready).finish_non_exhaustive()
+        let completion = self.coming.as_ref().map(|coming| &coming.completion);
+        formatter.debug_struct("Prefetch").field("completion", &completion).finish_non_exhaustive()
     }
 }
 
@@ -302,14 +190,14 @@ impl Drop for Prefetch {
         // In a child, the mapping is the parent's: leak it.
         if self.mark.is_current() {
             // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.job) };
+            unsafe { ManuallyDrop::drop(&mut self.coming) };
         }
     }
 }
 
 impl FileView {
-    /// The job for some ranges, not started. `None` if there is nothing to bring in.
-    fn job(&self, ranges: &[Range<u64>]) -> Result<Option<Job>> {
+    /// Checks some ranges. `None` if there is nothing to bring in.
+    fn to_fetch(&self, ranges: &[Range<u64>]) -> Result<Option<ToFetch>> {
         let ranges: Vec<_> =
             ranges.iter().map(|range| self.in_file(range)).collect::<Result<_>>()?;
         let span: Arc<dyn Fetched> = match (&self.stores, &self.mapped) {
@@ -320,10 +208,7 @@ impl FileView {
         let offsets = |range: Range<u64>| span.offset_of(range.start)..span.offset_of(range.end);
         let ranges: Vec<_> =
             ranges.into_iter().filter(|range| !range.is_empty()).map(offsets).collect();
-        if ranges.is_empty() {
-            return Ok(None);
-        }
-        Ok(Some(Job { span, ranges, progress: Mutex::default(), done: Condvar::new() }))
+        Ok((!ranges.is_empty()).then_some((span, ranges)))
     }
 
     /// Brings ranges of the view, counted from its first byte, into memory and maps them. They are
@@ -333,9 +218,8 @@ impl FileView {
     /// [`MapError::OutsideView`], before anything is read; [`MapError::Fault`] with the first byte
     /// that could not be read.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
-        let Some(job) = self.job(ranges)? else { return Ok(()) };
-        bring_in(&*job.span, &job.ranges)
-            .map_err(|missing| job.span.why(&self.name, missing.offset))
+        let Some((span, ranges)) = self.to_fetch(ranges)? else { return Ok(()) };
+        bring_in(&*span, &ranges).map_err(|missing| span.why(&self.name, missing.offset))
     }
 
     /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view
@@ -360,12 +244,14 @@ impl FileView {
     /// # }
     /// ```
     pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<Prefetch> {
-        let job = self.job(ranges)?.map(Arc::new);
-        if let Some(job) = &job {
-            self.shared.prefetcher.begin(job);
-        }
+        let coming = self.to_fetch(ranges)?.map(|(span, ranges)| {
+            let (done, completion) = worker::completion();
+            let job = Arc::new(Job { span, ranges, has_begun: AtomicBool::new(false), done });
+            self.shared.prefetcher.run(job.clone());
+            Coming { job, completion }
+        });
         let (name, mark) = (FileName::of(self.path().to_owned()), self.shared.mark);
-        Ok(Prefetch { job: ManuallyDrop::new(job), name, mark })
+        Ok(Prefetch { coming: ManuallyDrop::new(coming), name, mark })
     }
 }
 

@@ -366,12 +366,7 @@ impl FaultOwner for Faults {
         if fault.signal == libc::SIGSEGV {
             return self.serve_store(fault);
         }
-        if fault.signal != libc::SIGBUS || fault.fallible {
-            return Served::No;
-        }
-        let Some(guarded) = self.replaceable.guarded_around(fault.address) else {
-            return Served::No;
-        };
+        let Some(guarded) = self.replaceable.guarded_in(fault) else { return Served::No };
         let first = (fault.address - self.start) / SMALL_PAGE_BYTES;
         // Replace one page at a time, so that a file that is extended again can be stored to.
         // Behind the end nothing can be lost.
@@ -535,29 +530,13 @@ impl Writable {
         let end = offset_bytes.saturating_add(target.len() as u64);
         let range = self.in_file(&(offset_bytes..end))?;
         let source = self.address_of(range.start);
-        if fallible::SUPPORTED {
-            let mut copy = || {
-                self.faults.replaceable.is_settled_during(|| {
-                    // SAFETY: the source is mapped, and the target belongs to the caller.
-                    unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
-                })
-            };
-            return match copy() {
-                (true, true) => Ok(()),
-                (true, false)
-                    if self.faults.replaceable.settle(|hull| self.map_again(hull))
-                        && copy() == (true, true) =>
-                {
-                    Ok(())
-                }
-                _ => Err(self.fault(&range)),
-            };
+        let map_again = |hull| self.map_again(hull);
+        // SAFETY: the source is mapped.
+        if unsafe { self.faults.replaceable.copy(source, target, map_again) } {
+            Ok(())
+        } else {
+            Err(self.fault(&range))
         }
-        self.guarded(&range, || {
-            // SAFETY: the source is mapped, and the guard catches faults; the target belongs to the
-            // caller.
-            unsafe { memory::copy_racy(source, target.as_mut_ptr(), target.len()) };
-        })
     }
 
     /// Stores bytes at `offset_bytes` of the view. After an error some of them may have been
@@ -589,10 +568,9 @@ impl Writable {
 
     /// Runs `access` with faults in `range` of the file turned into errors.
     pub fn guarded<T>(&self, range: &Range<u64>, access: impl FnOnce() -> T) -> Result<T> {
-        let page_of = |byte: u64| (byte - self.first_byte()) / PAGE * PAGE;
         let start = self.base() as usize;
-        let addresses =
-            start + page_of(range.start) as usize..start + page_of(range.end + PAGE - 1) as usize;
+        let address_of = |byte: u64| start + (byte - self.first_byte()) as usize;
+        let addresses = address_of(range.start)..address_of(range.end);
         let outcome =
             self.faults.replaceable.guarded(addresses, |hull| self.map_again(hull), access);
         outcome.map_err(|trouble| match trouble {

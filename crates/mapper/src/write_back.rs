@@ -16,14 +16,13 @@
 //! Lock order: the list of views is locked alone; it is released before the lock of a view is
 //! taken.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::error::{MapError, Result};
 use super::private::PrivateFile;
-use aquifer_sys::thread::{self, Thread};
-
-use aquifer_vm::{ProcessMark, VmError};
+use aquifer_vm::VmError;
+use aquifer_vm::worker::{Bell, Ticket, Worker};
 
 const TICK: Duration = Duration::from_millis(100);
 const IDLE_TICK: Duration = Duration::from_secs(1);
@@ -31,24 +30,18 @@ const IDLE_TICK: Duration = Duration::from_secs(1);
 /// The thread, started with the first view. It ends when this is dropped.
 pub(crate) struct WriteBack {
     shared: Arc<Shared>,
-    thread: Mutex<Option<Thread>>,
-    mark: ProcessMark,
+    worker: Worker,
 }
 
 struct Shared {
     bytes_per_second: u64,
-    views: Mutex<Views>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Views {
-    all: Vec<Weak<PrivateFile>>,
-    ends: bool,
+    views: Mutex<Vec<Weak<PrivateFile>>>,
+    /// Rung when a view is added.
+    bell: Bell,
 }
 
 impl Shared {
-    fn views(&self) -> MutexGuard<'_, Views> {
+    fn views(&self) -> MutexGuard<'_, Vec<Weak<PrivateFile>>> {
         self.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -56,12 +49,8 @@ impl Shared {
 impl WriteBack {
     /// At most `bytes_per_second`; 0 disables write-back.
     pub fn new(bytes_per_second: u64) -> WriteBack {
-        let shared = Shared {
-            bytes_per_second,
-            views: Mutex::new(Views::default()),
-            changed: Condvar::new(),
-        };
-        WriteBack { shared: Arc::new(shared), thread: Mutex::new(None), mark: ProcessMark::new() }
+        let shared = Shared { bytes_per_second, views: Mutex::default(), bell: Bell::new() };
+        WriteBack { shared: Arc::new(shared), worker: Worker::new() }
     }
 
     /// Adds a view, for as long as it lives.
@@ -69,55 +58,38 @@ impl WriteBack {
     /// # Errors
     /// [`MapError::Memory`] if the thread cannot be started.
     pub fn add(&self, view: &Arc<PrivateFile>) -> Result<()> {
-        if !self.mark.is_current() {
+        if !self.worker.is_current() {
             return Err(MapError::Forked);
         }
         if self.shared.bytes_per_second == 0 {
             return Ok(());
         }
-        self.shared.views().all.push(Arc::downgrade(view));
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.is_none() {
-            let shared = self.shared.clone();
-            let started = thread::start(c"aquifer-flush", move || run(&shared));
-            *thread = Some(started.map_err(|source| VmError::Thread { source })?);
-        }
-        self.shared.changed.notify_all();
+        self.shared.views().push(Arc::downgrade(view));
+        let shared = self.shared.clone();
+        let started = self.worker.start_once(c"aquifer-flush", move || run(&shared));
+        started.map_err(|source| VmError::Thread { source })?;
+        self.shared.bell.ring();
         Ok(())
     }
 }
 
 impl Drop for WriteBack {
     fn drop(&mut self) {
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(thread) = thread else { return };
-        if !self.mark.is_current() {
-            // The thread does not exist in this process, and a lock it held is never released.
-            std::mem::forget(thread);
-            return;
-        }
-        self.shared.views().ends = true;
-        self.shared.changed.notify_all();
-        thread.join();
+        self.shared.bell.stop();
     }
 }
 
 fn run(shared: &Shared) {
     let mut tick = TICK;
-    let mut views = shared.views();
-    while !views.ends {
-        views = shared.changed.wait_timeout(views, tick).unwrap_or_else(PoisonError::into_inner).0;
-        views.all.retain(|view| view.strong_count() > 0);
-        let all: Vec<_> = views.all.iter().filter_map(Weak::upgrade).collect();
-        let ends = views.ends;
+    let mut heard = Ticket::default();
+    while shared.bell.wait(&mut heard, Some(tick)) {
+        let mut views = shared.views();
+        views.retain(|view| view.strong_count() > 0);
+        let all: Vec<_> = views.iter().filter_map(Weak::upgrade).collect();
         drop(views);
-        if !ends {
-            let budget_bytes = shared.bytes_per_second / 10;
-            tick = if write_some(&all, budget_bytes) > 0 { TICK } else { IDLE_TICK };
-        }
+        let budget_bytes = shared.bytes_per_second / 10;
+        tick = if write_some(&all, budget_bytes) > 0 { TICK } else { IDLE_TICK };
         // The last reference to a view may be dropped here: not under the lock.
-        drop(all);
-        views = shared.views();
     }
 }
 

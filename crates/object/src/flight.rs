@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use aquifer_pool::{Commit, InodeLock};
 use aquifer_vm::dirty::PageRun;
 
-use crate::committer::Completion;
+use crate::committer::Countdown;
 use crate::error::{ObjectError, Result, text};
 
 /// The commits of one attachment in flight, and the pages of failed ones.
@@ -39,8 +39,8 @@ struct State {
     /// For each [`Earlier`] with commits in flight: the number of the last of them, and whether one
     /// has failed.
     outcomes: Vec<(u64, Arc<AtomicBool>)>,
-    /// Completions to notify once no commit up to a number is in flight.
-    watchers: Vec<(u64, Earlier, Arc<Completion>)>,
+    /// Psyncs to notify once no commit up to a number is in flight.
+    watchers: Vec<(u64, Earlier, Arc<Countdown>)>,
 }
 
 impl State {
@@ -96,8 +96,8 @@ impl Flights {
         if is_awaited {
             self.landed.notify_all();
         }
-        for (_, earlier, completion) in done {
-            completion.end_part(earlier.outcome());
+        for (_, earlier, countdown) in done {
+            countdown.end_one(earlier.outcome());
         }
     }
 
@@ -160,15 +160,15 @@ impl Earlier {
         self.outcome()
     }
 
-    /// Ends a part of `completion` once these commits have landed.
-    pub fn watch(&self, completion: &Arc<Completion>) {
+    /// Ends one part of `countdown` once these commits have landed.
+    pub fn watch(&self, countdown: &Arc<Countdown>) {
         let mut state = self.flights.state();
         if !state.has_landed(self.number) {
-            state.watchers.push((self.number, self.clone(), completion.clone()));
+            state.watchers.push((self.number, self.clone(), countdown.clone()));
             return;
         }
         drop(state);
-        completion.end_part(self.outcome());
+        countdown.end_one(self.outcome());
     }
 
     /// The outcome of all these commits, once they have landed.

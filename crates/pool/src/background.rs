@@ -5,9 +5,11 @@
 //! triggers a checkpoint, and an allocation that needs zeros makes them. A pool works without the
 //! threads.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::ffi::CStr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use aquifer_vm::worker::{self, Ticket};
 
 use crate::core::Core;
 use crate::format::PAGE_BYTES;
@@ -15,65 +17,18 @@ use crate::heartbeat::PERIOD;
 use crate::pool::OpenOptions;
 use crate::zero::CHUNK_PAGES;
 
-/// The signal that a worker sleeps on.
-#[derive(Debug, Default)]
-pub(crate) struct Bell {
-    state: Mutex<BellState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct BellState {
-    has_rung: bool,
-    must_stop: bool,
-}
-
-impl Bell {
-    fn state(&self) -> MutexGuard<'_, BellState> {
-        self.state.lock().unwrap_or_else(|broken| broken.into_inner())
-    }
-
-    pub fn ring(&self) {
-        self.state().has_rung = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits until the bell has rung; returns false if the worker must stop.
-    fn wait(&self) -> bool {
-        let mut state = self.state();
-        while !state.has_rung && !state.must_stop {
-            state = self.changed.wait(state).unwrap_or_else(|broken| broken.into_inner());
-        }
-        state.has_rung = false;
-        !state.must_stop
-    }
-
-    /// Sleeps for `duration`; returns false if the worker must stop.
-    fn pause(&self, duration: Duration) -> bool {
-        let until = Instant::now() + duration;
-        let mut state = self.state();
-        while !state.must_stop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            state = (self.changed.wait_timeout(state, left))
-                .map_or_else(|broken| broken.into_inner().0, |(state, _)| state);
-        }
-        false
-    }
-}
+pub(crate) use aquifer_vm::worker::Bell;
 
 /// A background thread, which runs until it is stopped or the pool is closed.
 pub(crate) struct Worker {
     bell: Arc<Bell>,
-    thread: JoinHandle<()>,
+    thread: worker::Worker,
 }
 
 impl Worker {
     /// Starts the thread that makes checkpoints.
     pub fn checkpointer(core: &Arc<Core>) -> Option<Worker> {
-        Self::start(core, "aquifer-ckpt", Arc::default(), |core, _| {
+        Self::start(core, c"aquifer-ckpt", Arc::default(), |core, _| {
             // A failure is recorded for all processes, and the next call of each returns it.
             let _ = core.checkpoint();
         })
@@ -83,7 +38,7 @@ impl Worker {
     pub fn zeroer(core: &Arc<Core>, options: &OpenOptions) -> Option<Worker> {
         let (stock_bytes, rate) = (options.zeroed_bytes, options.zero_bytes_per_second);
         let bell = core.zeroer_bell.get_or_init(Arc::default).clone();
-        Self::start(core, "aquifer-zero", bell, move |core, bell| {
+        Self::start(core, c"aquifer-zero", bell, move |core, bell| {
             while core.zeroed_bytes() < stock_bytes {
                 let most_pages = CHUNK_PAGES.min(rate.div_ceil(PAGE_BYTES));
                 // The allocation that needs the pages reports the failure.
@@ -101,7 +56,7 @@ impl Worker {
         let bell = core.heartbeat.bell.get_or_init(Arc::default).clone();
         Self::start(
             core,
-            "aquifer-beat",
+            c"aquifer-beat",
             bell,
             |core, bell| {
                 while bell.pause(PERIOD) && core.beat() {}
@@ -111,21 +66,20 @@ impl Worker {
 
     fn start(
         core: &Arc<Core>,
-        name: &str,
+        name: &'static CStr,
         bell: Arc<Bell>,
         work: impl Fn(&Core, &Bell) + Send + 'static,
     ) -> Option<Worker> {
         let (core, own_bell): (Weak<Core>, _) = (Arc::downgrade(core), bell.clone());
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                aquifer_sys::signal::block_asynchronous();
-                while own_bell.wait() {
-                    let Some(core) = core.upgrade() else { return };
-                    work(&core, &own_bell);
-                }
-            })
-            .ok()?;
+        let thread = worker::Worker::new();
+        let body = move || {
+            let mut heard = Ticket::default();
+            while own_bell.wait(&mut heard, None) {
+                let Some(core) = core.upgrade() else { return };
+                work(&core, &own_bell);
+            }
+        };
+        thread.start(name, body).ok()?;
         Some(Worker { bell, thread })
     }
 
@@ -135,9 +89,12 @@ impl Worker {
     }
 
     /// Stops the worker and waits until it has ended.
-    pub fn stop(self) {
-        self.bell.state().must_stop = true;
-        self.bell.changed.notify_all();
-        let _ = self.thread.join();
+    pub fn stop(self) {}
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.bell.stop();
+        self.thread.join();
     }
 }

@@ -23,11 +23,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
-use crate::io::request;
+use rustix::ioctl::{Getter, Opcode, ioctl, opcode};
+
 use crate::{boot, file_system};
 
-/// `_IOR(0x12, 128, __u64)`.
-const BLKGETDISKSEQ: libc::Ioctl = request(true, 0x12, 128, 8);
+/// `BLKGETDISKSEQ`.
+const DISK_SEQUENCE: Opcode = opcode::read::<u64>(0x12, 128);
 const SYSFS: u64 = 0x6265_6572;
 
 /// Returns numbers that stay the same while non-durable writes to the file exist, in every process.
@@ -88,10 +89,10 @@ fn instance(magic: u64, device: u64) -> Option<u64> {
 
 /// Returns the disk's sequence number: how many disks were attached up to this one.
 fn disk_sequence_of(device: BorrowedFd<'_>) -> Option<u64> {
-    let mut sequence = 0u64;
-    // SAFETY: the request writes one `u64`, which outlives the call.
-    let asked = unsafe { libc::ioctl(device.as_raw_fd(), BLKGETDISKSEQ, &raw mut sequence) };
-    (asked == 0 && sequence != 0).then_some(sequence)
+    // SAFETY: the request writes one `u64`.
+    let get = unsafe { Getter::<DISK_SEQUENCE, u64>::new() };
+    // SAFETY: as above.
+    unsafe { ioctl(device, get) }.ok().filter(|sequence| *sequence != 0)
 }
 
 /// Returns the sequence number of the disk under a file system; for a partition, that of the whole

@@ -11,9 +11,8 @@ pub struct Credentials {
 
 /// Returns the owner that new files of this process get.
 pub fn effective() -> Credentials {
-    // SAFETY: these calls take nothing and cannot fail.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    Credentials { uid, gid }
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    Credentials { uid: uid.as_raw(), gid: gid.as_raw() }
 }
 
 /// Returns the umask. It is read without changing it, which other threads would notice; where that

@@ -5,15 +5,14 @@
 //! a file system does not support unnamed files, use a file with a temporary name and
 //! [`rename_new`].
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use crate::check;
+use rustix::fs::{AtFlags, CWD, RenameFlags, linkat, renameat_with};
+use rustix::io::Errno;
 
 /// Creates a file without a name on the file system of `directory`, open for reading and writing.
 /// It is deleted when it is closed, unless it is [linked](link).
@@ -40,12 +39,8 @@ pub fn unnamed(directory: &Path, mode: u32) -> io::Result<File> {
 /// # Errors
 /// EEXIST if the path exists.
 pub fn link(file: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-    let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    let to = CString::new(path.as_os_str().as_bytes())?;
-    let (at, flags) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
-    // SAFETY: both are NUL-terminated and outlive the call.
-    let result = unsafe { libc::linkat(at, from.as_ptr(), at, to.as_ptr(), flags) };
-    check(result.into()).map(drop)
+    let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, from, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
 /// Renames a file if nothing exists at the new path.
@@ -53,19 +48,13 @@ pub fn link(file: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 /// # Errors
 /// EEXIST if the path exists.
 pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    let [old, new] =
-        [CString::new(from.as_os_str().as_bytes())?, CString::new(to.as_os_str().as_bytes())?];
-    let (at, flags) = (libc::AT_FDCWD, libc::RENAME_NOREPLACE);
-    // SAFETY: both are NUL-terminated and outlive the call.
-    let result =
-        unsafe { libc::syscall(libc::SYS_renameat2, at, old.as_ptr(), at, new.as_ptr(), flags) };
-    match check(result) {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // For a moment the file has two names; no other file is replaced.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => {
+        Err(Errno::INVAL | Errno::NOSYS) => {
             std::fs::hard_link(from, to)?;
             std::fs::remove_file(from)
         }
-        renamed => renamed.map(drop),
+        renamed => Ok(renamed?),
     }
 }
 

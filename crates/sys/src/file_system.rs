@@ -1,9 +1,9 @@
 //! The properties of file systems that decide how a file can be accessed and made durable.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-use crate::check;
+use rustix::fs::fstatfs;
 
 /// File systems whose files are memory.
 const IN_MEMORY: [(u64, &str); 3] = [(TMPFS, "tmpfs"), (RAMFS, "ramfs"), (HUGETLBFS, "hugetlbfs")];
@@ -37,22 +37,14 @@ pub const HUGETLBFS: u64 = 0x9584_58f6;
 /// Returns the magic number of the file system of `file`. For a device node: that of the file
 /// system with the node.
 pub fn magic(file: BorrowedFd<'_>) -> io::Result<u64> {
-    Ok(status(file)?.0)
+    // Magic numbers are 32 bits wide; the field's type and sign differ between architectures.
+    Ok(fstatfs(file)?.f_type as u64 & 0xffff_ffff)
 }
 
 /// Returns the huge page size of the hugetlbfs that holds `file`; for another file system its block
 /// size.
 pub fn block_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
-    Ok(status(file)?.1)
-}
-
-fn status(file: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
-    // SAFETY: all-zero is a valid `statfs`.
-    let mut status: libc::statfs64 = unsafe { std::mem::zeroed() };
-    // SAFETY: `status` is valid for the call to fill in.
-    check(unsafe { libc::fstatfs64(file.as_raw_fd(), &raw mut status) }.into())?;
-    // Magic numbers are 32 bits wide; the fields' types and signs differ between architectures.
-    Ok((status.f_type as u64 & 0xffff_ffff, status.f_bsize as u64))
+    Ok(fstatfs(file)?.f_bsize as u64)
 }
 
 /// Returns the name of an in-memory file system, if it is one.

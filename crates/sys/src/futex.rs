@@ -10,73 +10,44 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The threads that may wait on a word.
-#[derive(Clone, Copy)]
-enum Scope {
-    /// Threads of this process.
-    Process,
-    /// Threads of every process that maps the word.
-    Shared,
-}
+use rustix::thread::futex::{self, Flags};
 
-impl Scope {
-    fn flag(self) -> libc::c_int {
-        match self {
-            Scope::Process => libc::FUTEX_PRIVATE_FLAG,
-            Scope::Shared => 0,
-        }
-    }
-}
+/// For words that only threads of this process wait on; without it, those of every process that
+/// maps the word.
+const PROCESS: Flags = Flags::PRIVATE;
+const SHARED: Flags = Flags::empty();
 
 /// Sleeps while `*word == expected`; returns on a wake-up, a changed value, a signal or the
 /// timeout.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
-    wait_in(Scope::Process, word, expected, timeout);
+    wait_in(PROCESS, word, expected, timeout);
 }
 
 /// As [`wait`], on a word in memory that several processes share.
 pub fn wait_shared(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
-    wait_in(Scope::Shared, word, expected, timeout);
+    wait_in(SHARED, word, expected, timeout);
 }
 
-fn wait_in(scope: Scope, word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
-    let limit = timeout.map(|t| libc::timespec {
-        tv_sec: t.as_secs() as libc::time_t,
-        tv_nsec: t.subsec_nanos() as libc::c_long,
-    });
-    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: `word` outlives the call and `limit` is null or points to a timespec on this stack.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT | scope.flag(),
-            expected,
-            limit,
-        );
-    }
+fn wait_in(flags: Flags, word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    // A timeout beyond the range of the clock is none.
+    let limit = timeout.and_then(|timeout| timeout.try_into().ok());
+    // Every reason to return is one to look at the word again.
+    let _ = futex::wait(word, flags, expected, limit.as_ref());
 }
 
 /// Wakes up to `count` threads waiting on `word`.
 pub fn wake(word: &AtomicU32, count: u32) {
-    wake_in(Scope::Process, word, count);
+    wake_in(PROCESS, word, count);
 }
 
 /// As [`wake`], for threads in [`wait_shared`].
 pub fn wake_shared(word: &AtomicU32, count: u32) {
-    wake_in(Scope::Shared, word, count);
+    wake_in(SHARED, word, count);
 }
 
-fn wake_in(scope: Scope, word: &AtomicU32, count: u32) {
-    // SAFETY: the kernel only uses the address.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAKE | scope.flag(),
-            count.min(i32::MAX as u32),
-        );
-    }
+fn wake_in(flags: Flags, word: &AtomicU32, count: u32) {
+    // Fails only for an address that is not mapped.
+    let _ = futex::wake(word, flags, count.min(i32::MAX as u32));
 }
 
 const UNLOCKED: u32 = 0;

@@ -18,36 +18,20 @@
 //! only one gets the error. A caller that must not miss an error uses a separate description
 //! ([`reopen`]) for each concurrent sync.
 
-use std::ffi::CString;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+
+use rustix::fs::{FallocateFlags, IFlags, Mode, OFlags};
+use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
+use rustix::ioctl::{Getter, Opcode, ioctl, opcode};
 
 use crate::check;
 use crate::memory::{self, Protection, SMALL_PAGE_BYTES};
 
-/// The number of an `ioctl` whose argument the kernel writes (`_IOR`) or reads (`_IOW`).
-pub(crate) const fn request(is_written: bool, kind: u8, number: u8, bytes: u8) -> libc::Ioctl {
-    let is_swapped = cfg!(any(
-        target_arch = "mips",
-        target_arch = "mips64",
-        target_arch = "powerpc",
-        target_arch = "powerpc64",
-        target_arch = "sparc64"
-    ));
-    let direction: u32 = if is_written == is_swapped { 1 << 30 } else { 1 << 31 };
-    (direction | (bytes as u32) << 16 | (kind as u32) << 8 | number as u32) as libc::Ioctl
-}
-
-/// Length of a block device in bytes, `_IOR(0x12, 114, size_t)`.
-const BLKGETSIZE64: libc::Ioctl = request(true, 0x12, 114, 8);
-/// Get and set the attributes of a file: `_IOR('f', 1, long)`, `_IOW('f', 2, long)`.
-const FS_IOC_GETFLAGS: libc::Ioctl = request(true, b'f', 1, size_of::<libc::c_long>() as u8);
-const FS_IOC_SETFLAGS: libc::Ioctl = request(false, b'f', 2, size_of::<libc::c_long>() as u8);
-/// The attribute: write in place instead of copying on write.
-const FS_NOCOW_FL: libc::c_int = 0x0080_0000;
+/// Length of a block device in bytes: `BLKGETSIZE64`.
+const BLOCK_DEVICE_LEN: Opcode = opcode::read::<libc::size_t>(0x12, 114);
 
 /// Retries a call that a signal interrupted.
 fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
@@ -61,22 +45,16 @@ fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
 
 /// Returns whether a descriptor is open for reading (not write-only, not `O_PATH`).
 pub fn can_be_read(file: BorrowedFd<'_>) -> bool {
-    // SAFETY: takes and returns integers.
-    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-    flags >= 0 && flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_WRONLY
+    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| {
+        !flags.contains(OFlags::PATH) && flags & OFlags::ACCMODE != OFlags::WRONLY
+    })
 }
 
 /// Opens the file with this name in a directory, for reading.
 pub fn open_at(directory: BorrowedFd<'_>, name: &Path) -> io::Result<File> {
-    let name = CString::new(name.as_os_str().as_bytes())
-        .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    let opened = uninterrupted(|| {
-        // SAFETY: a string that ends with NUL, and a descriptor that is open.
-        libc::c_long::from(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) })
-    })?;
-    // SAFETY: just opened, so nothing else owns the descriptor.
-    Ok(unsafe { File::from_raw_fd(opened as i32) })
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let open = || rustix::fs::openat(directory, name, flags, Mode::empty());
+    Ok(retry_on_intr(open)?.into())
 }
 
 /// Returns an offset as the kernel's offset type.
@@ -98,13 +76,7 @@ pub fn read_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64) -> io
     while done < target.len() {
         let rest = &mut target[done..];
         let at = behind(offset_bytes, done)?;
-        let got = uninterrupted(|| {
-            // SAFETY: the rest of the target is valid for writes.
-            let got = unsafe {
-                libc::pread64(file.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), at)
-            };
-            got as libc::c_long
-        })?;
+        let got = retry_on_intr(|| rustix::io::pread(file, &mut *rest, at as u64))?;
         if got == 0 {
             break;
         }
@@ -124,19 +96,12 @@ pub fn read_resident_at(
     offset_bytes: u64,
 ) -> io::Result<usize> {
     let at = signed(offset_bytes)?;
-    let vector = libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() };
-    let got = uninterrupted(|| {
-        // SAFETY: one vector on this stack, of bytes that are valid for writes.
-        let got =
-            unsafe { libc::preadv2(file.as_raw_fd(), &raw const vector, 1, at, libc::RWF_NOWAIT) };
-        got as libc::c_long
-    });
-    match got {
-        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(0),
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        other => other,
+    let mut targets = [IoSliceMut::new(target)];
+    let read = || rustix::io::preadv2(file, &mut targets, at as u64, ReadWriteFlags::NOWAIT);
+    match retry_on_intr(read) {
+        Err(Errno::AGAIN) => Ok(0),
+        Err(Errno::OPNOTSUPP) => Err(io::ErrorKind::Unsupported.into()),
+        other => Ok(other?),
     }
 }
 
@@ -151,11 +116,7 @@ pub fn read_exact_at(file: BorrowedFd<'_>, target: &mut [u8], offset_bytes: u64)
 
 /// Writes all of `bytes`.
 pub fn write_all_at(file: BorrowedFd<'_>, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
-    write_with(bytes, offset_bytes, |rest, at| {
-        // SAFETY: the rest is valid for reads.
-        let put = unsafe { libc::pwrite64(file.as_raw_fd(), rest.as_ptr().cast(), rest.len(), at) };
-        put as libc::c_long
-    })
+    write_with(bytes, offset_bytes, |rest, at| rustix::io::pwrite(file, rest, at))
 }
 
 /// Writes all of some memory that other threads may be changing: of a word that changes during the
@@ -216,11 +177,7 @@ pub fn write_all_at_durably(
     offset_bytes: u64,
 ) -> io::Result<()> {
     let written = write_with(bytes, offset_bytes, |rest, at| {
-        let vector = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
-        // SAFETY: one vector on this stack, of bytes that are only read.
-        let put =
-            unsafe { libc::pwritev2(file.as_raw_fd(), &raw const vector, 1, at, libc::RWF_DSYNC) };
-        put as libc::c_long
+        rustix::io::pwritev2(file, &[IoSlice::new(rest)], at, ReadWriteFlags::DSYNC)
     });
     written.map_err(|error| match error.raw_os_error() {
         Some(libc::ENOSYS | libc::EOPNOTSUPP) => io::ErrorKind::Unsupported.into(),
@@ -233,12 +190,12 @@ pub fn write_all_at_durably(
 fn write_with(
     bytes: &[u8],
     offset_bytes: u64,
-    mut write: impl FnMut(&[u8], libc::off64_t) -> libc::c_long,
+    mut write: impl FnMut(&[u8], u64) -> Result<usize, Errno>,
 ) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
         let at = behind(offset_bytes, done)?;
-        match uninterrupted(|| write(&bytes[done..], at))? {
+        match retry_on_intr(|| write(&bytes[done..], at as u64))? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             put => done += put,
         }
@@ -338,11 +295,8 @@ impl SyncableRange {
 
     /// Makes the range durable.
     pub fn sync(&self) -> io::Result<()> {
-        uninterrupted(|| {
-            // SAFETY: this object's own mapping; no memory is changed.
-            unsafe { libc::msync(self.start.cast(), self.len_bytes, libc::MS_SYNC) }.into()
-        })
-        .map(drop)
+        // SAFETY: this object's own mapping.
+        unsafe { memory::sync(self.start, self.len_bytes) }
     }
 }
 
@@ -355,8 +309,7 @@ impl Drop for SyncableRange {
 
 /// Makes the whole file's data durable.
 pub fn sync_data(file: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: integers only.
-    uninterrupted(|| unsafe { libc::fdatasync(file.as_raw_fd()) }.into()).map(drop)
+    Ok(retry_on_intr(|| rustix::fs::fdatasync(file))?)
 }
 
 /// Allocates the blocks of a range, keeping its content, and extends the file if the range ends
@@ -366,7 +319,7 @@ pub fn sync_data(file: BorrowedFd<'_>) -> io::Result<()> {
 /// `EOPNOTSUPP` on file systems that cannot (ramfs, some network file systems). After `ENOSPC` the
 /// file may be longer than before.
 pub fn allocate(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
-    allocate_as(file, 0, offset_bytes, len_bytes)
+    allocate_as(file, FallocateFlags::empty(), offset_bytes, len_bytes)
 }
 
 /// As [`allocate`], but the file keeps its length, also after an error. Blocks past its end are
@@ -376,22 +329,19 @@ pub fn allocate_behind_end(
     offset_bytes: u64,
     len_bytes: u64,
 ) -> io::Result<()> {
-    allocate_as(file, libc::FALLOC_FL_KEEP_SIZE, offset_bytes, len_bytes)
+    allocate_as(file, FallocateFlags::KEEP_SIZE, offset_bytes, len_bytes)
 }
 
 fn allocate_as(
     file: BorrowedFd<'_>,
-    mode: libc::c_int,
+    flags: FallocateFlags,
     offset_bytes: u64,
     len_bytes: u64,
 ) -> io::Result<()> {
     if len_bytes == 0 {
         return Ok(());
     }
-    let (offset, len) = (signed(offset_bytes)?, signed(len_bytes)?);
-    // SAFETY: integers only.
-    uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, len) }.into())
-        .map(drop)
+    Ok(retry_on_intr(|| rustix::fs::fallocate(file, flags, offset_bytes, len_bytes))?)
 }
 
 /// Disables copy-on-write for a new, empty file where its file system copies each write (btrfs), so
@@ -400,28 +350,18 @@ pub fn write_in_place(file: BorrowedFd<'_>) {
     if crate::file_system::magic(file).ok() != Some(libc::BTRFS_SUPER_MAGIC as u64) {
         return;
     }
-    let mut flags: libc::c_int = 0;
-    // SAFETY: the request writes one `int` (despite the size in its number), which outlives the
-    // call.
-    let known = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFLAGS, &raw mut flags) };
-    flags |= FS_NOCOW_FL;
-    if known == 0 {
+    if let Ok(flags) = rustix::fs::ioctl_getflags(file) {
         // A file system that refuses keeps copying each write.
-        // SAFETY: the request reads one `int`, which outlives the call.
-        let _ = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_SETFLAGS, &raw const flags) };
+        let _ = rustix::fs::ioctl_setflags(file, flags | IFlags::NOCOW);
     }
 }
 
 /// Opens another open file description of the same file, with `flags` of `open(2)`: it has separate
 /// write-back error state, status flags and locks.
 pub fn reopen(file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
-    let descriptor = uninterrupted(|| {
-        // SAFETY: a NUL-terminated string that outlives the call.
-        unsafe { libc::open(path.as_ptr().cast(), flags | libc::O_CLOEXEC) }.into()
-    })?;
-    // SAFETY: just opened, so nothing else owns the descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) })
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::from_bits_retain(flags as u32) | OFlags::CLOEXEC;
+    Ok(retry_on_intr(|| rustix::fs::open(path.as_str(), flags, Mode::empty()))?)
 }
 
 /// Makes the entries of a directory durable.
@@ -431,10 +371,10 @@ pub fn sync_directory(path: &std::path::Path) -> io::Result<()> {
 
 /// Returns the current length of a block device.
 pub fn block_device_len_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut len_bytes = 0u64;
-    // SAFETY: the request writes one `u64`, which outlives the call.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &raw mut len_bytes) }.into())?;
-    Ok(len_bytes)
+    // SAFETY: the request writes one `u64`.
+    let get = unsafe { Getter::<BLOCK_DEVICE_LEN, u64>::new() };
+    // SAFETY: as above.
+    Ok(unsafe { ioctl(file, get) }?)
 }
 
 /// Returns the alignments of memory and of offsets for direct I/O, both 0 if the file does not

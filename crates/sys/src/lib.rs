@@ -3,6 +3,12 @@
 //! The only crate that makes system calls by number or executes instructions the compiler does not
 //! know. Wrappers are thin: they check layouts at compile time, convert the kernel's error in one
 //! place, and add no policy. Everything a fault handler needs allocates nothing.
+//!
+//! Sockets, futexes, random bytes, clocks and calls on files are [`rustix`]'s, which makes system
+//! calls without libc: they leave `errno` alone and are async-signal-safe. Written here is what
+//! rustix lacks (userfaultfd, `PAGEMAP_SCAN`, leases, locks of open file descriptions, signals), and
+//! what has to go through libc: memory mappings, which sanitizers track there, and `statx`, which
+//! libc emulates where a sandbox refuses it.
 
 #[cfg(not(all(
     target_os = "linux",

@@ -220,7 +220,7 @@ pub fn map_private_at_free(
 /// Makes the pages of a shared file mapping durable, with the metadata needed to reach them.
 ///
 /// # Safety
-/// The range is mapped, and is whole pages.
+/// The range is mapped, and starts at a page.
 pub unsafe fn sync(address: *mut u8, len_bytes: usize) -> io::Result<()> {
     loop {
         // SAFETY: forwarded to the caller; no memory is changed.

@@ -2,20 +2,14 @@
 
 use std::io;
 
-use crate::check;
+use rustix::io::retry_on_intr;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Fills `bytes` with `getrandom(2)`, which blocks until the kernel's generator is seeded.
-pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        let rest = &mut bytes[done..];
-        // SAFETY: the rest is valid for writes.
-        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
-        match check(got as libc::c_long) {
-            Ok(got) => done += got,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+pub fn fill(mut bytes: &mut [u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let got = retry_on_intr(|| getrandom(&mut *bytes, GetRandomFlags::empty()))?;
+        bytes = &mut bytes[got..];
     }
     Ok(())
 }

@@ -18,14 +18,14 @@
 //! Other processes may change the bytes at any time: access them through [`SharedMemory::start`]
 //! with atomics and raw copies ([`copy_racy`](crate::memory::copy_racy)), never through references.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 
 use crate::memory::{self, Protection};
 
@@ -130,7 +130,7 @@ impl SharedMemory {
         mode: u32,
     ) -> Result<SharedMemory, SharedMemoryError> {
         let name = &*path.to_string_lossy();
-        let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
         let file = open_raw(path, flags, mode).map_err(|source| refused(name, "make", source))?;
         let made = (|| {
             crate::io::write_in_place(file.as_fd());
@@ -155,7 +155,7 @@ impl SharedMemory {
     /// Opens the file at a path without touching its bytes: for callers that first check whether it
     /// is the right one.
     pub fn descriptor_at(path: &Path, writable: bool) -> Result<OwnedFd, SharedMemoryError> {
-        let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY };
         open_raw(path, flags, 0)
             .map(OwnedFd::from)
             .map_err(|source| refused(&path.to_string_lossy(), "open", source))
@@ -193,11 +193,9 @@ impl SharedMemory {
         allocated_bytes: usize,
     ) -> Result<SharedMemory, SharedMemoryError> {
         const NAME: &str = "(unnamed)";
-        // SAFETY: a NUL-terminated name.
-        let fd = unsafe { libc::memfd_create(c"aquifer".as_ptr(), libc::MFD_CLOEXEC) };
-        let fd = crate::check(fd.into()).map_err(|source| refused(NAME, "make", source))?;
-        // SAFETY: just made, so nothing else owns the descriptor.
-        let file = unsafe { File::from_raw_fd(fd as libc::c_int) };
+        let file = memfd_create("aquifer", MemfdFlags::CLOEXEC)
+            .map_err(|errno| refused(NAME, "make", errno.into()))?;
+        let file = File::from(file);
         allocate(&file, len_bytes, 0..allocated_bytes, NAME)?;
         Self::map(file, len_bytes, Protection::ReadWrite, NAME)
     }
@@ -272,14 +270,9 @@ fn path_of(name: &str) -> Result<PathBuf, SharedMemoryError> {
 }
 
 /// Opens as `shm_open` does: follows no symlink, and does not block on a FIFO.
-fn open_raw(path: &Path, flags: libc::c_int, mode: u32) -> io::Result<File> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    // SAFETY: a NUL-terminated name that outlives the call.
-    let fd = unsafe { libc::open(path.as_ptr(), flags, mode) };
-    let fd = crate::check(fd.into())?;
-    // SAFETY: just opened, so nothing else owns the descriptor.
-    Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
+fn open_raw(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(mode))?.into())
 }
 
 /// Sets the length of the file, and allocates every page of a range.
@@ -294,7 +287,7 @@ fn allocate(
     }
     let len_bytes = range.end as u64;
     // A tmpfs without a size limit would allocate until the OOM killer acts.
-    if len_bytes > machine_memory_bytes().map_err(|source| refused(name, "allocate", source))? {
+    if len_bytes > machine_memory_bytes() {
         let source = io::Error::from_raw_os_error(libc::ENOMEM);
         return Err(SharedMemoryError::NoSpace { len_bytes, source });
     }
@@ -313,13 +306,10 @@ fn allocate(
 }
 
 /// Returns the memory and swap of this machine.
-fn machine_memory_bytes() -> io::Result<u64> {
-    // SAFETY: all-zero is a valid `sysinfo`.
-    let mut status: libc::sysinfo = unsafe { std::mem::zeroed() };
-    // SAFETY: `status` is valid for the call to fill in.
-    crate::check(unsafe { libc::sysinfo(&raw mut status) }.into())?;
+fn machine_memory_bytes() -> u64 {
+    let status = rustix::system::sysinfo();
     let units = (status.totalram as u64).saturating_add(status.totalswap as u64);
-    Ok(units.saturating_mul(u64::from(status.mem_unit)))
+    units.saturating_mul(u64::from(status.mem_unit))
 }
 
 fn refused(name: &str, action: &'static str, source: io::Error) -> SharedMemoryError {
@@ -422,7 +412,7 @@ mod tests {
     fn a_half_made_segment_and_bad_names_are_errors() {
         let name = Name::new("empty");
         let path = path_of(&name.0).unwrap();
-        drop(open_raw(&path, libc::O_CREAT | libc::O_EXCL | libc::O_RDWR, 0o600).unwrap());
+        drop(open_raw(&path, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR, 0o600).unwrap());
         let empty = SharedMemory::open(&name.0, true).unwrap_err();
         assert!(matches!(empty, SharedMemoryError::Empty { .. }), "{empty}");
         for bad in ["", "a/b", "..", "nul\0", &"x".repeat(251)] {

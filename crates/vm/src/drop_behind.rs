@@ -28,12 +28,14 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use aquifer_sys::futex::{self, Mutex};
+use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{FileIdentity, MappedFilePages, Pagemap};
+
+use crate::worker::Bell;
 
 /// Pages of a region, the unit that one call unmaps. Not smaller, because page-cache folios of 2
 /// MiB exist and are dropped whole or not at all.
@@ -83,14 +85,12 @@ pub trait Droppable: Send + Sync {
 /// The files, and the commands to the thread. See the module documentation.
 pub struct DropBehind<F> {
     files: Mutex<Vec<Arc<F>>>,
-    wake: AtomicU32,
-    stopping: AtomicBool,
+    bell: Bell,
 }
 
 impl<F> Default for DropBehind<F> {
     fn default() -> Self {
-        let (wake, stopping) = (AtomicU32::new(0), AtomicBool::new(false));
-        DropBehind { files: Mutex::new(vec![]), wake, stopping }
+        DropBehind { files: Mutex::new(vec![]), bell: Bell::new() }
     }
 }
 
@@ -126,112 +126,107 @@ impl<F: Droppable> DropBehind<F> {
 
     /// Makes the thread check again now.
     pub fn wake(&self) {
-        // Release pairs with the acquire in `run`.
-        self.wake.fetch_add(1, Ordering::Release);
-        futex::wake(&self.wake, 1);
+        self.bell.ring();
     }
 
     /// Ends [`DropBehind::run`].
     pub fn stop(&self) {
-        // Release pairs with the acquire in `run`.
-        self.stopping.store(true, Ordering::Release);
-        self.wake();
+        self.bell.stop();
     }
 
     /// The main function of the thread. At every check it reads `bound_bytes` and passes the
     /// resident pages to `publish`.
     pub fn run(&self, bound_bytes: impl Fn() -> u64, publish: impl Fn(u64)) {
-        aquifer_sys::signal::block_asynchronous();
-        let mut look = Look::new();
+        let mut state = State::new();
         loop {
-            let wakes = self.wake.load(Ordering::Acquire);
-            if self.stopping.load(Ordering::Acquire) {
+            let ticket = self.bell.ticket();
+            if ticket.is_stopped() {
                 return;
             }
             let files = self.files.lock().clone();
             let nap = if files.is_empty() {
-                look.resident.forget();
+                state.resident.forget();
                 publish(0);
                 None
             } else {
-                Some(self.look(&mut look, &files, bound_bytes(), &publish))
+                Some(self.check(&mut state, &files, bound_bytes(), &publish))
             };
-            self.forget_gone(&mut look, &files);
+            self.forget_gone(&mut state, &files);
             // Before the nap: this may drop the last reference to a file, which unmaps it.
             drop(files);
-            futex::wait(&self.wake, wakes, nap);
+            self.bell.sleep(ticket, nap);
         }
     }
 
-    fn forget_gone(&self, look: &mut Look, files: &[Arc<F>]) {
+    fn forget_gone(&self, state: &mut State, files: &[Arc<F>]) {
         let gone: HashSet<*const F> =
             files.iter().filter(|file| file.is_gone()).map(Arc::as_ptr).collect();
         if gone.is_empty() {
             return;
         }
         let is_gone = |file: &Arc<F>| gone.contains(&Arc::as_ptr(file));
-        look.turn -=
-            files[..look.turn.min(files.len())].iter().filter(|file| is_gone(file)).count();
+        state.turn -=
+            files[..state.turn.min(files.len())].iter().filter(|file| is_gone(file)).count();
         self.files.lock().retain(|file| !is_gone(file));
     }
 
     /// Checks once, drops the excess, and returns when to check again.
-    fn look(
+    fn check(
         &self,
-        look: &mut Look,
+        state: &mut State,
         files: &[Arc<F>],
         bound_bytes: u64,
         publish: &impl Fn(u64),
     ) -> Duration {
         let share = bound_bytes / SMALL_PAGE_BYTES as u64;
         let (start, stop) = (share * START_PERCENT / 100, share * STOP_PERCENT / 100);
-        let mut resident = look.resident.estimate(files, &mut look.tables);
+        let mut resident = state.resident.estimate(files, &mut state.tables);
         let mut freed = 0;
         if resident > start {
             // Foreign mappings may have raised the estimate.
-            resident = look.resident.measure(files, &mut look.tables);
+            resident = state.resident.measure(files, &mut state.tables);
         }
         if resident > start {
-            freed = self.sweep(look, files, resident - stop);
-            resident = look.resident.estimate(files, &mut look.tables);
+            freed = self.sweep(state, files, resident - stop);
+            resident = state.resident.estimate(files, &mut state.tables);
         }
         publish(resident);
-        let idle = look.resident.idle();
+        let idle = state.resident.idle();
         if resident > start {
             // More was brought in during the sweep: check again at once, unless nothing can be
             // dropped.
-            look.stuck = if freed == 0 { look.stuck + 1 } else { 0 };
-            return match look.stuck {
+            state.stuck = if freed == 0 { state.stuck + 1 } else { 0 };
+            return match state.stuck {
                 0 => Duration::ZERO,
                 times => (LONGEST_NAP * times).min(STUCK_NAP),
             };
         }
-        look.stuck = 0;
+        state.stuck = 0;
         let room = u32::try_from(start - resident).unwrap_or(u32::MAX);
         let away = FASTEST_FILL.saturating_mul(room).clamp(SHORTEST_NAP, LONGEST_NAP);
         // Spend at most half of the time on measuring what foreign mappings add to the estimate.
-        let away = away.max(look.resident.cost);
+        let away = away.max(state.resident.cost);
         if idle { away.max(IDLE_NAP) } else { away }
     }
 
     /// Continues through the files where the last sweep ended, for at most one round. Returns how
     /// many pages left the page cache.
-    fn sweep(&self, look: &mut Look, files: &[Arc<F>], wanted: u64) -> u64 {
+    fn sweep(&self, state: &mut State, files: &[Arc<F>], wanted: u64) -> u64 {
         let mut freed = 0;
-        look.turn %= files.len();
+        state.turn %= files.len();
         for _ in 0..=files.len() {
-            let file = &files[look.turn];
-            freed += self.sweep_file(look, file, wanted - freed);
-            if freed >= wanted || self.stopping.load(Ordering::Acquire) {
+            let file = &files[state.turn];
+            freed += self.sweep_file(state, file, wanted - freed);
+            if freed >= wanted || self.bell.is_stopped() {
                 return freed;
             }
-            look.turn = (look.turn + 1) % files.len();
+            state.turn = (state.turn + 1) % files.len();
         }
         freed
     }
 
     /// Sweeps a file from its cursor to its end, where the cursor wraps around.
-    fn sweep_file(&self, look: &mut Look, file: &F, wanted: u64) -> u64 {
+    fn sweep_file(&self, state: &mut State, file: &F, wanted: u64) -> u64 {
         const REGION: u64 = REGION_BYTES as u64;
         const SPAN: u64 = SPAN_REGIONS * REGION;
         let end = file.len_bytes();
@@ -240,7 +235,7 @@ impl<F: Droppable> DropBehind<F> {
         if at >= end {
             at = 0;
         }
-        while at < end && freed < wanted && !self.stopping.load(Ordering::Relaxed) {
+        while at < end && freed < wanted && !self.bell.is_stopped() {
             let span_end = (at / SPAN + 1) * SPAN;
             if at.is_multiple_of(SPAN) && file.cached(at, SPAN) == Some(0) {
                 at = span_end;
@@ -253,13 +248,13 @@ impl<F: Droppable> DropBehind<F> {
                 continue;
             }
             if let Some(before) = before {
-                file.observe(&region, before, &mut look.tables);
+                file.observe(&region, before, &mut state.tables);
             }
-            let mapped = look.resident.mapped();
+            let mapped = state.resident.mapped();
             file.discard(region.clone());
             freed += match (before, file.cached(region.start, REGION)) {
                 (Some(before), Some(after)) => before.saturating_sub(after),
-                _ => mapped.saturating_sub(look.resident.mapped()),
+                _ => mapped.saturating_sub(state.resident.mapped()),
             };
         }
         file.cursor().store(if at >= end { 0 } else { at }, Ordering::Relaxed);
@@ -299,7 +294,7 @@ impl PageTables {
 }
 
 /// The state of the thread between checks.
-struct Look {
+struct State {
     resident: Residency,
     tables: PageTables,
     /// Index of the file being swept.
@@ -308,9 +303,9 @@ struct Look {
     stuck: u32,
 }
 
-impl Look {
-    fn new() -> Look {
-        Look { resident: Residency::new(), tables: PageTables::new(), turn: 0, stuck: 0 }
+impl State {
+    fn new() -> State {
+        State { resident: Residency::new(), tables: PageTables::new(), turn: 0, stuck: 0 }
     }
 }
 
@@ -502,18 +497,18 @@ mod tests {
     fn what_others_map_does_not_drop_our_pages() {
         for has_cachestat in [true, false] {
             let fake = Fake::with(16 * MIB, has_cachestat);
-            let (behind, mut look) = (DropBehind::new(), Look::new());
+            let (behind, mut state) = (DropBehind::new(), State::new());
             let published = AtomicU64::new(0);
-            let look_once = |look: &mut Look| {
+            let check_once = |state: &mut State| {
                 let publish = |pages| published.store(pages, Ordering::Relaxed);
-                behind.look(look, std::slice::from_ref(&fake), BOUND, &publish);
+                behind.check(state, std::slice::from_ref(&fake), BOUND, &publish);
                 published.load(Ordering::Relaxed)
             };
-            look_once(&mut look);
+            check_once(&mut state);
             // As after a measurement that took long.
-            look.resident.correct_next += Duration::from_secs(3600);
+            state.resident.correct_next += Duration::from_secs(3600);
             unrelated(2 * BOUND);
-            assert_eq!(look_once(&mut look), fake.pages(), "with cachestat: {has_cachestat}");
+            assert_eq!(check_once(&mut state), fake.pages(), "with cachestat: {has_cachestat}");
             assert_eq!(fake.discarded.load(Ordering::Relaxed), 0);
         }
     }
@@ -521,8 +516,8 @@ mod tests {
     #[test]
     fn what_is_ours_and_too_much_is_dropped() {
         let fake = Fake::with(40 * MIB, true);
-        let (behind, mut look) = (DropBehind::new(), Look::new());
-        behind.look(&mut look, std::slice::from_ref(&fake), BOUND, &|_| ());
+        let (behind, mut state) = (DropBehind::new(), State::new());
+        behind.check(&mut state, std::slice::from_ref(&fake), BOUND, &|_| ());
         let most = BOUND / SMALL_PAGE_BYTES as u64 * STOP_PERCENT / 100;
         assert!((most - REGION_PAGES..=most).contains(&fake.pages()), "{} pages", fake.pages());
     }

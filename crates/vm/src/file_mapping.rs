@@ -245,12 +245,9 @@ impl FileMapping {
     /// Copies out of the mapping. Bytes that change concurrently may be torn.
     pub fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<(), Inaccessible> {
         let source = self.place(offset_bytes, target.len())?;
-        let (copied, is_settled) = self.replaceable.is_settled_during(|| {
-            // SAFETY: `place` checked the range; the target belongs to the caller and lies outside
-            // this mapping.
-            unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
-        });
-        (copied && is_settled).then_some(()).ok_or(Inaccessible)
+        // SAFETY: `place` checked the range.
+        let copied = unsafe { self.replaceable.try_copy(source, target) };
+        copied.then_some(()).ok_or(Inaccessible)
     }
 
     /// The bytes of a range, if all of it is mapped. Reading a byte that cannot be accessed raises
@@ -286,13 +283,10 @@ impl FileMapping {
         file: BorrowedFd<'_>,
         offset_bytes: u64,
         len_bytes: usize,
-        look: impl FnOnce(Bytes<'_>) -> T,
+        access: impl FnOnce(Bytes<'_>) -> T,
     ) -> Result<T, Inaccessible> {
         let bytes = self.bytes(offset_bytes, len_bytes)?;
-        let unit_bytes = self.options.unit_bytes;
         let start = bytes.as_ptr().addr();
-        let units =
-            start / unit_bytes * unit_bytes..(start + len_bytes).next_multiple_of(unit_bytes);
         let map_again = |replaced: Range<usize>| {
             // Offsets count from the reservation that contains `bytes`, which may not be the last
             // one.
@@ -300,7 +294,8 @@ impl FileMapping {
             let address = bytes.as_ptr().wrapping_add(replaced.start).wrapping_sub(start);
             self.map_at(address.cast_mut(), file, to_offset(replaced.start), replaced.len()).is_ok()
         };
-        self.replaceable.guarded(units, map_again, || look(bytes)).map_err(|_| Inaccessible)
+        let addresses = start..start + len_bytes;
+        self.replaceable.guarded(addresses, map_again, || access(bytes)).map_err(|_| Inaccessible)
     }
 
     /// Copies into the mapping by ordinary stores. Aligned words of eight bytes are not torn.

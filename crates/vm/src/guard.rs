@@ -25,6 +25,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
 use std::sync::{Mutex, PoisonError};
 
+use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::signal::FaultContext;
 
@@ -157,7 +158,52 @@ impl Replaceable {
         (value, before & IN_FORCE == 0 && before == after)
     }
 
-    /// Runs `access` and turns faults at `addresses` (whole pages) into an error. `map_again` maps
+    /// Copies out of the mapping; false if a byte cannot be read, or may not be the file's.
+    ///
+    /// # Safety
+    /// `target.len()` bytes from `source` are mapped, in this mapping.
+    pub unsafe fn try_copy(&self, source: *const u8, target: &mut [u8]) -> bool {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.try_copy_and_tell(source, target) == (true, true) }
+    }
+
+    /// Whether all bytes could be read, and whether they are the file's.
+    unsafe fn try_copy_and_tell(&self, source: *const u8, target: &mut [u8]) -> (bool, bool) {
+        self.is_settled_during(|| {
+            // SAFETY: the source is mapped, as the caller states; the target is borrowed.
+            unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
+        })
+    }
+
+    /// Copies out of the mapping, where earlier calls could not map the file again after doing so;
+    /// false if a byte cannot be read.
+    ///
+    /// # Safety
+    /// As for [`Replaceable::try_copy`].
+    pub unsafe fn copy(
+        &self,
+        source: *const u8,
+        target: &mut [u8],
+        map_again: impl FnMut(Range<usize>) -> bool,
+    ) -> bool {
+        if !fallible::SUPPORTED {
+            let addresses = source.addr()..source.addr() + target.len();
+            let copied = self.guarded(addresses, map_again, || {
+                // SAFETY: the source is mapped, as the caller states, and the guard catches faults;
+                // the target is borrowed.
+                unsafe { memory::copy_racy(source, target.as_mut_ptr(), target.len()) };
+            });
+            return copied.is_ok();
+        }
+        // SAFETY: forwarded to the caller.
+        match unsafe { self.try_copy_and_tell(source, target) } {
+            // SAFETY: as above.
+            (true, false) if self.settle(map_again) => unsafe { self.try_copy(source, target) },
+            outcome => outcome == (true, true),
+        }
+    }
+
+    /// Runs `access` and turns faults at the pages of `addresses` into an error. `map_again` maps
     /// the file where zero pages are and returns whether it could; it also runs when `access`
     /// panics.
     pub fn guarded<T>(
@@ -169,7 +215,10 @@ impl Replaceable {
         if !self.is_settled() {
             self.settle(&mut map_again);
         }
-        let guard = Guard::new(self, addresses);
+        let unit_bytes = self.unit_bytes;
+        let pages =
+            addresses.start / unit_bytes * unit_bytes..addresses.end.next_multiple_of(unit_bytes);
+        let guard = Guard::new(self, pages);
         // Dropped after the mark.
         let restore = Restore { guard: &guard, map_again };
         let (value, is_settled) = self.is_settled_during(|| {
@@ -216,13 +265,34 @@ impl Replaceable {
     /// # Safety
     /// As for [`Replaceable::replace`].
     pub unsafe fn serve(&self, fault: &FaultContext) -> Served {
-        if fault.signal != libc::SIGBUS || fault.fallible {
-            return Served::No;
-        }
-        let Some(guarded) = self.guarded_around(fault.address) else { return Served::No };
-        let has_ended = guarded.has_ended || guarded.has_many_gone;
+        // SAFETY: forwarded to the caller.
+        unsafe { self.serve_unless(fault, |_| false) }
+    }
+
+    /// As [`Replaceable::serve`], but after very many missing pages first asks whether the last of
+    /// the guarded pages, at the address passed to `is_there`, is readable; then replaces one page
+    /// only.
+    ///
+    /// # Safety
+    /// As for [`Replaceable::replace`].
+    pub unsafe fn serve_unless(
+        &self,
+        fault: &FaultContext,
+        is_there: impl FnOnce(usize) -> bool,
+    ) -> Served {
+        let Some(guarded) = self.guarded_in(fault) else { return Served::No };
+        let last = guarded.end - self.unit_bytes;
+        let has_ended = guarded.has_ended || guarded.has_many_gone && !is_there(last);
         // SAFETY: forwarded to the caller.
         if unsafe { self.replace(fault.address, has_ended) } { Served::Yes } else { Served::No }
+    }
+
+    /// The addresses that the calling thread guards around a failed load of a byte that cannot be
+    /// read. `None` for other faults: a store to a read-only mapping raises SIGSEGV, and a fallible
+    /// load handles its own fault. Async-signal-safe.
+    pub fn guarded_in(&self, fault: &FaultContext) -> Option<Guarded> {
+        let is_read = fault.signal == libc::SIGBUS && !fault.fallible;
+        if is_read { self.guarded_around(fault.address) } else { None }
     }
 
     /// The addresses that the calling thread guards around `address`. Async-signal-safe.

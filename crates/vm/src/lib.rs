@@ -9,12 +9,13 @@
 //! * [`bytes`]: access to memory that may change concurrently.
 //! * [`guard`]: calls in which an unreadable page is replaced by zeros and reported as an error.
 //! * [`file_mapping`]: a whole file, mapped in a mapping that can grow.
-//! * [`stitched`]: pieces of a file as contiguous memory.
 //! * [`drop_behind`]: a bound on the page cache that mapped files occupy.
 //! * [`dirty`]: which pages of a private mapping were stored to.
-//! * [`ephemeral`]: addresses for short-lived mappings.
+//! * [`ephemeral`]: addresses for short-lived mappings; [`ephemeral::stitched`]: pieces of a file in
+//!   them, as contiguous memory.
 //! * [`readahead`]: how far to read ahead of faults.
 //! * [`window`]: write windows, during which a thread can store to guarded memory.
+//! * [`worker`]: background threads, the bell that wakes them, and the end of their work.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
@@ -29,13 +30,14 @@ pub mod guard;
 pub mod readahead;
 pub mod router;
 mod stack;
-pub mod stitched;
 mod sync;
 pub mod window;
+pub mod worker;
 
 pub use arena::{Arena, Reservation};
 pub use bytes::{Bytes, Pod};
 pub use dirty::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
+pub use ephemeral::stitched;
 pub use fixed::FixedRange;
 pub use fork::{NotInherited, PerProcess, ProcessMark};
 pub use router::{FaultOwner, Served};

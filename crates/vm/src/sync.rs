@@ -1,10 +1,21 @@
 //! Atomics, a mutex and waiting, real or modelled: code that uses only this module runs unchanged
 //! under loom (`--cfg loom`, see the `loom_models` of the modules).
+//!
+//! Loom orders SeqCst *fences* as the language does, but treats SeqCst accesses as acquire and
+//! release. An algorithm that needs the single order of SeqCst accesses calls [`in_one_order`] next
+//! to them: a fence under loom, nothing otherwise.
 
 #[cfg(loom)]
 pub(crate) use modelled::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, wait, wake};
 #[cfg(not(loom))]
 pub(crate) use real::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, wait, wake};
+
+/// Belongs before a SeqCst load, or after a SeqCst store, whose place in the single order matters.
+#[inline(always)]
+pub(crate) fn in_one_order() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
 
 #[cfg(not(loom))]
 mod real {

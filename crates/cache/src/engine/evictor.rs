@@ -20,7 +20,6 @@ const TICK: Duration = Duration::from_millis(200);
 impl Engine {
     /// The loop of the evictor thread.
     pub fn run_evictor(&self) {
-        aquifer_sys::signal::block_asynchronous();
         let mut last_tick = Instant::now();
         let mut misses_seen = [0; 3];
         let mut shrinks = <[Shrink; 2]>::default();

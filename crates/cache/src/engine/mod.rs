@@ -33,12 +33,12 @@ use aquifer_sys::futex::{Mutex, MutexGuard};
 use aquifer_sys::memory::REGION_BYTES;
 use aquifer_sys::signal::FaultContext;
 use aquifer_sys::uffd::{Delivery, Uffd};
+use aquifer_vm::worker::{Bell, Ticket};
 use aquifer_vm::{ProcessMark, Served};
 
 use self::evictor::low_watermark;
 use crate::arena_memory::FrameArena;
 use crate::bounce::BouncePool;
-use crate::doorbell::Doorbell;
 use crate::duties::{self, Height};
 use crate::error::{Error, Result};
 use crate::frames::{BATCH, FramePool};
@@ -171,7 +171,7 @@ impl<S: ?Sized, E: Deref<Target = Engine>> Drop for InUse<S, E> {
         // Drop the reference before ringing: a thread that waits checks the reference count after
         // the ring.
         self.store = None;
-        self.engine.let_go.ring(u32::MAX);
+        self.engine.let_go.ring_all();
     }
 }
 
@@ -269,12 +269,12 @@ pub(crate) struct Engine {
     pub kernel_dropped_pages: AtomicU64,
     stores: Mutex<Vec<Slot>>,
     reclaim: [Reclaim; 2],
-    evictor_bell: Doorbell,
+    evictor_bell: Bell,
     stopping: AtomicBool,
     shrinking: AtomicUsize,
     bare_fault: Mutex<Option<BareFault>>,
     /// Rings whenever a reference to a store in use is dropped.
-    let_go: Doorbell,
+    let_go: Bell,
 }
 
 /// How long a thread without a frame waits before it checks again.
@@ -323,11 +323,11 @@ impl Engine {
             kernel_dropped_pages: AtomicU64::new(0),
             stores: Mutex::new(Vec::new()),
             reclaim: Default::default(),
-            evictor_bell: Doorbell::new(),
+            evictor_bell: Bell::new(),
             stopping: AtomicBool::new(false),
             shrinking: AtomicUsize::new(0),
             bare_fault: Mutex::new(None),
-            let_go: Doorbell::new(),
+            let_go: Bell::new(),
             options,
         };
         Ok(engine)
@@ -648,7 +648,7 @@ impl Engine {
         false
     }
 
-    fn wait_with_frames_in_hand(&self, pool: &FramePool, ticket: u32) {
+    fn wait_with_frames_in_hand(&self, pool: &FramePool, ticket: Ticket) {
         self.count_as_held(pool, |held, frames| _ = held.fetch_add(frames, Ordering::Relaxed));
         pool.wait_for_frame(ticket, FRAME_WAIT);
         self.count_as_held(pool, |held, frames| _ = held.fetch_sub(frames, Ordering::Relaxed));
@@ -860,7 +860,6 @@ impl Engine {
 
     /// The serving thread of thread mode: answers fault messages until the cache stops.
     pub fn run_server(&self, uffd: &Uffd) {
-        aquifer_sys::signal::block_asynchronous();
         while !self.is_stopping() {
             let Ok(Some(message)) = uffd.next_fault(100) else {
                 continue;
@@ -898,7 +897,7 @@ impl Engine {
     }
 
     pub fn wake_evictor(&self) {
-        self.evictor_bell.ring(1);
+        self.evictor_bell.ring();
     }
 
     pub fn stop(&self) {

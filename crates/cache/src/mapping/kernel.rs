@@ -257,8 +257,7 @@ impl KernelFile {
 
     /// Runs `access`; a fault in `range` becomes an error.
     fn guarded<T>(&self, range: &Range<u64>, access: impl FnOnce() -> T) -> Result<T> {
-        let pages = Self::whole_pages(range);
-        let addresses = self.address(pages.start) as usize..self.address(pages.end) as usize;
+        let addresses = self.address(range.start) as usize..self.address(range.end) as usize;
         self.replaceable.guarded(addresses, |again| self.map_again(again), access).map_err(
             |trouble| match trouble {
                 Trouble::Failed { address, truncated } => {

@@ -380,7 +380,7 @@ impl Mapping {
     pub fn touch_many_async(
         &self,
         ranges: &[Range<u64>],
-    ) -> impl Future<Output = Result<()>> + Send + 'static {
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
         let pages = self.page_ranges(ranges);
         let work: Box<dyn FnOnce() -> Result<()> + Send> = match &self.served {
             Served::User(store, _) => {
@@ -456,7 +456,7 @@ impl Mapping {
     pub fn flush_async(
         &self,
         range: Range<u64>,
-    ) -> impl Future<Output = Result<()>> + Send + 'static {
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
         let pages = self.pages_of(&range);
         let store = match &self.served {
             Served::User(store, _) => Some(self.in_use(store)),

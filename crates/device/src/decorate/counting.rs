@@ -1,11 +1,11 @@
 //! A decorator that counts transfers.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::intercept::{Intercept, Intercepted};
-use crate::{Batch, Device, DeviceError, DeviceIdentity, IoOperation, Request};
+use crate::forward::forward;
+use crate::{Batch, Device, DeviceError, IoOperation, Request};
 
 /// Number of classes of the size histogram: class `n` counts transfers of 2ⁿ to 2ⁿ⁺¹ - 1 bytes, the
 /// last one also everything larger; class 0 also empty ones.
@@ -157,44 +157,15 @@ impl Intercept for &Shared {
 }
 
 impl<D: Device> Device for Counting<D> {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn identity(&self) -> DeviceIdentity {
-        self.device.identity()
-    }
-
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        self.device.len_bytes()
-    }
-
-    fn alignment_bytes(&self) -> usize {
-        self.device.alignment_bytes()
-    }
-
-    fn is_writable(&self) -> bool {
-        self.device.is_writable()
-    }
+    forward!(self => self.device;
+        name, identity, len_bytes, alignment_bytes, is_writable, writes_are_signal_safe, queue_depth);
 
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        let shared = &self.counters.shared;
-        shared.started(buffer.len());
-        let result = self.device.read_at(offset_bytes, buffer);
-        shared.ended(IoOperation::Read, &result);
-        result
+        self.counters.shared.read_at(&self.device, offset_bytes, buffer)
     }
 
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
-        let shared = &self.counters.shared;
-        shared.started(buffer.len());
-        let result = self.device.write_at(offset_bytes, buffer).map(|()| buffer.len());
-        shared.ended(IoOperation::Write, &result);
-        result.map(|_| ())
-    }
-
-    fn writes_are_signal_safe(&self) -> bool {
-        self.device.writes_are_signal_safe()
+        self.counters.shared.write_at(&self.device, offset_bytes, buffer)
     }
 
     fn sync(&self) -> Result<(), DeviceError> {
@@ -208,18 +179,6 @@ impl<D: Device> Device for Counting<D> {
         let shared = &*self.counters.shared;
         add(&shared.batches, 1);
         self.device.run(&mut Intercepted::new(batch, shared), depth);
-    }
-
-    fn queue_depth(&self) -> usize {
-        self.device.queue_depth()
-    }
-
-    fn dax(&self) -> Option<(*mut u8, usize)> {
-        None
-    }
-
-    fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 
     fn access_path(&self) -> String {

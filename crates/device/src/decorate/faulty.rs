@@ -17,11 +17,11 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::intercept::{Intercept, Intercepted};
-use crate::{Batch, Device, DeviceError, DeviceIdentity, IoOperation, Request};
+use crate::forward::forward;
+use crate::{Batch, Device, DeviceError, IoOperation, Request};
 
 /// The operations that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -331,48 +331,15 @@ impl Intercept for &FaultControl {
 }
 
 impl<D: Device> Device for Faulty<D> {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn identity(&self) -> DeviceIdentity {
-        self.device.identity()
-    }
-
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        self.device.len_bytes()
-    }
-
-    fn alignment_bytes(&self) -> usize {
-        self.device.alignment_bytes()
-    }
-
-    fn is_writable(&self) -> bool {
-        self.device.is_writable()
-    }
+    forward!(self => self.device;
+        name, identity, len_bytes, alignment_bytes, is_writable, queue_depth);
 
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        let len_bytes = buffer.len();
-        match self.control.decide(Operation::Read { offset_bytes, len_bytes }) {
-            Some(Fault::Errno(errno)) => {
-                Err(io_error(IoOperation::Read, offset_bytes, len_bytes, errno))
-            }
-            Some(fault) => {
-                let result = self.device.read_at(offset_bytes, buffer);
-                cut(fault, offset_bytes, len_bytes, result)
-            }
-            None => self.device.read_at(offset_bytes, buffer),
-        }
+        self.control.read_at(&self.device, offset_bytes, buffer)
     }
 
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
-        let len_bytes = buffer.len();
-        match self.control.decide(Operation::Write { offset_bytes, len_bytes }) {
-            Some(Fault::Errno(errno)) => {
-                Err(io_error(IoOperation::Write, offset_bytes, len_bytes, errno))
-            }
-            _ => self.device.write_at(offset_bytes, buffer),
-        }
+        self.control.write_at(&self.device, offset_bytes, buffer)
     }
 
     /// Never: rules are decided under a lock.
@@ -389,18 +356,6 @@ impl<D: Device> Device for Faulty<D> {
 
     fn run(&self, batch: &mut dyn Batch, depth: usize) {
         self.device.run(&mut Intercepted::new(batch, &self.control), depth);
-    }
-
-    fn queue_depth(&self) -> usize {
-        self.device.queue_depth()
-    }
-
-    fn dax(&self) -> Option<(*mut u8, usize)> {
-        None
-    }
-
-    fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 
     fn access_path(&self) -> String {

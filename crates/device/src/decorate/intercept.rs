@@ -1,9 +1,9 @@
-//! Interposes a decorator between a batch and a device.
+//! Interposes a decorator between a device and its caller: on single transfers and on batches.
 
-use crate::{Batch, DeviceError, Request};
+use crate::{Batch, Device, DeviceError, IoOperation, Request};
 
-/// A decorator's handling of the transfers of a batch.
-pub(super) trait Intercept {
+/// A decorator's handling of transfers.
+pub(super) trait Intercept: Sized {
     /// What it keeps for a transfer in flight.
     type Note;
 
@@ -17,6 +17,56 @@ pub(super) trait Intercept {
         note: Self::Note,
         result: Result<usize, DeviceError>,
     ) -> Result<usize, DeviceError>;
+
+    /// One blocking read through the decorator.
+    fn read_at(
+        self,
+        device: &impl Device,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize, DeviceError> {
+        let request = Request {
+            operation: IoOperation::Read,
+            offset_bytes,
+            memory: buffer.as_mut_ptr(),
+            len_bytes: buffer.len(),
+            tag: 0,
+        };
+        self.transfer(&request, || device.read_at(offset_bytes, buffer))
+    }
+
+    /// One blocking write through the decorator.
+    fn write_at(
+        self,
+        device: &impl Device,
+        offset_bytes: u64,
+        buffer: &[u8],
+    ) -> Result<(), DeviceError> {
+        let request = Request {
+            operation: IoOperation::Write,
+            offset_bytes,
+            // Only read from, as the operation is a write.
+            memory: buffer.as_ptr().cast_mut(),
+            len_bytes: buffer.len(),
+            tag: 0,
+        };
+        let write = || device.write_at(offset_bytes, buffer).map(|()| buffer.len());
+        self.transfer(&request, write).map(|_| ())
+    }
+
+    /// One transfer between its start and its end.
+    fn transfer(
+        mut self,
+        request: &Request,
+        perform: impl FnOnce() -> Result<usize, DeviceError>,
+    ) -> Result<usize, DeviceError> {
+        let note = match self.start(request) {
+            Ok(note) => note,
+            Err(answer) => return answer,
+        };
+        let result = perform();
+        self.end(request, note, result)
+    }
 }
 
 /// A batch between a device and the inner batch. Its tags towards the device are indices into

@@ -8,12 +8,12 @@
 //! Meant for tests and experiments: short waits spin, since a sleep overshoots by more than a fast
 //! device takes.
 
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::intercept::{Intercept, Intercepted};
-use crate::{Batch, Device, DeviceError, DeviceIdentity, Request};
+use crate::forward::forward;
+use crate::{Batch, Device, DeviceError, Request};
 
 /// Waits shorter than this spin.
 const SPUN: Duration = Duration::from_micros(100);
@@ -113,42 +113,15 @@ impl Intercept for &Line {
 }
 
 impl<D: Device> Device for Throttled<D> {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn identity(&self) -> DeviceIdentity {
-        self.device.identity()
-    }
-
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        self.device.len_bytes()
-    }
-
-    fn alignment_bytes(&self) -> usize {
-        self.device.alignment_bytes()
-    }
-
-    fn is_writable(&self) -> bool {
-        self.device.is_writable()
-    }
+    forward!(self => self.device;
+        name, identity, len_bytes, alignment_bytes, is_writable, writes_are_signal_safe, queue_depth);
 
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        let due = self.line.reserve(buffer.len());
-        let result = self.device.read_at(offset_bytes, buffer);
-        wait_until(due);
-        result
+        self.line.read_at(&self.device, offset_bytes, buffer)
     }
 
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
-        let due = self.line.reserve(buffer.len());
-        let result = self.device.write_at(offset_bytes, buffer);
-        wait_until(due);
-        result
-    }
-
-    fn writes_are_signal_safe(&self) -> bool {
-        self.device.writes_are_signal_safe()
+        self.line.write_at(&self.device, offset_bytes, buffer)
     }
 
     fn sync(&self) -> Result<(), DeviceError> {
@@ -160,18 +133,6 @@ impl<D: Device> Device for Throttled<D> {
 
     fn run(&self, batch: &mut dyn Batch, depth: usize) {
         self.device.run(&mut Intercepted::new(batch, &self.line), depth);
-    }
-
-    fn queue_depth(&self) -> usize {
-        self.device.queue_depth()
-    }
-
-    fn dax(&self) -> Option<(*mut u8, usize)> {
-        None
-    }
-
-    fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 
     fn access_path(&self) -> String {

@@ -8,6 +8,10 @@
 //! kernel keeps both coherent: a direct read first writes dirty cached pages back, a direct write
 //! invalidates the cached pages it covers. One `fdatasync` makes writes through either durable.
 //!
+//! # Modules
+//! Each uses only those before it: `system` makes the calls, `sync` is the barrier, [`state`] holds
+//! the descriptors, [`transfer`] performs one request, [`queue`] many, and `open` makes the device.
+//!
 //! # Invariants
 //! * `alignment_bytes` is fixed at open, even if direct I/O is disabled later.
 //! * `direct` only ever changes from true to false.
@@ -17,22 +21,22 @@
 //! * [`Device::read_at`] and [`Device::write_at`] only make system calls: no lock, no allocation.
 
 mod open;
+mod queue;
+mod state;
 mod sync;
 mod system;
 mod transfer;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use open::{Direct, FileOptions};
-pub(crate) use transfer::{Begun, Leg, Transfer, finish_blocking};
 
-use crate::queue::{self, Engine};
 use crate::{Batch, Device, DeviceError, DeviceIdentity, IoOperation, Request};
-use sync::SyncGate;
+use queue::Engine;
+use state::{FileState, Kind};
 
 /// A regular file or block device.
 ///
@@ -49,31 +53,7 @@ use sync::SyncGate;
 #[derive(Debug)]
 pub struct FileDevice {
     state: Arc<FileState>,
-}
-
-/// The state that a device shares with the threads that transfer for it.
-#[derive(Debug)]
-pub(crate) struct FileState {
-    name: String,
-    kind: Kind,
-    identity: DeviceIdentity,
-    main: OwnedFd,
-    /// The second descriptor of a direct regular file.
-    buffered: Option<OwnedFd>,
-    is_writable: bool,
-    alignment_bytes: usize,
-    direct: AtomicBool,
-    may_give_up_direct: bool,
-    /// The reason why `main` is not direct, if it is not.
-    buffered_because: Option<&'static str>,
     engine: Engine,
-    gate: SyncGate,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Regular,
-    BlockDevice,
 }
 
 impl FileDevice {
@@ -90,59 +70,6 @@ impl FileDevice {
     /// Returns whether transfers currently bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.state.is_direct()
-    }
-}
-
-impl FileState {
-    pub(crate) fn is_direct(&self) -> bool {
-        // Relaxed: a thread that still reads true makes one more direct attempt and is refused
-        // again.
-        self.direct.load(Ordering::Relaxed)
-    }
-
-    /// Falls back to buffered I/O after a direct transfer failed with `EINVAL`. False: the caller's
-    /// arguments were invalid.
-    fn give_up_direct(&self) -> bool {
-        if self.may_give_up_direct {
-            self.direct.store(false, Ordering::Relaxed);
-        }
-        self.may_give_up_direct
-    }
-
-    fn descriptor(&self, leg: Leg) -> BorrowedFd<'_> {
-        match &self.buffered {
-            Some(buffered) if !leg.is_direct => buffered.as_fd(),
-            _ => self.main.as_fd(),
-        }
-    }
-
-    /// Returns the raw descriptor that a leg uses, for a ring entry.
-    pub(crate) fn raw_descriptor(&self, leg: Leg) -> RawFd {
-        self.descriptor(leg).as_raw_fd()
-    }
-
-    pub(crate) fn engine(&self) -> Engine {
-        self.engine
-    }
-
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        let len_bytes = match self.kind {
-            Kind::Regular => system::status(self.main.as_fd()).map(|status| status.len_bytes),
-            Kind::BlockDevice => aquifer_sys::io::block_device_len_bytes(self.main.as_fd()),
-        };
-        len_bytes.map_err(|source| DeviceError::Io {
-            operation: IoOperation::Inspect,
-            offset_bytes: 0,
-            len_bytes: 0,
-            source,
-        })
-    }
-
-    fn transfer(&self, request: &Request) -> Result<usize, DeviceError> {
-        match Transfer::begin(self, request) {
-            Begun::Ended(result) => result,
-            Begun::Going(transfer) => finish_blocking(self, transfer),
-        }
     }
 }
 
@@ -169,13 +96,16 @@ impl Device for FileDevice {
     }
 
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        self.state.transfer(&Request {
-            operation: IoOperation::Read,
-            offset_bytes,
-            memory: buffer.as_mut_ptr(),
-            len_bytes: buffer.len(),
-            tag: 0,
-        })
+        transfer::run(
+            &self.state,
+            &Request {
+                operation: IoOperation::Read,
+                offset_bytes,
+                memory: buffer.as_mut_ptr(),
+                len_bytes: buffer.len(),
+                tag: 0,
+            },
+        )
     }
 
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
@@ -187,7 +117,7 @@ impl Device for FileDevice {
             len_bytes: buffer.len(),
             tag: 0,
         };
-        self.state.transfer(&request).map(|_| ())
+        transfer::run(&self.state, &request).map(|_| ())
     }
 
     fn writes_are_signal_safe(&self) -> bool {
@@ -208,11 +138,11 @@ impl Device for FileDevice {
     }
 
     fn run(&self, batch: &mut dyn Batch, depth: usize) {
-        queue::run(&self.state, batch, depth);
+        self.engine.run(&self.state, batch, depth);
     }
 
     fn queue_depth(&self) -> usize {
-        self.state.engine.queue_depth()
+        self.engine.queue_depth()
     }
 
     fn page_cache_file(&self) -> Option<BorrowedFd<'_>> {
@@ -225,7 +155,7 @@ impl Device for FileDevice {
 
     fn access_path(&self) -> String {
         let state = &self.state;
-        let engine = state.engine.describe();
+        let engine = self.engine.describe();
         match state.buffered_because {
             Some(reason) => format!("buffered ({reason}), {engine}"),
             None if state.is_direct() => format!("direct, {engine}"),

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use aquifer_sys::file_system;
+use rustix::fs::OFlags;
 
+use super::queue::Engine;
+use super::state::{FileState, Kind};
 use super::sync::SyncGate;
-use super::{FileDevice, FileState, Kind, system};
-use crate::queue::Engine;
+use super::{FileDevice, system};
 use crate::{AlignedBuffer, DeviceError, DeviceIdentity};
 
 /// Whether transfers bypass the page cache.
@@ -81,7 +83,7 @@ impl FileOptions {
         // Checked before opening, because opening a FIFO blocks and opening a character device can
         // have side effects.
         kind_of(system::mode_of(path).map_err(open_error)?).map_err(unsuitable)?;
-        let access = if self.writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let access = if self.writable { OFlags::RDWR } else { OFlags::RDONLY };
         let buffered = system::open(path, access).map_err(open_error)?;
         let status = system::status(buffered.as_fd()).map_err(open_error)?;
         let kind = kind_of(status.mode).map_err(unsuitable)?;
@@ -130,9 +132,9 @@ impl FileOptions {
                 alignment_bytes,
                 direct: AtomicBool::new(buffered_because.is_none()),
                 buffered_because,
-                engine: Engine::choose(self.io_uring),
                 gate: SyncGate::default(),
             }),
+            engine: Engine::choose(self.io_uring),
         })
     }
 }
@@ -156,7 +158,7 @@ fn kind_of(mode: libc::mode_t) -> Result<Kind, &'static str> {
 /// Returns a direct descriptor and its alignment, or the reason why there is none.
 fn open_direct(
     path: &Path,
-    access: libc::c_int,
+    access: OFlags,
     kind: Kind,
     magic: u64,
     buffered: BorrowedFd<'_>,
@@ -169,7 +171,7 @@ fn open_direct(
     if stated.is_some_and(|(_, offset)| offset == 0) {
         return Err("O_DIRECT refused by the file system for this file");
     }
-    let direct = system::open(path, access | libc::O_DIRECT)
+    let direct = system::open(path, access | OFlags::DIRECT)
         .map_err(|_| "O_DIRECT refused by the file system")?;
     let alignment_bytes = match (stated, kind) {
         (Some((memory, offset)), _) => memory.max(offset).next_power_of_two(),
@@ -231,12 +233,12 @@ mod tests {
     fn probing_finds_what_statx_says() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![0u8; 256 << 10]).unwrap();
-        let buffered = system::open(file.path(), libc::O_RDONLY).unwrap();
+        let buffered = system::open(file.path(), OFlags::RDONLY).unwrap();
         let Some((memory, offset)) = aquifer_sys::io::direct_alignment(buffered.as_fd()) else {
             eprintln!("skipped: statx does not state the alignment of direct I/O here");
             return;
         };
-        let Ok(direct) = system::open(file.path(), libc::O_RDONLY | libc::O_DIRECT) else {
+        let Ok(direct) = system::open(file.path(), OFlags::RDONLY | OFlags::DIRECT) else {
             eprintln!("skipped: the temporary directory's file system refuses O_DIRECT");
             return;
         };
@@ -247,7 +249,7 @@ mod tests {
     #[test]
     fn a_file_too_short_to_probe_gets_the_usual_alignment() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let opened = system::open(file.path(), libc::O_RDONLY).unwrap();
+        let opened = system::open(file.path(), OFlags::RDONLY).unwrap();
         assert_eq!(probe_alignment(opened.as_fd()), Some(4096));
     }
 

@@ -13,7 +13,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::FileState;
+use super::state::FileState;
 use super::system;
 use crate::{DeviceError, IoOperation, Request, bounds};
 
@@ -23,7 +23,7 @@ const LEG_LIMIT_BYTES: usize = 1 << 30;
 
 /// A transfer in progress.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(super) struct Transfer {
     operation: IoOperation,
     offset_bytes: u64,
     memory: *mut u8,
@@ -39,7 +39,7 @@ unsafe impl Send for Transfer {}
 
 /// One system call of a transfer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Leg {
+pub(super) struct Leg {
     pub operation: IoOperation,
     pub is_direct: bool,
     pub offset_bytes: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Leg {
 }
 
 /// The result of starting a request.
-pub(crate) enum Begun {
+pub(super) enum Begun {
     /// Already ended: empty, or refused.
     Ended(Result<usize, DeviceError>),
     /// In progress: legs are to be performed.
@@ -57,7 +57,7 @@ pub(crate) enum Begun {
 
 impl Transfer {
     /// Checks a request against the device.
-    pub(crate) fn begin(file: &FileState, request: &Request) -> Begun {
+    pub(super) fn begin(file: &FileState, request: &Request) -> Begun {
         match Self::check(file, request) {
             Ok(()) if request.len_bytes == 0 => Begun::Ended(Ok(0)),
             Ok(()) => Begun::Going(Transfer {
@@ -103,7 +103,7 @@ impl Transfer {
     }
 
     /// Returns the next call to make.
-    pub(crate) fn leg(&self, file: &FileState) -> Leg {
+    pub(super) fn leg(&self, file: &FileState) -> Leg {
         let left_bytes = self.len_bytes - self.done_bytes;
         let aligned_bytes = left_bytes & !(file.alignment_bytes - 1);
         let is_direct = file.is_direct() && aligned_bytes > 0;
@@ -118,7 +118,7 @@ impl Transfer {
 
     /// Processes the result of `leg`: the bytes moved, or an errno. Returns the transfer's result
     /// if it has ended; otherwise the next leg is to be performed.
-    pub(crate) fn absorb(
+    pub(super) fn absorb(
         &mut self,
         file: &FileState,
         leg: Leg,
@@ -207,14 +207,22 @@ impl Transfer {
     }
 }
 
+/// Performs one request on the calling thread.
+pub(super) fn run(file: &FileState, request: &Request) -> Result<usize, DeviceError> {
+    match Transfer::begin(file, request) {
+        Begun::Ended(result) => result,
+        Begun::Going(transfer) => finish_blocking(file, transfer),
+    }
+}
+
 /// Performs all legs of a transfer on the calling thread.
-pub(crate) fn finish_blocking(
+pub(super) fn finish_blocking(
     file: &FileState,
     mut transfer: Transfer,
 ) -> Result<usize, DeviceError> {
     loop {
         let leg = transfer.leg(file);
-        let result = perform(file.descriptor(leg), leg);
+        let result = perform(file.descriptor(leg.is_direct), leg);
         if let Some(result) = transfer.absorb(file, leg, result) {
             return result;
         }

@@ -48,13 +48,13 @@
 //! Lock order: `State`, then the lock that keeps stores out.
 
 mod base;
+mod cached_range;
 mod content;
 mod plan;
 #[cfg(test)]
 pub(super) mod test_support;
 #[cfg(test)]
 mod tests;
-mod window;
 mod write;
 
 use std::ops::Range;

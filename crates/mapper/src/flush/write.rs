@@ -9,9 +9,9 @@ use aquifer_sys::memory::{self, SMALL_PAGE_BYTES, drop_cached};
 use aquifer_sys::{accounting, fallible};
 
 use super::base::{Bases, differences};
+use super::cached_range::CachedRange;
 use super::content::Contents;
 use super::plan::{self, Choice};
-use super::window::CacheWindow;
 use crate::error::{FaultCause, FlushCause, MapError};
 use crate::page_buffer::PageBuffer;
 use crate::writable::Writable;
@@ -91,12 +91,12 @@ impl<'a> Pass<'a> {
             // Held for one piece at a time: a process that opens the file in the meantime waits no
             // longer than that.
             let alone = has_gaps.then(|| SoleOpener::stay(self.mapping.file())).flatten();
-            let window = alone.as_ref().and_then(|_| self.window(hull));
+            let cached = alone.as_ref().and_then(|_| self.cached_range(hull));
             let is_alone = || alone.as_ref().is_some_and(SoleOpener::is_alone);
-            match &window {
-                Some(window) => plan::join(&piece, gap_pages).for_each(|joined| match joined {
+            match &cached {
+                Some(cached) => plan::join(&piece, gap_pages).for_each(|joined| match joined {
                     [run] => self.put(*run),
-                    _ if is_alone() => self.put_joined(joined, window),
+                    _ if is_alone() => self.put_joined(joined, cached),
                     _ => joined.iter().for_each(|&run| self.put(run)),
                 }),
                 None => piece.iter().for_each(|&run| self.put(run)),
@@ -107,9 +107,9 @@ impl<'a> Pass<'a> {
     }
 
     /// Maps the page cache of some pages, if all of them are cached.
-    fn window(&self, pages: PageRun) -> Option<CacheWindow> {
+    fn cached_range(&self, pages: PageRun) -> Option<CachedRange> {
         let start = self.mapping.first_byte() + pages.first.0 * PAGE;
-        CacheWindow::new(self.mapping.file(), start..self.bytes_of(pages).end)
+        CachedRange::new(self.mapping.file(), start..self.bytes_of(pages).end)
     }
 
     /// Writes pages that the device has lost again, past the page cache.
@@ -180,8 +180,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Writes runs and the gaps between them in one call.
-    fn put_joined(&mut self, joined: &[PageRun], window: &CacheWindow) {
-        match self.try_put_joined(joined, window) {
+    fn put_joined(&mut self, joined: &[PageRun], cached: &CachedRange) {
+        match self.try_put_joined(joined, cached) {
             Ok(()) => self.written.pages.extend_from_slice(joined),
             // Write them one by one, to find the one that fails.
             Err(_) => joined.iter().for_each(|&run| self.put(run)),
@@ -191,7 +191,7 @@ impl<'a> Pass<'a> {
     fn try_put_joined(
         &mut self,
         joined: &[PageRun],
-        window: &CacheWindow,
+        cached: &CachedRange,
     ) -> Result<(), FlushCause> {
         let is_copied = self.keeps_copies || joined.iter().any(|&run| self.bases.has_any(run));
         if is_copied {
@@ -204,12 +204,12 @@ impl<'a> Pass<'a> {
         for &run in joined {
             let bytes = self.bytes_of(run);
             if let Some(before) = &all {
-                parts.push(window.part(before.end..bytes.start));
+                parts.push(cached.memory_of(before.end..bytes.start));
             }
-            let mut part = self.part(&bytes);
+            let mut part = self.memory_of(&bytes);
             if is_copied {
                 self.copy(run, &bytes, at)?;
-                if !self.is_as_written(run, window) {
+                if !self.is_as_written(run, cached) {
                     return Err(FlushCause::Io(libc::ESTALE));
                 }
                 let lead = bytes.start - (self.mapping.first_byte() + run.first.0 * PAGE);
@@ -233,15 +233,15 @@ impl<'a> Pass<'a> {
 
     /// Whether the file still holds the last written content of those pages of a run that have a
     /// base.
-    fn is_as_written(&self, run: PageRun, window: &CacheWindow) -> bool {
+    fn is_as_written(&self, run: PageRun, cached: &CachedRange) -> bool {
         run.pages().all(|page| {
             let Some(base) = self.bases.get(page) else { return true };
             let start = self.mapping.first_byte() + page.0 * PAGE;
             let inside = self.bytes_of(PageRun { first: page, count: 1 });
             let (from, to) = ((inside.start - start) as usize, (inside.end - start) as usize);
             let mut there = [0; SMALL_PAGE_BYTES];
-            let source = window.part(inside).address;
-            // SAFETY: the source lies inside the window, and the target is a buffer of one page.
+            let source = cached.memory_of(inside).address;
+            // SAFETY: the source lies inside the cached range, and the target is a buffer of one page.
             let copied =
                 unsafe { fallible::try_copy(source, there[from..to].as_mut_ptr(), to - from) };
             copied && there[from..to] == base[from..to]
@@ -268,7 +268,7 @@ impl<'a> Pass<'a> {
             let put = if is_copied {
                 self.put_copied(chunk, &bytes)
             } else {
-                self.put_parts(&mut [self.part(&bytes)], &bytes)
+                self.put_parts(&mut [self.memory_of(&bytes)], &bytes)
             };
             match put {
                 Ok(()) => self.written.pages.push(chunk),
@@ -279,7 +279,7 @@ impl<'a> Pass<'a> {
     }
 
     /// The memory in the mapping that holds `bytes` of the file.
-    fn part(&self, bytes: &Range<u64>) -> memory::Range {
+    fn memory_of(&self, bytes: &Range<u64>) -> memory::Range {
         let len_bytes = (bytes.end - bytes.start) as usize;
         memory::Range { address: self.mapping.address_of(bytes.start), len_bytes }
     }
@@ -295,7 +295,7 @@ impl<'a> Pass<'a> {
         if self.mapping.file_len_bytes().is_ok_and(|len_bytes| len_bytes < bytes.end) {
             return Err(FlushCause::Truncated);
         }
-        // SAFETY: each part lies inside the mapping, or in a window that outlives the call.
+        // SAFETY: each part lies inside the mapping, or in a cached range that outlives the call.
         let written = unsafe { write_parts_from(self.mapping.file(), parts, bytes.start) };
         written.map_err(|error| self.why(&error, bytes))?;
         self.written.bytes += bytes.end - bytes.start;

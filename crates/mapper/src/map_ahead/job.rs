@@ -66,19 +66,19 @@ impl Job {
         may_begin.then_some(self.at..end)
     }
 
-    /// Populates a part of the range, in short calls unless it has to be read: waiting for the
+    /// Populates a piece of the range, in short calls unless it has to be read: waiting for the
     /// device does not hold the lock of the address space.
     pub fn populate(
         &self,
         form: Form,
-        part: Range<usize>,
+        piece: Range<usize>,
         contention: Option<&Contention>,
     ) -> Result<(), Missing> {
         let call_bytes = if self.step == COLD_PIECE_BYTES { COLD_PIECE_BYTES } else { CALL_BYTES };
-        let mut at = part.start;
+        let mut at = piece.start;
         // Relaxed: at worst one more call.
-        while at < part.end && !self.request.ended.load(Ordering::Relaxed) {
-            let end = (at + call_bytes).min(part.end);
+        while at < piece.end && !self.request.ended.load(Ordering::Relaxed) {
+            let end = (at + call_bytes).min(piece.end);
             let lost_before = cpu::involuntary_switches();
             form.populate(&*self.request.span, at..end)?;
             std::thread::yield_now();

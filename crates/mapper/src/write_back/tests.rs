@@ -66,7 +66,7 @@ fn without_a_pace_nothing_is_written_and_no_thread_started() {
     let view = view(&directory, "data", 10);
     let write_back = WriteBack::new(0);
     write_back.add(&view).unwrap();
-    assert!(write_back.thread.lock().unwrap().is_none());
+    assert!(!write_back.worker.has_started());
 }
 
 #[test]

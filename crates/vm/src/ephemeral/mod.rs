@@ -74,6 +74,7 @@ mod pool;
 mod region;
 mod runs;
 mod slots;
+pub mod stitched;
 mod timer;
 mod unmapping;
 mod vma_budget;
@@ -102,9 +103,10 @@ use self::owners::Owners;
 use self::pool::{NoSlot, Pool};
 use self::region::{Region, RegionError};
 use self::runs::{NoRun, Runs};
-use self::timer::{Bell, Swept, Timer};
+use self::timer::{Bell, Swept};
 use self::unmapping::Kernel;
 use crate::arena::SLOT_BYTES;
+use crate::worker::Worker;
 use crate::{ProcessMark, VmError};
 
 /// Unit of extents: each starts at a multiple and has a multiple as its size, so that a granule has
@@ -167,7 +169,7 @@ pub struct HeapStats {
 /// See the module documentation.
 pub struct Heap {
     shared: Arc<Shared>,
-    timer: Timer,
+    timer: Worker,
 }
 
 struct Shared {
@@ -224,7 +226,7 @@ impl Heap {
             besides: OnceLock::new(),
             mark: ProcessMark::new(),
         };
-        Arc::new(Heap { shared: Arc::new(shared), timer: Timer::new() })
+        Arc::new(Heap { shared: Arc::new(shared), timer: Worker::new() })
     }
 
     /// Takes addresses for a mapping of `len_bytes`. The caller must map the whole extent with
@@ -264,7 +266,7 @@ impl Heap {
             // Larger than any threshold: unmap at once.
             own @ Home::Own(_) => return own.release(),
         }
-        if self.timer.start(delay, &self.shared) {
+        if timer::start(&self.timer, delay, &self.shared) {
             self.shared.bell.arm();
         } else {
             self.shared.release_idle();

@@ -118,8 +118,11 @@ impl<U: Unmapper> Pool<U> {
         self.slot_bytes
     }
 
-    /// Takes a free slot. Returns it with its address and the result of `look` for its place.
-    pub fn take<T>(&self, look: impl FnOnce(&U::Place) -> T) -> Result<(Slot, usize, T), NoSlot> {
+    /// Takes a free slot. Returns it with its address and the result of `inspect` for its place.
+    pub fn take<T>(
+        &self,
+        inspect: impl FnOnce(&U::Place) -> T,
+    ) -> Result<(Slot, usize, T), NoSlot> {
         let mut rings = self.rings.lock();
         let (ring, index) = self.choose(&rings)?;
         rings.current = ring;
@@ -127,7 +130,7 @@ impl<U: Unmapper> Pool<U> {
         let chosen = &mut rings.rings[ring];
         chosen.slots.take(index);
         let address = chosen.base + index * self.slot_bytes;
-        Ok((Slot { ring, index }, address, look(&chosen.place)))
+        Ok((Slot { ring, index }, address, inspect(&chosen.place)))
     }
 
     fn choose(&self, rings: &Rings<U::Place>) -> Result<(usize, usize), NoSlot> {

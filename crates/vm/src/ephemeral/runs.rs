@@ -136,12 +136,12 @@ impl<U: Unmapper> Runs<U> {
     }
 
     /// Takes `len_bytes`, whole granules, to be mapped in `pieces` pieces. Returns the run with its
-    /// address and the result of `look` for its place.
+    /// address and the result of `inspect` for its place.
     pub fn take<T>(
         &self,
         len_bytes: usize,
         pieces: usize,
-        look: impl FnOnce(&U::Place) -> T,
+        inspect: impl FnOnce(&U::Place) -> T,
     ) -> Result<(Run, usize, T), NoRun> {
         debug_assert!(len_bytes.is_multiple_of(GRANULE_BYTES), "runs are whole granules");
         let vmas = pieces + 1;
@@ -166,7 +166,7 @@ impl<U: Unmapper> Runs<U> {
         state.taken += 1;
         state.taken_bytes += len_bytes;
         let region = &state.regions[number];
-        Ok((Run { region: number, at, len_bytes, vmas }, region.base + at, look(&region.place)))
+        Ok((Run { region: number, at, len_bytes, vmas }, region.base + at, inspect(&region.place)))
     }
 
     /// Retires a run that is no longer used. Returns whether the threshold is reached.

@@ -14,16 +14,17 @@
 //! also unmaps it, and the next one tries again ([`aquifer_sys::thread`]: failing to start a thread
 //! is an error, and does not terminate the process).
 //!
+//! The bell differs from [`worker::Bell`](crate::worker::Bell), so that retiring a mapping costs one
+//! load while the bell is armed: a ring would be a store that all threads share.
+//!
 //! The bell is disarmed before the sweep. If a thread retires a mapping too late for the sweep, it
 //! takes the lock of the pool after the sweep, and so finds the bell disarmed and arms it.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aquifer_sys::thread::{self, Thread};
-
-use crate::ProcessMark;
 use crate::sync::{AtomicU32, Ordering, wait, wake};
+use crate::worker::Worker;
 
 const IDLE: u32 = 0;
 const ARMED: u32 = 1;
@@ -104,44 +105,14 @@ pub(super) trait Swept: Send + Sync + 'static {
     fn sweep(&self);
 }
 
-/// The thread, started when it is first needed.
-#[derive(Debug)]
-pub(super) struct Timer {
-    thread: OnceLock<Thread>,
-    starting: Mutex<()>,
-    mark: ProcessMark,
-}
-
-impl Timer {
-    pub fn new() -> Timer {
-        Timer { thread: OnceLock::new(), starting: Mutex::new(()), mark: ProcessMark::new() }
+/// Starts the thread if it is not running. It sweeps whenever the delay after the bell was armed is
+/// over. Returns whether the thread is running.
+pub(super) fn start(worker: &Worker, delay: Duration, swept: &Arc<impl Swept>) -> bool {
+    if worker.has_started() {
+        return true;
     }
-
-    /// Starts the thread if it is not running. It sweeps whenever the delay after the bell was
-    /// armed is over. Returns whether the thread is running.
-    pub fn start(&self, delay: Duration, swept: &Arc<impl Swept>) -> bool {
-        if self.thread.get().is_some() {
-            return true;
-        }
-        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.thread.get().is_some() {
-            return true;
-        }
-        let swept = swept.clone();
-        let started = thread::start(c"aquifer-unmap", move || run(delay, &*swept));
-        started.is_ok_and(|thread| self.thread.set(thread).is_ok())
-    }
-
-    /// Waits for the thread to end, after the bell was stopped.
-    pub fn join(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        if self.mark.is_current() {
-            thread.join();
-        } else {
-            // The thread belongs to the parent.
-            std::mem::forget(thread);
-        }
-    }
+    let swept = swept.clone();
+    worker.start_once(c"aquifer-unmap", move || run(delay, &*swept)).is_ok()
 }
 
 fn run(delay: Duration, swept: &impl Swept) {

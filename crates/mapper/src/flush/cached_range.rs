@@ -13,27 +13,27 @@ use std::os::fd::BorrowedFd;
 use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES, cachestat};
 
 /// A shared, read-only mapping of whole pages of a file.
-pub(super) struct CacheWindow {
+pub(super) struct CachedRange {
     start: *mut u8,
     bytes: Range<u64>,
 }
 
-impl CacheWindow {
+impl CachedRange {
     /// Maps a range that begins at a page. `None` unless all of it is in the page cache: reading it
     /// first is not worthwhile.
-    pub fn new(file: BorrowedFd<'_>, bytes: Range<u64>) -> Option<CacheWindow> {
+    pub fn new(file: BorrowedFd<'_>, bytes: Range<u64>) -> Option<CachedRange> {
         let len_bytes = bytes.end.checked_sub(bytes.start).filter(|len_bytes| *len_bytes > 0)?;
         let pages = len_bytes.div_ceil(SMALL_PAGE_BYTES as u64);
         if cachestat(file, bytes.start, len_bytes).ok()?.cached < pages {
             return None;
         }
-        CacheWindow::map(file, bytes).ok()
+        CachedRange::map(file, bytes).ok()
     }
 
-    fn map(file: BorrowedFd<'_>, bytes: Range<u64>) -> io::Result<CacheWindow> {
+    fn map(file: BorrowedFd<'_>, bytes: Range<u64>) -> io::Result<CachedRange> {
         let len_bytes = (bytes.end - bytes.start) as usize;
         let start = memory::map_file(len_bytes, Protection::Read, file, bytes.start)?;
-        let window = CacheWindow { start, bytes };
+        let cached = CachedRange { start, bytes };
         for advice in [Advice::DontFork, Advice::DontDump] {
             // SAFETY: mapped above; contents stay.
             unsafe { memory::advise(start, len_bytes, advice) }?;
@@ -41,11 +41,11 @@ impl CacheWindow {
         // One call instead of a fault for every few pages. Kernels without it (before 5.14) fault.
         // SAFETY: as above.
         let _ = unsafe { memory::advise(start, len_bytes, Advice::PopulateRead) };
-        Ok(window)
+        Ok(cached)
     }
 
-    /// The memory of a range of the file, which must lie inside the window.
-    pub fn part(&self, bytes: Range<u64>) -> memory::Range {
+    /// The memory of a range of the file, which must lie inside this one.
+    pub fn memory_of(&self, bytes: Range<u64>) -> memory::Range {
         assert!(self.bytes.start <= bytes.start && bytes.end <= self.bytes.end);
         memory::Range {
             address: self.start.wrapping_add((bytes.start - self.bytes.start) as usize),
@@ -54,10 +54,10 @@ impl CacheWindow {
     }
 }
 
-impl Drop for CacheWindow {
+impl Drop for CachedRange {
     fn drop(&mut self) {
         let len_bytes = (self.bytes.end - self.bytes.start) as usize;
-        // SAFETY: mapped by `map`; the caller of `part` does not use it longer than the window.
+        // SAFETY: mapped by `map`; the caller of `memory_of` does not use it longer than this.
         let _ = unsafe { memory::unmap(self.start, len_bytes) };
     }
 }

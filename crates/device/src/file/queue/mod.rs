@@ -10,7 +10,9 @@
 mod ring;
 mod threads;
 
-use crate::file::FileState;
+use std::sync::Arc;
+
+use super::state::FileState;
 use crate::{Batch, DeviceError};
 
 /// Maximum number of transfers in flight per batch.
@@ -19,7 +21,7 @@ const LARGEST_DEPTH: usize = 256;
 /// The source of a device's queue depth. Chosen at open; a batch still falls back to threads if the
 /// kernel refuses it a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Engine {
+pub(super) enum Engine {
     Ring,
     Threads { because: &'static str },
 }
@@ -29,7 +31,7 @@ type TransferResult = Result<usize, DeviceError>;
 
 impl Engine {
     /// Returns the engine for a new device; `wanted` is the caller's io_uring option.
-    pub(crate) fn choose(wanted: bool) -> Self {
+    pub(super) fn choose(wanted: bool) -> Self {
         let forced_off = std::env::var_os("AQUIFER_NO_IO_URING")
             .is_some_and(|value| !value.is_empty() && value != "0");
         if forced_off {
@@ -42,7 +44,7 @@ impl Engine {
     }
 
     /// Returns the engine in use, and why, for `access_path`.
-    pub(crate) fn describe(self) -> String {
+    pub(super) fn describe(self) -> String {
         match self.refusal() {
             None => "io_uring".into(),
             Some(reason) => format!("threads ({reason})"),
@@ -50,8 +52,17 @@ impl Engine {
     }
 
     /// Returns the depth that the engine can sustain.
-    pub(crate) fn queue_depth(self) -> usize {
+    pub(super) fn queue_depth(self) -> usize {
         if self.refusal().is_none() { 64 } else { threads::LARGEST_POOL }
+    }
+
+    /// Runs a batch on a file with up to `depth` transfers in flight.
+    pub(super) fn run(self, file: &Arc<FileState>, batch: &mut dyn Batch, depth: usize) {
+        let depth = depth.clamp(1, LARGEST_DEPTH);
+        if self == Engine::Ring && ring::run(file, batch, depth).is_ok() {
+            return;
+        }
+        threads::run(file, batch, depth);
     }
 
     fn refusal(self) -> Option<&'static str> {
@@ -60,13 +71,4 @@ impl Engine {
             Engine::Threads { because } => Some(because),
         }
     }
-}
-
-/// Runs a batch on a file with up to `depth` transfers in flight.
-pub(crate) fn run(file: &std::sync::Arc<FileState>, batch: &mut dyn Batch, depth: usize) {
-    let depth = depth.clamp(1, LARGEST_DEPTH);
-    if file.engine() == Engine::Ring && ring::run(file, batch, depth).is_ok() {
-        return;
-    }
-    threads::run(file, batch, depth);
 }

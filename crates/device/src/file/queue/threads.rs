@@ -19,8 +19,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::super::state::FileState;
+use super::super::transfer::{Begun, Transfer, finish_blocking};
 use super::TransferResult;
-use crate::file::{Begun, FileState, Transfer, finish_blocking};
 use crate::{Batch, fork};
 
 /// Maximum number of threads of the pool, and so of transfers in flight through it.

@@ -26,13 +26,15 @@
 //!   freed.
 
 use std::cell::Cell;
+use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use io_uring::{Builder, IoUring, opcode, squeue, types};
 
+use super::super::state::FileState;
+use super::super::transfer::{Begun, Leg, Transfer, finish_blocking};
 use super::TransferResult;
-use crate::file::{Begun, FileState, Leg, Transfer, finish_blocking};
 use crate::{Batch, IoOperation, fork};
 
 /// Maximum number of rings kept by threads for their next batch.
@@ -224,7 +226,7 @@ impl<'ring> Flight<'ring> {
     }
 
     fn push(&mut self, file: &FileState, slot: usize, leg: Leg) {
-        let descriptor = types::Fd(file.raw_descriptor(leg));
+        let descriptor = types::Fd(file.descriptor(leg.is_direct).as_raw_fd());
         let len_bytes = leg.len_bytes as u32;
         let entry: squeue::Entry = match leg.operation {
             IoOperation::Write => opcode::Write::new(descriptor, leg.memory, len_bytes)
@@ -346,10 +348,10 @@ mod tests {
         }
         std::thread::spawn(|| {
             let ring = take(8).expect("io_uring is granted");
-            let descriptor = std::os::fd::AsRawFd::as_raw_fd(&ring.ring);
+            let descriptor = ring.ring.as_raw_fd();
             keep(ring);
             let again = take(8).expect("io_uring is granted");
-            assert_eq!(descriptor, std::os::fd::AsRawFd::as_raw_fd(&again.ring));
+            assert_eq!(descriptor, again.ring.as_raw_fd());
             keep(again);
             let deeper = take(200).expect("io_uring is granted");
             assert!(deeper.entries >= 200);

@@ -8,7 +8,7 @@
 //! ```
 //! Each piece is a separate mapping, which takes a system call and counts towards the process's
 //! limit of mappings. So this is for a handful of pieces, or a few hundred that are used for long.
-//! Dropping it unmaps its mappings in a batch with others (see [`ephemeral`](crate::ephemeral)).
+//! Dropping it unmaps its mappings in a batch with others (see [`ephemeral`](super)).
 //!
 //! The bytes may change concurrently; the rules of [`file_mapping`](crate::file_mapping) apply.
 
@@ -18,12 +18,11 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::signal::FaultContext;
 
+use super::{Extent, Heap, NoAddresses, Unmap, VmaBudget};
 use crate::bytes::Bytes;
-use crate::ephemeral::{Extent, Heap, NoAddresses, Unmap, VmaBudget};
 use crate::file_mapping::Inaccessible;
 use crate::guard::Replaceable;
 use crate::{FaultOwner, Served, VmError, router};
@@ -271,28 +270,25 @@ impl Stitched {
         file: BorrowedFd<'_>,
         offset_bytes: usize,
         len_bytes: usize,
-        look: impl FnOnce(Bytes<'_>) -> T,
+        access: impl FnOnce(Bytes<'_>) -> T,
     ) -> Result<T, Inaccessible> {
         let bytes = self.bytes(offset_bytes, len_bytes)?;
         let base = self.mapping.address().addr();
-        let first = (base + offset_bytes) / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES;
-        let end = (base + offset_bytes + len_bytes).next_multiple_of(SMALL_PAGE_BYTES);
+        let start = base + offset_bytes;
         let map_again = |replaced: Range<usize>| {
             self.mapping.map(file, replaced.start - base..replaced.end - base).is_ok()
         };
-        let outcome = self.mapping.replaceable.guarded(first..end, map_again, || look(bytes));
+        let replaceable = &self.mapping.replaceable;
+        let outcome = replaceable.guarded(start..start + len_bytes, map_again, || access(bytes));
         outcome.map_err(|_| Inaccessible)
     }
 
     /// Copies bytes out; bytes that change concurrently may be torn.
     pub fn read(&self, offset_bytes: usize, target: &mut [u8]) -> Result<(), Inaccessible> {
         let source = self.mapping.place(offset_bytes, target.len())?;
-        let (copied, is_settled) = self.mapping.replaceable.is_settled_during(|| {
-            // SAFETY: `place` checked the range; the target belongs to the caller and lies outside
-            // this mapping.
-            unsafe { fallible::try_copy(source, target.as_mut_ptr(), target.len()) }
-        });
-        (copied && is_settled).then_some(()).ok_or(Inaccessible)
+        // SAFETY: `place` checked the range.
+        let copied = unsafe { self.mapping.replaceable.try_copy(source, target) };
+        copied.then_some(()).ok_or(Inaccessible)
     }
 }
 
