@@ -84,7 +84,7 @@
 //!   flight ── committer                  makes the commit durable, in the caller or in the background
 //!
 //!   states ── keys ── name               states, access control, names
-//!   heap ── collections ── persist       what programs store in objects
+//!   attached_heap                        the heap in an object (`aquifer-pheap`)
 //! ```
 //!
 //! [`ObjectState`] maps the paper's five states to this implementation.
@@ -94,24 +94,22 @@ mod attach;
 mod attached_heap;
 mod attachment;
 mod base;
-pub mod collections;
 mod committer;
 mod create;
 mod error;
 mod flight;
-pub mod heap;
 mod keys;
 mod memory;
 mod name;
 mod objects;
-pub mod persist;
-pub mod pointer;
 mod psync;
 mod raw;
 mod resize;
 mod shadow;
 mod states;
 mod writing;
+
+pub use aquifer_pheap::{collections, heap, persist, pointer};
 
 pub use access::Access;
 pub use attach::AttachOptions;

@@ -1,5 +1,6 @@
 //! Heaps in attached objects: safe Rust whose structures survive.
 
+#[path = "../../pheap/tests/support/mod.rs"]
 mod heap_support;
 mod support;
 
