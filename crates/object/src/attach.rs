@@ -19,7 +19,7 @@ use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
 use aquifer_pool::{InodeLock, LockMode, PoolError};
-use aquifer_vm::dirty::{PageIndex, PageRun, TrackerForm};
+use aquifer_vm::dirty::{PageIndex, PageRun};
 use aquifer_vm::{DirtyTracker, FixedRange, ProcessMark};
 
 use crate::access::Access;
@@ -30,21 +30,9 @@ use crate::keys;
 use crate::memory::Source;
 use crate::name::ObjectName;
 use crate::objects::Shared;
+use crate::options::ObjectOptions;
 use crate::shadow::Shadow;
 use crate::writing::Writing;
-
-/// How to attach.
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub struct AttachOptions {
-    /// The budget, in bytes, for copies kept by an attachment for writing: private copies of pages
-    /// stored to, and their content as of the last psync, which the next psync compares with. Clean
-    /// copies beyond the budget are dropped. Stores between two psyncs are not bounded by it. By
-    /// default a quarter of the machine's memory, or of the memory cgroup's limit.
-    pub shadow_budget_bytes: Option<u64>,
-    /// How stores are tracked; by default the better of the available methods.
-    pub tracker: Option<TrackerForm>,
-}
 
 /// An object attached to this process.
 pub(crate) struct Attached {
@@ -154,10 +142,9 @@ impl Attached {
         shared: &Arc<Shared>,
         name: &[u8],
         access: Access,
-        key: Option<&[u8]>,
-        options: &AttachOptions,
+        options: &ObjectOptions<'_>,
     ) -> Result<Attached> {
-        let (inode, lock) = shared.claim(name, access, key)?;
+        let (inode, lock) = shared.claim(name, access, options.key)?;
         let media = content(&inode);
         let patches = shared.pool.bring_up_to_date(media)?;
         let source =
@@ -292,7 +279,7 @@ mod tests {
     use aquifer_pool::{CreateOptions, OpenOptions, Pool};
     use aquifer_testkit::crash::CrashMedia;
 
-    use crate::{CreateObject, Objects};
+    use crate::Objects;
 
     /// A race between looking up a name and locking the inode found.
     #[test]
@@ -301,17 +288,17 @@ mod tests {
         let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
         let pool = Pool::create_on(std::sync::Arc::new(media), &CreateOptions::default(), &open);
         let objects = Objects::new(pool.unwrap());
-        let create = |name| objects.create(name, 1, &CreateObject::default()).map(drop).unwrap();
+        let create = |name| objects.create(name, 1).map(drop).unwrap();
         let find = |name: &str| objects.shared.find(name.as_bytes()).unwrap();
         create("a");
         let first = find("a");
         assert!(objects.shared.unchanged(&first).unwrap().is_some());
-        objects.resize("a", 9000, None).unwrap();
+        objects.resize("a", 9000).unwrap();
         let larger = objects.shared.unchanged(&first).unwrap().expect("the same object");
         assert_eq!(larger.size_bytes, 12288, "as it is now");
-        objects.rename("a", "b", None).unwrap();
+        objects.rename("a", "b").unwrap();
         assert!(objects.shared.unchanged(&first).unwrap().is_none(), "another name");
-        objects.destroy("b", None).unwrap();
+        objects.destroy("b").unwrap();
         assert!(objects.shared.unchanged(&first).unwrap().is_none(), "no object");
         create("a");
         assert_eq!(find("a").number, first.number);

@@ -85,11 +85,6 @@ impl Attachment {
         self.attached.access
     }
 
-    /// Whether it is attached for writing.
-    pub fn is_writable(&self) -> bool {
-        self.attached.access == Access::Write
-    }
-
     /// The address of the first byte, the same wherever the object is attached.
     pub fn address(&self) -> u64 {
         self.attached.address
@@ -130,7 +125,7 @@ impl Attachment {
         if self.attached.is_heap {
             return Err(ObjectError::HoldsHeap { name: self.name() });
         }
-        if !self.is_writable() {
+        if self.access() == Access::Read {
             return Err(ObjectError::AttachedForReading { name: self.name() });
         }
         let start = self.start().as_ptr();

@@ -12,11 +12,12 @@ use aquifer_pool::{Holder, OpenOptions, Pool, Reservation, Transaction};
 use aquifer_vm::ProcessMark;
 
 use crate::access::Access;
-use crate::attach::{AttachOptions, Attached, content};
+use crate::attach::{Attached, content};
 use crate::attachment::Attachment;
 use crate::committer::{Committer, PendingPsync};
 use crate::error::{ObjectError, Result, text};
 use crate::name::ObjectName;
+use crate::options::ObjectOptions;
 use crate::psync::{self, Stores};
 use crate::states::{ObjectState, Unapplied};
 
@@ -24,7 +25,7 @@ use crate::states::{ObjectState, Unapplied};
 #[derive(Clone)]
 pub struct Objects {
     pub(crate) shared: Arc<Shared>,
-    /// Attachments made by [`Objects::attach_raw`], by address.
+    /// Attachments made by [`ObjectOptions::attach_raw_mut`] and its like, by address.
     pub(crate) raw: Arc<Mutex<BTreeMap<u64, Arc<Attachment>>>>,
 }
 
@@ -97,37 +98,23 @@ impl Objects {
         &self.shared.pool
     }
 
-    /// Attaches an object. Attaching for writing requires that no other attachment exists;
-    /// attaching for reading allows other readers. The write key permits both, the read key only
-    /// reading.
+    /// Attaches an object for reading. Other attachments for reading may exist, none for writing.
+    /// [`ObjectOptions`] attaches with a key or with other settings.
     ///
     /// # Errors
     /// [`ObjectError::NotFound`], [`ObjectError::Destroyed`], [`ObjectError::WrongKey`],
-    /// [`ObjectError::ReadKeyForWriting`], [`ObjectError::Attached`],
-    /// [`ObjectError::AttachedHere`], [`ObjectError::AddressTaken`]; [`ObjectError::Memory`], also
-    /// where a sanitizer owns the addresses; [`ObjectError::Pool`].
-    pub fn attach(
-        &self,
-        name: impl AsRef<[u8]>,
-        access: Access,
-        key: Option<&[u8]>,
-    ) -> Result<Attachment> {
-        self.attach_with(name, access, key, &AttachOptions::default())
+    /// [`ObjectError::Attached`], [`ObjectError::AttachedHere`], [`ObjectError::AddressTaken`];
+    /// [`ObjectError::Memory`], also where a sanitizer owns the addresses; [`ObjectError::Pool`].
+    pub fn attach(&self, name: impl AsRef<[u8]>) -> Result<Attachment> {
+        ObjectOptions::new().attach(self, name)
     }
 
-    /// [`Objects::attach`] with options.
+    /// Attaches an object for writing. No other attachment may exist.
     ///
     /// # Errors
-    /// As for [`Objects::attach`].
-    pub fn attach_with(
-        &self,
-        name: impl AsRef<[u8]>,
-        access: Access,
-        key: Option<&[u8]>,
-        options: &AttachOptions,
-    ) -> Result<Attachment> {
-        let attached = Attached::attach(&self.shared, name.as_ref(), access, key, options)?;
-        Ok(Attachment { heap: None, attached })
+    /// As for [`Objects::attach`]; [`ObjectError::ReadKeyForWriting`].
+    pub fn attach_mut(&self, name: impl AsRef<[u8]>) -> Result<Attachment> {
+        ObjectOptions::new().attach_mut(self, name)
     }
 
     /// [`Attachment::psync`] of several objects, atomic over all of them, with one write and one
@@ -211,6 +198,29 @@ impl Objects {
             state: ObjectState::of(pool, &inode, &holders, unapplied),
             holders,
         }
+    }
+}
+
+impl ObjectOptions<'_> {
+    /// [`Objects::attach`] with these options.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach`].
+    pub fn attach(&self, objects: &Objects, name: impl AsRef<[u8]>) -> Result<Attachment> {
+        self.attach_for(objects, name.as_ref(), Access::Read)
+    }
+
+    /// [`Objects::attach_mut`] with these options.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach_mut`].
+    pub fn attach_mut(&self, objects: &Objects, name: impl AsRef<[u8]>) -> Result<Attachment> {
+        self.attach_for(objects, name.as_ref(), Access::Write)
+    }
+
+    fn attach_for(&self, objects: &Objects, name: &[u8], access: Access) -> Result<Attachment> {
+        let attached = Attached::attach(&objects.shared, name, access, self)?;
+        Ok(Attachment { heap: None, attached })
     }
 }
 

@@ -210,10 +210,9 @@ mod tests {
 
     use super::*;
     use crate::access::Access;
-    use crate::attach::AttachOptions;
     use crate::psync::tests::PANICS;
     use crate::psync::{Stores, psync};
-    use crate::{CreateObject, Objects};
+    use crate::{ObjectOptions, Objects};
 
     #[test]
     fn the_largest_sets_go_aside() {
@@ -248,10 +247,9 @@ mod tests {
         let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
         let pool = Pool::create_on(media.clone(), &create, &alone()).unwrap();
         let objects = Objects::new(pool);
-        objects.create("a", pages * PAGE_BYTES, &CreateObject::default()).unwrap();
-        let options = AttachOptions::default();
-        let shared = &objects.shared;
-        let attached = Attached::attach(shared, b"a", Access::Write, None, &options).unwrap();
+        objects.create("a", pages * PAGE_BYTES).unwrap();
+        let options = ObjectOptions::new();
+        let attached = Attached::attach(&objects.shared, b"a", Access::Write, &options).unwrap();
         (media, objects, attached)
     }
 
@@ -298,7 +296,7 @@ mod tests {
         attached.detach().unwrap();
         drop(objects);
         let objects = Objects::new(Pool::open_on(Arc::new(crashed), &alone()).unwrap());
-        let survivor = objects.attach("a", Access::Read, None).unwrap();
+        let survivor = objects.attach("a").unwrap();
         assert_eq!(survivor.as_slice().unwrap()[..8], [1; 8]);
     }
 
@@ -325,7 +323,7 @@ mod tests {
         let crashed = CrashMedia::from_image(&media.image(), media.domain()).unwrap();
         attached.detach().unwrap();
         let objects = Objects::new(Pool::open_on(Arc::new(crashed), &alone()).unwrap());
-        let survivor = objects.attach("a", Access::Read, None).unwrap();
+        let survivor = objects.attach("a").unwrap();
         assert_eq!(survivor.as_slice().unwrap()[CLEAN as usize * 4096..][..8], [1; 8]);
     }
 }

@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
         let question = format!("destroy {shown} ({size}) in {} for good?", args.pool.display());
         ensure!(is_meant(&question)?, "{shown} is not destroyed");
     }
-    objects.destroy(name, key.as_deref()).map_err(keys::explain)?;
+    keys::with(&key).destroy(&objects, name).map_err(keys::explain)?;
     output::print(&format!("destroyed {shown} ({size})\n"))
 }
 
