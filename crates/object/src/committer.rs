@@ -4,130 +4,19 @@
 //! the thread must never wait for a commit that is behind it in its own queue. Therefore capturing
 //! and queueing are one step under the lock `order`, and the thread waits only for the log.
 //!
-//! Dropping a [`PendingPsync`] cancels nothing. Dropping the last handle of the objects finishes
-//! all pending commits first.
+//! Dropping the last handle of the objects finishes all pending commits first.
 //!
 //! Lock order: `order`, the attachments' locks, the queue's lock.
 
 use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
 use aquifer_vm::ProcessMark;
 
-use crate::error::{ObjectError, Result};
-use crate::flight::Flight;
-use crate::psync::Captured;
-
-/// A psync whose pages are captured and being written. The object may be stored to again.
-///
-/// Wait with [`PendingPsync::wait`], or await it as a future. Dropping it cancels nothing. If the
-/// psync fails, the next psync commits its pages too; detaching without another psync returns an
-/// error.
-///
-/// The committing thread wakes the future: the waker must not run anything long.
-#[must_use = "the psync may fail; wait for it, or drop it explicitly"]
-#[derive(Debug)]
-pub struct PendingPsync {
-    completion: Arc<Completion>,
-}
-
-/// The end of a psync, in parts: its own commit, and earlier commits of its objects.
-#[derive(Debug)]
-pub(crate) struct Completion {
-    state: Mutex<CompletionState>,
-    done: Condvar,
-    process: ProcessMark,
-}
-
-#[derive(Debug)]
-struct CompletionState {
-    /// Parts that have not ended.
-    open: usize,
-    /// The first error, or the result of all parts.
-    outcome: Result<()>,
-    waker: Option<Waker>,
-}
-
-impl Completion {
-    fn new(parts: usize) -> Arc<Completion> {
-        Arc::new(Completion {
-            state: Mutex::new(CompletionState { open: parts, outcome: Ok(()), waker: None }),
-            done: Condvar::new(),
-            process: ProcessMark::new(),
-        })
-    }
-
-    fn state(&self) -> MutexGuard<'_, CompletionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends one part.
-    pub fn end_part(&self, outcome: Result<()>) {
-        let mut state = self.state();
-        if state.outcome.is_ok() {
-            state.outcome = outcome;
-        }
-        state.open -= 1;
-        if state.open > 0 {
-            return;
-        }
-        let waker = state.waker.take();
-        drop(state);
-        self.done.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
-
-impl CompletionState {
-    fn take_outcome(&mut self) -> Result<()> {
-        std::mem::replace(&mut self.outcome, Ok(()))
-    }
-}
-
-impl PendingPsync {
-    /// Whether the psync has ended, successfully or not, so that [`PendingPsync::wait`] returns at
-    /// once.
-    pub fn is_done(&self) -> bool {
-        self.completion.process.is_current() && self.completion.state().open == 0
-    }
-
-    /// Waits until everything stored before the psync began is durable.
-    ///
-    /// # Errors
-    /// As for [`Attachment::psync`](crate::Attachment::psync).
-    pub fn wait(self) -> Result<()> {
-        if !self.completion.process.is_current() {
-            return Err(ObjectError::Forked);
-        }
-        let mut state = self.completion.state();
-        while state.open > 0 {
-            state = self.completion.done.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.take_outcome()
-    }
-}
-
-impl Future for PendingPsync {
-    type Output = Result<()>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        if !self.completion.process.is_current() {
-            return Poll::Ready(Err(ObjectError::Forked));
-        }
-        let mut state = self.completion.state();
-        if state.open == 0 {
-            return Poll::Ready(state.take_outcome());
-        }
-        state.waker = Some(context.waker().clone());
-        Poll::Pending
-    }
-}
+use crate::completion::{Completion, PendingPsync};
+use crate::error::Result;
+use crate::flight::{Captured, Flight};
 
 struct Job {
     flight: Flight,
@@ -202,7 +91,7 @@ impl Committer {
         }
         drop(order);
         earlier.iter().for_each(|earlier| earlier.watch(&completion));
-        Ok(PendingPsync { completion })
+        Ok(PendingPsync::new(completion))
     }
 
     fn submit(&self, job: Job) {

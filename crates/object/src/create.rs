@@ -9,11 +9,11 @@ use aquifer_pool::{PoolError, Transaction};
 use aquifer_vm::fixed::{self, WINDOW};
 
 use crate::access::Access;
-use crate::attach::content;
 use crate::error::{ObjectError, Result, text};
 use crate::keys::{self, Keys};
-use crate::objects::{ObjectInfo, Objects, overlapping};
+use crate::objects::{ObjectInfo, Objects};
 use crate::options::ObjectOptions;
+use crate::shared::{content, overlapping};
 
 /// How to create an object.
 ///

@@ -76,15 +76,15 @@
 //!
 //! # How it works
 //! ```text
-//!   objects ── create ── resize          names, sizes, keys: transactions of the pool's metadata
+//!   objects ── create ── resize ── shared names, sizes, keys: transactions of the pool's metadata
 //!      │
 //!   attach ── memory ── attachment       lock, private mapping at the object's address
 //!      │
 //!   psync ── writing ── shadow           capture: pages stored to, copied into one record of the pool's log
 //!      │
-//!   flight ── committer                  makes the commit durable, in the caller or in the background
+//!   flight ── committer ── completion    makes the commit durable, in the caller or in the background
 //!
-//!   states ── keys ── name               states, access control, names
+//!   states ── keys ── name ── options    states, access control, names, how to use an object
 //!   attached_heap                        the heap in an object (`aquifer-pheap`)
 //! ```
 //!
@@ -96,6 +96,7 @@ mod attached_heap;
 mod attachment;
 mod base;
 mod committer;
+mod completion;
 mod create;
 mod error;
 mod flight;
@@ -108,6 +109,7 @@ mod psync;
 mod raw;
 mod resize;
 mod shadow;
+mod shared;
 mod states;
 mod writing;
 
@@ -116,7 +118,7 @@ pub use aquifer_pheap::{collections, heap, persist, pointer};
 pub use access::Access;
 pub use attached_heap::{AttachedHeap, ScopePsync};
 pub use attachment::{Attachment, PsyncStatistics};
-pub use committer::PendingPsync;
+pub use completion::PendingPsync;
 pub use create::CreateObject;
 pub use error::{ObjectError, Result};
 pub use name::ObjectName;

@@ -7,19 +7,21 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
-use aquifer_pool::{Holder, OpenOptions, Pool, Reservation, Transaction};
-
+use aquifer_pool::{Holder, OpenOptions, Pool};
 use aquifer_vm::ProcessMark;
 
 use crate::access::Access;
-use crate::attach::{Attached, content};
+use crate::attach::Attached;
 use crate::attachment::Attachment;
-use crate::committer::{Committer, PendingPsync};
-use crate::error::{ObjectError, Result, text};
+use crate::committer::Committer;
+use crate::completion::PendingPsync;
+use crate::error::{Result, text};
 use crate::name::ObjectName;
 use crate::options::ObjectOptions;
-use crate::psync::{self, Stores};
+use crate::psync;
+use crate::shared::{Shared, content};
 use crate::states::{ObjectState, Unapplied};
+use crate::writing::Stores;
 
 /// The objects of an open pool. Cheap to clone; can be shared between threads.
 #[derive(Clone)]
@@ -27,14 +29,6 @@ pub struct Objects {
     pub(crate) shared: Arc<Shared>,
     /// Attachments made by [`ObjectOptions::attach_raw_mut`] and its like, by address.
     pub(crate) raw: Arc<Mutex<BTreeMap<u64, Arc<Attachment>>>>,
-}
-
-/// State shared with the attachments. Field order matters: pending commits finish before the pool
-/// is closed.
-pub(crate) struct Shared {
-    pub committer: Committer,
-    pub pool: Pool,
-    pub process: ProcessMark,
 }
 
 impl fmt::Debug for Objects {
@@ -222,53 +216,4 @@ impl ObjectOptions<'_> {
         let attached = Attached::attach(&objects.shared, name, access, self)?;
         Ok(Attachment { heap: None, attached })
     }
-}
-
-impl Shared {
-    /// All objects.
-    pub fn objects(&self) -> Result<Vec<Inode>> {
-        self.check_process()?;
-        Ok(self.pool.inodes()?)
-    }
-
-    /// The object of this name.
-    pub fn find(&self, name: &[u8]) -> Result<Inode> {
-        self.check_process()?;
-        let found = self.pool.object_named(name)?;
-        found.ok_or_else(|| ObjectError::NotFound { name: text(name) })
-    }
-
-    /// Fails in a forked child, which cannot use the parent's pool. Every call by name checks this
-    /// first.
-    fn check_process(&self) -> Result<()> {
-        if self.process.is_current() { Ok(()) } else { Err(ObjectError::Forked) }
-    }
-
-    /// Changes metadata. `change` puts inodes last: if it fails, nothing has been changed.
-    pub fn change<'a, T>(
-        &'a self,
-        reservations: Vec<Reservation<'a>>,
-        mut change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
-    ) -> Result<T> {
-        let change = |transaction: &mut Transaction<'a>| match change(transaction) {
-            Err(ObjectError::Pool(error)) => Err(error),
-            outcome => Ok(outcome),
-        };
-        // SAFETY: all callers are in this crate; they change only new inodes and inodes of objects
-        // whose write lock they hold.
-        unsafe { self.pool.transact(reservations, change)? }
-    }
-}
-
-/// An object other than `except` whose addresses overlap these.
-pub(crate) fn overlapping(
-    inodes: impl Iterator<Item = Inode>,
-    address: u64,
-    len_bytes: u64,
-    except: u64,
-) -> Option<Inode> {
-    let end = address.saturating_add(len_bytes);
-    inodes.into_iter().filter(|inode| inode.number != except).find(|inode| {
-        inode.address < end && address < inode.address.saturating_add(content(inode).len_bytes)
-    })
 }

@@ -16,7 +16,7 @@ use crate::options::ObjectOptions;
 fn start_of(raw: &BTreeMap<u64, Arc<Attachment>>, address: *const u8) -> Result<u64> {
     let address = address as u64;
     (raw.range(..=address).next_back())
-        .filter(|(_, attachment)| attachment.attached.contains(address))
+        .filter(|(_, attachment)| attachment.attached.object.contains(address))
         .map(|(start, _)| *start)
         .ok_or(ObjectError::NotAttached { address })
 }

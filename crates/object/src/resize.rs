@@ -17,11 +17,11 @@ use aquifer_pool::{PoolError, Reservation, Transaction};
 use aquifer_vm::fixed::WINDOW;
 
 use crate::access::Access;
-use crate::attach::content;
 use crate::create::{alignment_pages, check_address, now_ns, pages_for, random_address};
 use crate::error::{ObjectError, Result, text};
-use crate::objects::{Objects, Shared, overlapping};
+use crate::objects::Objects;
 use crate::options::ObjectOptions;
+use crate::shared::{Shared, content, overlapping};
 
 /// The result of resizing or moving an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
