@@ -14,9 +14,7 @@ use aquifer::fs::{FallocateMode, FileKind, SetMode};
 use aquifer::object::collections::{PString, PVec};
 use aquifer::pool::check::{CheckOptions, Severity};
 use aquifer::pool::media::PersistenceDomain;
-use aquifer::{
-    CreateObject, CreateOptions, FileOptions, Files, Objects, OpenOptions, Pool,
-};
+use aquifer::{CreateObject, CreateOptions, FileOptions, Files, Objects, OpenOptions, Pool};
 
 const PAGE: usize = 4096;
 const POOL_BYTES: u64 = 8 << 20;
