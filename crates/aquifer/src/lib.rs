@@ -52,20 +52,20 @@
 //! Named objects in a pool, at stable addresses, made crash-consistent by one call.
 //!
 //! ```
-//! use aquifer::{Access, CreateObject, CreateOptions, Objects, OpenOptions, Pool};
+//! use aquifer::{CreateOptions, Objects, OpenOptions, Pool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("notes.pool");
 //! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
 //! let objects = Objects::new(pool);
-//! objects.create("counter", 4096, &CreateObject::default())?;
-//! let mut counter = objects.attach("counter", Access::Write, None)?;
+//! objects.create("counter", 4096)?;
+//! let mut counter = objects.attach_mut("counter")?;
 //! counter.as_mut_slice()?[0] += 1; //                  plain stores
 //! counter.psync()?; //                                 durable, all of them or none
 //! # drop((counter, objects));
 //! # let objects = Objects::open(&path, &OpenOptions { read_only: true, ..OpenOptions::default() })?;
-//! # assert_eq!(objects.attach("counter", Access::Read, None)?.as_slice()?[0], 1);
+//! # assert_eq!(objects.attach("counter")?.as_slice()?[0], 1);
 //! # Ok(())
 //! # }
 //! ```
@@ -153,8 +153,8 @@ pub use aquifer_mapper::{self as mapper, FileAccess, FileView, MapError, Mapper,
 pub use aquifer_object::heap::ObjectHeap;
 pub use aquifer_object::pointer::RelPtr;
 pub use aquifer_object::{
-    self as object, Access, AttachOptions, AttachedHeap, Attachment, CreateObject, Keys,
-    ObjectError, ObjectInfo, ObjectName, ObjectState, Objects, PendingPsync, Resized,
+    self as object, Access, AttachedHeap, Attachment, CreateObject, ObjectError, ObjectInfo,
+    ObjectName, ObjectOptions, ObjectState, Objects, PendingPsync, Resized,
 };
 pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};

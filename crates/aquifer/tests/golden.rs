@@ -14,9 +14,7 @@ use aquifer::fs::{FallocateMode, FileKind, SetMode};
 use aquifer::object::collections::{PString, PVec};
 use aquifer::pool::check::{CheckOptions, Severity};
 use aquifer::pool::media::PersistenceDomain;
-use aquifer::{
-    Access, CreateObject, CreateOptions, FileOptions, Files, Objects, OpenOptions, Pool,
-};
+use aquifer::{CreateObject, CreateOptions, FileOptions, Files, Objects, OpenOptions, Pool};
 
 const PAGE: usize = 4096;
 const POOL_BYTES: u64 = 8 << 20;
@@ -122,10 +120,10 @@ fn make(path: &Path) {
     files.set_attribute("/with attributes", "user.large", content(8, 2000), SetMode::Any).unwrap();
     files.set_permissions("/with attributes", 0o640).unwrap();
 
-    objects.create("bytes", 64 << 10, &CreateObject::default()).unwrap();
-    let heap = CreateObject { heap: true, ..CreateObject::default() };
-    objects.create("heap", 64 << 10, &heap).unwrap();
-    let mut bytes = objects.attach("bytes", Access::Write, None).unwrap();
+    objects.create("bytes", 64 << 10).unwrap();
+    let heap = CreateObject::new().heap(true);
+    heap.create(&objects, "heap", 64 << 10).unwrap();
+    let mut bytes = objects.attach_mut("bytes").unwrap();
     bytes.as_mut_slice().unwrap()[..PAGE].copy_from_slice(&content(9, PAGE));
     bytes.psync().unwrap();
     pool.checkpoint().unwrap();
@@ -133,7 +131,7 @@ fn make(path: &Path) {
     // From here on changes are in the log only.
     bytes.as_mut_slice().unwrap()[PAGE..2 * PAGE].copy_from_slice(&content(10, PAGE));
     bytes.psync().unwrap();
-    let mut attached = objects.attach("heap", Access::Write, None).unwrap();
+    let mut attached = objects.attach_mut("heap").unwrap();
     attached
         .heap()
         .unwrap()
@@ -231,10 +229,10 @@ fn assert_files(files: &Files) {
 }
 
 fn assert_objects(objects: &Objects) {
-    let bytes = objects.attach("bytes", Access::Read, None).unwrap();
+    let bytes = objects.attach("bytes").unwrap();
     let bytes = bytes.as_slice().unwrap();
     assert!(bytes[..PAGE] == content(9, PAGE) && bytes[PAGE..2 * PAGE] == content(10, PAGE));
-    let mut attached = objects.attach("heap", Access::Read, None).unwrap();
+    let mut attached = objects.attach("heap").unwrap();
     let mut heap = attached.heap().unwrap();
     heap.check().unwrap();
     let words: Vec<String> = heap.enter(|scope| {

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use aquifer::{Access, Objects, OpenOptions};
+use aquifer::{Objects, OpenOptions};
 
 use support::{
     Place, aquifer, bytes, failed, fails, json, run, run_without_privileges, says, text, worked,
@@ -22,7 +22,7 @@ fn open(pool: &str) -> Objects {
 
 /// Stores bytes and makes them durable.
 fn store(objects: &Objects, name: &str, offset: usize, bytes: &[u8]) {
-    let mut attachment = objects.attach(name, Access::Write, None).unwrap();
+    let mut attachment = objects.attach_mut(name).unwrap();
     attachment.as_mut_slice().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);
     attachment.psync().unwrap();
 }
@@ -198,7 +198,7 @@ fn attached_processes_are_listed_and_respected() {
     let info = || json(&["object", "info", &pool, "graph", "--json"]);
     let destroy = ["object", "destroy", &pool, "graph", "--yes"];
 
-    let writer = objects.attach("graph", Access::Write, None).unwrap();
+    let writer = objects.attach_mut("graph").unwrap();
     let holder =
         |access| serde_json::json!([{"pid": own, "access": access, "is_committing": false}]);
     assert_eq!((&info()["state"], &info()["holders"]), (&"W".into(), &holder("write")));
@@ -210,7 +210,7 @@ fn attached_processes_are_listed_and_respected() {
     says(&fails(&destroy, 1), &[&own.to_string()]);
     drop(writer);
 
-    let reader = objects.attach("graph", Access::Read, None).unwrap();
+    let reader = objects.attach("graph").unwrap();
     assert_eq!((&info()["state"], &info()["holders"]), (&"R".into(), &holder("read")));
     works(&["object", "dump", &pool, "graph"]);
     says(&fails(&destroy, 1), &[&own.to_string()]);

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::process::{Child, Command, Output, Stdio};
 
-use aquifer::{Access, CreateObject, Objects, OpenOptions, Pool};
+use aquifer::{Objects, OpenOptions, Pool};
 
 use serde_json::Value;
 use support::{
@@ -80,7 +80,7 @@ fn info_follows_what_is_done_with_the_pool() {
     let path = place.pool();
     let before = json(&["pool", "info", &path, "--json"]);
     let objects = Objects::open(&path, &quiet()).unwrap();
-    objects.create("one", 1 << 20, &CreateObject::default()).unwrap();
+    objects.create("one", 1 << 20).unwrap();
     let info = json(&["pool", "info", &path, "--json"]);
     assert_eq!(info["processes"], serde_json::json!([std::process::id()]));
     assert_eq!((&info["objects"], &info["inodes"]), (&1.into(), &2.into()));
@@ -96,7 +96,7 @@ fn info_of_a_crashed_pool_changes_nothing() {
     let place = Place::new();
     let path = place.pool();
     let objects = Objects::open(&path, &quiet()).unwrap();
-    objects.create("one", 4096, &CreateObject::default()).unwrap();
+    objects.create("one", 4096).unwrap();
     let crashed = place.text("crashed.pool");
     fs::copy(&path, &crashed).unwrap();
     drop(objects);
@@ -333,10 +333,10 @@ fn only_force_overwrites_and_nothing_that_is_in_use() {
     works(&["pool", "create", &path, "--size", "1M", "--force"]);
 
     let objects = Objects::open(&path, &quiet()).unwrap();
-    objects.create("one", 4096, &CreateObject::default()).unwrap();
+    objects.create("one", 4096).unwrap();
     let over = ["pool", "create", &path, "--size", "1M", "--force"];
     says(&fails(&over, 1), &["locked by another process"]);
-    assert!(objects.attach("one", Access::Read, None).is_ok());
+    assert!(objects.attach("one").is_ok());
     drop(objects);
     works(&over);
     assert_eq!(json(&["pool", "info", &path, "--json"])["objects"], 0);
@@ -404,7 +404,7 @@ fn a_sound_pool_is_found_sound() {
     assert!(bytes(&path) == before, "a check has changed the pool");
 
     let objects = Objects::open(&path, &quiet()).unwrap();
-    objects.create("one", 4096, &CreateObject::default()).unwrap();
+    objects.create("one", 4096).unwrap();
     let report = json(&["pool", "check", &path, "--json"]);
     assert_eq!((&report["is_sound"], &report["is_in_use"]), (&true.into(), &true.into()));
     says(&works(&["pool", "check", &path]), &["is open for writing"]);

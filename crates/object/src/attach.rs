@@ -16,49 +16,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::{Inode, InodeKind};
-use aquifer_pool::format::run::Run;
-use aquifer_pool::media::ByteRange;
 use aquifer_pool::{InodeLock, LockMode, PoolError};
-use aquifer_vm::dirty::{PageIndex, PageRun, TrackerForm};
 use aquifer_vm::{DirtyTracker, FixedRange, ProcessMark};
 
 use crate::access::Access;
 use crate::base::{Bases, Changes};
 use crate::error::{ObjectError, Result, text};
-use crate::flight::Flights;
 use crate::keys;
-use crate::memory::Source;
-use crate::name::ObjectName;
-use crate::objects::Shared;
+use crate::memory::Object;
+use crate::options::ObjectOptions;
 use crate::shadow::Shadow;
+use crate::shared::{Shared, content};
 use crate::writing::Writing;
-
-/// How to attach.
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub struct AttachOptions {
-    /// The budget, in bytes, for copies kept by an attachment for writing: private copies of pages
-    /// stored to, and their content as of the last psync, which the next psync compares with. Clean
-    /// copies beyond the budget are dropped. Stores between two psyncs are not bounded by it. By
-    /// default a quarter of the machine's memory, or of the memory cgroup's limit.
-    pub shadow_budget_bytes: Option<u64>,
-    /// How stores are tracked; by default the better of the available methods.
-    pub tracker: Option<TrackerForm>,
-}
 
 /// An object attached to this process.
 pub(crate) struct Attached {
-    pub shared: Arc<Shared>,
-    pub name: Vec<u8>,
-    pub number: u64,
+    pub object: Object,
     pub access: Access,
-    pub address: u64,
     pub is_relocatable: bool,
     pub is_heap: bool,
-    /// Its pages on media.
-    pub media: ByteRange,
     pub process: ProcessMark,
-    pub flights: Arc<Flights>,
     pub psyncs: AtomicU64,
     pub psync_pages: AtomicU64,
     pub psync_bytes: AtomicU64,
@@ -141,28 +118,25 @@ impl Shared {
     }
 }
 
-/// The pages of an object's content as one range of the media.
-pub(crate) fn content(inode: &Inode) -> ByteRange {
-    // The format requires the runs of an object to be adjacent.
-    let start_page = inode.runs.first().map_or(0, |run| run.start_page);
-    Run { start_page, pages: inode.content_pages() }.bytes()
-}
-
 impl Attached {
     /// Attaches an object.
     pub fn attach(
         shared: &Arc<Shared>,
         name: &[u8],
         access: Access,
-        key: Option<&[u8]>,
-        options: &AttachOptions,
+        options: &ObjectOptions<'_>,
     ) -> Result<Attached> {
-        let (inode, lock) = shared.claim(name, access, key)?;
-        let media = content(&inode);
-        let patches = shared.pool.bring_up_to_date(media)?;
-        let source =
-            Source { name, media: &**shared.pool.media(), range: media, address: inode.address };
-        let memory = source.map(access, &patches)?;
+        let (inode, lock) = shared.claim(name, access, options.key)?;
+        let object = Object {
+            shared: shared.clone(),
+            name: name.to_vec(),
+            number: inode.number,
+            address: inode.address,
+            media: content(&inode),
+            flights: Arc::default(),
+        };
+        let patches = shared.pool.bring_up_to_date(object.media)?;
+        let memory = object.map(access, &patches)?;
         let writing = match access {
             Access::Read => None,
             Access::Write => {
@@ -173,7 +147,7 @@ impl Attached {
                         memory.address(),
                         memory.len_bytes(),
                         options.tracker,
-                        source.kind(),
+                        object.kind(),
                     )
                 };
                 let failed = |source| ObjectError::Memory { name: text(name), source };
@@ -189,7 +163,7 @@ impl Attached {
                     tracker,
                     captured: Vec::new(),
                     changes: Changes::default(),
-                    bases: Bases::new(media.len_bytes / PAGE_BYTES, shared.pool.media().domain()),
+                    bases: Bases::new(inode.content_pages(), shared.pool.media().domain()),
                     is_behind: false,
                     is_captured: false,
                     last_lsn: 0,
@@ -199,26 +173,16 @@ impl Attached {
             }
         };
         Ok(Attached {
-            shared: shared.clone(),
-            name: name.to_vec(),
-            number: inode.number,
+            object,
             access,
-            address: inode.address,
             is_relocatable: inode.is_relocatable,
             is_heap: inode.is_heap,
-            media,
             process: ProcessMark::new(),
-            flights: Arc::default(),
             psyncs: AtomicU64::new(0),
             psync_pages: AtomicU64::new(0),
             psync_bytes: AtomicU64::new(0),
             held: Mutex::new(Some(Held { writing, memory, lock: Arc::new(lock) })),
         })
-    }
-
-    /// Its name, for messages.
-    pub fn name_text(&self) -> ObjectName {
-        text(&self.name)
     }
 
     /// The held resources; `None` once it is detached.
@@ -231,28 +195,10 @@ impl Attached {
         if self.process.is_current() { Ok(()) } else { Err(ObjectError::Forked) }
     }
 
-    /// The address of a page in memory.
-    pub fn page(&self, page: PageIndex) -> *const u8 {
-        (self.address + page.0 * PAGE_BYTES) as *const u8
-    }
-
-    /// The range of pages on media.
-    pub fn on_media(&self, run: PageRun) -> ByteRange {
-        ByteRange {
-            offset_bytes: self.media.offset_bytes + run.first.0 * PAGE_BYTES,
-            len_bytes: run.count * PAGE_BYTES,
-        }
-    }
-
-    /// Whether an address lies in the object.
-    pub fn contains(&self, address: u64) -> bool {
-        (self.address..self.address + self.media.len_bytes).contains(&address)
-    }
-
     /// Releases everything. Stores since the last psync are lost. Does nothing when called again.
     pub fn detach(&self) -> Result<()> {
         self.check_process()?;
-        self.flights.wait_landed(u64::MAX);
+        self.object.flights.wait_landed(u64::MAX);
         let Some(Held { writing, memory, lock }) = self.held().take() else { return Ok(()) };
         let Some(writing) = writing else {
             // Unmap first: the next holder of the lock must find the addresses free.
@@ -263,10 +209,10 @@ impl Attached {
         let Writing { tracker, mut shadow, is_behind, .. } = writing;
         drop(tracker);
         drop(memory);
-        let freed = shadow.free(&self.shared.pool, self.number);
+        let freed = shadow.free(&self.object.shared.pool, self.object.number);
         drop(lock);
-        if is_behind || self.flights.has_returned() {
-            Err(ObjectError::Unsynced { name: self.name_text() })
+        if is_behind || self.object.flights.has_returned() {
+            Err(ObjectError::Unsynced { name: self.object.name_text() })
         } else {
             freed
         }
@@ -275,7 +221,10 @@ impl Attached {
 
 impl std::fmt::Debug for Attached {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Attached").field("name", &self.name_text()).finish_non_exhaustive()
+        formatter
+            .debug_struct("Attached")
+            .field("name", &self.object.name_text())
+            .finish_non_exhaustive()
     }
 }
 
@@ -292,7 +241,7 @@ mod tests {
     use aquifer_pool::{CreateOptions, OpenOptions, Pool};
     use aquifer_testkit::crash::CrashMedia;
 
-    use crate::{CreateObject, Objects};
+    use crate::Objects;
 
     /// A race between looking up a name and locking the inode found.
     #[test]
@@ -301,17 +250,17 @@ mod tests {
         let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
         let pool = Pool::create_on(std::sync::Arc::new(media), &CreateOptions::default(), &open);
         let objects = Objects::new(pool.unwrap());
-        let create = |name| objects.create(name, 1, &CreateObject::default()).map(drop).unwrap();
+        let create = |name| objects.create(name, 1).map(drop).unwrap();
         let find = |name: &str| objects.shared.find(name.as_bytes()).unwrap();
         create("a");
         let first = find("a");
         assert!(objects.shared.unchanged(&first).unwrap().is_some());
-        objects.resize("a", 9000, None).unwrap();
+        objects.resize("a", 9000).unwrap();
         let larger = objects.shared.unchanged(&first).unwrap().expect("the same object");
         assert_eq!(larger.size_bytes, 12288, "as it is now");
-        objects.rename("a", "b", None).unwrap();
+        objects.rename("a", "b").unwrap();
         assert!(objects.shared.unchanged(&first).unwrap().is_none(), "another name");
-        objects.destroy("b", None).unwrap();
+        objects.destroy("b").unwrap();
         assert!(objects.shared.unchanged(&first).unwrap().is_none(), "no object");
         create("a");
         assert_eq!(find("a").number, first.number);

@@ -15,7 +15,8 @@ use crate::attach::Attached;
 use crate::attachment::Attachment;
 use crate::error::{ObjectError, Result};
 use crate::heap::{HeapError, ObjectHeap, Placement, Scope};
-use crate::psync::{self, Stores};
+use crate::psync;
+use crate::writing::Stores;
 
 /// The heap in an attached object, borrowed from the attachment:
 ///
@@ -120,8 +121,8 @@ impl<'h> ScopePsync<'h, '_> {
     /// # Errors
     /// As for [`Attachment::psync`].
     pub fn psync(&self, scope: &mut Scope<'h>) -> Result<()> {
-        scope
-            .quiesced(|| psync::psync(&[self.attached], Stores::OutOfReach))
-            .map_err(|source| ObjectError::Heap { name: self.attached.name_text(), source })?
+        scope.quiesced(|| psync::psync(&[self.attached], Stores::OutOfReach)).map_err(|source| {
+            ObjectError::Heap { name: self.attached.object.name_text(), source }
+        })?
     }
 }

@@ -8,11 +8,12 @@ use aquifer_pool::format::PAGE_BYTES;
 
 use crate::access::Access;
 use crate::attach::Attached;
-use crate::committer::PendingPsync;
+use crate::completion::PendingPsync;
 use crate::error::{ObjectError, Result};
 use crate::heap::ObjectHeap;
 use crate::name::ObjectName;
-use crate::psync::{self, Stores};
+use crate::psync;
+use crate::writing::Stores;
 
 /// An attached object; detached when dropped.
 ///
@@ -77,7 +78,7 @@ impl fmt::Debug for Attachment {
 impl Attachment {
     /// The object's name.
     pub fn name(&self) -> ObjectName {
-        self.attached.name_text()
+        self.attached.object.name_text()
     }
 
     /// Whether it is attached for reading or for writing.
@@ -85,25 +86,21 @@ impl Attachment {
         self.attached.access
     }
 
-    /// Whether it is attached for writing.
-    pub fn is_writable(&self) -> bool {
-        self.attached.access == Access::Write
-    }
-
     /// The address of the first byte, the same wherever the object is attached.
     pub fn address(&self) -> u64 {
-        self.attached.address
+        self.attached.object.address
     }
 
     /// A pointer to the first byte. Valid for [`Attachment::len_bytes`] in this process while this
     /// attachment lives; stores are allowed only if it is attached for writing.
     pub fn start(&self) -> NonNull<u8> {
-        NonNull::new(self.attached.address as *mut u8).expect("addresses of objects are not null")
+        NonNull::new(self.attached.object.address as *mut u8)
+            .expect("addresses of objects are not null")
     }
 
     /// Length in bytes, a multiple of the page size.
     pub fn len_bytes(&self) -> u64 {
-        self.attached.media.len_bytes
+        self.attached.object.media.len_bytes
     }
 
     /// The object's bytes.
@@ -130,7 +127,7 @@ impl Attachment {
         if self.attached.is_heap {
             return Err(ObjectError::HoldsHeap { name: self.name() });
         }
-        if !self.is_writable() {
+        if self.access() == Access::Read {
             return Err(ObjectError::AttachedForReading { name: self.name() });
         }
         let start = self.start().as_ptr();
@@ -172,7 +169,7 @@ impl Attachment {
     /// The errors of [`Attachment::psync`] that are known at that point; the result returns the
     /// others.
     pub fn psync_begin(&mut self) -> Result<PendingPsync> {
-        psync::psync_begin(&self.attached.shared, &[&self.attached])
+        psync::psync_begin(&self.attached.object.shared, &[&self.attached])
     }
 
     /// [`Attachment::psync_begin`] for programs whose threads share the attachment.
@@ -183,7 +180,7 @@ impl Attachment {
     /// # Safety
     /// As for [`Attachment::psync_shared`], until this returns.
     pub unsafe fn psync_begin_shared(&self) -> Result<PendingPsync> {
-        psync::psync_begin(&self.attached.shared, &[&self.attached])
+        psync::psync_begin(&self.attached.object.shared, &[&self.attached])
     }
 
     /// The totals of its psyncs.

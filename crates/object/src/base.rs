@@ -24,7 +24,7 @@ use aquifer_pool::media::PersistenceDomain;
 use aquifer_sys::memory::copy_racy;
 use aquifer_vm::dirty::{PageBits, PageIndex, PageRun};
 
-use crate::attach::Attached;
+use crate::memory::Object;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -94,13 +94,13 @@ pub(crate) struct Changes {
 impl Changes {
     /// Copies the whole pages into `target`, which has their total length. Twins are copied from
     /// `target`, so that a twin equals what is logged even if the page is stored to concurrently.
-    pub fn copy_whole(&self, attached: &Attached, target: &mut [u8]) -> Vec<(PageIndex, Page)> {
+    pub fn copy_whole(&self, object: &Object, target: &mut [u8]) -> Vec<(PageIndex, Page)> {
         let mut twins = Vec::with_capacity(self.wanted.len());
         let mut wanted = self.wanted.iter().copied().peekable();
         let pages = self.whole.iter().flat_map(|run| run.pages());
         for (page, bytes) in pages.zip(target.as_chunks_mut::<PAGE>().0) {
             // SAFETY: a page of the mapping, and a buffer of one page.
-            unsafe { copy_racy(attached.page(page), bytes.as_mut_ptr(), PAGE) };
+            unsafe { copy_racy(object.page(page), bytes.as_mut_ptr(), PAGE) };
             if wanted.next_if_eq(&page).is_some() {
                 twins.push((page, Box::new(*bytes)));
             }
@@ -182,7 +182,7 @@ impl Bases {
     /// `most_twins`.
     pub fn compare(
         &mut self,
-        attached: &Attached,
+        object: &Object,
         captured: &[PageRun],
         most_twins: u64,
         changes: &mut Changes,
@@ -201,13 +201,13 @@ impl Bases {
                 }
                 continue;
             }
-            if !has_twin && !read_primary(attached, page, &mut place) {
+            if !has_twin && !read_primary(object, page, &mut place) {
                 changes.push_whole(page);
                 continue;
             }
             let base = twin.map_or(&place, |twin| twin);
             // SAFETY: a page of the mapping, and a buffer of one page.
-            unsafe { copy_racy(attached.page(page), now.as_mut_ptr(), PAGE) };
+            unsafe { copy_racy(object.page(page), now.as_mut_ptr(), PAGE) };
             let run = PageRun { first: page, count: 1 };
             // The cast is lossless: an object has at most 2^24 pages.
             let most_bytes = self.most_patch_bytes;
@@ -242,7 +242,7 @@ impl Bases {
 }
 
 /// Reads a page of the primary if that needs no I/O.
-fn read_primary(attached: &Attached, page: PageIndex, base: &mut [u8]) -> bool {
-    let offset_bytes = attached.media.offset_bytes + page.0 * PAGE_BYTES;
-    attached.shared.pool.media().read_resident_at(offset_bytes, base).unwrap_or(false)
+fn read_primary(object: &Object, page: PageIndex, base: &mut [u8]) -> bool {
+    let offset_bytes = object.media.offset_bytes + page.0 * PAGE_BYTES;
+    object.shared.pool.media().read_resident_at(offset_bytes, base).unwrap_or(false)
 }

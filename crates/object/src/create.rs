@@ -9,25 +9,75 @@ use aquifer_pool::{PoolError, Transaction};
 use aquifer_vm::fixed::{self, WINDOW};
 
 use crate::access::Access;
-use crate::attach::content;
 use crate::error::{ObjectError, Result, text};
 use crate::keys::{self, Keys};
-use crate::objects::{ObjectInfo, Objects, overlapping};
+use crate::objects::{ObjectInfo, Objects};
+use crate::options::ObjectOptions;
+use crate::shared::{content, overlapping};
 
 /// How to create an object.
+///
+/// ```
+/// # use aquifer_object::{CreateObject, Objects};
+/// # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("pool");
+/// # let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+/// # let objects = Objects::new(pool);
+/// let made = CreateObject::new().heap(true).write_key("secret").create(&objects, "words", 1 << 20)?;
+/// assert!(made.is_heap && made.needs_write_key && !made.needs_read_key);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CreateObject<'a> {
-    /// The keys required to attach it.
-    pub keys: Keys<'a>,
+    keys: Keys<'a>,
+    relocatable: bool,
+    heap: bool,
+    address: Option<u64>,
+}
+
+impl<'a> CreateObject<'a> {
+    /// The defaults, which are those of [`Objects::create`]: plain bytes that need no key, at an
+    /// address that never changes.
+    pub fn new() -> CreateObject<'a> {
+        CreateObject::default()
+    }
+
+    /// The key required to attach it for reading. Without a write key, writing requires it too.
+    #[must_use]
+    pub fn read_key(mut self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> CreateObject<'a> {
+        self.keys.read = Some(key.as_ref());
+        self
+    }
+
+    /// The key required to attach it for writing, and to destroy, rename, resize or move it. It
+    /// permits reading too.
+    #[must_use]
+    pub fn write_key(mut self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> CreateObject<'a> {
+        self.keys.write = Some(key.as_ref());
+        self
+    }
+
     /// Whether it may be moved to another address later. If so, no plain pointer into it, in the
     /// object or elsewhere, may outlive an attachment.
-    pub relocatable: bool,
+    #[must_use]
+    pub fn relocatable(self, relocatable: bool) -> CreateObject<'a> {
+        CreateObject { relocatable, ..self }
+    }
+
     /// Whether it holds a heap ([`Attachment::heap`](crate::Attachment::heap)) instead of plain
     /// bytes.
-    pub heap: bool,
+    #[must_use]
+    pub fn heap(self, heap: bool) -> CreateObject<'a> {
+        CreateObject { heap, ..self }
+    }
+
     /// The address it is attached at: a multiple of the page size inside [`WINDOW`]. By default a
     /// free random multiple of 2 MiB.
-    pub address: Option<u64>,
+    #[must_use]
+    pub fn address(self, address: u64) -> CreateObject<'a> {
+        CreateObject { address: Some(address), ..self }
+    }
 }
 
 /// Pages in 2 MiB. Objects of at least this size are aligned to it in the pool.
@@ -100,19 +150,48 @@ impl Objects {
     /// Creates an object of `size_bytes`, rounded up to whole pages and zeroed. Durable on return.
     ///
     /// # Errors
-    /// [`ObjectError::Exists`], [`ObjectError::Parameter`], [`ObjectError::AddressOfAnother`];
-    /// [`ObjectError::Pool`], also if the pool is full.
+    /// [`ObjectError::Exists`], [`ObjectError::Parameter`]; [`ObjectError::Pool`], also if the pool
+    /// is full.
+    pub fn create(&self, name: impl AsRef<[u8]>, size_bytes: u64) -> Result<ObjectInfo> {
+        CreateObject::new().create(self, name, size_bytes)
+    }
+
+    /// Destroys an object that no process has attached. If it has keys, the write key is required
+    /// ([`ObjectOptions::key`]). Durable on return.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach_mut`]; nothing is destroyed then.
+    pub fn destroy(&self, name: impl AsRef<[u8]>) -> Result<()> {
+        ObjectOptions::new().destroy(self, name)
+    }
+
+    /// Renames an object that no process has attached. If it has keys, the write key is required
+    /// ([`ObjectOptions::key`]). Durable on return.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach_mut`]; [`ObjectError::Exists`] if an object already has the new
+    /// name.
+    pub fn rename(&self, name: impl AsRef<[u8]>, new_name: impl AsRef<[u8]>) -> Result<()> {
+        ObjectOptions::new().rename(self, name, new_name)
+    }
+}
+
+impl CreateObject<'_> {
+    /// [`Objects::create`] with these options.
+    ///
+    /// # Errors
+    /// As for [`Objects::create`]; [`ObjectError::AddressOfAnother`].
     pub fn create(
         &self,
+        objects: &Objects,
         name: impl AsRef<[u8]>,
         size_bytes: u64,
-        options: &CreateObject<'_>,
     ) -> Result<ObjectInfo> {
-        let (name, shared) = (name.as_ref(), &self.shared);
+        let (name, shared) = (name.as_ref(), &objects.shared);
         check_name(name)?;
         let pages = pages_for(size_bytes)?;
         let len_bytes = pages * PAGE_BYTES;
-        if let Some(address) = options.address {
+        if let Some(address) = self.address {
             check_address(address, len_bytes)?;
         }
         let exists = || ObjectError::Exists { name: text(name) };
@@ -121,14 +200,14 @@ impl Objects {
             Err(ObjectError::NotFound { .. }) => {}
             Err(other) => return Err(other),
         }
-        let keys = keys::hashes(options.keys)?;
+        let keys = keys::hashes(self.keys)?;
         let reservation = shared.pool.reserve_zeroed(pages, alignment_pages(pages))?;
         let runs = reservation.runs().to_vec();
         shared.change(vec![reservation], |transaction| {
             if transaction.object_named(name).is_some() {
                 return Err(exists());
             }
-            let address = match options.address {
+            let address = match self.address {
                 None => random_address(transaction.inodes(), name, len_bytes)?,
                 Some(address) => {
                     if let Some(other) = overlapping(transaction.inodes(), address, len_bytes, 0) {
@@ -143,8 +222,8 @@ impl Objects {
                 kind: InodeKind::Object,
                 size_bytes: len_bytes,
                 address,
-                is_relocatable: options.relocatable,
-                is_heap: options.heap,
+                is_relocatable: self.relocatable,
+                is_heap: self.heap,
                 created_ns: now_ns,
                 changed_ns: now_ns,
                 runs: runs.clone(),
@@ -155,17 +234,18 @@ impl Objects {
             transaction.put(inode);
             Ok(())
         })?;
-        self.info(name)
+        objects.info(name)
     }
+}
 
-    /// Destroys an object. Requires the write key, and that no process has it attached. Durable on
-    /// return.
+impl ObjectOptions<'_> {
+    /// [`Objects::destroy`] with these options.
     ///
     /// # Errors
-    /// As for [`Objects::attach`]; nothing is destroyed then.
-    pub fn destroy(&self, name: impl AsRef<[u8]>, key: Option<&[u8]>) -> Result<()> {
-        let (inode, lock) = self.shared.claim(name.as_ref(), Access::Write, key)?;
-        let pool = &self.shared.pool;
+    /// As for [`Objects::destroy`].
+    pub fn destroy(&self, objects: &Objects, name: impl AsRef<[u8]>) -> Result<()> {
+        let (inode, lock) = objects.shared.claim(name.as_ref(), Access::Write, self.key)?;
+        let pool = &objects.shared.pool;
         let change = |transaction: &mut Transaction<'_>| {
             transaction.put(Inode::free(inode.number, inode.generation));
             Ok::<(), PoolError>(())
@@ -177,24 +257,23 @@ impl Objects {
         Ok(pool.sync()?)
     }
 
-    /// Renames an object. Requires the write key, and that no process has it attached. Durable on
-    /// return.
+    /// [`Objects::rename`] with these options.
     ///
     /// # Errors
-    /// As for [`Objects::attach`]; [`ObjectError::Exists`] if an object already has the new name.
+    /// As for [`Objects::rename`].
     pub fn rename(
         &self,
+        objects: &Objects,
         name: impl AsRef<[u8]>,
         new_name: impl AsRef<[u8]>,
-        key: Option<&[u8]>,
     ) -> Result<()> {
         let new_name = new_name.as_ref();
         check_name(new_name)?;
-        let (inode, _lock) = self.shared.claim(name.as_ref(), Access::Write, key)?;
+        let (inode, _lock) = objects.shared.claim(name.as_ref(), Access::Write, self.key)?;
         if inode.name == new_name {
             return Ok(());
         }
-        self.shared.change(Vec::new(), |transaction| {
+        objects.shared.change(Vec::new(), |transaction| {
             if transaction.object_named(new_name).is_some() {
                 return Err(ObjectError::Exists { name: text(new_name) });
             }

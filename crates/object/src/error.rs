@@ -149,7 +149,7 @@ pub enum ObjectError {
     },
     /// The object holds plain bytes, not a heap.
     #[error(
-        "the object {name} holds plain bytes, no heap; create objects for heaps with `heap: true`"
+        "the object {name} holds plain bytes, no heap; create objects for heaps with `CreateObject::heap`"
     )]
     NoHeap {
         /// The object.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use aquifer_pool::{Commit, InodeLock};
 use aquifer_vm::dirty::PageRun;
 
-use crate::committer::Countdown;
+use crate::completion::Countdown;
 use crate::error::{ObjectError, Result, text};
 
 /// The commits of one attachment in flight, and the pages of failed ones.
@@ -230,6 +230,13 @@ impl Drop for Flight {
         self.commit = None;
         self.land(|runs| runs);
     }
+}
+
+/// The result of a capture: the commit to finish, if anything has changed, and the earlier commits
+/// that must land before everything stored so far is durable.
+pub(crate) struct Captured {
+    pub flight: Option<Flight>,
+    pub earlier: Vec<Earlier>,
 }
 
 #[cfg(test)]

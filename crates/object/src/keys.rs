@@ -20,7 +20,7 @@ use crate::error::{ObjectError, Result, text};
 
 /// The keys of a new object. `None` requires no key.
 #[derive(Clone, Copy, Default)]
-pub struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     /// For attaching for reading.
     pub read: Option<&'a [u8]>,
     /// For attaching for writing, and for destroying, renaming, resizing or moving it.

@@ -7,16 +7,16 @@
 //! between them stay valid.
 //!
 //! ```
-//! use aquifer_object::{Access, CreateObject, Objects};
+//! use aquifer_object::Objects;
 //! use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 //!
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("pool");
 //! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
 //! let objects = Objects::new(pool);
-//! objects.create("numbers", 1 << 20, &CreateObject::default())?;
+//! objects.create("numbers", 1 << 20)?;
 //!
-//! let mut numbers = objects.attach("numbers", Access::Write, None)?;
+//! let mut numbers = objects.attach_mut("numbers")?;
 //! numbers.as_mut_slice()?[..3].copy_from_slice(&[1, 2, 3]);
 //! numbers.psync()?; // From here on they survive.
 //! numbers.as_mut_slice()?[0] = 99; // This one does not: no psync follows.
@@ -24,26 +24,26 @@
 //!
 //! drop(objects);
 //! let objects = Objects::open(&path, &OpenOptions::default())?;
-//! let numbers = objects.attach("numbers", Access::Read, None)?;
+//! let numbers = objects.attach("numbers")?;
 //! assert_eq!(numbers.as_slice()?[..4], [1, 2, 3, 0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! An object created with `heap: true` holds an allocator and the structures allocated from it, all
-//! in safe Rust:
+//! An object created with [`CreateObject::heap`] holds an allocator and the structures allocated
+//! from it, all in safe Rust:
 //!
 //! ```
 //! use aquifer_object::collections::{PString, PVec};
 //! use aquifer_object::heap::HeapError;
-//! use aquifer_object::{Access, CreateObject, Objects};
+//! use aquifer_object::{CreateObject, Objects};
 //! # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 //!
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("pool");
 //! # let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
 //! # let objects = Objects::new(pool);
-//! objects.create("notes", 1 << 20, &CreateObject { heap: true, ..CreateObject::default() })?;
-//! let mut notes = objects.attach("notes", Access::Write, None)?;
+//! CreateObject::new().heap(true).create(&objects, "notes", 1 << 20)?;
+//! let mut notes = objects.attach_mut("notes")?;
 //! notes.heap()?.enter(|scope| {
 //!     let heap = scope.heap();
 //!     let list: &mut PVec<'_, PString<'_>> =
@@ -61,10 +61,11 @@
 //! | there | here |
 //! |---|---|
 //! | `pcreate(name, size, key)` | [`Objects::create`] |
-//! | `attach(name, perm, key)` | [`Objects::attach`]; [`Objects::attach_raw`] gives a bare pointer |
+//! | `attach(name, perm, key)` | [`Objects::attach`], [`Objects::attach_mut`]; [`ObjectOptions::attach_raw_mut`] gives a bare pointer |
 //! | `psync(addr)` | [`Attachment::psync`]; [`Objects::psync_at`] |
 //! | `detach(addr)` | [`Attachment::detach`], or dropping it; [`Objects::detach`] |
 //! | `pdestroy(name, key)` | [`Objects::destroy`] |
+//! | `key` | [`CreateObject::write_key`], [`ObjectOptions::key`] |
 //! | | [`Objects::psync_many`]: atomic over several objects |
 //! | | [`Attachment::psync_begin`]: returns when the object may be stored to again |
 //! | | [`Objects::resize`], [`Objects::relocate`], [`Objects::rename`] |
@@ -75,16 +76,16 @@
 //!
 //! # How it works
 //! ```text
-//!   objects ── create ── resize          names, sizes, keys: transactions of the pool's metadata
+//!   objects ── create ── resize ── shared names, sizes, keys: transactions of the pool's metadata
 //!      │
 //!   attach ── memory ── attachment       lock, private mapping at the object's address
 //!      │
 //!   psync ── writing ── shadow           capture: pages stored to, copied into one record of the pool's log
 //!      │
-//!   flight ── committer                  makes the commit durable, in the caller or in the background
+//!   flight ── committer ── completion    makes the commit durable, in the caller or in the background
 //!
-//!   states ── keys ── name               states, access control, names
-//!   heap ── collections ── persist       what programs store in objects
+//!   states ── keys ── name ── options    states, access control, names, how to use an object
+//!   attached_heap                        the heap in an object (`aquifer-pheap`)
 //! ```
 //!
 //! [`ObjectState`] maps the paper's five states to this implementation.
@@ -94,34 +95,34 @@ mod attach;
 mod attached_heap;
 mod attachment;
 mod base;
-pub mod collections;
 mod committer;
+mod completion;
 mod create;
 mod error;
 mod flight;
-pub mod heap;
 mod keys;
 mod memory;
 mod name;
 mod objects;
-pub mod persist;
-pub mod pointer;
+mod options;
 mod psync;
 mod raw;
 mod resize;
 mod shadow;
+mod shared;
 mod states;
 mod writing;
 
+pub use aquifer_pheap::{collections, heap, persist, pointer};
+
 pub use access::Access;
-pub use attach::AttachOptions;
 pub use attached_heap::{AttachedHeap, ScopePsync};
 pub use attachment::{Attachment, PsyncStatistics};
-pub use committer::PendingPsync;
+pub use completion::PendingPsync;
 pub use create::CreateObject;
 pub use error::{ObjectError, Result};
-pub use keys::Keys;
 pub use name::ObjectName;
 pub use objects::{ObjectInfo, Objects};
+pub use options::ObjectOptions;
 pub use resize::Resized;
 pub use states::ObjectState;

@@ -7,33 +7,28 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
-use aquifer_pool::{Holder, OpenOptions, Pool, Reservation, Transaction};
-
+use aquifer_pool::{Holder, OpenOptions, Pool};
 use aquifer_vm::ProcessMark;
 
 use crate::access::Access;
-use crate::attach::{AttachOptions, Attached, content};
+use crate::attach::Attached;
 use crate::attachment::Attachment;
-use crate::committer::{Committer, PendingPsync};
-use crate::error::{ObjectError, Result, text};
+use crate::committer::Committer;
+use crate::completion::PendingPsync;
+use crate::error::{Result, text};
 use crate::name::ObjectName;
-use crate::psync::{self, Stores};
+use crate::options::ObjectOptions;
+use crate::psync;
+use crate::shared::{Shared, content};
 use crate::states::{ObjectState, Unapplied};
+use crate::writing::Stores;
 
 /// The objects of an open pool. Cheap to clone; can be shared between threads.
 #[derive(Clone)]
 pub struct Objects {
     pub(crate) shared: Arc<Shared>,
-    /// Attachments made by [`Objects::attach_raw`], by address.
+    /// Attachments made by [`ObjectOptions::attach_raw_mut`] and its like, by address.
     pub(crate) raw: Arc<Mutex<BTreeMap<u64, Arc<Attachment>>>>,
-}
-
-/// State shared with the attachments. Field order matters: pending commits finish before the pool
-/// is closed.
-pub(crate) struct Shared {
-    pub committer: Committer,
-    pub pool: Pool,
-    pub process: ProcessMark,
 }
 
 impl fmt::Debug for Objects {
@@ -97,37 +92,23 @@ impl Objects {
         &self.shared.pool
     }
 
-    /// Attaches an object. Attaching for writing requires that no other attachment exists;
-    /// attaching for reading allows other readers. The write key permits both, the read key only
-    /// reading.
+    /// Attaches an object for reading. Other attachments for reading may exist, none for writing.
+    /// [`ObjectOptions`] attaches with a key or with other settings.
     ///
     /// # Errors
     /// [`ObjectError::NotFound`], [`ObjectError::Destroyed`], [`ObjectError::WrongKey`],
-    /// [`ObjectError::ReadKeyForWriting`], [`ObjectError::Attached`],
-    /// [`ObjectError::AttachedHere`], [`ObjectError::AddressTaken`]; [`ObjectError::Memory`], also
-    /// where a sanitizer owns the addresses; [`ObjectError::Pool`].
-    pub fn attach(
-        &self,
-        name: impl AsRef<[u8]>,
-        access: Access,
-        key: Option<&[u8]>,
-    ) -> Result<Attachment> {
-        self.attach_with(name, access, key, &AttachOptions::default())
+    /// [`ObjectError::Attached`], [`ObjectError::AttachedHere`], [`ObjectError::AddressTaken`];
+    /// [`ObjectError::Memory`], also where a sanitizer owns the addresses; [`ObjectError::Pool`].
+    pub fn attach(&self, name: impl AsRef<[u8]>) -> Result<Attachment> {
+        ObjectOptions::new().attach(self, name)
     }
 
-    /// [`Objects::attach`] with options.
+    /// Attaches an object for writing. No other attachment may exist.
     ///
     /// # Errors
-    /// As for [`Objects::attach`].
-    pub fn attach_with(
-        &self,
-        name: impl AsRef<[u8]>,
-        access: Access,
-        key: Option<&[u8]>,
-        options: &AttachOptions,
-    ) -> Result<Attachment> {
-        let attached = Attached::attach(&self.shared, name.as_ref(), access, key, options)?;
-        Ok(Attachment { heap: None, attached })
+    /// As for [`Objects::attach`]; [`ObjectError::ReadKeyForWriting`].
+    pub fn attach_mut(&self, name: impl AsRef<[u8]>) -> Result<Attachment> {
+        ObjectOptions::new().attach_mut(self, name)
     }
 
     /// [`Attachment::psync`] of several objects, atomic over all of them, with one write and one
@@ -214,51 +195,25 @@ impl Objects {
     }
 }
 
-impl Shared {
-    /// All objects.
-    pub fn objects(&self) -> Result<Vec<Inode>> {
-        self.check_process()?;
-        Ok(self.pool.inodes()?)
+impl ObjectOptions<'_> {
+    /// [`Objects::attach`] with these options.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach`].
+    pub fn attach(&self, objects: &Objects, name: impl AsRef<[u8]>) -> Result<Attachment> {
+        self.attach_for(objects, name.as_ref(), Access::Read)
     }
 
-    /// The object of this name.
-    pub fn find(&self, name: &[u8]) -> Result<Inode> {
-        self.check_process()?;
-        let found = self.pool.object_named(name)?;
-        found.ok_or_else(|| ObjectError::NotFound { name: text(name) })
+    /// [`Objects::attach_mut`] with these options.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach_mut`].
+    pub fn attach_mut(&self, objects: &Objects, name: impl AsRef<[u8]>) -> Result<Attachment> {
+        self.attach_for(objects, name.as_ref(), Access::Write)
     }
 
-    /// Fails in a forked child, which cannot use the parent's pool. Every call by name checks this
-    /// first.
-    fn check_process(&self) -> Result<()> {
-        if self.process.is_current() { Ok(()) } else { Err(ObjectError::Forked) }
+    fn attach_for(&self, objects: &Objects, name: &[u8], access: Access) -> Result<Attachment> {
+        let attached = Attached::attach(&objects.shared, name, access, self)?;
+        Ok(Attachment { heap: None, attached })
     }
-
-    /// Changes metadata. `change` puts inodes last: if it fails, nothing has been changed.
-    pub fn change<'a, T>(
-        &'a self,
-        reservations: Vec<Reservation<'a>>,
-        mut change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
-    ) -> Result<T> {
-        let change = |transaction: &mut Transaction<'a>| match change(transaction) {
-            Err(ObjectError::Pool(error)) => Err(error),
-            outcome => Ok(outcome),
-        };
-        // SAFETY: all callers are in this crate; they change only new inodes and inodes of objects
-        // whose write lock they hold.
-        unsafe { self.pool.transact(reservations, change)? }
-    }
-}
-
-/// An object other than `except` whose addresses overlap these.
-pub(crate) fn overlapping(
-    inodes: impl Iterator<Item = Inode>,
-    address: u64,
-    len_bytes: u64,
-    except: u64,
-) -> Option<Inode> {
-    let end = address.saturating_add(len_bytes);
-    inodes.into_iter().filter(|inode| inode.number != except).find(|inode| {
-        inode.address < end && address < inode.address.saturating_add(content(inode).len_bytes)
-    })
 }

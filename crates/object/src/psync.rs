@@ -30,22 +30,13 @@ use aquifer_vm::dirty::PageRun;
 use crate::access::Access;
 use crate::attach::{Attached, Held};
 use crate::base::Changes;
-use crate::committer::PendingPsync;
+use crate::completion::PendingPsync;
 use crate::error::{ObjectError, Result};
-use crate::flight::{Earlier, Flight};
-use crate::objects::Shared;
+use crate::flight::{Captured, Earlier, Flight};
+use crate::memory::Object;
 use crate::shadow;
-use crate::writing::Writing;
-
-/// Whether other threads may store to the objects during a capture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stores {
-    /// No stores: guaranteed by the caller.
-    Excluded,
-    /// Only to memory that is unreachable in the object. Private copies are not dropped then: a
-    /// store between comparing a page and dropping it would be lost.
-    OutOfReach,
-}
+use crate::shared::Shared;
+use crate::writing::{Stores, Writing};
 
 /// How often a blocking psync retries to commit the pages of failed earlier commits.
 const ATTEMPTS: usize = 3;
@@ -71,38 +62,31 @@ impl Part<'_> {
     }
 }
 
-/// The result of a capture: the commit to finish, if anything has changed, and the earlier commits
-/// that must land before everything stored so far is durable.
-pub(crate) struct Captured {
-    pub flight: Option<Flight>,
-    pub earlier: Vec<Earlier>,
-}
-
 /// Captures the stores to these objects as one commit. Attachments for reading are ignored.
 pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured> {
     let mut attached: Vec<&Attached> = attached.to_vec();
     if let Some(first) = attached.first()
-        && !attached.iter().all(|other| std::ptr::eq(&*first.shared, &*other.shared))
+        && !attached.iter().all(|other| std::ptr::eq(&*first.object.shared, &*other.object.shared))
     {
         return Err(ObjectError::SeveralPools);
     }
     attached.iter().try_for_each(|one| one.check_process())?;
     attached.retain(|one| one.access == Access::Write);
-    attached.sort_unstable_by_key(|one| one.number);
-    attached.dedup_by_key(|one| one.number);
+    attached.sort_unstable_by_key(|one| one.object.number);
+    attached.dedup_by_key(|one| one.object.number);
     let mut parts = Vec::with_capacity(attached.len());
     for attached in attached {
         let held = attached.held();
         if held.is_none() {
-            return Err(ObjectError::NotAttached { address: attached.address });
+            return Err(ObjectError::NotAttached { address: attached.object.address });
         }
         parts.push(Part { attached, held });
     }
     match begin(&mut parts, stores) {
         Ok(commit) => {
             // No other capture of these objects has begun in between: their locks are held.
-            let attached = parts.iter().map(|part| part.attached);
-            let earlier = attached.map(|one| one.flights.earlier(&one.name)).collect();
+            let objects = parts.iter().map(|part| &part.attached.object);
+            let earlier = objects.map(|object| object.flights.earlier(&object.name)).collect();
             Ok(Captured { flight: commit.map(|commit| launch(commit, &mut parts)), earlier })
         }
         Err(error) => {
@@ -114,14 +98,16 @@ pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured
 
 fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
     for part in parts.iter_mut() {
-        let attached = part.attached;
-        part.writing().collect(attached, stores)?;
+        let object = &part.attached.object;
+        part.writing().collect(object, stores)?;
     }
     for part in parts.iter_mut() {
-        let attached = part.attached;
-        part.writing().compare(attached);
+        let object = &part.attached.object;
+        part.writing().compare(object);
     }
-    let Some(pool) = parts.first().map(|part| &part.attached.shared.pool) else { return Ok(None) };
+    let Some(pool) = parts.first().map(|part| &part.attached.object.shared.pool) else {
+        return Ok(None);
+    };
     if parts.iter_mut().all(|part| part.writing().changes.is_empty()) {
         for part in parts.iter_mut() {
             // The pages may have been stored to, but their content is unchanged.
@@ -137,40 +123,40 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
     let mut copied: Vec<CommitCopied> = Vec::new();
     let mut aside: Vec<Option<Vec<PageRun>>> = Vec::with_capacity(parts.len());
     for (part, is_aside) in parts.iter_mut().zip(&is_aside) {
-        let attached = part.attached;
+        let object = &part.attached.object;
         let Writing { captured, shadow, .. } = part.writing();
         aside.push(if *is_aside {
-            Some(shadow.put_aside(attached, captured, most_entries, &mut copied)?)
+            Some(shadow.put_aside(object, captured, most_entries, &mut copied)?)
         } else {
             None
         });
     }
-    let logged: Vec<(&Attached, &Changes)> = (parts.iter().zip(&is_aside))
+    let logged: Vec<(&Object, &Changes)> = (parts.iter().zip(&is_aside))
         .filter(|(_, is_aside)| !**is_aside)
-        .map(|(part, _)| (part.attached, &part.written().changes))
+        .map(|(part, _)| (&part.attached.object, &part.written().changes))
         .collect();
     let pages: Vec<CommitPages> = (logged.iter())
-        .flat_map(|(attached, changes)| {
+        .flat_map(|(object, changes)| {
             changes
                 .whole
                 .iter()
-                .map(|run| CommitPages { inode: attached.number, target: attached.on_media(*run) })
+                .map(|run| CommitPages { inode: object.number, target: object.on_media(*run) })
         })
         .collect();
     let patches: Vec<CommitPatches<'_>> = (logged.iter())
         .filter(|(_, changes)| !changes.patches.is_empty())
-        .map(|(attached, changes)| CommitPatches {
-            inode: attached.number,
-            target: attached.media,
+        .map(|(object, changes)| CommitPatches {
+            inode: object.number,
+            target: object.media,
             patches: &changes.patches,
         })
         .collect();
     let mut twins = Vec::new();
     let fill = |mut target: &mut [u8]| {
-        for (attached, changes) in &logged {
+        for (object, changes) in &logged {
             let here = target.split_off_mut(..changes.whole_bytes() as usize);
             let here = here.expect("as long as all whole pages together");
-            twins.push(changes.copy_whole(attached, here));
+            twins.push(changes.copy_whole(object, here));
         }
     };
     let content = CommitContent { pages: &pages, patches: &patches, copied: &copied };
@@ -221,7 +207,7 @@ fn launch(commit: Commit, parts: &mut [Part<'_>]) -> Flight {
         // Relaxed: statistics.
         attached.psyncs.fetch_add(1, Relaxed);
         attached.psync_pages.fetch_add(pages_of(&captured), Relaxed);
-        flight.add(&attached.flights, lock, captured);
+        flight.add(&attached.object.flights, lock, captured);
     }
     flight
 }
@@ -243,7 +229,7 @@ pub(crate) fn psync(attached: &[&Attached], stores: Stores) -> Result<()> {
     }
     for attached in attached {
         if let Some(writing) = attached.held().as_mut().and_then(|held| held.writing.as_mut()) {
-            writing.trim(attached, stores);
+            writing.trim(&attached.object, stores);
         }
     }
     outcome

@@ -17,10 +17,11 @@ use aquifer_pool::{PoolError, Reservation, Transaction};
 use aquifer_vm::fixed::WINDOW;
 
 use crate::access::Access;
-use crate::attach::content;
 use crate::create::{alignment_pages, check_address, now_ns, pages_for, random_address};
 use crate::error::{ObjectError, Result, text};
-use crate::objects::{Objects, Shared, overlapping};
+use crate::objects::Objects;
+use crate::options::ObjectOptions;
+use crate::shared::{Shared, content, overlapping};
 
 /// The result of resizing or moving an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,25 +109,47 @@ impl Shared {
 }
 
 impl Objects {
-    /// Makes an object larger or smaller. Content is kept, added bytes are zero, bytes cut off are
-    /// lost. Requires the write key, and that no process has it attached. Durable on return; the
-    /// result tells whether the address has changed.
+    /// Makes an object that no process has attached larger or smaller. Content is kept, added bytes
+    /// are zero, bytes cut off are lost. If it has keys, the write key is required
+    /// ([`ObjectOptions::key`]). Durable on return; the result tells whether the address has
+    /// changed.
     ///
     /// A heap in the object takes in the new memory when it is next opened.
     ///
     /// # Errors
-    /// As for [`Objects::attach`]; [`ObjectError::MustMove`]; [`ObjectError::HeapCannotShrink`];
+    /// As for [`Objects::attach_mut`]; [`ObjectError::MustMove`]; [`ObjectError::HeapCannotShrink`];
     /// [`ObjectError::Parameter`]; [`ObjectError::Pool`], also if the pool is full. The object is
     /// unchanged then.
+    pub fn resize(&self, name: impl AsRef<[u8]>, size_bytes: u64) -> Result<Resized> {
+        ObjectOptions::new().resize(self, name, size_bytes)
+    }
+
+    /// Moves a relocatable object that no process has attached to another address: the one given,
+    /// or a random one. If it has keys, the write key is required ([`ObjectOptions::key`]). Durable
+    /// on return.
+    ///
+    /// # Errors
+    /// As for [`Objects::attach_mut`]; [`ObjectError::NotRelocatable`]; [`ObjectError::Parameter`]
+    /// and [`ObjectError::AddressOfAnother`] if the address cannot be used.
+    pub fn relocate(&self, name: impl AsRef<[u8]>, address: Option<u64>) -> Result<Resized> {
+        ObjectOptions::new().relocate(self, name, address)
+    }
+}
+
+impl ObjectOptions<'_> {
+    /// [`Objects::resize`] with these options.
+    ///
+    /// # Errors
+    /// As for [`Objects::resize`].
     pub fn resize(
         &self,
+        objects: &Objects,
         name: impl AsRef<[u8]>,
         size_bytes: u64,
-        key: Option<&[u8]>,
     ) -> Result<Resized> {
-        let shared = &self.shared;
+        let shared = &objects.shared;
         let pages = pages_for(size_bytes)?;
-        let (inode, _lock) = shared.claim(name.as_ref(), Access::Write, key)?;
+        let (inode, _lock) = shared.claim(name.as_ref(), Access::Write, self.key)?;
         let before = Run { start_page: inode.runs[0].start_page, pages: inode.content_pages() };
         if inode.is_heap && pages < before.pages {
             return Err(ObjectError::HeapCannotShrink { name: text(&inode.name) });
@@ -157,20 +180,18 @@ impl Objects {
         Ok(Resized { size_bytes: len_bytes, address, previous_address, is_copied })
     }
 
-    /// Moves a relocatable object to another address: the one given, or a random one. Requires the
-    /// write key, and that no process has it attached. Durable on return.
+    /// [`Objects::relocate`] with these options.
     ///
     /// # Errors
-    /// As for [`Objects::attach`]; [`ObjectError::NotRelocatable`]; [`ObjectError::Parameter`] and
-    /// [`ObjectError::AddressOfAnother`] if the address cannot be used.
+    /// As for [`Objects::relocate`].
     pub fn relocate(
         &self,
+        objects: &Objects,
         name: impl AsRef<[u8]>,
         address: Option<u64>,
-        key: Option<&[u8]>,
     ) -> Result<Resized> {
-        let shared = &self.shared;
-        let (inode, _lock) = shared.claim(name.as_ref(), Access::Write, key)?;
+        let shared = &objects.shared;
+        let (inode, _lock) = shared.claim(name.as_ref(), Access::Write, self.key)?;
         if !inode.is_relocatable {
             return Err(ObjectError::NotRelocatable { name: text(&inode.name) });
         }

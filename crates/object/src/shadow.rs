@@ -29,8 +29,8 @@ use aquifer_pool::{CommitCopied, Pool, PoolError, Transaction};
 use aquifer_sys::memory::copy_racy;
 use aquifer_vm::dirty::PageRun;
 
-use crate::attach::Attached;
 use crate::error::{ObjectError, Result};
+use crate::memory::Object;
 
 /// The shadow run of an attached object.
 pub(crate) struct Shadow {
@@ -51,10 +51,10 @@ impl Shadow {
     }
 
     /// Makes sure that at least `pages` pages may be overwritten.
-    fn make_room(&mut self, attached: &Attached, pages: u64) -> Result<()> {
-        let pool = &attached.shared.pool;
+    fn make_room(&mut self, object: &Object, pages: u64) -> Result<()> {
+        let pool = &object.shared.pool;
         if self.run.pages < pages {
-            return self.replace(attached, pages);
+            return self.replace(object, pages);
         }
         if self.last_lsn > pool.tail_lsn() {
             pool.checkpoint()?;
@@ -63,7 +63,7 @@ impl Shadow {
         Ok(())
     }
 
-    fn replace(&mut self, attached: &Attached, pages: u64) -> Result<()> {
+    fn replace(&mut self, object: &Object, pages: u64) -> Result<()> {
         let no_room =
             |source| ObjectError::NoRoomForShadow { len_bytes: pages * PAGE_BYTES, source };
         if pages > MAX_RUN_PAGES {
@@ -73,7 +73,7 @@ impl Shadow {
                 reason: "it has at most 2^24 - 1 pages",
             }));
         }
-        let pool = &attached.shared.pool;
+        let pool = &object.shared.pool;
         let reservation = pool.reserve(pages, 1).map_err(|error| match error {
             full @ PoolError::Full { .. } => no_room(full),
             other => other.into(),
@@ -83,7 +83,7 @@ impl Shadow {
         // then allocates another.
         *self = Shadow::found(Run::EMPTY);
         let change = |transaction: &mut Transaction<'_>| {
-            let mut inode = transaction.inode(attached.number)?;
+            let mut inode = transaction.inode(object.number)?;
             inode.shadow = run;
             transaction.put(inode);
             Ok(())
@@ -117,7 +117,7 @@ impl Shadow {
     /// those in the gaps.
     pub fn put_aside(
         &mut self,
-        attached: &Attached,
+        object: &Object,
         captured: &[PageRun],
         most_entries: usize,
         copied: &mut Vec<CommitCopied>,
@@ -125,8 +125,8 @@ impl Shadow {
         const PIECE_BYTES: u64 = 1 << 20;
         let runs = join(captured, most_entries);
         let pages = runs.iter().map(|run| run.count).sum();
-        self.make_room(attached, pages)?;
-        let media = attached.shared.pool.media();
+        self.make_room(object, pages)?;
+        let media = object.shared.pool.media();
         let mut buffer = vec![0; PIECE_BYTES.min(pages * PAGE_BYTES) as usize];
         let start = self.run.bytes().offset_bytes;
         let mut offset = start;
@@ -136,7 +136,7 @@ impl Shadow {
             let mut sum = Checksum::new();
             for done in (0..len_bytes).step_by(PIECE_BYTES as usize) {
                 let piece = &mut buffer[..PIECE_BYTES.min(len_bytes - done) as usize];
-                let source = attached.page(run.first).wrapping_add(done as usize);
+                let source = object.page(run.first).wrapping_add(done as usize);
                 // SAFETY: inside the mapping; the piece has the same length.
                 unsafe { copy_racy(source, piece.as_mut_ptr(), piece.len()) };
                 sum.update(piece);
@@ -145,14 +145,14 @@ impl Shadow {
                 offset += piece.len() as u64;
             }
             copied.push(CommitCopied {
-                inode: attached.number,
-                target: attached.on_media(run),
+                inode: object.number,
+                target: object.on_media(run),
                 source_offset_bytes,
                 checksum: sum.finish(),
             });
         }
         let written = ByteRange { offset_bytes: start, len_bytes: offset - start };
-        attached.shared.pool.make_durable(&[written])?;
+        object.shared.pool.make_durable(&[written])?;
         Ok(runs)
     }
 }
@@ -210,10 +210,11 @@ mod tests {
 
     use super::*;
     use crate::access::Access;
-    use crate::attach::AttachOptions;
+    use crate::attach::Attached;
+    use crate::psync::psync;
     use crate::psync::tests::PANICS;
-    use crate::psync::{Stores, psync};
-    use crate::{CreateObject, Objects};
+    use crate::writing::Stores;
+    use crate::{ObjectOptions, Objects};
 
     #[test]
     fn the_largest_sets_go_aside() {
@@ -248,10 +249,9 @@ mod tests {
         let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
         let pool = Pool::create_on(media.clone(), &create, &alone()).unwrap();
         let objects = Objects::new(pool);
-        objects.create("a", pages * PAGE_BYTES, &CreateObject::default()).unwrap();
-        let options = AttachOptions::default();
-        let shared = &objects.shared;
-        let attached = Attached::attach(shared, b"a", Access::Write, None, &options).unwrap();
+        objects.create("a", pages * PAGE_BYTES).unwrap();
+        let options = ObjectOptions::new();
+        let attached = Attached::attach(&objects.shared, b"a", Access::Write, &options).unwrap();
         (media, objects, attached)
     }
 
@@ -260,7 +260,7 @@ mod tests {
     }
 
     fn fill(attached: &Attached, page: u64, value: u8, len_bytes: usize) {
-        let page = attached.page(PageIndex(page)).cast_mut();
+        let page = attached.object.page(PageIndex(page)).cast_mut();
         // SAFETY: inside the mapping of an object that is attached for writing.
         unsafe { page.write_bytes(value, len_bytes) };
     }
@@ -274,7 +274,7 @@ mod tests {
         let shadow = &mut held.as_mut().unwrap().writing.as_mut().unwrap().shadow;
         let last_lsn = shadow.last_lsn;
         assert!(last_lsn > objects.pool().tail_lsn());
-        shadow.make_room(&attached, MAX_RUN_PAGES + 1).unwrap_err();
+        shadow.make_room(&attached.object, MAX_RUN_PAGES + 1).unwrap_err();
         assert_eq!(shadow.last_lsn, last_lsn);
     }
 
@@ -298,7 +298,7 @@ mod tests {
         attached.detach().unwrap();
         drop(objects);
         let objects = Objects::new(Pool::open_on(Arc::new(crashed), &alone()).unwrap());
-        let survivor = objects.attach("a", Access::Read, None).unwrap();
+        let survivor = objects.attach("a").unwrap();
         assert_eq!(survivor.as_slice().unwrap()[..8], [1; 8]);
     }
 
@@ -325,7 +325,7 @@ mod tests {
         let crashed = CrashMedia::from_image(&media.image(), media.domain()).unwrap();
         attached.detach().unwrap();
         let objects = Objects::new(Pool::open_on(Arc::new(crashed), &alone()).unwrap());
-        let survivor = objects.attach("a", Access::Read, None).unwrap();
+        let survivor = objects.attach("a").unwrap();
         assert_eq!(survivor.as_slice().unwrap()[CLEAN as usize * 4096..][..8], [1; 8]);
     }
 }

@@ -46,8 +46,8 @@ use aquifer_pool::format::inode::Inode;
 use aquifer_pool::media::ByteRange;
 use aquifer_pool::{Holder, LockMode, Pool};
 
-use crate::attach::content;
 use crate::error::Result;
+use crate::shared::content;
 
 /// The state of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

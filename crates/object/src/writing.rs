@@ -11,11 +11,20 @@ use aquifer_sys::memory::copy_racy;
 use aquifer_vm::DirtyTracker;
 use aquifer_vm::dirty::{PageIndex, PageRun};
 
-use crate::attach::Attached;
 use crate::base::{Bases, Changes, Page};
 use crate::error::{ObjectError, Result, text};
-use crate::psync::Stores;
+use crate::memory::Object;
 use crate::shadow::Shadow;
+
+/// Whether other threads may store to the objects during a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stores {
+    /// No stores: guaranteed by the caller.
+    Excluded,
+    /// Only to memory that is unreachable in the object. Private copies are not dropped then: a
+    /// store between comparing a page and dropping it would be lost.
+    OutOfReach,
+}
 
 /// The writing side of an attachment.
 pub(crate) struct Writing {
@@ -41,21 +50,21 @@ pub(crate) struct Writing {
 impl Writing {
     /// Takes the pages stored to since the last capture, and those of failed commits, into
     /// `captured`. An error loses no page.
-    pub fn collect(&mut self, attached: &Attached, stores: Stores) -> Result<()> {
+    pub fn collect(&mut self, object: &Object, stores: Stores) -> Result<()> {
         // Not empty if the last capture panicked.
         self.give_back();
-        self.trim(attached, stores);
-        let mut last = LastCommit::new(attached, self.last_lsn);
+        self.trim(object, stores);
+        let mut last = LastCommit::new(object, self.last_lsn);
         self.tracker
             .take(&mut |page| last.differs(page), &mut self.captured)
-            .map_err(|source| ObjectError::Memory { name: text(&attached.name), source })
+            .map_err(|source| ObjectError::Memory { name: text(&object.name), source })
     }
 
     /// Finds the changes in the captured pages.
-    pub fn compare(&mut self, attached: &Attached) {
-        self.bases.catch_up(attached.shared.pool.applied_lsn(), self.last_lsn);
+    pub fn compare(&mut self, object: &Object) {
+        self.bases.catch_up(object.shared.pool.applied_lsn(), self.last_lsn);
         let most_twins = self.budget_pages.saturating_sub(self.tracker.known_private_pages());
-        self.bases.compare(attached, &self.captured, most_twins, &mut self.changes);
+        self.bases.compare(object, &self.captured, most_twins, &mut self.changes);
     }
 
     /// Notes that the captured pages are in the log before `end_lsn`. [`Writing::committed`]
@@ -95,8 +104,8 @@ impl Writing {
     /// Private copies are dropped only if stores are excluded.
     ///
     /// Best effort: the next commit reports a failed pool, and locked memory stays.
-    pub fn trim(&mut self, attached: &Attached, stores: Stores) {
-        let returned = attached.flights.take_returned();
+    pub fn trim(&mut self, object: &Object, stores: Stores) {
+        let returned = object.flights.take_returned();
         self.is_behind |= !returned.is_empty();
         self.bases.forget(&returned);
         self.tracker.give_back(&returned);
@@ -107,7 +116,7 @@ impl Writing {
         if private_pages <= self.budget_pages || stores != Stores::Excluded {
             return;
         }
-        let mut last = LastCommit::new(attached, self.last_lsn);
+        let mut last = LastCommit::new(object, self.last_lsn);
         if !last.is_applied() {
             return;
         }
@@ -123,7 +132,7 @@ impl Writing {
 
 /// The content of the object as of its last commit: the primary, once that commit is applied.
 struct LastCommit<'a> {
-    attached: &'a Attached,
+    object: &'a Object,
     lsn: u64,
     is_applied: Option<bool>,
     committed: Vec<u8>,
@@ -131,14 +140,14 @@ struct LastCommit<'a> {
 }
 
 impl LastCommit<'_> {
-    fn new(attached: &Attached, lsn: u64) -> LastCommit<'_> {
-        LastCommit { attached, lsn, is_applied: None, committed: Vec::new(), present: Vec::new() }
+    fn new(object: &Object, lsn: u64) -> LastCommit<'_> {
+        LastCommit { object, lsn, is_applied: None, committed: Vec::new(), present: Vec::new() }
     }
 
     /// Brings the primary up to date on the first call. Returns whether it is.
     fn is_applied(&mut self) -> bool {
         *self.is_applied.get_or_insert_with(|| {
-            let (flights, pool) = (&self.attached.flights, &self.attached.shared.pool);
+            let (flights, pool) = (&self.object.flights, &self.object.shared.pool);
             flights.wait_landed(flights.last_begun());
             pool.apply_through(self.lsn).is_ok() && pool.applied_lsn() >= self.lsn
         })
@@ -151,11 +160,11 @@ impl LastCommit<'_> {
         }
         self.committed.resize(PAGE_BYTES as usize, 0);
         self.present.resize(PAGE_BYTES as usize, 0);
-        let offset = self.attached.media.offset_bytes + page.0 * PAGE_BYTES;
-        if self.attached.shared.pool.media().read_at(offset, &mut self.committed).is_err() {
+        let offset = self.object.media.offset_bytes + page.0 * PAGE_BYTES;
+        if self.object.shared.pool.media().read_at(offset, &mut self.committed).is_err() {
             return true;
         }
-        let source = self.attached.page(page);
+        let source = self.object.page(page);
         // SAFETY: a page of the mapping, and a buffer of one page.
         unsafe { copy_racy(source, self.present.as_mut_ptr(), PAGE_BYTES as usize) };
         self.committed != self.present

@@ -1,11 +1,12 @@
 //! Heaps in attached objects: safe Rust whose structures survive.
 
+#[path = "../../pheap/tests/support/mod.rs"]
 mod heap_support;
 mod support;
 
 use aquifer_object::collections::{PBTreeMap, PString, PVec};
 use aquifer_object::heap::HeapError;
-use aquifer_object::{Access, CreateObject, ObjectError, Objects};
+use aquifer_object::{CreateObject, ObjectError, Objects};
 use support::{PAGE, Place, on_media, reopen};
 
 aquifer_object::persist! {
@@ -14,15 +15,12 @@ aquifer_object::persist! {
 }
 const NOTES: u64 = 1;
 
-const HEAP: CreateObject<'static> = CreateObject {
-    keys: aquifer_object::Keys { read: None, write: None },
-    relocatable: false,
-    heap: true,
-    address: None,
-};
+fn create_heap(objects: &Objects, name: &str, size_bytes: u64) {
+    CreateObject::new().heap(true).create(objects, name, size_bytes).unwrap();
+}
 
 fn add(objects: &Objects, text: &str, is_committed: bool) -> usize {
-    let mut object = objects.attach("notes", Access::Write, None).unwrap();
+    let mut object = objects.attach_mut("notes").unwrap();
     let count = object
         .heap()
         .unwrap()
@@ -42,7 +40,7 @@ fn add(objects: &Objects, text: &str, is_committed: bool) -> usize {
 }
 
 fn read(objects: &Objects) -> Vec<String> {
-    let mut object = objects.attach("notes", Access::Read, None).unwrap();
+    let mut object = objects.attach("notes").unwrap();
     let mut heap = object.heap().unwrap();
     heap.check().unwrap();
     heap.enter(|scope| {
@@ -55,7 +53,7 @@ fn read(objects: &Objects) -> Vec<String> {
 fn structures_survive_with_psync_and_vanish_without() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
-    objects.create("notes", 1 << 20, &HEAP).unwrap();
+    create_heap(&objects, "notes", 1 << 20);
     assert_eq!(add(&objects, "lost", false), 1);
     assert_eq!(add(&objects, "first", true), 1);
     assert_eq!(add(&objects, "lost again", false), 2);
@@ -68,8 +66,8 @@ fn structures_survive_with_psync_and_vanish_without() {
 #[test]
 fn commits_in_the_middle_of_a_scope() {
     let (media, objects) = on_media(8 << 20, 1 << 20);
-    objects.create("notes", 1 << 20, &HEAP).unwrap();
-    let mut object = objects.attach("notes", Access::Write, None).unwrap();
+    create_heap(&objects, "notes", 1 << 20);
+    let mut object = objects.attach_mut("notes").unwrap();
     let images = object.heap().unwrap().enter_with(|scope, psync| {
         let heap = scope.heap();
         scope.root_or_insert_with(NOTES, |heap| Ok(Notes { notes: PVec::new_in(heap) })).unwrap();
@@ -94,17 +92,17 @@ fn commits_in_the_middle_of_a_scope() {
 #[test]
 fn bytes_and_heaps_are_kept_apart() {
     let (_, objects) = on_media(8 << 20, 1 << 20);
-    objects.create("heap", 1 << 20, &HEAP).unwrap();
-    objects.create("bytes", 1 << 20, &CreateObject::default()).unwrap();
-    let mut heap = objects.attach("heap", Access::Write, None).unwrap();
+    create_heap(&objects, "heap", 1 << 20);
+    objects.create("bytes", 1 << 20).unwrap();
+    let mut heap = objects.attach_mut("heap").unwrap();
     let refused = heap.as_mut_slice().unwrap_err();
     assert!(matches!(refused, ObjectError::HoldsHeap { .. }), "{refused}");
-    let mut bytes = objects.attach("bytes", Access::Write, None).unwrap();
+    let mut bytes = objects.attach_mut("bytes").unwrap();
     let refused = bytes.heap().unwrap_err();
     assert!(matches!(refused, ObjectError::NoHeap { .. }), "{refused}");
     // An object never attached for writing has no heap to read.
     heap.detach().unwrap();
-    let mut heap = objects.attach("heap", Access::Read, None).unwrap();
+    let mut heap = objects.attach("heap").unwrap();
     let refused = heap.heap().unwrap_err();
     assert!(
         matches!(refused, ObjectError::Heap { source: HeapError::NotFormatted { .. }, .. }),
@@ -115,10 +113,10 @@ fn bytes_and_heaps_are_kept_apart() {
 #[test]
 fn a_heap_takes_in_what_its_object_was_made_larger_by() {
     let (_, objects) = on_media(16 << 20, 1 << 20);
-    objects.create("heap", 64 * PAGE as u64, &HEAP).unwrap();
-    objects.create("behind", 1, &HEAP).unwrap();
+    create_heap(&objects, "heap", 64 * PAGE as u64);
+    create_heap(&objects, "behind", 1);
     let fill = |from: u64| -> u64 {
-        let mut object = objects.attach("heap", Access::Write, None).unwrap();
+        let mut object = objects.attach_mut("heap").unwrap();
         let mut heap = object.heap().unwrap();
         let reached = heap.enter(|scope| {
             let heap = scope.heap();
@@ -139,12 +137,12 @@ fn a_heap_takes_in_what_its_object_was_made_larger_by() {
         reached
     };
     let first = fill(0);
-    let refused = objects.resize("heap", PAGE as u64, None).unwrap_err();
+    let refused = objects.resize("heap", PAGE as u64).unwrap_err();
     assert!(matches!(refused, ObjectError::HeapCannotShrink { .. }), "{refused}");
-    objects.resize("heap", 200 * PAGE as u64, None).unwrap();
+    objects.resize("heap", 200 * PAGE as u64).unwrap();
     let second = fill(first);
     assert!(second > 2 * first, "{first}, then {second}");
-    let mut object = objects.attach("heap", Access::Read, None).unwrap();
+    let mut object = objects.attach("heap").unwrap();
     object.heap().unwrap().enter(|scope| {
         let map = scope.root::<PBTreeMap<u64, PString>>(NOTES).unwrap();
         assert!(map.iter().map(|(number, _)| *number).eq(0..second));
@@ -156,14 +154,14 @@ fn a_heap_takes_in_what_its_object_was_made_larger_by() {
 #[test]
 fn a_heap_that_cannot_take_more_in_is_opened_all_the_same() {
     let (_, objects) = on_media(32 << 20, 1 << 20);
-    objects.create("notes", 129 * PAGE as u64, &HEAP).unwrap();
-    let mut object = objects.attach("notes", Access::Write, None).unwrap();
+    create_heap(&objects, "notes", 129 * PAGE as u64);
+    let mut object = objects.attach_mut("notes").unwrap();
     let header = heap_support::header_of_small_zones(object.address(), 64);
     // SAFETY: the object's first page, which is not in use; it holds a heap afterwards.
     unsafe { object.start().cast().write(header) };
     object.psync().unwrap();
     object.detach().unwrap();
-    objects.resize("notes", (129 + 4096) * PAGE as u64, None).unwrap();
+    objects.resize("notes", (129 + 4096) * PAGE as u64).unwrap();
     assert_eq!(add(&objects, "a note", true), 1);
     assert_eq!(read(&objects), ["a note"]);
 }

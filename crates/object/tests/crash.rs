@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use aquifer_object::{Access, Attachment, CreateObject, ObjectError, Objects};
+use aquifer_object::{Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
@@ -48,8 +48,7 @@ impl Program {
 
     fn attach(&mut self, name: &str) -> &mut Attachment {
         let objects = self.objects.as_ref().unwrap();
-        (self.attached.entry(name.to_owned()))
-            .or_insert_with(|| objects.attach(name, Access::Write, None).unwrap())
+        (self.attached.entry(name.to_owned())).or_insert_with(|| objects.attach_mut(name).unwrap())
     }
 
     fn detach(&mut self, name: &str) {
@@ -81,8 +80,8 @@ impl Program {
         let kind = rng.below(100);
         let Some(name) = self.any(rng).filter(|_| kind >= 12 || self.model.len() >= 4) else {
             let (name, pages) = (format!("object {id}"), 1 + rng.below(2 * LARGE as u64) as usize);
-            let options = CreateObject { relocatable: rng.chance(0.5), ..CreateObject::default() };
-            match self.objects().create(&name, (pages * PAGE) as u64, &options) {
+            let options = CreateObject::new().relocatable(rng.chance(0.5));
+            match options.create(self.objects(), &name, (pages * PAGE) as u64) {
                 Ok(_) => drop(self.model.insert(name, vec![0; pages])),
                 Err(ObjectError::Pool(PoolError::Full { .. })) => {}
                 Err(error) => panic!("{error}"),
@@ -92,13 +91,13 @@ impl Program {
         match kind {
             0..20 => {
                 self.detach(&name);
-                self.objects().destroy(&name, None).unwrap();
+                self.objects().destroy(&name).unwrap();
                 self.model.remove(&name);
             }
             20..28 => {
                 self.detach(&name);
                 let pages = 1 + rng.below(2 * LARGE as u64) as usize;
-                match self.objects().resize(&name, (pages * PAGE) as u64, None) {
+                match self.objects().resize(&name, (pages * PAGE) as u64) {
                     Ok(_) => self.model.get_mut(&name).unwrap().resize(pages, 0),
                     Err(ObjectError::Pool(PoolError::Full { .. })) => {}
                     Err(error) => panic!("{error}"),
@@ -107,7 +106,7 @@ impl Program {
             28..32 => {
                 self.detach(&name);
                 let other = format!("renamed {id}");
-                self.objects().rename(&name, &other, None).unwrap();
+                self.objects().rename(&name, &other).unwrap();
                 let content = self.model.remove(&name).unwrap();
                 self.model.insert(other, content);
             }
@@ -173,7 +172,7 @@ fn record(
 fn contents(objects: &Objects) -> Result<Model, ObjectError> {
     let mut contents = Model::new();
     for info in objects.list()? {
-        let attached = objects.attach(&info.name, Access::Read, None)?;
+        let attached = objects.attach(&info.name)?;
         contents.insert(info.name.to_str().expect("text").to_owned(), load_all(&attached));
     }
     Ok(contents)
@@ -200,7 +199,7 @@ fn check(state: &CrashState<'_>, states: &[Model], mutant: Option<Mutant>) -> Ve
     }
     // The pool stays usable.
     if objects.info("after").is_err() {
-        objects.create("after", 1, &CreateObject::default())?;
+        objects.create("after", 1)?;
     }
     let recording = media.recording();
     drop(objects);

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_object::collections::{PBTreeMap, PBox, PHashMap, PString, PVec};
-use aquifer_object::{Access, CreateObject, ObjectError};
+use aquifer_object::{CreateObject, ObjectError, ObjectOptions};
 use support::{Place, store};
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -44,15 +44,15 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
     for name in ["object", "other"] {
-        objects.create(name, 4096, &CreateObject::default()).unwrap();
+        objects.create(name, 4096).unwrap();
     }
-    let heap = CreateObject { heap: true, ..CreateObject::default() };
-    objects.create("child's", 1 << 16, &heap).unwrap();
-    let mut object = objects.attach("object", Access::Write, None).unwrap();
+    let heap = CreateObject::new().heap(true);
+    heap.create(&objects, "child's", 1 << 16).unwrap();
+    let mut object = objects.attach_mut("object").unwrap();
     store(&mut object, 0, 5);
     drop(object.psync_begin().unwrap());
     store(&mut object, 0, 6);
-    let raw = objects.attach_raw("other", Access::Write, None, &Default::default()).unwrap();
+    let raw = ObjectOptions::new().attach_raw_mut(&objects, "other").unwrap();
 
     let is_forked = |error: ObjectError| {
         matches!(error, ObjectError::Forked)
@@ -72,17 +72,17 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
             object.psync_begin().map(drop),
             object.shadow_bytes().map(drop),
             object.heap().map(drop),
-            objects.attach("object", Access::Read, None).map(drop),
-            objects.create("new", 1, &CreateObject::default()).map(drop),
-            objects.destroy("other", None),
-            objects.resize("other", 1 << 16, None).map(drop),
-            objects.relocate("other", None, None).map(drop),
-            objects.rename("other", "another", None),
+            objects.attach("object").map(drop),
+            objects.create("new", 1).map(drop),
+            objects.destroy("other"),
+            objects.resize("other", 1 << 16).map(drop),
+            objects.relocate("other", None).map(drop),
+            objects.rename("other", "another"),
             objects.list().map(drop),
             objects.info("object").map(drop),
             objects.psync_many(&mut [&mut object]),
             objects.psync_many_begin(&mut [&mut object]).map(drop),
-            objects.attach_raw("other", Access::Read, None, &Default::default()).map(drop),
+            ObjectOptions::new().attach_raw(&objects, "other").map(drop),
             objects.detach(raw.as_ptr()),
             // SAFETY: no thread stores to it.
             unsafe { objects.psync_at(raw.as_ptr()) },
@@ -101,19 +101,19 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
     assert_eq!(inert, Ok(0), "everything is refused, and dropping does nothing");
 
     let objects = place.open();
-    let mut object = objects.attach("object", Access::Write, None).unwrap();
+    let mut object = objects.attach_mut("object").unwrap();
     store(&mut object, 0, 7);
     let own = in_child(|| {
         let objects = place.open();
-        let mut own = objects.attach("child's", Access::Write, None).unwrap();
+        let mut own = objects.attach_mut("child's").unwrap();
         own.heap().unwrap().enter(|scope| scope.insert_root(1, 7u64)).unwrap();
         own.psync().unwrap();
         own.detach().unwrap();
-        let parents = objects.attach("object", Access::Read, None).unwrap_err();
+        let parents = objects.attach("object").unwrap_err();
         i32::from(!matches!(parents, ObjectError::Attached { .. }))
     });
     assert_eq!(own, Ok(0));
-    let mut childs = objects.attach("child's", Access::Read, None).unwrap();
+    let mut childs = objects.attach("child's").unwrap();
     let root = childs.heap().unwrap().enter(|scope| scope.root::<u64>(1).copied());
     assert_eq!(root, Ok(7));
     // The parent's attachment is unaffected.
@@ -128,12 +128,12 @@ fn a_childs_threads_are_its_own() {
     let _alone = alone();
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
-    objects.create("object", 1 << 16, &CreateObject::default()).unwrap();
-    let mut object = objects.attach("object", Access::Write, None).unwrap();
+    objects.create("object", 1 << 16).unwrap();
+    let mut object = objects.attach_mut("object").unwrap();
     store(&mut object, 0, 5);
     object.psync_begin().unwrap().wait().unwrap();
     drop(object);
-    let mut reader = objects.attach("object", Access::Read, None).unwrap();
+    let mut reader = objects.attach("object").unwrap();
     let joined = in_child(|| {
         let refused = reader.psync().is_err();
         let is_done = std::sync::Arc::new(AtomicBool::new(false));
@@ -163,11 +163,11 @@ fn a_child_of_busy_threads_may_have_heaps() {
     let _alone = alone();
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
-    let heap = CreateObject { heap: true, ..CreateObject::default() };
+    let heap = CreateObject::new().heap(true);
     for name in ["parent's", "child's"] {
-        objects.create(name, 1 << 16, &heap).unwrap();
+        heap.create(&objects, name, 1 << 16).unwrap();
     }
-    let mut object = objects.attach("parent's", Access::Write, None).unwrap();
+    let mut object = objects.attach_mut("parent's").unwrap();
     object.heap().unwrap().enter(|scope| {
         let heap = scope.heap();
         let is_done = AtomicBool::new(false);
@@ -181,7 +181,7 @@ fn a_child_of_busy_threads_may_have_heaps() {
                 .map(|_| {
                     in_child(|| {
                         let objects = place.open();
-                        let mut own = objects.attach("child's", Access::Write, None).unwrap();
+                        let mut own = objects.attach_mut("child's").unwrap();
                         own.heap().unwrap().enter(|scope| {
                             drop(PBox::new_in(2u64, scope.heap()).unwrap());
                         });
@@ -201,9 +201,9 @@ fn dropping_the_parents_structures_does_nothing_in_a_child() {
     let _alone = alone();
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
-    let heap = CreateObject { heap: true, ..CreateObject::default() };
-    objects.create("heap", 1 << 20, &heap).unwrap();
-    let mut object = objects.attach("heap", Access::Write, None).unwrap();
+    let heap = CreateObject::new().heap(true);
+    heap.create(&objects, "heap", 1 << 20).unwrap();
+    let mut object = objects.attach_mut("heap").unwrap();
     object.heap().unwrap().enter(|scope| {
         let heap = scope.heap();
         let text = || PString::from_str_in("text", heap).unwrap();

@@ -2,6 +2,7 @@
 
 #[path = "../examples/common/mod.rs"]
 mod common;
+#[path = "../../pheap/tests/support/mod.rs"]
 mod heap_support;
 
 use aquifer_object::collections::PString;

@@ -4,19 +4,12 @@ mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use aquifer_object::{Access, CreateObject, Keys, ObjectError, ObjectState, Objects};
+use aquifer_object::{Access, CreateObject, ObjectError, ObjectOptions, ObjectState, Objects};
 use aquifer_pool::{OpenOptions, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::fixed::{self, FixedRange, WINDOW};
-use support::{PAGE, Place, load, load_all, store};
-
-const PLAIN: CreateObject<'static> = CreateObject {
-    keys: Keys { read: None, write: None },
-    relocatable: false,
-    heap: false,
-    address: None,
-};
+use support::{PAGE, Place, attach_for, load, load_all, store};
 
 fn small(place: &Place) -> Objects {
     place.create(16 << 20, 1 << 20)
@@ -26,9 +19,9 @@ fn small(place: &Place) -> Objects {
 fn what_was_stored_before_psync_is_there_afterwards() {
     let place = Place::new();
     let objects = small(&place);
-    let made = objects.create("an object", 10 * PAGE as u64 - 7, &PLAIN).unwrap();
+    let made = objects.create("an object", 10 * PAGE as u64 - 7).unwrap();
     assert_eq!(made.size_bytes, 10 * PAGE as u64);
-    let mut attached = objects.attach("an object", Access::Write, None).unwrap();
+    let mut attached = objects.attach_mut("an object").unwrap();
     assert_eq!(attached.address(), made.address);
     assert!(attached.as_slice().unwrap().iter().all(|&byte| byte == 0));
     attached.as_mut_slice().unwrap()[3 * PAGE] = 1;
@@ -41,7 +34,8 @@ fn what_was_stored_before_psync_is_there_afterwards() {
     for round in 0..2 {
         let objects = if round == 0 { objects.clone() } else { place.open() };
         for access in [Access::Read, Access::Write] {
-            let attached = objects.attach("an object", access, None).unwrap();
+            let options = ObjectOptions::new();
+            let attached = attach_for(access, options, &objects, "an object").unwrap();
             assert_eq!(attached.address(), made.address);
             let bytes = attached.as_slice().unwrap();
             assert_eq!(bytes[3 * PAGE..][..3], [1, 2, 0]);
@@ -58,16 +52,16 @@ fn a_file_in_memory_is_as_good() {
         return;
     };
     let objects = small(&place);
-    objects.create("an object", 3 * PAGE as u64, &PLAIN).unwrap();
+    objects.create("an object", 3 * PAGE as u64).unwrap();
     for round in 1..5 {
-        let mut attached = objects.attach("an object", Access::Write, None).unwrap();
+        let mut attached = objects.attach_mut("an object").unwrap();
         assert_eq!(load(&attached, 2), round - 1);
         store(&mut attached, 2, round);
         attached.psync().unwrap();
     }
     drop(objects);
     let objects = place.open();
-    assert_eq!(load(&objects.attach("an object", Access::Read, None).unwrap(), 2), 4);
+    assert_eq!(load(&objects.attach("an object").unwrap(), 2), 4);
 }
 
 #[test]
@@ -75,35 +69,36 @@ fn impossible_objects_are_refused() {
     let place = Place::new();
     let objects = small(&place);
     let before = objects.pool().info().unwrap();
-    let parameter = |name: &str, size: u64, options: &CreateObject<'_>| {
-        let error = objects.create(name, size, options).unwrap_err();
+    let parameter = |name: &str, size: u64, options: CreateObject<'_>| {
+        let error = options.create(&objects, name, size).unwrap_err();
         assert!(matches!(error, ObjectError::Parameter { .. }), "{error}");
     };
-    parameter("", 1, &PLAIN);
-    parameter("a\0b", 1, &PLAIN);
-    parameter(&"n".repeat(256), 1, &PLAIN);
-    parameter("empty", 0, &PLAIN);
-    parameter("vast", u64::MAX, &PLAIN);
-    let at = |address| CreateObject { address: Some(address), ..PLAIN };
-    parameter("low", 1, &at(WINDOW.start - PAGE as u64));
-    parameter("high", 2 * PAGE as u64, &at(WINDOW.end - PAGE as u64));
-    parameter("crooked", 1, &at(WINDOW.start + 1));
-    parameter("wraps", 1, &at(u64::MAX - (PAGE as u64 - 1)));
-    let too_large = objects.create("too large", 1 << 30, &PLAIN).unwrap_err();
+    let plain = CreateObject::new();
+    parameter("", 1, plain);
+    parameter("a\0b", 1, plain);
+    parameter(&"n".repeat(256), 1, plain);
+    parameter("empty", 0, plain);
+    parameter("vast", u64::MAX, plain);
+    let at = |address| CreateObject::new().address(address);
+    parameter("low", 1, at(WINDOW.start - PAGE as u64));
+    parameter("high", 2 * PAGE as u64, at(WINDOW.end - PAGE as u64));
+    parameter("crooked", 1, at(WINDOW.start + 1));
+    parameter("wraps", 1, at(u64::MAX - (PAGE as u64 - 1)));
+    let too_large = objects.create("too large", 1 << 30).unwrap_err();
     assert!(matches!(too_large, ObjectError::Pool(PoolError::Full { .. })), "{too_large}");
     let after = objects.pool().info().unwrap();
     assert_eq!((before.free_pages, before.objects), (after.free_pages, after.objects));
     assert!(objects.list().unwrap().is_empty());
 
     let longest = "n".repeat(255);
-    let made = objects.create(&longest, 2 * PAGE as u64, &PLAIN).unwrap();
-    let exists = objects.create(&longest, 1, &PLAIN).unwrap_err();
+    let made = objects.create(&longest, 2 * PAGE as u64).unwrap();
+    let exists = objects.create(&longest, 1).unwrap_err();
     assert!(matches!(exists, ObjectError::Exists { .. }), "{exists}");
     for address in [made.address, made.address + PAGE as u64] {
-        let taken = objects.create("there", 1, &at(address)).unwrap_err();
+        let taken = at(address).create(&objects, "there", 1).unwrap_err();
         assert!(matches!(&taken, ObjectError::AddressOfAnother { by, .. } if *by == *longest));
     }
-    let behind = objects.create("behind", 1, &at(made.address + 2 * PAGE as u64)).unwrap();
+    let behind = at(made.address + 2 * PAGE as u64).create(&objects, "behind", 1).unwrap();
     assert_eq!(behind.address, made.address + 2 * PAGE as u64);
 }
 
@@ -116,14 +111,14 @@ fn the_last_slot_and_the_last_page_can_be_used() {
     let objects = Objects::new(pool);
     // The root directory uses one slot.
     for number in 0..6 {
-        objects.create(format!("object {number}"), 1, &PLAIN).unwrap();
+        objects.create(format!("object {number}"), 1).unwrap();
     }
-    let error = objects.create("one more", 1, &PLAIN).unwrap_err();
+    let error = objects.create("one more", 1).unwrap_err();
     assert!(matches!(error, ObjectError::Pool(PoolError::NoFreeInode { .. })), "{error}");
-    objects.destroy("object 3", None).unwrap();
+    objects.destroy("object 3").unwrap();
     let free = objects.pool().info().unwrap().largest_free_pages;
-    objects.create("all that is left", free * PAGE as u64, &PLAIN).unwrap();
-    let mut attached = objects.attach("all that is left", Access::Write, None).unwrap();
+    objects.create("all that is left", free * PAGE as u64).unwrap();
+    let mut attached = objects.attach_mut("all that is left").unwrap();
     store(&mut attached, free as usize - 1, 7);
     attached.psync().unwrap();
 }
@@ -135,8 +130,8 @@ fn a_destroyed_object_is_gone_and_its_pages_show_nothing() {
     // Nearly all free pages, so that the next object gets the same ones.
     let all = (objects.pool().info().unwrap().largest_free_pages - 512) * PAGE as u64;
     for round in 0..4 {
-        let made = objects.create("secret", all, &PLAIN).unwrap();
-        let mut attached = objects.attach("secret", Access::Write, None).unwrap();
+        let made = objects.create("secret", all).unwrap();
+        let mut attached = objects.attach_mut("secret").unwrap();
         assert!(load_all(&attached).iter().all(|&number| number == 0), "round {round}");
         assert_eq!(attached.address(), made.address);
         for page in 0..all as usize / PAGE {
@@ -145,13 +140,13 @@ fn a_destroyed_object_is_gone_and_its_pages_show_nothing() {
                 attached.psync().unwrap();
             }
         }
-        let refused = objects.destroy("secret", None).unwrap_err();
+        let refused = objects.destroy("secret").unwrap_err();
         assert!(matches!(refused, ObjectError::AttachedHere { .. }), "{refused}");
         attached.detach().unwrap();
-        objects.destroy("secret", None).unwrap();
-        let gone = objects.attach("secret", Access::Read, None).unwrap_err();
+        objects.destroy("secret").unwrap();
+        let gone = objects.attach("secret").unwrap_err();
         assert!(matches!(gone, ObjectError::NotFound { .. }), "{gone}");
-        let gone = objects.destroy("secret", None).unwrap_err();
+        let gone = objects.destroy("secret").unwrap_err();
         assert!(matches!(gone, ObjectError::NotFound { .. }), "{gone}");
     }
 }
@@ -160,25 +155,27 @@ fn a_destroyed_object_is_gone_and_its_pages_show_nothing() {
 fn keys_are_asked_for() {
     let place = Place::new();
     let objects = small(&place);
-    let keys = Keys { read: Some(b"reader"), write: Some(b"writer") };
-    let made = objects.create("locked", 1, &CreateObject { keys, ..PLAIN }).unwrap();
+    let both = CreateObject::new().read_key("reader").write_key("writer");
+    let made = both.create(&objects, "locked", 1).unwrap();
     assert!(made.needs_read_key && made.needs_write_key);
-    let attach = |access, key| objects.attach("locked", access, key).map(drop);
+    let none = ObjectOptions::new();
+    let [wrong, reader, writer] = ["wrong", "reader", "writer"].map(|key| none.key(key));
+    let attach = |access, options| attach_for(access, options, &objects, "locked").map(drop);
     for access in [Access::Read, Access::Write] {
-        for key in [None, Some(&b"wrong"[..])] {
-            let error = attach(access, key).unwrap_err();
+        for options in [none, wrong] {
+            let error = attach(access, options).unwrap_err();
             assert!(matches!(error, ObjectError::WrongKey { .. }), "{error}");
         }
-        attach(access, Some(b"writer")).unwrap();
+        attach(access, writer).unwrap();
     }
-    attach(Access::Read, Some(b"reader")).unwrap();
+    attach(Access::Read, reader).unwrap();
     let is_read_key = |error| matches!(error, ObjectError::ReadKeyForWriting { .. });
-    assert!(is_read_key(attach(Access::Write, Some(b"reader")).unwrap_err()));
-    assert!(is_read_key(objects.destroy("locked", Some(b"reader")).unwrap_err()));
-    assert!(is_read_key(objects.resize("locked", 1 << 16, Some(b"reader")).unwrap_err()));
-    assert!(is_read_key(objects.rename("locked", "open", Some(b"reader")).unwrap_err()));
-    assert!(is_read_key(objects.relocate("locked", None, Some(b"reader")).unwrap_err()));
-    objects.destroy("locked", Some(b"writer")).unwrap();
+    assert!(is_read_key(attach(Access::Write, reader).unwrap_err()));
+    assert!(is_read_key(reader.destroy(&objects, "locked").unwrap_err()));
+    assert!(is_read_key(reader.resize(&objects, "locked", 1 << 16).unwrap_err()));
+    assert!(is_read_key(reader.rename(&objects, "locked", "open").unwrap_err()));
+    assert!(is_read_key(reader.relocate(&objects, "locked", None).unwrap_err()));
+    writer.destroy(&objects, "locked").unwrap();
 }
 
 #[test]
@@ -187,39 +184,40 @@ fn one_writer_or_many_readers() {
     let one = small(&place);
     let other = place.open();
     let own = Some(std::process::id());
-    one.create("shared", 1, &PLAIN).unwrap();
-    let writer = one.attach("shared", Access::Write, None).unwrap();
+    one.create("shared", 1).unwrap();
+    let writer = one.attach_mut("shared").unwrap();
+    let options = ObjectOptions::new();
     for access in [Access::Read, Access::Write] {
-        let here = one.attach("shared", access, None).unwrap_err();
+        let here = attach_for(access, options, &one, "shared").unwrap_err();
         assert!(matches!(here, ObjectError::AttachedHere { .. }), "{here}");
-        let there = other.attach("shared", access, None).unwrap_err();
+        let there = attach_for(access, options, &other, "shared").unwrap_err();
         assert!(matches!(there, ObjectError::Attached { holder, .. } if holder == own), "{there}");
     }
-    assert!(matches!(other.destroy("shared", None), Err(ObjectError::Attached { .. })));
-    assert!(matches!(other.resize("shared", 1 << 20, None), Err(ObjectError::Attached { .. })));
+    assert!(matches!(other.destroy("shared"), Err(ObjectError::Attached { .. })));
+    assert!(matches!(other.resize("shared", 1 << 20), Err(ObjectError::Attached { .. })));
     writer.detach().unwrap();
-    let reader = other.attach("shared", Access::Read, None).unwrap();
-    let error = one.attach("shared", Access::Write, None).unwrap_err();
+    let reader = other.attach("shared").unwrap();
+    let error = one.attach_mut("shared").unwrap_err();
     assert!(matches!(error, ObjectError::Attached { holder, .. } if holder == own), "{error}");
     // A second reader gets the lock, but in this process the first one occupies the addresses.
-    let error = one.attach("shared", Access::Read, None).unwrap_err();
+    let error = one.attach("shared").unwrap_err();
     assert!(
         matches!(&error, ObjectError::AddressTaken { by, .. } if by.contains("pool")),
         "{error}"
     );
     drop(reader);
-    one.attach("shared", Access::Write, None).unwrap().detach().unwrap();
+    one.attach_mut("shared").unwrap().detach().unwrap();
 }
 
 #[test]
 fn what_lies_at_an_objects_address_is_named_and_not_replaced() {
     let place = Place::new();
     let objects = small(&place);
-    let made = objects.create("mine", 4 * PAGE as u64, &PLAIN).unwrap();
+    let made = objects.create("mine", 4 * PAGE as u64).unwrap();
     let other = FixedRange::map_anonymous(made.address + PAGE as u64, PAGE as u64).unwrap();
     // SAFETY: inside the mapping.
     unsafe { other.address().write_volatile(7) };
-    let error = objects.attach("mine", Access::Write, None).unwrap_err();
+    let error = objects.attach_mut("mine").unwrap_err();
     let ObjectError::AddressTaken { address, len_bytes, by, .. } = &error else {
         panic!("{error}")
     };
@@ -229,15 +227,15 @@ fn what_lies_at_an_objects_address_is_named_and_not_replaced() {
     assert_eq!(unsafe { other.address().read_volatile() }, 7);
     // The lock was released.
     drop(other);
-    objects.attach("mine", Access::Write, None).unwrap();
+    objects.attach_mut("mine").unwrap();
 }
 
 #[test]
 fn reading_is_all_that_an_attachment_for_reading_can() {
     let place = Place::new();
     let objects = small(&place);
-    objects.create("read", 1, &PLAIN).unwrap();
-    let mut attached = objects.attach("read", Access::Read, None).unwrap();
+    objects.create("read", 1).unwrap();
+    let mut attached = objects.attach("read").unwrap();
     let error = attached.as_mut_slice().unwrap_err();
     assert!(matches!(error, ObjectError::AttachedForReading { .. }), "{error}");
     let lsn = objects.pool().durable_lsn();
@@ -253,30 +251,30 @@ fn reading_is_all_that_an_attachment_for_reading_can() {
 fn a_reader_that_cannot_write_sees_what_is_only_in_the_log() {
     let place = Place::new();
     let objects = small(&place);
-    objects.create("fresh", 3 * PAGE as u64, &PLAIN).unwrap();
+    objects.create("fresh", 3 * PAGE as u64).unwrap();
     let readers = place.open_for_reading();
     for value in 1..4 {
-        let mut attached = objects.attach("fresh", Access::Write, None).unwrap();
+        let mut attached = objects.attach_mut("fresh").unwrap();
         store(&mut attached, 1, value);
         attached.psync().unwrap();
-        let refused = readers.attach("fresh", Access::Read, None).unwrap_err();
+        let refused = readers.attach("fresh").unwrap_err();
         assert!(matches!(refused, ObjectError::Attached { .. }), "{refused}");
         attached.detach().unwrap();
         let state = objects.state_of("fresh").unwrap();
         assert_eq!(state, ObjectState::Copying, "committed, and not applied");
-        let reader = readers.attach("fresh", Access::Read, None).unwrap();
+        let reader = readers.attach("fresh").unwrap();
         assert_eq!((load(&reader, 0), load(&reader, 1), load(&reader, 2)), (0, value, 0));
-        let writing = readers.attach("other", Access::Write, None).unwrap_err();
+        let writing = readers.attach_mut("other").unwrap_err();
         assert!(matches!(writing, ObjectError::Pool(PoolError::ReadOnly { .. })), "{writing}");
         assert!(matches!(
-            objects.attach("fresh", Access::Write, None),
+            objects.attach_mut("fresh"),
             Err(ObjectError::Attached { holder: None, .. })
         ));
     }
     for refused in [
-        readers.create("no", 1, &PLAIN).map(drop),
-        readers.destroy("fresh", None),
-        readers.rename("fresh", "stale", None),
+        readers.create("no", 1).map(drop),
+        readers.destroy("fresh"),
+        readers.rename("fresh", "stale"),
     ] {
         assert!(matches!(refused, Err(ObjectError::Pool(PoolError::ReadOnly { .. }))));
     }
@@ -286,9 +284,10 @@ fn a_reader_that_cannot_write_sees_what_is_only_in_the_log() {
 fn objects_are_listed_described_and_renamed() {
     let place = Place::new();
     let objects = small(&place);
-    let keys = Keys { read: None, write: Some(b"k") };
-    objects.create("b", 5000, &CreateObject { keys, relocatable: true, ..PLAIN }).unwrap();
-    objects.create("a", 3 << 20, &CreateObject { heap: true, ..PLAIN }).unwrap();
+    let movable = CreateObject::new().write_key("k").relocatable(true);
+    movable.create(&objects, "b", 5000).unwrap();
+    CreateObject::new().heap(true).create(&objects, "a", 3 << 20).unwrap();
+    let with_key = ObjectOptions::new().key("k");
     let list = objects.list().unwrap();
     let names: Vec<_> = list.iter().map(|info| info.name.to_str().unwrap()).collect();
     assert_eq!(names, ["a", "b"]);
@@ -302,10 +301,10 @@ fn objects_are_listed_described_and_renamed() {
     assert_eq!(list[0].media_offset_bytes % huge, 0, "large contents begin at huge pages");
     assert!(matches!(objects.info("c"), Err(ObjectError::NotFound { .. })));
 
-    let taken = objects.rename("b", "a", Some(b"k")).unwrap_err();
+    let taken = with_key.rename(&objects, "b", "a").unwrap_err();
     assert!(matches!(taken, ObjectError::Exists { .. }), "{taken}");
-    objects.rename("b", "c", Some(b"k")).unwrap();
-    objects.rename("c", "c", Some(b"k")).unwrap();
+    with_key.rename(&objects, "b", "c").unwrap();
+    with_key.rename(&objects, "c", "c").unwrap();
     assert!(matches!(objects.info("b"), Err(ObjectError::NotFound { .. })));
     let renamed = objects.info("c").unwrap();
     assert_eq!((renamed.number, renamed.address), (list[1].number, list[1].address));
@@ -326,10 +325,10 @@ fn names_lead_where_the_list_says_in_every_handle() {
         let (objects, one, other) = (&writers[round % 2], name(rng.below(24)), name(rng.below(24)));
         let (has_one, has_other) = (objects.info(&one).is_ok(), objects.info(&other).is_ok());
         match has_one {
-            false => drop(objects.create(&one, 1, &PLAIN).unwrap()),
-            true if rng.chance(0.5) => objects.destroy(&one, None).unwrap(),
+            false => drop(objects.create(&one, 1).unwrap()),
+            true if rng.chance(0.5) => objects.destroy(&one).unwrap(),
             true => {
-                let renamed = objects.rename(&one, &other, None);
+                let renamed = objects.rename(&one, &other);
                 assert_eq!(renamed.is_err(), has_other && one != other, "{one} to {other}");
             }
         }
@@ -354,19 +353,19 @@ fn names_are_bytes() {
     let place = Place::new();
     let objects = small(&place);
     let names = [&b"caf\xe8"[..], b"caf\xe9", "caf\u{fffd}".as_bytes(), b"a\nb"];
-    names.iter().for_each(|name| drop(objects.create(name, 1, &PLAIN).unwrap()));
+    names.iter().for_each(|name| drop(objects.create(name, 1).unwrap()));
     let list = objects.list().unwrap();
     assert_eq!(list.len(), names.len());
     let mut messages = std::collections::BTreeSet::new();
     for info in &list {
-        let attached = objects.attach(&info.name, Access::Write, None).unwrap();
+        let attached = objects.attach_mut(&info.name).unwrap();
         assert_eq!((attached.name(), attached.address()), (info.name.clone(), info.address));
-        let error = objects.destroy(&info.name, None).unwrap_err().to_string();
+        let error = objects.destroy(&info.name).unwrap_err().to_string();
         assert!(error.contains(&info.name.to_string()), "{error}");
         messages.insert(error);
     }
     assert_eq!(messages.len(), names.len(), "{messages:?}");
-    let error = objects.create(b"a\0b\xff", 1, &PLAIN).unwrap_err().to_string();
+    let error = objects.create(b"a\0b\xff", 1).unwrap_err().to_string();
     assert!(error.contains(r"$'a\x00b\xff'"), "{error}");
 }
 
@@ -374,9 +373,9 @@ fn names_are_bytes() {
 fn objects_by_address() {
     let place = Place::new();
     let objects = small(&place);
-    objects.create("raw", 3 * PAGE as u64, &PLAIN).unwrap();
-    let options = Default::default();
-    let start = objects.attach_raw("raw", Access::Write, None, &options).unwrap().as_ptr();
+    objects.create("raw", 3 * PAGE as u64).unwrap();
+    let options = ObjectOptions::new();
+    let start = options.attach_raw_mut(&objects, "raw").unwrap().as_ptr();
     // SAFETY: inside the object, which no other code uses.
     let inside = unsafe { start.add(2 * PAGE + 5) };
     // SAFETY: as above.
@@ -391,16 +390,16 @@ fn objects_by_address() {
     }
     objects.detach(inside).unwrap();
     assert!(is_misuse(objects.detach(start).unwrap_err()), "detached already");
-    let attached = objects.attach("raw", Access::Read, None).unwrap();
+    let attached = objects.attach("raw").unwrap();
     assert_eq!(attached.as_slice().unwrap()[2 * PAGE + 5], 9);
     assert!(is_misuse(objects.detach(attached.start().as_ptr()).unwrap_err()), "held by value");
     assert_eq!(attached.as_slice().unwrap()[2 * PAGE + 5], 9);
     drop(attached);
 
     // Dropping the objects detaches what is still attached.
-    let start = objects.attach_raw("raw", Access::Write, None, &options).unwrap();
+    let start = options.attach_raw_mut(&objects, "raw").unwrap();
     drop(objects);
-    let again = place.open().attach_raw("raw", Access::Write, None, &options);
+    let again = options.attach_raw_mut(&place.open(), "raw");
     assert_eq!(again.unwrap(), start);
 }
 
@@ -414,15 +413,15 @@ fn a_name_leads_to_its_own_object_while_numbers_are_used_again() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let make = |index: usize| {
-                one.create(names[index], (index + 1) as u64 * PAGE as u64, &PLAIN).unwrap();
-                if let Ok(mut attached) = one.attach(names[index], Access::Write, None) {
+                one.create(names[index], (index + 1) as u64 * PAGE as u64).unwrap();
+                if let Ok(mut attached) = one.attach_mut(names[index]) {
                     store(&mut attached, 0, index as u64 + 1);
                     attached.psync().unwrap();
                 }
             };
             for round in 0..steps(50) {
                 for name in names {
-                    while one.destroy(name, None).is_err_and(|error| is_busy(&error)) {
+                    while one.destroy(name).is_err_and(|error| is_busy(&error)) {
                         std::thread::yield_now();
                     }
                 }
@@ -434,7 +433,7 @@ fn a_name_leads_to_its_own_object_while_numbers_are_used_again() {
         let mut found = 0;
         while !is_over.load(Ordering::SeqCst) {
             for (index, name) in names.iter().enumerate() {
-                match other.attach(name, Access::Read, None) {
+                match other.attach(name) {
                     Ok(attached) => {
                         let tag = load(&attached, 0);
                         assert!(tag == 0 || tag == index as u64 + 1, "{name} has {tag}");
@@ -463,9 +462,9 @@ fn is_busy(error: &ObjectError) -> bool {
 fn fixed_addresses_avoid_those_of_all_objects() {
     let place = Place::new();
     let objects = small(&place);
-    let first = objects.create("first", 3 << 20, &PLAIN).unwrap();
+    let first = objects.create("first", 3 << 20).unwrap();
     for number in 0..50 {
-        let made = objects.create(format!("object {number}"), 1, &PLAIN).unwrap();
+        let made = objects.create(format!("object {number}"), 1).unwrap();
         let is_apart = made.address + made.size_bytes <= first.address
             || first.address + first.size_bytes <= made.address;
         assert!(is_apart && WINDOW.contains(&made.address));

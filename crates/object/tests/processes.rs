@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use actor::{Actor, hear, say, told};
-use aquifer_object::{Access, Attachment, CreateObject, ObjectError, ObjectState, Objects};
+use aquifer_object::{Access, Attachment, ObjectError, ObjectOptions, ObjectState, Objects};
 use aquifer_pool::media;
 use aquifer_pool::{OpenOptions, Pool};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use support::{PAGE, Place, Wrapped, load, load_all, store};
+use support::{PAGE, Place, Wrapped, attach_for, load, load_all, store};
 
 /// The roles of children. Not a test by itself.
 #[test]
@@ -35,8 +35,8 @@ fn objects() -> Objects {
     Objects::open(told("POOL"), &OpenOptions::default()).unwrap()
 }
 
-fn access() -> Access {
-    if told("ACCESS") == "read" { Access::Read } else { Access::Write }
+fn attach_as_told(objects: &Objects, name: &str) -> Result<Attachment, ObjectError> {
+    if told("ACCESS") == "read" { objects.attach(name) } else { objects.attach_mut(name) }
 }
 
 // ---- access control -----------------------------------------------------------------------------
@@ -44,7 +44,7 @@ fn access() -> Access {
 /// Attaches, and detaches on the parent's command.
 fn holder() {
     let objects = objects();
-    let attached = objects.attach("object", access(), None).unwrap();
+    let attached = attach_as_told(&objects, "object").unwrap();
     say(format!("attached at {:#x}", attached.address()));
     hear();
     attached.detach().unwrap();
@@ -53,7 +53,7 @@ fn holder() {
 }
 
 fn outcome(objects: &Objects, access: Access) -> Result<Attachment, Option<u32>> {
-    objects.attach("object", access, None).map_err(|error| match error {
+    attach_for(access, ObjectOptions::new(), objects, "object").map_err(|error| match error {
         ObjectError::Attached { holder, .. } => holder,
         other => panic!("{other}"),
     })
@@ -64,7 +64,7 @@ fn outcome(objects: &Objects, access: Access) -> Result<Attachment, Option<u32>>
 fn one_process_writes_or_many_read() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
-    objects.create("object", 1, &CreateObject::default()).unwrap();
+    objects.create("object", 1).unwrap();
     let start = |access| {
         let mut holder = Actor::start("holder", &place.path(), &[("ACCESS", access)]);
         let pid = holder.pid();
@@ -83,7 +83,7 @@ fn one_process_writes_or_many_read() {
     let held = outcome(&objects, Access::Write).map(drop).unwrap_err();
     assert!(held == Some(pid) || held == Some(readers.1), "{held:?}");
     assert_eq!(objects.state_of("object").unwrap(), ObjectState::Reading);
-    assert!(matches!(objects.destroy("object", None), Err(ObjectError::Attached { .. })));
+    assert!(matches!(objects.destroy("object"), Err(ObjectError::Attached { .. })));
     writer.finish();
 }
 
@@ -91,7 +91,7 @@ fn one_process_writes_or_many_read() {
 fn a_dead_owner_does_not_block() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
-    objects.create("object", 1, &CreateObject::default()).unwrap();
+    objects.create("object", 1).unwrap();
     for access in ["read", "write"] {
         for _ in 0..steps(5) {
             let mut holder = Actor::start("holder", &place.path(), &[("ACCESS", access)]);
@@ -107,7 +107,7 @@ fn a_dead_owner_does_not_block() {
 fn namespaces_of_processes_are_seen_through() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
-    objects.create("object", 1, &CreateObject::default()).unwrap();
+    objects.create("object", 1).unwrap();
     let told = [("ACCESS", "write")];
     let mut holder = match Actor::start_in_namespace("holder", &place.path(), &told) {
         Ok(holder) => holder,
@@ -121,7 +121,7 @@ fn namespaces_of_processes_are_seen_through() {
     holder.kill();
     // The process in the namespace is killed a moment after its parent process.
     let start = std::time::Instant::now();
-    while objects.attach("object", Access::Write, None).is_err() {
+    while objects.attach_mut("object").is_err() {
         assert!(start.elapsed().as_secs() < 30, "a killed holder blocks");
         std::thread::yield_now();
     }
@@ -134,8 +134,8 @@ const COUNTED: usize = 40;
 /// Counts in all pages of one object, or of two together, and reports each number that is durable.
 fn counter() {
     let objects = objects();
-    let mut a = objects.attach("a", Access::Write, None).unwrap();
-    let mut b = objects.attach("b", Access::Write, None).unwrap();
+    let mut a = objects.attach_mut("a").unwrap();
+    let mut b = objects.attach_mut("b").unwrap();
     let mut rng = Rng::new(told("SEED").parse().unwrap());
     say("counting");
     for number in load(&a, 0) + 1.. {
@@ -170,8 +170,8 @@ fn checker() {
         }
         _ => objects(),
     };
-    let a = objects.attach("a", access(), None).unwrap();
-    let b = objects.attach("b", access(), None).unwrap();
+    let a = attach_as_told(&objects, "a").unwrap();
+    let b = attach_as_told(&objects, "b").unwrap();
     assert_eq!(load(&a, 0), load(&b, 0), "both are of one commit");
     assert_eq!(load(&a, 0), load(&a, 1));
     if load(&a, COUNTED) == COUNTED as u64 {
@@ -187,7 +187,7 @@ fn a_killed_writer_leaves_its_last_psync_or_the_one_in_flight() {
     let path = place.path();
     let objects = place.create(8 << 20, 64 << 10);
     let size = (PAGE * (COUNTED + 1)) as u64;
-    ["a", "b"].iter().for_each(|name| drop(objects.create(name, size, &CreateObject::default())));
+    ["a", "b"].iter().for_each(|name| drop(objects.create(name, size)));
     drop(objects);
     let seed = seed(21);
     let mut rng = Rng::new(seed);
@@ -236,8 +236,8 @@ struct Node {
 /// Builds a list with plain pointers, whose nodes alternate between two objects.
 fn builder() {
     let objects = objects();
-    let mut one = objects.attach("one", Access::Write, None).unwrap();
-    let mut other = objects.attach("other", Access::Write, None).unwrap();
+    let mut one = objects.attach_mut("one").unwrap();
+    let mut other = objects.attach_mut("other").unwrap();
     let starts = [one.start(), other.start()].map(|start| start.cast::<Node>().as_ptr());
     for number in 0..100usize {
         // SAFETY: both objects have room for fifty nodes, and no other code uses them.
@@ -254,8 +254,8 @@ fn builder() {
 /// Follows the list.
 fn walker() {
     let objects = objects();
-    let one = objects.attach("one", Access::Read, None).unwrap();
-    let _other = objects.attach("other", Access::Read, None).unwrap();
+    let one = objects.attach("one").unwrap();
+    let _other = objects.attach("other").unwrap();
     let mut numbers = Vec::new();
     let mut node = one.start().cast::<Node>().as_ptr();
     while !node.is_null() {
@@ -273,7 +273,7 @@ fn plain_pointers_hold_between_processes_and_restarts() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
     for name in ["one", "other"] {
-        objects.create(name, PAGE as u64, &CreateObject::default()).unwrap();
+        objects.create(name, PAGE as u64).unwrap();
     }
     Actor::start("builder", &place.path(), &[]).finish();
     Actor::start("walker", &place.path(), &[]).until("walked");
@@ -306,7 +306,7 @@ fn stuck_writer() {
     });
     let options = OpenOptions { background: false, ..OpenOptions::default() };
     let objects = Objects::new(Pool::open_on(Arc::new(media), &options).unwrap());
-    let mut attached = objects.attach("object", Access::Write, None).unwrap();
+    let mut attached = objects.attach_mut("object").unwrap();
     store(&mut attached, 0, 5);
     say("stored");
     hear();
@@ -323,7 +323,7 @@ fn stuck_writer() {
 fn the_states_are_seen_by_other_processes() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
-    objects.create("object", 1, &CreateObject::default()).unwrap();
+    objects.create("object", 1).unwrap();
     let state = || objects.state_of("object").unwrap();
     let mut writer = Actor::start("stuck writer", &place.path(), &[]);
     writer.until("stored");
@@ -339,7 +339,7 @@ fn the_states_are_seen_by_other_processes() {
     writer.tell("detach");
     writer.until("detached");
     assert_eq!(state(), ObjectState::Copying);
-    let attached = objects.attach("object", Access::Read, None).unwrap();
+    let attached = objects.attach("object").unwrap();
     assert_eq!((state(), load(&attached, 0)), (ObjectState::Reading, 5));
     attached.detach().unwrap();
     assert_eq!(state(), ObjectState::Detached);
@@ -353,7 +353,7 @@ fn a_writer_killed_while_persisting_leaves_one_state_or_the_other() {
     for (told, decided) in [(&[][..], 0), (&[("WRITTEN", "yes")], 5)] {
         let place = Place::new();
         let objects = place.create(8 << 20, 1 << 20);
-        objects.create("object", 2 * PAGE as u64, &CreateObject::default()).unwrap();
+        objects.create("object", 2 * PAGE as u64).unwrap();
         let reading = place.open_for_reading();
         let mut writer = Actor::start("stuck writer", &place.path(), told);
         writer.until("stored");
@@ -362,20 +362,20 @@ fn a_writer_killed_while_persisting_leaves_one_state_or_the_other() {
         writer.kill();
         // A process that cannot resolve the commit sees the previous content, even after another
         // process has resolved it.
-        let undecided = reading.attach("object", Access::Read, None).unwrap();
+        let undecided = reading.attach("object").unwrap();
         assert_eq!(load(&undecided, 0), 0);
-        objects.create("other", 1, &CreateObject::default()).unwrap();
+        objects.create("other", 1).unwrap();
         objects.pool().checkpoint().unwrap();
         assert_eq!(load(&undecided, 0), 0);
         drop(undecided);
-        let mut attached = objects.attach("object", Access::Write, None).unwrap();
+        let mut attached = objects.attach_mut("object").unwrap();
         assert_eq!(load(&attached, 0), decided);
         store(&mut attached, 1, 9);
         attached.psync().unwrap();
         attached.detach().unwrap();
         drop((objects, reading));
         let objects = place.open();
-        let attached = objects.attach("object", Access::Read, None).unwrap();
+        let attached = objects.attach("object").unwrap();
         assert_eq!((load(&attached, 0), load(&attached, 1)), (decided, 9));
     }
 }
@@ -386,19 +386,19 @@ fn the_next_writer_decides_before_it_sees_anything() {
     for (told, decided) in [(&[][..], 0), (&[("WRITTEN", "yes")], 5)] {
         let place = Place::new();
         let objects = place.create(8 << 20, 1 << 20);
-        objects.create("object", 2 * PAGE as u64, &CreateObject::default()).unwrap();
+        objects.create("object", 2 * PAGE as u64).unwrap();
         let mut writer = Actor::start("stuck writer", &place.path(), told);
         writer.until("stored");
         writer.tell("commit");
         writer.until("writing");
         writer.kill();
-        let mut attached = objects.attach("object", Access::Write, None).unwrap();
+        let mut attached = objects.attach_mut("object").unwrap();
         let seen = load(&attached, 0);
         store(&mut attached, 1, 9);
         attached.psync().unwrap();
         drop((attached, objects));
         let objects = place.open();
-        let attached = objects.attach("object", Access::Read, None).unwrap();
+        let attached = objects.attach("object").unwrap();
         assert_eq!((load(&attached, 0), load(&attached, 1)), (seen, 9));
         assert_eq!(seen, decided);
     }

@@ -9,10 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use aquifer_object::{
-    Access, AttachOptions, Attachment, CreateObject, ObjectError, ObjectState, Objects,
-    PendingPsync,
-};
+use aquifer_object::{Attachment, ObjectError, ObjectOptions, ObjectState, Objects, PendingPsync};
 use aquifer_pool::media::{self, ByteRange, Media, MediaOperation, PersistenceDomain};
 use aquifer_pool::{CreateOptions, LockMode, OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
@@ -24,11 +21,11 @@ use support::{
 };
 
 fn create(objects: &Objects, name: &str, pages: usize) {
-    objects.create(name, (pages * PAGE) as u64, &CreateObject::default()).unwrap();
+    objects.create(name, (pages * PAGE) as u64).unwrap();
 }
 
 fn attach(objects: &Objects, name: &str) -> Attachment {
-    objects.attach(name, Access::Write, None).unwrap()
+    objects.attach_mut(name).unwrap()
 }
 
 fn forms() -> Vec<TrackerForm> {
@@ -45,10 +42,9 @@ fn forms() -> Vec<TrackerForm> {
 }
 
 fn attach_with(objects: &Objects, name: &str, form: TrackerForm, budget_pages: u64) -> Attachment {
-    let mut options = AttachOptions::default();
-    options.tracker = Some(form);
-    options.shadow_budget_bytes = Some(budget_pages * PAGE as u64);
-    objects.attach_with(name, Access::Write, None, &options).unwrap()
+    let budget_bytes = budget_pages * PAGE as u64;
+    let options = ObjectOptions::new().tracker(form).shadow_budget_bytes(budget_bytes);
+    options.attach_mut(objects, name).unwrap()
 }
 
 // ---- what it costs ------------------------------------------------------------------------------
@@ -236,7 +232,7 @@ fn random_work(
             18 => {
                 object.detach().unwrap();
                 if rng.chance(0.3) {
-                    let reader = objects.attach("object", Access::Read, None).unwrap();
+                    let reader = objects.attach("object").unwrap();
                     assert!(load_all(&reader) == durable, "seed {seed}, {what}, step {step}");
                 }
                 object = attach(&objects);
@@ -316,11 +312,11 @@ fn a_commit_larger_than_the_log_is_put_aside() {
         assert!(objects.info("object").unwrap().shadow_bytes > 0);
         let here = load_all(&object);
         let again = reopen(&media);
-        let survivor = again.attach("object", Access::Read, None);
+        let survivor = again.attach("object");
         // The same addresses in the same process.
         assert!(matches!(survivor, Err(ObjectError::AddressTaken { .. })));
         object.detach().unwrap();
-        let survivor = again.attach("object", Access::Read, None).unwrap();
+        let survivor = again.attach("object").unwrap();
         assert!(load_all(&survivor) == here, "round {round}");
         drop(survivor);
         assert_eq!(objects.info("object").unwrap().shadow_bytes, 0, "freed at detach");
@@ -356,7 +352,7 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
         object.detach().unwrap();
         let crashed = CrashMedia::from_image(&image, media.domain()).unwrap();
         let pool = Pool::open_on(Arc::new(crashed), &support::alone()).unwrap();
-        let survivor = Objects::new(pool).attach("object", Access::Read, None).unwrap();
+        let survivor = Objects::new(pool).attach("object").unwrap();
         assert!(load_all(&survivor).iter().all(|&number| number == filled(round)), "round {round}");
         drop(survivor);
         object = attach(&objects, "object");
@@ -431,7 +427,7 @@ fn stores_after_a_psync_began_are_not_part_of_it() {
     pending.wait().unwrap();
     let again = reopen(&media);
     object.detach().unwrap();
-    let survivor = again.attach("object", Access::Read, None).unwrap();
+    let survivor = again.attach("object").unwrap();
     assert_eq!((load(&survivor, 0), load(&survivor, 1)), (1, 0));
 }
 
@@ -626,12 +622,12 @@ fn a_log_write_that_fails_twice_makes_the_pool_read_only() {
     // The disk works again, but the pool stays failed.
     assert!(is_failed(object.psync().unwrap_err()));
     assert!(is_failed(object.psync_begin().unwrap_err()));
-    assert!(is_failed(objects.create("new", 1, &CreateObject::default()).unwrap_err()));
+    assert!(is_failed(objects.create("new", 1).unwrap_err()));
     assert_eq!(load(&object, 3), 6, "the program goes on with what it has");
     let lost = object.detach().unwrap_err();
     assert!(matches!(lost, ObjectError::Unsynced { .. }), "{lost}");
     // Acknowledged content can be read, and no attachment for writing is possible.
-    let reader = objects.attach("object", Access::Read, None).unwrap();
+    let reader = objects.attach("object").unwrap();
     assert_eq!(load(&reader, 3), 5);
     drop((reader, objects));
     let again = reopen(&media);
@@ -664,7 +660,7 @@ fn a_number_whose_object_is_being_destroyed_can_be_used_again() {
     create(&objects, "old", 1);
     let gate = media.hold(Trigger::on(MediaOperation::WriteDurable).within(log));
     std::thread::scope(|scope| {
-        let destroying = scope.spawn(|| objects.destroy("old", None));
+        let destroying = scope.spawn(|| objects.destroy("old"));
         gate.wait_until_reached();
         let creating = scope.spawn(|| create(&objects, "new", 1));
         let number = loop {
@@ -701,7 +697,7 @@ fn a_full_pool_takes_a_large_commit_once_there_is_room() {
     }
     store(&mut object, 5, 2);
     // Small commits would work, but a psync is never split.
-    objects.destroy("more ballast", None).unwrap();
+    objects.destroy("more ballast").unwrap();
     object.psync().unwrap();
     let expected = load_all(&object);
     let again = reopen(&media);
@@ -800,7 +796,7 @@ fn an_object_goes_through_the_states_of_the_figure() {
     create(&objects, "other", 8);
     let state = || objects.state_of("object").unwrap();
     assert_eq!(state(), ObjectState::Detached);
-    let reader = objects.attach("object", Access::Read, None).unwrap();
+    let reader = objects.attach("object").unwrap();
     assert_eq!(state(), ObjectState::Reading);
     reader.detach().unwrap();
     assert_eq!(state(), ObjectState::Detached);

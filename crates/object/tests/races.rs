@@ -7,7 +7,7 @@ mod actor;
 mod support;
 
 use actor::{Actor, say, told};
-use aquifer_object::{Access, CreateObject, ObjectError, Objects};
+use aquifer_object::{CreateObject, ObjectError, Objects};
 use aquifer_pool::check::CheckOptions;
 use aquifer_pool::{OpenOptions, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
@@ -36,25 +36,25 @@ fn meddle(objects: &Objects, rng: &mut Rng) -> Result<(), ObjectError> {
     let mut some_name = || NAMES[rng.below(3) as usize];
     let (name, other) = (some_name(), some_name());
     let size = (1 + rng.below(MOST_PAGES)) * PAGE as u64;
-    let options = CreateObject { relocatable: rng.chance(0.5), ..CreateObject::default() };
+    let options = CreateObject::new().relocatable(rng.chance(0.5));
     match rng.below(12) {
-        0..=2 => objects.create(name, size, &options).map(drop),
-        3 => objects.destroy(name, None),
-        4 => objects.rename(name, other, None),
-        5..=6 => objects.resize(name, size, None).map(drop),
-        7 => objects.relocate(name, None, None).map(drop),
+        0..=2 => options.create(objects, name, size).map(drop),
+        3 => objects.destroy(name),
+        4 => objects.rename(name, other),
+        5..=6 => objects.resize(name, size).map(drop),
+        7 => objects.relocate(name, None).map(drop),
         8 => {
             let info = objects.info(name)?;
             assert!(info.name == name && info.size_bytes <= MOST_PAGES * PAGE as u64, "{info:?}");
             Ok(())
         }
         9 => {
-            let attached = objects.attach(name, Access::Read, None)?;
+            let attached = objects.attach(name)?;
             check(name, &load_all(&attached));
             attached.detach()
         }
         _ => {
-            let mut attached = objects.attach(name, Access::Write, None)?;
+            let mut attached = objects.attach_mut(name)?;
             check(name, &load_all(&attached));
             let number = rng.next_u64() | 1;
             for page in 0..attached.len_bytes() as usize / PAGE {
@@ -118,7 +118,7 @@ fn processes_that_meddle_with_the_same_objects() {
         let objects = place.open();
         for info in objects.list().unwrap() {
             assert!(info.holders.is_empty(), "round {round}: {info:?}");
-            let attached = objects.attach(&info.name, Access::Write, None).unwrap();
+            let attached = objects.attach_mut(&info.name).unwrap();
             check(&info.name.to_string(), &load_all(&attached));
         }
     }

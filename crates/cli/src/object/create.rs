@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use aquifer::{CreateObject, Keys, Objects};
+use aquifer::{CreateObject, Objects};
 use aquifer_host::Bytes;
 
 use super::describe;
@@ -70,15 +70,19 @@ fn address(text: &str) -> Result<u64, String> {
 /// Creates the object and prints its address.
 pub fn run(args: &Args) -> Result<()> {
     let (read, write) = (args.keys.read_key()?, args.keys.write_key()?);
-    let options = CreateObject {
-        keys: Keys { read: read.as_deref(), write: write.as_deref() },
-        relocatable: args.relocatable,
-        address: args.address,
-        heap: args.heap,
-    };
+    let mut options = CreateObject::new().relocatable(args.relocatable).heap(args.heap);
+    if let Some(key) = &read {
+        options = options.read_key(key);
+    }
+    if let Some(key) = &write {
+        options = options.write_key(key);
+    }
+    if let Some(address) = args.address {
+        options = options.address(address);
+    }
     let name = args.name.as_bytes();
     let objects = Objects::new(args.access.open(&args.pool)?);
-    objects.create(name, args.size.0, &options)?;
+    options.create(&objects, name, args.size.0)?;
     let object = describe::one(&objects, name)?;
     if args.json {
         return output::print_json(&object, true);

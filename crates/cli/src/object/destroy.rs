@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
         let question = format!("permanently destroy {shown} ({size}) in {}?", args.pool.display());
         ensure!(is_confirmed(&question)?, "not confirmed; {shown} was not destroyed");
     }
-    objects.destroy(name, key.as_deref()).map_err(keys::explain)?;
+    keys::with(&key).destroy(&objects, name).map_err(keys::explain)?;
     output::print(&format!("destroyed {shown} ({size})\n"))
 }
 

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
-use aquifer::{Access, Attachment};
+use aquifer::Attachment;
 use aquifer_host::Bytes;
 
 use super::keys::{self, KeyArgs, ONE_KEY_HELP};
@@ -112,9 +112,8 @@ pub fn run(args: &Args) -> Result<()> {
         "--raw does not write to a terminal; redirect the output to a file with `> FILE`"
     );
     let objects = open_to_read(&args.pool, &args.access)?;
-    let attachment = objects
-        .attach(args.name.as_bytes(), Access::Read, key.as_deref())
-        .map_err(keys::explain)?;
+    let attachment =
+        keys::with(&key).attach(&objects, args.name.as_bytes()).map_err(keys::explain)?;
     let range = args.range.unwrap_or(Part::WHOLE).of(attachment.len_bytes())?;
     let memory = Memory::of(&attachment)?;
     // On a terminal the lines themselves show the progress.
@@ -239,7 +238,7 @@ fn write_line(offset: u64, bytes: &[u8], output: &mut impl Write) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use aquifer::{CreateObject, CreateOptions, Objects, OpenOptions, Pool};
+    use aquifer::{CreateOptions, Objects, OpenOptions, Pool};
 
     use super::*;
 
@@ -261,8 +260,8 @@ mod tests {
         let open = OpenOptions::default();
         let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &open).unwrap();
         let objects = Objects::new(pool);
-        objects.create("graph", 64 << 10, &CreateObject::default()).unwrap();
-        let attachment = objects.attach("graph", Access::Read, None).unwrap();
+        objects.create("graph", 64 << 10).unwrap();
+        let attachment = objects.attach("graph").unwrap();
         let memory = Memory::of(&attachment).unwrap();
         assert_eq!(memory.read(0..4096).unwrap(), vec![0; 4096]);
         File::options().write(true).open(&path).unwrap().set_len(0).unwrap();

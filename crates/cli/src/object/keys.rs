@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
-use aquifer::ObjectError;
+use aquifer::{ObjectError, ObjectOptions};
 
 /// The help text of each command that takes `--key`.
 pub const ONE_KEY_HELP: &str = "\
@@ -93,6 +93,12 @@ impl NewKeysArgs {
             choose(self.write_key.clone(), self.write_key_file.as_deref(), "AQUIFER_WRITE_KEY");
         not_empty(key?, "--write-key")
     }
+}
+
+/// The options that give the key, if there is one.
+pub fn with(key: &Option<Vec<u8>>) -> ObjectOptions<'_> {
+    let options = ObjectOptions::new();
+    key.iter().fold(options, |options, key| options.key(key))
 }
 
 /// Adds how to give a key to the error for a missing key.

@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
     let key = args.key.key()?;
     let objects = Objects::new(args.access.open(&args.pool)?);
     let before = describe::one(&objects, name)?;
-    let resized = objects.resize(name, args.size.0, key.as_deref()).map_err(keys::explain)?;
+    let resized = keys::with(&key).resize(&objects, name, args.size.0).map_err(keys::explain)?;
     if args.json {
         return output::print_json(&Report::of(&before, &resized), true);
     }

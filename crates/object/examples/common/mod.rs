@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::ExitCode;
 
-use aquifer_object::{Access, Attachment, CreateObject, ObjectError, Objects};
+use aquifer_object::{Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
 /// The result of an example: errors of Aquifer, of parsing, of files.
@@ -57,12 +57,11 @@ pub fn attach_heap(pool: &Path, name: &str) -> Result<Attachment> {
         make_pool(pool)?;
     }
     let objects = Objects::open(pool, &OpenOptions::default())?;
-    let how = CreateObject { heap: true, ..CreateObject::default() };
-    match objects.create(name, 8 << 20, &how) {
+    match CreateObject::new().heap(true).create(&objects, name, 8 << 20) {
         Ok(_) | Err(ObjectError::Exists { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok(objects.attach(name, Access::Write, None)?)
+    Ok(objects.attach_mut(name)?)
 }
 
 /// The pool is renamed when it is complete: if the process is killed before, the next run starts

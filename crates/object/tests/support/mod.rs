@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aquifer_object::{Attachment, Objects};
+use aquifer_object::{Access, Attachment, ObjectError, ObjectOptions, Objects};
 use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 use aquifer_testkit::crash::CrashMedia;
@@ -22,6 +22,19 @@ pub fn with_log(log_bytes: u64) -> CreateOptions {
 /// Exclusive and without background work: only the test causes media operations.
 pub fn alone() -> OpenOptions {
     OpenOptions { exclusive: true, background: false, ..OpenOptions::default() }
+}
+
+/// Attaches an object for this access.
+pub fn attach_for(
+    access: Access,
+    options: ObjectOptions<'_>,
+    objects: &Objects,
+    name: &str,
+) -> Result<Attachment, ObjectError> {
+    match access {
+        Access::Read => options.attach(objects, name),
+        Access::Write => options.attach_mut(objects, name),
+    }
 }
 
 /// A temporary directory that contains a pool.

@@ -7,7 +7,7 @@ use std::fs::OpenOptions as FileOptions;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use aquifer_object::{Access, Attachment, CreateObject, Objects};
+use aquifer_object::{Attachment, Objects};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
@@ -54,7 +54,7 @@ pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>>
         Pool::create(path_of(home), pool_bytes, &CreateOptions::default(), &open_options(home))?;
     let objects = Objects::new(pool);
     for (index, &len_bytes) in lens_bytes.iter().enumerate() {
-        objects.create(name_of(index), len_bytes as u64, &CreateObject::default())?;
+        objects.create(name_of(index), len_bytes as u64)?;
     }
     attach(home, &objects, lens_bytes.len())
 }
@@ -68,7 +68,7 @@ pub fn open(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
 fn attach(home: &Home, objects: &Objects, count: usize) -> Result<Vec<Box<dyn Region>>> {
     let attach = |index: usize| -> Result<Box<dyn Region>> {
         Ok(Box::new(ObjectRegion {
-            attachment: objects.attach(name_of(index), Access::Write, None)?,
+            attachment: objects.attach_mut(name_of(index))?,
             other: None,
             path: path_of(home),
             objects: objects.clone(),
@@ -104,7 +104,7 @@ impl Region for ObjectRegion {
     fn keep_dirty(&mut self, pages: usize) -> Result<()> {
         if self.other.as_ref().is_none_or(|other| other.pages() != pages) {
             let size_bytes = (pages * PAGE_BYTES) as u64;
-            let info = self.objects.create(OTHER, size_bytes, &CreateObject::default())?;
+            let info = self.objects.create(OTHER, size_bytes)?;
             let file = FileOptions::new().read(true).write(true).open(&self.path)?;
             // The object is never attached, so no other writer writes there.
             self.other = Some(DirtyPages::new(file, info.media_offset_bytes, pages)?);

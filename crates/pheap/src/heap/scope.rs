@@ -6,8 +6,8 @@
 //! value. A value cannot be kept after the scope ends:
 //!
 //! ```compile_fail
-//! # use aquifer_object::heap::ObjectHeap;
-//! # use aquifer_object::collections::PBox;
+//! # use aquifer_pheap::heap::ObjectHeap;
+//! # use aquifer_pheap::collections::PBox;
 //! fn keep(heap: &mut ObjectHeap) {
 //!     let mut kept = None;
 //!     heap.enter(|scope| kept = Some(PBox::new_in(1u64, scope.heap())));
@@ -18,8 +18,8 @@
 //! not attached:
 //!
 //! ```compile_fail
-//! # use aquifer_object::heap::{HeapError, ObjectHeap};
-//! # use aquifer_object::collections::PBox;
+//! # use aquifer_pheap::heap::{HeapError, ObjectHeap};
+//! # use aquifer_pheap::collections::PBox;
 //! fn mix(one: &mut ObjectHeap, other: &mut ObjectHeap) -> Result<(), HeapError> {
 //!     one.enter(|one| other.enter(|other| {
 //!         let number = PBox::new_in(1u64, one.heap())?;
@@ -32,8 +32,8 @@
 //! Nor can a value be stored that is meaningless after a restart:
 //!
 //! ```compile_fail
-//! # use aquifer_object::heap::{HeapError, ObjectHeap};
-//! # use aquifer_object::collections::PBox;
+//! # use aquifer_pheap::heap::{HeapError, ObjectHeap};
+//! # use aquifer_pheap::collections::PBox;
 //! fn point_to_the_executable(heap: &mut ObjectHeap) -> Result<(), HeapError> {
 //!     heap.enter(|scope| {
 //!         PBox::new_in("static text", scope.heap())?;

@@ -1,16 +1,16 @@
 //! Compares the collections with those of `std`, through restarts, and in full heaps.
 
-mod heap_support;
+mod support;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use aquifer_object::collections::{PBTreeMap, PBox, PHashMap, PString, PVec};
-use aquifer_object::heap::{HeapError, HeapRef, ObjectHeap, Placement};
-use aquifer_object::persist;
+use aquifer_pheap::collections::{PBTreeMap, PBox, PHashMap, PString, PVec};
+use aquifer_pheap::heap::{HeapError, HeapRef, ObjectHeap, Placement};
+use aquifer_pheap::persist;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use heap_support::{Object, PAGE};
+use support::{Object, PAGE};
 
 const ROOT: u64 = 0x7e57;
 
@@ -369,8 +369,8 @@ fn a_panicking_comparison_leaves_a_map_whole() {
     #[repr(transparent)]
     struct Touchy(u32);
     // SAFETY: a transparent number.
-    unsafe impl<'h> aquifer_object::persist::Persist<'h> for Touchy {
-        fn shape(shape: &mut aquifer_object::persist::Shape) {
+    unsafe impl<'h> aquifer_pheap::persist::Persist<'h> for Touchy {
+        fn shape(shape: &mut aquifer_pheap::persist::Shape) {
             shape.leaf::<Touchy>("touchy");
         }
     }

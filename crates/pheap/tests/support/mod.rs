@@ -4,8 +4,9 @@
 
 use std::ptr::NonNull;
 
-use aquifer_object::heap::{HeapError, ObjectHeap, PAGE_BYTES, Placement};
+use aquifer_pheap::heap::{HeapError, ObjectHeap, PAGE_BYTES, Placement};
 use aquifer_sys::memory::{self, Protection};
+use xxhash_rust::xxh3::xxh3_64;
 
 pub const PAGE: usize = PAGE_BYTES as usize;
 /// Length of the guards on both sides: more than a slab or a map.
@@ -16,7 +17,7 @@ pub fn header_of_small_zones(address: u64, count: u64) -> [u8; PAGE] {
     let mut page = [0; PAGE];
     page[..8].copy_from_slice(b"AQFRHEAP");
     let mut put = |at: usize, value: u64| page[at..at + 8].copy_from_slice(&value.to_le_bytes());
-    put(8, aquifer_object::heap::HEAP_FORMAT_VERSION.into());
+    put(8, aquifer_pheap::heap::HEAP_FORMAT_VERSION.into());
     put(16, address);
     put(24, (1 + 2 * count) * PAGE_BYTES);
     put(72, count);
@@ -27,7 +28,7 @@ pub fn header_of_small_zones(address: u64, count: u64) -> [u8; PAGE] {
             .enumerate()
             .for_each(|(i, value)| put(at + 8 * i, value));
     }
-    let checksum = aquifer_pool::format::checksum(&[&page[..PAGE - 8]]);
+    let checksum = xxh3_64(&page[..PAGE - 8]);
     page[PAGE - 8..].copy_from_slice(&checksum.to_le_bytes());
     page
 }

@@ -18,19 +18,19 @@
 //! that hold a lock do not survive a crash).
 //!
 //! ```
-//! use aquifer_object::collections::{PBox, PString};
+//! use aquifer_pheap::collections::{PBox, PString};
 //!
-//! aquifer_object::persist! {
+//! aquifer_pheap::persist! {
 //!     /// Without a lifetime: plain data.
 //!     #[derive(Debug, Clone, Copy, PartialEq)]
 //!     pub struct Point { pub x: f64, pub y: f64 }
 //! }
-//! aquifer_object::persist! {
+//! aquifer_pheap::persist! {
 //!     /// One byte.
 //!     #[derive(Debug, Clone, Copy, PartialEq)]
 //!     pub enum Colour: u8 { Red = 0, Green = 1, Blue = 2 }
 //! }
-//! aquifer_object::persist! {
+//! aquifer_pheap::persist! {
 //!     /// With the lifetime of the heap: owns memory of it.
 //!     pub struct Shape<'h> {
 //!         pub name: PString<'h>,
@@ -44,7 +44,7 @@
 //! A field that is not `Persist` is an error:
 //!
 //! ```compile_fail
-//! aquifer_object::persist! { struct Bad { name: String } }
+//! aquifer_pheap::persist! { struct Bad { name: String } }
 //! ```
 //!
 //! # Shapes

@@ -5,7 +5,7 @@
 //! as both move together.
 //!
 //! ```
-//! use aquifer_object::pointer::RelPtr;
+//! use aquifer_pheap::pointer::RelPtr;
 //!
 //! #[repr(C)]
 //! struct Pair { to: RelPtr<u64>, value: u64 }

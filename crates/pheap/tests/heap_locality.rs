@@ -1,15 +1,15 @@
 //! Counts the pages stored to, which a `psync` would have to write.
 
-mod heap_support;
+mod support;
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-use aquifer_object::collections::{PBTreeMap, PHashMap};
-use aquifer_object::heap::{ObjectHeap, Placement};
+use aquifer_pheap::collections::{PBTreeMap, PHashMap};
+use aquifer_pheap::heap::{ObjectHeap, Placement};
 use aquifer_testkit::campaign::seed;
 use aquifer_testkit::rng::Rng;
-use heap_support::{Object, PAGE};
+use support::{Object, PAGE};
 
 fn alloc(heap: &ObjectHeap, size: usize) -> NonNull<u8> {
     let memory = heap.alloc(Layout::from_size_align(size, 8).unwrap()).unwrap();

@@ -1,15 +1,16 @@
 //! A damaged heap returns errors; it must neither hang nor access memory outside the object. The
 //! object lies between guard pages: touching them kills the test.
 
-mod heap_support;
+mod support;
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-use aquifer_object::heap::{Damage, HeapError, ObjectHeap, Placement};
+use aquifer_pheap::heap::{Damage, HeapError, ObjectHeap, Placement};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use heap_support::{Object, PAGE};
+use support::{Object, PAGE};
+use xxhash_rust::xxh3::xxh3_64;
 
 const PAGES: usize = 64;
 
@@ -111,7 +112,7 @@ fn some_damage(object: &Object, rng: &mut Rng) {
 
 /// Corrects the header's checksum, so that its fields are validated.
 fn seal(object: &Object) {
-    let checksum = aquifer_pool::format::checksum(&[&object.content()[..PAGE - 8]]);
+    let checksum = xxh3_64(&object.content()[..PAGE - 8]);
     for (index, byte) in checksum.to_le_bytes().into_iter().enumerate() {
         object.damage(PAGE - 8 + index, |_| byte);
     }

@@ -23,13 +23,14 @@
 //! A page map has room for as many additional pages as the heap has, so that a heap that grows in
 //! small steps has few zones: a new one each time it has doubled. A run never spans two zones.
 
+use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::error::{Damage, HeapError, RootTag};
 
 /// Size of a page: the unit that `psync` writes.
-pub const PAGE_BYTES: u64 = aquifer_pool::format::PAGE_BYTES;
+pub const PAGE_BYTES: u64 = 4096;
 /// The version of the format. It is frozen: heaps of this version stay readable. (Version 0 was
 /// experimental.)
 pub const HEAP_FORMAT_VERSION: u32 = 1;
@@ -209,7 +210,7 @@ impl Header {
 impl RawHeader {
     fn computed_checksum(&self) -> u64 {
         let bytes = self.as_bytes();
-        aquifer_pool::format::checksum(&[&bytes[..bytes.len() - size_of::<U64>()]])
+        xxh3_64(&bytes[..bytes.len() - size_of::<U64>()])
     }
 
     fn decode_fields(&self) -> Result<Header, &'static str> {
@@ -300,7 +301,7 @@ mod tests {
 
     /// Returns `page` with a correct checksum.
     fn sealed(mut page: [u8; 4096]) -> [u8; 4096] {
-        let checksum = aquifer_pool::format::checksum(&[&page[..4088]]);
+        let checksum = xxh3_64(&page[..4088]);
         page[4088..].copy_from_slice(&checksum.to_le_bytes());
         page
     }

@@ -1,15 +1,16 @@
-//! The heap inside a persistent object.
+//! A heap whose whole state is in the memory it manages.
 //!
-//! `psync` makes the whole object durable or leaves it as it was. So an ordinary allocator whose
+//! That memory is called the *object*, and `psync` is whatever makes the whole object durable or
+//! leaves it as it was: in `aquifer-object` a call of this name. So an ordinary allocator whose
 //! state is stored in the object is crash-consistent without further work: after a crash the object
 //! has the content of one `psync`, and the allocator's state matches the program's data. There is
 //! no log, no reference counting and no recovery.
 //!
 //! ```
-//! use aquifer_object::collections::{PString, PVec};
-//! use aquifer_object::heap::{HeapError, ObjectHeap, Placement};
+//! use aquifer_pheap::collections::{PString, PVec};
+//! use aquifer_pheap::heap::{HeapError, ObjectHeap, Placement};
 //!
-//! aquifer_object::persist! {
+//! aquifer_pheap::persist! {
 //!     /// What the object holds.
 //!     struct Notes<'h> { notes: PVec<'h, PString<'h>> }
 //! }

@@ -14,10 +14,10 @@
 //! object can be full. On an error nothing has changed.
 //!
 //! ```
-//! use aquifer_object::collections::{PBTreeMap, PString};
-//! use aquifer_object::heap::{HeapError, ObjectHeap};
+//! use aquifer_pheap::collections::{PBTreeMap, PString};
+//! use aquifer_pheap::heap::{HeapError, ObjectHeap};
 //!
-//! aquifer_object::persist! {
+//! aquifer_pheap::persist! {
 //!     struct Ages<'h> { by_name: PBTreeMap<'h, PString<'h>, u32> }
 //! }
 //!
@@ -38,7 +38,7 @@
 //! # let layout = std::alloc::Layout::from_size_align(1 << 20, 4096)?;
 //! # // SAFETY: the layout has a size.
 //! # let start = std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
-//! # use aquifer_object::heap::Placement;
+//! # use aquifer_pheap::heap::Placement;
 //! # // SAFETY: the memory is ours, and lives longer than the heap.
 //! # let mut heap = unsafe { ObjectHeap::open_or_format(start, 1 << 20, Placement::Fixed) }?;
 //! # assert_eq!(birthday(&mut heap, "Ada")?, 0);

@@ -5,7 +5,7 @@
 //! takes an `Allocator`:
 //!
 //! ```
-//! # use aquifer_object::heap::{ObjectHeap, Placement};
+//! # use aquifer_pheap::heap::{ObjectHeap, Placement};
 //! # let layout = std::alloc::Layout::from_size_align(1 << 20, 4096)?;
 //! # // SAFETY: the layout has a size.
 //! # let start = std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
