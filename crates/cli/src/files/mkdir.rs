@@ -1,5 +1,8 @@
 //! `aquifer mkdir`: creates directories in a pool.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use anyhow::Result;
 
 use super::failure::{At, Failures};
@@ -64,7 +67,7 @@ fn make(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
         false => files.create_dir(place.path()).at(place)?,
     }
     match args.mode {
-        Some(mode) => files.set_permissions(place.path(), mode).at(place),
+        Some(mode) => files.set_permissions(place.path(), Permissions::from_mode(mode)).at(place),
         None => Ok(()),
     }
 }
