@@ -80,7 +80,6 @@
 //! The same pool holds a file system: names, directories and links, with the methods of `std::fs`.
 //!
 //! ```
-//! use std::io::{Read, Write};
 //! use aquifer::{CreateOptions, Files, OpenOptions, Pool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -89,12 +88,11 @@
 //! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
 //! let files = Files::new(pool);
 //! files.create_dir_all("/logs/2026")?;
-//! files.create_file("/logs/2026/today")?.write_all(b"started\n")?; // copied in, visible to every process
-//! files.rename("/logs/2026/today", "/logs/current")?; //               atomic, also in a crash
-//! let mut text = String::new();
-//! files.open_file("/logs/current")?.read_to_string(&mut text)?; //     a copy out, without a lock
+//! files.write("/logs/2026/today", "started\n")?; //       copied in, visible to every process
+//! files.rename("/logs/2026/today", "/logs/current")?; //  atomic, also in a crash
+//! let text = files.read_to_string("/logs/current")?; //   a copy out, without a lock
 //! assert_eq!(text, "started\n");
-//! files.sync()?; //                                                    durable from here on
+//! files.sync()?; //                                       durable from here on
 //! # Ok(())
 //! # }
 //! ```

@@ -89,7 +89,7 @@ pub fn create_pool(
         interrupt::check()?;
         fill_content(&mut content, seed, number);
         let file = pool.create_file(file_path(Path::new(""), number))?;
-        file.write_at(&content, 0)?;
+        file.write_all_at(&content, 0)?;
         progress();
     }
     pool.sync()?;
@@ -108,7 +108,7 @@ fn make_old(files: &Files, room_bytes: u64, seed: u64) -> Result<()> {
         let pages = AGEING_BYTES.map(|bytes| bytes / 4096);
         let len_bytes = (pages[0] + rng.below(pages[1] - pages[0] + 1)) * 4096;
         let name = format!("old/{:06}", names.len());
-        files.create_file(&name)?.write_at(&content[..len_bytes as usize], 0)?;
+        files.create_file(&name)?.write_all_at(&content[..len_bytes as usize], 0)?;
         names.push(name);
         written_bytes += len_bytes;
     }

@@ -1,6 +1,9 @@
 //! Errors of file operations.
 
+use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use aquifer_pool::PoolError;
@@ -15,8 +18,8 @@ pub type Result<T> = std::result::Result<T, FsError>;
 
 /// A file operation failed.
 ///
-/// Each variant maps to the error number that the corresponding system call would return:
-/// [`FsError::errno`].
+/// Each variant has the error number of the corresponding system call, and the kind that
+/// [`std::io::Error`] gives that: [`FsError::errno`], [`FsError::kind`].
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -25,32 +28,35 @@ pub type Result<T> = std::result::Result<T, FsError>;
 /// # let files = aquifer_fs::Files::new(pool);
 /// let error = files.open_file("/nothing").unwrap_err();
 /// assert_eq!((error.errno(), error.path().and_then(|path| path.to_str())), (libc::ENOENT, Some("/nothing")));
-/// assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
+/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+/// assert_eq!(error.to_string(), "/nothing: No such file or directory");
+/// let error = std::io::Error::from(error); // `?` does that, too
+/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsError {
-    /// Nothing has this name.
+    /// No file has this name.
     #[error("{path}: No such file or directory", path = path.display())]
     NotFound {
         /// The path.
         path: PathBuf,
     },
     /// The name already exists.
-    #[error("{path}: something of this name is there already", path = path.display())]
+    #[error("{path}: File exists", path = path.display())]
     Exists {
         /// The path.
         path: PathBuf,
     },
     /// The name is longer than 255 bytes, or the path than 4,095.
-    #[error("{path}: the name is too long; a name has at most 255 bytes, a path 4,095", path = path.display())]
+    #[error("{path}: File name too long: a name has at most 255 bytes, a path 4,095", path = path.display())]
     NameTooLong {
         /// The path.
         path: PathBuf,
     },
     /// The bytes cannot be a name: empty, or with a NUL.
-    #[error("{path}: this cannot be a name: {reason}", path = path.display())]
+    #[error("{path}: Invalid argument: {reason}", path = path.display())]
     BadName {
         /// The path.
         path: PathBuf,
@@ -58,73 +64,91 @@ pub enum FsError {
         reason: &'static str,
     },
     /// Something that is no directory, where a directory is needed.
-    #[error("{path}: this is not a directory, or something on the way to it is not", path = path.display())]
+    #[error("{path}: Not a directory", path = path.display())]
     NotADirectory {
         /// The path.
         path: PathBuf,
     },
     /// A directory, where something else is needed.
-    #[error("{path}: this is a directory", path = path.display())]
+    #[error("{path}: Is a directory", path = path.display())]
     IsADirectory {
         /// The path.
         path: PathBuf,
     },
     /// A directory cannot have a second name.
-    #[error("{path}: this is a directory, and has only one name; a symbolic link can lead to it", path = path.display())]
+    #[error("{path}: Operation not permitted: a directory has one name; use a symbolic link", path = path.display())]
     DirectoryLink {
         /// The path.
         path: PathBuf,
     },
     /// The path does not end with a name, so it cannot be moved or removed.
-    #[error("{path}: `/`, `.` and `..` cannot be moved or removed; name it in the directory that it is in", path = path.display())]
+    #[error("{path}: Device or resource busy: name the directory within its parent instead of `/`, `.` or `..`", path = path.display())]
     NotByName {
         /// The path.
         path: PathBuf,
     },
     /// The directory is not empty.
-    #[error("{path}: the directory is not empty", path = path.display())]
+    #[error("{path}: Directory not empty", path = path.display())]
     NotEmpty {
         /// The path.
         path: PathBuf,
     },
     /// It is not a symbolic link.
-    #[error("{path}: this is not a symbolic link", path = path.display())]
+    #[error("{path}: Invalid argument: not a symbolic link", path = path.display())]
     NotALink {
         /// The path.
         path: PathBuf,
     },
     /// More than 40 symbolic links on a path, or one where it must not be followed.
-    #[error("{path}: too many symbolic links on the way, or one that is not to be followed", path = path.display())]
+    #[error("{path}: Too many levels of symbolic links, or one that must not be followed", path = path.display())]
     LinkLoop {
         /// The path.
         path: PathBuf,
     },
+    /// Something that is no regular file, where one is needed.
+    #[error("{path}: Not a regular file", path = path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The content of the file is not UTF-8.
+    #[error("{path}: stream did not contain valid UTF-8", path = path.display())]
+    NotUtf8 {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file ends before the buffer is full.
+    #[error("failed to fill whole buffer: the file ends at byte {len_bytes}")]
+    UnexpectedEof {
+        /// The length of the file.
+        len_bytes: u64,
+    },
     /// The inode has the maximum number of names, or the directory that of subdirectories.
-    #[error("{path}: it has as many links as there can be", path = path.display())]
+    #[error("{path}: Too many links", path = path.display())]
     TooManyLinks {
         /// The path.
         path: PathBuf,
     },
     /// A directory cannot be moved into itself.
-    #[error("{path}: this lies inside of the directory that is to be moved", path = path.display())]
+    #[error("{path}: Invalid argument: cannot move a directory into itself", path = path.display())]
     IntoItself {
         /// The path.
         path: PathBuf,
     },
     /// The file is immutable.
-    #[error("{path}: this is immutable; `set_immutable` makes it changeable again", path = path.display())]
+    #[error("{path}: Operation not permitted: the file is immutable; `set_immutable` makes it mutable", path = path.display())]
     Immutable {
         /// The path.
         path: PathBuf,
     },
     /// A view of the file conflicts with the operation.
-    #[error("{path}: the file is in use by a view; drop that and retry", path = path.display())]
+    #[error("{path}: Device or resource busy: the file is in use by a view or lease; drop it and retry", path = path.display())]
     InUse {
         /// The path.
         path: PathBuf,
     },
     /// The options to open a file contradict each other.
-    #[error("{path}: the options do not fit together: {reason}", path = path.display())]
+    #[error("{path}: Invalid argument: {reason}", path = path.display())]
     Options {
         /// The path.
         path: PathBuf,
@@ -132,18 +156,16 @@ pub enum FsError {
         reason: &'static str,
     },
     /// The file was not opened for this operation.
-    #[error("the file was not opened for {what}")]
+    #[error("Bad file descriptor: the file was not opened for {what}")]
     NotOpenFor {
         /// The kind of access.
         what: &'static str,
     },
     /// A lock that another handle holds conflicts with the requested one.
-    #[error(
-        "the file, or a part of the range, is locked by another handle; wait for the lock, or retry later"
-    )]
+    #[error("Resource temporarily unavailable: another handle holds a lock of the file or range")]
     Locked,
     /// A signal interrupted the wait for a lock.
-    #[error("a signal came while the lock was waited for; ask for it again")]
+    #[error("Interrupted system call: a signal ended the wait for a lock; retry")]
     Interrupted,
     /// The range to be locked extends beyond the limit.
     #[error("only the first {limit_bytes} bytes of a file of this pool can be locked by ranges")]
@@ -152,7 +174,9 @@ pub enum FsError {
         limit_bytes: u64,
     },
     /// The length of a file that was opened for reading cannot be changed.
-    #[error("the file was not opened for writing, and its length cannot be changed so")]
+    #[error(
+        "Invalid argument: the length of a file that is not open for writing cannot be changed"
+    )]
     NotResizable,
     /// An empty range, where at least one byte is needed.
     #[error("the range is empty; name at least one byte")]
@@ -214,16 +238,16 @@ pub enum FsError {
     #[error("a directory has no room for this name; another name will do")]
     TooManyCollisions,
     /// The file would exceed the maximum length.
-    #[error("a file cannot be longer than {MAX_FILE_BYTES} bytes")]
+    #[error("File too large: a file has at most {MAX_FILE_BYTES} bytes")]
     FileTooLarge,
     /// The file has no such extended attribute.
-    #[error("there is no attribute {name}", name = name.escape_ascii())]
+    #[error("No data available: the file has no attribute {name}", name = name.escape_ascii())]
     NoAttribute {
         /// Its name.
         name: Vec<u8>,
     },
     /// The extended attribute exists, and was to be created.
-    #[error("there is an attribute {name} already", name = name.escape_ascii())]
+    #[error("File exists: the file has an attribute {name}", name = name.escape_ascii())]
     AttributeExists {
         /// Its name.
         name: Vec<u8>,
@@ -276,18 +300,22 @@ pub enum FsError {
     Pool(#[from] PoolError),
 }
 
+/// Converts the bytes of a path to a path for messages.
+pub(crate) fn owned(path: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(path))
+}
+
 impl From<FsError> for std::io::Error {
-    /// Converts to an error of the kind of [`FsError::errno`], with the same message.
+    /// Converts to an error of the same kind and message, which has the [`FsError`] inside.
     fn from(error: FsError) -> std::io::Error {
-        let kind = std::io::Error::from_raw_os_error(error.errno()).kind();
-        std::io::Error::new(kind, error)
+        std::io::Error::new(error.kind(), error)
     }
 }
 
 impl FsError {
     /// Returns the same error, for the whole path.
     pub(crate) fn at(self, path: &[u8]) -> FsError {
-        let whole = crate::walk::owned(path);
+        let whole = owned(path);
         match self {
             FsError::Exists { .. } => FsError::Exists { path: whole },
             FsError::NameTooLong { .. } => FsError::NameTooLong { path: whole },
@@ -309,6 +337,8 @@ impl FsError {
             | FsError::NotByName { path }
             | FsError::NotEmpty { path }
             | FsError::NotALink { path }
+            | FsError::NotAFile { path }
+            | FsError::NotUtf8 { path }
             | FsError::LinkLoop { path }
             | FsError::TooManyLinks { path }
             | FsError::IntoItself { path }
@@ -317,6 +347,15 @@ impl FsError {
             | FsError::NotImmutable { path }
             | FsError::Options { path, .. } => Some(path),
             _ => None,
+        }
+    }
+
+    /// Returns the kind that [`std::io::Error`] has for the same failure of a system call.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            FsError::NotUtf8 { .. } => ErrorKind::InvalidData,
+            FsError::UnexpectedEof { .. } => ErrorKind::UnexpectedEof,
+            _ => std::io::Error::from_raw_os_error(self.errno()).kind(),
         }
     }
 
@@ -329,6 +368,7 @@ impl FsError {
             FsError::BadName { .. }
             | FsError::IntoItself { .. }
             | FsError::NotALink { .. }
+            | FsError::NotAFile { .. }
             | FsError::EmptyRange
             | FsError::NotPages { .. }
             | FsError::OutsideFile { .. }
@@ -343,6 +383,8 @@ impl FsError {
             FsError::Immutable { .. }
             | FsError::NotImmutable { .. }
             | FsError::DirectoryLink { .. } => libc::EPERM,
+            FsError::NotUtf8 { .. } => libc::EILSEQ,
+            FsError::UnexpectedEof { .. } => libc::EIO,
             FsError::TooFragmented { .. } => libc::E2BIG,
             FsError::LayoutChanged => libc::ESTALE,
             FsError::NotMapped => libc::EOPNOTSUPP,

@@ -1,7 +1,7 @@
 //! Files in a pool: a file system in user space that many processes share.
 //!
 //! ```text
-//!    Files                      open, create, rename, remove, …          POSIX names and semantics
+//!    Files (by_path)            what `std::fs` has, and more             POSIX names and semantics
 //!      │
 //!    names    file    view      names → inodes;  bytes → pages;  pages → pointers
 //!      │        │
@@ -16,6 +16,7 @@
 //! of any process at once; [`Files::sync`] and related calls make it durable.
 
 pub mod attributes;
+mod by_path;
 pub mod byte_chain;
 pub mod check;
 pub mod directory;
@@ -23,6 +24,7 @@ mod error;
 mod file;
 pub mod file_table;
 mod files;
+mod known_paths;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod metadata;
@@ -37,9 +39,10 @@ mod walk;
 pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;
+pub use by_path::{DirBuilder, FileOptions, RenameMode};
 pub use error::{FsError, Result};
-pub use file::{Defragmented, FallocateMode, File, FileOptions, FileRun, HeldRange};
-pub use files::{Files, RenameMode, Space};
-pub use metadata::Metadata;
+pub use file::{Defragmented, FallocateMode, File, FileRun, HeldRange};
+pub use files::{Files, Space};
+pub use metadata::{FileTimes, FileType, Metadata};
 pub use read_dir::{DirEntry, ReadDir};
 pub use view::{Lease, MAX_VIEW_PIECES, View, ViewMut};

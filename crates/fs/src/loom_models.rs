@@ -23,8 +23,8 @@ use loom::sync::Mutex;
 use loom::thread;
 
 use crate::file::copy_of_one_layout;
+use crate::known_paths::{Known, KnownPaths, PathHash, Versioned, Versions};
 use crate::sync::AtomicU64;
-use crate::view::known_paths::{Known, KnownPaths, PathHash, Versioned, Versions};
 
 /// Explores every schedule with at most `preemptions` preemptions.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {

@@ -2,22 +2,22 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use aquifer_pool::format::directory::DirectoryEntry;
-use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::format::file::FileInode;
 
 use crate::directory::Tree;
 use crate::error::Result;
 use crate::files::Files;
-use crate::metadata::Metadata;
+use crate::metadata::{FileType, Metadata};
 use crate::walk;
 
 /// How many names are read at a time, as of one moment.
 const BATCH: usize = 128;
 
-/// An iterator over a directory: see [`Files::read_dir`].
+/// An iterator over a directory, as [`std::fs::ReadDir`]: see [`Files::read_dir`].
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -41,19 +41,17 @@ pub struct ReadDir {
     next_hash: Option<u64>,
 }
 
-/// A name in a directory.
+/// A name in a directory, as [`std::fs::DirEntry`].
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
 /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
 /// # let files = aquifer_fs::Files::new(pool);
-/// use aquifer_fs::FileKind;
-///
 /// files.create_file("/f")?;
 /// let entry = files.read_dir("/")?.next().expect("one name")?;
-/// assert_eq!((entry.file_name().to_str(), entry.kind()), (Some("f"), FileKind::File));
-/// assert_eq!(entry.number(), entry.metadata()?.number());
+/// assert!(entry.file_name() == "f" && entry.file_type()?.is_file());
+/// assert_eq!(entry.ino(), entry.metadata()?.ino());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -111,18 +109,18 @@ impl Iterator for ReadDir {
 
 impl DirEntry {
     /// Returns the name.
-    pub fn file_name(&self) -> &OsStr {
-        OsStr::from_bytes(&self.entry.name)
+    pub fn file_name(&self) -> OsString {
+        self.file_name_ref().to_owned()
     }
 
-    /// Converts into the name.
-    pub fn into_file_name(self) -> OsString {
-        OsString::from_vec(self.entry.name)
+    /// Returns the name without a copy.
+    pub fn file_name_ref(&self) -> &OsStr {
+        OsStr::from_bytes(&self.entry.name)
     }
 
     /// Returns the path of the directory joined with the name.
     pub fn path(&self) -> PathBuf {
-        self.directory.join(self.file_name())
+        self.directory.join(self.file_name_ref())
     }
 
     /// Returns the path of the directory.
@@ -130,13 +128,16 @@ impl DirEntry {
         &self.directory
     }
 
-    /// Returns the kind of file that the name refers to.
-    pub fn kind(&self) -> FileKind {
-        self.entry.kind
+    /// Returns the type of the file that the name refers to; a symbolic link is not followed.
+    ///
+    /// # Errors
+    /// None: the directory has the types. The result is that of [`std::fs::DirEntry::file_type`].
+    pub fn file_type(&self) -> Result<FileType> {
+        Ok(FileType::of(self.entry.kind))
     }
 
     /// Returns the number of the inode that the name refers to.
-    pub fn number(&self) -> u64 {
+    pub fn ino(&self) -> u64 {
         self.entry.inode
     }
 

@@ -14,12 +14,13 @@ use std::path::Path;
 use aquifer_pool::InodeUse;
 use aquifer_pool::format::file::FileKind;
 
+use crate::by_path::FileOptions;
 use crate::error::{FsError, Result};
-use crate::file::{File, FileOptions};
+use crate::file::{File, OpenFlags};
 use crate::files::Files;
 use crate::walk::{self, bytes_of};
 
-impl Files {
+impl FileOptions {
     /// Creates an empty file that has no name, as `O_TMPFILE` does. Closing it frees it, unless
     /// [`File::link`] or [`File::link_over`] has given it a name.
     ///
@@ -28,26 +29,26 @@ impl Files {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// use aquifer_fs::FileOptions;
-    ///
-    /// files.create_file("/report")?.write_at(b"of yesterday", 0)?;
-    /// let new = files.create_unnamed(&FileOptions::new().write(true))?;
-    /// new.write_at(b"of today", 0)?; // not visible yet
+    /// files.write("/report", "of yesterday")?;
+    /// let new = files.options().write(true).create_unnamed()?;
+    /// new.write_all_at(b"of today", 0)?; // not visible yet
     /// new.link_over("/report")?; // visible, complete
-    /// assert_eq!(files.metadata("/report")?.len(), 8);
+    /// assert_eq!(files.read("/report")?, b"of today");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// [`FsError::Options`] if they contradict each other; [`FsError::Pool`] if the pool is full or
     /// opened read-only.
-    pub fn create_unnamed(&self, options: &FileOptions) -> Result<File> {
-        options.check(b"")?;
-        let mode = options.mode() & !self.shared.umask;
-        self.make_unnamed(FileKind::File, mode, &[], options)
+    pub fn create_unnamed(&self) -> Result<File> {
+        self.flags.check(b"")?;
+        let mode = self.flags.mode & !self.files.shared.umask;
+        self.files.make_unnamed(FileKind::File, mode, &[], self.flags)
     }
+}
 
-    /// Creates a symbolic link that has no name, as [`Files::create_unnamed`]. It can be given
+impl Files {
+    /// Creates a symbolic link that has no name, as [`FileOptions::create_unnamed`]. It can be given
     /// times, an owner, and a name.
     ///
     /// ```
@@ -66,7 +67,7 @@ impl Files {
     pub fn symlink_unnamed(&self, target: impl AsRef<Path>) -> Result<File> {
         let target = bytes_of(target.as_ref());
         walk::check(target)?;
-        self.make_unnamed(FileKind::Symlink, 0o777, target, &FileOptions::new())
+        self.make_unnamed(FileKind::Symlink, 0o777, target, OpenFlags::default())
     }
 
     fn make_unnamed(
@@ -74,7 +75,7 @@ impl Files {
         kind: FileKind,
         mode: u32,
         target: &[u8],
-        options: &FileOptions,
+        flags: OpenFlags,
     ) -> Result<File> {
         let new = self.new_of(kind, mode, target);
         let (inode, pin) = self.shared.change(|names| {
@@ -83,7 +84,7 @@ impl Files {
             Ok((inode, pin))
         })?;
         let opened = self.shared.opened.open(&inode, || Ok(pin))?;
-        Ok(File::new(self.clone(), opened, options))
+        Ok(File::new(self.clone(), opened, flags))
     }
 }
 
@@ -98,7 +99,7 @@ impl File {
     /// let file = files.create_file("/f")?;
     /// files.remove_file("/f")?;
     /// file.link("/again")?;
-    /// assert_eq!(files.metadata("/again")?.links(), 1);
+    /// assert_eq!(files.metadata("/again")?.nlink(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -120,7 +121,7 @@ impl File {
     /// files.create_file("/one")?;
     /// let other = files.create_file("/other")?;
     /// other.link_over("/one")?;
-    /// assert_eq!(files.metadata("/one")?.number(), other.metadata()?.number());
+    /// assert_eq!(files.metadata("/one")?.ino(), other.metadata()?.ino());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -6,7 +6,6 @@
 //! a pool has no working directory. Without symbolic links nothing is allocated.
 
 use std::borrow::Cow;
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +15,7 @@ use aquifer_pool::format::inode::{MAX_NAME_BYTES, SLOT_BYTES};
 
 use crate::byte_chain;
 use crate::directory::{Referent, Tree};
+pub(crate) use crate::error::owned;
 use crate::error::{FsError, Result};
 
 /// The longest path, in bytes.
@@ -79,11 +79,6 @@ impl Place<'_> {
             Ok(())
         }
     }
-}
-
-/// Converts the bytes of a path to a path for messages.
-pub(crate) fn owned(path: &[u8]) -> PathBuf {
-    PathBuf::from(OsStr::from_bytes(path))
 }
 
 /// The bytes of a path.
@@ -262,4 +257,54 @@ fn step<'p>(
         }
         rest = behind;
     }
+}
+
+/// Returns the path from the root, without `.`, `..` and symbolic links, of what [`walk`] finds at
+/// `path` in the same slots with [`Last::Follow`].
+pub(crate) fn canonical(slots: &impl ReadSlots, path: &[u8]) -> Result<Vec<u8>> {
+    let components = |path: &[u8]| -> Vec<Vec<u8>> {
+        path.split(|&byte| byte == b'/').rev().map(<[u8]>::to_vec).collect()
+    };
+    let (mut here, mut found) = (ROOT_INODE, Vec::new());
+    // The directories above `here`, each with the length of its path.
+    let mut above = Vec::new();
+    // The next component comes last.
+    let mut rest = components(path);
+    while let Some(name) = rest.pop() {
+        if name == b".." {
+            if let Some((parent, len)) = above.pop() {
+                here = parent;
+                found.truncate(len);
+            }
+            continue;
+        }
+        if matches!(&name[..], b"" | b".") {
+            continue;
+        }
+        let fields = directory(slots, here)?;
+        let tree = Tree { owner: here, seed: fields.seed, root: fields.part };
+        let referent = tree.lookup(slots, &name)?;
+        let referent = referent.ok_or_else(|| FsError::NotFound { path: owned(path) })?;
+        if referent.kind == FileKind::Symlink {
+            let target = target(slots, &referred(slots, referent)?)?;
+            if target.starts_with(b"/") {
+                here = ROOT_INODE;
+                above.clear();
+                found.clear();
+            }
+            rest.extend(components(&target));
+            continue;
+        }
+        above.push((here, found.len()));
+        here = referent.inode;
+        found.push(b'/');
+        found.extend(name);
+    }
+    if found.is_empty() {
+        found.push(b'/');
+    }
+    if found.len() > MAX_PATH_BYTES {
+        return Err(FsError::NameTooLong { path: owned(path) });
+    }
+    Ok(found)
 }

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use actor::{Actor, command, hear, say, told};
-use aquifer_fs::{FileOptions, Files, FsError};
+use aquifer_fs::{Files, FsError};
 use aquifer_pool::{CreateOptions, OpenOptions, POINTS, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
@@ -136,7 +136,7 @@ fn a_process_may_die_at_every_point() {
             // Old and new processes keep working.
             files.create_file("/one").unwrap_or_else(|error| panic!("{when}: {error}"));
             let other = Files::open(&scratch.path, &options()).unwrap();
-            other.create_file("/other").unwrap().write_at(&[7; 10_000], 0).unwrap();
+            other.create_file("/other").unwrap().write_all_at(&[7; 10_000], 0).unwrap();
             other.sync().unwrap_or_else(|error| panic!("{when}: {error}"));
             drop((files, other));
             drop(Files::open(&scratch.path, &options()).unwrap());
@@ -153,11 +153,11 @@ fn a_process_may_die_at_every_point() {
 /// Changes the pool, as told.
 fn changer() {
     let files = Files::open(told("POOL"), &options()).unwrap();
-    let writing = || files.open_with("/f", &FileOptions::new().write(true)).unwrap();
+    let writing = || files.options().write(true).open("/f").unwrap();
     match told("DOES").as_str() {
         "makes" => drop(files.create_file("/new").unwrap()),
         "cuts" => writing().set_len(0).unwrap(),
-        _ => writing().write_at(&[9; 200_000], 0).unwrap(),
+        _ => writing().write_all_at(&[9; 200_000], 0).unwrap(),
     }
 }
 
@@ -177,8 +177,8 @@ fn is_stalled_by<T>(outcome: Result<T, FsError>, pid: u32) -> bool {
 fn scene() -> (Scratch, Files) {
     let scratch = Scratch::with_pool(4 << 20, &small());
     let files = Files::open(&scratch.path, &hasty()).unwrap();
-    files.create_file("/f").unwrap().write_at(b"text", 0).unwrap();
-    files.create_file("/g").unwrap().write_at(b"other", 0).unwrap();
+    files.create_file("/f").unwrap().write_all_at(b"text", 0).unwrap();
+    files.create_file("/g").unwrap().write_all_at(b"other", 0).unwrap();
     files.sync().unwrap();
     (scratch, files)
 }
@@ -200,14 +200,14 @@ fn a_process_stopped_in_a_name_change_stalls_writers_only() {
         for ends in ["goes on", "is killed"] {
             let (scratch, files) = scene();
             let reader = Files::open(&scratch.path, &reading()).unwrap();
-            let writing = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
+            let writing = files.options().write(true).open("/f").unwrap();
             let mut changer = held(&scratch, "makes", point);
             let pid = changer.pid();
             assert!(is_stalled_by(files.create_file("/h"), pid), "{point}");
             assert!(is_stalled_by(files.rename("/f", "/h"), pid), "{point}");
             assert!(is_stalled_by(files.remove_file("/g"), pid), "{point}");
             assert!(is_stalled_by(files.sync(), pid), "{point}");
-            assert!(is_stalled_by(writing.write_at(&[1; 100], 100_000), pid), "{point}");
+            assert!(is_stalled_by(writing.write_all_at(&[1; 100], 100_000), pid), "{point}");
             assert_readable(&files, expected);
             assert_readable(&reader, expected);
             match ends {
@@ -269,20 +269,20 @@ fn a_process_stopped_in_a_file_change_stalls_no_readers() {
 fn a_process_stopped_in_a_write_stalls_other_writers_of_the_file() {
     let (scratch, files) = scene();
     let reader = Files::open(&scratch.path, &reading()).unwrap();
-    let writing = files.open_with("/f", &FileOptions::new().write(true)).unwrap();
+    let writing = files.options().write(true).open("/f").unwrap();
     // It holds the file's lock, and takes pages that were never used.
     let changer = held(&scratch, "writes", "transact-unlocked");
     let pid = changer.pid();
-    assert!(is_stalled_by(writing.write_at(b"T", 0), pid));
+    assert!(is_stalled_by(writing.write_all_at(b"T", 0), pid));
     assert!(is_stalled_by(writing.set_len(2), pid));
     // Other files can be changed.
-    files.open_with("/g", &FileOptions::new().write(true)).unwrap().write_at(b"O", 0).unwrap();
+    files.options().write(true).open("/g").unwrap().write_all_at(b"O", 0).unwrap();
     files.create_file("/h").unwrap();
     files.remove_file("/h").unwrap();
     assert_readable(&files, &["f", "g"]);
     assert_readable(&reader, &["f", "g"]);
     changer.kill();
-    writing.write_at(b"T", 0).unwrap();
+    writing.write_all_at(b"T", 0).unwrap();
     files.sync().unwrap();
     assert_eq!(read_all(&reader, "/f").unwrap(), b"Text");
     assert_sound(files.pool());
@@ -304,7 +304,7 @@ fn until_asleep(thread: i32) {
 fn stores_wait_for_a_truncation_to_end() {
     let (scratch, _) = scene();
     let files = Files::open(&scratch.path, &options()).unwrap();
-    let file = files.open_with("/f", &FileOptions::new().read(true).write(true)).unwrap();
+    let file = files.options().read(true).write(true).open("/f").unwrap();
     file.set_len(1 << 16).unwrap();
     let mut changer = held(&scratch, "cuts", "packed-written");
     let (says, hears) = std::sync::mpsc::channel();
@@ -343,7 +343,7 @@ fn space_that_a_stopped_reader_keeps_is_given_back_when_it_dies() {
         let files = Files::open(&scratch.path, &hasty()).unwrap();
         let free_bytes = files.space().unwrap().free_bytes;
         let large = vec![3; free_bytes as usize * 2 / 3];
-        files.create_file("/large").unwrap().write_at(&large, 0).unwrap();
+        files.create_file("/large").unwrap().write_all_at(&large, 0).unwrap();
         let mut keeper = Actor::start("keeper", &scratch.path, &[("KEEPS", keeps)]);
         keeper.until("keeping");
         // SAFETY: `kill` on our child, which is alive.
@@ -353,13 +353,13 @@ fn space_that_a_stopped_reader_keeps_is_given_back_when_it_dies() {
         let next = files.create_file("/next").unwrap();
         for _ in 0..3 {
             files.pool().checkpoint().unwrap();
-            assert_eq!(next.write_at(&large, 0).unwrap_err().errno(), libc::ENOSPC, "{keeps}");
+            assert_eq!(next.write_all_at(&large, 0).unwrap_err().errno(), libc::ENOSPC, "{keeps}");
         }
-        next.write_at(&large[..100_000], 0).unwrap();
+        next.write_all_at(&large[..100_000], 0).unwrap();
         files.rename("/next", "/later").unwrap();
         assert_sound(files.pool());
         keeper.kill();
-        next.write_at(&large, 0).unwrap_or_else(|error| panic!("{keeps}: {error}"));
+        next.write_all_at(&large, 0).unwrap_or_else(|error| panic!("{keeps}: {error}"));
         assert!(read_all(&files, "/later").unwrap() == large);
         drop(next);
         files.remove_file("/later").unwrap();
@@ -424,7 +424,7 @@ fn shared_memory_that_is_deleted_keeps_new_processes_out_and_loses_nothing() {
     }
     both.iter().for_each(|path| std::fs::remove_file(path).unwrap());
     // A process that has it open keeps working, and closes it as usual.
-    files.create_file("/new").unwrap().write_at(b"new", 0).unwrap();
+    files.create_file("/new").unwrap().write_all_at(b"new", 0).unwrap();
     files.sync().unwrap();
     drop(files);
     let files = Files::open(&scratch.path, &hasty()).unwrap();
@@ -461,7 +461,7 @@ fn the_next_opener_removes_shared_memory_of_dead_processes() {
 #[test]
 fn a_copied_pool_is_another_one() {
     let (scratch, files) = scene();
-    files.create_file("/not synced").unwrap().write_at(b"all the same", 0).unwrap();
+    files.create_file("/not synced").unwrap().write_all_at(b"all the same", 0).unwrap();
     let copy = scratch.directory.path().join("copy");
     std::fs::copy(&scratch.path, &copy).unwrap();
     let copied = Files::open(&copy, &hasty()).unwrap();
@@ -470,7 +470,7 @@ fn a_copied_pool_is_another_one() {
     let [own, others] = [&scratch.path, &copy].map(|path| segments(&start_of_segments(path)));
     assert!(own.len() == 2 && others.len() == 2 && own.iter().all(|path| !others.contains(path)));
     for (files, content) in [(&files, b"one"), (&copied, b"two")] {
-        files.create_file("/f").unwrap().write_at(content, 0).unwrap();
+        files.create_file("/f").unwrap().write_all_at(content, 0).unwrap();
         files.open_file("/f").unwrap().lock().unwrap();
     }
     let lock = files.open_file("/f").unwrap();
@@ -495,7 +495,7 @@ fn elsewhere() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let path = directory.path().join("pool");
     let files = Files::new(Pool::create(&path, 4 << 20, &small(), &hasty()).unwrap());
-    files.create_file("/large").unwrap().write_at(b"text", 0).unwrap();
+    files.create_file("/large").unwrap().write_all_at(b"text", 0).unwrap();
     let mut keeper = Actor::start("keeper", &path, &[("KEEPS", "the file")]);
     keeper.until("keeping");
     let mount = |arguments: &[&str]| {
@@ -514,7 +514,7 @@ fn elsewhere() {
         assert!(is_told, "{refused:?}");
     }
     // The process that had it open is not affected.
-    files.create_file("/new").unwrap().write_at(b"new", 0).unwrap();
+    files.create_file("/new").unwrap().write_all_at(b"new", 0).unwrap();
     drop(files);
     // The remaining reader keeps memory that only it can see.
     let refused = Files::open(&path, &hasty()).map(drop);

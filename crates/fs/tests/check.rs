@@ -550,10 +550,10 @@ fn a_tree_that_lost_its_name_is_found_again_as_it_was() {
     assert!(repaired.done.iter().any(|done| done.contains("/lost+found")), "{:?}", repaired.done);
     let files = open(&media.image()).unwrap();
     let deep = files.metadata(format!("/lost+found/#{a}/b/deep")).unwrap();
-    assert_eq!(deep.number(), files.metadata("/second").unwrap().number());
+    assert_eq!(deep.ino(), files.metadata("/second").unwrap().ino());
     assert_eq!(
-        files.metadata(format!("/lost+found/#{a}/..")).unwrap().number(),
-        files.metadata("/lost+found").unwrap().number()
+        files.metadata(format!("/lost+found/#{a}/..")).unwrap().ino(),
+        files.metadata("/lost+found").unwrap().ino()
     );
     assert_eq!(files.attribute(format!("/lost+found/#{a}"), "user.two").unwrap(), b"two");
 }
@@ -592,7 +592,7 @@ fn what_a_removal_has_left_undone_is_no_damage() {
     for name in ["user.one", "user.two"] {
         files.set_attribute("/d", name, vec![0xff; 60 << 10], SetMode::Any).unwrap();
     }
-    let number = files.metadata("/d").unwrap().number();
+    let number = files.metadata("/d").unwrap().ino();
     // As long as the inode is in use, the removal does not continue.
     let pin = files.pool().pin_inode(number, InodeUse::Open).unwrap();
     files.remove_dir("/d").unwrap();

@@ -29,7 +29,7 @@ fn options(boot: u64, read_only: bool) -> OpenOptions {
 }
 
 fn write(files: &Files, path: &str) {
-    files.create_file(path).unwrap().write_at(path.as_bytes(), 0).unwrap();
+    files.create_file(path).unwrap().write_all_at(path.as_bytes(), 0).unwrap();
 }
 
 fn writes() {

@@ -1,9 +1,10 @@
 //! Files in a pool, one operation at a time.
 
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use aquifer_fs::{FallocateMode, FileOptions, Files, FsError, RenameMode};
+use aquifer_fs::{FallocateMode, FileTimes, Files, FsError, RenameMode};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
 const POOL_BYTES: u64 = 16 << 20;
@@ -24,7 +25,7 @@ fn scratch() -> (Scratch, Files) {
 fn names(files: &Files, path: &str) -> Vec<String> {
     let entries = files.read_dir(path).unwrap();
     let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().into_file_name().into_string().unwrap()).collect();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -43,8 +44,8 @@ fn what_is_written_is_read_again() {
     file.write_all(b"first").unwrap();
     file.write_all(b" second").unwrap();
     assert_eq!(read(&files, "a/b/c"), b"first second");
-    file.write_at(b"F", 0).unwrap();
-    file.write_at(b"far", 100_000).unwrap();
+    file.write_all_at(b"F", 0).unwrap();
+    file.write_all_at(b"far", 100_000).unwrap();
     let bytes = read(&files, "/a/b/c");
     assert_eq!(bytes.len(), 100_003);
     assert_eq!(&bytes[..12], b"First second");
@@ -61,8 +62,7 @@ fn what_is_written_is_read_again() {
 fn files_grow_shrink_and_have_holes() {
     let (_scratch, files) = scratch();
     let free = files.space().unwrap().free_bytes;
-    let options = FileOptions::new().read(true).write(true).create_new(true);
-    let mut file = files.open_with("f", &options).unwrap();
+    let mut file = files.options().read(true).write(true).create_new(true).open("f").unwrap();
     for index in 0..100u8 {
         file.write_all(&[index; 1000]).unwrap();
     }
@@ -110,13 +110,13 @@ fn names_move_and_are_replaced() {
     assert!(matches!(files.rename("d/g", "d/e"), Err(FsError::IsADirectory { .. })));
     assert!(matches!(files.remove_dir("d"), Err(FsError::NotEmpty { .. })));
     files.rename("d/e", "x").unwrap();
-    assert_eq!(files.metadata("d").unwrap().links(), 2);
-    assert_eq!(files.metadata("/").unwrap().links(), 4);
+    assert_eq!(files.metadata("d").unwrap().nlink(), 2);
+    assert_eq!(files.metadata("/").unwrap().nlink(), 4);
     files.symlink("../d/g", "x/link").unwrap();
     assert_eq!(read(&files, "x/link"), b"f");
     assert_eq!(files.read_link("x/link").unwrap(), Path::new("../d/g"));
     files.hard_link("d/g", "second").unwrap();
-    assert_eq!(files.metadata("second").unwrap().links(), 2);
+    assert_eq!(files.metadata("second").unwrap().nlink(), 2);
     files.rename_with("second", "x", RenameMode::Exchange).unwrap();
     assert!(files.metadata("second").unwrap().is_dir());
     let refused = files.rename_with("x", "d", RenameMode::NoReplace);
@@ -138,7 +138,7 @@ fn a_removed_file_stays_until_its_last_handle_is_closed() {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
     assert!(bytes == [7; 10_000]);
-    assert_eq!(file.metadata().unwrap().links(), 0);
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
 }
 
 #[test]
@@ -158,10 +158,9 @@ fn many_names() {
 #[test]
 fn pages_are_replaced_and_exchanged() {
     let (_scratch, files) = scratch();
-    let options = FileOptions::new().read(true).write(true).create(true);
-    let (a, b) = (files.open_with("a", &options).unwrap(), files.open_with("b", &options).unwrap());
-    a.write_at(&[1; 20_000], 0).unwrap();
-    b.write_at(&[2; 30_000], 0).unwrap();
+    let [a, b] = ["a", "b"].map(|path| files.create_new_file(path).unwrap());
+    a.write_all_at(&[1; 20_000], 0).unwrap();
+    b.write_all_at(&[2; 30_000], 0).unwrap();
     a.write_atomic(&[3; 10_000], 5_000).unwrap();
     a.write_atomic(&[4; 10], 25_000).unwrap();
     let bytes = read(&files, "a");
@@ -190,8 +189,8 @@ fn pages_are_replaced_and_exchanged() {
 fn a_directory_with_the_group_bit_gives_its_group_on() {
     let (_scratch, files) = scratch();
     files.create_dir("d").unwrap();
-    files.set_owner("d", None, Some(4711)).unwrap();
-    files.set_permissions("d", 0o2755).unwrap();
+    files.lchown("d", None, Some(4711)).unwrap();
+    files.set_permissions("d", PermissionsExt::from_mode(0o2755)).unwrap();
     files.create_dir("d/e").unwrap();
     files.create_file("d/e/f").unwrap();
     files.symlink("f", "d/e/link").unwrap();
@@ -205,17 +204,18 @@ fn emptying_what_is_empty_is_a_change() {
     let (_scratch, files) = scratch();
     files.create_file("f").unwrap();
     let long_ago = std::time::SystemTime::UNIX_EPOCH;
-    files.set_times("f", None, Some(long_ago)).unwrap();
+    files.set_times("f", FileTimes::new().set_modified(long_ago)).unwrap();
     files.create_file("f").unwrap();
-    assert_ne!(files.metadata("f").unwrap().modified(), long_ago);
+    assert_ne!(files.metadata("f").unwrap().modified().unwrap(), long_ago);
 }
 
 #[test]
 fn symbolic_links_at_the_end_are_as_on_linux() {
     let (_scratch, files) = scratch();
     files.symlink("nothing", "link").unwrap();
-    let create = FileOptions::new().write(true).create(true);
-    let errno = |path: &str| files.open_with(path, &create).map(drop).map_err(|it| it.errno());
+    let errno = |path: &str| {
+        files.options().write(true).create(true).open(path).map(drop).map_err(|it| it.errno())
+    };
     // Whatever it refers to: only a directory would be valid, and that cannot be written to.
     assert_eq!(errno("link/"), Err(libc::EISDIR));
     assert_eq!(errno("link"), Ok(()));
@@ -248,14 +248,14 @@ fn a_removed_directory_that_is_open_is_no_damage_and_keeps_nothing() {
     let (_scratch, files) = scratch();
     files.create_dir("d").unwrap();
     let directory = files.open_file("d").unwrap();
-    let number = directory.metadata().unwrap().number();
+    let number = directory.metadata().unwrap().ino();
     files.remove_dir("d").unwrap();
     assert_eq!(directory.metadata().unwrap_err().errno(), libc::ENOENT);
     // Another inode has the number, and is removed while the handle is open.
     let free_slots = files.space().unwrap().free_slots;
     let file = (0..).find(|index| {
         let file = files.create_file(format!("{index}")).unwrap();
-        file.metadata().unwrap().number() == number
+        file.metadata().unwrap().ino() == number
     });
     for index in 0..=file.unwrap() {
         files.remove_file(format!("{index}")).unwrap();

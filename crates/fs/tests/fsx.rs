@@ -32,15 +32,17 @@ struct Fsx {
     byte: u8,
 }
 
-fn options() -> FileOptions {
-    FileOptions::new().read(true).write(true)
+fn options(files: &Files) -> FileOptions {
+    let mut options = files.options();
+    options.read(true).write(true);
+    options
 }
 
 impl Fsx {
     fn new(seed: u64) -> Fsx {
         let scratch = Scratch::with_pool(POOL_BYTES, &CreateOptions::default());
         let files = scratch.open();
-        let file = files.open_with("fsx", &options().create_new(true)).unwrap();
+        let file = options(&files).create_new(true).open("fsx").unwrap();
         Fsx {
             rng: Rng::new(seed),
             scratch,
@@ -112,7 +114,7 @@ impl Fsx {
             20..40 => {
                 self.note(format!("write {offset}, {len}"));
                 let bytes = self.bytes(len);
-                self.file().write_at(&bytes, offset)?;
+                self.file().write_all_at(&bytes, offset)?;
                 self.put(&bytes, offset);
             }
             40..46 => {
@@ -161,13 +163,14 @@ impl Fsx {
             94..98 => {
                 self.note("open again".to_owned());
                 self.file = None;
-                self.file = Some(self.files.as_ref().unwrap().open_with("fsx", &options())?);
+                let files = self.files.as_ref().unwrap();
+                self.file = Some(options(files).open("fsx")?);
             }
             _ => {
                 self.note("open the pool again".to_owned());
                 (self.file, self.files) = (None, None);
                 let files = self.scratch.open();
-                self.file = Some(files.open_with("fsx", &options())?);
+                self.file = Some(options(&files).open("fsx")?);
                 self.files = Some(files);
             }
         }
@@ -181,7 +184,7 @@ impl Fsx {
         let bytes = self.bytes(len);
         let files = self.files.as_ref().unwrap();
         // A separate handle; the offset passed to it is ignored.
-        files.open_with("fsx", &FileOptions::new().append(true))?.write_at(&bytes, 7)?;
+        files.options().append(true).open("fsx")?.write_all_at(&bytes, 7)?;
         self.put(&bytes, end);
         Ok(())
     }
@@ -193,7 +196,7 @@ impl Fsx {
         let mut bytes = vec![0; len as usize];
         let got = self.file().read_at(&mut bytes, from)?;
         let to_put = self.model[from as usize..][..got].to_vec();
-        self.file().write_at(&bytes[..got], to)?;
+        self.file().write_all_at(&bytes[..got], to)?;
         if got > 0 {
             self.put(&to_put, to);
         }

@@ -4,6 +4,7 @@
 mod actor;
 mod scratch;
 
+use std::fs::TryLockError;
 use std::sync::mpsc;
 
 use actor::{Actor, hear, say, told};
@@ -33,8 +34,10 @@ fn scratch() -> Scratch {
     scratch
 }
 
-fn both() -> FileOptions {
-    FileOptions::new().read(true).write(true)
+fn both(files: &Files) -> FileOptions {
+    let mut options = files.options();
+    options.read(true).write(true);
+    options
 }
 
 fn mode_of(text: &str) -> LockMode {
@@ -72,11 +75,19 @@ fn is_locked(outcome: Result<(), FsError>) -> bool {
     }
 }
 
+/// The outcome of locking a whole file, as of a range.
+fn as_range(outcome: Result<(), TryLockError>) -> Result<(), FsError> {
+    outcome.map_err(|error| match error {
+        TryLockError::WouldBlock => FsError::Locked,
+        TryLockError::Error(error) => error.downcast().expect("an error of files"),
+    })
+}
+
 /// Whether a lock of the holder's area in this mode is refused; asserts that the query agrees.
 fn is_refused(file: &File, area: &str, mode: LockMode) -> bool {
     let (refused, told) = match (area, mode) {
-        ("file", Shared) => (file.try_lock_shared(), file.lock_conflict(Shared).unwrap()),
-        ("file", Exclusive) => (file.try_lock(), file.lock_conflict(Exclusive).unwrap()),
+        ("file", Shared) => (as_range(file.try_lock_shared()), file.lock_conflict(Shared).unwrap()),
+        ("file", Exclusive) => (as_range(file.try_lock()), file.lock_conflict(Exclusive).unwrap()),
         _ => {
             let told = file.range_lock_conflict(.., mode).unwrap();
             let is_inside = |held: &HeldRange| held.range.start >= 10 && held.range.end <= 20;
@@ -95,7 +106,7 @@ fn is_refused(file: &File, area: &str, mode: LockMode) -> bool {
 fn locks_of_other_processes_end_with_their_handle_and_with_their_process() {
     let scratch = scratch();
     let files = scratch.open();
-    let file = files.open_with("/f", &both()).unwrap();
+    let file = both(&files).open("/f").unwrap();
     for area in ["file", "range"] {
         for (mode, refuses) in [("shared", [false, true]), ("exclusive", [true, true])] {
             for is_killed in [false, true] {
@@ -124,7 +135,7 @@ fn locks_of_other_processes_end_with_their_handle_and_with_their_process() {
 fn a_stopped_holder_keeps_its_lock_and_others_work_on() {
     let scratch = scratch();
     let files = scratch.open();
-    let file = files.open_with("/f", &both()).unwrap();
+    let file = both(&files).open("/f").unwrap();
     let holder = start(&scratch, "file", "exclusive");
     // SAFETY: `kill` on our child, which is alive.
     unsafe { libc::kill(holder.pid() as i32, libc::SIGSTOP) };
@@ -132,7 +143,7 @@ fn a_stopped_holder_keeps_its_lock_and_others_work_on() {
     let short = std::time::Duration::from_millis(20);
     assert!(is_locked(file.lock_timeout(Shared, short)));
     // It blocks nothing else.
-    file.write_at(b"text", 0).unwrap();
+    file.write_all_at(b"text", 0).unwrap();
     files.rename("/f", "/g").unwrap();
     files.sync().unwrap();
     holder.kill();
@@ -201,7 +212,7 @@ fn a_waiter_gets_the_lock_when_its_holder_is_killed() {
 /// Increments the number in a file repeatedly, under the lock.
 fn counter() {
     let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
-    let file = files.open_with("/f", &both()).unwrap();
+    let file = both(&files).open("/f").unwrap();
     say("counting");
     for added in 1u64.. {
         match told("AREA").as_str() {
@@ -211,7 +222,7 @@ fn counter() {
         let mut bytes = [0; 8];
         file.read_at(&mut bytes, 0).unwrap();
         let number = u64::from_le_bytes(bytes) + 1;
-        file.write_at(&number.to_le_bytes(), 0).unwrap();
+        file.write_all_at(&number.to_le_bytes(), 0).unwrap();
         match told("AREA").as_str() {
             "file" => file.unlock().unwrap(),
             _ => file.unlock_range(..).unwrap(),
@@ -227,10 +238,10 @@ fn counter() {
 fn killed_counters_have_counted_what_they_said() {
     let scratch = scratch();
     let files = scratch.open();
-    let file = files.open_with("/f", &both()).unwrap();
+    let file = both(&files).open("/f").unwrap();
     let mut rng = Rng::new(seed(31));
     for round in 0..steps(6) {
-        file.write_at(&[0; 8], 0).unwrap();
+        file.write_all_at(&[0; 8], 0).unwrap();
         let area = ["file", "range"][round % 2];
         let mut counters: Vec<Actor> =
             (0..3).map(|_| Actor::start("counter", &scratch.path, &[("AREA", area)])).collect();
@@ -323,19 +334,19 @@ fn a_handle_is_never_in_its_own_way_and_its_clones_are_the_same() {
     }
     other.lock_shared().unwrap();
     // A lock that is refused changes nothing.
-    assert!(is_locked(file.try_lock()));
+    assert!(is_locked(as_range(file.try_lock())));
     assert_eq!(other.lock_conflict(Exclusive).unwrap(), Some(Shared));
     other.unlock().unwrap();
     let clone = file.clone();
     clone.lock().unwrap();
     drop(file);
-    assert!(is_locked(other.try_lock_shared()));
+    assert!(is_locked(as_range(other.try_lock_shared())));
     clone.unlock().unwrap();
     other.try_lock().unwrap();
     // A lock belongs to the file, whatever happens to its names.
     other.lock().unwrap();
     files.rename("/f", "/g").unwrap();
-    assert!(is_locked(files.open_file("/g").unwrap().try_lock()));
+    assert!(is_locked(as_range(files.open_file("/g").unwrap().try_lock())));
     files.create_file("/f").unwrap().try_lock().unwrap();
     files.remove_file("/g").unwrap();
     drop((other, clone));
@@ -388,11 +399,11 @@ fn what_cannot_be_locked_is_an_error() {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let reader = Files::open(&scratch.path, &reading).unwrap();
     let read = reader.open_file("/f").unwrap();
-    for refused in [read.lock(), read.try_lock(), read.lock_range(.., Exclusive)] {
+    for refused in [read.lock(), as_range(read.try_lock()), read.lock_range(.., Exclusive)] {
         assert!(matches!(refused, Err(FsError::Pool(PoolError::ReadOnly { .. }))), "{refused:?}");
     }
     read.lock_shared().unwrap();
-    assert!(is_locked(file.try_lock()));
+    assert!(is_locked(as_range(file.try_lock())));
     assert!(is_locked(read.try_lock_range(limit_bytes - 1.., Shared)));
     drop(read);
     file.try_lock().unwrap();
@@ -412,7 +423,7 @@ fn files_of_all_numbers_are_locked_apart() {
         file.try_lock().unwrap();
         file.try_lock_range(.., Exclusive).unwrap();
     }
-    let highest = kept.iter().map(|file| file.metadata().unwrap().number()).max();
+    let highest = kept.iter().map(|file| file.metadata().unwrap().ino()).max();
     assert!(highest > Some(3900), "{highest:?}");
     // Nor do they conflict with opening and closing the pool, or with locks of objects.
     drop(Pool::open(&scratch.path, &OpenOptions::default()).unwrap());
@@ -439,7 +450,7 @@ fn a_fork_has_no_locks() {
                 matches!(outcome, Err(FsError::Pool(PoolError::Forked)))
             };
             let refused = [
-                file.try_lock(),
+                as_range(file.try_lock()),
                 file.unlock(),
                 file.unlock_range(..),
                 file.lock_conflict(Shared).map(drop),

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, SetMode};
+use aquifer_fs::{FallocateMode, File, Files, FsError, SetMode};
 use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
@@ -51,13 +51,13 @@ fn names_are_bytes() {
             byte => vec![byte],
         };
         let path = Path::new(OsStr::from_bytes(&name));
-        files.create_file(path).unwrap().write_at(&[byte], 0).unwrap();
+        files.create_file(path).unwrap().write_all_at(&[byte], 0).unwrap();
         assert!(expected.insert(name));
     }
     for number in 1000..1200 {
         let name = odd_name(number, (number % 250) as usize);
         let path = Path::new(OsStr::from_bytes(&name));
-        files.create_file(path).unwrap().write_at(&number.to_le_bytes(), 0).unwrap();
+        files.create_file(path).unwrap().write_all_at(&number.to_le_bytes(), 0).unwrap();
         assert!(expected.insert(name));
     }
     let found: BTreeSet<Vec<u8>> =
@@ -91,7 +91,7 @@ fn names_and_paths_end_where_they_do_on_linux() {
     let left = 4095 - path.as_os_str().len() - 1;
     let file = path.join("f".repeat(left));
     assert_eq!(file.as_os_str().len(), 4095);
-    files.create_file(&file).unwrap().write_at(b"far", 0).unwrap();
+    files.create_file(&file).unwrap().write_all_at(b"far", 0).unwrap();
     assert_eq!(read_all(&files, &file).unwrap(), b"far");
     let longer = format!("/{}", file.display());
     assert_eq!(errno(files.open_file(&longer)), Err(libc::ENAMETOOLONG));
@@ -113,7 +113,7 @@ fn what_has_many_attributes_is_removed_in_a_pool_with_a_small_log() {
     let scratch = Scratch::with_pool(2 << 20, &create);
     let files = scratch.open();
     // The directory has a node from now on.
-    files.create_file("/other").unwrap().write_at(b"text", 0).unwrap();
+    files.create_file("/other").unwrap().write_all_at(b"text", 0).unwrap();
     let free = files.space().unwrap().free_slots;
     let fill = |path: &str| {
         let set = |number: u32| {
@@ -219,7 +219,7 @@ fn huge_directories() {
     // added.
     let mut seen = BTreeSet::new();
     for (index, entry) in files.read_dir("d").unwrap().enumerate() {
-        let name = entry.unwrap().into_file_name().into_string().unwrap();
+        let name = entry.unwrap().file_name().into_string().unwrap();
         if let Some(number) = name.strip_prefix("file ") {
             assert!(seen.insert(number.parse::<u64>().unwrap()), "{name} was read twice");
         }
@@ -245,8 +245,7 @@ fn files_of_holes_are_as_long_as_files_can_be() {
     const FAR: u64 = 1 << 52;
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
     let files = scratch.open();
-    let options = FileOptions::new().read(true).write(true).create(true);
-    let file = files.open_with("f", &options).unwrap();
+    let file = files.options().read(true).write(true).create(true).open("f").unwrap();
     let longest = aquifer_pool::format::file::MAX_FILE_BYTES;
     let mut expected: Vec<(u64, &[u8])> = vec![(0, b"begin")];
     if FAR + 3 < longest - 3 {
@@ -254,10 +253,10 @@ fn files_of_holes_are_as_long_as_files_can_be() {
     }
     expected.push((longest - 3, b"end"));
     for (at, bytes) in &expected {
-        file.write_at(bytes, *at).unwrap();
+        file.write_all_at(bytes, *at).unwrap();
     }
-    assert_eq!(file.write_at(b"over", longest - 3).unwrap_err().errno(), libc::EFBIG);
-    assert_eq!(file.write_at(b"over", u64::MAX - 1).unwrap_err().errno(), libc::EFBIG);
+    assert_eq!(file.write_all_at(b"over", longest - 3).unwrap_err().errno(), libc::EFBIG);
+    assert_eq!(file.write_all_at(b"over", u64::MAX - 1).unwrap_err().errno(), libc::EFBIG);
     assert_eq!(file.set_len(longest + 1).unwrap_err().errno(), libc::EFBIG);
     assert_eq!(file.metadata().unwrap().len(), longest);
     assert!(file.metadata().unwrap().allocated_bytes() < 1 << 20);
@@ -286,7 +285,7 @@ fn fill(files: &Files, len: usize) -> u64 {
     for number in 0.. {
         let outcome = files
             .create_file(format!("full {number}"))
-            .and_then(|file| file.write_at(&vec![number as u8; len], 0));
+            .and_then(|file| file.write_all_at(&vec![number as u8; len], 0));
         match outcome {
             Ok(()) => {}
             Err(error) => {
@@ -326,8 +325,8 @@ fn a_pool_full_of_data() {
     let count = fill(&files, 50_000);
     assert!(count > 20, "only {count} files");
     // Operations that need no space still work.
-    let file = files.open_with("full 0", &FileOptions::new().read(true).write(true)).unwrap();
-    file.write_at(&[0; 50_000], 0).unwrap();
+    let file = files.options().read(true).write(true).open("full 0").unwrap();
+    file.write_all_at(&[0; 50_000], 0).unwrap();
     files.rename("full 1", "other").unwrap();
     files.rename("other", "full 1").unwrap();
     file.set_len(100).unwrap();
@@ -360,18 +359,18 @@ fn writes_of_many_megabytes() {
     const LEN: usize = 35 << 20;
     let scratch = Scratch::with_pool(128 << 20, &small(100));
     let files = scratch.open();
-    let file = files.open_with("f", &FileOptions::new().write(true).create(true)).unwrap();
+    let file = files.options().write(true).create(true).open("f").unwrap();
     let bytes = |start: usize| -> Vec<u8> {
         (start..start + LEN / 4).flat_map(|word| (word as u32).to_le_bytes()).collect()
     };
     let mut expected = vec![0; 3];
     expected.extend(bytes(0));
-    file.write_at(&bytes(0), 3).unwrap();
+    file.write_all_at(&bytes(0), 3).unwrap();
     assert!(read_all(&files, "f").unwrap() == expected);
     for (start, offset) in [(1 << 24, 1), (1 << 25, 1 << 20)] {
         expected.resize(expected.len().max(offset + LEN), 0);
         expected[offset..offset + LEN].copy_from_slice(&bytes(start));
-        file.write_at(&bytes(start), offset as u64).unwrap();
+        file.write_all_at(&bytes(start), offset as u64).unwrap();
         assert!(read_all(&files, "f").unwrap() == expected, "at {offset}");
     }
     expected[..LEN].copy_from_slice(&bytes(7));
@@ -386,14 +385,13 @@ fn a_log_that_is_always_full() {
     let scratch = Scratch::with_pool(8 << 20, &create);
     let options = OpenOptions { background: false, ..OpenOptions::default() };
     let files = Files::open(&scratch.path, &options).unwrap();
-    let open = FileOptions::new().read(true).write(true).create(true);
-    let file = files.open_with("f", &open).unwrap();
+    let file = files.options().read(true).write(true).create(true).open("f").unwrap();
     // As many runs as pages: every second page.
     for page in (0..800u64).step_by(2) {
-        file.write_at(&[page as u8; 4096], page * 4096).unwrap();
+        file.write_all_at(&[page as u8; 4096], page * 4096).unwrap();
     }
     for page in (1..800u64).step_by(2) {
-        file.write_at(&[page as u8; 4096], page * 4096).unwrap();
+        file.write_all_at(&[page as u8; 4096], page * 4096).unwrap();
     }
     assert_sound(files.pool());
     let content = read_all(&files, "f").unwrap();
@@ -414,9 +412,8 @@ fn a_log_that_is_always_full() {
 fn forks() {
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
     let files = scratch.open();
-    let options = FileOptions::new().read(true).write(true).create(true);
-    let file = files.open_with("f", &options).unwrap();
-    file.write_at(b"parent", 0).unwrap();
+    let file = files.options().read(true).write(true).create(true).open("f").unwrap();
+    file.write_all_at(b"parent", 0).unwrap();
     // SAFETY: the child allocates, which this process's only other thread does not do at the same
     // time, and ends with `_exit`.
     let child = unsafe { libc::fork() };
@@ -433,7 +430,7 @@ fn forks() {
     // SAFETY: waits for the child made above; `status` outlives the call.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0, "the child was not told");
-    file.write_at(b"after", 0).unwrap();
+    file.write_all_at(b"after", 0).unwrap();
     assert_eq!(read_all(&files, "f").unwrap(), b"aftert");
     files.create_file("g").unwrap();
     assert_sound(files.pool());
@@ -444,8 +441,8 @@ fn forks() {
 fn is_told_of_fork(files: &Files, file: &File) -> bool {
     let of_fork = |error: FsError| matches!(error, FsError::Pool(PoolError::Forked));
     let mut told = vec![
-        ("write", file.write_at(b"child", 0).is_err_and(of_fork)),
-        ("write behind the end", file.write_at(b"child", 100_000).is_err_and(of_fork)),
+        ("write", file.write_all_at(b"child", 0).is_err_and(of_fork)),
+        ("write behind the end", file.write_all_at(b"child", 100_000).is_err_and(of_fork)),
         ("set_len", file.set_len(1).is_err_and(of_fork)),
         ("sync", file.sync_all().is_err_and(of_fork)),
         ("create", files.create_file("child").is_err_and(of_fork)),

@@ -2,6 +2,7 @@
 
 mod scratch;
 
+use std::io::{ErrorKind, Seek, Write};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,8 +22,10 @@ fn addresses() -> MutexGuard<'static, ()> {
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn options() -> FileOptions {
-    FileOptions::new().read(true).write(true).create(true)
+fn options(files: &Files) -> FileOptions {
+    let mut options = files.options();
+    options.read(true).write(true).create(true);
+    options
 }
 
 fn create(inodes: u64, log_bytes: u64) -> CreateOptions {
@@ -35,7 +38,7 @@ fn in_pieces() -> (Scratch, Files) {
     let files = scratch.open();
     let mut made = 0;
     while let Ok(()) =
-        files.create_file(format!("{made}")).and_then(|file| file.write_at(&[1; PAGE], 0))
+        files.create_file(format!("{made}")).and_then(|file| file.write_all_at(&[1; PAGE], 0))
     {
         made += 1;
     }
@@ -58,10 +61,10 @@ fn pattern(pages: usize) -> Vec<u8> {
 #[test]
 fn a_file_takes_all_pieces_that_are_free() {
     let (scratch, files) = in_pieces();
-    let file = files.open_with("big", &options()).unwrap();
-    file.write_at(&pattern(PIECES), 0).unwrap();
+    let file = options(&files).open("big").unwrap();
+    file.write_all_at(&pattern(PIECES), 0).unwrap();
     assert!(read_all(&files, "big").unwrap() == pattern(PIECES));
-    let full = file.write_at(&[1], (PIECES * PAGE) as u64).unwrap_err();
+    let full = file.write_all_at(&[1], (PIECES * PAGE) as u64).unwrap_err();
     assert_eq!(full.errno(), libc::ENOSPC);
     file.set_len(0).unwrap();
     file.allocate(FallocateMode::Extend, 0, (PIECES * PAGE) as u64).unwrap();
@@ -71,11 +74,27 @@ fn a_file_takes_all_pieces_that_are_free() {
     scratch.assert_clean();
 }
 
+/// As on Linux: the next write reports the error.
+#[test]
+fn a_write_that_fills_the_pool_says_how_much_it_wrote() {
+    let (_scratch, files) = in_pieces();
+    let bytes = pattern(PIECES + 100);
+    let mut file = options(&files).open("big").unwrap();
+    let written = file.write(&bytes).unwrap();
+    assert!(0 < written && written < bytes.len(), "{written}");
+    assert!(read_all(&files, "big").unwrap() == bytes[..written]);
+    assert_eq!(file.stream_position().unwrap(), written as u64);
+    let full = file.write_at(&bytes[written..], written as u64).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+    assert!(file.write_all_at(&bytes, 0).is_err());
+    assert_sound(files.pool());
+}
+
 #[test]
 fn what_is_replaced_at_once_must_be_reserved_at_once() {
     let (_scratch, files) = in_pieces();
-    let file = files.open_with("big", &options()).unwrap();
-    file.write_at(&[7; PAGE], 0).unwrap();
+    let file = options(&files).open("big").unwrap();
+    file.write_all_at(&[7; PAGE], 0).unwrap();
     let refused = file.write_atomic(&pattern(PIECES - 1), 0).unwrap_err();
     assert_eq!(refused.errno(), libc::ENOSPC, "{refused}");
     assert!(read_all(&files, "big").unwrap() == [7; PAGE]);
@@ -89,9 +108,9 @@ fn what_is_replaced_at_once_must_be_reserved_at_once() {
 fn a_file_stays_as_long_as_it_is_if_there_are_no_addresses_for_what_is_appended() {
     let _addresses = addresses();
     let (_scratch, files) = in_pieces();
-    let file = files.open_with("f", &options()).unwrap();
-    file.write_at(b"text", 0).unwrap();
-    let holes = files.open_with("holes", &options()).unwrap();
+    let file = options(&files).open("f").unwrap();
+    file.write_all_at(b"text", 0).unwrap();
+    let holes = options(&files).open("holes").unwrap();
     let mut sizes = (12..44).rev().map(|bits| 1_u64 << bits);
     let mut taken = Vec::new();
     let mut size_bytes = sizes.next();
@@ -122,14 +141,14 @@ fn a_file_is_not_brought_to_more_pieces_than_it_has() {
     let scratch = Scratch::with_pool(4 << 20, &create(2047, 64 << 10));
     let files = scratch.open();
     let [file, other, room] = ["f", "other", "room"].map(|name| {
-        let file = files.open_with(name, &options()).unwrap();
-        file.write_at(&pattern(100), 0).unwrap();
+        let file = options(&files).open(name).unwrap();
+        file.write_all_at(&pattern(100), 0).unwrap();
         file
     });
     file.exchange_range(0, &other, 0, (50 * PAGE) as u64).unwrap();
     let mut made = 0;
     while let Ok(()) =
-        files.create_file(format!("{made}")).and_then(|file| file.write_at(&[1; PAGE], 0))
+        files.create_file(format!("{made}")).and_then(|file| file.write_all_at(&[1; PAGE], 0))
     {
         made += 1;
     }
@@ -165,8 +184,8 @@ fn any_number_of_holes_is_filled_and_made() {
     let scratch = Scratch::with_pool(32 << 20, &create(4095, 64 << 10));
     let files = scratch.open();
     let pages = 5000;
-    let file = files.open_with("f", &options()).unwrap();
-    file.write_at(&pattern(pages), 0).unwrap();
+    let file = options(&files).open("f").unwrap();
+    file.write_all_at(&pattern(pages), 0).unwrap();
     for page in (0..pages as u64).step_by(2) {
         file.allocate(FallocateMode::PunchHole, page * PAGE as u64, PAGE as u64).unwrap();
     }
@@ -176,9 +195,9 @@ fn any_number_of_holes_is_filled_and_made() {
     let none = file.metadata().unwrap();
     assert_eq!((none.allocated_bytes(), none.len()), (0, half.len()));
     for page in (0..300).step_by(2) {
-        file.write_at(&[1; 10], page * PAGE as u64).unwrap();
+        file.write_all_at(&[1; 10], page * PAGE as u64).unwrap();
     }
-    file.write_at(&pattern(300), 0).unwrap();
+    file.write_all_at(&pattern(300), 0).unwrap();
     let mut found = vec![0; 300 * PAGE];
     file.read_at(&mut found, 0).unwrap();
     assert!(found == pattern(300));
@@ -191,7 +210,7 @@ fn any_number_of_holes_is_filled_and_made() {
 fn a_caller_without_a_reservation_waits_for_the_others() {
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
     let files = scratch.open();
-    let file = files.open_with("f", &options()).unwrap();
+    let file = options(&files).open("f").unwrap();
     let mut reserved = Vec::new();
     let refused = loop {
         match files.pool().reserve(1, 1) {
@@ -202,7 +221,7 @@ fn a_caller_without_a_reservation_waits_for_the_others() {
     let all = reserved.len();
     assert!(matches!(refused, PoolError::TooManyReservations { limit } if limit == all));
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| file.write_at(&[1; PAGE], 0));
+        let writer = scope.spawn(|| file.write_all_at(&[1; PAGE], 0));
         (0..1000).for_each(|_| std::thread::yield_now());
         reserved.pop();
         writer.join().unwrap().unwrap();
@@ -226,7 +245,7 @@ fn what_needs_many_pieces_at_once_waits_for_those_of_others() {
     ];
     for call in calls {
         let (scratch, files) = in_pieces();
-        let file = files.open_with("big", &options()).unwrap();
+        let file = options(&files).open("big").unwrap();
         // Leaves too few of the reservations that a process can have at a time.
         let held = hold(&files, 400);
         std::thread::scope(|scope| {
@@ -264,7 +283,7 @@ fn calls_that_need_many_pieces_at_once_get_them_one_after_the_other() {
         for number in 0..4 {
             let files = &files;
             scope.spawn(move || {
-                let file = files.open_with(format!("big {number}"), &options()).unwrap();
+                let file = options(files).open(format!("big {number}")).unwrap();
                 for _ in 0..3 {
                     drop(file.append_view(170 * PAGE as u64).unwrap());
                     file.set_len(0).unwrap();
@@ -279,7 +298,7 @@ fn calls_that_need_many_pieces_at_once_get_them_one_after_the_other() {
 /// handle, which cannot free it.
 fn removed_while_read(scratch: &Scratch, files: &Files) -> (File, u64) {
     let len = files.space().unwrap().free_bytes / 4 * 3;
-    files.create_file("f").unwrap().write_at(&vec![1; len as usize], 0).unwrap();
+    files.create_file("f").unwrap().write_all_at(&vec![1; len as usize], 0).unwrap();
     let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
     let reader = Files::open(&scratch.path, &read_only).unwrap();
     let read = reader.open_file("f").unwrap();
@@ -293,12 +312,12 @@ fn what_a_reader_had_open_is_free_when_pages_are_wanted() {
     let scratch = Scratch::with_pool(4 << 20, &create(127, 64 << 10));
     let files = scratch.open();
     let (read, len) = removed_while_read(&scratch, &files);
-    let file = files.open_with("g", &options()).unwrap();
+    let file = options(&files).open("g").unwrap();
     let bytes = vec![2; len as usize];
-    assert_eq!(file.write_at(&bytes, 0).unwrap_err().errno(), libc::ENOSPC, "it is still read");
+    assert_eq!(file.write_all_at(&bytes, 0).unwrap_err().errno(), libc::ENOSPC, "it is still read");
     assert_eq!(read.read_at(&mut [0; 10], len - 10).unwrap(), 10);
     drop(read);
-    file.write_at(&bytes, 0).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
     assert!(read_all(&files, "g").unwrap() == bytes);
     assert_sound(files.pool());
 }
@@ -344,15 +363,15 @@ fn what_is_too_many_pieces_to_be_exchanged_at_once_is_exchanged_in_parts() {
     let scratch = Scratch::with_pool(64 << 20, &create(4095, 4 << 20));
     let files = scratch.open();
     let [sparse, other, empty] =
-        ["sparse", "other", "empty"].map(|name| files.open_with(name, &options()).unwrap());
+        ["sparse", "other", "empty"].map(|name| options(&files).open(name).unwrap());
     let page = |index: u64| 2 * index * PAGE as u64;
     sparse.set_len(page(RUNS)).unwrap();
     empty.set_len(page(RUNS)).unwrap();
     other.set_len(page(RUNS)).unwrap();
     for index in 0..RUNS {
-        sparse.write_at(&index.to_le_bytes(), page(index)).unwrap();
+        sparse.write_all_at(&index.to_le_bytes(), page(index)).unwrap();
         // So that these pages are apart in the pool as well.
-        other.write_at(&[1], page(index)).unwrap();
+        other.write_all_at(&[1], page(index)).unwrap();
     }
     let before = read_all(&files, "sparse").unwrap();
     let refused = sparse.exchange_range(0, &empty, 0, page(RUNS)).unwrap_err();
@@ -375,8 +394,8 @@ fn room_that_another_process_asked_for_stays() {
     let (files, other) = (scratch.open(), scratch.open());
     let allocated = || files.metadata("f").unwrap().allocated_bytes();
     let grow = || {
-        let file = files.open_with("f", &options()).unwrap();
-        (0..40).for_each(|page| file.write_at(&[1; PAGE], page * PAGE as u64).unwrap());
+        let file = options(&files).open("f").unwrap();
+        (0..40).for_each(|page| file.write_all_at(&[1; PAGE], page * PAGE as u64).unwrap());
         assert!(allocated() > 40 * PAGE as u64, "it is given more than it needs");
         file
     };
@@ -385,7 +404,7 @@ fn room_that_another_process_asked_for_stays() {
     files.remove_file("f").unwrap();
 
     let file = grow();
-    let wanted = other.open_with("f", &options()).unwrap();
+    let wanted = options(&other).open("f").unwrap();
     wanted.allocate(FallocateMode::KeepSize, 0, 100 * PAGE as u64).unwrap();
     drop(file);
     assert!(allocated() >= 100 * PAGE as u64);
@@ -396,12 +415,12 @@ fn room_that_another_process_asked_for_stays() {
     other.create_file("f").unwrap();
     drop(grow());
     assert_eq!(allocated(), 40 * PAGE as u64);
-    let file = other.open_with("f", &options()).unwrap();
+    let file = options(&other).open("f").unwrap();
     file.allocate(FallocateMode::KeepSize, 0, 100 * PAGE as u64).unwrap();
     drop(file);
-    let inode = files.metadata("f").unwrap().number();
+    let inode = files.metadata("f").unwrap().ino();
     files.remove_file("f").unwrap();
     drop(grow());
-    assert_eq!((files.metadata("f").unwrap().number(), allocated()), (inode, 40 * PAGE as u64));
+    assert_eq!((files.metadata("f").unwrap().ino(), allocated()), (inode, 40 * PAGE as u64));
     assert_sound(files.pool());
 }

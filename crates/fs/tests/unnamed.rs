@@ -17,8 +17,10 @@ fn child() {
     child::play(&[("maker", maker)]);
 }
 
-fn writing() -> FileOptions {
-    FileOptions::new().write(true)
+fn writing(files: &Files) -> FileOptions {
+    let mut options = files.options();
+    options.write(true);
+    options
 }
 
 #[test]
@@ -26,26 +28,26 @@ fn a_file_is_seen_when_it_has_a_name_and_all_of_it() {
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
     let files = scratch.open();
     let free = files.space().unwrap();
-    let new = files.create_unnamed(&writing().permissions(0o500)).unwrap();
-    new.write_at(b"text", 0).unwrap();
+    let new = writing(&files).mode(0o500).create_unnamed().unwrap();
+    new.write_all_at(b"text", 0).unwrap();
     new.set_attribute("user.colour", "green", SetMode::Any).unwrap();
-    new.set_owner(Some(7), None).unwrap();
+    new.fchown(Some(7), None).unwrap();
     assert!(names(&files, "/").unwrap().is_empty());
-    assert_eq!(new.metadata().unwrap().links(), 0);
+    assert_eq!(new.metadata().unwrap().nlink(), 0);
     // Opening the pool does not free what another process has open.
     let other = scratch.open();
     new.link("/f").unwrap();
     assert_eq!(read_all(&other, "/f").unwrap(), b"text");
     let metadata = other.metadata("/f").unwrap();
-    assert_eq!((metadata.links(), metadata.mode(), metadata.uid()), (1, 0o500, 7));
+    assert_eq!((metadata.nlink(), metadata.mode() & 0o7777, metadata.uid()), (1, 0o500, 7));
     assert_eq!(other.attribute("/f", "user.colour").unwrap(), b"green");
     assert!(matches!(new.link("/f"), Err(FsError::Exists { .. })));
     new.link("/g").unwrap();
     drop(new);
-    assert_eq!(files.metadata("/g").unwrap().links(), 2);
+    assert_eq!(files.metadata("/g").unwrap().nlink(), 2);
     // Without a name the file is freed with its last handle.
-    let never = files.create_unnamed(&writing()).unwrap();
-    never.write_at(&[1; 100_000], 0).unwrap();
+    let never = writing(&files).create_unnamed().unwrap();
+    never.write_all_at(&[1; 100_000], 0).unwrap();
     drop(never);
     files.remove_file("/f").unwrap();
     files.remove_file("/g").unwrap();
@@ -60,17 +62,17 @@ fn what_has_the_name_is_replaced_as_by_renaming() {
     let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
     let files = scratch.open();
     files.create_dir("/d").unwrap();
-    files.create_file("/f").unwrap().write_at(b"old", 0).unwrap();
+    files.create_file("/f").unwrap().write_all_at(b"old", 0).unwrap();
     let before = files.open_file("/f").unwrap();
-    let new = files.create_unnamed(&writing()).unwrap();
-    new.write_at(b"newer", 0).unwrap();
+    let new = writing(&files).create_unnamed().unwrap();
+    new.write_all_at(b"newer", 0).unwrap();
     new.link_over("/f").unwrap();
     assert_eq!(read_all(&files, "/f").unwrap(), b"newer");
     let mut bytes = [0; 3];
     assert_eq!((before.read_at(&mut bytes, 0).unwrap(), &bytes), (3, b"old"));
     // It has the name already.
     new.link_over("/f").unwrap();
-    assert_eq!(new.metadata().unwrap().links(), 1);
+    assert_eq!(new.metadata().unwrap().nlink(), 1);
     for (path, errno) in [
         ("/d", libc::EISDIR),
         ("/", libc::EEXIST),
@@ -91,7 +93,7 @@ fn what_has_the_name_is_replaced_as_by_renaming() {
     files.set_immutable("/f", false).unwrap();
     drop((new, before, link));
     files.set_immutable("/f", true).unwrap();
-    let new = files.create_unnamed(&writing()).unwrap();
+    let new = writing(&files).create_unnamed().unwrap();
     assert!(matches!(new.link_over("/f"), Err(FsError::Immutable { .. })));
     let immutable = files.open_file("/f").unwrap();
     assert!(matches!(immutable.link("/g"), Err(FsError::Immutable { .. })));
@@ -100,14 +102,14 @@ fn what_has_the_name_is_replaced_as_by_renaming() {
     assert_sound(files.pool());
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let reader = Files::open(&scratch.path, &reading).unwrap();
-    let refused = reader.create_unnamed(&writing()).map(drop);
+    let refused = writing(&reader).create_unnamed().map(drop);
     assert!(matches!(refused, Err(FsError::Pool(PoolError::ReadOnly { .. }))));
 }
 
 fn maker() {
     let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
-    let new = files.create_unnamed(&writing()).unwrap();
-    new.write_at(&vec![1; told("BYTES").parse().unwrap()], 0).unwrap();
+    let new = writing(&files).create_unnamed().unwrap();
+    new.write_all_at(&vec![1; told("BYTES").parse().unwrap()], 0).unwrap();
     let _link = files.symlink_unnamed("x".repeat(1000)).unwrap();
     say("made");
     hear();
@@ -128,10 +130,10 @@ fn what_the_dead_were_making_is_given_back_when_room_is_wanted() {
     maker.until("made");
     let full = files.create_file("/f").unwrap();
     let too_much = vec![2; free.free_bytes as usize / 2];
-    assert_eq!(full.write_at(&too_much, 0).unwrap_err().errno(), libc::ENOSPC);
+    assert_eq!(full.write_all_at(&too_much, 0).unwrap_err().errno(), libc::ENOSPC);
     assert!(!files.pool().orphans().unwrap().is_empty());
     maker.kill();
-    full.write_at(&too_much, 0).unwrap();
+    full.write_all_at(&too_much, 0).unwrap();
     assert!(files.pool().orphans().unwrap().is_empty());
     assert_eq!(names(&files, "/").unwrap(), ["f"]);
     drop(full);

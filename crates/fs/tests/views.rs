@@ -19,14 +19,16 @@ fn scratch() -> (Scratch, Files) {
     (scratch, files)
 }
 
-fn read_write() -> FileOptions {
-    FileOptions::new().read(true).write(true).create(true)
+fn read_write(files: &Files) -> FileOptions {
+    let mut options = files.options();
+    options.read(true).write(true).create(true);
+    options
 }
 
 fn file_of(files: &Files, path: &str, pages: &[u8]) -> File {
-    let file = files.open_with(path, &read_write()).unwrap();
+    let file = read_write(files).open(path).unwrap();
     let bytes: Vec<u8> = pages.iter().flat_map(|page| [*page; PAGE]).collect();
-    file.write_at(&bytes, 0).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
     file
 }
 
@@ -52,7 +54,7 @@ fn a_view_shows_what_a_read_does() {
     let whole = file_of(&files, "/whole", &[1, 2, 3]);
     let parts = fragmented(&files, "/parts", 9);
     let holes = file_of(&files, "/holes", &[7]);
-    holes.write_at(&[8; 100], 3 * PAGE as u64 + 50).unwrap();
+    holes.write_all_at(&[8; 100], 3 * PAGE as u64 + 50).unwrap();
     files.create_file("/empty").unwrap();
     for (path, file) in [("/whole", &whole), ("/parts", &parts), ("/holes", &holes)] {
         let len = file.metadata().unwrap().len();
@@ -81,9 +83,9 @@ fn a_view_of_very_many_pieces_shows_what_a_view_does() {
     let (_scratch, files) = scratch();
     let of_page = |page: usize| [page as u8, (page >> 8) as u8].repeat(PAGE / 2);
     let at = |page: usize| (page * PAGE) as u64;
-    let file = files.open_with("/f", &read_write()).unwrap();
+    let file = read_write(&files).open("/f").unwrap();
     let backwards: Vec<u8> = (0..PAGES).rev().flat_map(of_page).collect();
-    file.write_at(&backwards, 0).unwrap();
+    file.write_all_at(&backwards, 0).unwrap();
     for page in 0..PAGES / 2 {
         file.exchange_range(at(page), &file, at(PAGES - 1 - page), PAGE as u64).unwrap();
     }
@@ -104,7 +106,7 @@ fn a_view_of_very_many_pieces_shows_what_a_view_does() {
     // Stores through the file and through a view are visible in all views.
     let view = file.view(at(3) + 100..).unwrap().into_owned();
     let to_store = file.view_mut(..).unwrap();
-    file.write_at(&[1; 3], at(4) - 1).unwrap();
+    file.write_all_at(&[1; 3], at(4) - 1).unwrap();
     to_store.write(at(5) - 1, &[2; 3]).unwrap();
     to_store.persist(at(4)..at(6)).unwrap();
     assert!(to_store.as_mut_ptr().is_none());
@@ -133,11 +135,11 @@ fn a_view_of_very_many_pieces_shows_what_a_view_does() {
 #[test]
 fn a_view_of_very_many_holes_shows_zeros() {
     let (_scratch, files) = scratch();
-    let file = files.open_with("/f", &read_write()).unwrap();
+    let file = read_write(&files).open("/f").unwrap();
     let islands = MAX_VIEW_PIECES as u64;
     file.set_len(islands * 2 * PAGE as u64 + 10).unwrap();
     for island in 0..islands {
-        file.write_at(&island.to_le_bytes(), island * 2 * PAGE as u64 + 50).unwrap();
+        file.write_all_at(&island.to_le_bytes(), island * 2 * PAGE as u64 + 50).unwrap();
     }
     let view = files.view("/f", 50..).unwrap();
     let mut read = vec![1; view.len() as usize];
@@ -191,12 +193,12 @@ fn a_known_path_leads_where_it_leads_now() {
     assert_eq!(look("/link").unwrap(), [2; PAGE]);
     assert!(matches!(look("/b"), Err(FsError::NotFound { .. })));
     // Content changes without name changes.
-    let file = other.open_with("/a", &read_write()).unwrap();
+    let file = read_write(&other).open("/a").unwrap();
     file.write_atomic(&[3; PAGE], 0).unwrap();
     assert_eq!(look("/a").unwrap(), [3; PAGE]);
     file.set_len(5).unwrap();
     assert_eq!(look("/a").unwrap(), [3; 5]);
-    file.write_at(&[4; 2 * PAGE], 0).unwrap();
+    file.write_all_at(&[4; 2 * PAGE], 0).unwrap();
     assert_eq!(look("/a").unwrap(), [4; 2 * PAGE]);
     other.remove_file("/a").unwrap();
     assert!(matches!(look("/a"), Err(FsError::NotFound { .. })));
@@ -220,17 +222,17 @@ fn a_view_keeps_its_bytes() {
     let changes: [Change; 6] = [
         |files| files.remove_file("/f").unwrap(),
         |files| drop(files.create_file("/f").unwrap()),
-        |files| files.open_with("/f", &read_write()).unwrap().set_len(1).unwrap(),
+        |files| read_write(files).open("/f").unwrap().set_len(1).unwrap(),
         |files| {
             file_of(files, "/g", &[9; 4]);
             files.rename("/g", "/f").unwrap();
         },
         |files| {
-            let file = files.open_with("/f", &read_write()).unwrap();
+            let file = read_write(files).open("/f").unwrap();
             file.write_atomic(&[9; 4 * PAGE], 0).unwrap();
         },
         |files| {
-            let file = files.open_with("/f", &read_write()).unwrap();
+            let file = read_write(files).open("/f").unwrap();
             file.allocate(FallocateMode::PunchHole, 0, 4 * PAGE as u64).unwrap();
         },
     ];
@@ -265,7 +267,7 @@ fn a_view_keeps_its_bytes() {
 fn fill(files: &Files) -> usize {
     for number in 0.. {
         let file = files.create_file(format!("/fill{number}")).unwrap();
-        if file.write_at(&vec![0xee; 1 << 20], 0).is_err() {
+        if file.write_all_at(&vec![0xee; 1 << 20], 0).is_err() {
             return number + 1;
         }
     }
@@ -316,7 +318,7 @@ fn guarded_views_are_stored_to_in_windows() {
             files => files.unwrap(),
         };
         for path in ["/whole", "/parts"] {
-            let file = files.open_with(path, &read_write()).unwrap();
+            let file = read_write(&files).open(path).unwrap();
             let view = file.view_mut(100..3 * PAGE as u64).unwrap();
             view.write(PAGE as u64 - 102, &[9; 4]).unwrap();
             view.write(0, &vec![8; 2 * PAGE]).unwrap();
@@ -362,7 +364,7 @@ fn pages_stay_where_they_are_under_a_view_that_is_stored_to() {
     let other = scratch.open();
     let file = file_of(&files, "/f", &[1, 2, 3, 4]);
     let view = file.view_mut(..8192).unwrap();
-    let elsewhere = other.open_with("/f", &read_write()).unwrap();
+    let elsewhere = read_write(&other).open("/f").unwrap();
     let third = file_of(&other, "/g", &[9; 4]);
     for file in [&file, &elsewhere] {
         let refused = file.write_atomic(&[5], 0).unwrap_err();
@@ -372,8 +374,8 @@ fn pages_stay_where_they_are_under_a_view_that_is_stored_to() {
     assert_eq!(third.exchange_range(0, &elsewhere, 0, 4096).unwrap_err().errno(), libc::EBUSY);
     assert_eq!(other.set_immutable("/f", true).unwrap_err().errno(), libc::EBUSY);
     // Operations that leave the pages in place work.
-    elsewhere.write_at(&[6; 100], 3 * PAGE as u64).unwrap();
-    elsewhere.write_at(&[6; PAGE], 4 * PAGE as u64).unwrap();
+    elsewhere.write_all_at(&[6; 100], 3 * PAGE as u64).unwrap();
+    elsewhere.write_all_at(&[6; PAGE], 4 * PAGE as u64).unwrap();
     view.persist(0..8192).unwrap();
     // Operations that remove the pages are detected.
     elsewhere.set_len(PAGE as u64).unwrap();
@@ -404,7 +406,7 @@ fn a_lease_keeps_a_file_immutable() {
     let by_file = file.lease(..1).unwrap().into_owned();
     assert_eq!(*by_file, [1]);
     // A handle opened for writing before cannot write any more.
-    assert!(matches!(file.write_at(&[9], 0), Err(FsError::Immutable { .. })));
+    assert!(matches!(file.write_all_at(&[9], 0), Err(FsError::Immutable { .. })));
     assert!(matches!(file.view_mut(..), Err(FsError::Immutable { .. })));
     for files in [&files, &other] {
         let refused = files.set_immutable("/f", false).unwrap_err();
@@ -417,7 +419,7 @@ fn a_lease_keeps_a_file_immutable() {
     drop(by_file);
     other.set_immutable("/f", false).unwrap();
     assert!(matches!(file.lease(..), Err(FsError::NotImmutable { .. })));
-    file.write_at(&[9], 0).unwrap();
+    file.write_all_at(&[9], 0).unwrap();
 }
 
 /// Processes that open the pool read-only have views and leases, too.
@@ -491,7 +493,7 @@ fn views_are_sound_beside_writers() {
         let churn = scope.spawn(|| {
             let files = scratch.open();
             while !is_over.load(Relaxed) {
-                files.create_file("/churn").unwrap().write_at(&[0xee; 64 * PAGE], 0).unwrap();
+                files.create_file("/churn").unwrap().write_all_at(&[0xee; 64 * PAGE], 0).unwrap();
                 files.remove_file("/churn").unwrap();
             }
         });

@@ -5,7 +5,7 @@ mod scratch;
 
 use std::sync::Arc;
 
-use aquifer_fs::{FallocateMode, File, FileOptions, Files};
+use aquifer_fs::{FallocateMode, File, Files};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 use aquifer_testkit::crash::CrashMedia;
@@ -29,15 +29,14 @@ impl Scene {
     }
 
     fn create(&self, path: &str) -> File {
-        let options = FileOptions::new().read(true).write(true).create_new(true);
-        self.files.open_with(path, &options).unwrap()
+        self.files.options().read(true).write(true).create_new(true).open(path).unwrap()
     }
 
     /// Takes all space, fills it with nonzero bytes, and frees it.
     fn use_all_space(&self) {
         let file = self.create("/all");
         let free = self.files.space().unwrap().free_bytes;
-        file.write_at(&vec![7; free as usize], 0).unwrap();
+        file.write_all_at(&vec![7; free as usize], 0).unwrap();
         drop(file);
         self.files.remove_file("/all").unwrap();
         self.files.pool().checkpoint().unwrap();
@@ -91,7 +90,7 @@ fn space_is_allocated_without_writing_while_there_are_zeros() {
     let late = scene.create("/late");
     assert_eq!(scene.written(|| late.allocate(FallocateMode::Extend, 0, MIB).unwrap()), MIB);
     assert!(is_zero(&late, 0, MIB));
-    late.write_at(&[1; 10], MIB - 10).unwrap();
+    late.write_all_at(&[1; 10], MIB - 10).unwrap();
     scratch::soundness::assert_sound(scene.files.pool());
 }
 
@@ -102,7 +101,7 @@ fn a_caller_that_needs_no_zeros_leaves_them_to_others() {
     scene.zero_pages(1000);
     let file = scene.create("/f");
     for index in 0..100 {
-        file.write_at(&[1; 3 * PAGE as usize], index * 3 * PAGE).unwrap();
+        file.write_all_at(&[1; 3 * PAGE as usize], index * 3 * PAGE).unwrap();
     }
     file.write_atomic(&vec![2; 40 * PAGE as usize], 0).unwrap();
     assert_eq!(scene.files.pool().info().unwrap().zeroed_pages, 1000);
@@ -114,7 +113,7 @@ fn long_ranges_are_zeroed_by_other_pages() {
     let scene = Scene::new();
     scene.use_all_space();
     let file = scene.create("/f");
-    file.write_at(&vec![1; 6 * MIB as usize], 0).unwrap();
+    file.write_all_at(&vec![1; 6 * MIB as usize], 0).unwrap();
     scene.zero_pages(2048);
     let (from, len) = (PAGE + 100, 4 * MIB);
     let clear = || file.allocate(FallocateMode::ZeroRange, from, len).unwrap();

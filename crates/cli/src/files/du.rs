@@ -118,7 +118,7 @@ fn measure(
                 continue;
             }
             Ok(Step::Meet { place, metadata, depth }) => {
-                let is_first = metadata.links() < 2 || seen.insert(metadata.number());
+                let is_first = metadata.nlink() < 2 || seen.insert(metadata.ino());
                 let bytes = match args.apparent_size {
                     _ if !is_first => continue,
                     true => metadata.len(),

@@ -28,7 +28,7 @@ pub struct Entry {
     mode: u32,
     /// Kind and permissions as in `ls -l`.
     permissions: String,
-    links: u32,
+    links: u64,
     uid: u32,
     gid: u32,
     /// The length of a file, or of a symbolic link's target.
@@ -118,27 +118,27 @@ impl Entry {
         };
         let raw_target = target.map(|target| target.as_os_str().as_bytes().to_vec());
         let (path, name_is_utf8) = as_json(place.path().as_os_str().as_bytes());
-        let kind = metadata.kind();
+        let (kind, mode) = (metadata.file_type().kind(), metadata.mode() & 0o7777);
         Ok(Entry {
             path,
             name: as_json(name.as_bytes()).0,
             name_is_utf8,
             kind: kind_name(kind),
-            mode: metadata.mode(),
-            permissions: permissions(kind, metadata.mode()),
-            links: metadata.links(),
+            mode,
+            permissions: permissions(kind, mode),
+            links: metadata.nlink(),
             uid: metadata.uid(),
             gid: metadata.gid(),
             size_bytes: if metadata.is_dir() { 0 } else { metadata.len() },
             names: metadata.is_dir().then_some(metadata.len()),
             allocated_bytes: metadata.allocated_bytes(),
-            inode: metadata.number(),
+            inode: metadata.ino(),
             generation: metadata.generation(),
             is_immutable: metadata.is_immutable(),
-            modified_ns: nanoseconds(metadata.modified()),
-            accessed_ns: nanoseconds(metadata.accessed()),
+            modified_ns: nanoseconds(metadata.modified().at(place)?),
+            accessed_ns: nanoseconds(metadata.accessed().at(place)?),
             changed_ns: nanoseconds(metadata.changed()),
-            created_ns: nanoseconds(metadata.created()),
+            created_ns: nanoseconds(metadata.created().at(place)?),
             target: raw_target.as_deref().map(|target| as_json(target).0),
             raw_name: name.as_bytes().to_vec(),
             raw_target,
@@ -171,7 +171,7 @@ impl Entry {
         self.mode
     }
 
-    pub fn links(&self) -> u32 {
+    pub fn links(&self) -> u64 {
         self.links
     }
 

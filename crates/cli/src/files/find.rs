@@ -7,13 +7,14 @@ use std::ffi::OsString;
 use std::io::{BufWriter, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::str::FromStr;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use aquifer::Files;
 use aquifer::fs::{FileKind, Metadata};
 use serde::Serialize;
 
-use super::entry::{Entry, nanoseconds};
+use super::entry::Entry;
 use super::failure::{At, Failures};
 use super::glob::Glob;
 use super::place::last_name;
@@ -187,7 +188,7 @@ struct Tests<'a> {
     args: &'a Args,
     globs: Vec<Glob>,
     path: Option<Glob>,
-    newer_ns: Option<i64>,
+    newer: Option<SystemTime>,
 }
 
 impl Tests<'_> {
@@ -195,15 +196,15 @@ impl Tests<'_> {
         let glob = |pattern: &OsString, folds| Glob::new(pattern.as_bytes(), folds);
         let globs = args.name.iter().map(|pattern| glob(pattern, false));
         let globs = globs.chain(args.iname.iter().map(|pattern| glob(pattern, true))).collect();
-        let newer_ns = match &args.newer {
+        let newer = match &args.newer {
             Some(place) => {
                 let metadata = pools.files(place)?.symlink_metadata(place.path()).at(place)?;
-                Some(nanoseconds(metadata.modified()))
+                Some(metadata.modified().at(place)?)
             }
             None => None,
         };
         let path = args.path.as_ref().map(|pattern| glob(pattern, false));
-        Ok(Tests { args, globs, path, newer_ns })
+        Ok(Tests { args, globs, path, newer })
     }
 
     fn hold(&self, place: &Place, metadata: &Metadata, depth: u64) -> bool {
@@ -214,9 +215,9 @@ impl Tests<'_> {
         depth >= self.args.mindepth
             && self.globs.iter().all(|glob| glob.matches(name.as_bytes()))
             && self.path.as_ref().is_none_or(|glob| glob.matches(path))
-            && (kinds.is_empty() || kinds.contains(&KindLetter(metadata.kind())))
+            && (kinds.is_empty() || kinds.contains(&KindLetter(metadata.file_type().kind())))
             && self.args.size.is_none_or(|length| length.fits(bytes))
-            && self.newer_ns.is_none_or(|ns| nanoseconds(metadata.modified()) > ns)
+            && self.newer.is_none_or(|time| metadata.modified().is_ok_and(|other| other > time))
             && (!self.args.empty || (metadata.is_empty() && !metadata.is_symlink()))
     }
 }

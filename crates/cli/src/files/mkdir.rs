@@ -1,5 +1,8 @@
 //! `aquifer mkdir`: creates directories in a pool.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use anyhow::{Result, bail};
 use aquifer::FsError;
 
@@ -72,7 +75,7 @@ fn make(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
         },
     }
     match args.mode {
-        Some(mode) => files.set_permissions(place.path(), mode).at(place),
+        Some(mode) => files.set_permissions(place.path(), Permissions::from_mode(mode)).at(place),
         None => Ok(()),
     }
 }

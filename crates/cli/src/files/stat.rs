@@ -1,8 +1,8 @@
 //! `aquifer stat` of files: the fields of their inodes, and whether they are locked.
 
 use anyhow::Result;
+use aquifer::Files;
 use aquifer::fs::LockMode;
-use aquifer::{FileOptions, Files};
 use aquifer_host::Bytes;
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ impl Shown {
         if entry.kind() != "file" {
             return Ok(Shown { entry, locked: None, locked_range: None });
         }
-        let file = files.open_with(place.path(), &FileOptions::new().read(true)).at(place)?;
+        let file = files.options().read(true).open(place.path()).at(place)?;
         let range = file.range_lock_conflict(.., LockMode::Exclusive).at(place)?;
         Ok(Shown {
             entry,

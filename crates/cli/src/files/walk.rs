@@ -72,7 +72,7 @@ impl Iterator for Walk<'_> {
 pub fn sorted_names(files: &Files, directory: &Place) -> Result<Vec<OsString>> {
     let entries = files.read_dir(directory.path()).at(directory)?;
     let names: aquifer::fs::Result<Vec<_>> =
-        entries.map(|entry| entry.map(|entry| entry.into_file_name())).collect();
+        entries.map(|entry| entry.map(|entry| entry.file_name())).collect();
     let mut names = names.at(directory)?;
     names.sort();
     Ok(names)

@@ -47,8 +47,7 @@ impl File {
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let offset_bytes =
-            if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
+        let offset_bytes = if self.opened.flags.append { inode.size_bytes } else { offset_bytes };
         let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
         let write = Write { shared, lock, open: self.inode(), inode, table };
         write.replace(bytes, range)
@@ -76,8 +75,8 @@ impl File {
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let (current, new) = (files.create_file("/current")?, files.create_file("/new")?);
-    /// current.write_at(&[1; 8192], 0)?;
-    /// new.write_at(&[2; 8192], 0)?;
+    /// current.write_all_at(&[1; 8192], 0)?;
+    /// new.write_all_at(&[2; 8192], 0)?;
     /// current.exchange_range(0, &new, 0, 8192)?;
     /// let mut bytes = [0; 8192];
     /// files.open_file("/current")?.read_at(&mut bytes, 0)?;

@@ -6,9 +6,10 @@ use aquifer_pool::format::file::FileInode;
 use super::File;
 use crate::attributes::{self, SetMode};
 use crate::error::{FsError, Result};
+use crate::metadata::set_owner;
 
 impl File {
-    /// Sets user and group; `None` leaves one unchanged.
+    /// Sets user and group; `None` leaves one unchanged. As [`std::os::unix::fs::fchown`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -16,18 +17,15 @@ impl File {
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
-    /// file.set_owner(Some(1000), None)?;
+    /// file.fchown(Some(1000), None)?;
     /// assert_eq!(file.metadata()?.uid(), 1000);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// As for [`File::set_permissions`].
-    pub fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
-        self.set(|inode| {
-            inode.uid = uid.unwrap_or(inode.uid);
-            inode.gid = gid.unwrap_or(inode.gid);
-        })
+    pub fn fchown(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        self.set(|inode| set_owner(inode, uid, gid))
     }
 
     /// Returns the value of an extended attribute, as

@@ -3,6 +3,7 @@
 //! The kernel keeps them (see [`AdvisoryLocks`]). So they end when their handle is closed or its
 //! process dies, and work across PID namespaces. Advisory: they do not block I/O.
 
+use std::fs::TryLockError;
 use std::ops::{Range, RangeBounds};
 use std::time::Duration;
 
@@ -83,12 +84,12 @@ impl File {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// use aquifer_fs::FsError;
+    /// use std::fs::TryLockError;
     ///
     /// let file = files.create_file("/f")?;
     /// file.lock()?;
     /// let other = files.open_file("/f")?;
-    /// assert!(matches!(other.try_lock_shared(), Err(FsError::Locked)));
+    /// assert!(matches!(other.try_lock_shared(), Err(TryLockError::WouldBlock)));
     /// drop(file);
     /// other.lock_shared()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -139,10 +140,10 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Locked`]; then the handle keeps the lock that it had. Others as for
-    /// [`File::lock`].
-    pub fn try_lock(&self) -> Result<()> {
-        self.try_area(&LockArea::File, LockMode::Exclusive)
+    /// [`TryLockError::WouldBlock`]; then the handle keeps the lock that it had.
+    /// [`TryLockError::Error`] has the [`FsError`]s of [`File::lock`] inside.
+    pub fn try_lock(&self) -> std::result::Result<(), TryLockError> {
+        self.try_file(LockMode::Exclusive)
     }
 
     /// Tries [`File::lock_shared`] without blocking. As [`std::fs::File::try_lock_shared`].
@@ -161,12 +162,16 @@ impl File {
     ///
     /// # Errors
     /// As for [`File::try_lock`].
-    pub fn try_lock_shared(&self) -> Result<()> {
-        self.try_area(&LockArea::File, LockMode::Shared)
+    pub fn try_lock_shared(&self) -> std::result::Result<(), TryLockError> {
+        self.try_file(LockMode::Shared)
     }
 
-    fn try_area(&self, area: &LockArea, mode: LockMode) -> Result<()> {
-        locked(self.with_area(area, |locks, area| locks.try_lock(area, mode))?)
+    fn try_file(&self, mode: LockMode) -> std::result::Result<(), TryLockError> {
+        match self.with_area(&LockArea::File, |locks, area| locks.try_lock(area, mode)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(TryLockError::WouldBlock),
+            Err(error) => Err(TryLockError::Error(error.into())),
+        }
     }
 
     /// Locks the file; blocks for at most `timeout`.
@@ -189,7 +194,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`File::try_lock`].
+    /// [`FsError::Locked`]; then the handle keeps the lock that it had. Others as for
+    /// [`File::lock`].
     pub fn lock_timeout(&self, mode: LockMode, timeout: Duration) -> Result<()> {
         locked(
             self.with_area(&LockArea::File, |locks, area| locks.lock_timeout(area, mode, timeout))?,
@@ -290,7 +296,7 @@ impl File {
     /// # Errors
     /// [`FsError::Locked`]; then nothing has changed. Others as for [`File::lock_range`].
     pub fn try_lock_range(&self, range: impl RangeBounds<u64>, mode: LockMode) -> Result<()> {
-        self.try_area(&area_of(range)?, mode)
+        locked(self.with_area(&area_of(range)?, |locks, area| locks.try_lock(area, mode))?)
     }
 
     /// Locks a range of bytes; blocks for at most `timeout`.

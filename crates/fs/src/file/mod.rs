@@ -24,8 +24,8 @@
 
 mod atomic;
 mod attributes;
+mod flags;
 mod lock;
-mod options;
 mod read;
 mod runs;
 mod space;
@@ -33,6 +33,8 @@ mod std_io;
 mod write;
 
 use std::fmt;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
@@ -42,8 +44,8 @@ use arc_swap::Guard;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{AdvisoryLocks, ReadSlots};
 
+pub(crate) use flags::OpenFlags;
 pub use lock::HeldRange;
-pub use options::FileOptions;
 #[cfg(all(test, loom))]
 pub(crate) use read::copy_of_one_layout;
 pub use runs::{Defragmented, FileRun};
@@ -52,8 +54,8 @@ pub(crate) use write::Write;
 
 use crate::error::{FsError, Result};
 use crate::file_table::FileTable;
-use crate::files::{Files, to_ns};
-use crate::metadata::Metadata;
+use crate::files::Files;
+use crate::metadata::{FileTimes, Metadata};
 use crate::open_inodes::OpenInode;
 use crate::walk;
 
@@ -69,10 +71,7 @@ use crate::walk;
 /// # let files = aquifer_fs::Files::new(pool);
 /// use std::io::{Read, Seek, Write};
 ///
-/// use aquifer_fs::FileOptions;
-///
-/// let options = FileOptions::new().read(true).write(true).create(true);
-/// let mut file = files.open_with("/f", &options)?;
+/// let mut file = files.create_new_file("/f")?;
 /// file.write_all(b"some text")?;
 /// file.seek_relative(-4)?;
 /// let mut text = String::new();
@@ -89,7 +88,7 @@ struct Opened {
     files: Files,
     /// `Some` until it is closed.
     inode: Option<Arc<OpenInode>>,
-    options: FileOptions,
+    flags: OpenFlags,
     /// For calls that continue where the last one ended.
     position: AtomicU64,
     /// Created at the first lock or lock query.
@@ -107,16 +106,15 @@ impl Drop for Opened {
         // Before the inode is closed, while its number still belongs to the file.
         drop(self.locks.take());
         let Some(inode) = self.inode.take() else { return };
-        self.files.shared.close(inode, self.options.writes());
+        self.files.shared.close(inode, self.flags.writes());
     }
 }
 
 impl File {
-    pub(crate) fn new(files: Files, inode: Arc<OpenInode>, options: &FileOptions) -> File {
-        let (options, position) = (options.clone(), AtomicU64::new(0));
-        let inode = Some(inode);
+    pub(crate) fn new(files: Files, inode: Arc<OpenInode>, flags: OpenFlags) -> File {
+        let (inode, position) = (Some(inode), AtomicU64::new(0));
         let locks = OnceLock::new();
-        File { opened: Arc::new(Opened { files, inode, options, position, locks }) }
+        File { opened: Arc::new(Opened { files, inode, flags, position, locks }) }
     }
 
     pub(crate) fn files(&self) -> &Files {
@@ -128,7 +126,7 @@ impl File {
     }
 
     pub(crate) fn check_reads(&self) -> Result<()> {
-        match (self.opened.options.reads(), self.inode().kind) {
+        match (self.opened.flags.read, self.inode().kind) {
             (true, FileKind::File) => Ok(()),
             (true, _) => Err(FsError::IsADirectory { path: self.as_path() }),
             (false, _) => Err(FsError::NotOpenFor { what: "reading" }),
@@ -136,7 +134,7 @@ impl File {
     }
 
     pub(crate) fn check_writes(&self) -> Result<()> {
-        if self.opened.options.writes() {
+        if self.opened.flags.writes() {
             Ok(())
         } else {
             Err(FsError::NotOpenFor { what: "writing" })
@@ -147,7 +145,16 @@ impl File {
         format!("(inode {})", self.inode().number).into()
     }
 
-    /// Returns the current metadata of the file.
+    /// Returns another handle of the same open file, with the same position: a clone. As
+    /// [`std::fs::File::try_clone`].
+    ///
+    /// # Errors
+    /// None.
+    pub fn try_clone(&self) -> Result<File> {
+        Ok(self.clone())
+    }
+
+    /// Returns the current metadata of the file. As [`std::fs::File::metadata`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -155,7 +162,7 @@ impl File {
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
-    /// file.write_at(&[1; 100], 0)?;
+    /// file.write_all_at(&[1; 100], 0)?;
     /// assert_eq!(file.metadata()?.len(), 100);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -166,26 +173,29 @@ impl File {
         self.files().shared.load_inode(self.inode()).map(Metadata::of)
     }
 
-    /// Sets the permissions.
+    /// Sets the permissions. As [`std::fs::File::set_permissions`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
+    /// use std::fs::Permissions;
+    /// use std::os::unix::fs::PermissionsExt;
+    ///
     /// let file = files.create_file("/f")?;
-    /// file.set_permissions(0o600)?;
-    /// assert_eq!(file.metadata()?.mode(), 0o600);
+    /// file.set_permissions(Permissions::from_mode(0o600))?;
+    /// assert_eq!(file.metadata()?.mode() & 0o777, 0o600);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// [`FsError::Immutable`], [`FsError::Pool`].
-    pub fn set_permissions(&self, mode: u32) -> Result<()> {
-        self.set(|inode| inode.mode = mode & 0o7777)
+    pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
+        self.set(|inode| inode.mode = permissions.mode() & 0o7777)
     }
 
-    /// Sets the times of the last access and the last modification; `None` leaves one unchanged.
+    /// Sets times. As [`std::fs::File::set_times`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -194,23 +204,26 @@ impl File {
     /// # let files = aquifer_fs::Files::new(pool);
     /// use std::time::SystemTime;
     ///
+    /// use aquifer_fs::FileTimes;
+    ///
     /// let file = files.create_file("/f")?;
-    /// file.set_times(Some(SystemTime::UNIX_EPOCH), None)?;
-    /// assert_eq!(file.metadata()?.accessed(), SystemTime::UNIX_EPOCH);
+    /// file.set_times(FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH))?;
+    /// assert_eq!(file.metadata()?.accessed()?, SystemTime::UNIX_EPOCH);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// As for [`File::set_permissions`].
-    pub fn set_times(
-        &self,
-        accessed: Option<SystemTime>,
-        modified: Option<SystemTime>,
-    ) -> Result<()> {
-        self.set(|inode| {
-            inode.accessed_ns = accessed.map_or(inode.accessed_ns, to_ns);
-            inode.modified_ns = modified.map_or(inode.modified_ns, to_ns);
-        })
+    pub fn set_times(&self, times: FileTimes) -> Result<()> {
+        self.set(|inode| times.apply(inode))
+    }
+
+    /// Sets the time of the last modification. As [`std::fs::File::set_modified`].
+    ///
+    /// # Errors
+    /// As for [`File::set_permissions`].
+    pub fn set_modified(&self, time: SystemTime) -> Result<()> {
+        self.set_times(FileTimes::new().set_modified(time))
     }
 
     fn set(&self, set: impl Fn(&mut FileInode)) -> Result<()> {
@@ -226,7 +239,8 @@ impl File {
         })
     }
 
-    /// Makes the content of the file durable, and all earlier changes in the pool.
+    /// Makes the content of the file durable, and all earlier changes in the pool. As
+    /// [`std::fs::File::sync_all`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -234,7 +248,7 @@ impl File {
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
-    /// file.write_at(b"text", 0)?;
+    /// file.write_all_at(b"text", 0)?;
     /// file.sync_all()?; // now content and name survive a power cut
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -260,7 +274,7 @@ impl File {
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
-    /// file.write_at(b"text", 0)?;
+    /// file.write_all_at(b"text", 0)?;
     /// file.sync_data()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -5,21 +5,22 @@ use std::sync::Arc;
 use arc_swap::Guard;
 
 use super::File;
-use crate::error::Result;
+use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FileTable};
 use crate::files::Shared;
 use crate::open_inodes::OpenInode;
 
 impl File {
     /// Reads at `offset_bytes`, and returns how many bytes were read: fewer than requested only at
-    /// the end of the file. Holes read as zeros.
+    /// the end of the file. Holes read as zeros. As
+    /// [`FileExt::read_at`](std::os::unix::fs::FileExt::read_at).
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// files.create_file("/f")?.write_all_at(b"some text", 0)?;
     /// let mut bytes = [0; 100];
     /// let got = files.open_file("/f")?.read_at(&mut bytes, 5)?;
     /// assert_eq!(&bytes[..got], b"text");
@@ -27,12 +28,56 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotOpenFor`](crate::FsError::NotOpenFor),
-    /// [`FsError::IsADirectory`](crate::FsError::IsADirectory),
-    /// [`FsError::Pool`](crate::FsError::Pool) if the media cannot be read.
+    /// [`FsError::NotOpenFor`], [`FsError::IsADirectory`], [`FsError::Pool`] if the media cannot be
+    /// read.
     pub fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<usize> {
         self.check_reads()?;
         self.files().shared.read_at(self.inode(), bytes, offset_bytes)
+    }
+
+    /// Fills `bytes` from `offset_bytes` on. As
+    /// [`FileExt::read_exact_at`](std::os::unix::fs::FileExt::read_exact_at).
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.write("/f", "some text")?;
+    /// let mut bytes = [0; 4];
+    /// files.open_file("/f")?.read_exact_at(&mut bytes, 5)?;
+    /// assert_eq!(&bytes, b"text");
+    /// let beyond = files.open_file("/f")?.read_exact_at(&mut bytes, 6);
+    /// assert_eq!(beyond.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::UnexpectedEof`] if the file ends before; then `bytes` has what there is. Others as
+    /// for [`File::read_at`].
+    pub fn read_exact_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
+        // `read_at` reads less only at the end of the file.
+        let got = self.read_at(bytes, offset_bytes)?;
+        if got == bytes.len() {
+            Ok(())
+        } else {
+            Err(FsError::UnexpectedEof { len_bytes: offset_bytes.saturating_add(got as u64) })
+        }
+    }
+
+    /// Reads the whole file.
+    pub(crate) fn read_all(&self) -> Result<Vec<u8>> {
+        self.check_reads()?;
+        let mut bytes = Vec::new();
+        loop {
+            let (done, len) = (bytes.len(), self.metadata()?.len() as usize);
+            if len <= done {
+                return Ok(bytes);
+            }
+            bytes.resize(len, 0);
+            let got = self.read_at(&mut bytes[done..], done as u64)?;
+            bytes.truncate(done + got);
+        }
     }
 
     /// Reads into several buffers in order, each as [`File::read_at`].
@@ -44,7 +89,7 @@ impl File {
     /// # let files = aquifer_fs::Files::new(pool);
     /// use std::io::IoSliceMut;
     ///
-    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// files.create_file("/f")?.write_all_at(b"some text", 0)?;
     /// let (mut first, mut second) = ([0; 4], [0; 100]);
     /// let mut buffers = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
     /// assert_eq!(files.open_file("/f")?.read_vectored_at(&mut buffers, 0)?, 9);

@@ -44,7 +44,7 @@ impl File {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// files.create_file("/f")?.write_at(b"far away", 8192)?;
+    /// files.create_file("/f")?.write_all_at(b"far away", 8192)?;
     /// let runs = files.open_file("/f")?.runs()?;
     /// assert_eq!((runs[0].range.clone(), runs[0].pool_offset_bytes), (0..8192, None));
     /// assert_eq!(runs[1].range, 8192..8200);
@@ -78,8 +78,8 @@ impl File {
     /// # let files = aquifer_fs::Files::new(pool);
     /// let (one, other) = (files.create_file("/one")?, files.create_file("/other")?);
     /// for page in 0..4 {
-    ///     one.write_at(&[1; 4096], page * 4096)?;
-    ///     other.write_at(&[2; 4096], page * 4096)?;
+    ///     one.write_all_at(&[1; 4096], page * 4096)?;
+    ///     other.write_all_at(&[2; 4096], page * 4096)?;
     /// }
     /// let done = one.defragment()?;
     /// assert!(done.runs_before > 1 && done.runs_after == 1);

@@ -20,7 +20,7 @@ use crate::file_table::{FileBytes, FilePage, FilePages};
 /// use aquifer_fs::FallocateMode;
 ///
 /// let file = files.create_file("/f")?;
-/// file.write_at(&[1; 12288], 0)?;
+/// file.write_all_at(&[1; 12288], 0)?;
 /// file.allocate(FallocateMode::PunchHole, 4096, 4096)?;
 /// assert_eq!(file.metadata()?.allocated_bytes(), 8192);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -94,14 +94,14 @@ impl File {
     /// as `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
     ///
     /// ```
-    /// # use aquifer_fs::{FileOptions, Files};
+    /// # use aquifer_fs::Files;
     /// # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
     /// # let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &OpenOptions::default())?;
     /// # let files = Files::new(pool);
-    /// let file = files.open_with("/sparse", &FileOptions::new().read(true).write(true).create(true))?;
-    /// file.write_at(b"far away", 100_000)?;
+    /// let file = files.create_new_file("/sparse")?;
+    /// file.write_all_at(b"far away", 100_000)?;
     /// assert_eq!(file.next_data(0)?, Some(98_304..100_008));
     /// assert_eq!(file.next_data(100_008)?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

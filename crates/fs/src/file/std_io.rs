@@ -20,9 +20,9 @@ impl Read for &File {
 impl Write for &File {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let position = self.opened.position.load(Relaxed);
-        let end_bytes = self.write_somewhere(bytes, position)?;
-        self.opened.position.store(end_bytes, Relaxed);
-        Ok(bytes.len())
+        let written = self.write_somewhere(bytes, position)?;
+        self.opened.position.store(written.end, Relaxed);
+        Ok((written.end - written.start) as usize)
     }
 
     /// Does nothing, because nothing is buffered: see [`File::sync_all`] for durability.
@@ -40,6 +40,7 @@ impl Seek for &File {
         };
         let position = base
             .checked_add_signed(distance)
+            .filter(|position| i64::try_from(*position).is_ok())
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         self.opened.position.store(position, Relaxed);
         Ok(position)

@@ -1,6 +1,7 @@
 //! Writing an open file.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use aquifer_pool::format::PAGE_BYTES;
@@ -36,8 +37,10 @@ pub(super) const REMOVED_AT_ONCE_RUNS: usize = 512;
 pub(super) const PIECES_AT_ONCE: usize = 64;
 
 impl File {
-    /// Writes all of `bytes` at `offset_bytes`, or at the end of a file that is open for appending.
-    /// A gap between the end of the file and `offset_bytes` reads as zeros.
+    /// Writes at `offset_bytes`, or at the end of a file that is open for appending, and returns
+    /// how many bytes were written: all, unless the pool becomes full. A gap between the end of the
+    /// file and `offset_bytes` reads as zeros. As
+    /// [`FileExt::write_at`](std::os::unix::fs::FileExt::write_at).
     ///
     /// Readers see the bytes as they are copied, in words of eight bytes; with
     /// [`File::write_atomic`] they see all of them or none.
@@ -48,43 +51,75 @@ impl File {
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_file("/f")?;
-    /// file.write_at(b"text", 5)?;
-    /// let mut bytes = [1; 9];
-    /// files.open_file("/f")?.read_at(&mut bytes, 0)?;
-    /// assert_eq!(&bytes, b"\0\0\0\0\0text");
+    /// assert_eq!(file.write_at(b"text", 5)?, 4);
+    /// assert_eq!(files.read("/f")?, b"\0\0\0\0\0text");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`];
-    /// [`FsError::Pool`] if the pool is full, and then a part of the bytes may have been written.
-    pub fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
-        self.write_somewhere(bytes, offset_bytes).map(drop)
+    /// If nothing was written: [`FsError::NotOpenFor`], [`FsError::FileTooLarge`],
+    /// [`FsError::Immutable`]; [`FsError::Pool`] if the pool is full.
+    pub fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<usize> {
+        let written = self.write_somewhere(bytes, offset_bytes)?;
+        Ok((written.end - written.start) as usize)
     }
 
-    /// As [`File::write_at`]; returns the offset after the last byte written.
-    pub(super) fn write_somewhere(&self, bytes: &[u8], offset_bytes: u64) -> Result<u64> {
+    /// Writes all of `bytes`, else as [`File::write_at`]. As
+    /// [`FileExt::write_all_at`](std::os::unix::fs::FileExt::write_all_at), and no other call
+    /// writes to the file in between.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_all_at(b"text", 0)?;
+    /// assert_eq!(files.read("/f")?, b"text");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::write_at`]; a part of the bytes may have been written.
+    pub fn write_all_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        self.write_from(bytes, &mut (offset_bytes..offset_bytes))
+    }
+
+    /// As [`File::write_at`]; returns the range that was written.
+    pub(super) fn write_somewhere(&self, bytes: &[u8], offset_bytes: u64) -> Result<Range<u64>> {
+        let mut written = offset_bytes..offset_bytes;
+        match self.write_from(bytes, &mut written) {
+            Err(error) if written.is_empty() => Err(error),
+            _ => Ok(written),
+        }
+    }
+
+    /// As [`File::write_all_at`], from the start of the empty range `written` on. Sets that to what
+    /// was written, also if the call fails.
+    fn write_from(&self, bytes: &[u8], written: &mut Range<u64>) -> Result<()> {
         self.check_writes()?;
         if bytes.is_empty() {
-            return Ok(offset_bytes);
+            return Ok(());
         }
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
-        let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        if !self.opened.options.appends() && shared.overwrite(lock, self.inode(), bytes, range)? {
-            return Ok(range.end_bytes());
+        let at = |offset_bytes| FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
+        let range = at(written.start);
+        if !self.opened.flags.append && shared.overwrite(lock, self.inode(), bytes, range)? {
+            written.end = range.end_bytes();
+            return Ok(());
         }
         let (inode, table) = shared.table(self.inode())?;
-        let offset_bytes =
-            if self.opened.options.appends() { inode.size_bytes } else { offset_bytes };
-        let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
+        if self.opened.flags.append {
+            *written = inode.size_bytes..inode.size_bytes;
+        }
+        let range = at(written.start);
         let mut write = Write { shared, lock, open: self.inode(), inode, table };
-        write.write(bytes, range)?;
-        Ok(range.end_bytes())
+        write.write(bytes, range, &mut written.end)
     }
 
-    /// Writes several buffers in order, each as [`File::write_at`]. Other writes may come in
-    /// between.
+    /// Writes several buffers in order, each as [`File::write_at`], and returns how many bytes were
+    /// written. Other writes may come in between.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -107,13 +142,22 @@ impl File {
     ) -> Result<usize> {
         let mut done = 0;
         for buffer in buffers {
-            self.write_at(buffer, offset_bytes.saturating_add(done as u64))?;
-            done += buffer.len();
+            match self.write_at(buffer, offset_bytes.saturating_add(done as u64)) {
+                Ok(written) => {
+                    done += written;
+                    if written < buffer.len() {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
         }
         Ok(done)
     }
 
-    /// Sets the length of the file: bytes beyond it are dropped, new bytes are a hole.
+    /// Sets the length of the file: bytes beyond it are dropped, new bytes are a hole. As
+    /// [`std::fs::File::set_len`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -193,13 +237,19 @@ impl Write<'_> {
     }
 
     /// Writes in as many transactions as needed; each one extends the part of `bytes` that is
-    /// written.
-    pub fn write(&mut self, mut bytes: &[u8], mut range: FileBytes) -> Result<()> {
+    /// written, which ends at `end_bytes`, also if the call fails.
+    pub fn write(
+        &mut self,
+        mut bytes: &[u8],
+        mut range: FileBytes,
+        end_bytes: &mut u64,
+    ) -> Result<()> {
         self.check()?;
-        let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
-        end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        let end = range.offset_bytes.checked_add(range.len_bytes);
+        end.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         loop {
             let done_bytes = self.write_some(bytes, range)?;
+            *end_bytes += done_bytes;
             if done_bytes == range.len_bytes {
                 return Ok(());
             }

@@ -65,7 +65,7 @@ impl Files {
     /// # let files = aquifer_fs::Files::new(pool);
     /// use aquifer_fs::FsError;
     ///
-    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// files.create_file("/f")?.write_all_at(b"some text", 0)?;
     /// assert!(matches!(files.lease("/f", ..), Err(FsError::NotImmutable { .. })));
     /// files.set_immutable("/f", true)?;
     /// let lease = files.lease("/f", ..)?;

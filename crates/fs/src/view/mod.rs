@@ -17,7 +17,6 @@
 //! | [`Lease`] | [`Files::lease`], [`File::lease`](crate::File::lease) | a slice | none: the file is immutable |
 //! | [`ViewMut`] | [`File::view_mut`](crate::File::view_mut) | the same, and stores | any process |
 
-pub(crate) mod known_paths;
 mod lease;
 mod writable;
 
@@ -40,8 +39,8 @@ pub use writable::ViewMut;
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FileTable};
 use crate::files::{Files, Shared};
+use crate::known_paths::{Known, PathHash, Versions};
 use crate::walk::{self, Last, bytes_of, owned, walk};
-use known_paths::{Known, PathHash, Versions};
 
 /// The most pieces in which a view of a fragmented file is mapped: each is a mapping, and takes
 /// about a microsecond. A view of more pieces is not mapped: each read copies its bytes, and it has
@@ -59,7 +58,7 @@ pub const MAX_VIEW_PIECES: usize = 1024;
 /// # let path = directory.path().join("data.pool");
 /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
 /// # let files = aquifer_fs::Files::new(pool);
-/// files.create_file("/f")?.write_at(b"some text", 0)?;
+/// files.create_file("/f")?.write_all_at(b"some text", 0)?;
 /// let view = files.view("/f", 5..)?;
 /// files.remove_file("/f")?; // the view keeps its bytes
 /// assert_eq!(view.read(|bytes| bytes.to_vec())?, b"text");
@@ -128,7 +127,7 @@ impl Files {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// files.create_file("/f")?.write_at(&7_u64.to_ne_bytes(), 0)?;
+    /// files.create_file("/f")?.write_all_at(&7_u64.to_ne_bytes(), 0)?;
     /// assert_eq!(files.view("/f", ..)?.get::<u64>(0)?, 7);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -269,7 +268,7 @@ impl crate::File {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// files.create_file("/f")?.write_at(b"some text", 0)?;
+    /// files.create_file("/f")?.write_all_at(b"some text", 0)?;
     /// let file = files.open_file("/f")?;
     /// let sum = file.view(..4)?.read(|bytes| (0..4).map(|at| bytes.get::<u8>(at) as u32).sum::<u32>())?;
     /// assert_eq!(sum, b"some".iter().map(|&byte| u32::from(byte)).sum());
@@ -394,7 +393,7 @@ impl View<'_> {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// files.create_file("/f")?.write_at(b"text", 0)?;
+    /// files.create_file("/f")?.write_all_at(b"text", 0)?;
     /// let view = files.view("/f", ..)?.into_owned();
     /// let sum = std::thread::spawn(move || view.read(|bytes| bytes.get::<u8>(0)));
     /// assert_eq!(sum.join().unwrap()?, b't');

@@ -38,9 +38,7 @@ impl File {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// use aquifer_fs::FileOptions;
-    ///
-    /// let file = files.open_with("/f", &FileOptions::new().read(true).write(true).create(true))?;
+    /// let file = files.create_new_file("/f")?;
     /// file.set_len(8192)?;
     /// let view = file.view_mut(4096..)?;
     /// view.write(0, b"text")?; // visible to all processes
@@ -77,9 +75,7 @@ impl File {
     /// # let path = directory.path().join("data.pool");
     /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
     /// # let files = aquifer_fs::Files::new(pool);
-    /// use aquifer_fs::FileOptions;
-    ///
-    /// let file = files.open_with("/f", &FileOptions::new().read(true).write(true).create(true))?;
+    /// let file = files.create_new_file("/f")?;
     /// file.append_view(10)?.write(0, b"some text\n")?;
     /// file.append_view(10)?.write(0, b"some more\n")?;
     /// assert_eq!(files.view("/f", ..)?.read(|bytes| bytes.to_vec())?, b"some text\nsome more\n");

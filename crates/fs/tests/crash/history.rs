@@ -34,7 +34,7 @@ pub type Identity = (u64, u64);
 struct Entry {
     identity: Identity,
     kind: FileKind,
-    links: u32,
+    links: u64,
     mode: u32,
     size_bytes: u64,
     target: Option<PathBuf>,
@@ -55,9 +55,9 @@ impl Snapshot {
             for name in scratch::names(files, &directory)? {
                 let path = directory.join(name);
                 let metadata = files.symlink_metadata(&path)?;
-                let identity = (metadata.number(), metadata.generation());
+                let identity = (metadata.ino(), metadata.generation());
                 let mut attributes = BTreeMap::new();
-                match metadata.kind() {
+                match metadata.file_type().kind() {
                     FileKind::Directory => left.push(path.clone()),
                     FileKind::File => {
                         for name in files.attributes(&path)? {
@@ -73,9 +73,9 @@ impl Snapshot {
                     if metadata.is_symlink() { Some(files.read_link(&path)?) } else { None };
                 let entry = Entry {
                     identity,
-                    kind: metadata.kind(),
-                    links: metadata.links(),
-                    mode: metadata.mode(),
+                    kind: metadata.file_type().kind(),
+                    links: metadata.nlink(),
+                    mode: metadata.mode() & 0o7777,
                     size_bytes: metadata.len(),
                     target,
                     attributes,
@@ -129,7 +129,7 @@ fn observe(files: &Files, handles: &[File]) -> Result<Snapshot, FsError> {
 
 pub fn identity(file: &File) -> Identity {
     let metadata = file.metadata().unwrap();
-    (metadata.number(), metadata.generation())
+    (metadata.ino(), metadata.generation())
 }
 
 /// Creates a tiny pool on recording media, all of it durable; `fill` creates its content.
@@ -230,7 +230,7 @@ pub fn check(
     media.mark(Mark::Note(id as u64));
     // The pool keeps working, and reuses free space.
     if !files.exists(AFTER)? {
-        match files.create_file(AFTER).and_then(|file| file.write_at(&[255; 6000], 0)) {
+        match files.create_file(AFTER).and_then(|file| file.write_all_at(&[255; 6000], 0)) {
             Err(error) if error.errno() != libc::ENOSPC => return Err(error.into()),
             _ => files.sync()?,
         }

@@ -4,7 +4,7 @@
 //! its file. If that record is lost, the page belongs to its previous owner again (another file, or
 //! another part of this one), with the bytes of the new one.
 
-use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError};
+use aquifer_fs::{FallocateMode, File, Files, FsError};
 use aquifer_pool::Mutant;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_testkit::campaign::{seed, steps};
@@ -48,11 +48,11 @@ const CHANGES: &[Operation] = &[
         "fill a hole and defragment",
         &[
             |scene, _| scene.one.allocate(FallocateMode::PunchHole, PAGE, PAGE),
-            |scene, byte| scene.one.write_at(&[byte; 5], PAGE + 10),
+            |scene, byte| scene.one.write_all_at(&[byte; 5], PAGE + 10),
             |scene, _| scene.one.defragment().map(drop),
         ],
     ),
-    ("append", &[|scene, byte| scene.one.write_at(&[byte; 5000], 10_000)]),
+    ("append", &[|scene, byte| scene.one.write_all_at(&[byte; 5000], 10_000)]),
     ("cut", &[|scene, _| scene.one.set_len(100)]),
     ("cut and extend", &[|scene, _| scene.one.set_len(100), |scene, _| scene.one.set_len(12_000)]),
     ("punch", &[|scene, _| scene.one.allocate(FallocateMode::PunchHole, 0, 2 * PAGE)]),
@@ -66,7 +66,7 @@ const CHANGES: &[Operation] = &[
         &[
             |scene, _| scene.files.remove_file("/one"),
             |scene, _| scene.files.create_file("/one").map(drop),
-            |scene, byte| scene.files.create_file("/one")?.write_at(&[byte; 5000], 0),
+            |scene, byte| scene.files.create_file("/one")?.write_all_at(&[byte; 5000], 0),
         ],
     ),
     (
@@ -86,24 +86,27 @@ fn change(wanted: &str) -> &'static Operation {
 
 /// Operations that store bytes to pages that a file has.
 const STORES: &[Operation] = &[
-    ("write the first page", &[|scene, byte| scene.one.write_at(&[byte; PAGE as usize], 0)]),
+    ("write the first page", &[|scene, byte| scene.one.write_all_at(&[byte; PAGE as usize], 0)]),
     (
         "write the other's first page",
-        &[|scene, byte| scene.other.write_at(&[byte; PAGE as usize], 0)],
+        &[|scene, byte| scene.other.write_all_at(&[byte; PAGE as usize], 0)],
     ),
     ("store to a view", &[|scene, byte| scene.one.view_mut(100..PAGE)?.write(0, &[byte; 3000])]),
-    ("write across pages", &[|scene, byte| scene.one.write_at(&[byte; 2 * PAGE as usize], 2000)]),
+    (
+        "write across pages",
+        &[|scene, byte| scene.one.write_all_at(&[byte; 2 * PAGE as usize], 2000)],
+    ),
     ("zeros in the other", &[|scene, _| scene.other.allocate(FallocateMode::ZeroRange, 10, 5000)]),
     ("punch edges", &[|scene, _| scene.one.allocate(FallocateMode::PunchHole, 10, 3000)]),
     ("extend", &[|scene, _| scene.one.set_len(5 * PAGE)]),
-    ("write behind the end", &[|scene, byte| scene.one.write_at(&[byte; 100], 4 * PAGE)]),
-    ("append to the other", &[|scene, byte| scene.other.write_at(&[byte; 3000], 10_000)]),
+    ("write behind the end", &[|scene, byte| scene.one.write_all_at(&[byte; 100], 4 * PAGE)]),
+    ("append to the other", &[|scene, byte| scene.other.write_all_at(&[byte; 3000], 10_000)]),
     ("pswap again", &[|scene, _| scene.one.exchange_range(PAGE, &scene.other, 2 * PAGE, PAGE)]),
 ];
 
 fn fill(files: &Files) {
     for (path, byte) in [("/one", 1), ("/other", 2)] {
-        files.create_file(path).unwrap().write_at(&[byte; 10_000], 0).unwrap();
+        files.create_file(path).unwrap().write_all_at(&[byte; 10_000], 0).unwrap();
     }
 }
 
@@ -116,8 +119,8 @@ fn run(
 ) -> Result<Explored, Box<CrashFailure>> {
     let media = fresh_media(domain, fill);
     let files = open(&media, BOOT, mutant).unwrap();
-    let options = FileOptions::new().read(true).write(true);
-    let [one, other] = ["/one", "/other"].map(|path| files.open_with(path, &options).unwrap());
+    let [one, other] =
+        ["/one", "/other"].map(|path| files.options().read(true).write(true).open(path).unwrap());
     let scene = Scene { files, one, other };
     let mut history = History::begin(&media, &scene.files);
     let handles = [scene.one.clone(), scene.other.clone()];

@@ -9,6 +9,8 @@ use aquifer_pool::media::PersistenceDomain;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Plan, Recording, explore};
 use aquifer_testkit::rng::Rng;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 
 use crate::history::{BOOT, Durable, History, check, check_killed, fresh_media, identity, open};
 use crate::scratch;
@@ -53,7 +55,8 @@ impl Program {
             let index = self.rng.below(self.handles.len() as u64) as usize;
             return Ok(self.handles[index].clone());
         }
-        let options = FileOptions::new().read(true).write(true);
+        let mut options = self.files().options();
+        options.read(true).write(true);
         let mut opened = self.open(&options);
         for _ in 0..10 {
             if opened.is_err() {
@@ -65,7 +68,7 @@ impl Program {
 
     fn open(&mut self, options: &FileOptions) -> Result<File, FsError> {
         let path = self.path();
-        let file = self.files().open_with(path, options)?;
+        let file = options.open(path)?;
         if self.rng.chance(0.2) {
             self.handles.truncate(2);
             self.handles.insert(0, file.clone());
@@ -83,8 +86,8 @@ impl Program {
         let files = self.files().clone();
         let (text, outcome) = match what {
             0..12 => {
-                let options = FileOptions::new().read(true).write(true).create(true);
-                let options = options.truncate(self.rng.chance(0.3));
+                let mut options = files.options();
+                options.read(true).write(true).create(true).truncate(self.rng.chance(0.3));
                 ("make or truncate".to_owned(), self.open(&options).map(drop))
             }
             12..17 => match self.file() {
@@ -106,7 +109,7 @@ impl Program {
             22..35 => match self.file() {
                 Ok(file) => {
                     let text = format!("write {} at {offset}, {len}", describe(&file));
-                    (text, file.write_at(&bytes, offset))
+                    (text, file.write_all_at(&bytes, offset))
                 }
                 Err(error) => ("open".to_owned(), Err(error)),
             },
@@ -166,16 +169,18 @@ impl Program {
                 let outcome = files.set_attribute(&path, "user.a", value, SetMode::Any);
                 (format!("attribute of {path}"), outcome)
             }
-            93..95 => {
-                (format!("mode of {path}"), files.set_permissions(&path, 0o600 + u32::from(byte)))
-            }
+            93..95 => (
+                format!("mode of {path}"),
+                files.set_permissions(&path, Permissions::from_mode(0o600 + u32::from(byte))),
+            ),
             95..98 => {
                 files.pool().checkpoint().unwrap();
                 ("checkpoint".to_owned(), Ok(()))
             }
             98..104 => {
-                let options = FileOptions::new().read(true).append(true);
-                let outcome = self.open(&options).and_then(|file| file.write_at(&bytes, 0));
+                let outcome = self
+                    .open(files.options().read(true).append(true))
+                    .and_then(|file| file.write_all_at(&bytes, 0));
                 (format!("append {len} to some file"), outcome)
             }
             104..107 => {
@@ -236,7 +241,7 @@ impl Program {
 
 fn describe(file: &File) -> String {
     let metadata = file.metadata().unwrap();
-    format!("{}.{} of {} bytes", metadata.number(), metadata.generation(), metadata.len())
+    format!("{}.{} of {} bytes", metadata.ino(), metadata.generation(), metadata.len())
 }
 
 /// Asserts that every page is free or has a file.
@@ -245,7 +250,7 @@ fn assert_no_page_is_lost(files: &Files) {
     let mut allocated = BTreeMap::new();
     for path in scratch::tree(files).unwrap().keys() {
         let metadata = files.symlink_metadata(path).unwrap();
-        allocated.insert(metadata.number(), metadata.allocated_bytes());
+        allocated.insert(metadata.ino(), metadata.allocated_bytes());
     }
     let space = files.space().unwrap();
     assert_eq!(space.total_bytes - space.free_bytes, allocated.values().sum::<u64>());

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use aquifer_fs::{FallocateMode, File, FileKind, FileOptions, Files, FsError, SetMode};
+use aquifer_fs::{FallocateMode, File, FileKind, Files, FsError, SetMode};
 use aquifer_testkit::rng::Rng;
 
 use crate::scratch::names;
@@ -218,7 +218,7 @@ fn is_fine(step: Step, outcome: Result<(), FsError>) {
 
 impl Worker {
     pub fn new(files: Files, own: &str, number: u8) -> Worker {
-        let log = files.open_with(LOG, &FileOptions::new().append(true)).unwrap();
+        let log = files.options().append(true).open(LOG).unwrap();
         Worker { files, own: own.to_owned(), number, log, recorded: 0, kept: Vec::new() }
     }
 
@@ -240,19 +240,18 @@ impl Worker {
         match step {
             Step::Put { at, content, is_unnamed: false } => {
                 let new = format!("{}/new", self.own);
-                files.create_file(&new)?.write_at(&content.bytes(), 0)?;
+                files.create_file(&new)?.write_all_at(&content.bytes(), 0)?;
                 files.rename(&new, path(at))
             }
             Step::Put { at, content, is_unnamed: true } => {
-                let new = files.create_unnamed(&FileOptions::new().write(true))?;
-                new.write_at(&content.bytes(), 0)?;
+                let new = files.options().write(true).create_unnamed()?;
+                new.write_all_at(&content.bytes(), 0)?;
                 new.link_over(path(at))
             }
             Step::Change { at, change, content } => self.change(&path(at), change, content),
             Step::Swap { one, other } => {
-                let writing = FileOptions::new().write(true);
-                let one = files.open_with(path(one), &writing)?;
-                let other = files.open_with(path(other), &writing)?;
+                let one = files.options().write(true).open(path(one))?;
+                let other = files.options().write(true).open(path(other))?;
                 one.exchange_range(0, &other, 0, PAGE as u64)
             }
             Step::Remove { at } => files.remove_file(path(at)),
@@ -266,15 +265,15 @@ impl Worker {
             Step::RemoveDirectory { directory: number } => files.remove_dir(directory(number)),
             Step::MoveDirectory { from, to } => files.rename(directory(from), directory(to)),
             Step::Publish { file, content } => {
-                let new = files.create_unnamed(&FileOptions::new().write(true))?;
+                let new = files.options().write(true).create_unnamed()?;
                 for part in 0..3 {
-                    new.write_at(&content.bytes(), part * content.len as u64)?;
+                    new.write_all_at(&content.bytes(), part * content.len as u64)?;
                 }
                 new.link_over(format!("shared/{file}"))
             }
             Step::Record { len } => {
                 let record = record(self.number, self.recorded, len);
-                self.log.write_at(&record, 0)?;
+                self.log.write_all_at(&record, 0)?;
                 self.recorded += 1;
                 Ok(())
             }
@@ -282,7 +281,7 @@ impl Worker {
                 let orphan = format!("{}/orphan", self.own);
                 let open = files.create_file(&orphan)?;
                 files.remove_file(&orphan)?;
-                open.write_at(&content.bytes(), 0)?;
+                open.write_all_at(&content.bytes(), 0)?;
                 self.kept.truncate(3);
                 self.kept.insert(0, open);
                 Ok(())
@@ -291,16 +290,19 @@ impl Worker {
     }
 
     fn change(&self, path: &str, change: Change, content: Content) -> Result<(), FsError> {
-        let options = match change {
-            Change::Append => FileOptions::new().append(true).create(true),
-            _ => FileOptions::new().write(true),
+        let mut options = self.files.options();
+        match change {
+            Change::Append => options.append(true).create(true),
+            _ => options.write(true),
         };
-        let file = self.files.open_with(path, &options)?;
+        let file = options.open(path)?;
         let len = content.len as u64;
         let allocate = |mode, offset| file.allocate(mode, offset as u64, len);
         match change {
-            Change::Append => file.write_at(&content.bytes(), 0).map(drop),
-            Change::Write { offset } => file.write_at(&content.bytes(), offset as u64).map(drop),
+            Change::Append => file.write_all_at(&content.bytes(), 0).map(drop),
+            Change::Write { offset } => {
+                file.write_all_at(&content.bytes(), offset as u64).map(drop)
+            }
             Change::WriteAtomic { offset } => file.write_atomic(&content.bytes(), offset as u64),
             Change::SetLen => file.set_len(len),
             Change::PunchHole { offset } => allocate(FallocateMode::PunchHole, offset),
@@ -318,7 +320,7 @@ fn dangling(target: u8) -> PathBuf {
 /// Reads all of a file that other processes may replace during the call: an open file keeps its
 /// content.
 pub fn read_open(files: &Files, path: &str) -> Result<Vec<u8>, FsError> {
-    let file = files.open_with(path, &FileOptions::new().read(true).no_follow(true))?;
+    let file = files.options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let mut content = vec![0; file.metadata()?.len() as usize];
     let got = file.read_at(&mut content, 0)?;
     content.truncate(got);
@@ -412,12 +414,12 @@ impl State {
         let mut add = |state: &mut State, place: Place| {
             let path = path_of(own, place);
             let metadata = files.symlink_metadata(&path).unwrap();
-            let first = *numbers.entry(metadata.number()).or_insert(place);
+            let first = *numbers.entry(metadata.ino()).or_insert(place);
             state.names.insert(place, first);
             if first != place {
                 return;
             }
-            let node = match metadata.kind() {
+            let node = match metadata.file_type().kind() {
                 FileKind::Symlink => Node::Link { target: files.read_link(&path).unwrap() },
                 _ => Node::File {
                     content: read_open(files, &path).unwrap(),

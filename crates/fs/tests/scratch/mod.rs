@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_fs::{FileOptions, Files, FsError};
+use aquifer_fs::{Files, FsError};
 use aquifer_pool::check::{CheckOptions, Severity, check};
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
@@ -61,7 +61,7 @@ pub type Tree = BTreeMap<PathBuf, Node>;
 
 /// Reads all of a file. Only for files that fit in memory.
 pub fn read_all(files: &Files, path: impl AsRef<Path>) -> Result<Vec<u8>, FsError> {
-    let file = files.open_with(path, &FileOptions::new().read(true).no_follow(true))?;
+    let file = files.options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let mut content = vec![0; file.metadata()?.len() as usize];
     let got = file.read_at(&mut content, 0)?;
     assert_eq!(got, content.len(), "a file was read to its end");
@@ -72,7 +72,7 @@ pub fn read_all(files: &Files, path: impl AsRef<Path>) -> Result<Vec<u8>, FsErro
 pub fn names(files: &Files, path: impl AsRef<Path>) -> Result<Vec<OsString>, FsError> {
     let mut names = Vec::new();
     for entry in files.read_dir(path)? {
-        names.push(entry?.into_file_name());
+        names.push(entry?.file_name());
     }
     names.sort_unstable_by(|a, b| a.as_bytes().cmp(b.as_bytes()));
     assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a name was listed twice");
@@ -85,7 +85,7 @@ pub fn tree(files: &Files) -> Result<Tree, FsError> {
     while let Some(directory) = left.pop() {
         for name in names(files, &directory)? {
             let path = directory.join(name);
-            let node = match files.symlink_metadata(&path)?.kind() {
+            let node = match files.symlink_metadata(&path)?.file_type().kind() {
                 FileKind::Directory => {
                     left.push(path.clone());
                     Node::Directory

@@ -1,9 +1,10 @@
 //! Exercises a damaged pool of files: run by the fuzzer for hours, by tests briefly.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, OnceLock};
 
+use aquifer_fs::Files;
 use aquifer_fs::check::{check_on, repair_on};
-use aquifer_fs::{FileOptions, Files};
 use aquifer_pool::check::{CheckOptions, CheckReport, FindingKind, Severity};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
@@ -76,10 +77,10 @@ fn repair(image: &[u8], report: &CheckReport) {
 /// Changes something at each reachable path; ignores errors.
 fn change_everything(files: &Files) {
     for path in ["/plain", "/pieces", "/new", "/a/b/deep", "/second", "/empty", "/many"] {
-        let _ = files.set_permissions(path, 0o600);
+        let _ = files.set_permissions(path, std::fs::Permissions::from_mode(0o600));
         let _ = files.set_attribute(path, "user.more", [1; 100], aquifer_fs::SetMode::Any);
-        if let Ok(file) = files.open_with(path, &FileOptions::new().write(true)) {
-            let _ = file.write_at(&[0; 100], 5000);
+        if let Ok(file) = files.options().write(true).open(path) {
+            let _ = file.write_all_at(&[0; 100], 5000);
             let _ = file.set_len(9000);
         }
     }

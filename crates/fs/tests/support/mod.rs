@@ -31,7 +31,7 @@ fn word(inode: u64) -> u64 {
 
 fn write(files: &Files, path: &str, pages: u64) -> Result<(), FsError> {
     let mut file = files.create_file(path)?;
-    let inode = files.metadata(path)?.number();
+    let inode = files.metadata(path)?.ino();
     let page = word(inode).to_le_bytes().repeat(PAGE_BYTES as usize / 8);
     for _ in 0..pages {
         file.write_all(&page).expect("room for it");
@@ -43,8 +43,7 @@ fn fill(files: &Files) -> Result<(), FsError> {
     write(files, "/gone", 5)?;
     write(files, "/plain", 3)?;
     write(files, "/pieces", PIECES)?;
-    let options = aquifer_fs::FileOptions::new().write(true);
-    let pieces = files.open_with("/pieces", &options)?;
+    let pieces = files.options().write(true).open("/pieces")?;
     for page in (1..PIECES).step_by(2) {
         pieces.allocate(FallocateMode::PunchHole, page * PAGE_BYTES, PAGE_BYTES)?;
     }
@@ -92,7 +91,7 @@ pub fn closed_image() -> Vec<u8> {
 /// The number of the inode that a path refers to; a symbolic link is not followed.
 pub fn number(image: &[u8], path: &str) -> u64 {
     let pool = Pool::open_on(FileMedia::of(image), &reading()).expect("a pool");
-    Files::new(pool).symlink_metadata(path).expect("a file").number()
+    Files::new(pool).symlink_metadata(path).expect("a file").ino()
 }
 
 /// Decodes a slot of the image.
@@ -168,14 +167,14 @@ pub fn read_everything(files: &Files, inodes: u64) -> Seen {
             };
             let path = entry.path();
             note(entry.metadata().map(drop));
-            if entry.kind() != FileKind::Symlink {
+            if entry.file_type().unwrap().kind() != FileKind::Symlink {
                 note(files.attributes(&path).map(drop));
             }
-            match entry.kind() {
+            match entry.file_type().unwrap().kind() {
                 FileKind::Directory => directories.push(path),
                 FileKind::Symlink => note(files.read_link(&path).map(drop)),
                 _ => note(files.open_file(&path).and_then(|mut file| {
-                    let number = file.metadata()?.number();
+                    let number = file.metadata()?.ino();
                     // The start is enough for a file with a very large (damaged) size.
                     let mut bytes = Vec::new();
                     let read = (&mut file).take(4 << 20).read_to_end(&mut bytes);

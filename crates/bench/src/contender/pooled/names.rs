@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use aquifer_fs::{FileOptions, Files};
+use aquifer_fs::Files;
 
 use super::Names;
 use super::pool::open_pool;
@@ -63,7 +63,7 @@ impl Drop for PoolNames {
 
 impl Names for PoolNames {
     fn create_stat_remove(&mut self, name: &Path) -> Result<u64> {
-        self.files.open_with(name, &FileOptions::new().write(true).create_new(true))?;
+        self.files.options().write(true).create_new(true).open(name)?;
         let len_bytes = self.files.metadata(name)?.len();
         self.files.remove_file(name)?;
         Ok(len_bytes)

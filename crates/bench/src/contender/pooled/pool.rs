@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use aquifer_fs::{File, FileOptions, Files};
+use aquifer_fs::{File, Files};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
 use super::kernel::sum;
@@ -44,8 +44,7 @@ impl PooledFile {
     }
 
     fn open_in(files: &Files, name: &Path) -> Result<Self> {
-        let options = FileOptions::new().read(true).write(true);
-        Ok(Self { file: files.open_with(name, &options)? })
+        Ok(Self { file: files.options().read(true).write(true).open(name)? })
     }
 }
 
@@ -55,7 +54,7 @@ impl Records for PooledFile {
     }
 
     fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        Ok(self.file.write_at(bytes, offset_bytes)?)
+        Ok(self.file.write_all_at(bytes, offset_bytes)?)
     }
 }
 
@@ -80,8 +79,7 @@ impl PooledGrowing {
     }
 
     fn begin(files: &Files) -> Result<File> {
-        let options = FileOptions::new().read(true).append(true).create_new(true);
-        Ok(files.open_with(GROWING, &options)?)
+        Ok(files.options().read(true).append(true).create_new(true).open(GROWING)?)
     }
 
     fn file(&self) -> &File {
@@ -94,7 +92,7 @@ impl Growing for PooledGrowing {
         if self.by_view {
             self.file().append_view(bytes.len() as u64)?.write(0, bytes)?
         } else {
-            self.file().write_at(bytes, 0)?
+            self.file().write_all_at(bytes, 0)?
         }
         Ok(())
     }

@@ -1,12 +1,14 @@
 //! The files of a pool, as a tree to copy from or to.
 
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use aquifer::fs::{FileKind, SetMode};
-use aquifer::{File, FileOptions, Files, FsError};
+use aquifer::fs::{FileKind, FileTimes, SetMode};
+use aquifer::{File, Files, FsError};
 
 use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::Place;
@@ -52,20 +54,20 @@ impl Tree for Pooled {
             metadata => metadata.at(&self.at(path))?,
         };
         Ok(Some(Item {
-            kind: match metadata.kind() {
+            kind: match metadata.file_type().kind() {
                 FileKind::File => Kind::File,
                 FileKind::Directory => Kind::Directory,
                 FileKind::Symlink => Kind::Link,
                 _ => Kind::Other,
             },
-            mode: metadata.mode(),
+            mode: metadata.mode() & 0o7777,
             uid: metadata.uid(),
             gid: metadata.gid(),
             len_bytes: metadata.len(),
-            accessed: metadata.accessed(),
-            modified: metadata.modified(),
-            links: metadata.links().into(),
-            identity: (0, metadata.number()),
+            accessed: metadata.accessed().at(&self.at(path))?,
+            modified: metadata.modified().at(&self.at(path))?,
+            links: metadata.nlink(),
+            identity: (0, metadata.ino()),
         }))
     }
 
@@ -79,8 +81,9 @@ impl Tree for Pooled {
 
     fn open(&self, path: &Path, follow: bool) -> Result<PooledFile> {
         let place = self.at(path);
-        let options = FileOptions::new().read(true).no_follow(!follow);
-        Ok(PooledFile { file: self.files.open_with(path, &options).at(&place)?, place })
+        let flags = if follow { 0 } else { libc::O_NOFOLLOW };
+        let file = self.files.options().read(true).custom_flags(flags).open(path).at(&place)?;
+        Ok(PooledFile { file, place })
     }
 
     fn attributes(&self, path: &Path) -> Result<Attributes> {
@@ -94,8 +97,8 @@ impl Tree for Pooled {
 
     fn make_file(&self, name: &Path) -> Result<PooledFile> {
         let place = self.at(name);
-        let options = FileOptions::new().write(true).permissions(0o600);
-        Ok(PooledFile { file: self.files.create_unnamed(&options).at(&place)?, place })
+        let file = self.files.options().write(true).mode(0o600).create_unnamed().at(&place)?;
+        Ok(PooledFile { file, place })
     }
 
     fn make_link(&self, target: &Path, name: &Path) -> Result<PooledFile> {
@@ -121,7 +124,7 @@ impl Tree for Pooled {
 
 impl New for PooledFile {
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
-        self.file.write_at(bytes, offset_bytes).at(&self.place)
+        self.file.write_all_at(bytes, offset_bytes).at(&self.place)
     }
 
     fn set_len(&self, len_bytes: u64) -> Result<()> {
@@ -130,7 +133,7 @@ impl New for PooledFile {
 
     fn finish(&self, item: &Item, attributes: &Attributes) -> Result<u64> {
         let (file, place) = (&self.file, &self.place);
-        file.set_owner(Some(item.uid), Some(item.gid)).at(place)?;
+        file.fchown(Some(item.uid), Some(item.gid)).at(place)?;
         let mut lost = 0;
         if item.kind != Kind::Link {
             for (name, value) in attributes {
@@ -141,9 +144,10 @@ impl New for PooledFile {
                     set => set.at(place)?,
                 }
             }
-            file.set_permissions(item.mode).at(place)?;
+            file.set_permissions(Permissions::from_mode(item.mode)).at(place)?;
         }
-        file.set_times(Some(item.accessed), Some(item.modified)).at(place)?;
+        let times = FileTimes::new().set_accessed(item.accessed).set_modified(item.modified);
+        file.set_times(times).at(place)?;
         Ok(lost)
     }
 

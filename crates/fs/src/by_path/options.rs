@@ -1,0 +1,188 @@
+//! Opening files with options.
+
+use std::path::Path;
+
+use aquifer_pool::format::file::{FileInode, FileKind};
+
+use crate::error::{FsError, Result};
+use crate::file::{File, OpenFlags};
+use crate::files::Files;
+use crate::walk::{self, Last, bytes_of, owned, walk};
+
+/// How to open a file: [`std::fs::OpenOptions`] for files of a pool, from [`Files::options`]. The
+/// setters of [`std::os::unix::fs::OpenOptionsExt`] are methods, too.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use std::io::Write;
+///
+/// let mut log = files.options().append(true).create(true).open("/log")?;
+/// log.write_all(b"one line\n")?;
+/// assert_eq!(files.metadata("/log")?.len(), 9);
+///
+/// let nothing = files.options().open("/log");
+/// assert_eq!(nothing.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct FileOptions {
+    pub(crate) files: Files,
+    pub(crate) flags: OpenFlags,
+}
+
+impl FileOptions {
+    /// Sets whether the file can be read.
+    pub fn read(&mut self, read: bool) -> &mut FileOptions {
+        self.flags.read = read;
+        self
+    }
+
+    /// Sets whether the file can be written.
+    pub fn write(&mut self, write: bool) -> &mut FileOptions {
+        self.flags.write = write;
+        self
+    }
+
+    /// Sets whether each write goes to the current end of the file.
+    pub fn append(&mut self, append: bool) -> &mut FileOptions {
+        self.flags.append = append;
+        self
+    }
+
+    /// Sets whether an existing file is truncated.
+    pub fn truncate(&mut self, truncate: bool) -> &mut FileOptions {
+        self.flags.truncate = truncate;
+        self
+    }
+
+    /// Sets whether the file is created if it does not exist.
+    pub fn create(&mut self, create: bool) -> &mut FileOptions {
+        self.flags.create = create;
+        self
+    }
+
+    /// Sets whether the file is created, and must not exist: `O_EXCL`. Then `create` and `truncate`
+    /// are ignored.
+    pub fn create_new(&mut self, create_new: bool) -> &mut FileOptions {
+        self.flags.create_new = create_new;
+        self
+    }
+
+    /// Sets the permissions of a new file, less the process's umask; 0o666 by default. As
+    /// [`OpenOptionsExt::mode`](std::os::unix::fs::OpenOptionsExt::mode).
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.options().write(true).create(true).mode(0o600).open("/f")?;
+    /// assert_eq!(file.metadata()?.mode() & 0o777, 0o600);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn mode(&mut self, mode: u32) -> &mut FileOptions {
+        self.flags.mode = mode;
+        self
+    }
+
+    /// Sets other flags of `open`, without those of the access mode. As
+    /// [`OpenOptionsExt::custom_flags`](std::os::unix::fs::OpenOptionsExt::custom_flags), except
+    /// that a flag without meaning for files of a pool is an error: `O_NOFOLLOW` has one.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FsError;
+    ///
+    /// files.create_file("/f")?;
+    /// files.symlink("f", "/link")?;
+    /// let opened = files.options().read(true).custom_flags(libc::O_NOFOLLOW).open("/link");
+    /// assert!(matches!(opened, Err(FsError::LinkLoop { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn custom_flags(&mut self, flags: i32) -> &mut FileOptions {
+        self.flags.custom = flags & !libc::O_ACCMODE;
+        self
+    }
+
+    /// Opens a file, or a directory for reading. As [`std::fs::OpenOptions::open`].
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FsError;
+    ///
+    /// let mut new = files.options();
+    /// new.write(true).create_new(true);
+    /// new.open("/f")?.write_all_at(b"text", 0)?;
+    /// assert!(matches!(new.open("/f"), Err(FsError::Exists { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Options`] if they contradict each other; [`FsError::NotFound`],
+    /// [`FsError::IsADirectory`] and other errors of the path; [`FsError::Exists`] for
+    /// `create_new`; [`FsError::Pool`] if the pool is full or opened read-only.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        let path = bytes_of(path.as_ref());
+        self.flags.check(path)?;
+        loop {
+            let (inode, is_new) = if self.flags.makes() {
+                self.open_or_make(path)?
+            } else {
+                (self.files.shared.look_up(path, self.flags.last())?, false)
+            };
+            // `None`: the inode was removed between lookup and open. The path now refers to
+            // something else or to nothing, so look it up again.
+            if let Some(file) = self.open_found(path, &inode)? {
+                if self.flags.truncate && !is_new && inode.kind == FileKind::File {
+                    file.set_len(0)?;
+                }
+                return Ok(file);
+            }
+        }
+    }
+
+    fn open_found(&self, path: &[u8], inode: &FileInode) -> Result<Option<File>> {
+        if inode.kind == FileKind::Directory && self.flags.writes() {
+            return Err(FsError::IsADirectory { path: owned(path) });
+        }
+        if inode.kind == FileKind::Symlink {
+            return Err(FsError::LinkLoop { path: owned(path) });
+        }
+        if inode.is_immutable && self.flags.writes() {
+            return Err(FsError::Immutable { path: owned(path) });
+        }
+        let opened = self.files.shared.open_inode(inode)?;
+        Ok(opened.map(|opened| File::new(self.files.clone(), opened, self.flags)))
+    }
+
+    /// The inode that a path refers to, and whether this call created it.
+    fn open_or_make(&self, path: &[u8]) -> Result<(FileInode, bool)> {
+        let mode = self.flags.mode & !self.files.shared.umask;
+        self.files.shared.change(|names| {
+            // A trailing slash asks for a directory, even if the symbolic link before it refers to
+            // a file.
+            let last = if path.ends_with(b"/") { Last::Name } else { self.flags.last() };
+            let place = walk(names.slots, path, last)?;
+            if place.wants_directory && !place.name.is_empty() {
+                return Err(FsError::IsADirectory { path: owned(path) });
+            }
+            match place.found {
+                Some(_) if self.flags.create_new => Err(FsError::Exists { path: owned(path) }),
+                Some(_) => Ok((walk::referred(names.slots, place.referent(path)?)?, false)),
+                None => {
+                    let new = self.files.new_of(FileKind::File, mode, &[]);
+                    Ok((names.make(&place, path, new)?, true))
+                }
+            }
+        })
+    }
+}
