@@ -1,19 +1,20 @@
 //! [`Cache`]: a DRAM budget through which devices are mapped.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use aquifer_device::{Device, FileDevice};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::mapping::{DropManager, MapOptions, Mapping};
+use crate::map_options::MapOptions;
+use crate::mapping::Mapping;
 use crate::options::{Options, PolicySource};
 use crate::pages::Pages;
 use crate::policy::{Policy, PolicyKind};
 use crate::publish::Publisher;
+use crate::running::Running;
 use crate::stats::Stats;
 
 /// Builds a [`Cache`]. Every setting has a default; the budget's is a quarter of memory.
@@ -147,9 +148,9 @@ impl CacheBuilder {
         let engine = Arc::new(Engine::new(options)?);
         let mut running = Running::new(engine);
         let io_threads = running.engine.options.io_threads;
-        running.spawn("aquifer-evict", |engine| engine.run_evictor())?;
+        running.spawn("aquifer-evict", Engine::run_evictor)?;
         for _ in 0..io_threads {
-            running.spawn("aquifer-io", |engine| engine.jobs.run_worker(engine))?;
+            running.spawn("aquifer-io", Engine::run_worker)?;
         }
         if running.engine.options.serving_thread {
             let uffd = running.engine.uffd()?;
@@ -170,100 +171,6 @@ impl CacheBuilder {
             running.spawn("aquifer-stat", move |engine| publisher.run(engine))?;
         }
         Ok(Cache { running: Arc::new(running) })
-    }
-}
-
-/// The engine and its threads, which end when this is dropped.
-pub(crate) struct Running {
-    pub engine: Arc<Engine>,
-    publisher: Option<Arc<Publisher>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Keeps kernel-backed mappings within the budget; started with the first one.
-    drop_manager: OnceLock<Arc<DropManager>>,
-}
-
-impl Running {
-    fn new(engine: Arc<Engine>) -> Running {
-        Running {
-            engine,
-            publisher: None,
-            threads: Mutex::default(),
-            drop_manager: OnceLock::new(),
-        }
-    }
-
-    fn spawn(&self, name: &str, body: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
-        let engine = self.engine.clone();
-        let mut threads = self.threads.lock().expect("nobody panics while holding it");
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                let _fatal = FatalPanic;
-                body(&engine);
-            })
-            .map_err(|source| Error::Kernel { what: "starting a thread of the cache", source })?;
-        threads.push(thread);
-        Ok(())
-    }
-
-    /// The drop manager; starts it if it is not running.
-    pub fn drop_manager(&self) -> Result<&Arc<DropManager>> {
-        if let Some(manager) = self.drop_manager.get() {
-            return Ok(manager);
-        }
-        let manager = Arc::new(DropManager::new(self.engine.clone()));
-        let started = manager.clone();
-        self.spawn("aquifer-drop", move |_| started.run())?;
-        if let Err(second) = self.drop_manager.set(manager) {
-            // Another thread was first: the thread started here ends, and is joined with the
-            // others.
-            second.stop();
-        }
-        Ok(self.drop_manager.get().expect("set above"))
-    }
-}
-
-/// Ends the process if a background thread panics: other threads would wait forever for work that
-/// it was about to do. The panic itself has been printed.
-struct FatalPanic;
-
-impl Drop for FatalPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let thread = std::thread::current();
-            let name = thread.name().unwrap_or("of a cache");
-            eprintln!(
-                "aquifer: the background thread {name} panicked, in a device, a policy or a waker; \
-                 the cache cannot go on without it"
-            );
-            std::process::abort();
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let threads = self.threads.get_mut().expect("nobody panics while holding it");
-        if !self.engine.mark.is_current() {
-            // A child of a fork has none of these threads: joining one would block forever.
-            std::mem::take(threads).into_iter().for_each(std::mem::forget);
-            return;
-        }
-        self.engine.stop();
-        if let Some(publisher) = &self.publisher {
-            publisher.stop();
-        }
-        if let Some(manager) = self.drop_manager.get() {
-            manager.stop();
-        }
-        for thread in threads.drain(..) {
-            if thread.thread().id() == std::thread::current().id() {
-                // Dropped by a future's waker, on a worker: it ends when the waker returns.
-                continue;
-            }
-            // Never an error: a panic of a background thread ends the process.
-            let _ = thread.join();
-        }
     }
 }
 

@@ -23,7 +23,7 @@ use aquifer_sys::uffd::{Delivery, Uffd};
 use aquifer_sys::{fallible, futex};
 use aquifer_vm::{Arena, FaultOwner, Reservation, Served};
 
-use crate::mapping::Backend;
+use crate::map_options::Backend;
 
 /// Time limit of a calibration, plus at most the one access in progress.
 pub const TIME_LIMIT: Duration = Duration::from_millis(20);

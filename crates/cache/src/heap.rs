@@ -36,7 +36,8 @@ use aquifer_device::FileDevice;
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::mapping::{Advice, Mapping};
+use crate::map_options::Advice;
+use crate::mapping::Mapping;
 use aquifer_vm::Pod;
 
 /// Every allocation starts and ends at a multiple of this: a cache line.

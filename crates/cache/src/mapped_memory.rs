@@ -16,8 +16,9 @@ use aquifer_vm::{Arena, Reservation};
 use crate::engine::{Engine, Kind};
 use crate::error::{Error, Result};
 use crate::frames::FramePool;
+use crate::geometry::{Geometry, MAX_REGION_PAGES};
 use crate::ids::FrameId;
-use crate::store::{Geometry, MAX_REGION_PAGES, PageMemory};
+use crate::store::PageMemory;
 
 /// The memory of a mapping. See the module documentation.
 pub(crate) struct MappedMemory {

@@ -16,110 +16,18 @@ use std::sync::Arc;
 
 use aquifer_device::Device;
 
+use crate::arena_memory::ArenaMemory;
 use crate::asynchronous;
-use crate::cache::Running;
 use crate::claims::{Attached, Wanted};
-use crate::engine::{Engine, InUse, Kind};
+use crate::engine::{InUse, Kind};
 use crate::error::{Error, Result};
-use crate::frames::FramePool;
-use crate::ids::{FrameId, PageId};
-use crate::lazy::LazyArray;
-use crate::mapping::attach_geometry;
+use crate::geometry::Geometry;
+use crate::ids::PageId;
 use crate::page_word::{PinKind, State};
-use crate::store::{Access, Geometry, PageMemory, Refused, Store};
+use crate::running::Running;
+use crate::store::{Access, PageMemory, Refused, Store};
 use crate::sync::{Ordering, fence};
-use crate::version::Version;
 use aquifer_vm::Bytes;
-
-/// The memory of an arena's frames, which are always mapped: pages need no installing or
-/// discarding.
-pub(crate) struct ArenaMemory {
-    engine: Arc<Engine>,
-    versions: LazyArray<Version>,
-    page_bytes: usize,
-}
-
-impl ArenaMemory {
-    fn new(engine: Arc<Engine>, geometry: Geometry) -> Result<ArenaMemory> {
-        let versions = LazyArray::new(geometry.pages() as usize)
-            .map_err(|source| Error::Kernel { what: "reserving page versions", source })?;
-        Ok(ArenaMemory { engine, versions, page_bytes: geometry.page_bytes })
-    }
-
-    #[inline]
-    fn version(&self, page: u64) -> &Version {
-        &self.versions[page as usize]
-    }
-
-    /// A fence before bytes are written to a frame. The frame may just have been another page's,
-    /// which an optimistic read may still be reading. Pairs with the fence that ends an optimistic
-    /// read: a reader that sees a new byte sees that the page was evicted.
-    fn before_new_bytes() {
-        fence(Ordering::Release);
-    }
-}
-
-impl PageMemory for ArenaMemory {
-    const CONTIGUOUS: bool = false;
-    const PROTECTS: bool = false;
-    const KIND: Kind = Kind::Arena;
-
-    fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
-        &engine.arena
-    }
-
-    #[inline]
-    fn bytes(&self, _page: u64, frame: FrameId) -> *mut u8 {
-        self.engine.arena_memory().bytes(frame)
-    }
-
-    fn landing(&self, frame: FrameId) -> Option<*mut u8> {
-        Self::before_new_bytes();
-        Some(self.engine.arena_memory().bytes(frame))
-    }
-
-    unsafe fn install(
-        &self,
-        first: u64,
-        frames: &[FrameId],
-        data: *const u8,
-        _protect: bool,
-    ) -> std::io::Result<()> {
-        Self::before_new_bytes();
-        for (index, &frame) in frames.iter().enumerate() {
-            let source = data.wrapping_add(index * self.page_bytes);
-            let target = self.bytes(first + index as u64, frame);
-            if !std::ptr::eq(source, target) {
-                // SAFETY: the frames are the caller's, and the data is readable.
-                unsafe { std::ptr::copy_nonoverlapping(source, target, self.page_bytes) };
-            }
-            // The page may have been in this same frame before. The word names the frame only after
-            // this.
-            self.version(first + index as u64).skip();
-        }
-        Ok(())
-    }
-
-    fn protect(&self, _pages: Range<u64>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn make_writable(&self) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn unprotect(&self, _page: u64) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, _runs: &[Range<u64>]) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn discards_vectored(&self) -> bool {
-        true
-    }
-}
 
 /// A device accessed by page guards. See the module documentation.
 ///
@@ -140,7 +48,7 @@ pub struct Pages {
 impl Pages {
     pub(crate) fn new(running: Arc<Running>, device: Arc<dyn Device>) -> Result<Pages> {
         let engine = running.engine.clone();
-        let geometry = attach_geometry(&*device, engine.options.page_bytes)?;
+        let geometry = Geometry::of_device(&*device, engine.options.page_bytes)?;
         let writable = device.is_writable();
         let wanted = Wanted {
             engine: engine.clone(),

@@ -18,6 +18,12 @@
 //! # Invariants
 //! * The pin table is never locked while mapped memory is touched.
 
+mod drop_manager;
+mod pattern;
+mod pins;
+
+pub(crate) use drop_manager::DropManager;
+
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -30,16 +36,15 @@ use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileIdentity};
 use aquifer_sys::signal::FaultContext;
 use aquifer_vm::guard::{Replaceable, Trouble};
-use aquifer_vm::{Arena, FaultOwner, Reservation, Served};
+use aquifer_vm::{Arena, Bytes, FaultOwner, Reservation, Served};
 
+use self::pattern::Detector;
+use self::pins::Pins;
 use crate::engine::{BareCause, BareFault, Engine};
 use crate::error::{Error, Result};
+use crate::geometry::Geometry;
 use crate::ids::{PageId, StoreId};
-use crate::mapping::Advice;
-use crate::mapping::pattern::Detector;
-use crate::mapping::pins::Pins;
-use crate::store::Geometry;
-use aquifer_vm::Bytes;
+use crate::map_options::Advice;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// Ranges that `touch_many` reads ahead with one call, before it waits for the previous batch.

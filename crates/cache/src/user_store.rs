@@ -16,12 +16,13 @@ use aquifer_vm::{FaultOwner, Served};
 
 use crate::engine::{BareCause, BareFault, Engine, Kind};
 use crate::error::{Error, Result};
+use crate::geometry::Geometry;
 use crate::ids::PageId;
+use crate::map_options::Advice;
 use crate::mapped_memory::MappedMemory;
-use crate::mapping::Advice;
 use crate::page_word::{PinKind, State};
 use crate::stats::count;
-use crate::store::{Access, Ensured, Geometry, PageMemory, Store};
+use crate::store::{Access, Ensured, PageMemory, Store};
 
 const _: () = assert!(<MappedMemory as PageMemory>::CONTIGUOUS, "bytes() of a range is one run");
 

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::mapping::UserStore;
-use crate::mapping::kernel::KernelFile;
+use crate::kernel::KernelFile;
 use crate::page_word::PinKind;
 use crate::store::Access;
+use crate::user_store::UserStore;
 use aquifer_vm::Bytes;
 
 /// A resident range of a mapping that is not evicted while this exists. May be passed to system

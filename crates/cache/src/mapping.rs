@@ -11,20 +11,6 @@
 //! A plain load through [`Mapping::as_ptr`] reads a resident byte. All other accesses return
 //! `Result`: they load pages without a fault, and return errors.
 
-mod choose;
-mod drop_manager;
-mod kernel;
-mod options;
-mod pattern;
-mod pinned;
-mod pins;
-mod user;
-
-pub(crate) use drop_manager::DropManager;
-pub use options::{Advice, Backend, MapOptions};
-pub use pinned::Pinned;
-pub(crate) use user::UserStore;
-
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,15 +19,20 @@ use aquifer_device::Device;
 use aquifer_sys::memory::copy_racy;
 
 use crate::asynchronous;
-use crate::cache::Running;
+use crate::choose::choose;
 use crate::claims::{Attached, Claim, Wanted};
 use crate::engine::{Engine, InUse, Kind};
 use crate::error::{Error, Result};
+use crate::geometry::Geometry;
+use crate::kernel::KernelFile;
+use crate::map_options::{Advice, Backend, MapOptions};
 use crate::mapped_memory::MappedMemory;
 use crate::page_word::PinKind;
-use crate::store::{Access, Geometry};
+use crate::pinned::Pinned;
+use crate::running::Running;
+use crate::store::Access;
+use crate::user_store::UserStore;
 use aquifer_vm::{Bytes, Pod};
-use kernel::KernelFile;
 
 /// A device mapped into memory. See the module documentation.
 ///
@@ -86,7 +77,7 @@ impl Mapping {
         options: MapOptions,
     ) -> Result<Mapping> {
         let engine = &running.engine;
-        let geometry = attach_geometry(&*device, engine.options.page_bytes)?;
+        let geometry = Geometry::of_device(&*device, engine.options.page_bytes)?;
         if options.writable && !device.is_writable() {
             return Err(Error::ReadOnly { device: device.name().to_owned() });
         }
@@ -104,7 +95,7 @@ impl Mapping {
         {
             return Ok(Mapping { served: Served::shared(attached), writable, running });
         }
-        let served = match choose::choose(engine, &device, geometry.len_bytes, &options)? {
+        let served = match choose(engine, &device, geometry.len_bytes, &options)? {
             Some(file) => {
                 let claim = match Claim::unshared(&Wanted { kind: Kind::Kernel, ..wanted.clone() })
                 {
@@ -511,19 +502,4 @@ impl std::fmt::Debug for Mapping {
             .field("writable", &self.is_writable())
             .finish()
     }
-}
-
-/// Checks that a device can be attached, and returns its geometry.
-pub(crate) fn attach_geometry(device: &dyn Device, page_bytes: usize) -> Result<Geometry> {
-    let name = || device.name().to_owned();
-    let len_bytes =
-        device.len_bytes().map_err(|source| Error::Device { device: name(), source })?;
-    if len_bytes == 0 {
-        return Err(Error::Empty { device: name() });
-    }
-    let alignment_bytes = device.alignment_bytes();
-    if !alignment_bytes.is_power_of_two() || !page_bytes.is_multiple_of(alignment_bytes) {
-        return Err(Error::Alignment { device: name(), alignment_bytes });
-    }
-    Ok(Geometry::new(len_bytes, page_bytes))
 }

@@ -7,8 +7,8 @@ use aquifer_device::Device;
 use crate::calibrate::calibrate;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::mapping::kernel::KernelFile;
-use crate::mapping::{Backend, MapOptions};
+use crate::kernel::KernelFile;
+use crate::map_options::{Backend, MapOptions};
 
 /// The file mapping of the kernel backend, or `None` if the user backend is to serve.
 ///
