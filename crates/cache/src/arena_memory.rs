@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::engine::{Engine, Kind};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
 use crate::geometry::Geometry;
 use crate::ids::FrameId;
@@ -24,7 +24,7 @@ pub(crate) struct ArenaMemory {
 impl ArenaMemory {
     pub fn new(engine: Arc<Engine>, geometry: Geometry) -> Result<ArenaMemory> {
         let versions = LazyArray::new(geometry.pages() as usize)
-            .map_err(|source| Error::Kernel { what: "reserving page versions", source })?;
+            .map_err(|source| CacheError::Kernel { what: "reserving page versions", source })?;
         Ok(ArenaMemory { engine, versions, page_bytes: geometry.page_bytes })
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use aquifer_device::Device;
 use aquifer_sys::memory::REGION_BYTES;
 
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 
 /// Pages of a region at the smallest page size.
 pub(crate) const MAX_REGION_PAGES: usize = REGION_BYTES / 4096;
@@ -32,13 +32,13 @@ impl Geometry {
     pub fn of_device(device: &dyn Device, page_bytes: usize) -> Result<Geometry> {
         let name = || device.name().to_owned();
         let len_bytes =
-            device.len_bytes().map_err(|source| Error::Device { device: name(), source })?;
+            device.len_bytes().map_err(|source| CacheError::Device { device: name(), source })?;
         if len_bytes == 0 {
-            return Err(Error::Empty { device: name() });
+            return Err(CacheError::Empty { device: name() });
         }
         let alignment_bytes = device.alignment_bytes();
         if !alignment_bytes.is_power_of_two() || !page_bytes.is_multiple_of(alignment_bytes) {
-            return Err(Error::Alignment { device: name(), alignment_bytes });
+            return Err(CacheError::Alignment { device: name(), alignment_bytes });
         }
         Ok(Geometry::new(len_bytes, page_bytes))
     }
@@ -84,7 +84,7 @@ impl Geometry {
     /// The pages that a byte range touches, after checking that the range lies inside the device.
     pub fn pages_of(self, offset_bytes: u64, len_bytes: u64) -> Result<Range<u64>> {
         let out_of_bounds =
-            Error::OutOfBounds { offset_bytes, len_bytes, mapped_bytes: self.len_bytes };
+            CacheError::OutOfBounds { offset_bytes, len_bytes, mapped_bytes: self.len_bytes };
         match offset_bytes.checked_add(len_bytes) {
             Some(end) if end <= self.len_bytes => {
                 let first = self.page_of(offset_bytes);

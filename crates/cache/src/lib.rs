@@ -64,14 +64,14 @@ mod version;
 mod write_style;
 mod writeback;
 
-pub use aquifer_vm::{Bytes, Pod};
+pub use aquifer_vm::bytes::{Bytes, BytesReader};
 pub use cache::{Cache, CacheBuilder};
 pub use calibrate::{Calibration, calibrate, calibrations};
-pub use error::{Error, Result};
+pub use error::CacheError;
 pub use heap::{MappedArena, MappedVec};
 pub use ids::{FrameId, PageId, PageKey, StoreId};
 pub use map_options::{Advice, Backend, MapOptions};
-pub use mapping::Mapping;
+pub use mapping::{Mapping, MappingMut};
 pub use pages::{PageMut, PageRef, Pages};
-pub use pinned::Pinned;
+pub use pinned::{Pinned, PinnedMut};
 pub use stats::{Histogram, HistogramSnapshot, Stats};

@@ -20,7 +20,7 @@ use crate::arena_memory::ArenaMemory;
 use crate::asynchronous;
 use crate::claims::{Attached, Wanted};
 use crate::engine::{InUse, Kind};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::PageId;
 use crate::page_word::{PinKind, State};
@@ -34,7 +34,7 @@ use aquifer_vm::Bytes;
 /// May be used from any thread. All `Pages` of one device in one cache share their pages: each sees
 /// what the others write. A mapping of the same device, or its use through another cache, is
 /// possible only if both sides are read-only; otherwise the second one fails with
-/// [`Error::AlreadyAttached`].
+/// [`CacheError::AlreadyAttached`].
 ///
 /// Dropping the last one writes dirty pages back without making them durable.
 pub struct Pages {
@@ -69,7 +69,7 @@ impl Pages {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
+        if self.running.engine.mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
     }
 
     /// The number of pages of the device. The last may be partial; the rest of it reads as zeros.
@@ -92,14 +92,14 @@ impl Pages {
         if page.0 < self.page_count() {
             return Ok(());
         }
-        Err(Error::OutOfBounds {
+        Err(CacheError::OutOfBounds {
             offset_bytes: page.0.saturating_mul(self.page_bytes() as u64),
             len_bytes: self.page_bytes() as u64,
             mapped_bytes: self.len_bytes(),
         })
     }
 
-    fn refused(&self, page: PageId) -> impl FnOnce(Refused) -> Error {
+    fn refused(&self, page: PageId) -> impl FnOnce(Refused) -> CacheError {
         move |refused| self.store.error(page.0, refused)
     }
 
@@ -130,7 +130,7 @@ impl Pages {
     pub fn get_mut(&self, page: PageId) -> Result<PageMut<'_>> {
         self.check(page)?;
         if !self.writable {
-            return Err(Error::ReadOnly { device: self.store.device().name().to_owned() });
+            return Err(CacheError::ReadOnly { device: self.store.device().name().to_owned() });
         }
         let word = self.store.word(page.0);
         loop {
@@ -159,7 +159,7 @@ impl Pages {
     /// Guards on many pages, loaded at the device's queue depth, in the order of `pages`.
     ///
     /// # Errors
-    /// As [`Pages::get`]; [`Error::Exhausted`] if the budget cannot hold them all at once.
+    /// As [`Pages::get`]; [`CacheError::Exhausted`] if the budget cannot hold them all at once.
     pub fn get_many(&self, pages: &[PageId]) -> Result<Vec<PageRef<'_>>> {
         self.load(pages)?;
         pages.iter().map(|&page| self.get(page)).collect()
@@ -247,8 +247,9 @@ impl Pages {
         Ok(look(bytes))
     }
 
-    /// Copies bytes that may span pages, each read optimistically.
-    pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+    /// Copies `target.len()` bytes from `offset_bytes`; they may span pages, each read
+    /// optimistically.
+    pub fn read_exact_at(&self, target: &mut [u8], offset_bytes: u64) -> Result<()> {
         let geometry = self.store.geometry;
         let pages = geometry.pages_of(offset_bytes, target.len() as u64)?;
         let mut done = 0;
@@ -269,7 +270,7 @@ impl Pages {
     }
 
     /// Writes back the dirty pages of a range and makes them durable. Errors as
-    /// [`Mapping::flush`](crate::Mapping::flush).
+    /// [`MappingMut::flush`](crate::MappingMut::flush).
     ///
     /// Waits for writing guards in the range to be dropped: a thread that holds one itself
     /// deadlocks.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::kernel::DropManager;
 use crate::publish::Publisher;
 
@@ -36,7 +36,10 @@ impl Running {
                 let _fatal = FatalPanic;
                 body(&engine);
             })
-            .map_err(|source| Error::Kernel { what: "starting a thread of the cache", source })?;
+            .map_err(|source| CacheError::Kernel {
+                what: "starting a thread of the cache",
+                source,
+            })?;
         threads.push(thread);
         Ok(())
     }

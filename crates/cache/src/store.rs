@@ -31,7 +31,7 @@ use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
 use crate::duties::{self, Height};
 use crate::engine::{BareCause, Cleaning, Engine, Kind, NoFrame};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
 use crate::geometry::Geometry;
@@ -173,7 +173,7 @@ impl<M: PageMemory> Store<M> {
         writable: bool,
         memory: M,
     ) -> Result<Store<M>> {
-        let kernel = |source| Error::Kernel { what: "reserving page tables", source };
+        let kernel = |source| CacheError::Kernel { what: "reserving page tables", source };
         // Wiped on fork: in a child every page reads as absent, so the hot paths, which check only the
         // word, fall through to the slow paths, which return an error.
         let words = LazyArray::new(geometry.pages() as usize)
@@ -245,7 +245,7 @@ impl<M: PageMemory> Store<M> {
         }
         self.memory
             .make_writable()
-            .map_err(|source| Error::Kernel { what: "making a mapping writable", source })?;
+            .map_err(|source| CacheError::Kernel { what: "making a mapping writable", source })?;
         // Release: a thread that reads `true` also sees the device that takes writes.
         self.writable.store(true, Ordering::Release);
         self.make_guesses();
@@ -262,16 +262,16 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Converts a refusal into the caller's error. Allocates, so it is not for the fault path.
-    pub fn error(&self, page: u64, refused: Refused) -> Error {
+    pub fn error(&self, page: u64, refused: Refused) -> CacheError {
         let device = || self.device().name().to_owned();
         let offset_bytes = self.geometry.offset_of(page);
         match refused {
-            Refused::Device(source) => Error::Load { device: device(), offset_bytes, source },
-            Refused::Kernel(source) => Error::Kernel { what: "installing a page", source },
+            Refused::Device(source) => CacheError::Load { device: device(), offset_bytes, source },
+            Refused::Kernel(source) => CacheError::Kernel { what: "installing a page", source },
             Refused::NoFrame(NoFrame { pinned, unwritable }) => {
-                Error::Exhausted { pinned, unwritable }
+                CacheError::Exhausted { pinned, unwritable }
             }
-            Refused::TooManyPins => Error::TooManyPins { offset_bytes, pins: MAX_PINS },
+            Refused::TooManyPins => CacheError::TooManyPins { offset_bytes, pins: MAX_PINS },
         }
     }
 

@@ -29,7 +29,7 @@ use aquifer_sys::{cpu, memory};
 
 use crate::bounce::Bounce;
 use crate::duties;
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::geometry::MAX_REGION_PAGES;
 use crate::page_word::State;
 use crate::stats::count;
@@ -167,11 +167,11 @@ impl<M: PageMemory> Store<M> {
             }
         }
         let source = again(self.sync_failure.get().expect("set above or before"));
-        Err(Error::Sync { device: self.device().name().to_owned(), source })
+        Err(CacheError::Sync { device: self.device().name().to_owned(), source })
     }
 
-    fn write_back_error(&self, failed: Failed) -> Error {
-        Error::WriteBack {
+    fn write_back_error(&self, failed: Failed) -> CacheError {
+        CacheError::WriteBack {
             device: self.device().name().to_owned(),
             offset_bytes: self.geometry.offset_of(failed.first),
             end_bytes: self.geometry.offset_of(failed.last + 1).min(self.geometry.len_bytes),

@@ -34,7 +34,7 @@ mod sync;
 pub mod window;
 
 pub use arena::{Arena, Reservation};
-pub use bytes::{Bytes, Pod};
+pub use bytes::Bytes;
 pub use dirty::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
 pub use fixed::FixedRange;
 pub use fork::{NotInherited, PerProcess, ProcessMark};

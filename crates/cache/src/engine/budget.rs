@@ -9,7 +9,7 @@ use aquifer_sys::futex::MutexGuard;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 
 use super::Engine;
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
 
 /// The kinds of interface that draw on the budget.
@@ -132,7 +132,7 @@ impl Engine {
         self.set_pool(&self.arena, arena.min(self.arena_memory.provided()));
         self.kernel_share_bytes.store(kernel, Ordering::Relaxed);
         self.wake_evictor();
-        provided.map_err(|source| Error::Kernel {
+        provided.map_err(|source| CacheError::Kernel {
             what: "making the frames of a budget writable; choose a smaller budget",
             source,
         })

@@ -41,7 +41,7 @@ use self::reclaim::Reclaim;
 use self::registry::Slot;
 use crate::bounce::BouncePool;
 use crate::doorbell::Doorbell;
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::frame_arena::FrameArena;
 use crate::frames::FramePool;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
@@ -107,7 +107,7 @@ const BOUNCE_BYTES: usize = 64 << 10;
 
 impl Engine {
     pub fn new(options: Options) -> Result<Engine> {
-        let kernel = |what| move |source| Error::Kernel { what, source };
+        let kernel = |what| move |source| CacheError::Kernel { what, source };
         let page_bytes = options.page_bytes;
         let max_frames = options.max_frames();
         aquifer_sys::memory::prepare_advise_many();
@@ -166,8 +166,8 @@ impl Engine {
         } else {
             Uffd::open(delivery)
         };
-        let uffd =
-            opened.map_err(|source| Error::Kernel { what: "opening a userfaultfd", source })?;
+        let uffd = opened
+            .map_err(|source| CacheError::Kernel { what: "opening a userfaultfd", source })?;
         let _ = self.uffd.set(uffd);
         Ok(self.uffd.get().expect("set above"))
     }
