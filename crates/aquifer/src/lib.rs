@@ -4,13 +4,12 @@
 //! Mapped through a DRAM cache whose size the application chooses.
 //!
 //! ```
-//! use std::sync::Arc;
 //! use aquifer::{Cache, MemoryDevice};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = Arc::new(MemoryDevice::from_bytes(&[7; 1 << 20])?);
+//! # fn main() -> aquifer::Result<()> {
 //! let cache = Cache::builder().budget_bytes(8 << 20).build()?;
-//! let mapping = cache.map_mut(device)?;
+//! let device = MemoryDevice::from_bytes(&[7; 1 << 20])?;
+//! let mapping = cache.map_mut(device)?; //             `cache.open_mut(path)` for a file
 //! mapping.set(4096, 42u64)?; //                        a call that returns errors
 //! // SAFETY: inside the mapping, which outlives the load.
 //! let first = unsafe { *mapping.as_ptr() }; //         or a plain load
@@ -21,7 +20,8 @@
 //! ```
 //!
 //! * [`Cache`] owns a DRAM budget; many devices share it.
-//! * [`Mapping`] is a device as memory; [`Pages`] is a device as guarded pages.
+//! * [`Mapping`] is a device as memory, [`MappingMut`] one to store to; [`Pages`] is a device as
+//!   guarded pages.
 //! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; implement the trait [`Device`]
 //!   for others.
 //!
@@ -38,7 +38,7 @@
 //! let mapper = Mapper::builder().build()?;
 //! let view = mapper.map(&path, FileAccess::Write, ..)?;
 //! let length = view.read(|bytes| bytes.len())?; //     an error if the file was truncated
-//! view.write_at(5, b"TEXT")?; //                       private until
+//! view.write_all_at(b"TEXT", 5)?; //                   private until
 //! view.flush()?; //                                    writes exactly what changed, durably
 //! assert_eq!((length, std::fs::read(&path)?), (9, b"some TEXT".to_vec()));
 //! # Ok(())
@@ -105,12 +105,16 @@
 //! # Conventions
 //! * *Units.* Lengths, offsets and budgets are in bytes; names of other quantities include the
 //!   unit. Pools and objects are rounded to pages of 4,096 bytes.
-//! * *Errors.* Failures are returned as values: [`Error`] for caches, [`MapError`] for mapped
-//!   files, [`PoolError`] for pools, [`ObjectError`] for objects, [`FsError`] for the files of a
-//!   pool. Each names the object concerned and says what to do next. Only a load through a raw
-//!   pointer still raises SIGBUS, as with mmap.
+//! * *Errors.* Failures are returned as values: [`CacheError`] for caches, [`DeviceError`] for
+//!   devices, [`MapError`] for mapped files, [`PoolError`] for pools, [`ObjectError`] for objects,
+//!   [`FsError`] for the files of a pool. Each names the object concerned and says what to do next,
+//!   and `?` turns all of them into one [`Error`], which tells its [kind](Error::kind), path and
+//!   offset. Only a load through a raw pointer still raises SIGBUS, as with mmap.
+//! * *Values.* `get` and `set` take plain data: types with the traits [`zerocopy::FromBytes`], and
+//!   [`zerocopy::IntoBytes`] and [`zerocopy::Immutable`]. Numbers and arrays have them; a struct
+//!   derives them, as below.
 //! * *Durability.* Nothing is durable before a call that makes it durable has returned:
-//!   [`Mapping::flush_all`], [`Attachment::psync`], [`FileView::flush`], [`Files::sync`],
+//!   [`MappingMut::flush_all`], [`Attachment::psync`], [`FileView::flush`], [`Files::sync`],
 //!   [`File::sync_all`]. Creating, resizing and destroying objects is durable on return.
 //! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Mapper`], [`FileView`], [`Pool`], [`Objects`],
 //!   [`Files`] and [`File`] can be shared between threads. An [`Attachment`] is changed by one
@@ -120,9 +124,31 @@
 //!   errors; the child must reopen them.
 //!
 //! ```
+//! use aquifer::zerocopy::{FromBytes, Immutable, IntoBytes};
+//!
+//! #[derive(FromBytes, IntoBytes, Immutable, Clone, Copy, PartialEq, Debug)]
+//! #[zerocopy(crate = "aquifer::zerocopy")] // not needed where `zerocopy` is a dependency
+//! #[repr(C)]
+//! struct Entry {
+//!     key: u64,
+//!     value: [u32; 2],
+//! }
+//!
+//! # fn main() -> aquifer::Result<()> {
+//! let cache = aquifer::Cache::builder().budget_bytes(8 << 20).build()?;
+//! let mapping = cache.map_mut(aquifer::MemoryDevice::new(1 << 20)?)?;
+//! let entry = Entry { key: 7, value: [1, 2] };
+//! mapping.set(4096, entry)?;
+//! assert_eq!(mapping.get::<Entry>(4096)?, entry);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! ```
 //! fn shared_between_threads<T: Send + Sync>() {}
 //! shared_between_threads::<aquifer::Cache>();
 //! shared_between_threads::<aquifer::Mapping>();
+//! shared_between_threads::<aquifer::MappingMut>();
 //! shared_between_threads::<aquifer::Pages>();
 //! shared_between_threads::<aquifer::Mapper>();
 //! shared_between_threads::<aquifer::FileView>();
@@ -135,12 +161,14 @@
 //! shared_between_threads::<aquifer::Attachment>();
 //! ```
 
+mod error;
 pub mod metrics;
 
 pub use aquifer_cache::{
-    Advice, Backend, Bytes, Cache, CacheBuilder, Calibration, Error, FrameId, Histogram,
-    HistogramSnapshot, MapOptions, MappedArena, MappedVec, Mapping, PageId, PageKey, PageMut,
-    PageRef, Pages, Pinned, Pod, Result, Stats, StoreId, calibrate, calibrations, policy, publish,
+    Advice, Backend, Bytes, BytesReader, Cache, CacheBuilder, CacheError, Calibration, FrameId,
+    Histogram, HistogramSnapshot, MapOptions, MappedArena, MappedVec, Mapping, MappingMut, PageId,
+    PageKey, PageMut, PageRef, Pages, Pinned, PinnedMut, Stats, StoreId, calibrate, calibrations,
+    policy, publish,
 };
 pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, DeviceIdentity,
@@ -148,7 +176,7 @@ pub use aquifer_device::{
 };
 pub use aquifer_fs::{self as fs, File, FileOptions, Files, FsError, Lease, View, ViewMut};
 pub use aquifer_mapper::{self as mapper, FileAccess, FileView, MapError, Mapper, MapperBuilder};
-pub use aquifer_object::heap::ObjectHeap;
+pub use aquifer_object::heap::{HeapError, ObjectHeap};
 pub use aquifer_object::pointer::RelPtr;
 pub use aquifer_object::{
     self as object, Access, AttachedHeap, Attachment, CreateObject, ObjectError, ObjectInfo,
@@ -157,6 +185,8 @@ pub use aquifer_object::{
 pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};
 pub use aquifer_vm::prepare_thread;
+pub use error::{Error, ErrorKind, Result};
+pub use zerocopy;
 
 /// Compiles the README's example with the documentation.
 #[cfg(doctest)]

@@ -1,52 +1,104 @@
-//! The memory of `Pages`' frames: one arena with huge pages, so that hits rarely miss the TLB.
+//! The memory behind `Pages`: frames of a huge-page arena, translated in software.
 
-use std::io;
+use std::ops::Range;
+use std::sync::Arc;
 
-use aquifer_sys::memory::{self, Advice, REGION_BYTES};
-
+use crate::engine::{Engine, Kind};
+use crate::error::{CacheError, Result};
+use crate::frames::FramePool;
+use crate::geometry::Geometry;
 use crate::ids::FrameId;
-use crate::memory_on_demand::MemoryOnDemand;
+use crate::lazy::LazyArray;
+use crate::store::PageMemory;
+use crate::sync::{Ordering, fence};
+use crate::version::Version;
 
-/// Address space for frames; memory is allocated when a frame is first loaded.
-pub(crate) struct FrameArena {
-    memory: MemoryOnDemand,
+/// The memory of an arena's frames, which are always mapped: pages need no installing or
+/// discarding.
+pub(crate) struct ArenaMemory {
+    engine: Arc<Engine>,
+    versions: LazyArray<Version>,
     page_bytes: usize,
 }
 
-impl FrameArena {
-    pub fn new(page_bytes: usize, max_frames: usize) -> io::Result<FrameArena> {
-        let memory = MemoryOnDemand::new(page_bytes * max_frames, REGION_BYTES)?;
-        // Huge pages may be switched off; small ones work as well.
-        let _ = memory.advise(Advice::HugePage);
-        Ok(FrameArena { memory, page_bytes })
+impl ArenaMemory {
+    pub fn new(engine: Arc<Engine>, geometry: Geometry) -> Result<ArenaMemory> {
+        let versions = LazyArray::new(geometry.pages() as usize)
+            .map_err(|source| CacheError::Kernel { what: "reserving page versions", source })?;
+        Ok(ArenaMemory { engine, versions, page_bytes: geometry.page_bytes })
     }
 
-    /// Makes the first `frames` usable, see [`MemoryOnDemand::provide`].
-    pub fn provide(&self, frames: usize) -> io::Result<()> {
-        self.memory.provide(frames * self.page_bytes)
-    }
-
-    /// The number of usable frames.
-    pub fn provided(&self) -> usize {
-        self.memory.writable_bytes() / self.page_bytes
-    }
-
-    /// A frame's first byte.
     #[inline]
-    pub fn bytes(&self, frame: FrameId) -> *mut u8 {
-        self.memory.base().wrapping_add(frame.0 as usize * self.page_bytes)
+    pub fn version(&self, page: u64) -> &Version {
+        &self.versions[page as usize]
     }
 
-    /// Gives back the memory of all frames from `first` on, none of which is in use.
-    pub fn release_above(&self, first: usize) {
-        let offset = (first * self.page_bytes).next_multiple_of(REGION_BYTES);
-        let end = self.memory.len_bytes();
-        if offset < end {
-            // SAFETY: inside the arena, above every frame in use.
-            let _ = unsafe {
-                let start = self.memory.base().wrapping_add(offset);
-                memory::advise(start, end - offset, Advice::DontNeed)
-            };
+    /// A fence before bytes are written to a frame. The frame may just have been another page's,
+    /// which an optimistic read may still be reading. Pairs with the fence that ends an optimistic
+    /// read: a reader that sees a new byte sees that the page was evicted.
+    fn before_new_bytes() {
+        fence(Ordering::Release);
+    }
+}
+
+impl PageMemory for ArenaMemory {
+    const CONTIGUOUS: bool = false;
+    const PROTECTS: bool = false;
+    const KIND: Kind = Kind::Arena;
+
+    fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
+        &engine.arena
+    }
+
+    #[inline]
+    fn bytes(&self, _page: u64, frame: FrameId) -> *mut u8 {
+        self.engine.arena_memory().bytes(frame)
+    }
+
+    fn landing(&self, frame: FrameId) -> Option<*mut u8> {
+        Self::before_new_bytes();
+        Some(self.engine.arena_memory().bytes(frame))
+    }
+
+    unsafe fn install(
+        &self,
+        first: u64,
+        frames: &[FrameId],
+        data: *const u8,
+        _protect: bool,
+    ) -> std::io::Result<()> {
+        Self::before_new_bytes();
+        for (index, &frame) in frames.iter().enumerate() {
+            let source = data.wrapping_add(index * self.page_bytes);
+            let target = self.bytes(first + index as u64, frame);
+            if !std::ptr::eq(source, target) {
+                // SAFETY: the frames are the caller's, and the data is readable.
+                unsafe { std::ptr::copy_nonoverlapping(source, target, self.page_bytes) };
+            }
+            // The page may have been in this same frame before. The word names the frame only after
+            // this.
+            self.version(first + index as u64).skip();
         }
+        Ok(())
+    }
+
+    fn protect(&self, _pages: Range<u64>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn make_writable(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn unprotect(&self, _page: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _runs: &[Range<u64>]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn discards_vectored(&self) -> bool {
+        true
     }
 }

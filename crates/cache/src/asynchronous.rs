@@ -2,7 +2,7 @@
 
 use aquifer_vm::worker::completion;
 
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::jobs::Jobs;
 
 /// Runs `work` on a worker; the future completes with its result.
@@ -14,5 +14,5 @@ pub(crate) fn run<T: Send + 'static, W: FnOnce() -> Result<T> + Send + 'static>(
 ) -> impl Future<Output = Result<T>> + Send + use<T, W> {
     let (done, coming) = completion();
     jobs.push_task(Box::new(move || done.complete(work())));
-    async move { coming.await.map_err(|_| Error::Forked)? }
+    async move { coming.await.map_err(|_| CacheError::Forked)? }
 }

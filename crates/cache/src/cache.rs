@@ -1,20 +1,20 @@
 //! [`Cache`]: a DRAM budget through which devices are mapped.
 
-use std::ffi::CStr;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use aquifer_device::{Device, FileDevice};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
-use aquifer_vm::worker::Worker;
 
 use crate::engine::Engine;
-use crate::error::{Error, Result};
-use crate::mapping::{DropManager, MapOptions, Mapping};
+use crate::error::{CacheError, Result};
+use crate::map_options::MapOptions;
+use crate::mapping::{Mapping, MappingMut};
 use crate::options::{Options, PolicySource};
 use crate::pages::Pages;
 use crate::policy::{Policy, PolicyKind};
 use crate::publish::Publisher;
+use crate::running::Running;
 use crate::stats::Stats;
 
 /// Builds a [`Cache`]. Every setting has a default; the budget's is a quarter of memory.
@@ -128,8 +128,8 @@ impl CacheBuilder {
     /// Builds the cache and starts its threads.
     ///
     /// # Errors
-    /// [`Error::Publish`] if the name is invalid or its file cannot be written. [`Error::Budget`]
-    /// and [`Error::PageSize`] for invalid values; [`Error::Kernel`] if the system refuses threads
+    /// [`CacheError::Publish`] if the name is invalid or its file cannot be written. [`CacheError::Budget`]
+    /// and [`CacheError::PageSize`] for invalid values; [`CacheError::Kernel`] if the system refuses threads
     /// or address space.
     pub fn build(self) -> Result<Cache> {
         let memory = aquifer_sys::cpu::memory_bytes();
@@ -148,14 +148,14 @@ impl CacheBuilder {
         let engine = Arc::new(Engine::new(options)?);
         let mut running = Running::new(engine);
         let io_threads = running.engine.options.io_threads;
-        running.spawn(c"aquifer-evict", |engine| engine.run_evictor())?;
+        running.spawn(c"aquifer-evict", Engine::run_evictor)?;
         for _ in 0..io_threads {
-            running.spawn(c"aquifer-io", |engine| engine.jobs.run_worker(engine))?;
+            running.spawn(c"aquifer-io", Engine::run_worker)?;
         }
         if running.engine.options.serving_thread {
             let uffd = running.engine.uffd()?;
             if !uffd.can_poison() {
-                return Err(Error::Kernel {
+                return Err(CacheError::Kernel {
                     what: "serving faults in a thread (needs UFFDIO_POISON, Linux 6.6)",
                     source: std::io::Error::from_raw_os_error(libc::EOPNOTSUPP),
                 });
@@ -174,92 +174,11 @@ impl CacheBuilder {
     }
 }
 
-/// The engine and its threads, which end when this is dropped.
-pub(crate) struct Running {
-    pub engine: Arc<Engine>,
-    publisher: Option<Arc<Publisher>>,
-    worker: Worker,
-    /// Keeps kernel-backed mappings within the budget; started with the first one.
-    drop_manager: OnceLock<Arc<DropManager>>,
-}
-
-impl Running {
-    fn new(engine: Arc<Engine>) -> Running {
-        Running { engine, publisher: None, worker: Worker::new(), drop_manager: OnceLock::new() }
-    }
-
-    fn spawn(
-        &self,
-        name: &'static CStr,
-        body: impl FnOnce(&Engine) + Send + 'static,
-    ) -> Result<()> {
-        let engine = self.engine.clone();
-        let body = move || {
-            let _fatal = FatalPanic(name);
-            body(&engine);
-        };
-        self.worker
-            .start(name, body)
-            .map_err(|source| Error::Kernel { what: "starting a thread of the cache", source })
-    }
-
-    /// The drop manager; starts it if it is not running.
-    pub fn drop_manager(&self) -> Result<&Arc<DropManager>> {
-        if let Some(manager) = self.drop_manager.get() {
-            return Ok(manager);
-        }
-        let manager = Arc::new(DropManager::new(self.engine.clone()));
-        let started = manager.clone();
-        self.spawn(c"aquifer-drop", move |_| started.run())?;
-        if let Err(second) = self.drop_manager.set(manager) {
-            // Another thread was first: the thread started here ends, and is joined with the
-            // others.
-            second.stop();
-        }
-        Ok(self.drop_manager.get().expect("set above"))
-    }
-}
-
-/// Ends the process if a background thread panics: other threads would wait forever for work that
-/// it was about to do. The panic itself has been printed.
-struct FatalPanic(&'static CStr);
-
-impl Drop for FatalPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let name = self.0.to_string_lossy();
-            eprintln!(
-                "aquifer: the background thread {name} panicked, in a device, a policy or a waker; \
-                 the cache cannot go on without it"
-            );
-            std::process::abort();
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !self.engine.mark.is_current() {
-            return;
-        }
-        self.engine.stop();
-        if let Some(publisher) = &self.publisher {
-            publisher.stop();
-        }
-        if let Some(manager) = self.drop_manager.get() {
-            manager.stop();
-        }
-        // If the last reference is dropped by a future's waker, on a worker, that thread ends when
-        // the waker returns.
-        self.worker.join();
-    }
-}
-
 /// A DRAM cache of a size that the application chooses, through which devices are mapped.
 ///
 /// Cheap to clone; all clones are one cache. It lives as long as any clone, mapping or `Pages` of
 /// it. Every method may be called from any thread. After a fork the child's copy is inert: calls
-/// fail with [`Error::Forked`], destructors do nothing.
+/// fail with [`CacheError::Forked`], destructors do nothing.
 ///
 /// # Panics in the application's devices and policies
 /// If a device panics in a read during a call, the page stays absent and the panic propagates to
@@ -280,7 +199,7 @@ impl Cache {
     /// Maps a file read-only. Shorthand for [`Cache::map`] with a [`FileDevice`].
     ///
     /// # Errors
-    /// [`Error::Open`] if the file cannot be opened, or is no regular file or block device; those of
+    /// [`CacheError::Open`] if the file cannot be opened, or is no regular file or block device; those of
     /// [`Cache::map_with`].
     ///
     /// ```
@@ -292,30 +211,32 @@ impl Cache {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Mapping> {
-        let file = FileDevice::open(path).map_err(|source| Error::Open { source })?;
-        self.map(Arc::new(file))
+        let file = FileDevice::open(path).map_err(|source| CacheError::Open { source })?;
+        self.map(file)
     }
 
     /// Maps a file for reading and writing. Shorthand for [`Cache::map_mut`] with a [`FileDevice`].
     ///
     /// # Errors
     /// As for [`Cache::open`].
-    pub fn open_mut(&self, path: impl AsRef<Path>) -> Result<Mapping> {
+    pub fn open_mut(&self, path: impl AsRef<Path>) -> Result<MappingMut> {
         let file = FileDevice::options().writable(true).open(path);
-        self.map_mut(Arc::new(file.map_err(|source| Error::Open { source })?))
+        self.map_mut(file.map_err(|source| CacheError::Open { source })?)
     }
 
     /// Maps a whole device read-only. See [`Cache::map_with`].
-    pub fn map(&self, device: Arc<dyn Device>) -> Result<Mapping> {
+    pub fn map(&self, device: impl Device) -> Result<Mapping> {
         self.map_with(device, MapOptions::new())
     }
 
-    /// Maps a whole device for reading and writing.
-    pub fn map_mut(&self, device: Arc<dyn Device>) -> Result<Mapping> {
-        self.map_with(device, MapOptions::new().writable(true))
+    /// Maps a whole device for reading and writing. See [`Cache::map_with`].
+    pub fn map_mut(&self, device: impl Device) -> Result<MappingMut> {
+        self.map_mut_with(device, MapOptions::new())
     }
 
-    /// Maps a device.
+    /// Maps a device read-only.
+    ///
+    /// Takes the device, or an `Arc` of it where the program goes on using it.
     ///
     /// User-backed mappings of one device ([`Device::identity`]) share their pages: stores through
     /// one are visible through all. They have the same addresses, so a pointer of a read-only
@@ -328,13 +249,22 @@ impl Cache {
     /// wins. Let only one of them write.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`] if the process already uses the device, one of the two uses may
-    /// write, and they cannot share pages. [`Error::Empty`], [`Error::ReadOnly`],
-    /// [`Error::Alignment`] and [`Error::BackendUnsupported`] if the device or the options do not
-    /// fit; [`Error::Vm`] and [`Error::Kernel`] if the system refuses.
-    pub fn map_with(&self, device: Arc<dyn Device>, options: MapOptions) -> Result<Mapping> {
+    /// [`CacheError::AlreadyAttached`] if the process already uses the device, one of the two uses may
+    /// write, and they cannot share pages. [`CacheError::Empty`], [`CacheError::ReadOnly`],
+    /// [`CacheError::Alignment`] and [`CacheError::BackendUnsupported`] if the device or the options do not
+    /// fit; [`CacheError::Vm`] and [`CacheError::Kernel`] if the system refuses.
+    pub fn map_with(&self, device: impl Device, options: MapOptions) -> Result<Mapping> {
         self.check_process()?;
-        Mapping::new(self.running.clone(), device, options)
+        Mapping::new(self.running.clone(), Arc::new(device), options, false)
+    }
+
+    /// Maps a device for reading and writing. See [`Cache::map_with`].
+    ///
+    /// # Errors
+    /// As [`Cache::map_with`].
+    pub fn map_mut_with(&self, device: impl Device, options: MapOptions) -> Result<MappingMut> {
+        self.check_process()?;
+        MappingMut::new(self.running.clone(), Arc::new(device), options)
     }
 
     /// Opens a device for access through page guards. The device may be read-only; all `Pages` of
@@ -342,9 +272,9 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::map_with`].
-    pub fn pages(&self, device: Arc<dyn Device>) -> Result<Pages> {
+    pub fn pages(&self, device: impl Device) -> Result<Pages> {
         self.check_process()?;
-        Pages::new(self.running.clone(), device)
+        Pages::new(self.running.clone(), Arc::new(device))
     }
 
     /// Sets a new budget, while readers and writers run.
@@ -353,7 +283,7 @@ impl Cache {
     /// second, as fast as pinned and dirty pages allow.
     ///
     /// # Errors
-    /// [`Error::Budget`] for a budget below the minimum or above memory; [`Error::Kernel`] if the
+    /// [`CacheError::Budget`] for a budget below the minimum or above memory; [`CacheError::Kernel`] if the
     /// system refuses to commit more memory (`vm.overcommit_memory=2`, `RLIMIT_DATA`). On error
     /// nothing changes.
     pub fn resize(&self, budget_bytes: u64) -> Result<()> {
@@ -373,7 +303,7 @@ impl Cache {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
+        if self.running.engine.mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
     }
 }
 
@@ -390,13 +320,12 @@ mod tests {
 
     const KINDS: [(&str, Attach); 3] = [
         ("user", |cache, _| {
-            let device = Arc::new(MemoryDevice::new(MIB as usize).unwrap());
-            let mapping = cache.map_mut(device).unwrap();
+            let mapping = cache.map_mut(MemoryDevice::new(MIB as usize).unwrap()).unwrap();
             mapping.touch_mut(5000).unwrap();
             Box::new(mapping)
         }),
         ("pages", |cache, _| {
-            let pages = cache.pages(Arc::new(MemoryDevice::new(MIB as usize).unwrap())).unwrap();
+            let pages = cache.pages(MemoryDevice::new(MIB as usize).unwrap()).unwrap();
             pages.get_mut(PageId(1)).unwrap()[0] = 1;
             Box::new(pages)
         }),

@@ -23,7 +23,7 @@ use aquifer_sys::uffd::{Delivery, Uffd};
 use aquifer_sys::{fallible, futex};
 use aquifer_vm::{Arena, FaultOwner, Reservation, Served};
 
-use crate::mapping::Backend;
+use crate::map_options::Backend;
 
 /// Time limit of a calibration, plus at most the one access in progress.
 pub const TIME_LIMIT: Duration = Duration::from_millis(20);
@@ -72,13 +72,14 @@ pub fn calibrations() -> Vec<Calibration> {
 ///
 /// `None` if it cannot be measured; see the module's documentation. Drops what it reads from the
 /// page cache.
-pub fn calibrate(device: &Arc<dyn Device>) -> Option<Calibration> {
+pub fn calibrate(device: impl Device) -> Option<Calibration> {
+    let device: Arc<dyn Device> = Arc::new(device);
     let file = device.page_cache_file()?;
     let device_id = residency::file_identity(file).ok()?.device;
     if let Some(known) = calibrations().into_iter().find(|c| c.device_id == device_id) {
         return Some(known);
     }
-    let measured = measure(device, file, device_id)?;
+    let measured = measure(&device, file, device_id)?;
     let mut done = DONE.lock().expect("nobody panics while holding it");
     // Two threads may have measured at once: the first result stays.
     if let Some(known) = done.iter().find(|c| c.device_id == device_id) {

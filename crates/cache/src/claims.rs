@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | mapping of the user backend, or `Pages` | the same interface of the same cache, same length | both use one [`Store`] |
 //! | any use, read-only | any other use, read-only | each has its own store |
-//! | any other use | any other use, one of them writable | [`Error::AlreadyAttached`] |
+//! | any other use | any other use, one of them writable | [`CacheError::AlreadyAttached`] |
 //!
 //! A store that was once writable counts as writable until its last user drops it.
 //!
@@ -29,7 +29,7 @@ use aquifer_device::{Device, DeviceIdentity};
 use aquifer_vm::{PerProcess, ProcessMark};
 
 use crate::engine::{Engine, Kind};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::store::{PageMemory, Store};
 
 /// One use of a device.
@@ -94,7 +94,7 @@ impl Wanted {
         entry.cache == self.cache() && entry.kind == self.kind && entry.len_bytes == self.len_bytes
     }
 
-    fn refused(&self, entry: &Entry) -> Error {
+    fn refused(&self, entry: &Entry) -> CacheError {
         let how = match () {
             () if entry.alone => "by an arena of vectors, which needs it alone",
             () if entry.cache != self.cache() => "through another cache of this process",
@@ -103,7 +103,7 @@ impl Wanted {
             () if entry.kind == Kind::Mapped && self.kind != Kind::Mapped => "by a mapping",
             () => "with another length",
         };
-        Error::AlreadyAttached { device: self.device.name().to_owned(), how }
+        CacheError::AlreadyAttached { device: self.device.name().to_owned(), how }
     }
 
     /// Fails if the use conflicts with an entry of the device other than `own`.
@@ -127,7 +127,7 @@ impl Claim {
     /// Enters a use that shares nothing.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`].
+    /// [`CacheError::AlreadyAttached`].
     pub fn unshared(wanted: &Wanted) -> Result<Claim> {
         let mut entries = TABLE.get().lock();
         let of_device = entries.by_device.get(&wanted.identity).map_or(&[][..], Vec::as_slice);
@@ -189,7 +189,7 @@ impl<M: PageMemory> Attached<M> {
     /// The store of a device that this cache already has, if it can be shared.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`]; [`Error::Kernel`] if a store cannot be made writable.
+    /// [`CacheError::AlreadyAttached`]; [`CacheError::Kernel`] if a store cannot be made writable.
     pub fn existing(wanted: &Wanted) -> Result<Option<Arc<Attached<M>>>> {
         let table = TABLE.get();
         let mut entries = table.lock();
@@ -263,12 +263,12 @@ impl<M: PageMemory> Attached<M> {
     /// Excludes other users permanently, if there are none now.
     ///
     /// # Errors
-    /// [`Error::AlreadyAttached`].
+    /// [`CacheError::AlreadyAttached`].
     pub fn keep_alone(self: &Arc<Self>) -> Result<()> {
         self.claim.with_entry(|entry| {
             // Another user can only attach under the table's lock, which is held.
             if entry.alone || Arc::strong_count(self) > 1 {
-                return Err(Error::AlreadyAttached {
+                return Err(CacheError::AlreadyAttached {
                     device: self.store.device().name().to_owned(),
                     how: "by another mapping of this cache",
                 });

@@ -8,7 +8,7 @@ use aquifer_vm::VmError;
 /// An error of the cache engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum CacheError {
     /// A file could not be opened.
     #[error(transparent)]
     Open {
@@ -206,4 +206,4 @@ pub enum Error {
 }
 
 /// A result of the cache engine.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, CacheError>;

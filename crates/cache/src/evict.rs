@@ -11,10 +11,11 @@
 
 use crate::engine::{Cleaning, Evicted};
 use crate::frames::BATCH;
+use crate::geometry::MAX_REGION_PAGES;
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
 use crate::stats::count;
-use crate::store::{MAX_REGION_PAGES, PageMemory, Store};
+use crate::store::{PageMemory, Store};
 
 impl<M: PageMemory> Store<M> {
     /// Evicts victims that the policy named; see `AttachedStore::evict`.

@@ -7,7 +7,7 @@
 //! the page-word transition that records it. The evictor holds it *exclusive*, around its own calls
 //! and transitions: while it does, words and page table agree. No I/O happens under the gate.
 
-use crate::lazy::LazyArray;
+use crate::lazy::{LazyArray, ZeroInit};
 use crate::sync::{self, AtomicU32, Ordering};
 
 const EXCLUSIVE: u32 = 1 << 31;
@@ -40,6 +40,9 @@ impl Gates {
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Gate(AtomicU32);
+
+// SAFETY: a transparent wrapper of an `AtomicU32`, for which zero is an open gate.
+unsafe impl ZeroInit for Gate {}
 
 impl Gate {
     #[cfg(loom)]

@@ -30,14 +30,15 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use aquifer_device::FileDevice;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cache::Cache;
-use crate::error::{Error, Result};
-use crate::mapping::{Advice, Mapping};
-use aquifer_vm::Pod;
+use crate::error::{CacheError, Result};
+use crate::map_options::Advice;
+use crate::mapping::MappingMut;
 
 /// Every allocation starts and ends at a multiple of this: a cache line.
 const ALIGNMENT_BYTES: u64 = 64;
@@ -58,7 +59,7 @@ const ALIGNMENT_BYTES: u64 = 64;
 /// }
 /// ```
 pub struct MappedArena {
-    mapping: Mapping,
+    mapping: MappingMut,
     base: *mut u8,
     free: Mutex<FreeRanges>,
 }
@@ -72,8 +73,8 @@ impl MappedArena {
     /// An arena over a whole writable mapping. The device's contents are overwritten.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] if the mapping is read-only. [`Error::AlreadyAttached`] if the cache has
-    /// other mappings of the device: the arena needs it exclusively.
+    /// [`CacheError::AlreadyAttached`] if the cache has other mappings of the device: the arena needs
+    /// it exclusively.
     ///
     /// # Safety
     /// While the arena lives, only its vectors may change the bytes of the device: no other mapping
@@ -82,13 +83,13 @@ impl MappedArena {
     /// while references into it are in use.
     ///
     /// ```compile_fail,E0133
-    /// # use aquifer_cache::{MappedArena, Mapping};
-    /// fn arena(mapping: Mapping) -> MappedArena {
+    /// # use aquifer_cache::{MappedArena, MappingMut};
+    /// fn arena(mapping: MappingMut) -> MappedArena {
     ///     MappedArena::new(mapping).unwrap()
     /// }
     /// ```
-    pub unsafe fn new(mapping: Mapping) -> Result<MappedArena> {
-        let base = mapping.as_mut_ptr()?;
+    pub unsafe fn new(mapping: MappingMut) -> Result<MappedArena> {
+        let base = mapping.as_mut_ptr();
         // Another mapping could change bytes that a vector lends as a slice.
         mapping.keep_alone()?;
         let mut free = FreeRanges::default();
@@ -99,25 +100,28 @@ impl MappedArena {
     /// An arena over an unnamed file in `directory`, which is deleted with the arena.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the file cannot be created, and those of [`Cache::map_mut`].
+    /// [`CacheError::Kernel`] if the file cannot be created, and those of [`Cache::map_mut`].
     pub fn temporary(cache: &Cache, directory: impl AsRef<Path>, len_bytes: u64) -> Result<Self> {
         let device = temporary_file(directory.as_ref(), len_bytes)?;
-        let mapping = cache.map_mut(Arc::new(device))?;
+        let mapping = cache.map_mut(device)?;
         // SAFETY: only this mapping uses the device. Its file was created for this arena and has no
         // name any more; while it had a name only this user could open it.
         unsafe { MappedArena::new(mapping) }
     }
 
     /// An empty vector.
-    pub fn vec<T: Pod>(&self) -> MappedVec<'_, T> {
+    pub fn vec<T: Copy + FromBytes + IntoBytes>(&self) -> MappedVec<'_, T> {
         MappedVec { arena: self, offset: 0, len: 0, capacity: 0, _elements: PhantomData }
     }
 
     /// An empty vector with room for `capacity` elements.
     ///
     /// # Errors
-    /// [`Error::ArenaFull`].
-    pub fn vec_with_capacity<T: Pod>(&self, capacity: usize) -> Result<MappedVec<'_, T>> {
+    /// [`CacheError::ArenaFull`].
+    pub fn vec_with_capacity<T: Copy + FromBytes + IntoBytes>(
+        &self,
+        capacity: usize,
+    ) -> Result<MappedVec<'_, T>> {
         let mut vec = self.vec();
         vec.reserve(capacity)?;
         Ok(vec)
@@ -145,14 +149,14 @@ impl MappedArena {
     fn allocate(&self, len_bytes: u64) -> Result<u64> {
         let mut free = self.free();
         let largest_bytes = free.by_size.last().map_or(0, |&(len, _)| len);
-        free.take(len_bytes).ok_or(Error::ArenaFull { len_bytes, largest_bytes })
+        free.take(len_bytes).ok_or(CacheError::ArenaFull { len_bytes, largest_bytes })
     }
 }
 
 /// A file that is unlinked at once. Its blocks are allocated, so a full disk fails here and not at
 /// write-back.
 fn temporary_file(directory: &Path, len_bytes: u64) -> Result<FileDevice> {
-    let kernel = |what| move |source| Error::Kernel { what, source };
+    let kernel = |what| move |source| CacheError::Kernel { what, source };
     let unique = format!(
         ".aquifer-heap-{}-{:x}",
         std::process::id(),
@@ -174,7 +178,7 @@ fn temporary_file(directory: &Path, len_bytes: u64) -> Result<FileDevice> {
         FileDevice::options()
             .writable(true)
             .open(&path)
-            .map_err(|source| Error::Device { device: path.display().to_string(), source })
+            .map_err(|source| CacheError::Device { device: path.display().to_string(), source })
     });
     let removed = std::fs::remove_file(&path).map_err(kernel("unlinking the arena's file"));
     removed.and(device)
@@ -227,7 +231,10 @@ impl FreeRanges {
 }
 
 /// A growable vector in a [`MappedArena`]; derefs to a slice.
-pub struct MappedVec<'a, T: Pod> {
+///
+/// Its elements are plain data, without padding and valid whatever their bytes are; the derives of
+/// `zerocopy` say so of a program's own types.
+pub struct MappedVec<'a, T> {
     arena: &'a MappedArena,
     offset: u64,
     len: usize,
@@ -236,11 +243,11 @@ pub struct MappedVec<'a, T: Pod> {
 }
 
 // SAFETY: the vector owns its elements, which are plain data.
-unsafe impl<T: Pod + Send> Send for MappedVec<'_, T> {}
+unsafe impl<T: Send> Send for MappedVec<'_, T> {}
 // SAFETY: shared access only reads.
-unsafe impl<T: Pod + Sync> Sync for MappedVec<'_, T> {}
+unsafe impl<T: Sync> Sync for MappedVec<'_, T> {}
 
-impl<T: Pod> MappedVec<'_, T> {
+impl<T> MappedVec<'_, T> {
     const fn bytes(count: usize) -> Option<u64> {
         match (count as u64).checked_mul(size_of::<T>() as u64) {
             Some(bytes) => bytes.checked_next_multiple_of(ALIGNMENT_BYTES),
@@ -253,13 +260,25 @@ impl<T: Pod> MappedVec<'_, T> {
         self.capacity
     }
 
+    fn base(&self) -> *mut T {
+        self.arena.base.wrapping_add(self.offset as usize).cast()
+    }
+
+    fn release(&mut self) {
+        let bytes = Self::bytes(self.capacity).expect("it was allocated");
+        self.arena.free().insert(self.offset, bytes);
+        self.capacity = 0;
+    }
+}
+
+impl<T: Copy + FromBytes + IntoBytes> MappedVec<'_, T> {
     /// Reserves room for `additional` more elements.
     ///
     /// # Errors
-    /// [`Error::ArenaFull`]; the vector is unchanged then.
+    /// [`CacheError::ArenaFull`]; the vector is unchanged then.
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         const { assert!(align_of::<T>() as u64 <= ALIGNMENT_BYTES, "alignment above a cache line") };
-        let too_large = Error::ArenaFull { len_bytes: u64::MAX, largest_bytes: 0 };
+        let too_large = CacheError::ArenaFull { len_bytes: u64::MAX, largest_bytes: 0 };
         let Some(needed) = self.len.checked_add(additional) else { return Err(too_large) };
         if needed <= self.capacity {
             return Ok(());
@@ -280,16 +299,10 @@ impl<T: Pod> MappedVec<'_, T> {
         Ok(())
     }
 
-    fn release(&mut self) {
-        let bytes = Self::bytes(self.capacity).expect("it was allocated");
-        self.arena.free().insert(self.offset, bytes);
-        self.capacity = 0;
-    }
-
     /// Appends an element.
     ///
     /// # Errors
-    /// [`Error::ArenaFull`]; the vector is unchanged then.
+    /// [`CacheError::ArenaFull`]; the vector is unchanged then.
     pub fn push(&mut self, value: T) -> Result<()> {
         if self.len == self.capacity {
             self.reserve(1)?;
@@ -310,7 +323,7 @@ impl<T: Pod> MappedVec<'_, T> {
     /// Appends all of `values`.
     ///
     /// # Errors
-    /// [`Error::ArenaFull`]; the vector is unchanged then.
+    /// [`CacheError::ArenaFull`]; the vector is unchanged then.
     pub fn extend_from_slice(&mut self, values: &[T]) -> Result<()> {
         self.reserve(values.len())?;
         // SAFETY: there is room, and our elements cannot be borrowed as `values` while we are
@@ -325,7 +338,7 @@ impl<T: Pod> MappedVec<'_, T> {
     /// Sets the length to `len`, filling new elements with `value`.
     ///
     /// # Errors
-    /// [`Error::ArenaFull`]; the vector is unchanged then.
+    /// [`CacheError::ArenaFull`]; the vector is unchanged then.
     pub fn resize(&mut self, len: usize, value: T) -> Result<()> {
         if len > self.len {
             self.reserve(len - self.len)?;
@@ -342,13 +355,9 @@ impl<T: Pod> MappedVec<'_, T> {
     pub fn clear(&mut self) {
         self.len = 0;
     }
-
-    fn base(&self) -> *mut T {
-        self.arena.base.wrapping_add(self.offset as usize).cast()
-    }
 }
 
-impl<T: Pod> Deref for MappedVec<'_, T> {
+impl<T> Deref for MappedVec<'_, T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         // SAFETY: the range belongs to this vector, is aligned, and its first `len` elements were
@@ -357,14 +366,14 @@ impl<T: Pod> Deref for MappedVec<'_, T> {
     }
 }
 
-impl<T: Pod> DerefMut for MappedVec<'_, T> {
+impl<T> DerefMut for MappedVec<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and the vector is borrowed uniquely.
         unsafe { std::slice::from_raw_parts_mut(self.base(), self.len) }
     }
 }
 
-impl<T: Pod> Drop for MappedVec<'_, T> {
+impl<T> Drop for MappedVec<'_, T> {
     fn drop(&mut self) {
         if self.capacity > 0 {
             self.release();
@@ -379,7 +388,7 @@ mod tests {
 
     fn arena(len_bytes: usize) -> MappedArena {
         let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
-        let device = Arc::new(MemoryDevice::new(len_bytes).unwrap());
+        let device = MemoryDevice::new(len_bytes).unwrap();
         // SAFETY: nothing else uses the device.
         unsafe { MappedArena::new(cache.map_mut(device).unwrap()) }.unwrap()
     }
@@ -411,7 +420,7 @@ mod tests {
         let second = arena.vec_with_capacity::<u8>(5 << 20).unwrap();
         let third = arena.vec_with_capacity::<u8>(5 << 20).unwrap();
         first.resize(5 << 20, 9).unwrap();
-        assert!(matches!(first.reserve(7 << 20), Err(Error::ArenaFull { .. })));
+        assert!(matches!(first.reserve(7 << 20), Err(CacheError::ArenaFull { .. })));
         assert_eq!(first[5_000_000], 9);
         drop((second, third));
         first.reserve(5 << 20).unwrap();

@@ -12,13 +12,13 @@ use std::sync::Mutex;
 use aquifer_vm::worker::Bell;
 use crossbeam_queue::ArrayQueue;
 
-use crate::engine::Engine;
 use crate::ids::StoreId;
 
-struct Prefetch {
-    store: StoreId,
-    first: u64,
-    pages: u64,
+/// Pages of a store that will be needed.
+pub(crate) struct Prefetch {
+    pub store: StoreId,
+    pub first: u64,
+    pub pages: u64,
 }
 
 thread_local! {
@@ -28,6 +28,12 @@ thread_local! {
 
 /// A task of an asynchronous call.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
+
+/// What a worker does next.
+pub(crate) enum Job {
+    Task(Task),
+    Prefetch(Prefetch),
+}
 
 /// The queues of a cache's workers.
 pub(crate) struct Jobs {
@@ -78,22 +84,20 @@ impl Jobs {
         self.next_task().map(|task| task()).is_some()
     }
 
-    /// The loop of a worker thread. Runs the remaining tasks when the cache stops: callers await
-    /// them.
-    pub fn run_worker(&self, engine: &Engine) {
+    /// Waits for the next job; the calling thread is a worker from now on. `None` when the cache
+    /// stops, after the remaining tasks: callers await them.
+    pub fn next(&self) -> Option<Job> {
         SERVED.set(self);
         loop {
             let ticket = self.posted.ticket();
             if let Some(task) = self.next_task() {
-                task();
-                continue;
+                return Some(Job::Task(task));
             }
             if ticket.is_stopped() {
-                return;
+                return None;
             }
             if let Some(prefetch) = self.prefetches.pop() {
-                engine.run_prefetch(prefetch.store, prefetch.first, prefetch.pages);
-                continue;
+                return Some(Job::Prefetch(prefetch));
             }
             self.posted.sleep(ticket, None);
         }

@@ -20,12 +20,6 @@ unsafe impl ZeroInit for AtomicU64 {}
 #[cfg(loom)]
 // SAFETY: under loom no array is created: the models create single words.
 unsafe impl ZeroInit for crate::sync::AtomicU64 {}
-// SAFETY: a transparent wrapper of an `AtomicU64`, for which zero is the absent page.
-unsafe impl ZeroInit for crate::page_word::PageWord {}
-// SAFETY: a transparent wrapper of an `AtomicU32`, for which zero is an open gate.
-unsafe impl ZeroInit for crate::gate::Gate {}
-// SAFETY: a transparent wrapper of an `AtomicU64`, for which zero is a version at rest.
-unsafe impl ZeroInit for crate::version::Version {}
 
 /// A fixed-length array in its own zeroed mapping.
 pub struct LazyArray<T: ZeroInit> {

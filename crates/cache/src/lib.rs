@@ -1,13 +1,15 @@
 //! The cache engine: memory-mapped I/O through a DRAM cache of a size the application chooses.
 //!
 //! ```text
-//!   Mapping (pointers)      Pages (guards)        the two interfaces
-//!        └─────────┬───────────┘
-//!                store                            a device's pages: load, evict, write back, flush
-//!     page_word · dirty · gate                    what it is made of
-//!                  │
-//!                engine                           budget, threads, registry
-//!     frames · policy · probation · jobs          what it is made of
+//!        Mapping (pointers)          Pages (guards)    the two interfaces
+//!      ┌─────────┴─────────┐              │
+//!   kernel             user_store         │            what serves a mapping; choose, calibrate
+//!      │                   └──────┬───────┘
+//!      │                        store                  a device's pages: load, evict, write back, flush
+//!      │             page_word · dirty · gate          what it is made of
+//!      └──────────────────┬───────┘
+//!                       engine                         registry, budget, reclaim, evictor
+//!            frames · policy · probation · jobs        what it is made of
 //! ```
 //!
 //! Start with [`Cache`]. The states of a page are in `page_word`, loading is in `store` and
@@ -21,43 +23,54 @@ mod bits;
 mod bounce;
 mod cache;
 mod calibrate;
+mod choose;
 mod claims;
 mod dirty;
 mod duties;
 mod engine;
 mod error;
 mod evict;
+mod frame_arena;
 mod frame_word;
 mod frames;
 mod gate;
+mod geometry;
 mod guess;
 mod heap;
 mod ids;
 mod jobs;
+mod kernel;
 mod lazy;
 #[cfg(all(test, loom))]
 mod loom_models;
+mod map_options;
 mod mapped_memory;
 mod mapping;
 mod memory_on_demand;
 mod options;
 mod page_word;
 mod pages;
+mod pinned;
 pub mod policy;
 mod probation;
 pub mod publish;
+mod running;
 mod stats;
 mod store;
 mod sync;
+mod user_store;
 mod version;
+mod write_style;
 mod writeback;
 
-pub use aquifer_vm::{Bytes, Pod};
+pub use aquifer_vm::bytes::{Bytes, BytesReader};
 pub use cache::{Cache, CacheBuilder};
 pub use calibrate::{Calibration, calibrate, calibrations};
-pub use error::{Error, Result};
+pub use error::CacheError;
 pub use heap::{MappedArena, MappedVec};
 pub use ids::{FrameId, PageId, PageKey, StoreId};
-pub use mapping::{Advice, Backend, MapOptions, Mapping, Pinned};
+pub use map_options::{Advice, Backend, MapOptions};
+pub use mapping::{Mapping, MappingMut};
 pub use pages::{PageMut, PageRef, Pages};
+pub use pinned::{Pinned, PinnedMut};
 pub use stats::{Histogram, HistogramSnapshot, Stats};

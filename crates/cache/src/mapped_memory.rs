@@ -14,10 +14,11 @@ use aquifer_sys::uffd::Installed;
 use aquifer_vm::{Arena, Reservation};
 
 use crate::engine::{Engine, Kind};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
+use crate::geometry::{Geometry, MAX_REGION_PAGES};
 use crate::ids::FrameId;
-use crate::store::{Geometry, MAX_REGION_PAGES, PageMemory};
+use crate::store::PageMemory;
 
 /// The memory of a mapping. See the module documentation.
 pub(crate) struct MappedMemory {
@@ -38,7 +39,7 @@ impl MappedMemory {
         let protection = if writable { Protection::ReadWrite } else { Protection::Read };
         reservation.map_anonymous(len, protection)?;
         let base = reservation.address();
-        let kernel = |what| move |source| Error::Kernel { what, source };
+        let kernel = |what| move |source| CacheError::Kernel { what, source };
         // With huge pages one fault would install 512 pages. Fails harmlessly where the kernel has
         // none.
         // SAFETY: our own range.

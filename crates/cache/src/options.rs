@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::page_word::MAX_FRAMES;
 use crate::policy::{Policy, PolicyKind};
 
@@ -51,7 +51,7 @@ impl Options {
     pub fn check_budget(&self, budget_bytes: u64) -> Result<()> {
         let min_bytes = Options::min_budget_bytes(self.page_bytes);
         if budget_bytes < min_bytes || budget_bytes > self.max_budget_bytes {
-            return Err(Error::Budget {
+            return Err(CacheError::Budget {
                 budget_bytes,
                 min_bytes,
                 max_bytes: self.max_budget_bytes,
@@ -63,7 +63,7 @@ impl Options {
     pub fn check(&self) -> Result<()> {
         let page_bytes = self.page_bytes;
         if !page_bytes.is_power_of_two() || !(4096..=65536).contains(&page_bytes) {
-            return Err(Error::PageSize { page_bytes });
+            return Err(CacheError::PageSize { page_bytes });
         }
         self.check_budget(self.budget_bytes)
     }

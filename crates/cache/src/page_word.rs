@@ -36,6 +36,7 @@
 //! lets its caller read bytes (`pin`, `begin_*`) is an acquire on the same word.
 
 use crate::ids::FrameId;
+use crate::lazy::ZeroInit;
 use crate::sync::{self, AtomicU64, Ordering};
 
 const STATE_MASK: u64 = 0xf;
@@ -154,6 +155,9 @@ pub enum PinRefused {
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct PageWord(AtomicU64);
+
+// SAFETY: a transparent wrapper of an `AtomicU64`, for which zero is the absent page.
+unsafe impl ZeroInit for PageWord {}
 
 impl PageWord {
     /// An absent page.

@@ -16,117 +16,25 @@ use std::sync::Arc;
 
 use aquifer_device::Device;
 
+use crate::arena_memory::ArenaMemory;
 use crate::asynchronous;
-use crate::cache::Running;
 use crate::claims::{Attached, Wanted};
-use crate::engine::{Engine, InUse, Kind};
-use crate::error::{Error, Result};
-use crate::frames::FramePool;
-use crate::ids::{FrameId, PageId};
-use crate::lazy::LazyArray;
-use crate::mapping::attach_geometry;
+use crate::engine::{InUse, Kind};
+use crate::error::{CacheError, Result};
+use crate::geometry::Geometry;
+use crate::ids::PageId;
 use crate::page_word::{PinKind, State};
-use crate::store::{Access, Geometry, PageMemory, Refused, Store};
+use crate::running::Running;
+use crate::store::{Access, PageMemory, Refused, Store};
 use crate::sync::{Ordering, fence};
-use crate::version::Version;
 use aquifer_vm::Bytes;
-
-/// The memory of an arena's frames, which are always mapped: pages need no installing or
-/// discarding.
-pub(crate) struct ArenaMemory {
-    engine: Arc<Engine>,
-    versions: LazyArray<Version>,
-    page_bytes: usize,
-}
-
-impl ArenaMemory {
-    fn new(engine: Arc<Engine>, geometry: Geometry) -> Result<ArenaMemory> {
-        let versions = LazyArray::new(geometry.pages() as usize)
-            .map_err(|source| Error::Kernel { what: "reserving page versions", source })?;
-        Ok(ArenaMemory { engine, versions, page_bytes: geometry.page_bytes })
-    }
-
-    #[inline]
-    fn version(&self, page: u64) -> &Version {
-        &self.versions[page as usize]
-    }
-
-    /// A fence before bytes are written to a frame. The frame may just have been another page's,
-    /// which an optimistic read may still be reading. Pairs with the fence that ends an optimistic
-    /// read: a reader that sees a new byte sees that the page was evicted.
-    fn before_new_bytes() {
-        fence(Ordering::Release);
-    }
-}
-
-impl PageMemory for ArenaMemory {
-    const CONTIGUOUS: bool = false;
-    const PROTECTS: bool = false;
-    const KIND: Kind = Kind::Arena;
-
-    fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
-        &engine.arena
-    }
-
-    #[inline]
-    fn bytes(&self, _page: u64, frame: FrameId) -> *mut u8 {
-        self.engine.arena_memory().bytes(frame)
-    }
-
-    fn landing(&self, frame: FrameId) -> Option<*mut u8> {
-        Self::before_new_bytes();
-        Some(self.engine.arena_memory().bytes(frame))
-    }
-
-    unsafe fn install(
-        &self,
-        first: u64,
-        frames: &[FrameId],
-        data: *const u8,
-        _protect: bool,
-    ) -> std::io::Result<()> {
-        Self::before_new_bytes();
-        for (index, &frame) in frames.iter().enumerate() {
-            let source = data.wrapping_add(index * self.page_bytes);
-            let target = self.bytes(first + index as u64, frame);
-            if !std::ptr::eq(source, target) {
-                // SAFETY: the frames are the caller's, and the data is readable.
-                unsafe { std::ptr::copy_nonoverlapping(source, target, self.page_bytes) };
-            }
-            // The page may have been in this same frame before. The word names the frame only after
-            // this.
-            self.version(first + index as u64).skip();
-        }
-        Ok(())
-    }
-
-    fn protect(&self, _pages: Range<u64>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn make_writable(&self) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn unprotect(&self, _page: u64) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, _runs: &[Range<u64>]) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn discards_vectored(&self) -> bool {
-        true
-    }
-}
 
 /// A device accessed by page guards. See the module documentation.
 ///
 /// May be used from any thread. All `Pages` of one device in one cache share their pages: each sees
 /// what the others write. A mapping of the same device, or its use through another cache, is
 /// possible only if both sides are read-only; otherwise the second one fails with
-/// [`Error::AlreadyAttached`].
+/// [`CacheError::AlreadyAttached`].
 ///
 /// Dropping the last one writes dirty pages back without making them durable.
 pub struct Pages {
@@ -140,7 +48,7 @@ pub struct Pages {
 impl Pages {
     pub(crate) fn new(running: Arc<Running>, device: Arc<dyn Device>) -> Result<Pages> {
         let engine = running.engine.clone();
-        let geometry = attach_geometry(&*device, engine.options.page_bytes)?;
+        let geometry = Geometry::of_device(&*device, engine.options.page_bytes)?;
         let writable = device.is_writable();
         let wanted = Wanted {
             engine: engine.clone(),
@@ -161,7 +69,7 @@ impl Pages {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
+        if self.running.engine.mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
     }
 
     /// The number of pages of the device. The last may be partial; the rest of it reads as zeros.
@@ -184,14 +92,14 @@ impl Pages {
         if page.0 < self.page_count() {
             return Ok(());
         }
-        Err(Error::OutOfBounds {
+        Err(CacheError::OutOfBounds {
             offset_bytes: page.0.saturating_mul(self.page_bytes() as u64),
             len_bytes: self.page_bytes() as u64,
             mapped_bytes: self.len_bytes(),
         })
     }
 
-    fn refused(&self, page: PageId) -> impl FnOnce(Refused) -> Error {
+    fn refused(&self, page: PageId) -> impl FnOnce(Refused) -> CacheError {
         move |refused| self.store.error(page.0, refused)
     }
 
@@ -222,7 +130,7 @@ impl Pages {
     pub fn get_mut(&self, page: PageId) -> Result<PageMut<'_>> {
         self.check(page)?;
         if !self.writable {
-            return Err(Error::ReadOnly { device: self.store.device().name().to_owned() });
+            return Err(CacheError::ReadOnly { device: self.store.device().name().to_owned() });
         }
         let word = self.store.word(page.0);
         loop {
@@ -251,7 +159,7 @@ impl Pages {
     /// Guards on many pages, loaded at the device's queue depth, in the order of `pages`.
     ///
     /// # Errors
-    /// As [`Pages::get`]; [`Error::Exhausted`] if the budget cannot hold them all at once.
+    /// As [`Pages::get`]; [`CacheError::Exhausted`] if the budget cannot hold them all at once.
     pub fn get_many(&self, pages: &[PageId]) -> Result<Vec<PageRef<'_>>> {
         self.load(pages)?;
         pages.iter().map(|&page| self.get(page)).collect()
@@ -336,8 +244,9 @@ impl Pages {
         Ok(look(bytes))
     }
 
-    /// Copies bytes that may span pages, each read optimistically.
-    pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+    /// Copies `target.len()` bytes from `offset_bytes`; they may span pages, each read
+    /// optimistically.
+    pub fn read_exact_at(&self, target: &mut [u8], offset_bytes: u64) -> Result<()> {
         let geometry = self.store.geometry;
         let pages = geometry.pages_of(offset_bytes, target.len() as u64)?;
         let mut done = 0;
@@ -358,7 +267,7 @@ impl Pages {
     }
 
     /// Writes back the dirty pages of a range and makes them durable. Errors as
-    /// [`Mapping::flush`](crate::Mapping::flush).
+    /// [`MappingMut::flush`](crate::MappingMut::flush).
     ///
     /// Waits for writing guards in the range to be dropped: a thread that holds one itself
     /// deadlocks.

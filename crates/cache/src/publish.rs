@@ -29,7 +29,7 @@ use aquifer_vm::ProcessMark;
 use aquifer_vm::worker::Bell;
 
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::stats::{HistogramSnapshot, Stats};
 
 /// Value of `format` in the files this version writes.
@@ -102,7 +102,7 @@ pub(crate) struct Publisher {
 impl Publisher {
     /// Reserves the name and chooses the directory.
     pub fn new(name: &str) -> Result<Publisher> {
-        let failed = |source| Error::Publish { name: name.to_owned(), source };
+        let failed = |source| CacheError::Publish { name: name.to_owned(), source };
         check_name(name).map_err(failed)?;
         let directories = directories();
         let directory = prepare_first(&directories).map_err(failed)?;
@@ -122,14 +122,14 @@ impl Publisher {
     /// Writes the cache's statistics.
     ///
     /// # Errors
-    /// [`Error::Publish`].
+    /// [`CacheError::Publish`].
     pub fn write(&self, engine: &Engine) -> Result<()> {
         let text = self.to_json(&engine.stats());
         let write = || {
             fs::write(&self.temporary, &text)?;
             fs::rename(&self.temporary, &self.path)
         };
-        write().map_err(|source| Error::Publish { name: self.name.clone(), source })
+        write().map_err(|source| CacheError::Publish { name: self.name.clone(), source })
     }
 
     /// The loop of the publishing thread: writes until [`Publisher::stop`].

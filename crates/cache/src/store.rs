@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use aquifer_device::{Device, DeviceError};
 use aquifer_sys::futex::Mutex;
-use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
+use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_vm::readahead::{Reach, ReadAhead};
 
 use crate::bits::Bits;
@@ -31,88 +31,16 @@ use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
 use crate::duties::{self, Height};
 use crate::engine::{BareCause, Cleaning, Engine, Kind, NoFrame};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
+use crate::geometry::Geometry;
 use crate::guess::Guesses;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::stats::count;
-use crate::writeback::WriteStyle;
-
-/// Pages of a region at the smallest page size.
-pub(crate) const MAX_REGION_PAGES: usize = REGION_BYTES / 4096;
-
-/// Sizes of a store, in bytes and pages. Values that a hit needs are precomputed: a division costs
-/// as much as the rest of the hit.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Geometry {
-    /// Length of the device when it was attached.
-    pub len_bytes: u64,
-    /// Size of a page: a power of two.
-    pub page_bytes: usize,
-    page_shift: u32,
-    pages: u64,
-}
-
-impl Geometry {
-    pub fn new(len_bytes: u64, page_bytes: usize) -> Geometry {
-        let page_shift = page_bytes.trailing_zeros();
-        Geometry { len_bytes, page_bytes, page_shift, pages: len_bytes.div_ceil(page_bytes as u64) }
-    }
-
-    #[inline]
-    pub fn pages(self) -> u64 {
-        self.pages
-    }
-
-    /// The page that contains an offset.
-    #[inline]
-    pub fn page_of(self, offset_bytes: u64) -> u64 {
-        offset_bytes >> self.page_shift
-    }
-
-    pub fn pages_per_region(self) -> u64 {
-        (REGION_BYTES / self.page_bytes) as u64
-    }
-
-    pub fn regions(self) -> usize {
-        self.pages().div_ceil(self.pages_per_region()) as usize
-    }
-
-    pub fn region_of(self, page: u64) -> usize {
-        (page / self.pages_per_region()) as usize
-    }
-
-    pub fn pages_of_region(self, region: usize) -> Range<u64> {
-        let first = region as u64 * self.pages_per_region();
-        first..(first + self.pages_per_region()).min(self.pages())
-    }
-
-    pub fn offset_of(self, page: u64) -> u64 {
-        page << self.page_shift
-    }
-
-    /// Bytes of the device that a run of pages covers. The device's last page may be partial.
-    pub fn bytes_in(self, pages: Range<u64>) -> usize {
-        let end = self.offset_of(pages.end).min(self.len_bytes);
-        (end - self.offset_of(pages.start)) as usize
-    }
-
-    /// The pages that a byte range touches, after checking that the range lies inside the device.
-    pub fn pages_of(self, offset_bytes: u64, len_bytes: u64) -> Result<Range<u64>> {
-        let out_of_bounds =
-            Error::OutOfBounds { offset_bytes, len_bytes, mapped_bytes: self.len_bytes };
-        match offset_bytes.checked_add(len_bytes) {
-            Some(end) if end <= self.len_bytes => {
-                let first = self.page_of(offset_bytes);
-                Ok(first..end.div_ceil(self.page_bytes as u64).max(first))
-            }
-            _ => Err(out_of_bounds),
-        }
-    }
-}
+use crate::write_style::WriteStyle;
 
 /// Where resident pages are, and how they are installed and discarded. Errors are the kernel's.
 pub(crate) trait PageMemory: Send + Sync + 'static {
@@ -245,7 +173,7 @@ impl<M: PageMemory> Store<M> {
         writable: bool,
         memory: M,
     ) -> Result<Store<M>> {
-        let kernel = |source| Error::Kernel { what: "reserving page tables", source };
+        let kernel = |source| CacheError::Kernel { what: "reserving page tables", source };
         // Wiped on fork: in a child every page reads as absent, so the hot paths, which check only the
         // word, fall through to the slow paths, which return an error.
         let words = LazyArray::new(geometry.pages() as usize)
@@ -317,7 +245,7 @@ impl<M: PageMemory> Store<M> {
         }
         self.memory
             .make_writable()
-            .map_err(|source| Error::Kernel { what: "making a mapping writable", source })?;
+            .map_err(|source| CacheError::Kernel { what: "making a mapping writable", source })?;
         // Release: a thread that reads `true` also sees the device that takes writes.
         self.writable.store(true, Ordering::Release);
         self.make_guesses();
@@ -334,16 +262,16 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Converts a refusal into the caller's error. Allocates, so it is not for the fault path.
-    pub fn error(&self, page: u64, refused: Refused) -> Error {
+    pub fn error(&self, page: u64, refused: Refused) -> CacheError {
         let device = || self.device().name().to_owned();
         let offset_bytes = self.geometry.offset_of(page);
         match refused {
-            Refused::Device(source) => Error::Load { device: device(), offset_bytes, source },
-            Refused::Kernel(source) => Error::Kernel { what: "installing a page", source },
+            Refused::Device(source) => CacheError::Load { device: device(), offset_bytes, source },
+            Refused::Kernel(source) => CacheError::Kernel { what: "installing a page", source },
             Refused::NoFrame(NoFrame { pinned, unwritable }) => {
-                Error::Exhausted { pinned, unwritable }
+                CacheError::Exhausted { pinned, unwritable }
             }
-            Refused::TooManyPins => Error::TooManyPins { offset_bytes, pins: MAX_PINS },
+            Refused::TooManyPins => CacheError::TooManyPins { offset_bytes, pins: MAX_PINS },
         }
     }
 

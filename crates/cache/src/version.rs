@@ -3,12 +3,16 @@
 //! Readers copy without writing anything, and discard the copy if the version changed in between.
 //! The copied bytes may be torn, so they are read as raw memory, never through references.
 
+use crate::lazy::ZeroInit;
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// A version. See the module documentation. Zero is a version at rest.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Version(AtomicU64);
+
+// SAFETY: a transparent wrapper of an `AtomicU64`, for which zero is a version at rest.
+unsafe impl ZeroInit for Version {}
 
 impl Version {
     #[cfg(loom)]

@@ -23,17 +23,17 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use aquifer_device::{Batch, DeviceError, IoOperation, Request, run_serially};
 use aquifer_sys::{cpu, memory};
 
 use crate::bounce::Bounce;
 use crate::duties;
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
+use crate::geometry::MAX_REGION_PAGES;
 use crate::page_word::State;
 use crate::stats::count;
-use crate::store::{MAX_REGION_PAGES, OnUnwind, PageMemory, Store};
+use crate::store::{OnUnwind, PageMemory, Store};
 
 /// Regions sealed at a time: bounds how long a store can block, and the memory of the batch.
 const REGIONS_AT_A_TIME: u64 = 16;
@@ -148,49 +148,6 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// Whether writes to a device block the writer, learnt from batches that run serially.
-///
-/// Measured by voluntary context switches, because times mean little on a busy machine.
-#[derive(Default)]
-pub(crate) struct WriteStyle {
-    style: AtomicU8,
-    batches: AtomicU32,
-}
-
-const WAITING: u8 = 1;
-const COPYING: u8 = 2;
-/// Serial transfers in a sample.
-const SAMPLE: usize = 8;
-/// A device found to block is sampled again after this many batches: it may only have been busy.
-const BATCHES_BETWEEN_SAMPLES: u32 = 32;
-
-impl WriteStyle {
-    /// Whether a write is CPU work (memory, compressed memory): a queue gains nothing, and a
-    /// faulting thread can write back itself.
-    fn is_copying(&self) -> bool {
-        self.style.load(Ordering::Relaxed) == COPYING
-    }
-
-    /// How many of a batch's transfers to run serially.
-    fn serial_part(&self, transfers: usize) -> usize {
-        let batch = self.batches.fetch_add(1, Ordering::Relaxed);
-        if self.is_copying() || transfers == 1 {
-            transfers
-        } else if batch.is_multiple_of(BATCHES_BETWEEN_SAMPLES) {
-            transfers.min(SAMPLE)
-        } else {
-            0
-        }
-    }
-
-    fn learn(&self, transfers: usize, switches: u64) {
-        if transfers >= SAMPLE || self.style.load(Ordering::Relaxed) == 0 {
-            let style = if switches * 2 > transfers as u64 { WAITING } else { COPYING };
-            self.style.store(style, Ordering::Relaxed);
-        }
-    }
-}
-
 impl<M: PageMemory> Store<M> {
     /// Writes back the dirty pages of a range and makes them durable.
     pub fn flush(&self, pages: Range<u64>) -> Result<()> {
@@ -210,11 +167,11 @@ impl<M: PageMemory> Store<M> {
             }
         }
         let source = again(self.sync_failure.get().expect("set above or before"));
-        Err(Error::Sync { device: self.device().name().to_owned(), source })
+        Err(CacheError::Sync { device: self.device().name().to_owned(), source })
     }
 
-    fn write_back_error(&self, failed: Failed) -> Error {
-        Error::WriteBack {
+    fn write_back_error(&self, failed: Failed) -> CacheError {
+        CacheError::WriteBack {
             device: self.device().name().to_owned(),
             offset_bytes: self.geometry.offset_of(failed.first),
             end_bytes: self.geometry.offset_of(failed.last + 1).min(self.geometry.len_bytes),

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aquifer_cache::policy::PolicyKind;
-use aquifer_cache::{Cache, Mapping, PageId, Pages};
+use aquifer_cache::{Cache, MappingMut, PageId, Pages};
 use aquifer_device::FileDevice;
 use aquifer_testkit::rng::Rng;
 
@@ -45,8 +45,8 @@ fn environment(name: &str) -> String {
 }
 
 enum Target {
-    Pointer(Mapping),
-    Calls(Mapping),
+    Pointer(MappingMut),
+    Calls(MappingMut),
     Pages(Pages),
 }
 
@@ -55,7 +55,7 @@ impl Target {
         let at = slot as usize * SLOT_BYTES;
         match self {
             Target::Pointer(mapping) => {
-                let target = mapping.as_mut_ptr().unwrap().wrapping_add(at);
+                let target = mapping.as_mut_ptr().wrapping_add(at);
                 // SAFETY: a slot lies inside the mapping; slots are aligned to 8 bytes.
                 unsafe { target.cast::<u64>().write_volatile(value) };
             }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use aquifer_cache::{Cache, Error};
+use aquifer_cache::{Cache, CacheError};
 use aquifer_device::MemoryDevice;
 
 fn cache() -> Cache {
@@ -44,13 +44,13 @@ fn a_child_may_make_its_own_mappings_and_not_use_inherited_ones() {
     let own = in_child(|| {
         let cache = cache();
         let map = cache.map_mut(device.clone()).unwrap();
-        let base = map.as_mut_ptr().unwrap();
+        let base = map.as_mut_ptr();
         // SAFETY: inside the child's own mapping.
         let seen = unsafe {
             base.add(5 * 4096).write_volatile(77);
             (base.add(3 * 4096).read_volatile(), base.add(5 * 4096).read_volatile())
         };
-        i32::from(seen != (4, 77) || !matches!(ours.resize(16 << 20), Err(Error::Forked)))
+        i32::from(seen != (4, 77) || !matches!(ours.resize(16 << 20), Err(CacheError::Forked)))
     });
     assert_eq!(own, Ok(0), "the child's own mapping");
 

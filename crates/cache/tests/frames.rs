@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
 
 use aquifer_cache::policy::{HitMode, HitTable, Policy, PolicyKind};
-use aquifer_cache::{Advice, Cache, Error, FrameId, Mapping, PageId, PageKey};
+use aquifer_cache::{Advice, Cache, CacheError, FrameId, Mapping, MappingMut, PageId, PageKey};
 use aquifer_device::{Device, DeviceError, IoOperation, MemoryDevice};
 
 use support::{Hooked, block_on, load, memory, store, wait_until};
@@ -37,12 +37,12 @@ fn cache() -> Cache {
 
 /// A device whose data is a mapping.
 struct OverMapping {
-    below: Mapping,
+    below: MappingMut,
     bare: bool,
 }
 
 impl OverMapping {
-    fn failed(operation: IoOperation, error: Error) -> DeviceError {
+    fn failed(operation: IoOperation, error: CacheError) -> DeviceError {
         let source = std::io::Error::other(error);
         DeviceError::Io { operation, offset_bytes: 0, len_bytes: 0, source }
     }
@@ -66,7 +66,7 @@ impl Device for OverMapping {
             }
         } else {
             self.below
-                .read_into(offset_bytes, &mut buffer[..len])
+                .read_exact_at(&mut buffer[..len], offset_bytes)
                 .map_err(|error| OverMapping::failed(IoOperation::Read, error))?;
         }
         Ok(len)
@@ -79,7 +79,7 @@ impl Device for OverMapping {
             return Ok(());
         }
         self.below
-            .write(offset_bytes, buffer)
+            .write_all_at(buffer, offset_bytes)
             .map_err(|error| OverMapping::failed(IoOperation::Write, error))
     }
     fn sync(&self) -> Result<(), DeviceError> {
@@ -135,7 +135,7 @@ fn a_device_over_a_mapping_survives_shrinks_and_flushes() {
         let cache = cache();
         let (bottom, _) = memory(LEN, 2);
         let below = cache.map_mut(bottom.clone()).unwrap();
-        let top = cache.map_mut(Arc::new(OverMapping { below, bare: false })).unwrap();
+        let top = cache.map_mut(OverMapping { below, bare: false }).unwrap();
         let (other_device, _) = memory(LEN, 3);
         let other = cache.map_mut(other_device.clone()).unwrap();
         let stop = AtomicBool::new(false);
@@ -285,7 +285,7 @@ fn frames_in_the_hands_of_loaders_are_waited_for() {
             wait_until("the test", || !holds.load(Ordering::SeqCst));
             Ok(())
         });
-        let mapping = cache.map(Arc::new(device)).unwrap();
+        let mapping = cache.map(device).unwrap();
         mapping.advise(0..mapping.len(), Advice::Random).unwrap();
         std::thread::scope(|scope| {
             let mapping = &mapping;
@@ -315,7 +315,7 @@ fn frames_in_the_hands_of_a_teardown_are_waited_for() {
             wait_until("the test", || !holds.load(Ordering::SeqCst));
             Ok(())
         });
-        let dropped = cache.map_mut(Arc::new(device)).unwrap();
+        let dropped = cache.map_mut(device).unwrap();
         let (device, bytes) = memory(BUDGET, 5);
         let mapping = cache.map(device).unwrap();
         // As many as there are without evicting any.
@@ -343,8 +343,8 @@ fn frames_in_the_hands_of_a_teardown_are_waited_for() {
 fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
     must_end(|| {
         let (cache, asked) = counted(PAGE, BUDGET);
-        let below = cache.map(memory(BUDGET, 8).0).unwrap();
-        let pages = cache.pages(Arc::new(OverMapping { below, bare: false })).unwrap();
+        let below = cache.map_mut(memory(BUDGET, 8).0).unwrap();
+        let pages = cache.pages(OverMapping { below, bare: false }).unwrap();
         let [held, reading] = [true, false].map(|value| Arc::new(AtomicBool::new(value)));
         let mut device = Hooked::new(memory(BUDGET, 9).0);
         let (holds, begun) = (held.clone(), reading.clone());
@@ -353,7 +353,7 @@ fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
             wait_until("the test", || !holds.load(Ordering::SeqCst));
             Ok(())
         });
-        let slow = cache.map(Arc::new(device)).unwrap();
+        let slow = cache.map(device).unwrap();
         let pinned = cache.map(memory(2 * BUDGET, 10).0).unwrap();
         pinned.advise(0..pinned.len(), Advice::Random).unwrap();
         slow.advise(0..slow.len(), Advice::Random).unwrap();
@@ -368,7 +368,7 @@ fn frames_of_another_pool_in_hand_do_not_hide_one_that_comes() {
             scope.spawn(|| slow.touch(0).unwrap());
             wait_until("a read", || reading.load(Ordering::SeqCst));
             let stalls = cache.stats().stalls;
-            let nested = scope.spawn(|| pages.read_into(0, &mut [0]));
+            let nested = scope.spawn(|| pages.read_exact_at(&mut [0], 0));
             wait_until("a thread without a frame", || cache.stats().stalls > stalls);
             several_passes(&asked, BUDGET / PAGE);
             held.store(false, Ordering::SeqCst);
@@ -390,15 +390,15 @@ fn threads_that_wait_for_each_others_pools_are_refused() {
         let meets = meet.clone();
         over_pages.on_read = Box::new(move |offset, buffer| {
             meets.wait();
-            lower.read_into(offset, buffer).map_err(failed)
+            lower.read_exact_at(buffer, offset).map_err(failed)
         });
         let mut over_mapping = Hooked::new(memory(BUDGET, 16).0);
         over_mapping.on_read = Box::new(move |offset, buffer| {
             meet.wait();
-            below.read_into(offset, buffer).map_err(failed)
+            below.read_exact_at(buffer, offset).map_err(failed)
         });
-        let mapping = cache.map(Arc::new(over_pages)).unwrap();
-        let pages = cache.pages(Arc::new(over_mapping)).unwrap();
+        let mapping = cache.map(over_pages).unwrap();
+        let pages = cache.pages(over_mapping).unwrap();
         mapping.advise(0..mapping.len(), Advice::Random).unwrap();
         let filling = cache.map(memory(2 * BUDGET, 13).0).unwrap();
         let filling_pages = cache.pages(memory(2 * BUDGET, 14).0).unwrap();
@@ -413,7 +413,7 @@ fn threads_that_wait_for_each_others_pools_are_refused() {
         drop((pins.pop(), guards.pop()));
         let (first, second) = std::thread::scope(|scope| {
             let first = scope.spawn(|| mapping.touch(0));
-            let second = scope.spawn(|| pages.read_into(0, &mut [0]));
+            let second = scope.spawn(|| pages.read_exact_at(&mut [0], 0));
             (first.join().unwrap(), second.join().unwrap())
         });
         // One of them at least; its frame may serve the other.
@@ -428,8 +428,8 @@ fn a_nested_load_is_refused_where_everything_is_pinned() {
     must_end(|| {
         let cache = cache();
         let (bottom, _) = memory(BUDGET, 6);
-        let below = cache.map(bottom).unwrap();
-        let top = cache.map(Arc::new(OverMapping { below, bare: false })).unwrap();
+        let below = cache.map_mut(bottom).unwrap();
+        let top = cache.map(OverMapping { below, bare: false }).unwrap();
         top.advise(0..top.len(), Advice::Random).unwrap();
         let pages = cache.map(memory(2 * BUDGET, 7).0).unwrap();
         let mut pins = vec![];
@@ -439,10 +439,15 @@ fn a_nested_load_is_refused_where_everything_is_pinned() {
                 Err(refused) => break refused,
             }
         };
-        assert!(matches!(refused, Error::Exhausted { pinned, .. } if pinned == pins.len() as u64));
+        assert!(
+            matches!(refused, CacheError::Exhausted { pinned, .. } if pinned == pins.len() as u64)
+        );
         // Leave one frame, which the upper page takes; there is none for the lower one.
         pins.pop();
-        assert!(matches!(top.touch(0), Err(Error::Load { .. } | Error::Exhausted { .. })));
+        assert!(matches!(
+            top.touch(0),
+            Err(CacheError::Load { .. } | CacheError::Exhausted { .. })
+        ));
         pins.truncate(pins.len() - 2);
         top.touch(0).unwrap();
     });

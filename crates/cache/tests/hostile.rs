@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use aquifer_cache::{Advice, Cache, Error, Mapping, PageId};
+use aquifer_cache::{Advice, Cache, CacheError, Mapping, MappingMut, PageId};
 use aquifer_device::{
     Batch, Device, DeviceError, Fault, FaultRule, FaultTarget, Faulty, IoOperation, MemoryDevice,
     Request, run_one, run_serially,
@@ -28,9 +28,9 @@ fn cache(budget_bytes: u64) -> Cache {
     Cache::builder().budget_bytes(budget_bytes).build().unwrap()
 }
 
-fn store(map: &Mapping, offset: usize, value: u8) {
+fn store(map: &MappingMut, offset: usize, value: u8) {
     // SAFETY: inside the mapping, which outlives the call.
-    unsafe { map.as_mut_ptr().unwrap().add(offset).write_volatile(value) };
+    unsafe { map.as_mut_ptr().add(offset).write_volatile(value) };
 }
 
 fn load(map: &Mapping, offset: usize) -> u8 {
@@ -67,13 +67,13 @@ fn a_page_whose_write_failed_takes_further_stores() {
     let faulty = Faulty::new(memory.clone());
     let control = faulty.control();
     let cache = cache(16 << 20);
-    let map = cache.map_mut(Arc::new(faulty)).unwrap();
+    let map = cache.map_mut(faulty).unwrap();
     store(&map, 5 * PAGE, 1);
     control.inject(FaultRule::new(FaultTarget::Writes, Fault::Errno(5)));
-    assert!(matches!(map.flush_all(), Err(Error::WriteBack { .. })));
+    assert!(matches!(map.flush_all(), Err(CacheError::WriteBack { .. })));
     let map = must_end(move || {
         store(&map, 5 * PAGE, 2);
-        map.write(5 * PAGE as u64 + 1, &[3]).unwrap();
+        map.write_all_at(&[3], 5 * PAGE as u64 + 1).unwrap();
         map
     });
     control.clear();
@@ -234,7 +234,7 @@ fn what_a_device_did_not_write_whole_is_an_error_and_stays_dirty() {
             (map, failed)
         });
         assert!(device.taken.load(Ordering::SeqCst) >= 3, "no batch was run");
-        let Err(Error::WriteBack { source, .. }) = failed else {
+        let Err(CacheError::WriteBack { source, .. }) = failed else {
             panic!("{conduct:?}: {failed:?}")
         };
         match (conduct, &source) {

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_cache::policy::{Policy, PolicyKind};
 use aquifer_cache::{
-    Advice, Backend, Cache, CacheBuilder, Error, MapOptions, Mapping, calibrate, calibrations,
+    Advice, Backend, Cache, CacheBuilder, CacheError, MapOptions, Mapping, MappingMut, calibrate,
+    calibrations,
 };
 use aquifer_device::{Counting, Device, FileDevice, MemoryDevice};
 use common::*;
@@ -94,7 +95,7 @@ fn truncation_inside_a_closure_discards_its_result() {
         bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>()
     });
     match result {
-        Err(Error::MappedAccess { offset_bytes, reason, .. }) => {
+        Err(CacheError::MappedAccess { offset_bytes, reason, .. }) => {
             assert_eq!(offset_bytes, cut);
             assert!(reason.contains("truncated"), "{reason}");
         }
@@ -102,7 +103,7 @@ fn truncation_inside_a_closure_discards_its_result() {
     }
     assert!(mapping.last_fault_error().is_none(), "it was no bare access");
     // The mapping shows the file again: restored pages are readable, missing ones stay errors.
-    assert!(matches!(mapping.touch(cut), Err(Error::MappedAccess { .. })));
+    assert!(matches!(mapping.touch(cut), Err(CacheError::MappedAccess { .. })));
     file.file.set_len(MIB).unwrap();
     let hole = mapping.read(cut..cut + PAGE, |bytes| bytes.to_vec()).unwrap();
     assert!(hole.iter().all(|&byte| byte == 0));
@@ -125,15 +126,15 @@ fn the_zero_page_of_a_failing_closure_is_seen_by_no_other() {
         assert_eq!(bytes.get::<u8>(1), 0);
         assert_eq!(mapping.get::<u64>(at).unwrap().to_le_bytes().to_vec(), bytes_at(at, 8));
         let mut target = [0; 100];
-        mapping.read_into(at, &mut target).unwrap();
+        mapping.read_exact_at(&mut target, at).unwrap();
         assert_eq!(target.to_vec(), bytes_at(at, 100));
         std::thread::scope(|scope| {
             let other = scope.spawn(|| mapping.read(at..at + 1, |bytes| bytes.get::<u8>(0)));
             let seen = other.join().unwrap();
-            assert!(matches!(seen, Err(Error::MappedAccess { .. })), "not sure: {seen:?}");
+            assert!(matches!(seen, Err(CacheError::MappedAccess { .. })), "not sure: {seen:?}");
         });
     });
-    assert!(matches!(result, Err(Error::MappedAccess { .. })), "{result:?}");
+    assert!(matches!(result, Err(CacheError::MappedAccess { .. })), "{result:?}");
     assert_eq!(mapping.read(at..at + 9, |bytes| bytes.to_vec()).unwrap(), bytes_at(at, 9));
     // SAFETY: inside the mapping.
     assert_eq!(unsafe { mapping.as_ptr().add(at as usize).read_volatile() }, byte_at(at));
@@ -152,10 +153,10 @@ fn closures_nest_and_may_panic() {
             inner.get::<u8>(5)
         });
         assert_eq!(inner.unwrap(), byte_at(5), "the inner range is whole");
-        assert!(matches!(mapping.get::<u8>(last), Err(Error::MappedAccess { .. })));
+        assert!(matches!(mapping.get::<u8>(last), Err(CacheError::MappedAccess { .. })));
         outer.get::<u8>(0)
     });
-    assert!(matches!(outer, Err(Error::MappedAccess { .. })), "{outer:?}");
+    assert!(matches!(outer, Err(CacheError::MappedAccess { .. })), "{outer:?}");
     file.file.set_len(MIB).unwrap();
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         mapping.read(last..last + PAGE, |bytes| {
@@ -165,7 +166,7 @@ fn closures_nest_and_may_panic() {
         })
     }));
     assert!(panicked.is_err());
-    assert!(matches!(mapping.get::<u8>(last), Err(Error::MappedAccess { .. })));
+    assert!(matches!(mapping.get::<u8>(last), Err(CacheError::MappedAccess { .. })));
     file.file.set_len(MIB).unwrap();
     assert_eq!(mapping.read(last..last + 1, |bytes| bytes.get::<u8>(0)).unwrap(), 0);
 }
@@ -203,7 +204,7 @@ fn a_file_that_shrinks_and_grows_meanwhile_gives_bytes_or_errors() {
             };
             match outcome {
                 Ok(()) => {}
-                Err(Error::MappedAccess { .. }) => failures += 1,
+                Err(CacheError::MappedAccess { .. }) => failures += 1,
                 Err(other) => panic!("{other:?}"),
             }
         }
@@ -256,7 +257,7 @@ fn a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler() {
     assert_eq!(unsafe { mapping.as_ptr().add(gone as usize).read_volatile() }, 0);
     assert!(CAUGHT.load(Ordering::Relaxed));
     match mapping.last_fault_error() {
-        Some(Error::MappedAccess { offset_bytes, .. }) => assert_eq!(offset_bytes, gone),
+        Some(CacheError::MappedAccess { offset_bytes, .. }) => assert_eq!(offset_bytes, gone),
         other => panic!("{other:?}"),
     }
 }
@@ -265,34 +266,30 @@ fn a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler() {
 fn the_choice_is_left_to_the_cache() {
     let file = TestFile::new(16 * MIB);
     let cache = cache_of(8 * MIB);
-    let auto = |cache: &Cache, device: Arc<dyn Device>, writable: bool| {
-        cache.map_with(device, MapOptions::new().writable(writable)).unwrap().backend()
-    };
-    let measured = calibrate(&file.device);
+    let auto = |device: Arc<dyn Device>| cache.map(device).unwrap().backend();
+    let measured = calibrate(file.device.clone());
     let wanted = measured.map_or(Backend::Kernel, |calibration| calibration.backend());
-    assert_eq!(auto(&cache, file.device.clone(), false), wanted);
+    assert_eq!(auto(file.device.clone()), wanted);
     if let Some(measured) = measured {
         assert!(measured.kernel_fault_ns > 0 && measured.user_fault_ns > 0);
         assert!(calibrations().contains(&measured), "measured once a file system");
-        assert_eq!(calibrate(&file.device), Some(measured));
+        assert_eq!(calibrate(file.device.clone()), Some(measured));
     } else {
         eprintln!("skipped in part: nothing to measure here");
     }
 
     let path = file.directory.path().join("data");
-    let writable: Arc<dyn Device> =
-        Arc::new(FileDevice::options().writable(true).open(&path).unwrap());
-    assert_eq!(auto(&cache, writable, true), Backend::User);
+    assert_eq!(cache.open_mut(&path).unwrap().backend(), Backend::User);
     let custom: Arc<dyn Device> = Arc::new(Counting::new(FileDevice::open(&path).unwrap()));
     let mappable = custom.page_cache_file().is_some();
-    assert_eq!(auto(&cache, custom, false), if mappable { wanted } else { Backend::User });
+    assert_eq!(auto(custom), if mappable { wanted } else { Backend::User });
     let memory: Arc<dyn Device> = Arc::new(MemoryDevice::from_bytes(&[1; 8192]).unwrap());
-    assert_eq!(auto(&cache, memory, false), Backend::User);
+    assert_eq!(auto(memory), Backend::User);
 }
 
 /// A writable device of `len` bytes in memory, mapped by the user backend.
-fn user_backed(cache: &Cache, len: u64) -> Mapping {
-    cache.map_mut(Arc::new(MemoryDevice::new(len as usize).unwrap())).unwrap()
+fn user_backed(cache: &Cache, len: u64) -> MappingMut {
+    cache.map_mut(MemoryDevice::new(len as usize).unwrap()).unwrap()
 }
 
 fn touch_all(mapping: &Mapping) {
@@ -359,7 +356,7 @@ fn a_policy_and_a_page_size_that_were_asked_for_are_kept_to() {
         // If the user backend is unavailable, the settings are not silently ignored.
         let cache = wish.without_userfaultfd().build().unwrap();
         match cache.map(file.device.clone()) {
-            Err(Error::BackendUnsupported { reason, .. }) => {
+            Err(CacheError::BackendUnsupported { reason, .. }) => {
                 assert!(reason.contains("userfaultfd"), "{reason}");
             }
             other => panic!("{other:?}"),
@@ -380,20 +377,18 @@ fn without_userfaultfd_files_can_still_be_read() {
     assert_eq!(mapping.backend(), Backend::Kernel);
     assert_eq!(mapping.get::<u8>(77).unwrap(), byte_at(77));
     let user = cache.map_with(file.device.clone(), MapOptions::new().backend(Backend::User));
-    assert!(matches!(user, Err(Error::Kernel { .. })), "{user:?}");
-    let memory = Arc::new(MemoryDevice::from_bytes(&[1; 8192]).unwrap());
-    assert!(matches!(cache.map(memory), Err(Error::Kernel { .. })));
+    assert!(matches!(user, Err(CacheError::Kernel { .. })), "{user:?}");
+    let memory = MemoryDevice::from_bytes(&[1; 8192]).unwrap();
+    assert!(matches!(cache.map(memory), Err(CacheError::Kernel { .. })));
 }
 
 #[test]
 fn what_the_kernel_cannot_map_is_refused() {
     let cache = cache_of(8 * MIB);
-    let forced = |device: Arc<dyn Device>, writable| {
-        cache.map_with(device, MapOptions::new().writable(writable).backend(Backend::Kernel))
-    };
-    let memory = Arc::new(MemoryDevice::from_bytes(&[1; 8192]).unwrap());
-    match forced(memory, false) {
-        Err(Error::BackendUnsupported { backend, reason, .. }) => {
+    let forced = || MapOptions::new().backend(Backend::Kernel);
+    let memory = MemoryDevice::from_bytes(&[1; 8192]).unwrap();
+    match cache.map_with(memory, forced()) {
+        Err(CacheError::BackendUnsupported { backend, reason, .. }) => {
             assert_eq!(backend, "kernel");
             assert!(reason.contains("page cache"), "{reason}");
         }
@@ -402,6 +397,7 @@ fn what_the_kernel_cannot_map_is_refused() {
     let file = TestFile::new(MIB);
     let path = file.directory.path().join("data");
     let device = Arc::new(FileDevice::options().writable(true).open(path).unwrap());
-    assert!(matches!(forced(device.clone(), true), Err(Error::BackendUnsupported { .. })));
-    assert_eq!(forced(device, false).unwrap().backend(), Backend::Kernel);
+    let to_write = cache.map_mut_with(device.clone(), forced());
+    assert!(matches!(to_write, Err(CacheError::BackendUnsupported { .. })));
+    assert_eq!(cache.map_with(device, forced()).unwrap().backend(), Backend::Kernel);
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use aquifer_cache::policy::PolicyKind;
-use aquifer_cache::{Advice, Cache, Error, Mapping, PageId, Pages};
+use aquifer_cache::{Advice, Cache, CacheError, MappingMut, PageId, Pages};
 use aquifer_device::{
     AlignedBuffer, Device, Fault, FaultControl, FaultRule, FaultTarget, Faulty, FileDevice,
     MemoryDevice, Trigger,
@@ -258,18 +258,18 @@ impl Worker<'_> {
     }
 
     /// The value, or `None` for an error that the disturbances explain; panics for any other error.
-    fn allow<T>(&self, result: Result<T, Error>, range: &Range<usize>) -> Option<T> {
+    fn allow<T>(&self, result: Result<T, CacheError>, range: &Range<usize>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
-            Err(Error::Exhausted { .. } | Error::TooManyPins { .. }) => None,
-            Err(Error::Load { offset_bytes, .. }) => {
+            Err(CacheError::Exhausted { .. } | CacheError::TooManyPins { .. }) => None,
+            Err(CacheError::Load { offset_bytes, .. }) => {
                 let page = self.rig.page_bytes;
                 let bad = self.rig.bad_zone().start / page * page;
                 let asked = range.start / page * page..range.end.next_multiple_of(page).max(1);
                 assert!(offset_bytes as usize >= bad && asked.contains(&(offset_bytes as usize)));
                 None
             }
-            Err(Error::WriteBack { offset_bytes, end_bytes, pages, .. }) => {
+            Err(CacheError::WriteBack { offset_bytes, end_bytes, pages, .. }) => {
                 let page = self.rig.page_bytes;
                 let asked = range.start / page * page..range.end.next_multiple_of(page);
                 assert!(pages > 0 && offset_bytes as usize >= asked.start);
@@ -310,8 +310,8 @@ fn mappings_agree_with_the_model() {
     }
 }
 
-fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
-    let base = mapping.as_mut_ptr().unwrap();
+fn step_on_mapping(worker: &mut Worker<'_>, mapping: &MappingMut) {
+    let base = mapping.as_mut_ptr();
     match worker.below(20) {
         0..=3 => {
             let range = worker.good();
@@ -334,7 +334,7 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
         7 => {
             let range = worker.anywhere();
             let bytes = worker.fresh(range.len());
-            let written = mapping.write(range.start as u64, &bytes);
+            let written = mapping.write_all_at(&bytes, range.start as u64);
             if worker.allow(written, &range).is_some() {
                 worker.own.bytes_mut(range).copy_from_slice(&bytes);
             }
@@ -355,7 +355,7 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
             let len = 1 + worker.below(3 * worker.rig.page_bytes);
             let range = start..(start + len).min(worker.rig.bytes.len());
             let mut read = vec![0; range.len()];
-            let got = mapping.read_into(start as u64, &mut read);
+            let got = mapping.read_exact_at(&mut read, start as u64);
             if worker.allow(got, &range).is_some() {
                 worker.check(start, &read);
             }
@@ -429,7 +429,7 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
             if let Some(pinned) = worker.allow(mapping.pin_mut(u64s(&range)), &range) {
                 for _ in 0..2 {
                     let bytes = worker.fresh(range.len());
-                    let target = pinned.as_mut_ptr().unwrap();
+                    let target = pinned.as_mut_ptr();
                     for (at, byte) in bytes.iter().enumerate() {
                         // SAFETY: pinned for writing, and no other thread's bytes.
                         unsafe { target.add(at).write_volatile(*byte) };
@@ -463,7 +463,7 @@ fn step_on_mapping(worker: &mut Worker<'_>, mapping: &Mapping) {
 }
 
 /// A step that needs no second pin.
-fn step_on_mapping_unpinned(worker: &mut Worker<'_>, mapping: &Mapping) {
+fn step_on_mapping_unpinned(worker: &mut Worker<'_>, mapping: &MappingMut) {
     let range = worker.anywhere();
     if worker.allow(mapping.flush(u64s(&range)), &range).is_some() {
         worker.check_device(range);
@@ -536,7 +536,7 @@ fn step_on_pages(worker: &mut Worker<'_>, pages: &Pages) {
         }
         7 => {
             let mut read = vec![0; range.len()];
-            if worker.allow(pages.read_into(range.start as u64, &mut read), &whole).is_some() {
+            if worker.allow(pages.read_exact_at(&mut read, range.start as u64), &whole).is_some() {
                 worker.check(range.start, &read);
             }
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake};
 
-use aquifer_cache::{Advice, Cache, Error, Mapping, PageId};
+use aquifer_cache::{Advice, Cache, CacheError, Mapping, MappingMut, PageId};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 use aquifer_vm::prepare_thread;
 
@@ -80,7 +80,7 @@ fn failing_bare_load() {
     let cache = cache();
     let mapping = cache.map(failing_device()).unwrap();
     assert_eq!(load(&mapping, 8 * PAGE), 0);
-    assert!(matches!(mapping.touch(9 * PAGE as u64), Err(Error::Load { .. })));
+    assert!(matches!(mapping.touch(9 * PAGE as u64), Err(CacheError::Load { .. })));
     println!("before the load");
     load(&mapping, 9 * PAGE);
 }
@@ -107,7 +107,7 @@ fn what_a_waker_drops_is_dropped_on_the_worker_that_wakes() {
 /// The last handle of a cache, dropped by the worker that completes a future while another future's
 /// work is queued.
 fn drop_by_a_waker() {
-    struct Drops(Mutex<Option<(Mapping, Cache)>>, AtomicBool);
+    struct Drops(Mutex<Option<(MappingMut, Cache)>>, AtomicBool);
     impl Wake for Drops {
         fn wake(self: Arc<Self>) {
             drop(self.0.lock().unwrap().take());
@@ -122,7 +122,7 @@ fn drop_by_a_waker() {
         Ok(())
     });
     let cache = Cache::builder().budget_bytes(BUDGET as u64).io_threads(1).build().unwrap();
-    let mapping = cache.map_mut(Arc::new(device)).unwrap();
+    let mapping = cache.map_mut(device).unwrap();
     let mut first = Box::pin(mapping.touch_many_async(&[0..PAGE as u64]));
     let second = mapping.touch_many_async(&[9 * PAGE as u64..10 * PAGE as u64]);
     let drops = Arc::new(Drops(Mutex::new(Some((mapping, cache))), AtomicBool::new(false)));
@@ -158,7 +158,7 @@ fn waiting_for_a_frame() {
         wait_until("the access to wait", || cache.stats().stalls > stalls);
         for _ in 0..20 {
             let refused = mapping.touch(at as u64);
-            assert!(matches!(refused, Err(Error::Exhausted { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(CacheError::Exhausted { .. })), "{refused:?}");
         }
         assert!(!loaded.is_finished());
         pins.clear();
@@ -195,7 +195,7 @@ fn panic_in_the_handler() {
 fn panic_in_a_write() {
     let cache = cache();
     let mapping = cache.map_mut(panicking_device()).unwrap();
-    mapping.write(0, &[1]).unwrap();
+    mapping.write_all_at(&[1], 0).unwrap();
     println!("before the flush");
     let _ = mapping.flush_all();
 }
@@ -307,32 +307,32 @@ fn fork() {
 }
 
 fn child_of_a_fork(
-    mapping: Arc<Mapping>,
+    mapping: Arc<MappingMut>,
     pages: Arc<aquifer_cache::Pages>,
     cache: Cache,
     idle: Cache,
 ) {
-    assert!(matches!(mapping.get::<u8>(0), Err(Error::Forked)));
-    assert!(matches!(mapping.set(0, 1u8), Err(Error::Forked)));
-    assert!(matches!(mapping.write(0, &[1]), Err(Error::Forked)));
-    assert!(matches!(mapping.read(0..1, |_| ()), Err(Error::Forked)));
-    assert!(matches!(mapping.touch(0), Err(Error::Forked)), "resident in the parent");
-    assert!(matches!(mapping.touch_mut(0), Err(Error::Forked)));
-    assert!(matches!(mapping.pin(0..1), Err(Error::Forked)));
-    assert!(matches!(mapping.flush_all(), Err(Error::Forked)));
-    assert!(matches!(mapping.is_resident(0..1), Err(Error::Forked)));
-    assert!(matches!(mapping.touch_many(&[0..1]), Err(Error::Forked)));
-    assert!(matches!(mapping.prefetch(&[0..1]), Err(Error::Forked)));
-    assert!(matches!(mapping.advise(0..1, Advice::DontNeed), Err(Error::Forked)));
-    assert!(matches!(pages.get(PageId(0)), Err(Error::Forked)));
-    assert!(matches!(pages.get_mut(PageId(0)), Err(Error::Forked)));
-    assert!(matches!(pages.read(PageId(0), |look| look.get::<u8>(0)), Err(Error::Forked)));
-    assert!(matches!(pages.read_into(0, &mut [0; 9]), Err(Error::Forked)));
-    assert!(matches!(pages.load(&[PageId(0)]), Err(Error::Forked)));
-    assert!(matches!(pages.flush_all(), Err(Error::Forked)));
-    assert!(matches!(cache.resize(BUDGET as u64), Err(Error::Forked)));
-    assert!(matches!(cache.map(memory(PAGE, 1).0), Err(Error::Forked)));
-    assert!(matches!(cache.pages(memory(PAGE, 1).0), Err(Error::Forked)));
+    assert!(matches!(mapping.get::<u8>(0), Err(CacheError::Forked)));
+    assert!(matches!(mapping.set(0, 1u8), Err(CacheError::Forked)));
+    assert!(matches!(mapping.write_all_at(&[1], 0), Err(CacheError::Forked)));
+    assert!(matches!(mapping.read(0..1, |_| ()), Err(CacheError::Forked)));
+    assert!(matches!(mapping.touch(0), Err(CacheError::Forked)), "resident in the parent");
+    assert!(matches!(mapping.touch_mut(0), Err(CacheError::Forked)));
+    assert!(matches!(mapping.pin(0..1), Err(CacheError::Forked)));
+    assert!(matches!(mapping.flush_all(), Err(CacheError::Forked)));
+    assert!(matches!(mapping.is_resident(0..1), Err(CacheError::Forked)));
+    assert!(matches!(mapping.touch_many(&[0..1]), Err(CacheError::Forked)));
+    assert!(matches!(mapping.prefetch(&[0..1]), Err(CacheError::Forked)));
+    assert!(matches!(mapping.advise(0..1, Advice::DontNeed), Err(CacheError::Forked)));
+    assert!(matches!(pages.get(PageId(0)), Err(CacheError::Forked)));
+    assert!(matches!(pages.get_mut(PageId(0)), Err(CacheError::Forked)));
+    assert!(matches!(pages.read(PageId(0), |look| look.get::<u8>(0)), Err(CacheError::Forked)));
+    assert!(matches!(pages.read_exact_at(&mut [0; 9], 0), Err(CacheError::Forked)));
+    assert!(matches!(pages.load(&[PageId(0)]), Err(CacheError::Forked)));
+    assert!(matches!(pages.flush_all(), Err(CacheError::Forked)));
+    assert!(matches!(cache.resize(BUDGET as u64), Err(CacheError::Forked)));
+    assert!(matches!(cache.map(memory(PAGE, 1).0), Err(CacheError::Forked)));
+    assert!(matches!(cache.pages(memory(PAGE, 1).0), Err(CacheError::Forked)));
     assert_eq!(cache.stats().resident_pages, 0);
     assert!(mapping.last_fault_error().is_none());
 
@@ -480,18 +480,18 @@ fn system_calls_need_pins() {
     // Into memory that is resident but clean, and so write-protected: EFAULT. Pinned for writing:
     // works, and counts as a store.
     assert_eq!(out(copy.as_ptr()), PAGE as isize);
-    let second = mapping.as_mut_ptr().unwrap().wrapping_add(PAGE);
+    let second = mapping.as_mut_ptr().wrapping_add(PAGE);
     mapping.touch(PAGE as u64).unwrap();
     assert_eq!((fill(second), errno()), (-1, libc::EFAULT));
     {
         let pinned = mapping.pin_mut(PAGE as u64..2 * PAGE as u64).unwrap();
-        assert_eq!(fill(pinned.as_mut_ptr().unwrap()), PAGE as isize);
+        assert_eq!(fill(pinned.as_mut_ptr()), PAGE as isize);
         mapping.flush_all().unwrap();
         assert!(device.to_vec()[PAGE..2 * PAGE] == bytes[..PAGE]);
         // Still pinned: the kernel may continue to write, and the next flush writes that.
         copy.fill(0x11);
         assert_eq!(out(copy.as_ptr()), PAGE as isize);
-        assert_eq!(fill(pinned.as_mut_ptr().unwrap()), PAGE as isize);
+        assert_eq!(fill(pinned.as_mut_ptr()), PAGE as isize);
     }
     mapping.flush_all().unwrap();
     assert!(device.to_vec()[PAGE..2 * PAGE].iter().all(|&byte| byte == 0x11));
@@ -916,7 +916,7 @@ fn little_memory_promised() {
     // A budget larger than the system commits is refused, and the cache keeps working.
     let before = cache.stats().budget_bytes;
     let refused = cache.resize(tables_bytes + (1 << 30)).unwrap_err();
-    assert!(matches!(refused, Error::Kernel { .. }), "{refused}");
+    assert!(matches!(refused, CacheError::Kernel { .. }), "{refused}");
     assert_eq!(cache.stats().budget_bytes, before);
     cache.resize(32 << 20).unwrap();
     for page in 1..(LEN / PAGE) as u64 {
@@ -925,7 +925,7 @@ fn little_memory_promised() {
     let too_large = Cache::builder().budget_bytes(tables_bytes + (1 << 30)).build().unwrap();
     let (device, _) = memory(LEN, 1);
     let refused = too_large.pages(device.clone()).map(drop).unwrap_err();
-    assert!(matches!(refused, Error::Kernel { .. }), "{refused}");
+    assert!(matches!(refused, CacheError::Kernel { .. }), "{refused}");
     too_large.resize(16 << 20).unwrap();
     assert_eq!(too_large.pages(device).unwrap().page_count(), (LEN / PAGE) as u64);
 }

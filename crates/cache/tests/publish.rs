@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aquifer_cache::{Cache, Error, PageId, publish};
+use aquifer_cache::{Cache, CacheError, PageId, publish};
 use aquifer_device::MemoryDevice;
 
 fn files_of(name: &str) -> Vec<PathBuf> {
@@ -55,5 +55,5 @@ fn a_cache_is_seen_while_it_lives() {
 
     assert!(builder.clone().build().is_ok(), "without a name nothing is published");
     let refused = builder.publish("../escape").build();
-    assert!(matches!(refused, Err(Error::Publish { .. })));
+    assert!(matches!(refused, Err(CacheError::Publish { .. })));
 }

@@ -51,7 +51,7 @@ fn resident_memory_follows_the_budget() {
                         drop(pages.get(PageId(page)).unwrap());
                         if rng.chance(0.2) {
                             // SAFETY: as above, and no other thread uses the page.
-                            unsafe { mapping.as_mut_ptr().unwrap().add(at).write_volatile(7) };
+                            unsafe { mapping.as_mut_ptr().add(at).write_volatile(7) };
                             pages.get_mut(PageId(page)).unwrap()[0] = 7;
                             written.push(page);
                         }

@@ -6,7 +6,7 @@ mod support;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use aquifer_cache::{Advice, Cache, Error, Mapping};
+use aquifer_cache::{Advice, Cache, CacheError, Mapping};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 
 use support::{child, load, memory, store, wait_until};
@@ -18,7 +18,7 @@ const BUDGET: usize = 6 << 20;
 fn cache() -> Option<Cache> {
     match Cache::builder().budget_bytes(BUDGET as u64).serving_thread(true).build() {
         Ok(cache) => Some(cache),
-        Err(Error::Kernel { what, source }) => {
+        Err(CacheError::Kernel { what, source }) => {
             println!("skipped: {what}: {source}");
             eprintln!("skipped: {what}: {source}");
             None
@@ -74,7 +74,7 @@ fn system_calls_need_no_pins() {
     let [reader, writer] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
     for page in 0..32 {
         let (from, to) = (page * PAGE, (63 - page) * PAGE);
-        let base = mapping.as_mut_ptr().unwrap();
+        let base = mapping.as_mut_ptr();
         // SAFETY: both inside the mapping.
         unsafe {
             let got = libc::write(writer.as_raw_fd(), base.add(from).cast(), PAGE);
@@ -103,7 +103,7 @@ fn an_error_is_not_for_ever() {
     let (device, bytes) = memory(16 * PAGE, 3);
     let faulty = Faulty::new(device);
     let control = faulty.control();
-    let mapping = cache.map_mut(Arc::new(faulty)).unwrap();
+    let mapping = cache.map_mut(faulty).unwrap();
     control.inject(FaultRule::new(FaultTarget::Reads, Fault::Errno(libc::EIO)));
     let mut ends = [0; 2];
     // SAFETY: two descriptors on this stack.
@@ -117,7 +117,7 @@ fn an_error_is_not_for_ever() {
     // A system call cannot receive SIGBUS: it fails with EFAULT.
     assert_eq!(out(), -1);
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
-    assert!(matches!(mapping.last_fault_error(), Some(Error::Load { offset_bytes: 0, .. })));
+    assert!(matches!(mapping.last_fault_error(), Some(CacheError::Load { offset_bytes: 0, .. })));
     control.clear();
     assert_eq!(mapping.get::<u8>(1).unwrap(), bytes[1]);
     assert_eq!(load(&mapping, 2), bytes[2]);

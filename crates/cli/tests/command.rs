@@ -8,7 +8,6 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
 use aquifer::{Cache, MemoryDevice, PageId, publish};
 use serde_json::Value;
@@ -150,7 +149,7 @@ fn doctor_reports_and_leaves_nothing_behind() {
 #[test]
 fn stat_shows_a_living_cache() {
     let cache = Cache::builder().budget_bytes(8 << 20).publish("command-test").build().unwrap();
-    let pages = cache.pages(Arc::new(MemoryDevice::from_bytes(&[1; 4096]).unwrap())).unwrap();
+    let pages = cache.pages(MemoryDevice::from_bytes(&[1; 4096]).unwrap()).unwrap();
     pages.get(PageId(0)).unwrap();
     let process = std::process::id().to_string();
     let seen: Value = serde_json::from_str(&works(&["stat", "command-test", "--json"])).unwrap();

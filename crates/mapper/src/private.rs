@@ -27,8 +27,8 @@ use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use super::error::Result;
 use super::flush::{Choice, Flushed, State};
 use super::writable::{Place, Sharing, Writable};
-use aquifer_vm::bytes::bytes_of;
-use aquifer_vm::{PageRun, Pod, TrackerForm};
+use aquifer_vm::{PageRun, TrackerForm};
+use zerocopy::{Immutable, IntoBytes};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
@@ -105,8 +105,8 @@ impl PrivateFile {
     ///
     /// # Errors
     /// As for [`PrivateFile::write_at`].
-    pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
-        self.write_at(offset_bytes, bytes_of(&value))
+    pub fn set<T: IntoBytes + Immutable>(&self, offset_bytes: u64, value: T) -> Result<()> {
+        self.write_at(offset_bytes, value.as_bytes())
     }
 
     /// Returns a pointer to the first byte, to store through. From now on copies are kept as long

@@ -22,8 +22,7 @@ use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use super::error::{FlushCause, MapError, Result};
 use super::flush::Flushed;
 use super::writable::{Place, Sharing, Writable};
-use aquifer_vm::Pod;
-use aquifer_vm::bytes::bytes_of;
+use zerocopy::{Immutable, IntoBytes};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
@@ -63,8 +62,8 @@ impl SharedFile {
     ///
     /// # Errors
     /// As for [`SharedFile::write_at`].
-    pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
-        self.write_at(offset_bytes, bytes_of(&value))
+    pub fn set<T: IntoBytes + Immutable>(&self, offset_bytes: u64, value: T) -> Result<()> {
+        self.write_at(offset_bytes, value.as_bytes())
     }
 
     /// The first byte, to store through.

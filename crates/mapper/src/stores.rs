@@ -23,9 +23,9 @@ use super::shared::SharedFile;
 use super::view::FileView;
 use super::writable::{Place, Writable};
 use super::{FileAccess, Shared};
-use aquifer_vm::bytes::Pod;
 use aquifer_vm::ephemeral::Extent;
 use aquifer_vm::{FaultOwner, TrackerForm, VmError};
+use zerocopy::{Immutable, IntoBytes};
 
 /// Least address space reserved for a view to grow into: unused addresses cost nothing.
 const LEAST_CAPACITY_BYTES: u64 = 64 << 20;
@@ -146,12 +146,12 @@ impl FileView {
             .ok_or_else(|| MapError::ReadOnly { path: self.path().to_owned() })
     }
 
-    /// Stores bytes at `offset_bytes` of the view.
+    /// Stores all of `bytes` at `offset_bytes` of the view, like `write_all_at` of a file.
     ///
     /// # Errors
     /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of
     /// the bytes may have been stored.
-    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+    pub fn write_all_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         match self.stores()? {
             StoredFile::Private(file) => file.write_at(offset_bytes, bytes),
             StoredFile::Shared(file) => file.write_at(offset_bytes, bytes),
@@ -161,8 +161,8 @@ impl FileView {
     /// Stores a value at `offset_bytes` of the view, in the machine's byte order.
     ///
     /// # Errors
-    /// As for [`FileView::write_at`].
-    pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
+    /// As for [`FileView::write_all_at`].
+    pub fn set<T: IntoBytes + Immutable>(&self, offset_bytes: u64, value: T) -> Result<()> {
         match self.stores()? {
             StoredFile::Private(file) => file.set(offset_bytes, value),
             StoredFile::Shared(file) => file.set(offset_bytes, value),

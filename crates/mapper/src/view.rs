@@ -12,7 +12,8 @@ use super::mapped::Mapped;
 use super::small::Snapshot;
 use super::stores::Stores;
 use super::{Shared, Status};
-use aquifer_vm::bytes::{Bytes, Pod};
+use aquifer_vm::bytes::Bytes;
+use zerocopy::FromBytes;
 
 /// Bytes of a file, mapped as long as this exists.
 ///
@@ -174,11 +175,11 @@ impl FileView {
         mapped.guarded(&self.name, &range, || look(bytes))
     }
 
-    /// Copies bytes from `offset_bytes` of the view.
+    /// Copies `target.len()` bytes from `offset_bytes` of the view, like `read_exact_at` of a file.
     ///
     /// # Errors
     /// As for [`FileView::read_range`].
-    pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+    pub fn read_exact_at(&self, target: &mut [u8], offset_bytes: u64) -> Result<()> {
         if let Some(stores) = &self.stores {
             return stores.file.mapping().read_into(offset_bytes, target);
         }
@@ -198,13 +199,13 @@ impl FileView {
     ///
     /// # Errors
     /// As for [`FileView::read_range`].
-    pub fn get<T: Pod>(&self, offset_bytes: u64) -> Result<T> {
+    pub fn get<T: FromBytes>(&self, offset_bytes: u64) -> Result<T> {
         let mut value = std::mem::MaybeUninit::<T>::zeroed();
         let pointer = value.as_mut_ptr().cast();
         // SAFETY: the bytes of the value, initialised to zeros above.
         let bytes = unsafe { std::slice::from_raw_parts_mut(pointer, size_of::<T>()) };
-        self.read_into(offset_bytes, bytes)?;
-        // SAFETY: `T` is `Pod`: any bytes are a valid value.
+        self.read_exact_at(bytes, offset_bytes)?;
+        // SAFETY: `FromBytes`: any bytes are a `T`.
         Ok(unsafe { value.assume_init() })
     }
 

@@ -124,7 +124,7 @@ fn what_was_stored_stays_when_the_rest_is_brought_in() {
         let view = mapper.map(view.path(), access, 100..).unwrap();
         let mut wanted = bytes(512 * PAGE as usize)[100..].to_vec();
         for at in [0, 50 * PAGE, 300 * PAGE + 4000] {
-            view.write_at(at, b"stored").unwrap();
+            view.write_all_at(b"stored", at).unwrap();
             wanted[at as usize..][..6].copy_from_slice(b"stored");
         }
         view.touch_many(&scattered(100, 511)).unwrap();

@@ -340,7 +340,7 @@ fn a_disk_with_bad_sectors_is_an_error_that_names_the_byte() {
         for error in [
             view.read_range(5 * PAGE as u64..9 * PAGE as u64, |bytes| bytes.to_vec().len())
                 .map(drop),
-            view.read_into(5 * PAGE as u64, &mut target),
+            view.read_exact_at(&mut target, 5 * PAGE as u64),
             view.get::<u64>(5 * PAGE as u64).map(drop),
         ] {
             let error = error.unwrap_err();
@@ -620,9 +620,10 @@ fn a_hole_on_a_full_file_system_in_memory_is_named_so() {
     for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
         let view = mapper.map(&path, access, ..).unwrap();
         let mut target = [0; 8];
-        for error in
-            [view.read(|bytes| bytes.get::<u64>(5000)).map(drop), view.read_into(5000, &mut target)]
-        {
+        for error in [
+            view.read(|bytes| bytes.get::<u64>(5000)).map(drop),
+            view.read_exact_at(&mut target, 5000),
+        ] {
             let error = error.unwrap_err();
             assert!(
                 matches!(error, MapError::Fault { cause: FaultCause::NoSpace, .. }),

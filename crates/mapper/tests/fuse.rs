@@ -89,7 +89,7 @@ fn unreadable() {
     let good = view.read_range(0..2 * MIB, |bytes| bytes.to_vec()).unwrap();
     assert!(good == numbered(2 * MIB, 0));
     names(view.read(|bytes| bytes.to_vec().len()), &large, bad.clone(), &eio);
-    names(view.read_into(MIB, &mut vec![0; 2 * MIB as usize]), &large, bad.clone(), &eio);
+    names(view.read_exact_at(&mut vec![0; 2 * MIB as usize], MIB), &large, bad.clone(), &eio);
     names(view.get::<u64>(3 * MIB), &large, 3 * MIB..3 * MIB + 8, &eio);
     let scattered = [0..PAGE, 3 * MIB..3 * MIB + PAGE, MIB..MIB + PAGE];
     names(view.touch_many(&scattered), &large, scattered[1].clone(), &eio);
@@ -216,7 +216,7 @@ fn store(view: &FileView, version: u64) -> Vec<u8> {
     let (all, mut wanted) = (numbered(LARGE, version), numbered(LARGE, 0));
     for run in [pages(1..2), pages(8..12), pages(200..203)] {
         let bytes = run.start as usize..run.end as usize;
-        view.write_at(run.start, &all[bytes.clone()]).unwrap();
+        view.write_all_at(&all[bytes.clone()], run.start).unwrap();
         wanted[bytes.clone()].copy_from_slice(&all[bytes]);
     }
     wanted

@@ -53,7 +53,7 @@ fn check_all(views: &[FileView]) {
         // SAFETY: no process changes the files.
         assert!(unsafe { view.as_slice() } == wanted, "file {file}");
         let mut end = [0; 2];
-        view.read_into(wanted.len() as u64 - 2, &mut end).unwrap();
+        view.read_exact_at(&mut end, wanted.len() as u64 - 2).unwrap();
         assert_eq!(&end, b"; ");
     }
 }

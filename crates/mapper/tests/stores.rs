@@ -22,7 +22,7 @@ fn private_stores_are_seen_by_others_after_a_flush_and_shared_ones_at_once() {
     let (_directory, path, mapper) = scene(10_000);
     let private = mapper.map(&path, FileAccess::Write, 100..9000).unwrap();
     private.set(0, 7u64).unwrap();
-    private.write_at(8000, b"text").unwrap();
+    private.write_all_at(b"text", 8000).unwrap();
     assert_eq!(private.get::<u64>(0).unwrap(), 7);
     assert_eq!(private.dirty_bytes().unwrap(), 2 * PAGE);
     let reader = mapper.map(&path, FileAccess::Read, ..).unwrap();
@@ -103,7 +103,7 @@ fn the_file_is_what_was_flushed_last() {
             let at = rng.below(present.len() as u64) as usize;
             let len = 1 + rng.below((present.len() - at).min(9000) as u64) as usize;
             let bytes = vec![rng.below(256) as u8; len];
-            view.write_at(at as u64, &bytes).unwrap();
+            view.write_all_at(&bytes, at as u64).unwrap();
             present[at..at + len].copy_from_slice(&bytes);
         }
         assert!(fs::read(&path).unwrap() == flushed, "step {step}");

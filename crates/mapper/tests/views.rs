@@ -58,7 +58,7 @@ fn a_view_shows_its_range_and_nothing_else() {
             (range.start as u64, range.len() as u64)
         );
         let mut copied = vec![0; range.len()];
-        view.read_into(0, &mut copied).unwrap();
+        view.read_exact_at(&mut copied, 0).unwrap();
         assert_eq!(copied, bytes[range]);
     }
     let all = view(&mapper, &path);
@@ -73,7 +73,7 @@ fn a_view_shows_its_range_and_nothing_else() {
         assert!(matches!(refused, MapError::Range { len_bytes: 10_001, .. }), "{refused}");
     }
     assert!(all.get::<u64>(9_994).is_err());
-    assert!(all.read_into(u64::MAX, &mut [0; 2]).is_err());
+    assert!(all.read_exact_at(&mut [0; 2], u64::MAX).is_err());
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn bytes_that_are_gone_are_an_error_and_come_back_with_the_file() {
             other => panic!("{other}"),
         };
         is_truncated(view.read(|bytes| bytes.to_vec().len()).unwrap_err());
-        is_truncated(view.read_into(0, &mut vec![0; bytes.len()]).unwrap_err());
+        is_truncated(view.read_exact_at(&mut vec![0; bytes.len()], 0).unwrap_err());
         is_truncated(view.get::<u64>(39 * PAGE).unwrap_err());
         let there = len as usize;
         let found = view.read_range(0..there as u64, |bytes| bytes.to_vec()).unwrap();
@@ -281,7 +281,7 @@ fn bytes_that_could_not_be_mapped_again_come_back_with_the_path() {
         fs::rename(&away, &path).unwrap();
         let mut copied = vec![0; 9000];
         if copies {
-            shown.read_into(0, &mut copied).unwrap();
+            shown.read_exact_at(&mut copied, 0).unwrap();
         } else {
             copied = content(&shown);
         }
@@ -304,7 +304,7 @@ fn threads_that_look_at_a_file_being_cut_short_get_the_file_or_an_error() {
                     let Ok(view) = mapper.map(&path, FileAccess::Read, ..) else { continue };
                     let len = view.len_bytes() as usize;
                     let found = view.read(|bytes| bytes.to_vec());
-                    let copied = view.read_into(0, &mut buffer[..len]).map(|()| &buffer[..len]);
+                    let copied = view.read_exact_at(&mut buffer[..len], 0).map(|()| &buffer[..len]);
                     for found in [found.as_deref().ok(), copied.ok()].into_iter().flatten() {
                         // A page shows its old content, or zeros behind an end that moved.
                         for (number, page) in found.chunks(PAGE as usize).enumerate() {

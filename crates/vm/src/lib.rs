@@ -35,7 +35,7 @@ pub mod window;
 pub mod worker;
 
 pub use arena::{Arena, Reservation};
-pub use bytes::{Bytes, Pod};
+pub use bytes::Bytes;
 pub use dirty::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
 pub use ephemeral::stitched;
 pub use fixed::FixedRange;

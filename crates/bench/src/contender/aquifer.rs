@@ -4,12 +4,12 @@
 //! cache. Nothing else is set: policy, page size and threads have their defaults.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use anyhow::Result;
 use aquifer::device::FileDevice;
-use aquifer::{Backend, Cache, MapOptions, Mapping, PageId, Pages};
+use aquifer::{Backend, Cache, CacheError, MapOptions, Mapping, MappingMut, PageId, Pages};
 
 use super::{Contiguous, Lane, PageFile, whole_pages};
 use crate::job::{Source, Unavailable};
@@ -47,10 +47,35 @@ pub enum Style {
     Batched,
 }
 
+/// The mapping of a data file, writable for workloads that store.
+enum Mapped {
+    Read(Mapping),
+    Write(MappingMut),
+}
+
+impl Mapped {
+    fn writable(&self) -> Option<&MappingMut> {
+        match self {
+            Mapped::Read(_) => None,
+            Mapped::Write(mapping) => Some(mapping),
+        }
+    }
+}
+
+impl Deref for Mapped {
+    type Target = Mapping;
+    fn deref(&self) -> &Mapping {
+        match self {
+            Mapped::Read(mapping) => mapping,
+            Mapped::Write(mapping) => mapping,
+        }
+    }
+}
+
 /// The data file as a [`Mapping`].
 pub struct MappedFile {
     cache: Cache,
-    mapping: Mapping,
+    mapping: Mapped,
     style: Style,
 }
 
@@ -58,12 +83,17 @@ impl MappedFile {
     /// Maps the file through this backend. [`Unavailable`] where the system does not have it.
     pub fn open(backend: Backend, style: Style, source: &Source) -> Result<Self> {
         let (cache, device) = open(source)?;
-        let options = MapOptions::new().writable(source.writable).backend(backend);
+        let options = MapOptions::new().backend(backend);
         let refused = |error| match error {
-            aquifer::Error::BackendUnsupported { .. } => Unavailable(format!("{error}")).into(),
+            CacheError::BackendUnsupported { .. } => Unavailable(format!("{error}")).into(),
             other => anyhow::Error::from(other),
         };
-        let mapping = cache.map_with(device, options).map_err(refused)?;
+        let mapping = if source.writable {
+            cache.map_mut_with(device, options).map(Mapped::Write)
+        } else {
+            cache.map_with(device, options).map(Mapped::Read)
+        };
+        let mapping = mapping.map_err(refused)?;
         if backend != Backend::Auto && mapping.backend() != backend {
             let reason = format!("the {} backend is not to be had here", backend.name());
             return Err(Unavailable(reason).into());
@@ -76,12 +106,13 @@ impl PageFile for MappedFile {
     type Lane<'a> = MappedLane<'a>;
 
     fn lane(&self) -> Result<MappedLane<'_>> {
-        let base = self.mapping.as_ptr();
-        Ok(MappedLane { file: self, base, ranges: Vec::new() })
+        let (mapping, writable) = (&*self.mapping, self.mapping.writable());
+        let base = mapping.as_ptr();
+        Ok(MappedLane { style: self.style, mapping, writable, base, ranges: Vec::new() })
     }
 
     fn flush(&self) -> Result<()> {
-        Ok(self.mapping.flush_all()?)
+        Ok(self.mapping.writable().map_or(Ok(()), MappingMut::flush_all)?)
     }
 
     fn contiguous(&self) -> Option<&dyn Contiguous> {
@@ -118,7 +149,9 @@ impl Contiguous for MappedFile {
 
 /// A thread's access to a mapping.
 pub struct MappedLane<'a> {
-    file: &'a MappedFile,
+    style: Style,
+    mapping: &'a Mapping,
+    writable: Option<&'a MappingMut>,
     base: *const u8,
     ranges: Vec<Range<u64>>,
 }
@@ -127,18 +160,18 @@ impl Lane for MappedLane<'_> {
     #[inline(always)]
     fn page<R>(&mut self, page: u64, mut look: impl FnMut(*const u8) -> R) -> Result<R> {
         let offset_bytes = page * PAGE_BYTES as u64;
-        if self.file.style == Style::Touch {
-            self.file.mapping.touch(offset_bytes)?;
+        if self.style == Style::Touch {
+            self.mapping.touch(offset_bytes)?;
         }
         Ok(look(self.base.wrapping_add(offset_bytes as usize)))
     }
 
     fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
-        if self.file.style == Style::Batched {
+        if self.style == Style::Batched {
             self.ranges.clear();
             let bytes = PAGE_BYTES as u64;
             self.ranges.extend(pages.iter().map(|page| page * bytes..(page + 1) * bytes));
-            self.file.mapping.touch_many(&self.ranges)?;
+            self.mapping.touch_many(&self.ranges)?;
         }
         for &page in pages {
             self.page(page, |memory| look(page, memory))?;
@@ -149,8 +182,10 @@ impl Lane for MappedLane<'_> {
     #[inline(always)]
     fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()> {
         let page_at = page * PAGE_BYTES as u64;
-        if self.file.style == Style::Touch {
-            self.file.mapping.touch_mut(page_at)?;
+        if self.style == Style::Touch
+            && let Some(mapping) = self.writable
+        {
+            mapping.touch_mut(page_at)?;
         }
         let byte = self.base.wrapping_add(page_at as usize + offset_bytes).cast_mut();
         // SAFETY: inside the mapping (page below `Source::pages`, offset below a page), which is

@@ -1,13 +1,12 @@
 //! The evictor: a thread that frees frames ahead of the threads that miss.
 //!
 //! It keeps free frames between two watermarks where eviction means write-back, completes shrinks,
-//! and shifts budget between the pools. It pauses when it does not get a CPU to itself.
+//! and has the budget rebalanced. It pauses when it does not get a CPU to itself.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::cpu;
-use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use super::{Cleaning, Engine, Evicted};
 use crate::frames::{BATCH, FramePool, Shrink};
@@ -51,15 +50,15 @@ impl Engine {
     /// Evicts until free frames reach the high watermark. Returns whether to call it again at once.
     fn keep_free(&self, pool: &FramePool) -> bool {
         let reclaim = self.reclaim_of(pool);
-        if pool.limit() == 0 || pool.free() >= low_watermark(pool) {
+        if pool.limit() == 0 || pool.free() >= pool.low_watermark() {
             reclaim.stuck_passes.store(0, Ordering::Release);
             return false;
         }
         let mut pass = Evicted::default();
         let mut asked = 0;
         let pushed_off = cpu::involuntary_switches();
-        while pool.free() < high_watermark(pool) && !self.is_stopping() {
-            let want = (high_watermark(pool).saturating_sub(pool.free())).clamp(1, BATCH);
+        while pool.free() < pool.high_watermark() && !self.is_stopping() {
+            let want = (pool.high_watermark().saturating_sub(pool.free())).clamp(1, BATCH);
             pass.add(self.evict(pool, want, Cleaning::Yes));
             if cpu::involuntary_switches() > pushed_off {
                 reclaim.crowded.store(true, Ordering::Relaxed);
@@ -122,46 +121,4 @@ impl Engine {
             }
         }
     }
-
-    /// Shifts budget from the kind of interface with the fewest misses per page to the one with the
-    /// most.
-    fn rebalance(&self, seen: &mut [u64; 3]) {
-        // The kernel's misses cannot be counted. Pages that the drop manager dropped were loaded
-        // before, so their number stands in for the misses.
-        let dropped_bytes =
-            self.kernel_dropped_pages.load(Ordering::Relaxed) * SMALL_PAGE_BYTES as u64;
-        let page_bytes = self.options.page_bytes as u64;
-        let now = [self.mapped.insertions(), self.arena.insertions(), dropped_bytes / page_bytes];
-        let misses: [f64; 3] =
-            std::array::from_fn(|kind| now[kind].wrapping_sub(seen[kind]) as f64);
-        *seen = now;
-        let mut shares = self.shares.lock();
-        let in_use = |kind: &usize| shares.users[*kind] > 0;
-        if (0..3).filter(in_use).count() < 2 || misses.iter().sum::<f64>() < 4096.0 {
-            return;
-        }
-        let kernel_pages = (self.kernel_share_bytes() / page_bytes) as usize;
-        let pages = [self.mapped.limit(), self.arena.limit(), kernel_pages];
-        let density = |kind: usize| misses[kind] / pages[kind].max(1) as f64;
-        let by_density = |a: &usize, b: &usize| density(*a).total_cmp(&density(*b));
-        let from = (0..3).filter(in_use).min_by(by_density).expect("two are in use");
-        let to = (0..3).filter(in_use).max_by(by_density).expect("two are in use");
-        let step = (0..3).filter(in_use).map(|kind| shares.weights[kind]).sum::<f64>() / 16.0;
-        if density(to) > 2.0 * density(from) && shares.weights[from] > 2.0 * step {
-            shares.weights[from] -= step;
-            shares.weights[to] += step;
-            // Share that the system has no memory for stays unused.
-            let _ = self.divide(&shares);
-        }
-    }
-}
-
-/// Free frames below which the evictor starts.
-pub(super) fn low_watermark(pool: &FramePool) -> usize {
-    high_watermark(pool) / 2
-}
-
-/// Free frames at which the evictor stops: enough for a burst, few enough not to be missed.
-fn high_watermark(pool: &FramePool) -> usize {
-    (pool.limit() / 64).clamp(16, 16 * BATCH)
 }

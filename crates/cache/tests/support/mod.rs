@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aquifer_cache::Mapping;
+use aquifer_cache::{Mapping, MappingMut};
 use aquifer_device::{AlignedBuffer, Device, DeviceError, IoOperation, MemoryDevice};
 use aquifer_testkit::rng::Rng;
 
@@ -145,8 +145,8 @@ pub fn load(mapping: &Mapping, at: usize) -> u8 {
 }
 
 /// A bare store.
-pub fn store(mapping: &Mapping, at: usize, value: u8) {
+pub fn store(mapping: &MappingMut, at: usize, value: u8) {
     assert!((at as u64) < mapping.len());
     // SAFETY: inside the mapping.
-    unsafe { mapping.as_mut_ptr().unwrap().add(at).write_volatile(value) };
+    unsafe { mapping.as_mut_ptr().add(at).write_volatile(value) };
 }

@@ -74,12 +74,15 @@ pub fn all(data: &Path) -> Result<Vec<Mechanism>> {
 
 /// The backend that the engine chooses by default.
 fn backend(device: Arc<dyn Device>, writable: bool) -> String {
-    let mapped = Cache::builder()
-        .budget_bytes(BUDGET_BYTES)
-        .build()
-        .and_then(|cache| if writable { cache.map_mut(device) } else { cache.map(device) });
+    let mapped = Cache::builder().budget_bytes(BUDGET_BYTES).build().and_then(|cache| {
+        if writable {
+            cache.map_mut(device).map(|mapping| mapping.backend())
+        } else {
+            cache.map(device).map(|mapping| mapping.backend())
+        }
+    });
     match mapped {
-        Ok(mapping) => format!("{} backend", mapping.backend().name()),
+        Ok(backend) => format!("{} backend", backend.name()),
         Err(error) => format!("not possible: {error}"),
     }
 }

@@ -29,9 +29,9 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind, FileState};
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{OwnedPin, Pin, Pool};
-use aquifer_vm::bytes::bounds_of;
+use aquifer_vm::bytes::{Bytes, bounds_of};
 use aquifer_vm::stitched::{StitchError, StitchPiece, Stitched};
-use aquifer_vm::{Bytes, Pod};
+use zerocopy::FromBytes;
 
 pub use lease::Lease;
 pub use writable::ViewMut;
@@ -477,7 +477,7 @@ impl View<'_> {
     ///
     /// # Errors
     /// As for [`View::read_range`].
-    pub fn get<T: Pod>(&self, offset_bytes: u64) -> Result<T> {
+    pub fn get<T: FromBytes>(&self, offset_bytes: u64) -> Result<T> {
         let range = offset_bytes..offset_bytes.saturating_add(size_of::<T>() as u64);
         self.read_range(range, |bytes| bytes.get(0))
     }

@@ -36,20 +36,13 @@ impl Backend {
 /// The options of a mapping.
 #[derive(Debug, Clone, Default)]
 pub struct MapOptions {
-    pub(crate) writable: bool,
     pub(crate) backend: Backend,
 }
 
 impl MapOptions {
-    /// Read-only, backend chosen by the cache.
+    /// The backend is chosen by the cache.
     pub fn new() -> MapOptions {
         MapOptions::default()
-    }
-
-    /// Whether stores are allowed.
-    pub fn writable(mut self, writable: bool) -> MapOptions {
-        self.writable = writable;
-        self
     }
 
     /// Forces a backend.

@@ -8,8 +8,8 @@ use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{Backing, FileIdentity};
 use aquifer_vm::drop_behind::{DropBehind, Droppable, PageTables};
 
+use super::KernelFile;
 use crate::engine::Engine;
-use crate::mapping::kernel::KernelFile;
 
 /// The drop manager of a cache. See the module documentation.
 pub(crate) struct DropManager {

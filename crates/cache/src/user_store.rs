@@ -15,13 +15,14 @@ use aquifer_vm::readahead::Pattern;
 use aquifer_vm::{FaultOwner, Served};
 
 use crate::engine::{BareCause, BareFault, Engine, Kind};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
+use crate::geometry::Geometry;
 use crate::ids::PageId;
+use crate::map_options::Advice;
 use crate::mapped_memory::MappedMemory;
-use crate::mapping::Advice;
 use crate::page_word::{PinKind, State};
 use crate::stats::count;
-use crate::store::{Access, Ensured, Geometry, PageMemory, Store};
+use crate::store::{Access, Ensured, PageMemory, Store};
 
 const _: () = assert!(<MappedMemory as PageMemory>::CONTIGUOUS, "bytes() of a range is one run");
 
@@ -132,7 +133,7 @@ impl Store<MappedMemory> {
     }
 
     /// A bare access that failed, as an error.
-    pub fn bare_fault_error(&self, fault: BareFault) -> Error {
+    pub fn bare_fault_error(&self, fault: BareFault) -> CacheError {
         let offset_bytes = self.geometry.offset_of(fault.page.0);
         let len_bytes = self.geometry.page_bytes;
         let io = |source| DeviceError::Io {
@@ -153,7 +154,7 @@ impl Store<MappedMemory> {
                 "an error of the device itself, which a call that returns it will tell",
             )),
         };
-        Error::Load { device: self.device().name().to_owned(), offset_bytes, source }
+        CacheError::Load { device: self.device().name().to_owned(), offset_bytes, source }
     }
 }
 

@@ -1,7 +1,7 @@
-//! [`Mapping`]: a device as memory.
+//! [`Mapping`]: a device as memory; [`MappingMut`]: the same, to store to.
 //!
 //! ```text
-//!              Mapping
+//!         Mapping, MappingMut
 //!             ┌───┴────────────┐
 //!       kernel backend     user backend
 //!       file mapping,      userfaultfd, page words,
@@ -11,43 +11,34 @@
 //! A plain load through [`Mapping::as_ptr`] reads a resident byte. All other accesses return
 //! `Result`: they load pages without a fault, and return errors.
 
-mod choose;
-mod drop_manager;
-mod kernel;
-mod options;
-mod pattern;
-mod pinned;
-mod pins;
-mod user;
-
-pub(crate) use drop_manager::DropManager;
-pub use options::{Advice, Backend, MapOptions};
-pub use pinned::Pinned;
-pub(crate) use user::UserStore;
-
 use std::future::Future;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use aquifer_device::Device;
 use aquifer_sys::memory::copy_racy;
+use aquifer_vm::Bytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::asynchronous;
-use crate::cache::Running;
+use crate::choose::choose;
 use crate::claims::{Attached, Claim, Wanted};
 use crate::engine::{Engine, InUse, Kind};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
+use crate::geometry::Geometry;
+use crate::kernel::KernelFile;
+use crate::map_options::{Advice, Backend, MapOptions};
 use crate::mapped_memory::MappedMemory;
 use crate::page_word::PinKind;
-use crate::store::{Access, Geometry};
-use aquifer_vm::{Bytes, Pod};
-use kernel::KernelFile;
+use crate::pinned::{Pinned, PinnedMut};
+use crate::running::Running;
+use crate::store::Access;
+use crate::user_store::UserStore;
 
 /// A device mapped into memory. See the module documentation.
 ///
 /// May be used from any thread. Mappings of one device in one cache share their pages, see
-/// [`Cache::map_with`](crate::Cache::map_with). Dropping a mapping writes dirty pages back without
-/// making them durable, and reports no errors: if that matters, call [`Mapping::flush_all`] first.
+/// [`Cache::map_with`](crate::Cache::map_with). This one is read-only; [`MappingMut`] derefs to it.
 ///
 /// # What an application must not do
 /// * Touch a mapping in a handler of an *asynchronous* signal (a timer, SIGCHLD): the interrupted
@@ -84,13 +75,13 @@ impl Mapping {
         running: Arc<Running>,
         device: Arc<dyn Device>,
         options: MapOptions,
+        writable: bool,
     ) -> Result<Mapping> {
         let engine = &running.engine;
-        let geometry = attach_geometry(&*device, engine.options.page_bytes)?;
-        if options.writable && !device.is_writable() {
-            return Err(Error::ReadOnly { device: device.name().to_owned() });
+        let geometry = Geometry::of_device(&*device, engine.options.page_bytes)?;
+        if writable && !device.is_writable() {
+            return Err(CacheError::ReadOnly { device: device.name().to_owned() });
         }
-        let writable = options.writable;
         let wanted = Wanted {
             engine: engine.clone(),
             identity: device.identity(),
@@ -104,7 +95,7 @@ impl Mapping {
         {
             return Ok(Mapping { served: Served::shared(attached), writable, running });
         }
-        let served = match choose::choose(engine, &device, geometry.len_bytes, &options)? {
+        let served = match choose(engine, &device, geometry.len_bytes, options.backend, writable)? {
             Some(file) => {
                 let claim = match Claim::unshared(&Wanted { kind: Kind::Kernel, ..wanted.clone() })
                 {
@@ -147,29 +138,8 @@ impl Mapping {
         }
     }
 
-    /// Excludes other mappings of the device while this one lives.
-    ///
-    /// # Errors
-    /// [`Error::AlreadyAttached`] if there are other mappings, [`Error::ReadOnly`] if this one is
-    /// read-only.
-    pub(crate) fn keep_alone(&self) -> Result<()> {
-        self.writable()?;
-        match &self.served {
-            Served::User(_, attached) => attached.keep_alone(),
-            Served::Kernel(..) => Ok(()),
-        }
-    }
-
-    /// The store of a writable, user-backed mapping; [`Error::ReadOnly`] for any other.
-    fn writable(&self) -> Result<&UserStore> {
-        match &self.served {
-            Served::User(store, _) if self.writable => Ok(store),
-            _ => Err(Error::ReadOnly { device: self.device().name().to_owned() }),
-        }
-    }
-
     fn check_process(&self) -> Result<()> {
-        if self.running.engine.mark.is_current() { Ok(()) } else { Err(Error::Forked) }
+        if self.running.engine.mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
     }
 
     /// The mapped length in bytes: the device's length when it was mapped.
@@ -190,11 +160,6 @@ impl Mapping {
         }
     }
 
-    /// Whether stores are allowed.
-    pub fn is_writable(&self) -> bool {
-        self.writable().is_ok()
-    }
-
     /// The first byte. Loads anywhere in the mapping are valid while it lives.
     ///
     /// A load of a page that is not resident loads it from the device. If that fails, the access
@@ -210,17 +175,9 @@ impl Mapping {
         }
     }
 
-    /// The first byte, for stores.
-    ///
-    /// # Errors
-    /// [`Error::ReadOnly`] if the mapping is read-only.
-    pub fn as_mut_ptr(&self) -> Result<*mut u8> {
-        Ok(self.writable()?.memory.address(0))
-    }
-
     fn pages_of(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.check_process()?;
-        let len = range.end.checked_sub(range.start).ok_or(Error::OutOfBounds {
+        let len = range.end.checked_sub(range.start).ok_or(CacheError::OutOfBounds {
             offset_bytes: range.start,
             len_bytes: 0,
             mapped_bytes: self.len(),
@@ -232,7 +189,7 @@ impl Mapping {
     /// call.
     ///
     /// # Errors
-    /// [`Error::Load`] if a page cannot be read; [`Error::OutOfBounds`]; [`Error::Exhausted`] if
+    /// [`CacheError::Load`] if a page cannot be read; [`CacheError::OutOfBounds`]; [`CacheError::Exhausted`] if
     /// the budget cannot hold the range.
     pub fn read<T>(&self, range: Range<u64>, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T> {
         match &self.served {
@@ -244,36 +201,21 @@ impl Mapping {
         }
     }
 
-    /// Copies `target.len()` bytes from `offset_bytes`. Errors as [`Mapping::read`]; the range may
-    /// exceed the budget, because pages are held one at a time.
-    pub fn read_into(&self, offset_bytes: u64, target: &mut [u8]) -> Result<()> {
+    /// Copies `target.len()` bytes from `offset_bytes`, like `read_exact_at` of a file. Errors as
+    /// [`Mapping::read`]; the range may exceed the budget, because pages are held one at a time.
+    pub fn read_exact_at(&self, target: &mut [u8], offset_bytes: u64) -> Result<()> {
         // SAFETY: the target is the caller's own.
         unsafe { self.copy_to(offset_bytes, target.as_mut_ptr(), target.len()) }
     }
 
-    /// Copies `source` to `offset_bytes`. Durable after the next flush of the range.
-    ///
-    /// # Errors
-    /// As [`Mapping::read_into`], and [`Error::ReadOnly`]. Pages before the failed one are written.
-    pub fn write(&self, offset_bytes: u64, source: &[u8]) -> Result<()> {
-        // SAFETY: the source is the caller's own.
-        unsafe { self.copy_from(offset_bytes, source.as_ptr(), source.len()) }
-    }
-
     /// The value at `offset_bytes`, in native byte order; any alignment.
     #[inline]
-    pub fn get<T: Pod>(&self, offset_bytes: u64) -> Result<T> {
+    pub fn get<T: FromBytes>(&self, offset_bytes: u64) -> Result<T> {
         let mut value = std::mem::MaybeUninit::<T>::uninit();
         // SAFETY: the value is of that size.
         unsafe { self.copy_to(offset_bytes, value.as_mut_ptr().cast(), size_of::<T>()) }?;
-        // SAFETY: every byte was copied, and every bit pattern is a `T`.
+        // SAFETY: every byte was copied, and `FromBytes`: any bytes are a `T`.
         Ok(unsafe { value.assume_init() })
-    }
-
-    /// Stores a value at `offset_bytes`, in native byte order; any alignment.
-    pub fn set<T: Pod>(&self, offset_bytes: u64, value: T) -> Result<()> {
-        // SAFETY: the value is of that size.
-        unsafe { self.copy_from(offset_bytes, std::ptr::from_ref(&value).cast(), size_of::<T>()) }
     }
 
     /// # Safety
@@ -296,38 +238,14 @@ impl Mapping {
         }
     }
 
-    /// # Safety
-    /// `source` is readable for `len` bytes.
-    unsafe fn copy_from(&self, offset_bytes: u64, source: *const u8, len: usize) -> Result<()> {
-        self.check_process()?;
-        let store = self.writable()?;
-        store.for_each_page(offset_bytes, len, Access::Write, |address, part| {
-            // SAFETY: the page is pinned for writing, and the part lies within the source.
-            unsafe { copy_racy(source.add(part.start), address, part.len()) };
-        })
-    }
-
     /// Makes a range resident and pins it: it is not evicted, and system calls may read it.
     ///
     /// # Errors
     /// As [`Mapping::read`]; on error nothing stays pinned.
     pub fn pin(&self, range: Range<u64>) -> Result<Pinned<'_>> {
-        self.pin_as(range, PinKind::Read)
-    }
-
-    /// As [`Mapping::pin`], and system calls may also *write* the range. The pages become dirty.
-    ///
-    /// # Errors
-    /// As [`Mapping::pin`], and [`Error::ReadOnly`].
-    pub fn pin_mut(&self, range: Range<u64>) -> Result<Pinned<'_>> {
-        self.writable()?;
-        self.pin_as(range, PinKind::Write)
-    }
-
-    fn pin_as(&self, range: Range<u64>, kind: PinKind) -> Result<Pinned<'_>> {
         let pages = self.pages_of(&range)?;
         match &self.served {
-            Served::User(store, _) => Pinned::user(store, range, pages, kind),
+            Served::User(store, _) => Pinned::user(store, range, pages, PinKind::Read),
             Served::Kernel(file, _) => Pinned::kernel(file, range),
         }
     }
@@ -354,14 +272,6 @@ impl Mapping {
             Served::User(store, _) => store.touch(pages.start, Access::Read),
             Served::Kernel(file, _) => file.touch(offset_bytes),
         }
-    }
-
-    /// Makes the page at `offset_bytes` ready for a store, without a signal: resident and dirty.
-    #[inline]
-    pub fn touch_mut(&self, offset_bytes: u64) -> Result<()> {
-        let store = self.writable()?;
-        let pages = self.pages_of(&(offset_bytes..offset_bytes.saturating_add(1)))?;
-        store.touch(pages.start, Access::Write)
     }
 
     /// Loads the pages of many ranges at the device's queue depth, and waits for them.
@@ -430,46 +340,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Writes back the dirty pages of a range and makes them durable.
-    ///
-    /// When it returns `Ok`, every store to the range made before the call survives a crash and a
-    /// power cut.
-    ///
-    /// # Errors
-    /// [`Error::WriteBack`] names the pages that could not be written; they stay dirty and the next
-    /// flush retries them. [`Error::Sync`] is final, see there.
-    pub fn flush(&self, range: Range<u64>) -> Result<()> {
-        let pages = self.pages_of(&range)?;
-        match &self.served {
-            Served::User(store, _) => store.flush(pages),
-            // Never written: the mapping is read-only.
-            Served::Kernel(..) => Ok(()),
-        }
-    }
-
-    /// [`Mapping::flush`] of the whole mapping.
-    pub fn flush_all(&self) -> Result<()> {
-        self.flush(0..self.len())
-    }
-
-    /// [`Mapping::flush`], awaitable on any executor.
-    pub fn flush_async(
-        &self,
-        range: Range<u64>,
-    ) -> impl Future<Output = Result<()>> + Send + use<> {
-        let pages = self.pages_of(&range);
-        let store = match &self.served {
-            Served::User(store, _) => Some(self.in_use(store)),
-            Served::Kernel(..) => None,
-        };
-        asynchronous::run(&self.running.engine.jobs, move || match store {
-            Some(store) => store.flush(pages?),
-            None => pages.map(drop),
-        })
-    }
-
     /// The last bare access that could not be served, as an error.
-    pub fn last_fault_error(&self) -> Option<Error> {
+    pub fn last_fault_error(&self) -> Option<CacheError> {
         let bare_fault = |id| self.running.engine.bare_fault(id);
         match &self.served {
             Served::User(store, _) => Some(store.bare_fault_error(bare_fault(store.id)?)),
@@ -508,22 +380,135 @@ impl std::fmt::Debug for Mapping {
             .field("device", &self.device().name())
             .field("len", &self.len())
             .field("backend", &self.backend())
-            .field("writable", &self.is_writable())
+            .field("writable", &self.writable)
             .finish()
     }
 }
 
-/// Checks that a device can be attached, and returns its geometry.
-pub(crate) fn attach_geometry(device: &dyn Device, page_bytes: usize) -> Result<Geometry> {
-    let name = || device.name().to_owned();
-    let len_bytes =
-        device.len_bytes().map_err(|source| Error::Device { device: name(), source })?;
-    if len_bytes == 0 {
-        return Err(Error::Empty { device: name() });
+/// A device mapped into memory for reading and writing.
+///
+/// Derefs to [`Mapping`], which has the methods to read. Dropping it writes dirty pages back without
+/// making them durable, and reports no errors: if that matters, call [`MappingMut::flush_all`]
+/// first.
+///
+/// A read-only mapping has no way to store:
+///
+/// ```compile_fail,E0599
+/// fn store(mapping: &aquifer_cache::Mapping) {
+///     mapping.set(0, 1u8).unwrap();
+/// }
+/// ```
+#[derive(Debug)]
+pub struct MappingMut {
+    mapping: Mapping,
+}
+
+impl MappingMut {
+    pub(crate) fn new(
+        running: Arc<Running>,
+        device: Arc<dyn Device>,
+        options: MapOptions,
+    ) -> Result<MappingMut> {
+        Ok(MappingMut { mapping: Mapping::new(running, device, options, true)? })
     }
-    let alignment_bytes = device.alignment_bytes();
-    if !alignment_bytes.is_power_of_two() || !page_bytes.is_multiple_of(alignment_bytes) {
-        return Err(Error::Alignment { device: name(), alignment_bytes });
+
+    #[inline]
+    fn served(&self) -> (&Arc<UserStore>, &Arc<Attached<MappedMemory>>) {
+        match &self.mapping.served {
+            Served::User(store, attached) => (store, attached),
+            Served::Kernel(..) => unreachable!("the kernel backend is for reading only"),
+        }
     }
-    Ok(Geometry::new(len_bytes, page_bytes))
+
+    #[inline]
+    fn store(&self) -> &Arc<UserStore> {
+        self.served().0
+    }
+
+    /// Excludes other mappings of the device while this one lives.
+    ///
+    /// # Errors
+    /// [`CacheError::AlreadyAttached`] if there are other mappings.
+    pub(crate) fn keep_alone(&self) -> Result<()> {
+        self.served().1.keep_alone()
+    }
+
+    /// The first byte. Loads and stores anywhere in the mapping are valid while it lives; otherwise
+    /// as [`Mapping::as_ptr`].
+    #[inline]
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.store().memory.address(0)
+    }
+
+    /// Copies all of `source` to `offset_bytes`, like `write_all_at` of a file. Durable after the
+    /// next flush of the range.
+    ///
+    /// # Errors
+    /// As [`Mapping::read_exact_at`]. Pages before the failed one are written.
+    pub fn write_all_at(&self, source: &[u8], offset_bytes: u64) -> Result<()> {
+        self.check_process()?;
+        self.store().for_each_page(offset_bytes, source.len(), Access::Write, |address, part| {
+            // SAFETY: the page is pinned for writing, and the part lies within the source.
+            unsafe { copy_racy(source[part.clone()].as_ptr(), address, part.len()) };
+        })
+    }
+
+    /// Stores a value at `offset_bytes`, in native byte order; any alignment.
+    ///
+    /// # Errors
+    /// As [`MappingMut::write_all_at`].
+    pub fn set<T: IntoBytes + Immutable>(&self, offset_bytes: u64, value: T) -> Result<()> {
+        self.write_all_at(value.as_bytes(), offset_bytes)
+    }
+
+    /// As [`Mapping::pin`], and system calls may also *write* the range. The pages become dirty.
+    ///
+    /// # Errors
+    /// As [`Mapping::pin`].
+    pub fn pin_mut(&self, range: Range<u64>) -> Result<PinnedMut<'_>> {
+        let pages = self.pages_of(&range)?;
+        PinnedMut::new(self.store(), range, pages)
+    }
+
+    /// Makes the page at `offset_bytes` ready for a store, without a signal: resident and dirty.
+    #[inline]
+    pub fn touch_mut(&self, offset_bytes: u64) -> Result<()> {
+        let pages = self.pages_of(&(offset_bytes..offset_bytes.saturating_add(1)))?;
+        self.store().touch(pages.start, Access::Write)
+    }
+
+    /// Writes back the dirty pages of a range and makes them durable.
+    ///
+    /// When it returns `Ok`, every store to the range made before the call survives a crash and a
+    /// power cut.
+    ///
+    /// # Errors
+    /// [`CacheError::WriteBack`] names the pages that could not be written; they stay dirty and the
+    /// next flush retries them. [`CacheError::Sync`] is final, see there.
+    pub fn flush(&self, range: Range<u64>) -> Result<()> {
+        let pages = self.pages_of(&range)?;
+        self.store().flush(pages)
+    }
+
+    /// [`MappingMut::flush`] of the whole mapping.
+    pub fn flush_all(&self) -> Result<()> {
+        self.flush(0..self.len())
+    }
+
+    /// [`MappingMut::flush`], awaitable on any executor.
+    pub fn flush_async(
+        &self,
+        range: Range<u64>,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let pages = self.pages_of(&range);
+        let store = self.in_use(self.store());
+        asynchronous::run(&self.running.engine.jobs, move || store.flush(pages?))
+    }
+}
+
+impl Deref for MappingMut {
+    type Target = Mapping;
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
 }

@@ -1,13 +1,13 @@
 //! Pinned memory of a mapping.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::mapping::UserStore;
-use crate::mapping::kernel::KernelFile;
+use crate::kernel::KernelFile;
 use crate::page_word::PinKind;
 use crate::store::Access;
+use crate::user_store::UserStore;
 use aquifer_vm::Bytes;
 
 /// A resident range of a mapping that is not evicted while this exists. May be passed to system
@@ -21,7 +21,7 @@ pub struct Pinned<'a> {
 }
 
 enum Holder<'a> {
-    User { store: &'a Arc<UserStore>, pages: Range<u64>, writable: bool },
+    User { store: &'a Arc<UserStore>, pages: Range<u64> },
     Kernel { file: &'a KernelFile, id: u64 },
 }
 
@@ -39,14 +39,8 @@ impl<'a> Pinned<'a> {
             let _ = store.load_many(std::slice::from_ref(&pages), false);
         }
         // Grows page by page, so that an error unpins exactly the pinned pages.
-        let mut pinned = Pinned {
-            holder: Holder::User {
-                store,
-                pages: pages.start..pages.start,
-                writable: kind == PinKind::Write,
-            },
-            range,
-        };
+        let mut pinned =
+            Pinned { holder: Holder::User { store, pages: pages.start..pages.start }, range };
         for page in pages {
             store
                 .ensure(page, access, Some(kind), false)
@@ -80,12 +74,6 @@ impl<'a> Pinned<'a> {
         }
     }
 
-    /// The first byte, for stores by the program or the kernel; `None` if not pinned for writing.
-    pub fn as_mut_ptr(&self) -> Option<*mut u8> {
-        let writable = matches!(self.holder, Holder::User { writable: true, .. });
-        writable.then(|| self.as_ptr().cast_mut())
-    }
-
     /// The length of the range in bytes.
     pub fn len(&self) -> usize {
         (self.range.end - self.range.start) as usize
@@ -100,7 +88,7 @@ impl<'a> Pinned<'a> {
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         match &self.holder {
-            Holder::User { store, pages, .. } => {
+            Holder::User { store, pages } => {
                 if store.engine.mark.is_current() {
                     for page in pages.clone() {
                         store.unpin(page);
@@ -109,5 +97,32 @@ impl Drop for Pinned<'_> {
             }
             Holder::Kernel { file, id } => file.unpin(*id),
         }
+    }
+}
+
+/// A pinned range that the program and system calls may also write. Derefs to [`Pinned`].
+pub struct PinnedMut<'a> {
+    pinned: Pinned<'a>,
+}
+
+impl<'a> PinnedMut<'a> {
+    pub(crate) fn new(
+        store: &'a Arc<UserStore>,
+        range: Range<u64>,
+        pages: Range<u64>,
+    ) -> Result<PinnedMut<'a>> {
+        Ok(PinnedMut { pinned: Pinned::user(store, range, pages, PinKind::Write)? })
+    }
+
+    /// The first byte.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.as_ptr().cast_mut()
+    }
+}
+
+impl<'a> Deref for PinnedMut<'a> {
+    type Target = Pinned<'a>;
+    fn deref(&self) -> &Pinned<'a> {
+        &self.pinned
     }
 }

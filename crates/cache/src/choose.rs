@@ -6,36 +6,37 @@ use aquifer_device::Device;
 
 use crate::calibrate::calibrate;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
-use crate::mapping::kernel::KernelFile;
-use crate::mapping::{Backend, MapOptions};
+use crate::error::{CacheError, Result};
+use crate::kernel::KernelFile;
+use crate::map_options::Backend;
 
 /// The file mapping of the kernel backend, or `None` if the user backend is to serve.
 ///
 /// # Errors
-/// [`Error::BackendUnsupported`] if the kernel backend was requested and cannot serve, or if the
+/// [`CacheError::BackendUnsupported`] if the kernel backend was requested and cannot serve, or if the
 /// cache's settings require the user backend and the system refuses it.
 pub(crate) fn choose(
     engine: &Arc<Engine>,
     device: &Arc<dyn Device>,
     len_bytes: u64,
-    options: &MapOptions,
+    backend: Backend,
+    writable: bool,
 ) -> Result<Option<Arc<KernelFile>>> {
-    let forced = options.backend == Backend::Kernel;
-    if options.backend == Backend::User {
+    let forced = backend == Backend::Kernel;
+    if backend == Backend::User {
         return Ok(None);
     }
-    if !forced && prefers_user(engine, device, options)? {
+    if !forced && (writable || prefers_user(engine, device)?) {
         return Ok(None);
     }
-    let mapped = if options.writable {
+    let mapped = if writable {
         Err("it is for reading only; use the user backend to write".to_owned())
     } else {
         KernelFile::map(engine.clone(), device.clone(), len_bytes)?
     };
     match mapped {
         Ok(file) => Ok(Some(file)),
-        Err(reason) if forced => Err(Error::BackendUnsupported {
+        Err(reason) if forced => Err(CacheError::BackendUnsupported {
             device: device.name().to_owned(),
             backend: Backend::Kernel.name(),
             reason,
@@ -44,15 +45,16 @@ pub(crate) fn choose(
     }
 }
 
-/// Whether [`Backend::Auto`] chooses the user backend without trying the kernel backend.
-fn prefers_user(engine: &Engine, device: &Arc<dyn Device>, options: &MapOptions) -> Result<bool> {
-    if options.writable || device.page_cache_file().is_none() {
+/// Whether [`Backend::Auto`] chooses the user backend for a read-only mapping without trying the
+/// kernel backend.
+fn prefers_user(engine: &Engine, device: &Arc<dyn Device>) -> Result<bool> {
+    if device.page_cache_file().is_none() {
         return Ok(true);
     }
     if engine.options.needs_user_backend {
         return match engine.uffd() {
             Ok(_) => Ok(true),
-            Err(error) => Err(Error::BackendUnsupported {
+            Err(error) => Err(CacheError::BackendUnsupported {
                 device: device.name().to_owned(),
                 backend: Backend::User.name(),
                 reason: format!(
@@ -62,7 +64,8 @@ fn prefers_user(engine: &Engine, device: &Arc<dyn Device>, options: &MapOptions)
             }),
         };
     }
-    let is_cheaper = calibrate(device).is_some_and(|measured| measured.backend() == Backend::User);
+    let is_cheaper =
+        calibrate(device.clone()).is_some_and(|measured| measured.backend() == Backend::User);
     // If the system refuses a userfaultfd, the kernel backend still serves.
     Ok(is_cheaper && engine.uffd().is_ok())
 }

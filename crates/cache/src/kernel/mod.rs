@@ -6,7 +6,7 @@
 //! and errors instead of signals.
 //!
 //! # Errors
-//! * `get`, `read_into`, `touch` and `touch_many` use load instructions that can fail
+//! * `get`, `read_exact_at`, `touch` and `touch_many` use load instructions that can fail
 //!   (`aquifer_sys::fallible`), and get the reason from `pread`.
 //! * `pin` makes the kernel populate the range, which reports failure.
 //! * The closure of `read` runs under a guard ([`aquifer_vm::guard`]), after its pages were loaded.
@@ -17,6 +17,12 @@
 //!
 //! # Invariants
 //! * The pin table is never locked while mapped memory is touched.
+
+mod drop_manager;
+mod pattern;
+mod pins;
+
+pub(crate) use drop_manager::DropManager;
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -30,16 +36,15 @@ use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileIdentity};
 use aquifer_sys::signal::FaultContext;
 use aquifer_vm::guard::{Replaceable, Trouble};
-use aquifer_vm::{Arena, FaultOwner, Reservation, Served};
+use aquifer_vm::{Arena, Bytes, FaultOwner, Reservation, Served};
 
+use self::pattern::Detector;
+use self::pins::Pins;
 use crate::engine::{BareCause, BareFault, Engine};
-use crate::error::{Error, Result};
+use crate::error::{CacheError, Result};
+use crate::geometry::Geometry;
 use crate::ids::{PageId, StoreId};
-use crate::mapping::Advice;
-use crate::mapping::pattern::Detector;
-use crate::mapping::pins::Pins;
-use crate::store::Geometry;
-use aquifer_vm::Bytes;
+use crate::map_options::Advice;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// Ranges that `touch_many` reads ahead with one call, before it waits for the previous batch.
@@ -150,8 +155,8 @@ impl KernelFile {
 
     // ---- errors ---------------------------------------------------------------------------------
 
-    fn failed_at(&self, offset_bytes: u64, reason: &'static str) -> Error {
-        Error::MappedAccess {
+    fn failed_at(&self, offset_bytes: u64, reason: &'static str) -> CacheError {
+        CacheError::MappedAccess {
             device: self.device.name().to_owned(),
             offset_bytes: offset_bytes / PAGE * PAGE,
             reason,
@@ -189,7 +194,7 @@ impl KernelFile {
     }
 
     /// The last bare load that failed, as an error.
-    pub fn bare_fault_error(&self, fault: BareFault) -> Error {
+    pub fn bare_fault_error(&self, fault: BareFault) -> CacheError {
         let unreadable = matches!(fault.cause, BareCause::System(_));
         let reason = if unreadable { UNREADABLE } else { TRUNCATED };
         self.failed_at(fault.page.0 * PAGE, reason)
@@ -295,7 +300,7 @@ impl KernelFile {
     /// Fails for a range that the budget cannot hold.
     fn check_fits(&self, pages: &Range<u64>) -> Result<()> {
         if pages.end - pages.start > self.engine.kernel_share_bytes() {
-            return Err(Error::Exhausted {
+            return Err(CacheError::Exhausted {
                 pinned: self.pins.lock().bytes() / PAGE,
                 unwritable: 0,
             });
@@ -311,7 +316,7 @@ impl KernelFile {
         let id = {
             let mut pins = self.pins.lock();
             if pins.bytes() + bytes > self.engine.kernel_share_bytes() {
-                return Err(Error::Exhausted { pinned: pins.bytes() / PAGE, unwritable: 0 });
+                return Err(CacheError::Exhausted { pinned: pins.bytes() / PAGE, unwritable: 0 });
             }
             pins.insert(pages.clone())
         };
@@ -356,7 +361,7 @@ impl KernelFile {
             self.find_error(range)?;
             attempts += 1;
             if attempts == 3 {
-                return Err(Error::Kernel { what: "populating a pinned range", source });
+                return Err(CacheError::Kernel { what: "populating a pinned range", source });
             }
         }
     }
@@ -431,7 +436,7 @@ impl KernelFile {
         for start in pages.clone().step_by(CHUNK * SMALL_PAGE_BYTES) {
             let len = Self::len_of(&(start..pages.end)).min(CHUNK * SMALL_PAGE_BYTES);
             memory::residency(self.address(start), len, &mut resident)
-                .map_err(|source| Error::Kernel { what: "asking for residency", source })?;
+                .map_err(|source| CacheError::Kernel { what: "asking for residency", source })?;
             if !resident[..len / SMALL_PAGE_BYTES].iter().all(|page| page & 1 == 1) {
                 return Ok(false);
             }

@@ -1,0 +1,219 @@
+//! The stores of a cache: their identifiers, and references that a detaching store waits for.
+//!
+//! The evictor and the workers reach a store only through the registry. Its lock is held while a
+//! reference is taken, never while it is used.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{Engine, FRAME_WAIT, Kind};
+use crate::duties::Height;
+use crate::error::Result;
+use crate::ids::{FrameId, PageId, StoreId};
+
+/// Whether dirty victims are written back to be evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cleaning {
+    /// Only clean victims are evicted. Async-signal-safe.
+    No,
+    /// Dirty victims are written back where a write is CPU work and does not block.
+    /// Async-signal-safe.
+    IfCopying,
+    /// Dirty victims are written back, one transfer at a time: for a thread that is already writing
+    /// back.
+    Serially,
+    /// Dirty victims are written back at the device's queue depth: for the evictor.
+    Yes,
+}
+
+/// What keeps a page in its frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// A pin or a writing guard.
+    Pin,
+    /// The page is dirty, and no thread is writing it back.
+    Dirt,
+    /// The page is being written back.
+    Writing,
+    /// A thread is loading the page and holds the frame.
+    Loading,
+    /// Nothing lasting: it can be evicted, or a thread is changing its state.
+    Nothing,
+}
+
+/// The outcome of evicting a batch of victims.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Evicted {
+    pub freed: usize,
+    pub pinned: u64,
+    pub unwritable: u64,
+    /// Dirty victims met, evicted or not.
+    pub dirty: u64,
+}
+
+impl Evicted {
+    pub fn add(&mut self, other: Evicted) {
+        self.freed += other.freed;
+        self.pinned += other.pinned;
+        self.unwritable += other.unwritable;
+        self.dirty += other.dirty;
+    }
+}
+
+/// A store as the engine sees it.
+pub(crate) trait AttachedStore: Send + Sync {
+    /// Evicts victims of the store's pool: gives the frames of evicted pages back to the pool, and
+    /// returns the other victims to the policy.
+    fn evict(&self, victims: &[(FrameId, PageId)], write_back: Cleaning) -> Evicted;
+
+    /// The store's height above devices that use no memory of the cache. See `duties`.
+    fn height(&self) -> &Height;
+
+    /// What keeps a page in a frame that it owns.
+    fn keeps(&self, page: PageId, frame: FrameId) -> Keeps;
+
+    /// Evicts the given pages, which are sorted, after writing back the dirty ones. Skips pages
+    /// that cannot be evicted.
+    fn vacate(&self, pages: &[PageId]);
+
+    /// Loads absent pages of a run while frames are free.
+    fn prefetch(&self, first: u64, pages: u64);
+
+    /// Drops a page's reference to its probation slot, which is being reused.
+    fn forget(&self, page: PageId, slot: FrameId);
+
+    /// The number of pages that are dirty now.
+    fn dirty_pages(&self) -> u64;
+
+    /// Stops prefetches: the store is about to be detached.
+    fn leave(&self);
+}
+
+/// A reference to a store beyond its owner's: [`Engine::detach`] waits until it is dropped.
+pub(crate) struct InUse<S: ?Sized, E: Deref<Target = Engine>> {
+    store: Option<Arc<S>>,
+    engine: E,
+}
+
+/// A store of the registry in use.
+pub(super) type UsedBy<'a> = InUse<dyn AttachedStore, &'a Engine>;
+
+impl<S: ?Sized, E: Deref<Target = Engine>> InUse<S, E> {
+    pub fn new(store: Arc<S>, engine: E) -> InUse<S, E> {
+        InUse { store: Some(store), engine }
+    }
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> Deref for InUse<S, E> {
+    type Target = S;
+    fn deref(&self) -> &S {
+        self.store.as_deref().expect("it is there until this is dropped")
+    }
+}
+
+impl<S: ?Sized, E: Deref<Target = Engine>> Drop for InUse<S, E> {
+    fn drop(&mut self) {
+        // Drop the reference before ringing: a thread that waits checks the reference count after
+        // the ring.
+        self.store = None;
+        self.engine.let_go.ring_all();
+    }
+}
+
+/// An entry of the registry; its index is the store's identifier.
+pub(super) enum Slot {
+    Free,
+    Reserved,
+    Attached(Arc<dyn AttachedStore>),
+}
+
+impl Slot {
+    fn store(&self) -> Option<&Arc<dyn AttachedStore>> {
+        match self {
+            Slot::Attached(store) => Some(store),
+            _ => None,
+        }
+    }
+}
+
+impl Engine {
+    /// Reserves an identifier for a store that is about to be attached.
+    pub fn reserve_id(&self) -> StoreId {
+        let mut stores = self.stores.lock();
+        let free = stores.iter().position(|slot| matches!(slot, Slot::Free));
+        let index = free.unwrap_or(stores.len());
+        if index == stores.len() {
+            stores.push(Slot::Reserved);
+        } else {
+            stores[index] = Slot::Reserved;
+        }
+        StoreId(index as u32)
+    }
+
+    /// Registers a store and counts it in the budget. On error the identifier is free again.
+    pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) -> Result<()> {
+        self.stores.lock()[id.0 as usize] = Slot::Attached(store);
+        self.join_budget(kind).inspect_err(|_| {
+            self.detach(id);
+            self.release_id(id);
+        })
+    }
+
+    /// Takes a store out of the registry and waits until no thread but its owner uses it.
+    ///
+    /// So its memory is never freed by the evictor, by a worker, or on another thread's fault path.
+    pub fn detach(&self, id: StoreId) {
+        let index = id.0 as usize;
+        if let Some(store) = self.stores.lock()[index].store() {
+            // A prefetch ends with the transfers in flight.
+            store.leave();
+        }
+        loop {
+            let ticket = self.let_go.ticket();
+            {
+                let mut stores = self.stores.lock();
+                // One reference is the registry's and one the owner's; the others are in an
+                // `InUse`. The evictor and the workers get theirs only from the registry, whose
+                // lock is held.
+                let in_use =
+                    stores[index].store().is_some_and(|store| Arc::strong_count(store) > 2);
+                if !in_use {
+                    stores[index] = Slot::Reserved;
+                    break;
+                }
+            }
+            // Keep the store registered until then, so that its pages can be evicted: an
+            // asynchronous call that still uses it may need their frames. The caller may itself be
+            // a worker (a future's waker dropped the mapping): then run queued tasks here, because
+            // they may hold references.
+            if !self.jobs.help() {
+                // A worker polls for tasks, because posting one does not ring this bell.
+                let nap = self.jobs.is_served_here().then_some(FRAME_WAIT);
+                self.let_go.sleep(ticket, nap);
+            }
+        }
+        // Pairs with the release when an `Arc` is dropped: the other threads' accesses to the store
+        // are complete.
+        std::sync::atomic::fence(Ordering::Acquire);
+    }
+
+    /// Frees the identifier of a detached, empty store.
+    pub fn release_id(&self, id: StoreId) {
+        // A fault recorded for the old store must not be reported for the next one.
+        self.bare_fault.lock().take_if(|fault| fault.store == id);
+        self.stores.lock()[id.0 as usize] = Slot::Free;
+    }
+
+    pub(super) fn store(&self, id: StoreId) -> Option<UsedBy<'_>> {
+        let store = self.stores.lock().get(id.0 as usize)?.store()?.clone();
+        Some(InUse::new(store, self))
+    }
+
+    pub(super) fn all_stores(&self) -> Vec<UsedBy<'_>> {
+        let stores = self.stores.lock();
+        stores.iter().filter_map(Slot::store).map(|s| InUse::new(s.clone(), self)).collect()
+    }
+
+    // ---- budget ---------------------------------------------------------------------------------
+}
