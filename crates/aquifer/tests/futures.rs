@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
 use aquifer::{
-    Access, Attachment, Cache, CreateObject, CreateOptions, FileAccess, FileView, Mapper, Mapping,
-    MemoryDevice, Objects, OpenOptions, Pool,
+    Attachment, Cache, CreateOptions, FileAccess, FileView, Mapper, MappingMut, MemoryDevice,
+    Objects, OpenOptions, Pool,
 };
 
 const LEN: usize = 1 << 20;
 
 /// One of each kind of object that has futures.
 struct Scene {
-    mapping: Mapping,
+    mapping: MappingMut,
     view: FileView,
     object: Attachment,
     _directory: tempfile::TempDir,
@@ -27,12 +27,12 @@ impl Scene {
         let device = Arc::new(MemoryDevice::from_bytes(&[7; LEN]).unwrap());
         let (create, open) = (CreateOptions::default(), OpenOptions::default());
         let objects = Objects::new(Pool::create(path("pool"), 16 << 20, &create, &open).unwrap());
-        objects.create("object", 4096, &CreateObject::default()).unwrap();
+        objects.create("object", 4096).unwrap();
         let mapper = Mapper::builder().build().unwrap();
         Scene {
             mapping: cache.map_mut(device).unwrap(),
             view: mapper.map(path("file"), FileAccess::Read, ..).unwrap(),
-            object: objects.attach("object", Access::Write, None).unwrap(),
+            object: objects.attach_mut("object").unwrap(),
             _directory: directory,
         }
     }
