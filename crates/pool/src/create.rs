@@ -14,7 +14,7 @@ use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
 use crate::format::run::MAX_PAGES;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::media::{ByteRange, Media};
-use crate::pool::OpenOptions;
+use crate::open_options::OpenOptions;
 use crate::recovery::{self, OnlyOne};
 
 /// How to create a pool.

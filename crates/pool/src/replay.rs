@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::fence;
 
 use crate::appends::at_place;
-use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
 use crate::format::patch::{self, Patch};
-use crate::format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Record};
+use crate::format::record::{
+    Entry, Header, LogIdentity, MIN_CLOSE_BYTES, RECORD_UNIT_BYTES, Record,
+};
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
-use crate::log::{ReadError, read_record};
+use crate::log::{Log, ReadError};
 use crate::logged_page::LoggedPage;
 use crate::media::{ByteRange, Media};
 use crate::mutant::{self, Mutant};
@@ -46,6 +47,31 @@ pub(crate) struct LogReader<'a> {
 }
 
 impl LogReader<'_> {
+    /// Reads and checks the record at `lsn`.
+    pub fn read(&self, lsn: u64) -> std::result::Result<Record, ReadError> {
+        let log = self.layout.log();
+        let offset = lsn % log.len_bytes;
+        let position = log.offset_bytes + offset;
+        // Up to the next page boundary: in most cases the whole record.
+        let first_bytes = PAGE_BYTES - offset % PAGE_BYTES;
+        let mut page = vec![0; first_bytes as usize];
+        self.media.read_at(position, &mut page)?;
+        let header = Header::decode(&page, lsn, log.len_bytes, self.identity)?;
+        let wanted_bytes = match (header.is_close, header.is_skip) {
+            (true, _) => MIN_CLOSE_BYTES,
+            (false, true) => RECORD_UNIT_BYTES,
+            (false, false) => header.len_bytes,
+        };
+        page.resize(wanted_bytes as usize, 0);
+        if wanted_bytes > first_bytes {
+            self.media.read_at(position + first_bytes, &mut page[first_bytes as usize..])?;
+        }
+        if mutant::is(self.mutant, Mutant::NoChecksum) {
+            return Ok(Record::decode_unchecked(header, page)?);
+        }
+        Ok(Record::decode(header, page)?)
+    }
+
     /// Calls `visit` for each whole record from `from_lsn` on, at most up to `to_lsn`, in order.
     pub fn scan(
         &self,
@@ -67,7 +93,7 @@ impl LogReader<'_> {
         // ones.
         let limit = to_lsn.min(from_lsn + self.layout.log().len_bytes);
         while lsn < limit {
-            match read_record(self.media, &self.layout, lsn, self.identity, self.mutant) {
+            match self.read(lsn) {
                 Ok(record) if record.header.end_lsn() <= limit => {
                     lsn = record.header.end_lsn();
                     visit(record)?;
@@ -148,7 +174,7 @@ impl LogReader<'_> {
                     && header.len_bytes <= to_read_bytes
                 {
                     to_read_bytes -= header.len_bytes;
-                    if read_record(self.media, &self.layout, lsn, self.identity, None).is_ok() {
+                    if (LogReader { mutant: None, ..*self }).read(lsn).is_ok() {
                         acknowledged_lsn = Some(header.acknowledged_lsn);
                     }
                 }
@@ -403,16 +429,7 @@ fn check_content(reader: &LogReader<'_>, range: ByteRange, stored: u64) -> Resul
     Ok(())
 }
 
-impl Core {
-    pub(crate) fn log_reader(&self) -> LogReader<'_> {
-        LogReader {
-            media: &*self.media,
-            layout: self.layout,
-            identity: self.identity(),
-            mutant: self.mutant,
-        }
-    }
-
+impl Log {
     /// Passes to `read` what a reader, which cannot change the media, must see in place of their
     /// content. `read` runs again if the log was reused during it, or if a record for `range` that
     /// was undecided was decided. A reader that shares nothing with the writers has only `overlay`.
@@ -458,12 +475,12 @@ impl Core {
         range: ByteRange,
         positions: impl Iterator<Item = &'a u64>,
     ) -> Undecided {
-        let reader = self.log_reader();
+        let reader = self.handle.log_reader();
         let mut undecided = Undecided { pages: Committed::default(), lsn: None };
         for &lsn in positions {
             // An incomplete record is for an object whose writer lives, so not for one that the
             // caller could lock.
-            let Ok(record) = self.read_record(lsn) else { continue };
+            let Ok(record) = reader.read(lsn) else { continue };
             if let Ok(true) = undecided.pages.add_targets(&reader, &record, range) {
                 undecided.lsn = Some(undecided.lsn.map_or(lsn, |first: u64| first.min(lsn)));
             }

@@ -15,7 +15,7 @@ use super::key::AccessKey;
 use super::message::{Answer, Request, Status};
 use super::socket_of;
 use crate::error::Result;
-use crate::pool::OpenOptions;
+use crate::open_options::OpenOptions;
 use crate::recovery::Shared;
 
 /// What a broker has granted.
