@@ -31,17 +31,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::bitmap;
-use crate::error::Result;
 use crate::format::file::{LINKS_WORD, is_unlinked};
-use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
-use crate::format::slot::{is_free_slot, is_object_slot, named_runs};
-use crate::freed;
+use crate::format::slot::{is_free_slot, is_object_slot};
 use crate::handle::Handle;
-use crate::image::{load_slot, load_word};
-use crate::locked::Locked;
-use crate::object_names;
-use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment, SlotSet};
+use crate::image_slots::load_word;
+use crate::log::Locked;
+use crate::segment::{Control, RUN_CLASSES, Segment, SlotSet};
 use crate::sync::AtomicU64;
 
 /// Pages of a range that one huge page-table entry can map.
@@ -273,98 +269,11 @@ pub(crate) fn raise_fresh(locked: &Locked<'_>, page: u64) {
     control.fresh_from_page.store(page, Relaxed);
 }
 
-/// Rebuilds the map of used pages from the inodes, the reservations and the freed runs that wait;
-/// the slot sets from the slots; and the index of names, if it is incomplete.
-pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
-    let handle = locked.handle();
-    let (map, control) = (handle.segment.used_pages(), handle.control());
-    freed::settle(control);
-    for word in map {
-        word.store(0, Relaxed);
-    }
-    let mark = |run| {
-        bitmap::set(map, run, true);
-    };
-    mark(Run { start_page: 0, pages: handle.layout.data_start_page });
-    let mut runs = Vec::new();
-    for slot in 0..handle.segment.allocated_slots() {
-        let bytes = load_slot(&handle.segment, slot);
-        note_slot(&handle.segment, slot);
-        if slot != HEAD_SLOT {
-            named_runs(&bytes, &mut runs);
-            runs.drain(..).for_each(mark);
-        }
-    }
-    object_names::build(&handle.segment);
-    let (waiting, held) = freed::waiting(control);
-    waiting.chain(held).for_each(mark);
-    for (index, process) in control.processes.iter().enumerate() {
-        if handle.members.locks.is_alive(index) {
-            reservations(process).for_each(mark)
-        } else {
-            forget_reservations(process)
-        }
-    }
-    let used: u64 = map.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum();
-    control.free_count.store(handle.layout.page_count - used, Relaxed);
-    // Used pages lose their bit. A page taken by a process that died has lost it when it was taken,
-    // or was never written.
-    let mut zeroed = 0;
-    for (word, used) in handle.segment.zeroed_pages().iter().zip(map) {
-        let bits = word.load(Relaxed) & !used.load(Relaxed);
-        word.store(bits, Relaxed);
-        zeroed += u64::from(bits.count_ones());
-    }
-    control.zeroed_count.store(zeroed, Relaxed);
-    control.first_free_page.iter().for_each(|page| page.store(0, Relaxed));
-    let head = PoolHead::decode(&load_slot(&handle.segment, HEAD_SLOT));
-    let fresh_from_page = head.map_or(handle.layout.page_count, |head| head.fresh_from_page);
-    control.fresh_from_page.store(fresh_from_page, Relaxed);
-    Ok(())
-}
-
 /// Forgets which pages are zero: after the records that are being replayed, the pages may have been
 /// written to.
 pub(crate) fn forget_zeroed(locked: &Locked<'_>) {
     locked.handle().segment.zeroed_pages().iter().for_each(|word| word.store(0, Relaxed));
     locked.control().zeroed_count.store(0, Relaxed);
-}
-
-/// Frees what dead processes had reserved. An allocation that finds no room makes a checkpoint,
-/// which calls this.
-pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<()> {
-    let handle = locked.handle();
-    // Reading the reservations is cheap; checking whether their owner lives is a system call.
-    let is_left = |(index, process): (usize, &ProcessSlot)| {
-        reservations(process).next().is_some() && !handle.members.locks.is_alive(index)
-    };
-    if handle.control().processes.iter().enumerate().any(is_left) {
-        rebuild(locked)
-    } else {
-        Ok(())
-    }
-}
-
-/// Abandons what the last owner of this process's slot had in progress when it died. With a new
-/// owner the slot counts as alive, so waiters would wait for its appends and its reserved pages
-/// would never be freed. An inode may name these pages already, so the map is rebuilt.
-pub(crate) fn inherit_slot(locked: &Locked<'_>) -> Result<()> {
-    locked.abandon_appends_of(locked.handle().members.locks.index());
-    let process = &locked.control().processes[locked.handle().members.locks.index()];
-    if reservations(process).next().is_none() {
-        return Ok(());
-    }
-    forget_reservations(process);
-    rebuild(locked)
-}
-
-fn forget_reservations(process: &ProcessSlot) {
-    process.reservations.iter().for_each(|word| word.store(0, Relaxed));
-    process.zeroing_pages.store(0, Relaxed);
-}
-
-fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
-    process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
 
 /// Updates the slot sets after a slot of the image has changed.

@@ -5,64 +5,16 @@
 //! triggers a checkpoint, and an allocation that needs zeros makes them. A pool works without the
 //! threads.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::bell::Bell;
 use crate::core::Core;
 use crate::format::PAGE_BYTES;
 use crate::heartbeat::PERIOD;
 use crate::open_options::OpenOptions;
 use crate::zero::CHUNK_PAGES;
-
-/// The signal that a worker sleeps on.
-#[derive(Debug, Default)]
-pub(crate) struct Bell {
-    state: Mutex<BellState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct BellState {
-    has_rung: bool,
-    must_stop: bool,
-}
-
-impl Bell {
-    fn state(&self) -> MutexGuard<'_, BellState> {
-        self.state.lock().unwrap_or_else(|broken| broken.into_inner())
-    }
-
-    pub fn ring(&self) {
-        self.state().has_rung = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits until the bell has rung; returns false if the worker must stop.
-    fn wait(&self) -> bool {
-        let mut state = self.state();
-        while !state.has_rung && !state.must_stop {
-            state = self.changed.wait(state).unwrap_or_else(|broken| broken.into_inner());
-        }
-        state.has_rung = false;
-        !state.must_stop
-    }
-
-    /// Sleeps for `duration`; returns false if the worker must stop.
-    fn pause(&self, duration: Duration) -> bool {
-        let until = Instant::now() + duration;
-        let mut state = self.state();
-        while !state.must_stop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            state = (self.changed.wait_timeout(state, left))
-                .map_or_else(|broken| broken.into_inner().0, |(state, _)| state);
-        }
-        false
-    }
-}
 
 /// A background thread, which runs until it is stopped or the pool is closed.
 pub(crate) struct Worker {
@@ -133,8 +85,7 @@ impl Worker {
 
     /// Stops the worker and waits until it has ended.
     pub fn stop(self) {
-        self.bell.state().must_stop = true;
-        self.bell.changed.notify_all();
+        self.bell.stop();
         let _ = self.thread.join();
     }
 }

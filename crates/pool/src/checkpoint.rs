@@ -19,7 +19,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::alloc;
 use crate::appends::{at_place, note_at_place};
 use crate::commit::{PART_BYTES, parts};
 use crate::core::Core;
@@ -27,17 +26,18 @@ use crate::error::{PoolError, Result};
 use crate::failure::FailureKind;
 use crate::format::PAGE_BYTES;
 use crate::format::layout::METADATA_START_PAGE;
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::superblock::Superblock;
 use crate::freed;
 use crate::handle::Handle;
 use crate::heartbeat::Held;
-use crate::image;
-use crate::locked::Maintaining;
-use crate::log::Log;
-use crate::media::{ByteRange, Media, MediaError};
+use crate::image_slots;
+use crate::log::{Log, Maintaining};
+use crate::media::{ByteRange, MediaError};
 use crate::mutant::{self, Mutant};
 use crate::point;
+use crate::repair;
 use crate::replay::Committed;
+use crate::superblocks::write_superblocks;
 
 /// The number of an image page, and its bytes.
 type ImagePage = (u64, Vec<u8>);
@@ -97,14 +97,14 @@ impl Log {
             for bit in (0..64).filter(|bit| bits & (1 << bit) != 0) {
                 let page = index as u64 * 64 + bit;
                 if !mutant::is(self.handle.mutant, Mutant::PatchFirst) {
-                    image::begin_log_of(&self.handle.segment, page);
+                    image_slots::begin_log_of(&self.handle.segment, page);
                 }
-                pages.push((page, image::page_for_media(&self.handle.segment, page)));
+                pages.push((page, image_slots::page_for_media(&self.handle.segment, page)));
             }
         }
         let head_lsn = locked.control().appends.head_lsn();
         drop(locked);
-        pages.iter_mut().for_each(|(_, bytes)| image::seal_page(bytes));
+        pages.iter_mut().for_each(|(_, bytes)| image_slots::seal_page(bytes));
         Ok((head_lsn, pages))
     }
 
@@ -172,7 +172,7 @@ impl Core {
         point::pass("checkpoint-taken");
         let outcome = self.write_checkpoint(maintaining, tail_lsn, head_lsn, &pages);
         if outcome.is_err() {
-            image::mark_changed(maintaining, pages.iter().map(|(page, _)| *page));
+            maintaining.mark_changed(pages.iter().map(|(page, _)| *page));
         }
         outcome
     }
@@ -187,7 +187,7 @@ impl Core {
         if tail_lsn == head_lsn && pages.is_empty() {
             let locked = self.log.lock()?;
             freed::look_again(&locked, &self.pins.places);
-            alloc::take_from_the_dead(&locked)?;
+            repair::take_from_the_dead(&locked)?;
             return Ok(());
         }
         let Handle { media, heartbeat, mutant, .. } = &*self.handle;
@@ -235,7 +235,7 @@ impl Core {
         control.tail_lsn.store(head_lsn, Relaxed);
         point::pass("checkpoint-tail");
         freed::look_again(&locked, &self.pins.places);
-        alloc::take_from_the_dead(&locked)?;
+        repair::take_from_the_dead(&locked)?;
         drop(locked);
         control.signal.ring();
         self.space.zero_soon();
@@ -262,29 +262,4 @@ impl Core {
         self.handle.control().sequence.store(superblock.sequence, Relaxed);
         Ok(())
     }
-}
-
-/// Writes both copies, each durable before the next. `spared` is the copy that is valid now and is
-/// written last: the other one may be damaged, and while one copy is being written the pool depends
-/// on the other.
-pub(crate) fn write_superblocks(
-    media: &dyn Media,
-    superblock: &Superblock,
-    spared: u64,
-    mutant: Option<Mutant>,
-) -> std::result::Result<(), MediaError> {
-    for copy in [COPIES - 1 - spared, spared] {
-        let page = superblock.encode(copy);
-        if mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
-            // SAFETY: no reference to a superblock is ever made.
-            unsafe { media.write_at(copy * PAGE_BYTES, &page)? }
-        } else {
-            // SAFETY: as above.
-            unsafe { media.write_durable(copy * PAGE_BYTES, &page)? }
-        }
-        if copy != spared {
-            point::pass("superblock-first");
-        }
-    }
-    Ok(())
 }

@@ -7,8 +7,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
-
+use crate::append::Append;
+use crate::buffers::CommitBuffer;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::failure::FailureKind;
@@ -17,36 +17,12 @@ use crate::format::patch::Patches;
 use crate::format::record::RecordBuilder;
 use crate::handle::Handle;
 use crate::heartbeat::Held;
-use crate::log::{Append, Log};
+use crate::log::Log;
 use crate::media::{ByteRange, MediaError};
 use crate::point;
 
-#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C, align(4096))]
-struct AlignedPage([u8; 4096]);
-
-/// Page-aligned memory for records, kept for reuse.
-pub struct CommitBuffer {
-    pages: Vec<AlignedPage>,
-    len_bytes: usize,
-}
-
-/// Larger buffers are not kept.
-const KEPT_BYTES: usize = 4 << 20;
-/// The number of buffers that are kept.
-const KEPT: usize = 8;
 /// How many bytes are written back between two reports of progress.
 pub(crate) const PART_BYTES: u64 = 16 << 20;
-
-impl CommitBuffer {
-    fn bytes(&self) -> &[u8] {
-        &self.pages.as_bytes()[..self.len_bytes]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.pages.as_mut_bytes()[..self.len_bytes]
-    }
-}
 
 /// Pages of one inode that are committed.
 #[derive(Debug, Clone, Copy)]
@@ -130,24 +106,6 @@ pub struct Commit {
 }
 
 impl Log {
-    fn take_buffer(&self, len_bytes: usize) -> CommitBuffer {
-        let pages = len_bytes.div_ceil(4096);
-        let kept = self.buffers.lock().unwrap_or_else(|broken| broken.into_inner()).pop();
-        let mut buffer = kept.unwrap_or(CommitBuffer { pages: Vec::new(), len_bytes: 0 });
-        if buffer.pages.len() < pages {
-            buffer.pages.resize(pages, AlignedPage::new_zeroed());
-        }
-        buffer.len_bytes = len_bytes;
-        buffer
-    }
-
-    fn keep_buffer(&self, buffer: CommitBuffer) {
-        let mut kept = self.buffers.lock().unwrap_or_else(|broken| broken.into_inner());
-        if kept.len() < KEPT && buffer.pages.len() * 4096 <= KEPT_BYTES {
-            kept.push(buffer);
-        }
-    }
-
     /// Rejects a range that recovery would reject: the log would end there for all processes.
     fn check_commit_range(&self, inode: u64, range: ByteRange) -> Result<()> {
         let data = self.handle.layout.data();
@@ -194,7 +152,7 @@ impl Core {
         if len_bytes > log_bytes / 2 {
             return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
         }
-        let mut buffer = self.log.take_buffer(len_bytes as usize);
+        let mut buffer = self.log.buffers.take(len_bytes as usize);
         fill(builder.page_part(buffer.bytes_mut()));
         let mut rest = builder.small_part(buffer.bytes_mut());
         for part in content.patches {
@@ -250,7 +208,7 @@ impl Commit {
             self.log.control().check_not_failed()?;
         }
         let written = self.log.write_append(&mut self.append, buffer.bytes());
-        self.log.keep_buffer(buffer);
+        self.log.buffers.keep(buffer);
         filled.and(written)
     }
 }

@@ -16,7 +16,7 @@
 //!
 //! The *state* that these parts work on is shared by all processes and lies in the
 //! [`segment`](crate::segment): what the metadata mutex guards there is reached through
-//! [`Locked`](crate::locked::Locked), by its methods (the log's and the image's) and by functions
+//! [`Locked`](crate::log::Locked), by its methods (the log's and the image's) and by functions
 //! that take it ([`alloc`](crate::alloc), [`freed`](crate::freed)).
 //!
 //! # Lock order
@@ -27,8 +27,8 @@
 //! | file mutexes, in the order of their numbers | the bytes and the layout of files | [`Members::lock_file`](crate::members::Members::lock_file) |
 //! | `Space::reserving`, then the byte `Turn` | the right to wait with reservations | [`turn`](crate::turn) |
 //! | `Space::zeroing`, then the byte `Zeroer` | that one handle has pages reserved only to zero them | [`zero`](crate::zero) |
-//! | the maintenance mutex | applying, checkpoints, superblocks | [`Log::maintain`]: [`Maintaining`](crate::locked::Maintaining) |
-//! | the metadata mutex | the log's end, the image, the maps of pages, the lists of freed runs | [`Log::lock`]: [`Locked`](crate::locked::Locked) |
+//! | the maintenance mutex | applying, checkpoints, superblocks | [`Log::maintain`]: [`Maintaining`](crate::log::Maintaining) |
+//! | the metadata mutex | the log's end, the image, the maps of pages, the lists of freed runs | [`Log::lock`]: [`Locked`](crate::log::Locked) |
 //!
 //! `Members::held`, `Log::buffers` and the state of the heartbeat are held for some instructions,
 //! with no other lock taken inside but the byte of an inode, which does not wait.

@@ -16,7 +16,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::checkpoint::write_superblocks;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
@@ -26,6 +25,7 @@ use crate::media::{self, ByteRange, Media};
 use crate::open_options::OpenOptions;
 use crate::pool::Pool;
 use crate::recovery;
+use crate::superblocks::write_superblocks;
 
 impl Pool {
     /// Grows the pool in a file or device to `len_bytes`, rounded down to whole pages. `progress`

@@ -12,10 +12,10 @@ use crate::format::layout::Layout;
 use crate::format::record::LogIdentity;
 use crate::format::superblock::{Superblock, UNKNOWN_BOOT, next_sequence};
 use crate::heartbeat::Heartbeat;
+use crate::log_reader::LogReader;
 use crate::media::Media;
 use crate::members::Members;
 use crate::mutant::{self, Mutant};
-use crate::replay::LogReader;
 use crate::segment::{Control, Segment};
 
 /// What all parts of an open pool use.

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use crate::background::Bell;
+use crate::bell::Bell;
 use crate::segment::Control;
 
 /// Much shorter than any usual timeout,

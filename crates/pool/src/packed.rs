@@ -24,16 +24,16 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::append::Append;
 use crate::appends::append;
+use crate::apply;
 use crate::error::Result;
 use crate::failure::FailureKind;
 use crate::format::PAGE_BYTES;
 use crate::format::record::{HEADER_BYTES, MIN_CLOSE_BYTES, close_start};
 use crate::handle::Handle;
 use crate::heartbeat::Held;
-use crate::image;
-use crate::locked::Locked;
-use crate::log::{Append, Log};
+use crate::log::{Locked, Log};
 use crate::media::{ByteRange, PersistenceDomain};
 use crate::mutant::{self, Mutant};
 use crate::point;
@@ -165,7 +165,7 @@ impl Locked<'_> {
         let mut is_closed = false;
         while lsn < end_lsn {
             let record = self.log().read_counted(lsn)?;
-            image::apply(self, &record);
+            apply::apply(self, &record);
             is_closed = record.header.is_close;
             lsn = record.header.end_lsn();
         }

@@ -20,23 +20,23 @@ use aquifer_sys::shared_memory::{SharedMemory, SharedMemoryError};
 use uuid::Uuid;
 
 use crate::alloc;
+use crate::apply;
 use crate::broker::AccessError;
-use crate::checkpoint::write_superblocks;
 use crate::core::Core;
-use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::failure::FailureKind;
+use crate::format::PAGE_BYTES;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::RECORD_UNIT_BYTES;
-use crate::format::superblock::{ANY_BOOT, COPIES, Superblock, UNKNOWN_BOOT};
-use crate::format::{FormatError, PAGE_BYTES};
+use crate::format::superblock::{ANY_BOOT, Superblock, UNKNOWN_BOOT};
 use crate::freed;
 use crate::handle::Handle;
 use crate::heartbeat::Heartbeat;
-use crate::image;
+use crate::image_slots;
 use crate::life;
-use crate::media::{ByteRange, Media, MediaError};
+use crate::log_reader::{Counted, LogEnd};
+use crate::media::{ByteRange, Media};
 use crate::members::Members;
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
@@ -44,146 +44,12 @@ use crate::open_options::OpenOptions;
 use crate::owners::Inconsistency;
 use crate::pins::PinPlaces;
 use crate::point;
-use crate::replay::{Committed, Counted, LogEnd};
+use crate::random::new_uuid;
+use crate::repair;
+use crate::replay::Committed;
 use crate::segment::Segment;
 use crate::segment_place::{self, Owner, Part, Places};
-
-/// The superblock that counts.
-#[derive(Debug)]
-pub(crate) struct Superblocks {
-    pub valid: Superblock,
-    /// Which copy that is.
-    pub copy: u64,
-    /// The error of the other copy, if a later program version wrote it. Writing the superblocks
-    /// would overwrite it.
-    later: Option<(u64, FormatError)>,
-}
-
-impl Superblocks {
-    /// Returns an error if a later program has written one of them: it may have been interrupted
-    /// while converting the pool.
-    fn check_writable(&self, media: &dyn Media) -> Result<()> {
-        let path = media.path().to_path_buf();
-        match &self.later {
-            None => Ok(()),
-            Some((_, FormatError::Version { found })) => {
-                Err(PoolError::FutureVersion { path, found: *found })
-            }
-            Some((copy, error)) => Err(PoolError::Damaged {
-                path,
-                structure: format!("superblock {copy}"),
-                error: error.clone(),
-            }),
-        }
-    }
-}
-
-/// The page of each copy, or the error of reading it.
-type Pages = Vec<std::result::Result<Vec<u8>, MediaError>>;
-
-fn superblock_pages(media: &dyn Media) -> Pages {
-    let read = |copy| {
-        let mut page = vec![0; PAGE_BYTES as usize];
-        media.read_at(copy * PAGE_BYTES, &mut page).map(|()| page)
-    };
-    (0..COPIES).map(read).collect()
-}
-
-/// How often to reread superblocks that change between two reads and are never whole.
-const MOST_LOOKS: usize = 10_000;
-
-/// Reads both superblocks and chooses the valid one.
-///
-/// Processes that have the pool open may write them at the same time, one copy after the other. So
-/// what is read may mix two checkpoints, in both copies. At any moment one of the two is whole: a
-/// damaged copy is the same when it is read again, and one that was being written is not.
-pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
-    if media.len_bytes() < COPIES * PAGE_BYTES {
-        return Err(PoolError::NotAPool { path: media.path().to_path_buf() });
-    }
-    let mut pages = superblock_pages(media);
-    for _ in 1..MOST_LOOKS {
-        let Err(_) = choose_superblock(media, &pages) else { break };
-        let again = superblock_pages(media);
-        let are_same = pages.iter().zip(&again).all(|copies| match copies {
-            (Ok(one), Ok(other)) => one == other,
-            (one, other) => one.is_err() && other.is_err(),
-        });
-        pages = again;
-        if are_same {
-            break;
-        }
-    }
-    choose_superblock(media, &pages)
-}
-
-fn choose_superblock(media: &dyn Media, pages: &Pages) -> Result<Superblocks> {
-    let path = || media.path().to_path_buf();
-    let mut errors = Vec::new();
-    let mut unreadable = None;
-    let mut valid: Option<(u64, Superblock)> = None;
-    for (copy, page) in (0..COPIES).zip(pages) {
-        let page = match page {
-            Ok(page) => page,
-            Err(error) => {
-                errors.push((copy, FormatError::Unreadable));
-                unreadable = Some(error);
-                continue;
-            }
-        };
-        match Superblock::decode(page, copy) {
-            Ok(found) => match &valid {
-                // One of them belongs to another pool, and it is unknown which.
-                Some((_, best)) if !found.is_of_same_pool(best) => {
-                    return Err(PoolError::Damaged {
-                        path: path(),
-                        structure: format!("superblock {copy}"),
-                        error: FormatError::Contradiction { other: "the other copy" },
-                    });
-                }
-                Some((_, best)) if found.sequence <= best.sequence => {}
-                _ => valid = Some((copy, found)),
-            },
-            Err(error) => errors.push((copy, error)),
-        }
-    }
-    let Some((copy, valid)) = valid else {
-        if let Some(error) = unreadable {
-            let source = match error.source.raw_os_error() {
-                Some(errno) => std::io::Error::from_raw_os_error(errno),
-                None => std::io::Error::new(error.source.kind(), error.source.to_string()),
-            };
-            return Err(MediaError { path: path(), source, ..*error }.into());
-        }
-        if let Some(found) = errors.iter().find_map(|(_, error)| match error {
-            FormatError::Version { found } => Some(*found),
-            _ => None,
-        }) {
-            return Err(PoolError::FutureVersion { path: path(), found });
-        }
-        if errors.iter().all(|(_, error)| *error == FormatError::Magic) {
-            return Err(PoolError::NotAPool { path: path() });
-        }
-        let (copy, error) = errors.into_iter().next_back().expect("both copies failed");
-        return Err(PoolError::Damaged {
-            path: path(),
-            structure: format!("superblock {copy} (and the other one)"),
-            error,
-        });
-    };
-    if media.len_bytes() < valid.layout.len_bytes() {
-        return Err(PoolError::Truncated {
-            path: path(),
-            found_bytes: media.len_bytes(),
-            expected_bytes: valid.layout.len_bytes(),
-        });
-    }
-    let is_later = |error: &FormatError| {
-        matches!(error, FormatError::Version { .. } | FormatError::Features { .. })
-    };
-    let later = errors.into_iter().find(|(_, error)| is_later(error));
-    Ok(Superblocks { valid, copy, later })
-}
+use crate::superblocks::{Superblocks, read_superblocks, write_superblocks};
 
 /// How this process has the pool open.
 enum Role {
@@ -387,7 +253,7 @@ fn take_slot(core: &Core) -> Result<()> {
         .map_err(|e| lock_error(&*core.handle.media, e))?
     {
         point::pass("join-slot");
-        alloc::inherit_slot(&core.log.lock()?)?;
+        repair::inherit_slot(&core.log.lock()?)?;
         point::pass("join-inherited");
         Ok(())
     } else {
@@ -598,7 +464,7 @@ fn build(
             // commit of one page.
             core.handle.media.forget_cached(core.handle.layout.log());
             point::pass("open-recovered");
-            alloc::rebuild(&core.log.lock()?)?;
+            repair::rebuild(&core.log.lock()?)?;
             let fresh_from_page = core.handle.control().fresh_from_page.load(Relaxed);
             core.handle.control().durable_fresh_from_page.store(fresh_from_page, Relaxed);
             point::pass("open-rebuilt");
@@ -615,7 +481,7 @@ fn build(
             }
         } else {
             // For queries of the pool's usage.
-            alloc::rebuild(&core.log.lock()?)?;
+            repair::rebuild(&core.log.lock()?)?;
         }
         Ok((overlay, records))
     });
@@ -647,7 +513,7 @@ fn load_image(core: &Core) -> Result<()> {
             let first_slot = page_index * SLOTS_PER_PAGE;
             core.handle.segment.allocate_slot(first_slot + SLOTS_PER_PAGE - 1)?;
             for (number, slot) in (first_slot..).zip(page.as_chunks_mut::<SLOT_BYTES>().0) {
-                image::load_from_media(&core.handle.segment, number, slot);
+                image_slots::load_from_media(&core.handle.segment, number, slot);
             }
         }
     }
@@ -701,11 +567,11 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
         if let Some(last) = slots.filter(|slot| *slot < core.handle.segment.slots()).max() {
             core.handle.segment.allocate_slot(last)?;
         }
-        image::apply(&locked, record);
+        apply::apply(&locked, record);
         records += 1;
         Ok(())
     })?;
-    let owners = image::owners(&core.handle);
+    let owners = image_slots::owners(&core.handle);
     let forbids = |inconsistency: &&Inconsistency| {
         inconsistency.forbids_writing() && !(repairs && inconsistency.is_miscount())
     };
@@ -876,9 +742,9 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
         if dirty[(page / 64) as usize].load(Relaxed) & (1 << (page % 64)) == 0 {
             continue;
         }
-        let mut bytes = image::page_for_media(&core.handle.segment, page);
-        image::seal_page(&mut bytes);
-        image::begin_log_of(&core.handle.segment, page);
+        let mut bytes = image_slots::page_for_media(&core.handle.segment, page);
+        image_slots::seal_page(&mut bytes);
+        image_slots::begin_log_of(&core.handle.segment, page);
         let offset_bytes = core.handle.layout.metadata().offset_bytes + page * PAGE_BYTES;
         // SAFETY: a page of metadata: no reference to it is ever made.
         unsafe { core.handle.media.write_at(offset_bytes, &bytes)? };

@@ -14,7 +14,7 @@ use crate::format::inode::{HEAD_SLOT, SlotBytes};
 use crate::format::run::{MAX_RUN_PAGES, Run};
 use crate::format::slot::named_runs;
 use crate::freed;
-use crate::locked::Locked;
+use crate::log::Locked;
 use crate::mutant::{self, Mutant};
 use crate::point;
 use crate::space::Space;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::alloc::{self, PageMaps, Wanted};
-use crate::background::Bell;
+use crate::bell::Bell;
 use crate::error::Result;
 use crate::handle::Handle;
 use crate::log::Log;

@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::alloc;
+use crate::append::Append;
+use crate::apply;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::FormatError;
@@ -18,9 +20,8 @@ use crate::format::run_list::LIST_RUNS;
 use crate::format::slot::{self, Slot};
 use crate::format::slot_change::SlotWords;
 use crate::freed;
-use crate::image;
-use crate::locked::Locked;
-use crate::log::Append;
+use crate::image_slots;
+use crate::log::Locked;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::object_names;
@@ -93,7 +94,7 @@ impl ReadSlots for Transaction<'_> {
         match self.changed(number) {
             Some(bytes) => *into = *bytes,
             None if number < self.segment().slots() => {
-                image::load_slot_into(self.segment(), number, into);
+                image_slots::load_slot_into(self.segment(), number, into);
             }
             None => *into = [0; SLOT_BYTES],
         }
@@ -104,7 +105,7 @@ impl ReadSlots for Transaction<'_> {
         Ok(match self.changed(number) {
             Some(bytes) => slot::word(bytes, index),
             None if number < self.segment().slots() => {
-                image::load_word(self.segment(), number, index)
+                image_slots::load_word(self.segment(), number, index)
             }
             None => [0; 8],
         })
@@ -386,7 +387,7 @@ impl Core {
             .map_err(|error| self.handle.damaged("a record just made", error))?;
         self.log.publish_append(&append, record.bytes())?;
         point::pass("transact-published");
-        image::apply(&transaction.locked, &record);
+        apply::apply(&transaction.locked, &record);
         point::pass("transact-applied");
         transaction.end(reservations);
         point::pass("transact-unlocked");
@@ -414,7 +415,7 @@ impl Core {
         locked.publish_packed(place, record, exposes)?;
         let end_lsn = lsn + record.len() as u64;
         freed::note_change(locked, freeing, end_lsn);
-        image::apply_noted(locked, builder.slots(record), end_lsn);
+        apply::apply_noted(locked, builder.slots(record), end_lsn);
         transaction.end(reservations);
         Ok(())
     }
@@ -455,7 +456,7 @@ impl Core {
             debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
         }
         let head = PoolHead::read(|index| {
-            u64::from_le_bytes(image::load_word(&self.handle.segment, HEAD_SLOT, index))
+            u64::from_le_bytes(image_slots::load_word(&self.handle.segment, HEAD_SLOT, index))
         });
         let last_slot = changed.iter().map(|(slot, _)| *slot).max();
         let raised = PoolHead {
@@ -477,7 +478,7 @@ impl Core {
         for (slot, after) in changed.iter() {
             let before = self.handle.segment.slot(*slot).expect("it was allocated");
             // The first change of a slot behind the tail must be whole.
-            let words = if image::is_logged(&self.handle.segment, *slot) {
+            let words = if image_slots::is_logged(&self.handle.segment, *slot) {
                 SlotWords::shortest(|at| before[at].load(Relaxed).to_ne_bytes(), after)
             } else {
                 SlotWords::whole(after)

@@ -30,9 +30,9 @@ use aquifer_sys::lock::LockKind;
 
 use super::memory::{BLOCK_PINS, BLOCKS, PinMemory};
 use super::word::{PinValue, PinWord};
-use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::membership::{Byte, Membership};
+use crate::random::new_uuid;
 
 /// Words that are tried before another block is claimed.
 const MOST_LOOKED_AT: usize = 2 * BLOCK_PINS;

@@ -59,8 +59,7 @@ pub use self::word::InodeUse;
 pub(crate) use self::word::{PinSet, PinValue, PinWord};
 use crate::error::{PoolError, Result};
 use crate::handle::Handle;
-use crate::locked::Locked;
-use crate::log::Log;
+use crate::log::{Locked, Log};
 use crate::membership::{Membership, READER_GROUPS, READER_LAYOUTS_END};
 
 use aquifer_sys::patience::Waited;
@@ -255,7 +254,7 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
-    use crate::create::new_uuid;
+    use crate::random::new_uuid;
 
     fn open(path: &Path, pool: Uuid) -> PinPlaces {
         let file = SharedMemory::descriptor_at(path, true).unwrap();
