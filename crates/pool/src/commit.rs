@@ -7,7 +7,6 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use crate::append::Append;
 use crate::buffers::CommitBuffer;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
@@ -18,6 +17,7 @@ use crate::format::record::RecordBuilder;
 use crate::handle::Handle;
 use crate::heartbeat::Held;
 use crate::log::Log;
+use crate::log_writer::Append;
 use crate::media::{ByteRange, MediaError};
 use crate::point;
 

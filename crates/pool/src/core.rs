@@ -1,12 +1,12 @@
 //! The parts of an open pool, and the order of their locks.
 //!
 //! ```text
-//!  Pool ── Core     transactions, checkpoints, captures, closing: what needs several parts
-//!           ├── space: Space      reservations, the turn, zeroing         zeroing, reserving
-//!           ├── pins: Pins        pins of this handle
-//!           ├── image: Image      reading the metadata, without locks
-//!           ├── log: Arc<Log>     appends, durability, replay             maintenance, metadata
-//!           └── handle: Arc<Handle>    media, segment, members            files, held
+//!  Core             transactions, checkpoints, captures, closing       its locks:
+//!   ├── Space       reservations, the turn, zeroing                   reserving, zeroing
+//!   ├── Pins        pins that this handle sets
+//!   ├── Image       reading the metadata, without locks
+//!   ├── Log         appends, packed records, replay, repair           maintenance, metadata
+//!   └── Handle      media, segment, members                           file mutexes
 //! ```
 //!
 //! A part uses those below it and none above it: space, pins and image take the metadata mutex
@@ -16,8 +16,8 @@
 //!
 //! The *state* that these parts work on is shared by all processes and lies in the
 //! [`segment`](crate::segment): what the metadata mutex guards there is reached through
-//! [`Locked`](crate::log::Locked), by its methods (the log's and the image's) and by functions
-//! that take it ([`alloc`](crate::alloc), [`freed`](crate::freed)).
+//! [`Locked`](crate::log::Locked), by its methods (the log's) and by functions that take it
+//! ([`apply`](crate::apply), [`alloc`](crate::alloc), [`freed`](crate::freed)).
 //!
 //! # Lock order
 //! A thread takes locks from the top down, and none while it holds the last.
@@ -25,13 +25,13 @@
 //! | lock | guards | taken by |
 //! |---|---|---|
 //! | file mutexes, in the order of their numbers | the bytes and the layout of files | [`Members::lock_file`](crate::members::Members::lock_file) |
-//! | `Space::reserving`, then the byte `Turn` | the right to wait with reservations | [`turn`](crate::turn) |
+//! | `Space::reserving`, then the byte `Turn` | the right to wait with reservations | [`Turn`](crate::turn::Turn) |
 //! | `Space::zeroing`, then the byte `Zeroer` | that one handle has pages reserved only to zero them | [`zero`](crate::zero) |
 //! | the maintenance mutex | applying, checkpoints, superblocks | [`Log::maintain`]: [`Maintaining`](crate::log::Maintaining) |
 //! | the metadata mutex | the log's end, the image, the maps of pages, the lists of freed runs | [`Log::lock`]: [`Locked`](crate::log::Locked) |
 //!
-//! `Members::held`, `Log::buffers` and the state of the heartbeat are held for some instructions,
-//! with no other lock taken inside but the byte of an inode, which does not wait.
+//! `Members::held`, the buffers of the log and the state of the heartbeat are held for a few
+//! instructions; inside, only the byte of an inode is taken, which does not wait.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -53,7 +53,6 @@ pub(crate) struct Core {
     pub pins: Pins,
     pub image: Image,
     pub log: Arc<Log>,
-    /// Last: what the other parts refer to.
     pub handle: Arc<Handle>,
     /// The directories in which the segment may lie.
     pub places: Places,

@@ -1,18 +1,20 @@
 //! Pools: a formatted file or device that holds named, persistent things.
 //!
 //! ```text
-//!            Pool: create, open, close, grow, check
-//!              │
-//!   transaction ── alloc ── image         metadata, changed under the one metadata mutex
-//!              │
-//!      freed ── pins ── zero             pages between two owners
-//!              │
-//!      log ── replay ── checkpoint ── recovery        the one redo log
-//!              │
-//!   core ── segment ── membership ── broker        what the processes of a pool share at run time
-//!                         advisory               locks of files, for their users
-//!              │
-//!   format    media                       bytes on media; how they become durable
+//!   pool                                       create, open, close, and the methods of each subject
+//!     │
+//!   core ── transaction ── checkpoint ── recovery ── grow       what needs several parts
+//!     │
+//!   space ── reservation ── turn ── zero       free pages, as this handle takes them
+//!   pins                                       what keeps freed pages
+//!   image                                      reading the metadata, without locks
+//!   log ── log_writer ── packed ── commit ── replay ── repair       the one redo log, and its mutexes
+//!     │           apply ── alloc ── freed      metadata and pages, changed with the metadata mutex
+//!     │
+//!   handle ── members ── segment ── broker     what the processes of a pool share at run time
+//!     │          advisory                      locks of files, for their users
+//!     │
+//!   format    media                            bytes on media; how they become durable
 //! ```
 //!
 //! # Durability
@@ -54,9 +56,9 @@
 //! # }
 //! ```
 
+mod access_error;
 mod advisory;
 mod alloc;
-mod append;
 mod appends;
 mod apply;
 mod background;
@@ -74,6 +76,7 @@ mod error;
 mod failure;
 pub mod format;
 mod freed;
+mod fresh;
 mod grow;
 mod handle;
 mod heartbeat;
@@ -85,6 +88,7 @@ mod life;
 mod links;
 mod log;
 mod log_reader;
+mod log_writer;
 mod logged_page;
 #[cfg(all(test, loom))]
 mod loom_models;

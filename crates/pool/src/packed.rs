@@ -24,7 +24,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::append::Append;
 use crate::appends::append;
 use crate::apply;
 use crate::error::Result;
@@ -34,6 +33,7 @@ use crate::format::record::{HEADER_BYTES, MIN_CLOSE_BYTES, close_start};
 use crate::handle::Handle;
 use crate::heartbeat::Held;
 use crate::log::{Locked, Log};
+use crate::log_writer::Append;
 use crate::media::{ByteRange, PersistenceDomain};
 use crate::mutant::{self, Mutant};
 use crate::point;

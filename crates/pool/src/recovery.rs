@@ -19,9 +19,9 @@ use aquifer_sys::lock::LockKind;
 use aquifer_sys::shared_memory::{SharedMemory, SharedMemoryError};
 use uuid::Uuid;
 
+use crate::access_error::AccessError;
 use crate::alloc;
 use crate::apply;
-use crate::broker::AccessError;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::failure::FailureKind;

@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::alloc;
-use crate::append::Append;
 use crate::apply;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
@@ -22,6 +21,7 @@ use crate::format::slot_change::SlotWords;
 use crate::freed;
 use crate::image_slots;
 use crate::log::Locked;
+use crate::log_writer::Append;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::object_names;

@@ -5,9 +5,6 @@
 //! that cannot get all it needs releases what it holds and takes a *turn*: one call at a time, of
 //! all processes, keeps what it has reserved and waits for more. All other calls either use what
 //! they hold or release it, so the call that has the turn gets everything that it could get alone.
-//!
-//! # Lock order
-//! A file's mutex, then `Space::reserving`, then the byte, then every lock that a reservation takes.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;

@@ -22,9 +22,6 @@
 //!
 //! So no zero need be durable. The record that names a zeroed page makes it durable first,
 //! including the zeros (rule 3).
-//!
-//! # Lock order
-//! `Space::zeroing`, then the byte, then the metadata mutex.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

@@ -49,7 +49,6 @@
 //! ```
 
 mod client;
-mod error;
 mod key;
 mod message;
 
@@ -66,10 +65,10 @@ use aquifer_sys::io::reopen;
 use aquifer_sys::local_socket::{Connection, Listener, Peer};
 
 pub(crate) use self::client::{Granted, ask};
-pub use self::error::AccessError;
 pub use self::key::AccessKey;
 use self::key::KeyHash;
 use self::message::{Answer, Request};
+pub use crate::access_error::AccessError;
 use crate::error::{PoolError, Result};
 use crate::membership::{Byte, HeldByte};
 use crate::open_options::OpenOptions;

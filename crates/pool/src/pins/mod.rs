@@ -53,7 +53,6 @@ use uuid::Uuid;
 
 use self::blocks::Blocks;
 use self::locks::Locks;
-pub(crate) use self::memory::BLOCKS;
 use self::memory::PinMemory;
 pub use self::word::InodeUse;
 pub(crate) use self::word::{PinSet, PinValue, PinWord};

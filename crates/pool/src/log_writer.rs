@@ -1,5 +1,5 @@
-//! Appends: taking room in the log, writing it, and waiting until everything before it is durable.
-//! The top of `log.rs` describes them.
+//! Writing the log: taking room, writing, and waiting until everything before is durable. The top
+//! of `log.rs` describes it.
 
 use std::io;
 use std::sync::Arc;
