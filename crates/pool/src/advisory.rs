@@ -31,10 +31,11 @@ use std::time::{Duration, Instant};
 use aquifer_sys::lock::{self, LockRange};
 use aquifer_vm::NotInherited;
 
-use crate::core::Core;
 use crate::error::{PoolError, Result};
+use crate::format::layout::Layout;
+use crate::handle::Handle;
+use crate::inode_lock::LockMode;
 use crate::membership::{FILE_BYTES, WHOLE_FILES};
-use crate::pool::{LockMode, Pool};
 
 /// The sleep between two attempts of a lock with a timeout: the kernel's blocking lock has none.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
@@ -65,55 +66,36 @@ pub struct AdvisoryLocks {
     /// Refers to the descriptor below, so it is dropped first.
     _not_inherited: NotInherited,
     file: OwnedFd,
-    core: Arc<Core>,
+    handle: Arc<Handle>,
     inode: u64,
 }
 
-impl Pool {
-    /// Returns a lock holder for a file, without any locks. The caller must keep the inode number
-    /// from being reused while the holder exists ([`Pool::pin_inode`]).
-    ///
-    /// # Errors
-    /// [`PoolError::CannotLock`] if the pool file cannot be reopened; [`PoolError::Forked`].
-    pub fn advisory_locks(&self, inode: u64) -> Result<AdvisoryLocks> {
-        let core = self.core();
-        if !core.process.is_current() {
-            return Err(PoolError::Forked);
-        }
-        // A pool opened for reading gets a descriptor that cannot write.
-        let flags = if core.is_writable { libc::O_RDWR } else { libc::O_RDONLY };
-        let file = aquifer_sys::io::reopen(core.media.file(), flags)
-            .map_err(|source| PoolError::CannotLock { inode, source })?;
-        let _not_inherited = NotInherited::new(file.as_fd());
-        Ok(AdvisoryLocks { _not_inherited, file, core: core.share(), inode })
-    }
-
-    /// The limit of lockable ranges: no byte of a file from here on can be locked.
-    pub fn lockable_bytes(&self) -> u64 {
-        self.core().lockable_bytes()
-    }
-}
-
-impl Core {
-    fn lockable_bytes(&self) -> u64 {
-        let slots = self.layout.slots().next_power_of_two();
-        FILE_BYTES / slots
-    }
+/// No byte of a file from here on can be locked.
+pub(crate) fn lockable_bytes(layout: &Layout) -> u64 {
+    FILE_BYTES / layout.slots().next_power_of_two()
 }
 
 impl AdvisoryLocks {
+    pub(crate) fn new(handle: &Arc<Handle>, inode: u64) -> Result<AdvisoryLocks> {
+        handle.members.check_process()?;
+        // A pool opened for reading gets a descriptor that cannot write.
+        let flags = if handle.members.is_writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let file = aquifer_sys::io::reopen(handle.media.file(), flags)
+            .map_err(|source| PoolError::CannotLock { inode, source })?;
+        let _not_inherited = NotInherited::new(file.as_fd());
+        Ok(AdvisoryLocks { _not_inherited, file, handle: handle.clone(), inode })
+    }
+
     fn start(&self) -> u64 {
-        FILE_BYTES + self.inode * self.core.lockable_bytes()
+        FILE_BYTES + self.inode * lockable_bytes(&self.handle.layout)
     }
 
     fn range(&self, area: &LockArea) -> Result<LockRange> {
-        if !self.core.process.is_current() {
-            return Err(PoolError::Forked);
-        }
+        self.handle.members.check_process()?;
         let LockArea::Bytes(bytes) = area else {
             return Ok(LockRange::byte(WHOLE_FILES + self.inode));
         };
-        let limit_bytes = self.core.lockable_bytes();
+        let limit_bytes = lockable_bytes(&self.handle.layout);
         let end = if bytes.end == u64::MAX { limit_bytes } else { bytes.end };
         if bytes.start >= end || end > limit_bytes {
             return Err(PoolError::Parameter {
@@ -131,9 +113,9 @@ impl AdvisoryLocks {
     }
 
     fn check(&self, mode: LockMode) -> Result<()> {
-        if mode == LockMode::Exclusive && !self.core.is_writable {
+        if mode == LockMode::Exclusive && !self.handle.members.is_writable {
             Err(PoolError::ReadOnly {
-                path: self.core.media.path().to_path_buf(),
+                path: self.handle.media.path().to_path_buf(),
                 reason: "it was opened for reading, which allows shared locks only",
             })
         } else {
@@ -214,7 +196,7 @@ impl AdvisoryLocks {
     }
 
     fn bytes_of(&self, range: LockRange) -> Range<u64> {
-        let limit_bytes = self.core.lockable_bytes();
+        let limit_bytes = lockable_bytes(&self.handle.layout);
         let start = range.offset_bytes.saturating_sub(self.start());
         let end = start.saturating_add(range.len_bytes);
         // A length of 0 stands for everything from the start on, here too.
@@ -227,7 +209,7 @@ impl Drop for AdvisoryLocks {
     fn drop(&mut self) {
         // Unlock before closing: a child process may have a copy of the descriptor. In a child the
         // locks belong to the parent.
-        if self.core.process.is_current() {
+        if self.handle.members.process.is_current() {
             let _ = lock::unlock(self.file.as_fd(), LockRange::WHOLE);
         }
     }

@@ -31,16 +31,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::bitmap;
-use crate::core::{Core, Locked};
-use crate::error::Result;
 use crate::format::file::{LINKS_WORD, is_unlinked};
-use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
-use crate::format::slot::{is_free_slot, is_object_slot, named_runs};
-use crate::freed;
-use crate::image::{load_slot, load_word};
-use crate::object_names;
-use crate::segment::{Control, ProcessSlot, RUN_CLASSES, Segment, SlotSet};
+use crate::format::slot::{is_free_slot, is_object_slot};
+use crate::handle::Handle;
+use crate::image_slots::load_word;
+use crate::log::Locked;
+use crate::segment::{Control, RUN_CLASSES, Segment, SlotSet};
 use crate::sync::AtomicU64;
 
 /// Pages of a range that one huge page-table entry can map.
@@ -75,7 +72,7 @@ pub(crate) enum Wanted {
 }
 
 /// The maps that a search for free pages uses.
-pub(crate) struct Space<'a> {
+pub(crate) struct PageMaps<'a> {
     control: &'a Control,
     used: &'a [AtomicU64],
     zeroed: &'a [AtomicU64],
@@ -83,16 +80,16 @@ pub(crate) struct Space<'a> {
     data: Run,
 }
 
-impl<'a> Space<'a> {
+impl<'a> PageMaps<'a> {
     /// The maps as they are now. A consistent view only while the metadata mutex is held.
-    pub fn of(core: &'a Core) -> Space<'a> {
-        let (control, start_page) = (core.control(), core.layout.data_start_page);
-        Space {
+    pub fn of(handle: &'a Handle) -> PageMaps<'a> {
+        let (control, start_page) = (handle.control(), handle.layout.data_start_page);
+        PageMaps {
             control,
-            used: core.segment.used_pages(),
-            zeroed: core.segment.zeroed_pages(),
+            used: handle.segment.used_pages(),
+            zeroed: handle.segment.zeroed_pages(),
             fresh_from_page: control.fresh_from_page.load(Relaxed),
-            data: Run { start_page, pages: core.layout.page_count - start_page },
+            data: Run { start_page, pages: handle.layout.page_count - start_page },
         }
     }
 
@@ -223,7 +220,7 @@ fn part_of(free: Run, pages: u64) -> Run {
 
 /// Marks pages as used.
 pub(crate) fn mark_used(locked: &Locked<'_>, run: Run) {
-    let (segment, control) = (&locked.core().segment, locked.control());
+    let (segment, control) = (&locked.handle().segment, locked.control());
     let taken = bitmap::set(segment.used_pages(), run, true);
     control.free_count.store(control.free_count.load(Relaxed).saturating_sub(taken), Relaxed);
     let cleared = bitmap::set(segment.zeroed_pages(), run, false);
@@ -241,7 +238,7 @@ pub(crate) fn mark_free(locked: &Locked<'_>, run: Run) {
             first_free_page.store(from, Relaxed);
         }
     }
-    let freed = bitmap::set(locked.core().segment.used_pages(), run, false);
+    let freed = bitmap::set(locked.handle().segment.used_pages(), run, false);
     let free_count = &locked.control().free_count;
     free_count.store(free_count.load(Relaxed) + freed, Relaxed);
 }
@@ -254,7 +251,7 @@ pub(crate) fn free_count(control: &Control) -> u64 {
 
 /// Marks pages as all zero; they are free, or are about to be.
 pub(crate) fn mark_zeroed(locked: &Locked<'_>, run: Run) {
-    let set = bitmap::set(locked.core().segment.zeroed_pages(), run, true);
+    let set = bitmap::set(locked.handle().segment.zeroed_pages(), run, true);
     let control = locked.control();
     control.zeroed_count.store(control.zeroed_count.load(Relaxed) + set, Relaxed);
 }
@@ -267,99 +264,16 @@ pub(crate) fn raise_fresh(locked: &Locked<'_>, page: u64) {
     if page <= before {
         return;
     }
-    let free: Vec<Run> = Space::of(locked.core()).runs(Wanted::Any, before, page).collect();
+    let free: Vec<Run> = PageMaps::of(locked.handle()).runs(Wanted::Any, before, page).collect();
     free.into_iter().for_each(|run| mark_zeroed(locked, run));
     control.fresh_from_page.store(page, Relaxed);
-}
-
-/// Rebuilds the map of used pages from the inodes, the reservations and the freed runs that wait;
-/// the slot sets from the slots; and the index of names, if it is incomplete.
-pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
-    let core = locked.core();
-    let (map, control) = (core.segment.used_pages(), core.control());
-    freed::settle(control);
-    for word in map {
-        word.store(0, Relaxed);
-    }
-    let mark = |run| {
-        bitmap::set(map, run, true);
-    };
-    mark(Run { start_page: 0, pages: core.layout.data_start_page });
-    let mut runs = Vec::new();
-    for slot in 0..core.segment.allocated_slots() {
-        let bytes = load_slot(&core.segment, slot);
-        note_slot(&core.segment, slot);
-        if slot != HEAD_SLOT {
-            named_runs(&bytes, &mut runs);
-            runs.drain(..).for_each(mark);
-        }
-    }
-    object_names::build(&core.segment);
-    let (waiting, held) = freed::waiting(control);
-    waiting.chain(held).for_each(mark);
-    for (index, process) in control.processes.iter().enumerate() {
-        if core.membership.is_alive(index) {
-            reservations(process).for_each(mark)
-        } else {
-            forget_reservations(process)
-        }
-    }
-    let used: u64 = map.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum();
-    control.free_count.store(core.layout.page_count - used, Relaxed);
-    // Used pages lose their bit. A page taken by a process that died has lost it when it was taken,
-    // or was never written.
-    let mut zeroed = 0;
-    for (word, used) in core.segment.zeroed_pages().iter().zip(map) {
-        let bits = word.load(Relaxed) & !used.load(Relaxed);
-        word.store(bits, Relaxed);
-        zeroed += u64::from(bits.count_ones());
-    }
-    control.zeroed_count.store(zeroed, Relaxed);
-    control.first_free_page.iter().for_each(|page| page.store(0, Relaxed));
-    let head = PoolHead::decode(&load_slot(&core.segment, HEAD_SLOT));
-    let fresh_from_page = head.map_or(core.layout.page_count, |head| head.fresh_from_page);
-    control.fresh_from_page.store(fresh_from_page, Relaxed);
-    Ok(())
 }
 
 /// Forgets which pages are zero: after the records that are being replayed, the pages may have been
 /// written to.
 pub(crate) fn forget_zeroed(locked: &Locked<'_>) {
-    locked.core().segment.zeroed_pages().iter().for_each(|word| word.store(0, Relaxed));
+    locked.handle().segment.zeroed_pages().iter().for_each(|word| word.store(0, Relaxed));
     locked.control().zeroed_count.store(0, Relaxed);
-}
-
-/// Frees what dead processes had reserved. An allocation that finds no room makes a checkpoint,
-/// which calls this.
-pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<()> {
-    let core = locked.core();
-    // Reading the reservations is cheap; checking whether their owner lives is a system call.
-    let is_left = |(index, process): (usize, &ProcessSlot)| {
-        reservations(process).next().is_some() && !core.membership.is_alive(index)
-    };
-    if core.control().processes.iter().enumerate().any(is_left) { rebuild(locked) } else { Ok(()) }
-}
-
-/// Abandons what the last owner of this process's slot had in progress when it died. With a new
-/// owner the slot counts as alive, so waiters would wait for its appends and its reserved pages
-/// would never be freed. An inode may name these pages already, so the map is rebuilt.
-pub(crate) fn inherit_slot(locked: &Locked<'_>) -> Result<()> {
-    locked.core().abandon_appends_of(locked, locked.core().membership.index());
-    let process = &locked.control().processes[locked.core().membership.index()];
-    if reservations(process).next().is_none() {
-        return Ok(());
-    }
-    forget_reservations(process);
-    rebuild(locked)
-}
-
-fn forget_reservations(process: &ProcessSlot) {
-    process.reservations.iter().for_each(|word| word.store(0, Relaxed));
-    process.zeroing_pages.store(0, Relaxed);
-}
-
-fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
-    process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
 }
 
 /// Updates the slot sets after a slot of the image has changed.
@@ -390,7 +304,7 @@ pub(crate) fn note_slot(segment: &Segment, number: u64) {
 
 /// Returns an empty slot, from `from` on. Requires the metadata mutex.
 pub(crate) fn free_slot(locked: &Locked<'_>, from: u64) -> Option<u64> {
-    let segment = &locked.core().segment;
+    let segment = &locked.handle().segment;
     let occupied = segment.slot_set(SlotSet::Occupied);
     let free = bitmap::first(|index| !occupied[index].load(Relaxed), from, segment.slots());
     (free < segment.slots()).then_some(free)

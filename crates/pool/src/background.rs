@@ -9,15 +9,13 @@ use std::ffi::CStr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use aquifer_vm::worker::{self, Ticket};
+use aquifer_vm::worker::{self, Bell, Ticket};
 
 use crate::core::Core;
 use crate::format::PAGE_BYTES;
 use crate::heartbeat::PERIOD;
-use crate::pool::OpenOptions;
+use crate::open_options::OpenOptions;
 use crate::zero::CHUNK_PAGES;
-
-pub(crate) use aquifer_vm::worker::Bell;
 
 /// A background thread, which runs until it is stopped or the pool is closed.
 pub(crate) struct Worker {
@@ -37,12 +35,12 @@ impl Worker {
     /// Starts the thread that zeroes free pages, at a limited rate, until there are enough.
     pub fn zeroer(core: &Arc<Core>, options: &OpenOptions) -> Option<Worker> {
         let (stock_bytes, rate) = (options.zeroed_bytes, options.zero_bytes_per_second);
-        let bell = core.zeroer_bell.get_or_init(Arc::default).clone();
+        let bell = core.space.zeroer_bell.get_or_init(Arc::default).clone();
         Self::start(core, c"aquifer-zero", bell, move |core, bell| {
-            while core.zeroed_bytes() < stock_bytes {
+            while core.space.zeroed_bytes() < stock_bytes {
                 let most_pages = CHUNK_PAGES.min(rate.div_ceil(PAGE_BYTES));
                 // The allocation that needs the pages reports the failure.
-                let zeroed = core.zero_some(most_pages).unwrap_or(0);
+                let zeroed = core.space.zero_some(most_pages).unwrap_or(0);
                 let pause = Duration::from_secs_f64((zeroed * PAGE_BYTES) as f64 / rate as f64);
                 if zeroed == 0 || !bell.pause(pause) {
                     break;
@@ -53,15 +51,12 @@ impl Worker {
 
     /// Starts the thread that signals progress while this process waits for its media.
     pub fn heartbeat(core: &Arc<Core>) -> Option<Worker> {
-        let bell = core.heartbeat.bell.get_or_init(Arc::default).clone();
-        Self::start(
-            core,
-            c"aquifer-beat",
-            bell,
-            |core, bell| {
-                while bell.pause(PERIOD) && core.beat() {}
-            },
-        )
+        let bell = core.handle.heartbeat.bell.get_or_init(Arc::default).clone();
+        Self::start(core, c"aquifer-beat", bell, |core, bell| {
+            let handle = &core.handle;
+            let owner = handle.members.locks.index();
+            while bell.pause(PERIOD) && handle.heartbeat.beat(handle.control(), owner) {}
+        })
     }
 
     fn start(

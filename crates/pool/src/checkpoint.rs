@@ -19,27 +19,30 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::alloc;
 use crate::appends::{at_place, note_at_place};
 use crate::commit::{PART_BYTES, parts};
-use crate::core::{Core, Maintaining};
+use crate::core::Core;
 use crate::error::{PoolError, Result};
+use crate::failure::FailureKind;
 use crate::format::PAGE_BYTES;
 use crate::format::layout::METADATA_START_PAGE;
-use crate::format::superblock::{COPIES, Superblock, UNKNOWN_BOOT, next_sequence};
+use crate::format::superblock::Superblock;
 use crate::freed;
+use crate::handle::Handle;
 use crate::heartbeat::Held;
-use crate::image;
-use crate::log::FailureKind;
-use crate::media::{ByteRange, Media, MediaError};
+use crate::image_slots;
+use crate::log::{Log, Maintaining};
+use crate::media::{ByteRange, MediaError};
 use crate::mutant::{self, Mutant};
 use crate::point;
+use crate::repair;
 use crate::replay::Committed;
+use crate::superblocks::write_superblocks;
 
 /// The number of an image page, and its bytes.
 type ImagePage = (u64, Vec<u8>);
 
-impl Core {
+impl Log {
     /// Copies what committed records before `lsn` contain for objects to its place. `lsn` is at
     /// most the durable position.
     pub fn apply_through(&self, lsn: u64) -> Result<()> {
@@ -51,28 +54,11 @@ impl Core {
         if from_lsn >= lsn {
             return Ok(());
         }
-        self.apply(&maintaining, &self.committed_between(from_lsn, lsn)?, lsn)
-    }
-
-    /// Copies to its place what was committed before `lsn` and is not there yet.
-    fn apply(&self, _maintaining: &Maintaining<'_>, committed: &Committed, lsn: u64) -> Result<()> {
-        let control = self.control();
-        if control.applied_lsn.load(Relaxed) >= lsn {
-            return Ok(());
-        }
-        let copied =
-            self.while_media_work(Held::Maintenance, || committed.copy_to_place(&*self.media));
-        copied.inspect_err(|error| {
-            if let PoolError::Media(error) = error {
-                self.fail(FailureKind::Data, &error.source);
-            }
-        })?;
-        note_at_place(&control.applied_lsn, lsn);
-        Ok(())
+        maintaining.apply(&self.committed_between(from_lsn, lsn)?, lsn)
     }
 
     pub(crate) fn committed_between(&self, from_lsn: u64, to_lsn: u64) -> Result<Committed> {
-        let reader = self.log_reader();
+        let reader = self.handle.log_reader();
         let mut committed = Committed::default();
         if self.control().content_end_lsn.load(Relaxed) <= from_lsn {
             return Ok(committed);
@@ -84,23 +70,8 @@ impl Core {
         if end.lsn == to_lsn {
             Ok(committed)
         } else {
-            Err(self.damaged(format!("the log at {}", end.lsn), end.reason))
+            Err(self.handle.damaged(format!("the log at {}", end.lsn), end.reason))
         }
-    }
-
-    /// Makes a checkpoint, which frees the log up to its head at the time of the call.
-    pub fn checkpoint(&self) -> Result<()> {
-        self.check_writable()?;
-        point::pass("checkpoint-begun");
-        // Another process may be making a checkpoint, and this thread may hold a file's mutex.
-        let maintaining = self.while_media_work(Held::Files, || self.maintain())?;
-        let outcome = self.checkpoint_while(&maintaining);
-        if self.check_not_failed().is_err() {
-            // Also records a failure of another thread, which could not take the mutex to record
-            // it.
-            let _ = self.write_loss(&maintaining);
-        }
-        outcome
     }
 
     /// Records in the superblocks that the system has lost written bytes, if no thread holds the
@@ -108,27 +79,100 @@ impl Core {
     /// bytes which are not known to be durable: these may be among the lost ones, and the pages
     /// would show bytes of an earlier owner. Returns whether the loss is on media. If it is not,
     /// the segment records it as long as it exists.
-    pub(crate) fn note_loss(&self) -> bool {
+    pub fn note_loss(&self) -> bool {
         // Does not block: the calling thread may hold the mutex itself. The holder checks for
         // failures before it releases it.
-        self.try_maintain().is_some_and(|maintaining| self.write_loss(&maintaining).is_ok())
+        self.try_maintain().is_some_and(|maintaining| maintaining.write_loss().is_ok())
     }
 
-    fn write_loss(&self, _maintaining: &Maintaining<'_>) -> std::result::Result<(), MediaError> {
-        let superblock = self.superblock(self.control().tail_lsn.load(Relaxed));
+    /// Copies the changed pages of the image, and returns them with the head of the log at that
+    /// moment.
+    fn take_changed_pages(&self) -> Result<(u64, Vec<ImagePage>)> {
+        let locked = self.lock()?;
+        // The tail must lie on a page boundary of the log.
+        locked.close_packed()?;
+        let mut pages = Vec::new();
+        for (index, word) in self.handle.segment.dirty_image_pages().iter().enumerate() {
+            let bits = word.swap(0, Relaxed);
+            for bit in (0..64).filter(|bit| bits & (1 << bit) != 0) {
+                let page = index as u64 * 64 + bit;
+                if !mutant::is(self.handle.mutant, Mutant::PatchFirst) {
+                    image_slots::begin_log_of(&self.handle.segment, page);
+                }
+                pages.push((page, image_slots::page_for_media(&self.handle.segment, page)));
+            }
+        }
+        let head_lsn = locked.control().appends.head_lsn();
+        drop(locked);
+        pages.iter_mut().for_each(|(_, bytes)| image_slots::seal_page(bytes));
+        Ok((head_lsn, pages))
+    }
+
+    /// Which part of the log is in use, in percent.
+    pub fn use_percent(&self) -> u64 {
+        let durable_lsn = self.control().appends.durable_lsn.load(Relaxed);
+        // Other processes advance both between the two loads: the tail may be beyond the loaded
+        // durable position.
+        let used = durable_lsn.saturating_sub(self.control().tail_lsn.load(Relaxed));
+        used * 100 / self.handle.layout.log().len_bytes
+    }
+}
+
+impl Maintaining<'_> {
+    /// Copies to its place what was committed before `lsn` and is not there yet.
+    fn apply(&self, committed: &Committed, lsn: u64) -> Result<()> {
+        let Handle { media, heartbeat, .. } = &*self.log().handle;
+        let control = self.log().control();
+        if control.applied_lsn.load(Relaxed) >= lsn {
+            return Ok(());
+        }
+        let copied =
+            heartbeat.while_media_work(Held::Maintenance, || committed.copy_to_place(&**media));
+        copied.inspect_err(|error| {
+            if let PoolError::Media(error) = error {
+                control.fail(FailureKind::Data, &error.source);
+            }
+        })?;
+        note_at_place(&control.applied_lsn, lsn);
+        Ok(())
+    }
+
+    /// Records the failure of the pool in the superblocks.
+    fn write_loss(&self) -> std::result::Result<(), MediaError> {
+        let (handle, control) = (&self.log().handle, self.log().control());
+        let superblock = handle.superblock(control.tail_lsn.load(Relaxed));
         // Stored before the write: a failed write may have written one copy.
-        self.control().sequence.store(superblock.sequence, Relaxed);
-        write_superblocks(&*self.media, &superblock, 0, self.mutant)
+        control.sequence.store(superblock.sequence, Relaxed);
+        write_superblocks(&*handle.media, &superblock, 0, handle.mutant)
+    }
+}
+
+/// A checkpoint needs the log and the image, and gives pages back to the free space.
+impl Core {
+    /// Makes a checkpoint, which frees the log up to its head at the time of the call.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.handle.check_writable()?;
+        point::pass("checkpoint-begun");
+        // Another process may be making a checkpoint, and this thread may hold a file's mutex.
+        let maintaining =
+            self.handle.heartbeat.while_media_work(Held::Files, || self.log.maintain())?;
+        let outcome = self.checkpoint_while(&maintaining);
+        if self.handle.control().check_not_failed().is_err() {
+            // Also records a failure of another thread, which could not take the mutex to record
+            // it.
+            let _ = maintaining.write_loss();
+        }
+        outcome
     }
 
     fn checkpoint_while(&self, maintaining: &Maintaining<'_>) -> Result<()> {
-        let control = self.control();
+        let control = self.handle.control();
         let tail_lsn = control.tail_lsn.load(Relaxed);
-        let (head_lsn, pages) = self.take_changed_pages()?;
+        let (head_lsn, pages) = self.log.take_changed_pages()?;
         point::pass("checkpoint-taken");
         let outcome = self.write_checkpoint(maintaining, tail_lsn, head_lsn, &pages);
         if outcome.is_err() {
-            image::mark_changed(self, pages.iter().map(|(page, _)| *page));
+            maintaining.mark_changed(pages.iter().map(|(page, _)| *page));
         }
         outcome
     }
@@ -141,17 +185,18 @@ impl Core {
         pages: &[ImagePage],
     ) -> Result<()> {
         if tail_lsn == head_lsn && pages.is_empty() {
-            let locked = self.lock()?;
-            freed::look_again(&locked);
-            alloc::take_from_the_dead(&locked)?;
+            let locked = self.log.lock()?;
+            freed::look_again(&locked, &self.pins.places);
+            repair::take_from_the_dead(&locked)?;
             return Ok(());
         }
-        let control = self.control();
-        self.wait_durable(head_lsn)?;
+        let Handle { media, heartbeat, mutant, .. } = &*self.handle;
+        let control = self.handle.control();
+        self.log.wait_durable(head_lsn)?;
         point::pass("checkpoint-durable");
-        let committed = self.committed_between(tail_lsn, head_lsn)?;
+        let committed = self.log.committed_between(tail_lsn, head_lsn)?;
         // Part of it may have been applied before: applying it again changes nothing.
-        self.apply(maintaining, &committed, head_lsn)?;
+        maintaining.apply(&committed, head_lsn)?;
         point::pass("checkpoint-applied");
         let mut ranges = committed.ranges();
         drop(committed);
@@ -159,87 +204,47 @@ impl Core {
             for (page, bytes) in pages {
                 let offset_bytes = (METADATA_START_PAGE + page) * PAGE_BYTES;
                 // SAFETY: a page of metadata: no reference to it is ever made.
-                unsafe { self.media.write_at(offset_bytes, bytes)? };
+                unsafe { media.write_at(offset_bytes, bytes)? };
                 ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
             }
             point::pass("checkpoint-written");
-            if !mutant::is(self.mutant, Mutant::TailBeforeFlush) {
+            if !mutant::is(*mutant, Mutant::TailBeforeFlush) {
                 ranges.sort_unstable();
                 for part in parts(&ranges, PART_BYTES) {
-                    self.media.write_back(&part)?;
+                    media.write_back(&part)?;
                     maintaining.note_progress();
                 }
-                self.media.flush()?;
+                media.flush()?;
             }
             Ok(())
         };
-        let written = self.while_media_work(Held::Maintenance, work);
-        written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?;
+        let written = heartbeat.while_media_work(Held::Maintenance, work);
+        written.inspect_err(|error| control.fail(FailureKind::Data, &error.source))?;
         // The kernel may have reported lost bytes to another process and not to this one.
-        self.check_not_failed()?;
+        control.check_not_failed()?;
         point::pass("checkpoint-flushed");
-        let superblock = self.superblock(head_lsn);
-        let write = || write_superblocks(&*self.media, &superblock, 0, self.mutant);
-        self.while_media_work(Held::Maintenance, write)
-            .inspect_err(|error| self.fail(FailureKind::Superblock, &error.source))?;
+        let superblock = self.handle.superblock(head_lsn);
+        let write = || write_superblocks(&**media, &superblock, 0, *mutant);
+        heartbeat
+            .while_media_work(Held::Maintenance, write)
+            .inspect_err(|error| control.fail(FailureKind::Superblock, &error.source))?;
         point::pass("checkpoint-superblocks");
         control.sequence.store(superblock.sequence, Relaxed);
         point::pass("checkpoint-sequence");
-        let locked = self.lock()?;
+        let locked = self.log.lock()?;
         control.tail_lsn.store(head_lsn, Relaxed);
         point::pass("checkpoint-tail");
-        freed::look_again(&locked);
-        alloc::take_from_the_dead(&locked)?;
+        freed::look_again(&locked, &self.pins.places);
+        repair::take_from_the_dead(&locked)?;
         drop(locked);
-        self.signal();
-        self.zero_soon();
+        control.signal.ring();
+        self.space.zero_soon();
         Ok(())
-    }
-
-    /// The next superblock, with its tail at `tail_lsn`.
-    pub(crate) fn superblock(&self, tail_lsn: u64) -> Superblock {
-        let control = self.control();
-        Superblock {
-            uuid: self.uuid,
-            sequence: next_sequence(control.sequence.load(Relaxed)),
-            layout: self.layout,
-            generation: control.generation.load(Relaxed),
-            tail_lsn,
-            segment: self.segment_id,
-            created_ns: self.created_ns,
-            boot: match self.check_not_failed() {
-                Err(_) if !mutant::is(self.mutant, Mutant::TrustLostBytes) => UNKNOWN_BOOT,
-                _ => self.life,
-            },
-        }
-    }
-
-    /// Copies the changed pages of the image, and returns them with the head of the log at that
-    /// moment.
-    fn take_changed_pages(&self) -> Result<(u64, Vec<ImagePage>)> {
-        let locked = self.lock()?;
-        // The tail must lie on a page boundary of the log.
-        self.close_packed(&locked)?;
-        let mut pages = Vec::new();
-        for (index, word) in self.segment.dirty_image_pages().iter().enumerate() {
-            let bits = word.swap(0, Relaxed);
-            for bit in (0..64).filter(|bit| bits & (1 << bit) != 0) {
-                let page = index as u64 * 64 + bit;
-                if !mutant::is(self.mutant, Mutant::PatchFirst) {
-                    image::begin_log_of(&self.segment, page);
-                }
-                pages.push((page, image::page_for_media(&self.segment, page)));
-            }
-        }
-        let head_lsn = self.head_lsn();
-        drop(locked);
-        pages.iter_mut().for_each(|(_, bytes)| image::seal_page(bytes));
-        Ok((head_lsn, pages))
     }
 
     /// Makes room in the log for a record of `len_bytes`, and for freed runs, by a checkpoint.
     pub(crate) fn make_room(&self, len_bytes: u64) -> Result<()> {
-        let log_bytes = self.layout.log().len_bytes;
+        let log_bytes = self.handle.layout.log().len_bytes;
         // A record that does not fit before the end of the ring needs up to its own length again.
         if len_bytes > log_bytes / 2 {
             return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
@@ -247,48 +252,14 @@ impl Core {
         self.checkpoint()
     }
 
-    /// Which part of the log is in use, in percent.
-    pub fn log_use_percent(&self) -> u64 {
-        let durable_lsn = self.control().appends.durable_lsn.load(Relaxed);
-        // Other processes advance both between the two loads: the tail may be beyond the loaded
-        // durable position.
-        let used = durable_lsn.saturating_sub(self.control().tail_lsn.load(Relaxed));
-        used * 100 / self.layout.log().len_bytes
-    }
-
     /// Records in the superblock that no process has the pool open.
     pub(crate) fn write_closed_superblock(&self) -> Result<()> {
         let superblock = Superblock {
             segment: uuid::Uuid::nil(),
-            ..self.superblock(self.control().tail_lsn.load(Relaxed))
+            ..self.handle.superblock(self.handle.control().tail_lsn.load(Relaxed))
         };
-        write_superblocks(&*self.media, &superblock, 0, self.mutant)?;
-        self.control().sequence.store(superblock.sequence, Relaxed);
+        write_superblocks(&*self.handle.media, &superblock, 0, self.handle.mutant)?;
+        self.handle.control().sequence.store(superblock.sequence, Relaxed);
         Ok(())
     }
-}
-
-/// Writes both copies, each durable before the next. `spared` is the copy that is valid now and is
-/// written last: the other one may be damaged, and while one copy is being written the pool depends
-/// on the other.
-pub(crate) fn write_superblocks(
-    media: &dyn Media,
-    superblock: &Superblock,
-    spared: u64,
-    mutant: Option<Mutant>,
-) -> std::result::Result<(), MediaError> {
-    for copy in [COPIES - 1 - spared, spared] {
-        let page = superblock.encode(copy);
-        if mutant::is(mutant, Mutant::BothSuperblocksAtOnce) {
-            // SAFETY: no reference to a superblock is ever made.
-            unsafe { media.write_at(copy * PAGE_BYTES, &page)? }
-        } else {
-            // SAFETY: as above.
-            unsafe { media.write_durable(copy * PAGE_BYTES, &page)? }
-        }
-        if copy != spared {
-            point::pass("superblock-first");
-        }
-    }
-    Ok(())
 }

@@ -4,47 +4,25 @@
 //! and then *finished* (written, made durable, acknowledged in order). In between the pages may
 //! change again, so the caller can continue while the media are busy.
 
+use std::any::Any;
 use std::sync::Arc;
 
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
-
+use crate::buffers::CommitBuffer;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
+use crate::failure::FailureKind;
 use crate::format::PAGE_BYTES;
 use crate::format::patch::Patches;
 use crate::format::record::RecordBuilder;
+use crate::handle::Handle;
 use crate::heartbeat::Held;
-use crate::log::{Append, FailureKind};
+use crate::log::Log;
+use crate::log_writer::Append;
 use crate::media::{ByteRange, MediaError};
 use crate::point;
-use crate::pool::Pool;
 
-#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C, align(4096))]
-struct AlignedPage([u8; 4096]);
-
-/// Page-aligned memory for records, kept for reuse.
-pub struct CommitBuffer {
-    pages: Vec<AlignedPage>,
-    len_bytes: usize,
-}
-
-/// Larger buffers are not kept.
-const KEPT_BYTES: usize = 4 << 20;
-/// The number of buffers that are kept.
-const KEPT: usize = 8;
 /// How many bytes are written back between two reports of progress.
 pub(crate) const PART_BYTES: u64 = 16 << 20;
-
-impl CommitBuffer {
-    fn bytes(&self) -> &[u8] {
-        &self.pages.as_bytes()[..self.len_bytes]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.pages.as_mut_bytes()[..self.len_bytes]
-    }
-}
 
 /// Pages of one inode that are committed.
 #[derive(Debug, Clone, Copy)]
@@ -119,40 +97,22 @@ fn bad_range(inode: u64, range: ByteRange) -> PoolError {
 /// A captured commit. Dropping it without [`Commit::finish`] still writes it, because later commits
 /// may contain only the changes since this one; errors are then not reported.
 pub struct Commit {
-    core: Arc<Core>,
+    log: Arc<Log>,
     append: Append,
     filler: Option<Append>,
     buffer: Option<CommitBuffer>,
     /// Keeps the pool open: the next opener would use the place in the log for another record.
-    pub(crate) pool: Option<Pool>,
+    pub(crate) keeps_open: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-impl Core {
-    fn take_buffer(&self, len_bytes: usize) -> CommitBuffer {
-        let pages = len_bytes.div_ceil(4096);
-        let kept = self.buffers.lock().unwrap_or_else(|broken| broken.into_inner()).pop();
-        let mut buffer = kept.unwrap_or(CommitBuffer { pages: Vec::new(), len_bytes: 0 });
-        if buffer.pages.len() < pages {
-            buffer.pages.resize(pages, AlignedPage::new_zeroed());
-        }
-        buffer.len_bytes = len_bytes;
-        buffer
-    }
-
-    fn keep_buffer(&self, buffer: CommitBuffer) {
-        let mut kept = self.buffers.lock().unwrap_or_else(|broken| broken.into_inner());
-        if kept.len() < KEPT && buffer.pages.len() * 4096 <= KEPT_BYTES {
-            kept.push(buffer);
-        }
-    }
-
+impl Log {
     /// Rejects a range that recovery would reject: the log would end there for all processes.
     fn check_commit_range(&self, inode: u64, range: ByteRange) -> Result<()> {
-        let data = self.layout.data();
+        let data = self.handle.layout.data();
         let is_whole = range.offset_bytes.is_multiple_of(PAGE_BYTES)
             && range.len_bytes.is_multiple_of(PAGE_BYTES)
             && range.len_bytes > 0;
-        if is_whole && data.intersection(range) == range && inode < self.layout.slots() {
+        if is_whole && data.intersection(range) == range && inode < self.handle.layout.slots() {
             return Ok(());
         }
         Err(bad_range(inode, range))
@@ -160,18 +120,21 @@ impl Core {
 
     /// The most bytes of pages that a commit should carry in the log: a quarter of it.
     pub fn max_commit_bytes(&self) -> u64 {
-        self.layout.log().len_bytes / 4
+        self.handle.layout.log().len_bytes / 4
     }
+}
 
-    /// Captures a commit: `fill` copies the pages, in order, into the memory it is given.
+impl Core {
+    /// Captures a commit: `fill` copies the pages, in order, into the memory it is given. Makes a
+    /// checkpoint if the log is full.
     pub fn capture(
         &self,
         content: &CommitContent<'_>,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Commit> {
-        self.check_writable()?;
+        self.handle.check_writable()?;
         for (inode, range) in content.ranges() {
-            self.check_commit_range(inode, range)?;
+            self.log.check_commit_range(inode, range)?;
         }
         let mut builder = RecordBuilder::new();
         content.pages.iter().for_each(|pages| builder.pages(pages.inode, pages.target));
@@ -185,11 +148,11 @@ impl Core {
             builder.copied(from.inode, from.target, from.source_offset_bytes, from.checksum);
         }
         let len_bytes = builder.len_bytes();
-        let log_bytes = self.layout.log().len_bytes;
+        let log_bytes = self.handle.layout.log().len_bytes;
         if len_bytes > log_bytes / 2 {
             return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
         }
-        let mut buffer = self.take_buffer(len_bytes as usize);
+        let mut buffer = self.log.buffers.take(len_bytes as usize);
         fill(builder.page_part(buffer.bytes_mut()));
         let mut rest = builder.small_part(buffer.bytes_mut());
         for part in content.patches {
@@ -199,19 +162,19 @@ impl Core {
         }
         let body_checksum = builder.finish_body(buffer.bytes_mut());
         let (append, filler) = loop {
-            let locked = self.lock()?;
-            self.check_not_failed()?;
-            if let Some(space) = self.reserve(&locked, len_bytes, false)? {
+            let locked = self.log.lock()?;
+            locked.control().check_not_failed()?;
+            if let Some(space) = locked.reserve(len_bytes, false)? {
                 break space;
             }
             drop(locked);
             self.make_room(len_bytes)?;
         };
         point::pass("capture-reserved");
-        let identity = self.identity();
+        let identity = self.handle.identity();
         let acknowledged_lsn = append.acknowledged_lsn;
         builder.seal(buffer.bytes_mut(), body_checksum, append.lsn, acknowledged_lsn, identity);
-        Ok(Commit { core: self.share(), append, filler, buffer: Some(buffer), pool: None })
+        Ok(Commit { log: self.log.clone(), append, filler, buffer: Some(buffer), keeps_open: None })
     }
 }
 
@@ -229,23 +192,23 @@ impl Commit {
     /// acknowledged.
     pub fn finish(mut self) -> Result<()> {
         self.write()?;
-        self.core.wait_durable(self.append.end_lsn)
+        self.log.wait_durable(self.append.end_lsn)
     }
 
     fn write(&mut self) -> Result<()> {
         let buffer = self.buffer.take().expect("written once");
         let mut filled = Ok(());
         if let Some(mut filler) = self.filler.take() {
-            filled = self.core.write_filler(&mut filler);
+            filled = self.log.write_filler(&mut filler);
             point::pass("finish-filler");
         }
         if filled.is_err() {
             // Unless the pool has failed, another waiter completes the filler, and later captures
             // of this process count; they may contain only the changes since this record.
-            self.core.check_not_failed()?;
+            self.log.control().check_not_failed()?;
         }
-        let written = self.core.write_append(&mut self.append, buffer.bytes());
-        self.core.keep_buffer(buffer);
+        let written = self.log.write_append(&mut self.append, buffer.bytes());
+        self.log.buffers.keep(buffer);
         filled.and(written)
     }
 }
@@ -253,57 +216,59 @@ impl Commit {
 impl Drop for Commit {
     fn drop(&mut self) {
         // In a forked child it belongs to the parent.
-        if self.buffer.is_some() && self.core.process.is_current() {
+        if self.buffer.is_some() && self.log.handle.members.process.is_current() {
             // If this fails, the pool is read-only, and nothing behind the commit counts.
             let _ = self.write();
         }
     }
 }
 
-impl Core {
+impl Log {
     /// Makes ranges durable that were written with
     /// [`Media::write_at`](crate::media::Media::write_at).
     pub fn make_durable(&self, ranges: &[ByteRange]) -> Result<()> {
-        self.check_writable()?;
-        let written = self.while_media_work(Held::Log, || {
-            self.media.write_back(ranges).and_then(|()| self.media.flush())
-        });
+        self.handle.check_writable()?;
+        let Handle { media, heartbeat, .. } = &*self.handle;
+        let written = heartbeat
+            .while_media_work(Held::Log, || media.write_back(ranges).and_then(|()| media.flush()));
         self.or_fail(written)
     }
 
-    /// [`Core::make_durable`] while the pool is being opened: the caller handles the failure.
+    /// [`Log::make_durable`] while the pool is being opened: the caller handles the failure.
     pub fn make_durable_in_recovery(&self, ranges: &[ByteRange]) -> Result<()> {
-        let written = self.media.write_back(ranges).and_then(|()| self.media.flush());
-        Ok(written.inspect_err(|error| self.fail(FailureKind::Data, &error.source))?)
+        let media = &self.handle.media;
+        let written = media.write_back(ranges).and_then(|()| media.flush());
+        Ok(written.inspect_err(|error| self.control().fail(FailureKind::Data, &error.source))?)
     }
 
-    /// [`Core::make_durable`] for any amount of data; calls `note_part` after each part.
+    /// [`Log::make_durable`] for any amount of data; calls `note_part` after each part.
     pub fn make_durable_in_parts(
         &self,
         mut ranges: Vec<ByteRange>,
         note_part: impl Fn(),
     ) -> Result<()> {
-        self.check_writable()?;
+        self.handle.check_writable()?;
         ranges.sort_unstable();
-        let written = self.while_media_work(Held::Log, || {
+        let Handle { media, heartbeat, .. } = &*self.handle;
+        let written = heartbeat.while_media_work(Held::Log, || {
             parts(&ranges, PART_BYTES).try_for_each(|part| {
-                self.media.write_back(&part)?;
+                media.write_back(&part)?;
                 note_part();
                 Ok(())
             })?;
-            self.media.flush()
+            media.flush()
         });
         self.or_fail(written)
     }
 
     fn or_fail(&self, written: std::result::Result<(), MediaError>) -> Result<()> {
         if let Err(error) = written {
-            self.fail(FailureKind::Data, &error.source);
+            self.control().fail(FailureKind::Data, &error.source);
             self.note_loss();
             return Err(error.into());
         }
         // The kernel may have reported lost bytes to another process and not to this one.
-        self.check_not_failed()
+        self.control().check_not_failed()
     }
 }
 
@@ -334,7 +299,8 @@ mod tests {
 
     use super::*;
     use crate::create::CreateOptions;
-    use crate::pool::OpenOptions;
+    use crate::open_options::OpenOptions;
+    use crate::pool::Pool;
 
     #[test]
     fn parts_are_all_there_is_and_none_is_too_large() {
@@ -382,8 +348,8 @@ mod tests {
             commit.finish().unwrap();
         };
         let second = capture(1, 2);
-        let core = first.core.clone();
-        let locked = core.lock().unwrap();
+        let log = first.log.clone();
+        let locked = log.lock().unwrap();
         let stalled = std::thread::scope(|scope| scope.spawn(|| first.finish()).join().unwrap());
         assert!(matches!(stalled, Err(PoolError::Stalled { .. })), "{stalled:?}");
         drop(locked);

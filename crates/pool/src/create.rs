@@ -5,7 +5,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
-use crate::checkpoint::write_superblocks;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::file::{FileInode, FileKind, ROOT_INODE};
@@ -14,8 +13,10 @@ use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
 use crate::format::run::MAX_PAGES;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::media::{ByteRange, Media};
-use crate::pool::OpenOptions;
+use crate::open_options::OpenOptions;
+use crate::random::new_uuid;
 use crate::recovery::{self, OnlyOne};
+use crate::superblocks::write_superblocks;
 
 /// How to create a pool.
 #[derive(Debug, Clone, Default)]
@@ -34,17 +35,6 @@ pub struct CreateOptions {
 /// Nanoseconds since 1970.
 pub(crate) fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
-}
-
-/// A random uuid.
-pub(crate) fn new_uuid() -> Result<Uuid> {
-    let mut bytes = [0; 16];
-    aquifer_sys::random::fill(&mut bytes).map_err(|source| PoolError::Open {
-        path: "the system's random numbers".into(),
-        reason: "they cannot be read".to_owned(),
-        source: Some(source),
-    })?;
-    Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
 }
 
 /// The root directory of a new pool: it belongs to the creator, and other users may read it.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::broker::AccessError;
+use crate::access_error::AccessError;
 use crate::format::FormatError;
 use crate::media::{MediaError, OpenError, PersistenceDomain};
 

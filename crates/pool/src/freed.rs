@@ -41,17 +41,17 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::alloc::{self, from_word, to_word};
-use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, PoolHead, SlotBytes};
 use crate::format::run::Run;
 use crate::format::slot::{changes_runs, named_runs, owner_of_runs};
 use crate::format::slot_change::SlotChange;
-use crate::image::load_slot;
+use crate::image_slots::{file_version, load_slot};
+use crate::log::Locked;
 use crate::mutant::{self, Mutant};
-use crate::pins::{PinSet, PinValue};
+use crate::pins::{PinPlaces, PinSet, PinValue};
 use crate::point;
-use crate::segment::{Control, FREED, Freed, HELD, Kept, MOVED};
+use crate::segment::{Control, FREED, Freed, HELD, Kept, MOVED, Segment};
 use crate::sync::AtomicU64;
 
 /// A run, and the inode and layout version that name it, or named it.
@@ -115,26 +115,26 @@ pub(crate) struct Change {
 
 impl Change {
     /// The change of these slots, before it is applied.
-    pub fn of<'a>(core: &Core, changes: impl Iterator<Item = SlotChange<'a>>) -> Change {
+    pub fn of<'a>(segment: &Segment, changes: impl Iterator<Item = SlotChange<'a>>) -> Change {
         let mut all = Change::default();
         let mut runs = Vec::new();
         let mut add = |bytes: &SlotBytes, number: u64, list: &mut Vec<Owned>| {
             named_runs(bytes, &mut runs);
             if !runs.is_empty() {
                 let inode = owner_of_runs(bytes, number);
-                let version = core.file_version(inode).map_or(0, |(_, version)| version);
+                let version = file_version(segment, inode).map_or(0, |(_, version)| version);
                 let owner = PinValue::of_freed(inode, version);
                 list.extend(runs.drain(..).map(|run| (run, owner)));
             }
         };
         for change in changes {
             // A replayed log may contain any slot number.
-            let Some(before) = core.segment.slot(change.slot) else { continue };
+            let Some(before) = segment.slot(change.slot) else { continue };
             let before = |index: usize| before[index].load(Relaxed).to_ne_bytes();
             if change.slot != HEAD_SLOT && !changes_runs(before, &change) {
                 continue;
             }
-            let before = load_slot(&core.segment, change.slot);
+            let before = load_slot(segment, change.slot);
             let mut after = before;
             change.apply(&mut after);
             if change.slot == HEAD_SLOT {
@@ -160,7 +160,6 @@ impl Change {
 /// * pages that move from one inode to another;
 /// * pages that are no longer fresh: those of them that are free are known to be zero.
 pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
-    let core = locked.core();
     if let Some(head) = change.head {
         alloc::raise_fresh(locked, head.fresh_from_page);
     }
@@ -185,7 +184,7 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
         if noted.contains(&run) {
             continue;
         }
-        if mutant::is(core.mutant, Mutant::EarlyReuse) {
+        if mutant::is(locked.handle().mutant, Mutant::EarlyReuse) {
             alloc::mark_free(locked, run);
             continue;
         }
@@ -239,17 +238,17 @@ fn freed_left(control: &Control) -> usize {
 
 /// All pins and what they keep, as of one moment.
 struct Look<'a> {
-    core: &'a Core,
+    segment: &'a Segment,
     pins: PinSet,
     /// Runs that belonged to another inode and are pinned through it.
     moved: Vec<Run>,
 }
 
 impl<'a> Look<'a> {
-    fn new(locked: &'a Locked<'_>) -> Look<'a> {
-        let (core, control) = (locked.core(), locked.control());
-        let pins = core.pins.look(&core.membership);
-        let mut look = Look { core, pins, moved: Vec::new() };
+    fn new(locked: &'a Locked<'_>, pins: &PinPlaces) -> Look<'a> {
+        let (handle, control) = (locked.handle(), locked.control());
+        let pins = pins.look(&handle.members.locks);
+        let mut look = Look { segment: &handle.segment, pins, moved: Vec::new() };
         drop_unless(&control.moved, &control.moved_count, |(run, owner)| {
             let is_kept = look.covers(owner);
             if is_kept {
@@ -262,7 +261,7 @@ impl<'a> Look<'a> {
 
     fn covers(&self, owner: PinValue) -> bool {
         self.pins.len() > 0 && {
-            let version = self.core.file_version(owner.inode()).map(|(_, version)| version);
+            let version = file_version(self.segment, owner.inode()).map(|(_, version)| version);
             self.pins.covers(owner, version)
         }
     }
@@ -291,10 +290,10 @@ fn drop_unless(list: &[Kept], count: &AtomicU64, mut is_kept: impl FnMut(Owned) 
     }
 }
 
-/// Frees the runs that the tail has passed and that are not pinned. Requires the metadata mutex.
-pub(crate) fn release(locked: &Locked<'_>) {
+/// Frees the runs that the tail has passed and that are not pinned.
+pub(crate) fn release(locked: &Locked<'_>, pins: &PinPlaces) {
     let control = locked.control();
-    let passed_lsn = if mutant::is(locked.core().mutant, Mutant::NoRevoke) {
+    let passed_lsn = if mutant::is(locked.handle().mutant, Mutant::NoRevoke) {
         control.appends.durable_lsn.load(Relaxed)
     } else {
         control.tail_lsn.load(Relaxed)
@@ -309,7 +308,7 @@ pub(crate) fn release(locked: &Locked<'_>) {
     if due().is_none() || control.freed_looked_lsn.load(Relaxed) == passed_lsn {
         return;
     }
-    let look = Look::new(locked);
+    let look = Look::new(locked, pins);
     while let Some((first, freed)) = due() {
         let found = freed.kept.get();
         if !look.keeps(found) {
@@ -350,10 +349,10 @@ fn hold(control: &Control, found: Owned) -> bool {
 }
 
 /// Frees held runs that are no longer pinned, and then calls [`release`].
-pub(crate) fn look_again(locked: &Locked<'_>) {
+pub(crate) fn look_again(locked: &Locked<'_>, pins: &PinPlaces) {
     let control = locked.control();
     if control.held_count.load(Relaxed) != 0 || control.moved_count.load(Relaxed) != 0 {
-        let look = Look::new(locked);
+        let look = Look::new(locked, pins);
         drop_unless(&control.held, &control.held_count, |found| {
             let is_kept = look.keeps(found);
             if !is_kept {
@@ -364,7 +363,7 @@ pub(crate) fn look_again(locked: &Locked<'_>) {
         });
     }
     control.freed_looked_lsn.store(u64::MAX, Relaxed);
-    release(locked);
+    release(locked, pins);
 }
 
 /// Finishes the step of a dead process: a run that it was moving is in both lists.

@@ -16,15 +16,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::checkpoint::write_superblocks;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::Layout;
 use crate::format::superblock::Superblock;
 use crate::media::{self, ByteRange, Media};
-use crate::pool::{OpenOptions, Pool};
+use crate::open_options::OpenOptions;
+use crate::pool::Pool;
 use crate::recovery;
+use crate::superblocks::write_superblocks;
 
 impl Pool {
     /// Grows the pool in a file or device to `len_bytes`, rounded down to whole pages. `progress`
@@ -66,14 +67,14 @@ impl Pool {
         let grown = core.grow(len_bytes, progress);
         // There is nothing that closing would have to write, and closing would write the old
         // length.
-        core.membership.leave();
+        core.handle.members.locks.leave();
         grown
     }
 }
 
 impl Core {
     fn grow(&self, len_bytes: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<Layout> {
-        let (old, media) = (self.layout, &*self.media);
+        let (old, media) = (self.handle.layout, &*self.handle.media);
         let new = Layout { page_count: len_bytes / PAGE_BYTES, ..old };
         let refused = |reason| PoolError::Parameter {
             what: "the size",
@@ -96,9 +97,9 @@ impl Core {
         if media.len_bytes() < new.len_bytes() {
             media.grow_with_progress(new.len_bytes(), progress)?;
         }
-        let tail_lsn = self.control().tail_lsn.load(Relaxed);
-        let superblock = Superblock { layout: new, ..self.superblock(tail_lsn) };
-        write_superblocks(media, &superblock, 0, self.mutant)?;
+        let tail_lsn = self.handle.control().tail_lsn.load(Relaxed);
+        let superblock = Superblock { layout: new, ..self.handle.superblock(tail_lsn) };
+        write_superblocks(media, &superblock, 0, self.handle.mutant)?;
         Ok(new)
     }
 }

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use crate::background::Bell;
-use crate::core::Core;
+use crate::segment::Control;
+use aquifer_vm::worker::Bell;
 
 /// Much shorter than any usual timeout,
 /// [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
@@ -71,7 +71,7 @@ impl Heartbeat {
     }
 }
 
-/// Ends the wait that [`Core::while_media_work`] began, also if the work panics.
+/// Ends the wait that [`Heartbeat::while_media_work`] began, also if the work panics.
 struct Waiting<'a>(&'a Heartbeat, Held);
 
 impl Drop for Waiting<'_> {
@@ -80,39 +80,36 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Core {
+impl Heartbeat {
     /// Runs work that takes as long as the media do, and sends heartbeats to the processes that
     /// wait for what is held.
     pub fn while_media_work<T>(&self, held: Held, work: impl FnOnce() -> T) -> T {
-        self.heartbeat.begin(held);
-        let _waiting = Waiting(&self.heartbeat, held);
+        self.begin(held);
+        let _waiting = Waiting(self, held);
         work()
     }
 
-    /// Sends one heartbeat. Returns false if no call waits: then the thread sleeps until the bell
-    /// rings.
-    pub fn beat(&self) -> bool {
-        let mut state = self.heartbeat.state();
+    /// Sends one heartbeat of the handle that owns this process slot. Returns false if no call
+    /// waits: then the thread sleeps until the bell rings.
+    pub fn beat(&self, control: &Control, owner: usize) -> bool {
+        let mut state = self.state();
         if !state.waiting.is_empty() {
             // All mutexes of this handle: there is no record of which thread holds which one, and
             // waits.
-            let owner = self.membership.index() as u16;
-            self.control().file_mutexes.iter().for_each(|mutex| mutex.note_progress_of(owner));
+            control.file_mutexes.iter().for_each(|mutex| mutex.note_progress_of(owner as u16));
         }
         for held in &state.waiting {
             match held {
                 Held::Files => {}
                 Held::Log => {
-                    let first = self.control().appends.first();
-                    if first.owner.load(Relaxed) == self.membership.index() as u64 {
+                    let first = control.appends.first();
+                    if first.owner.load(Relaxed) == owner as u64 {
                         // Relaxed: a hint for waiters. If a new append has just become the first,
                         // an extra count is harmless.
                         first.progress.fetch_add(1, Relaxed);
                     }
                 }
-                Held::Maintenance => {
-                    self.control().maintenance_mutex.note_progress_of_holder();
-                }
+                Held::Maintenance => control.maintenance_mutex.note_progress_of_holder(),
             }
         }
         state.is_beating = !state.waiting.is_empty();

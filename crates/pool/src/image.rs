@@ -1,180 +1,32 @@
 //! The image: metadata as of the last change, in shared memory.
 //!
-//! Only [`apply`] changes it, from a log record, under the metadata mutex: transactions, recovery
+//! Only [`apply`](crate::apply) changes it, from a log record, under the metadata mutex: transactions, recovery
 //! and the repair after a dead process all use it. It is idempotent. Readers take no lock: they
 //! copy, and copy again if the image's version was odd or has changed ([`image_words`]). If it
 //! stays odd, the process that changes the image is stopped or dead; the record being applied is
 //! whole in the log, and readers take its slots from there.
 
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquifer_sys::patience::Waited;
 
-use crate::alloc;
-use crate::bitmap;
-use crate::core::{Core, Locked};
 use crate::error::{PoolError, Result};
-use crate::format::PAGE_BYTES;
-use crate::format::directory;
-use crate::format::file::{FileKind, FileState, LINKS_WORD, is_directory, is_unlinked};
+use crate::format::file::{FileKind, FileState, LINKS_WORD, is_unlinked};
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
-use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::format::run::Run;
-use crate::format::slot::{Slot, from_media, to_media, word};
-use crate::format::slot_change::SlotChange;
-use crate::freed;
+use crate::format::slot::{Slot, word};
+use crate::handle::Handle;
+use crate::image_slots::{load_slot_into, load_word};
 use crate::image_words;
+use crate::log::Log;
 use crate::object_names;
-use crate::owners::{Inconsistency, Owners};
-use crate::point;
-use crate::segment::{Segment, SlotSet};
+use crate::owners::Inconsistency;
+use crate::segment::{Control, Segment, SlotSet};
 use crate::slots::ReadSlots;
-
-/// Copies a slot out; the copy is torn if a writer changes the slot during the call.
-pub(crate) fn load_slot(segment: &Segment, slot: u64) -> SlotBytes {
-    let mut bytes = [0; SLOT_BYTES];
-    load_slot_into(segment, slot, &mut bytes);
-    bytes
-}
-
-/// A word of a slot.
-#[inline]
-pub(crate) fn load_word(segment: &Segment, slot: u64, index: usize) -> [u8; 8] {
-    segment.slot(slot).map_or([0; 8], |words| image_words::word(words, index))
-}
-
-pub(crate) fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
-    match segment.slot(slot) {
-        Some(words) => image_words::copy_out(words, bytes),
-        None => bytes.fill(0),
-    }
-}
-
-/// Loads a slot, as it is on media, into the image, which must have memory for it.
-pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
-    from_media(bytes);
-    let words = segment.slot(slot).expect("it was allocated");
-    for (word, source) in words.iter().zip(bytes.chunks_exact(8)) {
-        word.store(u64::from_ne_bytes(source.try_into().expect("eight bytes")), Relaxed);
-    }
-}
-
-/// Applies a change of a slot to the image, which must have memory for it, and marks its page as
-/// changed since the last checkpoint.
-fn store_change(segment: &Segment, change: &SlotChange<'_>) {
-    if change.words.is_whole {
-        bitmap::set_shared(segment.slot_set(SlotSet::Logged), change.slot);
-    }
-    image_words::change(segment.slot(change.slot).expect("it was allocated"), change);
-    bitmap::set_shared(segment.dirty_image_pages(), change.slot / SLOTS_PER_PAGE);
-}
-
-/// A page of the image as it is on media.
-pub(crate) fn page_for_media(segment: &Segment, page: u64) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(PAGE_BYTES as usize);
-    for slot in page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE {
-        bytes.extend_from_slice(&load_slot(segment, slot));
-    }
-    bytes
-}
-
-/// Seals the slots of pages that go to media. Called without the metadata mutex, so that other
-/// processes do not wait for the checksums.
-pub(crate) fn seal_page(page: &mut [u8]) {
-    for slot in page.as_chunks_mut::<SLOT_BYTES>().0 {
-        to_media(slot);
-    }
-}
-
-/// Notes that the tail will be here once this page is on media: the next change of each of its
-/// slots must be whole.
-pub(crate) fn begin_log_of(segment: &Segment, page: u64) {
-    const _: () = assert!(64 % SLOTS_PER_PAGE == 0);
-    let first = page * SLOTS_PER_PAGE;
-    let bits = ((1 << SLOTS_PER_PAGE) - 1) << (first % 64);
-    segment.slot_set(SlotSet::Logged)[(first / 64) as usize].fetch_and(!bits, Relaxed);
-}
-
-/// Whether a change of a slot can be a patch.
-pub(crate) fn is_logged(segment: &Segment, slot: u64) -> bool {
-    bitmap::is_set(segment.slot_set(SlotSet::Logged), slot)
-}
-
-/// Marks these pages of the image as changed. Requires the maintenance mutex, under which alone the
-/// marks are cleared; the metadata mutex is not needed, and its holder may be stopped: a lost mark
-/// would be a lost page.
-pub(crate) fn mark_changed(core: &Core, pages: impl Iterator<Item = u64>) {
-    pages.for_each(|page| bitmap::set_shared(core.segment.dirty_image_pages(), page));
-}
-
-/// Applies the metadata of a record to the image. Notes the runs that are no longer named first, so
-/// that the repair after a death in between still knows them.
-pub(crate) fn apply(locked: &Locked<'_>, record: &Record) {
-    let (core, end_lsn) = (locked.core(), record.header.end_lsn());
-    // If the version is odd already, a dead process has noted everything that is freed, and some
-    // slots are stored: a comparison with the others would find only a part of it.
-    if !core.control().image.is_odd() {
-        freed::note_change(locked, freed::Change::of(core, record.slots()), end_lsn);
-    }
-    apply_noted(locked, record.slots(), end_lsn);
-}
-
-/// [`apply`] of a record that ends at `end_lsn` and makes these changes; the runs they free are
-/// already noted.
-pub(crate) fn apply_noted<'a>(
-    locked: &Locked<'_>,
-    changes: impl Iterator<Item = SlotChange<'a>>,
-    end_lsn: u64,
-) {
-    let core = locked.core();
-    let (control, segment) = (core.control(), &core.segment);
-    point::pass("apply-noted");
-    let is_half_made = control.image.is_odd();
-    let version = control.image.begin_change();
-    if is_half_made {
-        object_names::distrust(control);
-    }
-    point::pass("apply-odd");
-    let mut changes_names = false;
-    for change in changes.filter(|change| change.slot < segment.allocated_slots()) {
-        if change.slot == HEAD_SLOT && raises_fresh(segment, &change) {
-            // Before the slot: if this process dies in between, applying the record again finds
-            // nothing raised. Release: pairs with the Acquire in `use_fresh_pages`.
-            control.fresh_lsn.store(end_lsn, Release);
-        }
-        let noted = object_names::before_change(segment, &change);
-        store_change(segment, &change);
-        alloc::note_slot(segment, change.slot);
-        object_names::after_change(segment, change.slot, noted);
-        changes_names |= is_of_names(load_word(segment, change.slot, 0));
-    }
-    if changes_names {
-        control.image.note_names();
-    }
-    point::pass("apply-stored");
-    // Before the version: a process that sees the change also sees the position that must be
-    // durable for it to last.
-    control.appends.note_applied(end_lsn);
-    point::pass("apply-counted");
-    control.image.end_change(version);
-}
-
-/// Whether changing a slot that begins like this may change what paths resolve to: every change of
-/// names changes a directory.
-fn is_of_names(first_word: [u8; 8]) -> bool {
-    first_word[..4] == directory::MAGIC || is_directory(first_word)
-}
-
-/// Whether a change of the head turns fresh pages into used ones.
-fn raises_fresh(segment: &Segment, change: &SlotChange<'_>) -> bool {
-    let fresh_from_page = |bytes| PoolHead::decode(bytes).map(|head| head.fresh_from_page).ok();
-    let before = load_slot(segment, HEAD_SLOT);
-    let mut after = before;
-    change.apply(&mut after);
-    fresh_from_page(&before) < fresh_from_page(&after)
-}
 
 /// The metadata as of one moment.
 pub struct View<'a> {
@@ -258,25 +110,32 @@ impl View<'_> {
     }
 }
 
-/// Examines all slots of an image that is not being changed.
-pub(crate) fn owners(core: &Core) -> Owners {
-    Owners::new(&core.layout, |number| Some(load_slot(&core.segment, number)), |_| {})
-}
-
 /// How long a change of the image takes at most, if the process that makes it runs.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-impl Core {
+/// The image, as this handle reads it: as of one moment, without locks.
+pub(crate) struct Image {
+    pub handle: Arc<Handle>,
+    /// The log has the record that a stopped process is applying, and the lock under which the
+    /// image is repaired after a dead one.
+    pub log: Arc<Log>,
+    /// Inodes that a reader of a damaged pool ignores, with the inconsistency.
+    pub distrusted: OnceLock<BTreeMap<u64, Inconsistency>>,
+}
+
+impl Image {
+    fn control(&self) -> &Control {
+        self.handle.control()
+    }
+
     /// Runs `read` over an image that does not change during the run; may run it several times.
     /// Fails in a forked child, which is no member of the pool: no process waits for it, and it
     /// could read anything.
     #[inline]
     pub fn consistent<T>(&self, mut read: impl FnMut(&View<'_>) -> T) -> Result<T> {
-        if !self.process.is_current() {
-            return Err(PoolError::Forked);
-        }
+        self.handle.members.check_process()?;
         // Fast path: nearly always no change is in progress.
-        let at_rest = || read(&View { segment: &self.segment, changing: None });
+        let at_rest = || read(&View { segment: &self.handle.segment, changing: None });
         match self.control().image.at_rest(at_rest) {
             Some(value) => Ok(value),
             None => self.consistent_in_time(read),
@@ -296,21 +155,21 @@ impl Core {
                     _ if is_late => self.record_being_applied()?,
                     _ => return None,
                 };
-                Some(read(&View { segment: &self.segment, changing: changing.as_ref() }))
+                Some(read(&View { segment: &self.handle.segment, changing: changing.as_ref() }))
             });
             if let Some(value) = value {
                 return Ok(value);
             }
             std::thread::yield_now();
             // Time out only after an attempt with the record that is being applied.
-            if is_late && waited.look() > self.stall_timeout {
+            if is_late && waited.look() > self.handle.members.stall_timeout {
                 return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
             }
-            if self.is_writable && is_late {
+            if self.handle.members.is_writable && is_late {
                 // The holder may be dead, which taking the lock repairs; or the image changes
                 // continually, but not while the lock is held.
-                let _locked = self.lock()?;
-                return Ok(read(&View { segment: &self.segment, changing: None }));
+                let _locked = self.log.lock()?;
+                return Ok(read(&View { segment: &self.handle.segment, changing: None }));
             }
         }
     }
@@ -318,7 +177,7 @@ impl Core {
     /// The state that each read of an open file checks; `None` if the image is being changed.
     #[inline]
     pub fn file_state(&self, number: u64) -> Option<FileState> {
-        let state = || self.segment.slot(number).and_then(image_words::state_of_file);
+        let state = || self.handle.segment.slot(number).and_then(image_words::state_of_file);
         self.control().image.at_rest(state)?
     }
 
@@ -338,7 +197,7 @@ impl Core {
     /// before: if they are unchanged, the pages belonged to the file.
     #[inline]
     pub fn has_layout(&self, inode: u64, generation: u64, layout_version: u64) -> Result<bool> {
-        let slot = self.segment.slot(inode);
+        let slot = self.handle.segment.slot(inode);
         if slot.is_some_and(|slot| image_words::has_layout(slot, generation, layout_version)) {
             Ok(true)
         } else {
@@ -346,7 +205,7 @@ impl Core {
         }
     }
 
-    /// [`Core::has_layout`] if the image differs: the change to this version may be in progress by
+    /// [`Image::has_layout`] if the image differs: the change to this version may be in progress by
     /// a process that is stopped, and the caller may have read the inode from the log, where it
     /// counts.
     #[cold]
@@ -369,29 +228,17 @@ impl Core {
     /// there is one; `None` if the record cannot be read.
     fn record_being_applied(&self) -> Option<Option<Record>> {
         match self.control().appends.being_applied() {
-            Some(lsn) => self.read_record(lsn).ok().map(Some),
+            Some(lsn) => self.handle.log_reader().read(lsn).ok().map(Some),
             None => Some(None),
-        }
-    }
-
-    pub(crate) fn damaged(
-        &self,
-        structure: impl Into<String>,
-        error: crate::format::FormatError,
-    ) -> PoolError {
-        PoolError::Damaged {
-            path: self.media.path().to_path_buf(),
-            structure: structure.into(),
-            error,
         }
     }
 
     /// Records the inconsistencies that make inodes untrustworthy. A reader also clears them in its private
     /// image, so that no access path reaches them.
     pub(crate) fn distrust(&self, inconsistencies: &[Inconsistency]) {
-        if !self.is_writable {
+        if !self.handle.members.is_writable {
             let slots = inconsistencies.iter().flat_map(Inconsistency::inodes);
-            for slot in slots.filter_map(|number| self.segment.slot(number)) {
+            for slot in slots.filter_map(|number| self.handle.segment.slot(number)) {
                 slot.iter().for_each(|word| word.store(0, Relaxed));
             }
         }
@@ -409,19 +256,19 @@ impl Core {
     pub(crate) fn decode_inode(&self, bytes: &SlotBytes, number: u64) -> Result<Inode> {
         match self.distrusts(number) {
             Some(inconsistency) => {
-                Err(self.damaged(inconsistency.structure(), inconsistency.error()))
+                Err(self.handle.damaged(inconsistency.structure(), inconsistency.error()))
             }
             None => match Slot::decode(bytes, number) {
                 Ok(Slot::Free(inode) | Slot::Object(inode)) => Ok(inode),
                 Ok(_) => Ok(Inode::free(number, 0)),
-                Err(error) => Err(self.damaged(format!("inode {number}"), error)),
+                Err(error) => Err(self.handle.damaged(format!("inode {number}"), error)),
             },
         }
     }
 
     /// The object in a slot; a free inode if there is none.
     pub fn inode(&self, number: u64) -> Result<Inode> {
-        if number == HEAD_SLOT || number >= self.segment.slots() {
+        if number == HEAD_SLOT || number >= self.handle.segment.slots() {
             return Ok(Inode::free(number, 0));
         }
         let bytes = self.consistent(|image| image.bytes(number))?;
@@ -467,7 +314,7 @@ impl Core {
     /// The pool's head.
     pub fn head(&self) -> Result<PoolHead> {
         let bytes = self.consistent(|image| image.bytes(HEAD_SLOT))?;
-        PoolHead::decode(&bytes).map_err(|error| self.damaged("the pool's head", error))
+        PoolHead::decode(&bytes).map_err(|error| self.handle.damaged("the pool's head", error))
     }
 
     /// The object with a name; `None` if there is none, or it is damaged.

@@ -191,7 +191,7 @@ pub fn state_of_file(slot: &ImageSlot) -> Option<FileState> {
 pub(crate) fn version_of_file(slot: &ImageSlot) -> Option<(u64, u64)> {
     // Acquire: before the caller's next accesses. A pin that was set before is seen by a process
     // that frees pages with a change that these loads do not show: pairs with the fence in
-    // `Pins::look`.
+    // `PinPlaces::look`.
     let load = |index: usize| slot[index].load(Acquire).to_ne_bytes();
     let is_file = load(0)[..4] == crate::format::file::MAGIC;
     let (generation, version) = (u64::from_le_bytes(load(2)), u64::from_le_bytes(load(3)));

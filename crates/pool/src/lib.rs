@@ -1,18 +1,20 @@
 //! Pools: a formatted file or device that holds named, persistent things.
 //!
 //! ```text
-//!            Pool: create, open, close, grow, check
-//!              │
-//!   transaction ── alloc ── image         metadata, changed under the one metadata mutex
-//!              │
-//!      freed ── pins ── zero             pages between two owners
-//!              │
-//!      log ── replay ── checkpoint ── recovery        the one redo log
-//!              │
-//!   core ── segment ── membership ── broker        what the processes of a pool share at run time
-//!                         advisory               locks of files, for their users
-//!              │
-//!   format    media                       bytes on media; how they become durable
+//!   pool                                       create, open, close, and the methods of each subject
+//!     │
+//!   core ── transaction ── checkpoint ── recovery ── grow       what needs several parts
+//!     │
+//!   space ── reservation ── turn ── zero       free pages, as this handle takes them
+//!   pins                                       what keeps freed pages
+//!   image                                      reading the metadata, without locks
+//!   log ── log_writer ── packed ── commit ── replay ── repair       the one redo log, and its mutexes
+//!     │           apply ── alloc ── freed      metadata and pages, changed with the metadata mutex
+//!     │
+//!   handle ── members ── segment ── broker     what the processes of a pool share at run time
+//!     │          advisory                      locks of files, for their users
+//!     │
+//!   format    media                            bytes on media; how they become durable
 //! ```
 //!
 //! # Durability
@@ -54,12 +56,15 @@
 //! # }
 //! ```
 
+mod access_error;
 mod advisory;
 mod alloc;
 mod appends;
+mod apply;
 mod background;
 mod bitmap;
 pub mod broker;
+mod buffers;
 pub mod check;
 mod checkpoint;
 mod claims;
@@ -67,34 +72,47 @@ mod commit;
 mod core;
 mod create;
 mod error;
+mod failure;
 pub mod format;
 mod freed;
+mod fresh;
 mod grow;
+mod handle;
 mod heartbeat;
 mod image;
+mod image_slots;
 mod image_words;
+mod inode_lock;
 mod life;
 mod links;
 mod log;
+mod log_reader;
+mod log_writer;
 mod logged_page;
 #[cfg(all(test, loom))]
 mod loom_models;
 pub mod media;
+mod members;
 mod membership;
 mod mutant;
 mod object_names;
+mod open_options;
 mod owners;
 mod packed;
 mod pins;
 mod point;
 mod pool;
+mod random;
 mod recovery;
+mod repair;
 mod replay;
 mod reservation;
 mod segment;
 mod segment_place;
 mod signal;
 mod slots;
+mod space;
+mod superblocks;
 mod sync;
 mod transaction;
 mod turn;
@@ -117,13 +135,16 @@ pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use format::patch::Patches;
 pub use image::View as MetadataView;
+pub use inode_lock::{Holder, InodeLock, LockMode};
 pub use mutant::Mutant;
-pub use pins::{InodeUse, OwnedPin, Pin};
+pub use open_options::OpenOptions;
+pub use pins::{InodeUse, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::{POINTS, end_thread_at};
-pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo, Room};
+pub use pool::{FileLock, OwnedPin, Pool, PoolInfo};
 pub use reservation::Reservation;
 pub use slots::{ChangeSlots, ReadSlots};
+pub use space::Room;
 pub use transaction::Transaction;
 pub use turn::Turn;

@@ -86,7 +86,7 @@ impl Image {
         }
     }
 
-    /// As `image::apply_noted`.
+    /// As `apply::apply_noted`.
     fn apply(&self, layout_version: u64, count: impl FnOnce()) {
         let odd = self.version.begin_change();
         let (before, after) = (inode_bytes(layout_version - 1), inode_bytes(layout_version));
@@ -361,7 +361,7 @@ impl Log {
         self.records[lsn as usize].load(Relaxed)
     }
 
-    /// As `Core::complete`.
+    /// As `Log::complete`.
     fn complete(&self, index: u64) {
         let locked = self.metadata_mutex.lock().unwrap();
         self.appends.note_durable(index);
@@ -372,7 +372,7 @@ impl Log {
         }
     }
 
-    /// As `Core::wait_durable`; false if the log has failed.
+    /// As `Log::wait_durable`; false if the log has failed.
     fn wait_durable(&self, lsn: u64) -> bool {
         loop {
             let signal = self.signal.now();
@@ -388,7 +388,7 @@ impl Log {
         }
     }
 
-    /// As `Core::help` for an append that its owner gave up and that is not in the log.
+    /// As `Log::help` for an append that its owner gave up and that is not in the log.
     fn help(&self) -> bool {
         let locked = self.metadata_mutex.lock().unwrap();
         let Some(first) = self.appends.indexes().next() else { return false };
@@ -529,7 +529,7 @@ struct Published {
 }
 
 impl Published {
-    /// As the end of `Core::change`: the record is added to packed ones.
+    /// As `Core::publish_packed`: the record is added to packed ones.
     fn change_later(&self, layout_version: u64) {
         let _locked = self.image.metadata_mutex.lock().unwrap();
         let (index, end_lsn) = self.log.appends.open_packed().unwrap();
@@ -538,7 +538,7 @@ impl Published {
         self.image.apply(layout_version, || self.log.appends.note_applied(end_lsn + 1));
     }
 
-    /// As the end of `Core::transact`: the record has a separate append.
+    /// As `Core::publish`: the record has a separate append.
     fn change_now(&self, layout_version: u64) {
         let _locked = self.image.metadata_mutex.lock().unwrap();
         let lsn = self.log.appends.head_lsn();
@@ -556,7 +556,7 @@ impl Published {
         self.image.apply(layout_version, || self.log.appends.note_applied(lsn + 1));
     }
 
-    /// As `Core::consistent_in_time` for a late reader: with the record that is being applied. Also
+    /// As `Image::consistent_in_time` for a late reader: with the record that is being applied. Also
     /// returns the layout version that the image's version stands for.
     fn read(&self) -> Option<(Seen, u64)> {
         self.image.version.unchanged_during(|version| {

@@ -32,7 +32,6 @@ use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_vm::NotInherited;
 
 use crate::claims::Claim;
-use crate::pins::BLOCKS;
 use crate::segment::{Control, PROCESSES};
 
 const BASE: u64 = 1 << 61;
@@ -57,11 +56,13 @@ pub(crate) const READER_GROUPS: u64 = READER_LAYOUTS - (1 << 26);
 pub(crate) const READER_LAYOUTS: u64 = READER_LAYOUTS_END - (1 << 60);
 pub(crate) const READER_LAYOUTS_END: u64 = FILE_BYTES;
 const NO_SLOT: usize = usize::MAX;
+/// How many blocks the pins of writers have: each has a byte.
+pub(crate) const PIN_BLOCKS: usize = 1024;
 
 /// The ranges do not overlap.
 const _: () = {
     let numbers = 1 << 32;
-    assert!(PROCESS + PROCESSES as u64 <= PIN_BLOCK && PIN_BLOCK + BLOCKS as u64 <= INODE);
+    assert!(PROCESS + PROCESSES as u64 <= PIN_BLOCK && PIN_BLOCK + PIN_BLOCKS as u64 <= INODE);
     assert!(INODE + numbers <= WHOLE_FILES && WHOLE_FILES + numbers <= READER_USES);
     assert!(READER_USES + 4 * numbers <= READER_GROUPS);
 };
@@ -257,7 +258,7 @@ impl Membership {
 
     /// Releases all locks. The media may share the descriptor and keep it open.
     pub fn leave(&self) {
-        let pins = LockRange { offset_bytes: PIN_BLOCK, len_bytes: BLOCKS as u64 };
+        let pins = LockRange { offset_bytes: PIN_BLOCK, len_bytes: PIN_BLOCKS as u64 };
         let len_bytes = READER_LAYOUTS_END - READER_USES;
         let of_reader = LockRange { offset_bytes: READER_USES, len_bytes };
         [pins, of_reader].into_iter().for_each(|range| self.unlock_range(range));

@@ -17,7 +17,7 @@
 //! replaced by a leaf below it, which may take any position above its own.
 //!
 //! Like the rest of the segment it is derived: [`build`] computes it from the image when the pool
-//! is opened, and nothing of it is on media. Only [`apply`](crate::image::apply) changes it, while
+//! is opened, and nothing of it is on media. Only [`apply`](crate::apply::apply) changes it, while
 //! the version of the image is odd; so lookups are consistent reads of the image as all others are.
 //! What a dead process left half done is not repaired but rebuilt.
 //!
@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::format::inode::{MAX_NAME_BYTES, NAME_RANGE};
 use crate::format::slot::is_object_slot;
 use crate::format::slot_change::SlotChange;
-use crate::image::load_word;
+use crate::image_slots::load_word;
 use crate::point;
 use crate::segment::{Control, Segment, SlotSet};
 

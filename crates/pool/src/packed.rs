@@ -14,7 +14,7 @@
 //! | step | with the metadata mutex | a death after it leaves |
 //! |---|---|---|
 //! | the record is written behind the end | yes | bytes that do not count: the next holder erases them durably, so that they never will |
-//! | the end is moved | yes | a record that counts and is not applied: [`Core::repair_packed`] |
+//! | the end is moved | yes | a record that counts and is not applied: [`Locked::repair_packed`] |
 //! | the close is written, the end is moved | yes | an append that nothing may follow: the next holder abandons it, and a process that needs it adopts it |
 //! | the append is adopted | yes | an append whose owner is dead: the next process adopts it |
 //! | exposed bytes are flushed, the mark is set, all of it is durable | no | the same; each of these can be repeated |
@@ -25,13 +25,15 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::appends::append;
-use crate::core::{Core, Locked};
-use crate::error::{PoolError, Result};
+use crate::apply;
+use crate::error::Result;
+use crate::failure::FailureKind;
 use crate::format::PAGE_BYTES;
 use crate::format::record::{HEADER_BYTES, MIN_CLOSE_BYTES, close_start};
+use crate::handle::Handle;
 use crate::heartbeat::Held;
-use crate::image;
-use crate::log::{Append, FailureKind};
+use crate::log::{Locked, Log};
+use crate::log_writer::Append;
 use crate::media::{ByteRange, PersistenceDomain};
 use crate::mutant::{self, Mutant};
 use crate::point;
@@ -49,16 +51,16 @@ pub(crate) struct PackedPlace {
     pub acknowledged_lsn: u64,
 }
 
-impl Core {
+impl Locked<'_> {
     /// The space before the end of the ring.
     fn to_end_of_ring(&self, lsn: u64) -> u64 {
-        let log_bytes = self.layout.log().len_bytes;
+        let log_bytes = self.handle().layout.log().len_bytes;
         log_bytes - lsn % log_bytes
     }
 
     /// Returns a place for a packed record of `len_bytes`; `None` if the log has no room for it
     /// now.
-    pub fn place_packed(&self, locked: &Locked<'_>, len_bytes: u64) -> Result<Option<PackedPlace>> {
+    pub fn place_packed(&self, len_bytes: u64) -> Result<Option<PackedPlace>> {
         // Including a close before it and one behind it, each up to a page boundary.
         if !self.has_room(len_bytes + 4 * PAGE_BYTES) || !self.control().appends.has_entries(4) {
             return Ok(None);
@@ -69,17 +71,17 @@ impl Core {
         };
         let acknowledged_lsn = self.control().appends.durable_lsn.load(Relaxed);
         if let Some((index, end_lsn)) = self.control().appends.open_packed() {
-            if !is_full(self.pending(index).lsn.load(Relaxed), end_lsn) {
+            if !is_full(self.control().appends.entry(index).lsn.load(Relaxed), end_lsn) {
                 return Ok(Some(PackedPlace { index, lsn: end_lsn, acknowledged_lsn }));
             }
-            self.close_packed(locked)?;
+            self.close_packed()?;
         }
-        let mut lsn = self.head_lsn();
+        let mut lsn = self.control().appends.head_lsn();
         if is_full(lsn, lsn) {
             // The rest of the ring becomes an append with only a close.
             self.begin_packed(lsn);
-            self.write_close(locked, self.to_end_of_ring(lsn))?;
-            lsn = self.head_lsn();
+            self.write_close(self.to_end_of_ring(lsn))?;
+            lsn = self.control().appends.head_lsn();
         }
         Ok(Some(PackedPlace { index: self.begin_packed(lsn), lsn, acknowledged_lsn }))
     }
@@ -93,7 +95,7 @@ impl Core {
         self.store_packed(place.lsn, record)?;
         if exposes {
             // Before the end is moved, so that no counted record's exposure is missed.
-            self.pending(place.index).exposes.store(1, Relaxed);
+            self.control().appends.entry(place.index).exposes.store(1, Relaxed);
         }
         point::pass("packed-written");
         self.control().appends.extend_packed(place.index, place.lsn + record.len() as u64);
@@ -106,43 +108,44 @@ impl Core {
         let end_lsn = lsn + bytes.len() as u64;
         let begins_page = end_lsn > lsn.next_multiple_of(PAGE_BYTES);
         let mut whole_pages = Vec::new();
-        if begins_page && self.media.domain() == PersistenceDomain::PageCache {
+        if begins_page && self.handle().media.domain() == PersistenceDomain::PageCache {
             // Padded with zeros to the end of the page: writing a part of an uncached page would
             // make the kernel read the rest first.
             whole_pages.extend_from_slice(bytes);
             whole_pages.resize((end_lsn.next_multiple_of(PAGE_BYTES) - lsn) as usize, 0);
         }
         let bytes = if whole_pages.is_empty() { bytes } else { &whole_pages };
+        let position = self.handle().log_position(lsn);
         // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
-        let write = || unsafe { self.store(self.position(lsn), bytes) };
+        let write = || unsafe { self.handle().media.store(position, bytes) };
         // A failed write may have written everything. If the record then counts, it is harmless
         // only because the pool has failed.
-        write().or_else(|_| write()).inspect_err(|error| self.fail_log(error))
+        write().or_else(|_| write()).map_err(|error| {
+            self.control().fail(FailureKind::Log, &error.source);
+            error.into()
+        })
     }
 
     /// Closes the open packed append, if there is one: the next append begins at a page boundary.
-    pub fn close_packed(&self, locked: &Locked<'_>) -> Result<()> {
+    pub fn close_packed(&self) -> Result<()> {
         let Some((index, end_lsn)) = self.control().appends.open_packed() else { return Ok(()) };
-        if self.pending(index).lsn.load(Relaxed) == end_lsn {
+        if self.control().appends.entry(index).lsn.load(Relaxed) == end_lsn {
             // No record was added since it was begun.
             self.control().appends.take_back(index);
             return Ok(());
         }
         let in_page = PAGE_BYTES - end_lsn % PAGE_BYTES;
-        self.write_close(
-            locked,
-            if in_page >= MIN_CLOSE_BYTES { in_page } else { in_page + PAGE_BYTES },
-        )
+        self.write_close(if in_page >= MIN_CLOSE_BYTES { in_page } else { in_page + PAGE_BYTES })
     }
 
-    fn write_close(&self, _locked: &Locked<'_>, len_bytes: u64) -> Result<()> {
+    fn write_close(&self, len_bytes: u64) -> Result<()> {
         let (index, lsn) =
             self.control().appends.open_packed().expect("the caller has looked, or begun one");
         let acknowledged_lsn = self.control().appends.durable_lsn.load(Relaxed);
-        let close = close_start(lsn, len_bytes, acknowledged_lsn, self.identity());
+        let close = close_start(lsn, len_bytes, acknowledged_lsn, self.handle().identity());
         self.store_packed(lsn, &close)?;
         let end_lsn = lsn + len_bytes;
-        self.pending(index).close_lsn.store(lsn, Relaxed);
+        self.control().appends.entry(index).close_lsn.store(lsn, Relaxed);
         self.control().appends.extend_packed(index, end_lsn);
         point::pass("packed-closed");
         // Before `note_applied`: the repair after a death here finds the close by the applied
@@ -153,24 +156,16 @@ impl Core {
         Ok(())
     }
 
-    /// Closes the open packed append, so that everything up to the returned position can become
-    /// durable.
-    pub fn close_log(&self) -> Result<u64> {
-        let locked = self.lock()?;
-        self.close_packed(&locked)?;
-        Ok(self.head_lsn())
-    }
-
     /// Completes what a dead process was doing to packed records: applies a record that it had
     /// published and not applied, and abandons an append that it had closed.
-    pub fn repair_packed(&self, locked: &Locked<'_>, index: u64) -> Result<()> {
-        let (control, pending) = (self.control(), self.pending(index));
+    pub fn repair_packed(&self, index: u64) -> Result<()> {
+        let (control, pending) = (self.control(), self.control().appends.entry(index));
         let end_lsn = pending.end_lsn.load(Relaxed);
         let mut lsn = pending.lsn.load(Relaxed).max(control.appends.metadata_lsn.load(Relaxed));
         let mut is_closed = false;
         while lsn < end_lsn {
-            let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
-            image::apply(locked, &record);
+            let record = self.log().read_counted(lsn)?;
+            apply::apply(self, &record);
             is_closed = record.header.is_close;
             lsn = record.header.end_lsn();
         }
@@ -188,47 +183,47 @@ impl Core {
         // it, or that the kernel writes back later than those around it, could have the old bytes
         // after a power cut, and a record that is as long as the next one would count in its place.
         let erased = [0; HEADER_BYTES];
-        if mutant::is(self.mutant, Mutant::EraseUnsaid) {
+        if mutant::is(self.handle().mutant, Mutant::EraseUnsaid) {
             // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
-            return unsafe { self.store(self.position(end_lsn), &erased) };
+            unsafe { self.handle().media.store(self.handle().log_position(end_lsn), &erased)? };
+            return Ok(());
         }
-        self.write_log(end_lsn, &erased)
+        self.log().write_log(end_lsn, &erased)
     }
+}
 
-    fn fail_log(&self, error: &PoolError) {
-        let code = match error {
-            PoolError::Media(error) => error.source.raw_os_error(),
-            _ => None,
-        };
-        let source = std::io::Error::from_raw_os_error(code.unwrap_or(libc::EIO));
-        self.fail(FailureKind::Log, &source);
+impl Log {
+    /// Closes the open packed append, so that everything up to the returned position can become
+    /// durable.
+    pub fn close_log(&self) -> Result<u64> {
+        let locked = self.lock()?;
+        locked.close_packed()?;
+        Ok(locked.control().appends.head_lsn())
     }
 
     /// Makes a packed append durable, which must be closed and owned by this process.
     pub fn harden(&self, mut append: Append) -> Result<()> {
-        let pending = self.pending(append.index());
+        let pending = self.control().appends.entry(append.index());
         let mut exposed = Vec::new();
         let mut lsn = append.lsn;
         // Volatile media never write anything back, so the exposed ranges are not needed.
         let asks = pending.exposes.load(Relaxed) != 0
-            && self.media.domain() != PersistenceDomain::Volatile;
+            && self.handle.media.domain() != PersistenceDomain::Volatile;
         while asks && lsn < append.end_lsn {
-            let record = self.read_record(lsn).map_err(|error| self.fail_unreadable(lsn, error))?;
+            let record = self.read_counted(lsn)?;
             exposed.extend(record.exposed());
             lsn = record.header.end_lsn();
         }
-        let close_lsn = pending.close_lsn.load(Relaxed);
-        let close = self.read_record(close_lsn);
-        let close = close.map_err(|error| self.fail_unreadable(close_lsn, error))?.header;
+        let close = self.read_counted(pending.close_lsn.load(Relaxed))?.header;
         // Relaxed: a hint for waiters.
         let note_progress = || _ = pending.progress.fetch_add(1, Relaxed);
-        if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
+        if !exposed.is_empty() && !mutant::is(self.handle.mutant, Mutant::CommitBeforeData) {
             self.make_durable_in_parts(exposed, note_progress)?;
         }
         point::pass("packed-flushed");
-        let mark_position = self.position(close.lsn) + HEADER_BYTES as u64;
+        let mark_position = self.handle.log_position(close.lsn) + HEADER_BYTES as u64;
         // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
-        unsafe { self.store(mark_position, &close.close_mark())? };
+        unsafe { self.handle.media.store(mark_position, &close.close_mark())? };
         point::pass("packed-marked");
         self.write_packed(append.lsn, append.end_lsn, note_progress)?;
         self.complete(&mut append)
@@ -236,18 +231,21 @@ impl Core {
 
     /// Makes this part of the log durable without changing it.
     fn write_packed(&self, lsn: u64, end_lsn: u64, note_progress: impl Fn()) -> Result<()> {
-        let (position, len_bytes) = (self.position(lsn), end_lsn - lsn);
-        if self.media.domain() != PersistenceDomain::PageCache {
+        let Handle { media, heartbeat, .. } = &*self.handle;
+        let (position, len_bytes) = (self.handle.log_position(lsn), end_lsn - lsn);
+        if media.domain() != PersistenceDomain::PageCache {
             let range = ByteRange { offset_bytes: position, len_bytes };
-            let written = self.while_media_work(Held::Log, || {
-                self.media.write_back(&[range]).and_then(|()| self.media.flush())
+            let written = heartbeat.while_media_work(Held::Log, || {
+                media.write_back(&[range]).and_then(|()| media.flush())
             });
-            return Ok(written.inspect_err(|error| self.fail(FailureKind::Log, &error.source))?);
+            return Ok(written.inspect_err(|error| {
+                self.control().fail(FailureKind::Log, &error.source);
+            })?);
         }
         let mut bytes = vec![0; CHUNK_BYTES.min(len_bytes) as usize];
         for done in (0..len_bytes).step_by(CHUNK_BYTES as usize) {
             let chunk = &mut bytes[..CHUNK_BYTES.min(len_bytes - done) as usize];
-            self.media.read_at(position + done, chunk)?;
+            media.read_at(position + done, chunk)?;
             self.write_log(lsn + done, chunk)?;
             note_progress();
         }

@@ -12,7 +12,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -20,170 +19,37 @@ use aquifer_sys::lock::LockKind;
 use aquifer_sys::shared_memory::{SharedMemory, SharedMemoryError};
 use uuid::Uuid;
 
+use crate::access_error::AccessError;
 use crate::alloc;
-use crate::appends::append;
-use crate::broker::AccessError;
-use crate::checkpoint::write_superblocks;
+use crate::apply;
 use crate::core::Core;
-use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
+use crate::failure::FailureKind;
+use crate::format::PAGE_BYTES;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::RECORD_UNIT_BYTES;
-use crate::format::superblock::{ANY_BOOT, COPIES, Superblock, UNKNOWN_BOOT};
-use crate::format::{FormatError, PAGE_BYTES};
+use crate::format::superblock::{ANY_BOOT, Superblock, UNKNOWN_BOOT};
 use crate::freed;
+use crate::handle::Handle;
 use crate::heartbeat::Heartbeat;
-use crate::image;
+use crate::image_slots;
 use crate::life;
-use crate::log::FailureKind;
-use crate::media::{ByteRange, Media, MediaError};
+use crate::log_reader::{Counted, LogEnd};
+use crate::media::{ByteRange, Media};
+use crate::members::Members;
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
+use crate::open_options::OpenOptions;
 use crate::owners::Inconsistency;
-use crate::pins::Pins;
+use crate::pins::PinPlaces;
 use crate::point;
-use crate::pool::OpenOptions;
-use crate::replay::{Committed, Counted, LogEnd};
+use crate::random::new_uuid;
+use crate::repair;
+use crate::replay::Committed;
 use crate::segment::Segment;
 use crate::segment_place::{self, Owner, Part, Places};
-
-/// The superblock that counts.
-#[derive(Debug)]
-pub(crate) struct Superblocks {
-    pub valid: Superblock,
-    /// Which copy that is.
-    pub copy: u64,
-    /// The error of the other copy, if a later program version wrote it. Writing the superblocks
-    /// would overwrite it.
-    later: Option<(u64, FormatError)>,
-}
-
-impl Superblocks {
-    /// Returns an error if a later program has written one of them: it may have been interrupted
-    /// while converting the pool.
-    fn check_writable(&self, media: &dyn Media) -> Result<()> {
-        let path = media.path().to_path_buf();
-        match &self.later {
-            None => Ok(()),
-            Some((_, FormatError::Version { found })) => {
-                Err(PoolError::FutureVersion { path, found: *found })
-            }
-            Some((copy, error)) => Err(PoolError::Damaged {
-                path,
-                structure: format!("superblock {copy}"),
-                error: error.clone(),
-            }),
-        }
-    }
-}
-
-/// The page of each copy, or the error of reading it.
-type Pages = Vec<std::result::Result<Vec<u8>, MediaError>>;
-
-fn superblock_pages(media: &dyn Media) -> Pages {
-    let read = |copy| {
-        let mut page = vec![0; PAGE_BYTES as usize];
-        media.read_at(copy * PAGE_BYTES, &mut page).map(|()| page)
-    };
-    (0..COPIES).map(read).collect()
-}
-
-/// How often to reread superblocks that change between two reads and are never whole.
-const MOST_LOOKS: usize = 10_000;
-
-/// Reads both superblocks and chooses the valid one.
-///
-/// Processes that have the pool open may write them at the same time, one copy after the other. So
-/// what is read may mix two checkpoints, in both copies. At any moment one of the two is whole: a
-/// damaged copy is the same when it is read again, and one that was being written is not.
-pub(crate) fn read_superblocks(media: &dyn Media) -> Result<Superblocks> {
-    if media.len_bytes() < COPIES * PAGE_BYTES {
-        return Err(PoolError::NotAPool { path: media.path().to_path_buf() });
-    }
-    let mut pages = superblock_pages(media);
-    for _ in 1..MOST_LOOKS {
-        let Err(_) = choose_superblock(media, &pages) else { break };
-        let again = superblock_pages(media);
-        let are_same = pages.iter().zip(&again).all(|copies| match copies {
-            (Ok(one), Ok(other)) => one == other,
-            (one, other) => one.is_err() && other.is_err(),
-        });
-        pages = again;
-        if are_same {
-            break;
-        }
-    }
-    choose_superblock(media, &pages)
-}
-
-fn choose_superblock(media: &dyn Media, pages: &Pages) -> Result<Superblocks> {
-    let path = || media.path().to_path_buf();
-    let mut errors = Vec::new();
-    let mut unreadable = None;
-    let mut valid: Option<(u64, Superblock)> = None;
-    for (copy, page) in (0..COPIES).zip(pages) {
-        let page = match page {
-            Ok(page) => page,
-            Err(error) => {
-                errors.push((copy, FormatError::Unreadable));
-                unreadable = Some(error);
-                continue;
-            }
-        };
-        match Superblock::decode(page, copy) {
-            Ok(found) => match &valid {
-                // One of them belongs to another pool, and it is unknown which.
-                Some((_, best)) if !found.is_of_same_pool(best) => {
-                    return Err(PoolError::Damaged {
-                        path: path(),
-                        structure: format!("superblock {copy}"),
-                        error: FormatError::Contradiction { other: "the other copy" },
-                    });
-                }
-                Some((_, best)) if found.sequence <= best.sequence => {}
-                _ => valid = Some((copy, found)),
-            },
-            Err(error) => errors.push((copy, error)),
-        }
-    }
-    let Some((copy, valid)) = valid else {
-        if let Some(error) = unreadable {
-            let source = match error.source.raw_os_error() {
-                Some(errno) => std::io::Error::from_raw_os_error(errno),
-                None => std::io::Error::new(error.source.kind(), error.source.to_string()),
-            };
-            return Err(MediaError { path: path(), source, ..*error }.into());
-        }
-        if let Some(found) = errors.iter().find_map(|(_, error)| match error {
-            FormatError::Version { found } => Some(*found),
-            _ => None,
-        }) {
-            return Err(PoolError::FutureVersion { path: path(), found });
-        }
-        if errors.iter().all(|(_, error)| *error == FormatError::Magic) {
-            return Err(PoolError::NotAPool { path: path() });
-        }
-        let (copy, error) = errors.into_iter().next_back().expect("both copies failed");
-        return Err(PoolError::Damaged {
-            path: path(),
-            structure: format!("superblock {copy} (and the other one)"),
-            error,
-        });
-    };
-    if media.len_bytes() < valid.layout.len_bytes() {
-        return Err(PoolError::Truncated {
-            path: path(),
-            found_bytes: media.len_bytes(),
-            expected_bytes: valid.layout.len_bytes(),
-        });
-    }
-    let is_later = |error: &FormatError| {
-        matches!(error, FormatError::Version { .. } | FormatError::Features { .. })
-    };
-    let later = errors.into_iter().find(|(_, error)| is_later(error));
-    Ok(Superblocks { valid, copy, later })
-}
+use crate::superblocks::{Superblocks, read_superblocks, write_superblocks};
 
 /// How this process has the pool open.
 enum Role {
@@ -343,7 +209,7 @@ fn open_locked(
             build(media, members, superblocks, options, &role)
         }
     }?;
-    opened.core.membership.unlock(Byte::Recovery);
+    opened.core.handle.members.locks.unlock(Byte::Recovery);
     Ok(opened)
 }
 
@@ -356,37 +222,38 @@ fn new_core(
     options: &OpenOptions,
 ) -> Arc<Core> {
     let SharedParts { segment, pins, segment_id, places } = shared;
-    Arc::new_cyclic(|me| Core {
-        me: me.clone(),
+    let members = Members {
+        locks: membership,
+        process: aquifer_vm::ProcessMark::new(),
+        is_writable: !options.read_only,
+        stall_timeout: options.stall_timeout,
+        held: std::sync::Mutex::default(),
+    };
+    let handle = Handle {
+        members,
         media: media.clone(),
         layout: superblock.layout,
         uuid: superblock.uuid,
         created_ns: superblock.created_ns,
         life,
         segment_id,
-        places,
         segment,
-        pins,
-        membership,
-        is_writable: !options.read_only,
-        stall_timeout: options.stall_timeout,
         mutant: options.mutant,
-        process: aquifer_vm::ProcessMark::new(),
-        buffers: std::sync::Mutex::default(),
-        last_commit_lsn: AtomicU64::new(append::NOTHING),
-        held: std::sync::Mutex::default(),
-        zeroing: std::sync::Mutex::default(),
-        reserving: std::sync::Mutex::default(),
         heartbeat: Heartbeat::default(),
-        zeroer_bell: std::sync::OnceLock::new(),
-        distrusted: std::sync::OnceLock::new(),
-    })
+    };
+    Core::new(handle, pins, places)
 }
 
 fn take_slot(core: &Core) -> Result<()> {
-    if core.membership.join(core.control()).map_err(|e| lock_error(&*core.media, e))? {
+    if core
+        .handle
+        .members
+        .locks
+        .join(core.handle.control())
+        .map_err(|e| lock_error(&*core.handle.media, e))?
+    {
         point::pass("join-slot");
-        alloc::inherit_slot(&core.lock()?)?;
+        repair::inherit_slot(&core.log.lock()?)?;
         point::pass("join-inherited");
         Ok(())
     } else {
@@ -430,7 +297,7 @@ fn join(
     let segment = Segment::adopt(memory, uuid, layout).map_err(elsewhere)?;
     // Readers store to no pins, and do not need those of the writers.
     let pins = if options.read_only {
-        Pins::of_reader()
+        PinPlaces::of_reader()
     } else {
         let identity = segment.control().pins_identity.load(Relaxed);
         let pins = match pins {
@@ -440,7 +307,7 @@ fn join(
             }
             None => places.open(segment_id, Part::Pins, identity, uuid, &**media, true)?,
         };
-        Pins::adopt(pins, uuid).map_err(elsewhere)?
+        PinPlaces::adopt(pins, uuid).map_err(elsewhere)?
     };
     let life = segment.control().life.load(Relaxed);
     let is_same_life = life != life::UNKNOWN
@@ -458,7 +325,7 @@ fn join(
     segment.note_use();
     let shared = SharedParts { segment, pins, segment_id, places };
     let core = new_core(media, members, &superblock, shared, life, options);
-    if core.is_writable {
+    if core.handle.members.is_writable {
         take_slot(&core)?;
     }
     Ok(Opened { core, overlay: Committed::default(), recovered_records: 0 })
@@ -467,7 +334,7 @@ fn join(
 /// The shared memory of a pool's processes, and its location.
 struct SharedParts {
     segment: Segment,
-    pins: Pins,
+    pins: PinPlaces,
     /// Nil if no other process can reach it.
     segment_id: Uuid,
     places: Places,
@@ -511,7 +378,7 @@ fn create_named(
     let made = (|| {
         let segment = Segment::create(&path, pool, &superblock.layout, mode)?;
         segment_id = owner.id(segment_place::identity_of(segment.file(), pool, Part::Segment)?);
-        let pins = Pins::create(&places.of_made(segment_id, Part::Pins), pool, mode)?;
+        let pins = PinPlaces::create(&places.of_made(segment_id, Part::Pins), pool, mode)?;
         let file = pins.file().expect("others share it");
         let pins_identity = segment_place::identity_of(file, pool, Part::Pins)?;
         // Relaxed: other processes find the segment through the superblock, which is written later.
@@ -574,7 +441,7 @@ fn build(
         }
         _ => SharedParts {
             segment: Segment::private(uuid, &superblocks.valid.layout)?,
-            pins: Pins::private()?,
+            pins: PinPlaces::private()?,
             segment_id: Uuid::nil(),
             places: places.clone(),
         },
@@ -584,45 +451,48 @@ fn build(
     let replayed = replay(&core, &superblocks.valid, options.repairs);
     let built = replayed.and_then(|Replayed { overlay, records, counted }| {
         point::pass("open-replayed");
-        if core.is_writable {
+        if core.handle.members.is_writable {
             take_slot(&core)?;
             point::pass("open-slot");
             let superblocks = secure(&core, superblocks, &counted)?;
             write_recovered(&core, &superblocks, &overlay)?;
             if !left_id.is_nil() {
-                remove_left(core.segment_id);
+                remove_left(core.handle.segment_id);
             }
             // The log was read and zeroed in large pieces, so it is cached in large folios, and
             // ext4 walks over all blocks of a folio to write two of them: 80 instead of 40 µs for a
             // commit of one page.
-            core.media.forget_cached(core.layout.log());
+            core.handle.media.forget_cached(core.handle.layout.log());
             point::pass("open-recovered");
-            alloc::rebuild(&core.lock()?)?;
-            let fresh_from_page = core.control().fresh_from_page.load(Relaxed);
-            core.control().durable_fresh_from_page.store(fresh_from_page, Relaxed);
+            repair::rebuild(&core.log.lock()?)?;
+            let fresh_from_page = core.handle.control().fresh_from_page.load(Relaxed);
+            core.handle.control().durable_fresh_from_page.store(fresh_from_page, Relaxed);
             point::pass("open-rebuilt");
             if matches!(role, Role::First) {
                 // The lock changes from exclusive to shared in one step, so no other opener gets in
                 // between.
                 let _ = core
-                    .membership
+                    .handle
+                    .members
+                    .locks
                     .try_lock(Byte::Openers, LockKind::Shared)
-                    .map_err(|error| lock_error(&*core.media, error))?;
+                    .map_err(|error| lock_error(&*core.handle.media, error))?;
                 point::pass("open-shared");
             }
         } else {
             // For queries of the pool's usage.
-            alloc::rebuild(&core.lock()?)?;
+            repair::rebuild(&core.log.lock()?)?;
         }
         Ok((overlay, records))
     });
     match built {
         Ok((overlay, recovered_records)) => {
-            let overlay = if core.is_writable { Committed::default() } else { overlay };
+            let overlay =
+                if core.handle.members.is_writable { Committed::default() } else { overlay };
             Ok(Opened { core, overlay, recovered_records })
         }
         Err(error) => {
-            core.places.remove(core.segment_id);
+            core.places.remove(core.handle.segment_id);
             Err(error)
         }
     }
@@ -630,20 +500,20 @@ fn build(
 
 fn load_image(core: &Core) -> Result<()> {
     const PIECE_PAGES: u64 = 16;
-    let metadata = core.layout.metadata();
+    let metadata = core.handle.layout.metadata();
     let mut piece = vec![0; (PIECE_PAGES * PAGE_BYTES) as usize];
-    for first_page in (0..core.layout.metadata_pages).step_by(PIECE_PAGES as usize) {
-        let pages = PIECE_PAGES.min(core.layout.metadata_pages - first_page);
+    for first_page in (0..core.handle.layout.metadata_pages).step_by(PIECE_PAGES as usize) {
+        let pages = PIECE_PAGES.min(core.handle.layout.metadata_pages - first_page);
         let piece = &mut piece[..(pages * PAGE_BYTES) as usize];
-        core.media.read_at(metadata.offset_bytes + first_page * PAGE_BYTES, piece)?;
+        core.handle.media.read_at(metadata.offset_bytes + first_page * PAGE_BYTES, piece)?;
         for (page_index, page) in (first_page..).zip(piece.chunks_exact_mut(PAGE_BYTES as usize)) {
             if page.iter().all(|&byte| byte == 0) {
                 continue; // zero already, as the segment is fresh
             }
             let first_slot = page_index * SLOTS_PER_PAGE;
-            core.segment.allocate_slot(first_slot + SLOTS_PER_PAGE - 1)?;
+            core.handle.segment.allocate_slot(first_slot + SLOTS_PER_PAGE - 1)?;
             for (number, slot) in (first_slot..).zip(page.as_chunks_mut::<SLOT_BYTES>().0) {
-                image::load_from_media(&core.segment, number, slot);
+                image_slots::load_from_media(&core.handle.segment, number, slot);
             }
         }
     }
@@ -676,7 +546,7 @@ pub(crate) fn boot_of_left(places: &Places, superblock: &Superblock, media: &dyn
 /// Loads the image and replays the log into it.
 fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replayed> {
     load_image(core)?;
-    let control = core.control();
+    let control = core.handle.control();
     let tail_lsn = superblock.tail_lsn;
     control.generation.store(superblock.generation, Relaxed);
     control.sequence.store(superblock.sequence, Relaxed);
@@ -688,29 +558,29 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     ] {
         position.store(tail_lsn, Relaxed);
     }
-    let reader = core.log_reader();
+    let reader = core.handle.log_reader();
     let mut records = 0;
-    let locked = core.lock()?;
-    let counts_unmarked = superblock.counts_unmarked_in(core.life);
+    let locked = core.log.lock()?;
+    let counts_unmarked = superblock.counts_unmarked_in(core.handle.life);
     let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {
         let slots = record.slots().map(|change| change.slot);
-        if let Some(last) = slots.filter(|slot| *slot < core.segment.slots()).max() {
-            core.segment.allocate_slot(last)?;
+        if let Some(last) = slots.filter(|slot| *slot < core.handle.segment.slots()).max() {
+            core.handle.segment.allocate_slot(last)?;
         }
-        image::apply(&locked, record);
+        apply::apply(&locked, record);
         records += 1;
         Ok(())
     })?;
-    let owners = image::owners(core);
+    let owners = image_slots::owners(&core.handle);
     let forbids = |inconsistency: &&Inconsistency| {
         inconsistency.forbids_writing() && !(repairs && inconsistency.is_miscount())
     };
-    if core.is_writable
+    if core.handle.members.is_writable
         && let Some(inconsistency) = owners.inconsistencies().iter().find(forbids)
     {
-        return Err(core.damaged(inconsistency.structure(), inconsistency.error()));
+        return Err(core.handle.damaged(inconsistency.structure(), inconsistency.error()));
     }
-    core.distrust(owners.inconsistencies());
+    core.image.distrust(owners.inconsistencies());
     let mut committed = Committed::default();
     let end_lsn = counted.end.lsn;
     let end =
@@ -732,10 +602,10 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
         position.store(next_lsn, Relaxed);
     }
     if let Some(acknowledged_lsn) = reader.acknowledged_behind(tail_lsn, end_lsn)?
-        && core.is_writable
+        && core.handle.members.is_writable
     {
         return Err(PoolError::DamagedLog {
-            path: core.media.path().to_path_buf(),
+            path: core.handle.media.path().to_path_buf(),
             end_lsn,
             acknowledged_lsn,
         });
@@ -755,12 +625,12 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
 /// since any position can be the first one of a new generation.
 fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
     let next_lsn = end_lsn.next_multiple_of(PAGE_BYTES);
-    let ring_bytes = core.layout.log().len_bytes;
+    let ring_bytes = core.handle.layout.log().len_bytes;
     if next_lsn > LATEST_START_LSN {
-        return if core.is_writable { next_lsn % ring_bytes } else { next_lsn };
+        return if core.handle.members.is_writable { next_lsn % ring_bytes } else { next_lsn };
     }
     // A reader appends nothing, and reports how much of the log is in use.
-    if core.is_writable && !mutant::is(core.mutant, Mutant::SameGeneration) {
+    if core.handle.members.is_writable && !mutant::is(core.handle.mutant, Mutant::SameGeneration) {
         next_lsn + ring_bytes
     } else {
         next_lsn
@@ -776,16 +646,19 @@ fn next_lsn(core: &Core, end_lsn: u64) -> u64 {
 fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Result<Superblocks> {
     let superblock = &superblocks.valid;
     let (tail_lsn, end_lsn) = (superblock.tail_lsn, counted.end.lsn);
-    let is_trusting = superblock.boot != 0 && core.life != 0 && superblock.boot != core.life;
-    if end_lsn == tail_lsn || (is_trusting && mutant::is(core.mutant, Mutant::SecureOnlySameLife)) {
+    let is_trusting =
+        superblock.boot != 0 && core.handle.life != 0 && superblock.boot != core.handle.life;
+    if end_lsn == tail_lsn
+        || (is_trusting && mutant::is(core.handle.mutant, Mutant::SecureOnlySameLife))
+    {
         return Ok(superblocks);
     }
-    let log = core.layout.log();
+    let log = core.handle.layout.log();
     // Including the unit behind the last record: there is no record in it, and none may appear.
     let len_bytes = (end_lsn + RECORD_UNIT_BYTES - tail_lsn).min(log.len_bytes);
     let before_end_bytes = len_bytes.min(log.len_bytes - tail_lsn % log.len_bytes);
     let mut ranges = vec![
-        ByteRange { offset_bytes: core.position(tail_lsn), len_bytes: before_end_bytes },
+        ByteRange { offset_bytes: core.handle.log_position(tail_lsn), len_bytes: before_end_bytes },
         ByteRange { len_bytes: len_bytes - before_end_bytes, ..log },
     ];
     ranges.extend(&counted.unmarked);
@@ -794,34 +667,40 @@ fn secure(core: &Core, mut superblocks: Superblocks, counted: &Counted) -> Resul
     // for clean that are not on media, and may drop them at any time. For the log, write exactly
     // the bytes whose checksum was verified; if they cannot be read again, the log has become
     // shorter.
-    let end = core.log_reader().scan(tail_lsn, end_lsn, |record| {
-        let offset_bytes = core.position(record.header.lsn);
+    let end = core.handle.log_reader().scan(tail_lsn, end_lsn, |record| {
+        let offset_bytes = core.handle.log_position(record.header.lsn);
         // SAFETY: the log: no reference to it is ever made.
-        unsafe { core.media.write_at(offset_bytes, record.bytes())? };
+        unsafe { core.handle.media.write_at(offset_bytes, record.bytes())? };
         Ok(())
     })?;
     check_unchanged(core, end, end_lsn)?;
     let behind = ByteRange {
-        offset_bytes: core.position(end_lsn),
+        offset_bytes: core.handle.log_position(end_lsn),
         len_bytes: RECORD_UNIT_BYTES.min(log.len_bytes - (end_lsn - tail_lsn)),
     };
     for range in counted.unmarked.iter().chain([&behind]) {
-        write_again(&*core.media, *range)?;
+        write_again(&*core.handle.media, *range)?;
     }
-    core.make_durable_in_recovery(&ranges).inspect_err(|_| {
+    core.log.make_durable_in_recovery(&ranges).inspect_err(|_| {
         // Some of it may have been lost before it was read here. The kernel reports that only once.
         let unknown = Superblock {
             sequence: superblocks.valid.next_sequence(),
             boot: UNKNOWN_BOOT,
             ..superblocks.valid.clone()
         };
-        let _ = write_superblocks(&*core.media, &unknown, superblocks.copy, core.mutant);
+        let _ =
+            write_superblocks(&*core.handle.media, &unknown, superblocks.copy, core.handle.mutant);
     })?;
     point::pass("open-secured");
     if !counted.unmarked.is_empty() {
         superblocks.valid.sequence = superblocks.valid.next_sequence();
         superblocks.valid.boot = ANY_BOOT;
-        write_superblocks(&*core.media, &superblocks.valid, superblocks.copy, core.mutant)?;
+        write_superblocks(
+            &*core.handle.media,
+            &superblocks.valid,
+            superblocks.copy,
+            core.handle.mutant,
+        )?;
     }
     Ok(superblocks)
 }
@@ -832,7 +711,7 @@ fn check_unchanged(core: &Core, found: LogEnd, end_lsn: u64) -> Result<()> {
     if found.lsn == end_lsn {
         Ok(())
     } else {
-        Err(core.damaged(format!("the log at {}", found.lsn), found.reason))
+        Err(core.handle.damaged(format!("the log at {}", found.lsn), found.reason))
     }
 }
 
@@ -851,32 +730,32 @@ fn write_again(media: &dyn Media, range: ByteRange) -> Result<()> {
 
 /// Makes what was replayed durable at its place, and then the new generation and tail.
 fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed) -> Result<()> {
-    let end_lsn = core.control().appends.durable_lsn.load(Relaxed);
+    let end_lsn = core.handle.control().appends.durable_lsn.load(Relaxed);
     let superblock = &superblocks.valid;
     let mut ranges = Vec::new();
-    if !mutant::is(core.mutant, Mutant::TrustStoredState) {
-        committed.copy_to_place(&*core.media)?;
+    if !mutant::is(core.handle.mutant, Mutant::TrustStoredState) {
+        committed.copy_to_place(&*core.handle.media)?;
         ranges = committed.ranges();
     }
-    let dirty = core.segment.dirty_image_pages();
-    for page in 0..core.layout.metadata_pages {
+    let dirty = core.handle.segment.dirty_image_pages();
+    for page in 0..core.handle.layout.metadata_pages {
         if dirty[(page / 64) as usize].load(Relaxed) & (1 << (page % 64)) == 0 {
             continue;
         }
-        let mut bytes = image::page_for_media(&core.segment, page);
-        image::seal_page(&mut bytes);
-        image::begin_log_of(&core.segment, page);
-        let offset_bytes = core.layout.metadata().offset_bytes + page * PAGE_BYTES;
+        let mut bytes = image_slots::page_for_media(&core.handle.segment, page);
+        image_slots::seal_page(&mut bytes);
+        image_slots::begin_log_of(&core.handle.segment, page);
+        let offset_bytes = core.handle.layout.metadata().offset_bytes + page * PAGE_BYTES;
         // SAFETY: a page of metadata: no reference to it is ever made.
-        unsafe { core.media.write_at(offset_bytes, &bytes)? };
+        unsafe { core.handle.media.write_at(offset_bytes, &bytes)? };
         ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
     }
     dirty.iter().for_each(|word| word.store(0, Relaxed));
-    if !ranges.is_empty() && !mutant::is(core.mutant, Mutant::TailBeforeFlush) {
-        core.make_durable_in_recovery(&ranges)?;
+    if !ranges.is_empty() && !mutant::is(core.handle.mutant, Mutant::TailBeforeFlush) {
+        core.log.make_durable_in_recovery(&ranges)?;
     }
     point::pass("open-written");
-    let raised = if mutant::is(core.mutant, Mutant::SameGeneration) {
+    let raised = if mutant::is(core.handle.mutant, Mutant::SameGeneration) {
         superblock.generation
     } else {
         // By a random number: if an older superblock reappears, the records of another generation
@@ -887,13 +766,13 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
         sequence: superblock.next_sequence(),
         generation: raised,
         tail_lsn: end_lsn,
-        segment: core.segment_id,
-        boot: core.life,
+        segment: core.handle.segment_id,
+        boot: core.handle.life,
         ..superblock.clone()
     };
-    write_superblocks(&*core.media, &recovered, superblocks.copy, core.mutant)
-        .inspect_err(|error| core.fail(FailureKind::Superblock, &error.source))?;
-    let control = core.control();
+    write_superblocks(&*core.handle.media, &recovered, superblocks.copy, core.handle.mutant)
+        .inspect_err(|error| core.handle.control().fail(FailureKind::Superblock, &error.source))?;
+    let control = core.handle.control();
     control.generation.store(recovered.generation, Relaxed);
     control.sequence.store(recovered.sequence, Relaxed);
     control.tail_lsn.store(end_lsn, Relaxed);

@@ -1,163 +1,19 @@
-//! Reading the log from its tail, and copying the committed content of objects to its place.
+//! The committed content of objects: finding it in the log, and copying it to its place.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::fence;
 
 use crate::appends::at_place;
-use crate::core::Core;
 use crate::error::{PoolError, Result};
-use crate::format::layout::Layout;
 use crate::format::patch::{self, Patch};
-use crate::format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Record};
+use crate::format::record::{Entry, Record};
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
-use crate::log::{ReadError, read_record};
+use crate::log::Log;
+use crate::log_reader::LogReader;
 use crate::logged_page::LoggedPage;
 use crate::media::{ByteRange, Media};
-use crate::mutant::{self, Mutant};
 use crate::owners::Owners;
-
-/// The end of the readable log, and the reason.
-#[derive(Debug)]
-pub(crate) struct LogEnd {
-    /// The position behind the last whole record.
-    pub lsn: u64,
-    /// Why there is no further record.
-    pub reason: FormatError,
-}
-
-/// The error field of a record that does not count because no marked record follows.
-pub(crate) const UNMARKED: &str = "mark";
-
-/// The part of a log that counts.
-pub(crate) struct Counted {
-    pub end: LogEnd,
-    /// Exposed ranges that no mark shows to be durable.
-    pub unmarked: Vec<ByteRange>,
-}
-
-/// A log as it lies on media.
-#[derive(Clone, Copy)]
-pub(crate) struct LogReader<'a> {
-    pub media: &'a dyn Media,
-    pub layout: Layout,
-    pub identity: LogIdentity,
-    pub mutant: Option<Mutant>,
-}
-
-impl LogReader<'_> {
-    /// Calls `visit` for each whole record from `from_lsn` on, at most up to `to_lsn`, in order.
-    pub fn scan(
-        &self,
-        from_lsn: u64,
-        to_lsn: u64,
-        mut visit: impl FnMut(&Record) -> Result<()>,
-    ) -> Result<LogEnd> {
-        self.scan_owned(from_lsn, to_lsn, |record| visit(&record))
-    }
-
-    fn scan_owned(
-        &self,
-        from_lsn: u64,
-        to_lsn: u64,
-        mut visit: impl FnMut(Record) -> Result<()>,
-    ) -> Result<LogEnd> {
-        let mut lsn = from_lsn;
-        // The log is at most one round of the ring: more records would have overwritten the first
-        // ones.
-        let limit = to_lsn.min(from_lsn + self.layout.log().len_bytes);
-        while lsn < limit {
-            match read_record(self.media, &self.layout, lsn, self.identity, self.mutant) {
-                Ok(record) if record.header.end_lsn() <= limit => {
-                    lsn = record.header.end_lsn();
-                    visit(record)?;
-                }
-                Ok(_) => {
-                    let reason = FormatError::Field { field: "length", value: lsn };
-                    return Ok(LogEnd { lsn, reason });
-                }
-                Err(ReadError::Format(reason)) => return Ok(LogEnd { lsn, reason }),
-                Err(ReadError::Media(error)) => return Err(error.into()),
-            }
-        }
-        Ok(LogEnd { lsn, reason: FormatError::Magic })
-    }
-
-    /// Calls `visit` for each record from `from_lsn` on that counts, in order. The log ends before
-    /// the first packed record that exposes bytes that may not be durable: no marked record
-    /// follows, and it was written in another life, or bytes were lost.
-    pub fn scan_counting(
-        &self,
-        from_lsn: u64,
-        counts_unmarked: bool,
-        mut visit: impl FnMut(&Record) -> Result<()>,
-    ) -> Result<Counted> {
-        let believes_all = counts_unmarked || mutant::is(self.mutant, Mutant::CountExposed);
-        // The records from the first one on that counts only if a marked one follows.
-        let mut waiting: Vec<Record> = Vec::new();
-        let mut unmarked = Vec::new();
-        let end = self.scan_owned(from_lsn, u64::MAX, |record| {
-            let exposes = record.exposed().next().is_some();
-            let is_marked = record.is_marked();
-            if is_marked {
-                unmarked.clear();
-            }
-            if believes_all || (waiting.is_empty() && !exposes) {
-                unmarked.extend(record.exposed());
-                return visit(&record);
-            }
-            waiting.push(record);
-            if is_marked {
-                waiting.drain(..).try_for_each(|record| visit(&record))?;
-            }
-            Ok(())
-        })?;
-        let end = match waiting.first() {
-            Some(first) => LogEnd {
-                lsn: first.header.lsn,
-                reason: FormatError::Field { field: UNMARKED, value: 0 },
-            },
-            None => end,
-        };
-        Ok(Counted { end, unmarked })
-    }
-
-    /// The highest position above `end_lsn` that a later record states as acknowledged: proof that
-    /// the log was longer. `None` if there is no such record.
-    pub fn acknowledged_behind(&self, tail_lsn: u64, end_lsn: u64) -> Result<Option<u64>> {
-        const CHUNK_BYTES: u64 = 1 << 20;
-        let log = self.layout.log();
-        let limit_lsn = tail_lsn + log.len_bytes;
-        let mut chunk = vec![0; CHUNK_BYTES.min(log.len_bytes) as usize];
-        let mut acknowledged_lsn = None;
-        // Bounds the work: forged headers may describe overlapping records, and each would be read
-        // completely.
-        let mut to_read_bytes = 4 * log.len_bytes;
-        let mut first_lsn = end_lsn.next_multiple_of(RECORD_UNIT_BYTES);
-        while first_lsn < limit_lsn {
-            let position = first_lsn % log.len_bytes;
-            let len_bytes =
-                CHUNK_BYTES.min(log.len_bytes - position).min(limit_lsn - first_lsn) as usize;
-            self.media.read_at(log.offset_bytes + position, &mut chunk[..len_bytes])?;
-            // Scan every unit: packed records begin at any unit, and the lost record may be the
-            // close before these.
-            let units = chunk[..len_bytes].chunks_exact(RECORD_UNIT_BYTES as usize);
-            for (unit, lsn) in units.zip((first_lsn..).step_by(RECORD_UNIT_BYTES as usize)) {
-                if let Ok(header) = Header::decode(unit, lsn, log.len_bytes, self.identity)
-                    && header.acknowledged_lsn > acknowledged_lsn.unwrap_or(end_lsn)
-                    && header.len_bytes <= to_read_bytes
-                {
-                    to_read_bytes -= header.len_bytes;
-                    if read_record(self.media, &self.layout, lsn, self.identity, None).is_ok() {
-                        acknowledged_lsn = Some(header.acknowledged_lsn);
-                    }
-                }
-            }
-            first_lsn += len_bytes as u64;
-        }
-        Ok(acknowledged_lsn)
-    }
-}
 
 /// The newest content that records have for each page of objects. A page that was committed many
 /// times is copied once.
@@ -403,16 +259,7 @@ fn check_content(reader: &LogReader<'_>, range: ByteRange, stored: u64) -> Resul
     Ok(())
 }
 
-impl Core {
-    pub(crate) fn log_reader(&self) -> LogReader<'_> {
-        LogReader {
-            media: &*self.media,
-            layout: self.layout,
-            identity: self.identity(),
-            mutant: self.mutant,
-        }
-    }
-
+impl Log {
     /// Passes to `read` what a reader, which cannot change the media, must see in place of their
     /// content. `read` runs again if the log was reused during it, or if a record for `range` that
     /// was undecided was decided. A reader that shares nothing with the writers has only `overlay`.
@@ -458,12 +305,12 @@ impl Core {
         range: ByteRange,
         positions: impl Iterator<Item = &'a u64>,
     ) -> Undecided {
-        let reader = self.log_reader();
+        let reader = self.handle.log_reader();
         let mut undecided = Undecided { pages: Committed::default(), lsn: None };
         for &lsn in positions {
             // An incomplete record is for an object whose writer lives, so not for one that the
             // caller could lock.
-            let Ok(record) = self.read_record(lsn) else { continue };
+            let Ok(record) = reader.read(lsn) else { continue };
             if let Ok(true) = undecided.pages.add_targets(&reader, &record, range) {
                 undecided.lsn = Some(undecided.lsn.map_or(lsn, |first: u64| first.min(lsn)));
             }

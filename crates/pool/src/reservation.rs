@@ -5,26 +5,23 @@
 //! out before the pool's head, durably, records that it is no longer fresh, so its position does
 //! not mark it as zero. The head is raised in large steps, since that is a durable transaction.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::alloc::{self, HUGE_PAGES, Space, Wanted, to_word};
-use crate::core::{Core, Locked};
+use crate::alloc::{self, HUGE_PAGES, PageMaps, Wanted, to_word};
 use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, SlotBytes};
 use crate::format::run::{MAX_RUN_PAGES, Run};
 use crate::format::slot::named_runs;
 use crate::freed;
-use crate::mutant::{self, Mutant};
+use crate::log::Locked;
 use crate::point;
-
-/// The step by which the head is raised, at most a thirty-second of the pool.
-const FRESH_STEP_PAGES: u64 = 16_384;
+use crate::space::Space;
 
 /// Pages taken for something that is about to be created. Freed when dropped, or when the process
 /// dies.
 #[derive(Debug)]
 pub struct Reservation<'a> {
-    core: &'a Core,
+    space: &'a Space,
     index: usize,
     runs: Vec<Run>,
     /// The part of them that was not known to be zero.
@@ -33,12 +30,6 @@ pub struct Reservation<'a> {
     is_for_zeroing: bool,
     /// Whether they are zero when they are freed.
     pub(crate) is_zeroed: bool,
-}
-
-impl std::fmt::Debug for Core {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Core").field("uuid", &self.uuid).finish_non_exhaustive()
-    }
 }
 
 impl Reservation<'_> {
@@ -54,7 +45,7 @@ impl Reservation<'_> {
     }
 
     fn clear_words(&self) {
-        let process = &self.core.control().processes[self.core.membership.index()];
+        let process = &self.space.control().processes[self.space.handle.members.locks.index()];
         for word in &process.reservations[self.index..self.index + self.runs.len()] {
             word.store(0, Relaxed);
         }
@@ -95,7 +86,7 @@ impl Drop for Reservation<'_> {
         if self.runs.is_empty() {
             return;
         }
-        if let Ok(locked) = self.core.lock() {
+        if let Ok(locked) = self.space.log.lock() {
             self.clear_words();
             point::pass("pages-cleared");
             if self.is_zeroed {
@@ -123,20 +114,20 @@ fn long_enough(pages: u64) -> u64 {
     pages.min(HUGE_PAGES).max(pages / FEW)
 }
 
-impl Core {
+impl Space {
     /// Finds pages with `find` and reserves them.
     fn reserve_with(
         &self,
         wanted_pages: u64,
         is_for_zeroing: bool,
-        find: impl Fn(&Space<'_>) -> Option<Run>,
+        find: impl Fn(&PageMaps<'_>) -> Option<Run>,
     ) -> Result<Option<Reservation<'_>>> {
         if wanted_pages == 0 {
             return Err(no_pages());
         }
-        let locked = self.lock()?;
-        freed::release(&locked);
-        match find(&Space::of(self)) {
+        let locked = self.log.lock()?;
+        freed::release(&locked, &self.pins);
+        match find(&PageMaps::of(&self.handle)) {
             Some(run) => self.reserve_free(&locked, run, is_for_zeroing).map(Some),
             None => Ok(None),
         }
@@ -154,22 +145,21 @@ impl Core {
         align_pages: u64,
         prefers_zeros: bool,
     ) -> Result<Reservation<'_>> {
-        let find = |space: &Space<'_>| {
+        let find = |maps: &PageMaps<'_>| {
             let zeroed = if prefers_zeros {
-                space.first_fit(Wanted::Zeroed, pages, align_pages)
+                maps.first_fit(Wanted::Zeroed, pages, align_pages)
             } else {
                 None
             };
-            zeroed.or_else(|| space.first_fit(Wanted::Any, pages, align_pages))
+            zeroed.or_else(|| maps.first_fit(Wanted::Any, pages, align_pages))
         };
         self.reserve_with(pages, false, find)?.ok_or_else(|| self.full(pages))
     }
 
     /// Reserves exactly these pages; `None` if not all of them are free.
     pub fn reserve_exactly(&self, run: Run) -> Result<Option<Reservation<'_>>> {
-        self.reserve_with(run.pages, false, |space| {
-            (space.starting_at(Wanted::Any, run.start_page, run.pages))
-                .filter(|found| *found == run)
+        self.reserve_with(run.pages, false, |maps| {
+            (maps.starting_at(Wanted::Any, run.start_page, run.pages)).filter(|found| *found == run)
         })
     }
 
@@ -189,11 +179,11 @@ impl Core {
             (Wanted::Any, Wanted::Unzeroed)
         };
         let align_pages = if pages < HUGE_PAGES { 1 } else { HUGE_PAGES };
-        let find = |space: &Space<'_>| {
-            (near_page.and_then(|page| space.starting_at(near, page, pages)))
-                .or_else(|| space.next_fit(preferred, pages, long_enough(pages)))
-                .or_else(|| space.first_fit(Wanted::Any, pages, align_pages))
-                .or_else(|| space.next_fit(Wanted::Any, pages, 1))
+        let find = |maps: &PageMaps<'_>| {
+            (near_page.and_then(|page| maps.starting_at(near, page, pages)))
+                .or_else(|| maps.next_fit(preferred, pages, long_enough(pages)))
+                .or_else(|| maps.first_fit(Wanted::Any, pages, align_pages))
+                .or_else(|| maps.next_fit(Wanted::Any, pages, 1))
         };
         self.reserve_with(pages, false, find)?.ok_or_else(|| self.full(pages))
     }
@@ -202,17 +192,17 @@ impl Core {
     /// run that is long enough.
     pub fn reserve_ready(&self, pages: u64) -> Result<Option<Reservation<'_>>> {
         let pages = pages.min(MAX_RUN_PAGES);
-        self.reserve_with(pages, false, |space| {
-            space.next_fit(Wanted::Zeroed, pages, long_enough(pages))
+        self.reserve_with(pages, false, |maps| {
+            maps.next_fit(Wanted::Zeroed, pages, long_enough(pages))
         })
     }
 
     /// Reserves pages to be zeroed, at most `most_pages`.
     pub fn reserve_to_zero(&self, most_pages: u64) -> Result<Option<Reservation<'_>>> {
         let next_page = &self.control().next_page_to_zero;
-        self.reserve_with(most_pages, true, |space| {
+        self.reserve_with(most_pages, true, |maps| {
             let from = next_page.load(Relaxed);
-            let mut runs = (space.runs(Wanted::Unzeroed, from, u64::MAX)).chain(space.runs(
+            let mut runs = (maps.runs(Wanted::Unzeroed, from, u64::MAX)).chain(maps.runs(
                 Wanted::Unzeroed,
                 0,
                 from,
@@ -238,12 +228,12 @@ impl Core {
                 pages: (pages - index * MAX_RUN_PAGES).min(MAX_RUN_PAGES),
             })
             .collect();
-        let process = &self.control().processes[self.membership.index()];
+        let process = &self.control().processes[self.handle.members.locks.index()];
         let words = &process.reservations;
         let index = (0..words.len().saturating_sub(runs.len() - 1))
             .find(|&i| words[i..i + runs.len()].iter().all(|word| word.load(Relaxed) == 0))
             .ok_or(PoolError::TooManyReservations { limit: words.len() })?;
-        let unzeroed = Space::of(self).unzeroed(whole);
+        let unzeroed = PageMaps::of(&self.handle).unzeroed(whole);
         // The words first: the repair after a death here rebuilds the map from them.
         for (word, run) in words[index..].iter().zip(&runs) {
             word.store(to_word(*run), Relaxed);
@@ -254,43 +244,6 @@ impl Core {
         if is_for_zeroing {
             process.zeroing_pages.store(pages, Relaxed);
         }
-        Ok(Reservation { core: self, index, runs, unzeroed, is_for_zeroing, is_zeroed: false })
-    }
-
-    /// Records that pages before `end_page` are about to be written to. From then on their position
-    /// does not mark them as zero, even if the writer dies before an inode names them. Durable on
-    /// return.
-    pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
-        let control = self.control();
-        // Acquire: pairs with the Release of the `fetch_max` below.
-        if end_page <= control.durable_fresh_from_page.load(Acquire)
-            || mutant::is(self.mutant, Mutant::FreshUnsaid)
-        {
-            return Ok(());
-        }
-        let page_count = self.layout.page_count;
-        let step = (page_count / 32).clamp(1, FRESH_STEP_PAGES);
-        let raised = end_page.saturating_add(step - 1).min(page_count);
-        let fresh_from_page = self.head()?.fresh_from_page;
-        if end_page <= fresh_from_page {
-            // Another transaction has recorded it, which is visible and not durable yet. Without
-            // its record a crash would make these pages fresh again, with what was written to them.
-            // Acquire: pairs with the Release in `apply_noted`, which comes before the change of
-            // the image that was seen here.
-            self.wait_durable(control.fresh_lsn.load(Acquire))?;
-            control.durable_fresh_from_page.fetch_max(fresh_from_page, Release);
-            return Ok(());
-        }
-        self.transact(Vec::new(), |transaction| {
-            transaction.use_pages_before(raised);
-            Ok(())
-        })?;
-        control.durable_fresh_from_page.fetch_max(raised, Release);
-        Ok(())
-    }
-
-    /// The longest range of pages that are free now.
-    pub fn largest_free_pages(&self) -> u64 {
-        Space::of(self).all(Wanted::Any).map(|run| run.pages).max().unwrap_or(0)
+        Ok(Reservation { space: self, index, runs, unzeroed, is_for_zeroing, is_zeroed: false })
     }
 }

@@ -43,13 +43,13 @@ use uuid::Uuid;
 
 use crate::appends::Appends;
 use crate::bitmap;
-use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::Layout;
 use crate::format::slot_change::SLOT_WORDS;
 use crate::image_words::{ImageSlot, ImageVersion};
 use crate::life;
+use crate::random::new_uuid;
 use crate::signal::Signal;
 use crate::sync::AtomicU64;
 

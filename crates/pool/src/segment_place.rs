@@ -66,11 +66,11 @@ use aquifer_sys::{boot, credentials, file_system};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
 use crate::format::checksum;
 use crate::format::superblock::Superblock;
 use crate::media::Media;
+use crate::random::new_uuid;
 use crate::segment::Segment;
 
 const NAME_START: &str = "aquifer-";

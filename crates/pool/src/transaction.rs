@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::alloc;
-use crate::core::{Core, Locked};
+use crate::apply;
+use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::FormatError;
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
@@ -18,14 +19,17 @@ use crate::format::run_list::LIST_RUNS;
 use crate::format::slot::{self, Slot};
 use crate::format::slot_change::SlotWords;
 use crate::freed;
-use crate::image;
+use crate::image_slots;
+use crate::log::Locked;
+use crate::log_writer::Append;
 use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::object_names;
+use crate::packed::PackedPlace;
 use crate::pins::InodeUse;
 use crate::point;
 use crate::reservation::{self, Reservation};
-use crate::segment::SlotSet;
+use crate::segment::{Segment, SlotSet};
 use crate::slots::{ChangeSlots, ReadSlots};
 
 /// The buffers of a transaction, reused by the next one of the thread.
@@ -51,6 +55,7 @@ thread_local! {
 /// A change of the metadata in progress. None of it is visible before the closure that makes it has
 /// returned `Ok`.
 pub struct Transaction<'a> {
+    core: &'a Core,
     locked: Locked<'a>,
     work: Box<Work>,
     /// The first inode that could not be encoded.
@@ -88,8 +93,8 @@ impl ReadSlots for Transaction<'_> {
     fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
         match self.changed(number) {
             Some(bytes) => *into = *bytes,
-            None if number < self.core().segment.slots() => {
-                image::load_slot_into(&self.core().segment, number, into);
+            None if number < self.segment().slots() => {
+                image_slots::load_slot_into(self.segment(), number, into);
             }
             None => *into = [0; SLOT_BYTES],
         }
@@ -99,8 +104,8 @@ impl ReadSlots for Transaction<'_> {
     fn word(&self, number: u64, index: usize) -> Result<[u8; 8]> {
         Ok(match self.changed(number) {
             Some(bytes) => slot::word(bytes, index),
-            None if number < self.core().segment.slots() => {
-                image::load_word(&self.core().segment, number, index)
+            None if number < self.segment().slots() => {
+                image_slots::load_word(self.segment(), number, index)
             }
             None => [0; 8],
         })
@@ -122,8 +127,8 @@ impl ChangeSlots for Transaction<'_> {
     }
 
     fn take_slot(&mut self) -> Result<u64> {
-        let slots = self.core().segment.slots();
-        let hint = self.core().control().free_slot_hint.load(Relaxed);
+        let slots = self.segment().slots();
+        let hint = self.locked.control().free_slot_hint.load(Relaxed);
         let mut from = self.work.taken.last().map_or(hint, |last| last + 1).max(HEAD_SLOT + 1);
         let mut has_begun_anew = false;
         loop {
@@ -150,7 +155,7 @@ impl ChangeSlots for Transaction<'_> {
         // inode in the slot gets a higher number. Positions are never reused, not even that of a
         // record lost in a power cut (`recovery`). Numbers that earlier programs counted are lower:
         // each took a record.
-        Ok(self.generation(number)?.max(self.core().head_lsn()).wrapping_add(1))
+        Ok(self.generation(number)?.max(self.locked.control().appends.head_lsn()).wrapping_add(1))
     }
 
     fn give_back(&mut self, number: u64) -> Result<()> {
@@ -164,7 +169,7 @@ impl ChangeSlots for Transaction<'_> {
         if claimed_inode.load(Relaxed) != 0 {
             return false;
         }
-        // Relaxed: it comes before the fence in `Pins::look`. See the table in `pins`.
+        // Relaxed: it comes before the fence in `PinPlaces::look`. See the table in `pins`.
         claimed_inode.store(number, Relaxed);
         let is_unused = !self.is_used(number, InodeUse::Open);
         if !is_unused {
@@ -175,8 +180,8 @@ impl ChangeSlots for Transaction<'_> {
 }
 
 impl Transaction<'_> {
-    fn core(&self) -> &Core {
-        self.locked.core()
+    fn segment(&self) -> &Segment {
+        &self.core.handle.segment
     }
 
     /// The buffer for the bytes of a slot that is being put.
@@ -201,17 +206,17 @@ impl Transaction<'_> {
     /// # Errors
     /// [`PoolError::Damaged`].
     pub fn inode(&self, number: u64) -> Result<Inode> {
-        if number == HEAD_SLOT || number >= self.core().segment.slots() {
+        if number == HEAD_SLOT || number >= self.segment().slots() {
             return Ok(Inode::free(number, 0));
         }
-        self.core().decode_inode(&self.slot(number)?, number)
+        self.core.image.decode_inode(&self.slot(number)?, number)
     }
 
     /// All objects, as this transaction sees them. Damaged ones are left out.
     pub fn inodes(&self) -> impl Iterator<Item = Inode> + '_ {
         let changed = self.work.changed.iter().map(|(slot, _)| *slot);
         let slots: BTreeSet<u64> =
-            self.core().segment.slots_in(SlotSet::Objects).chain(changed).collect();
+            self.segment().slots_in(SlotSet::Objects).chain(changed).collect();
         (slots.into_iter())
             .filter_map(|slot| self.inode(slot).ok())
             .filter(|inode| inode.kind != InodeKind::Free)
@@ -224,7 +229,7 @@ impl Transaction<'_> {
         let has_name = |(_, bytes): &&(u64, SlotBytes)| key.is_of(|index| slot::word(bytes, index));
         let changed = self.work.changed.iter().find(has_name).map(|(slot, _)| *slot);
         let unchanged = || {
-            let slot = object_names::find(&self.core().segment, &key)?;
+            let slot = object_names::find(self.segment(), &key)?;
             self.changed(slot).is_none().then_some(slot)
         };
         self.inode(changed.or_else(unchanged)?).ok()
@@ -257,7 +262,7 @@ impl Transaction<'_> {
     /// An inode that had no link before this transaction began, and is not open, can be freed. For
     /// one that had a link, see [`ChangeSlots::claim_unused`].
     pub fn is_used(&self, inode: u64, usage: InodeUse) -> bool {
-        self.core().is_used(&self.locked, inode, usage)
+        self.core.pins.is_used(&self.locked, inode, usage)
     }
 
     /// Notes that pages before this one are no longer fresh after the change.
@@ -275,14 +280,156 @@ impl Transaction<'_> {
 
 /// When a transaction becomes durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Durability {
-    /// Before it returns.
+pub(crate) enum Durability {
+    /// Before it returns: its record has an append of its own.
     Now,
-    /// On demand.
+    /// On demand: its record is [packed](crate::packed).
     Later,
 }
 
+/// The place of a transaction's record in the log.
+enum Place {
+    /// With the append that fills the ring up to it, if one is needed.
+    Append(Append, Option<Append>),
+    Packed(PackedPlace),
+}
+
+/// A transaction needs the log, the image, the pins and the reservations, and a checkpoint if there
+/// is no room.
 impl Core {
+    /// Runs `change` as one transaction, whose inodes name the pages of `reservations`. It is
+    /// visible to all processes on return, and durable if that was asked for. `change` may run
+    /// several times.
+    ///
+    /// # Errors
+    /// Those of `change`, with nothing changed; those of the log, and then the outcome is old or
+    /// new.
+    pub fn transact<'a, T, E: From<PoolError>>(
+        &'a self,
+        durability: Durability,
+        reservations: Vec<Reservation<'a>>,
+        mut change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        self.handle.check_writable()?;
+        if durability == Durability::Now {
+            self.flush_reserved(&reservations)?;
+        }
+        let mut flushed: Vec<ByteRange> = Vec::new();
+        let mut has_made_room = false;
+        loop {
+            let mut transaction = self.begin()?;
+            let value = change(&mut transaction)?;
+            if transaction.is_empty() {
+                return Ok(value);
+            }
+            // Both need time, and are done without the lock.
+            if let Some(slot) = transaction.without_memory() {
+                drop(transaction);
+                self.handle.segment.allocate_slot(slot)?;
+                continue;
+            }
+            let exposed = self.exposed_without(&transaction, durability, &flushed);
+            if !exposed.is_empty() {
+                self.check_exposed(&exposed)?;
+                drop(transaction);
+                self.log.make_durable(&exposed)?;
+                flushed.extend(exposed);
+                continue;
+            }
+            let most_freed = most_freed(&transaction);
+            let (body_checksum, freeing) =
+                self.prepare(&mut transaction, &reservations, durability)?;
+            let len_bytes = transaction.work.record.len() as u64;
+            self.check_size(len_bytes)?;
+            let place = if has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
+                transaction.place(durability, len_bytes)?
+            } else {
+                None
+            };
+            match place {
+                None => {
+                    drop(transaction);
+                    self.make_room(len_bytes)?;
+                    has_made_room = true;
+                }
+                Some(Place::Append(append, filler)) => {
+                    let append = (append, filler);
+                    self.publish(reservations, transaction, append, body_checksum)?;
+                    return Ok(value);
+                }
+                Some(Place::Packed(place)) => {
+                    let change = (body_checksum, freeing);
+                    self.publish_packed(reservations, transaction, &place, change)?;
+                    return Ok(value);
+                }
+            }
+        }
+    }
+
+    /// Publishes the record of a transaction in its own append, applies it, and makes it durable
+    /// once the lock is released.
+    fn publish(
+        &self,
+        // Before the transaction: dropped after it, since that needs the lock.
+        reservations: Vec<Reservation<'_>>,
+        mut transaction: Transaction<'_>,
+        (mut append, filler): (Append, Option<Append>),
+        body_checksum: u64,
+    ) -> Result<()> {
+        point::pass("transact-reserved");
+        let identity = self.handle.identity();
+        let (lsn, end_lsn) = (append.lsn, append.end_lsn);
+        let mut bytes = std::mem::take(&mut transaction.work.record);
+        let builder = &transaction.work.builder;
+        builder.seal(&mut bytes, body_checksum, lsn, append.acknowledged_lsn, identity);
+        let record = Header::decode(&bytes, lsn, self.handle.layout.log().len_bytes, identity)
+            .and_then(|header| Record::decode(header, bytes))
+            .map_err(|error| self.handle.damaged("a record just made", error))?;
+        self.log.publish_append(&append, record.bytes())?;
+        point::pass("transact-published");
+        apply::apply(&transaction.locked, &record);
+        point::pass("transact-applied");
+        transaction.end(reservations);
+        point::pass("transact-unlocked");
+        if let Some(mut filler) = filler {
+            self.log.write_filler(&mut filler)?;
+        }
+        self.log.write_append(&mut append, record.bytes())?;
+        self.log.wait_durable(end_lsn)
+    }
+
+    /// Adds the record of a transaction to the packed ones, and applies it.
+    fn publish_packed(
+        &self,
+        // As in `publish`.
+        reservations: Vec<Reservation<'_>>,
+        mut transaction: Transaction<'_>,
+        place: &PackedPlace,
+        (body_checksum, freeing): (u64, freed::Change),
+    ) -> Result<()> {
+        let locked = &transaction.locked;
+        let Work { builder, record, exposed, .. } = &mut *transaction.work;
+        let (lsn, acknowledged_lsn) = (place.lsn, place.acknowledged_lsn);
+        builder.seal(record, body_checksum, lsn, acknowledged_lsn, self.handle.identity());
+        let exposes = !reservations.is_empty() || !exposed.is_empty();
+        locked.publish_packed(place, record, exposes)?;
+        let end_lsn = lsn + record.len() as u64;
+        freed::note_change(locked, freeing, end_lsn);
+        apply::apply_noted(locked, builder.slots(record), end_lsn);
+        transaction.end(reservations);
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<Transaction<'_>> {
+        let locked = self.log.lock()?;
+        let work = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
+        let transaction = Transaction { core: self, locked, work, refused: None, used_to_page: 0 };
+        // With the lock: if a record that may be in the log was not applied, the pool is failed
+        // under the lock, so no contradicting record is appended.
+        self.handle.control().check_not_failed()?;
+        Ok(transaction)
+    }
+
     /// Builds the record of a transaction, except for its header. Returns the checksum of
     /// everything behind that, and what the change frees.
     fn prepare(
@@ -291,7 +438,7 @@ impl Core {
         reservations: &[Reservation<'_>],
         durability: Durability,
     ) -> Result<(u64, freed::Change)> {
-        let refused = |number, error| self.damaged(format!("new inode {number}"), error);
+        let refused = |number, error| self.handle.damaged(format!("new inode {number}"), error);
         if let Some((number, error)) = &transaction.refused {
             return Err(refused(*number, error.clone()));
         }
@@ -299,7 +446,7 @@ impl Core {
         let Work { changed, exposed, builder, record, .. } = &mut *transaction.work;
         self.check_exposed(exposed)?;
         for (number, bytes) in changed.iter() {
-            if *number == HEAD_SLOT || *number >= self.segment.slots() {
+            if *number == HEAD_SLOT || *number >= self.handle.segment.slots() {
                 return Err(PoolError::Parameter {
                     what: "the number of an inode",
                     value: number.to_string(),
@@ -309,7 +456,7 @@ impl Core {
             debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
         }
         let head = PoolHead::read(|index| {
-            u64::from_le_bytes(image::load_word(&self.segment, HEAD_SLOT, index))
+            u64::from_le_bytes(image_slots::load_word(&self.handle.segment, HEAD_SLOT, index))
         });
         let last_slot = changed.iter().map(|(slot, _)| *slot).max();
         let raised = PoolHead {
@@ -329,9 +476,9 @@ impl Core {
         }
         builder.clear(durability == Durability::Later);
         for (slot, after) in changed.iter() {
-            let before = self.segment.slot(*slot).expect("it was allocated");
+            let before = self.handle.segment.slot(*slot).expect("it was allocated");
             // The first change of a slot behind the tail must be whole.
-            let words = if image::is_logged(&self.segment, *slot) {
+            let words = if image_slots::is_logged(&self.handle.segment, *slot) {
                 SlotWords::shortest(|at| before[at].load(Relaxed).to_ne_bytes(), after)
             } else {
                 SlotWords::whole(after)
@@ -350,13 +497,13 @@ impl Core {
         record.resize(builder.len_bytes() as usize, 0);
         builder.copy_slots(changed.iter().map(|(_, after)| after), record);
         let body_checksum = builder.finish_body(record);
-        let freeing = freed::Change::of(self, builder.slots(record));
+        let freeing = freed::Change::of(&self.handle.segment, builder.slots(record));
         Ok((body_checksum, freeing))
     }
 
     /// Rejects ranges that recovery would reject.
     fn check_exposed(&self, exposed: &[ByteRange]) -> Result<()> {
-        let data = self.layout.data();
+        let data = self.handle.layout.data();
         match exposed.iter().find(|range| data.intersection(**range) != **range) {
             None => Ok(()),
             Some(range) => Err(PoolError::Parameter {
@@ -372,192 +519,77 @@ impl Core {
     fn flush_reserved(&self, reservations: &[Reservation<'_>]) -> Result<()> {
         let ranges: Vec<ByteRange> =
             reservations.iter().map(|reserved| reserved.whole().bytes()).collect();
-        if ranges.is_empty() || mutant::is(self.mutant, Mutant::CommitBeforeData) {
+        if ranges.is_empty() || mutant::is(self.handle.mutant, Mutant::CommitBeforeData) {
             return Ok(());
         }
-        self.make_durable(&ranges)
+        self.log.make_durable(&ranges)
+    }
+
+    /// What a transaction exposes that must become durable before its record is written. A packed
+    /// record names it instead: it becomes durable with the record.
+    fn exposed_without(
+        &self,
+        transaction: &Transaction<'_>,
+        durability: Durability,
+        flushed: &[ByteRange],
+    ) -> Vec<ByteRange> {
+        if durability == Durability::Later
+            || mutant::is(self.handle.mutant, Mutant::CommitBeforeData)
+        {
+            return Vec::new();
+        }
+        let exposed = transaction.work.exposed.iter().copied();
+        exposed.filter(|range| !flushed.contains(range)).collect()
     }
 
     /// Checks that the log can hold the transaction at all.
     fn check_size(&self, len_bytes: u64) -> Result<()> {
-        let log_bytes = self.layout.log().len_bytes;
+        let log_bytes = self.handle.layout.log().len_bytes;
         if len_bytes > log_bytes / 4 {
             return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
         }
         Ok(())
     }
+}
 
-    /// Whether there is room to note what a transaction frees and exchanges. Returns an error if
-    /// pins are the reason that there is none, after a checkpoint (`has_made_room`) did not help.
-    fn has_room_for_freed(
-        &self,
-        transaction: &Transaction<'_>,
-        freeing: &freed::Change,
-        most_freed: usize,
-        has_made_room: bool,
-    ) -> Result<bool> {
-        let has_room = freed::has_room(&transaction.locked, freeing, most_freed)?;
-        if !has_room && has_made_room {
-            freed::check_not_pinned(&transaction.locked)?;
-        }
-        Ok(has_room)
+/// Whether there is room to note what a transaction frees and exchanges. Returns an error if
+/// pins are the reason that there is none, after a checkpoint (`has_made_room`) did not help.
+fn has_room_for_freed(
+    transaction: &Transaction<'_>,
+    freeing: &freed::Change,
+    most_freed: usize,
+    has_made_room: bool,
+) -> Result<bool> {
+    let has_room = freed::has_room(&transaction.locked, freeing, most_freed)?;
+    if !has_room && has_made_room {
+        freed::check_not_pinned(&transaction.locked)?;
     }
-
-    fn begin(&self) -> Result<Transaction<'_>> {
-        let locked = self.lock()?;
-        let work = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
-        let transaction = Transaction { locked, work, refused: None, used_to_page: 0 };
-        // With the lock: if a record that may be in the log was not applied, the pool is failed
-        // under the lock, so no contradicting record is appended.
-        self.check_not_failed()?;
-        Ok(transaction)
-    }
-
-    /// Runs `change` as one transaction, whose inodes name the pages of `reservations`; durable on
-    /// return. `change` may run several times.
-    ///
-    /// # Errors
-    /// Those of `change`, with nothing changed; those of the log, and then the outcome is old or
-    /// new.
-    pub fn transact<'a, T>(
-        &'a self,
-        reservations: Vec<Reservation<'a>>,
-        mut change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
-    ) -> Result<T> {
-        self.check_writable()?;
-        self.flush_reserved(&reservations)?;
-        let mut flushed: Vec<ByteRange> = Vec::new();
-        let mut has_made_room = false;
-        loop {
-            let mut transaction = self.begin()?;
-            let value = change(&mut transaction)?;
-            if transaction.is_empty() {
-                return Ok(value);
-            }
-            if let Some(slot) = transaction.without_memory() {
-                drop(transaction);
-                self.segment.allocate_slot(slot)?;
-                continue;
-            }
-            let exposed: Vec<ByteRange> = (transaction.work.exposed.iter().copied())
-                .filter(|range| !flushed.contains(range))
-                .collect();
-            if !exposed.is_empty() && !mutant::is(self.mutant, Mutant::CommitBeforeData) {
-                self.check_exposed(&exposed)?;
-                // Without the lock.
-                drop(transaction);
-                self.make_durable(&exposed)?;
-                flushed.extend(exposed);
-                continue;
-            }
-            let most_freed = most_freed(&transaction);
-            let (body_checksum, freeing) =
-                self.prepare(&mut transaction, &reservations, Durability::Now)?;
-            let len_bytes = transaction.work.record.len() as u64;
-            self.check_size(len_bytes)?;
-            let space =
-                if self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
-                    self.reserve(&transaction.locked, len_bytes, true)?
-                } else {
-                    None
-                };
-            let Some((mut append, filler)) = space else {
-                drop(transaction);
-                self.make_room(len_bytes)?;
-                has_made_room = true;
-                continue;
-            };
-            point::pass("transact-reserved");
-            let identity = self.identity();
-            let (lsn, end_lsn) = (append.lsn, append.end_lsn);
-            let mut bytes = std::mem::take(&mut transaction.work.record);
-            let builder = &transaction.work.builder;
-            builder.seal(&mut bytes, body_checksum, lsn, append.acknowledged_lsn, identity);
-            let record = Header::decode(&bytes, lsn, self.layout.log().len_bytes, identity)
-                .and_then(|header| Record::decode(header, bytes))
-                .map_err(|error| self.damaged("a record just made", error))?;
-            self.publish_append(&append, record.bytes())?;
-            point::pass("transact-published");
-            image::apply(&transaction.locked, &record);
-            point::pass("transact-applied");
-            transaction.note_taken();
-            let after = transaction.work.changed.iter().map(|(number, bytes)| (*number, bytes));
-            reservation::end(&transaction.locked, reservations, after);
-            drop(transaction);
-            point::pass("transact-unlocked");
-            if let Some(mut filler) = filler {
-                self.write_filler(&mut filler)?;
-            }
-            self.write_append(&mut append, record.bytes())?;
-            self.wait_durable(end_lsn)?;
-            return Ok(value);
-        }
-    }
-
-    /// As [`Core::transact`], but returns when the change is visible; it becomes durable on demand.
-    pub fn change<'a, T, E: From<PoolError>>(
-        &'a self,
-        reservations: Vec<Reservation<'a>>,
-        mut change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
-    ) -> std::result::Result<T, E> {
-        self.check_writable()?;
-        let mut has_made_room = false;
-        loop {
-            let mut transaction = self.begin()?;
-            let value = change(&mut transaction)?;
-            if transaction.is_empty() {
-                return Ok(value);
-            }
-            if let Some(slot) = transaction.without_memory() {
-                // Without the lock.
-                drop(transaction);
-                self.segment.allocate_slot(slot)?;
-                continue;
-            }
-            let most_freed = most_freed(&transaction);
-            let (body_checksum, freeing) =
-                self.prepare(&mut transaction, &reservations, Durability::Later)?;
-            let len_bytes = transaction.work.record.len() as u64;
-            self.check_size(len_bytes)?;
-            let place =
-                if self.has_room_for_freed(&transaction, &freeing, most_freed, has_made_room)? {
-                    self.place_packed(&transaction.locked, len_bytes)?
-                } else {
-                    None
-                };
-            let Some(place) = place else {
-                drop(transaction);
-                self.make_room(len_bytes)?;
-                has_made_room = true;
-                continue;
-            };
-            let Work { builder, record, exposed, .. } = &mut *transaction.work;
-            let (lsn, acknowledged_lsn) = (place.lsn, place.acknowledged_lsn);
-            builder.seal(record, body_checksum, lsn, acknowledged_lsn, self.identity());
-            let exposes = !reservations.is_empty() || !exposed.is_empty();
-            self.publish_packed(&place, record, exposes)?;
-            let end_lsn = lsn + len_bytes;
-            freed::note_change(&transaction.locked, freeing, end_lsn);
-            image::apply_noted(&transaction.locked, builder.slots(record), end_lsn);
-            let after = transaction.work.changed.iter().map(|(number, bytes)| (*number, bytes));
-            transaction.note_taken();
-            reservation::end(&transaction.locked, reservations, after);
-            return Ok(value);
-        }
-    }
+    Ok(has_room)
 }
 
 impl Transaction<'_> {
-    /// Makes the next transaction look for a slot behind the last one taken.
-    fn note_taken(&self) {
+    /// Takes a place in the log for the record; `None` if there is no room now.
+    fn place(&self, durability: Durability, len_bytes: u64) -> Result<Option<Place>> {
+        Ok(match durability {
+            Durability::Now => (self.locked.reserve(len_bytes, true)?)
+                .map(|(append, filler)| Place::Append(append, filler)),
+            Durability::Later => self.locked.place_packed(len_bytes)?.map(Place::Packed),
+        })
+    }
+
+    /// Ends a transaction that is in the image, and releases the lock.
+    fn end(self, reservations: Vec<Reservation<'_>>) {
+        // The next transaction looks for a slot behind the last one taken.
         if let Some(last) = self.work.taken.last() {
-            self.core().control().free_slot_hint.store(last + 1, Relaxed);
+            self.locked.control().free_slot_hint.store(last + 1, Relaxed);
         }
+        let after = self.work.changed.iter().map(|(number, bytes)| (*number, bytes));
+        reservation::end(&self.locked, reservations, after);
     }
 
     /// The highest slot that it changes, if the image has no memory for it yet.
     fn without_memory(&self) -> Option<u64> {
-        let segment = &self.core().segment;
+        let segment = self.segment();
         let last = self.work.changed.iter().map(|(slot, _)| *slot).max()?;
         (segment.allocated_slots()..segment.slots()).contains(&last).then_some(last)
     }

@@ -5,9 +5,6 @@
 //! that cannot get all it needs releases what it holds and takes a *turn*: one call at a time, of
 //! all processes, keeps what it has reserved and waits for more. All other calls either use what
 //! they hold or release it, so the call that has the turn gets everything that it could get alone.
-//!
-//! # Lock order
-//! A file's mutex, then `Core::reserving`, then the byte, then every lock that a reservation takes.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,11 +13,11 @@ use std::time::{Duration, Instant};
 use aquifer_sys::lock::LockKind;
 
 use crate::alloc::from_word;
-use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::heartbeat::Held;
 use crate::membership::Byte;
 use crate::reservation::Reservation;
+use crate::space::Space;
 
 /// A process that dies releases its reservations without a signal, so a waiter checks again after
 /// this time.
@@ -30,7 +27,7 @@ const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// all processes. Ends when dropped.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    core: &'a Core,
+    space: &'a Space,
     _alone_in_process: MutexGuard<'a, ()>,
     has_byte: bool,
     until: Instant,
@@ -42,24 +39,26 @@ pub struct Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if self.has_byte {
-            self.core.membership.unlock(Byte::Turn);
+            self.space.handle.members.locks.unlock(Byte::Turn);
         }
     }
 }
 
-impl Core {
+impl Space {
     /// Waits for the turn. The caller must hold no reservations.
     pub fn take_turn(&self) -> Result<Turn<'_>> {
-        self.check_writable()?;
+        self.handle.check_writable()?;
         let alone = self.reserving.lock().unwrap_or_else(|broken| broken.into_inner());
         // Without the byte, two processes may wait for each other, but only until their timeouts.
         let has_byte = self
-            .membership
-            .lock(Byte::Turn, LockKind::Exclusive, self.stall_timeout)
+            .handle
+            .members
+            .locks
+            .lock(Byte::Turn, LockKind::Exclusive, self.handle.members.stall_timeout)
             .unwrap_or(false);
-        let until = Instant::now() + self.stall_timeout;
+        let until = Instant::now() + self.handle.members.stall_timeout;
         Ok(Turn {
-            core: self,
+            space: self,
             _alone_in_process: alone,
             has_byte,
             until,
@@ -90,7 +89,7 @@ impl Turn<'_> {
         reserve: impl Fn() -> Result<Reservation<'r>>,
     ) -> Result<Reservation<'r>> {
         loop {
-            let seen = self.core.control().given_back.now();
+            let seen = self.space.control().given_back.now();
             let error = match reserve() {
                 Ok(reservation) => {
                     self.add(&reservation);
@@ -104,8 +103,8 @@ impl Turn<'_> {
             }
             // The caller holds a file's mutex, so the waiters for that mutex wait for these
             // releases too.
-            self.core.while_media_work(Held::Files, || {
-                self.core.control().given_back.wait(seen, left.min(LOOK_AFTER))
+            self.space.handle.heartbeat.while_media_work(Held::Files, || {
+                self.space.control().given_back.wait(seen, left.min(LOOK_AFTER))
             });
         }
     }
@@ -113,15 +112,14 @@ impl Turn<'_> {
     /// Whether a retry may succeed: pages were released since `seen`, or other calls hold
     /// reservations that would suffice.
     fn can_wait(&self, error: &PoolError, needed_pages: u64, seen: u32) -> Result<bool> {
-        let core = self.core;
         // With the lock, under which other calls release and signal: each release is either seen
         // here or still held.
-        let locked = core.lock()?;
+        let locked = self.space.log.lock()?;
         let control = locked.control();
         let is_given_back = control.given_back.now() != seen;
         Ok(match error {
             PoolError::TooManyReservations { .. } => {
-                let process = &control.processes[core.membership.index()];
+                let process = &control.processes[locked.handle().members.locks.index()];
                 let runs = process.reservations.iter().filter(|word| word.load(Relaxed) != 0);
                 is_given_back || runs.count() > self.own_runs
             }

@@ -2,7 +2,7 @@
 //!
 //! Pages of files read as zeros until they are written, whatever they held before. A call that
 //! needs zeroed pages takes pages that are known to be zero, and zeroes others itself
-//! ([`Core::zero`]); to make this rare, a background thread of each process zeroes free pages
+//! ([`Space::zero`]); to make this rare, a background thread of each process zeroes free pages
 //! ahead:
 //!
 //! ```text
@@ -22,22 +22,19 @@
 //!
 //! So no zero need be durable. The record that names a zeroed page makes it durable first,
 //! including the zeros (rule 3).
-//!
-//! # Lock order
-//! `Core::zeroing`, then the byte, then the metadata mutex.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
 
-use crate::core::Core;
 use crate::error::Result;
 use crate::format::PAGE_BYTES;
 use crate::image_words::before_bytes_are_stored;
 use crate::media::ByteRange;
 use crate::membership::Byte;
 use crate::point;
+use crate::space::Space;
 
 /// How many pages are zeroed at a time: an allocation that needs these very pages waits for it.
 pub(crate) const CHUNK_PAGES: u64 = 256;
@@ -46,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
 
-impl Core {
+impl Space {
     /// Writes zeros over a range; not durable.
     pub fn zero(&self, range: ByteRange) -> Result<()> {
         before_bytes_are_stored();
@@ -55,7 +52,9 @@ impl Core {
             // SAFETY: free pages that no pin covers, or pages that the caller has reserved: no
             // reference to them exists.
             unsafe {
-                self.media.write_at(range.offset_bytes + done, &ZEROS[..len_bytes as usize])?;
+                self.handle
+                    .media
+                    .write_at(range.offset_bytes + done, &ZEROS[..len_bytes as usize])?;
             }
         }
         Ok(())
@@ -64,15 +63,20 @@ impl Core {
     /// Zeroes some free pages, at most [`CHUNK_PAGES`], and returns how many; 0 if there are none,
     /// or another process is zeroing.
     pub fn zero_some(&self, most_pages: u64) -> Result<u64> {
-        self.check_writable()?;
+        self.handle.check_writable()?;
         let _zeroing = self.zeroing.lock().unwrap_or_else(|broken| broken.into_inner());
         if most_pages == 0
-            || !self.membership.try_lock(Byte::Zeroer, LockKind::Exclusive).unwrap_or(false)
+            || !self
+                .handle
+                .members
+                .locks
+                .try_lock(Byte::Zeroer, LockKind::Exclusive)
+                .unwrap_or(false)
         {
             return Ok(0);
         }
         let zeroed = self.zero_reserved(most_pages.min(CHUNK_PAGES));
-        self.membership.unlock(Byte::Zeroer);
+        self.handle.members.locks.unlock(Byte::Zeroer);
         zeroed
     }
 
@@ -90,11 +94,11 @@ impl Core {
     /// times out, runs it anyway.
     pub fn without_zeroing<T>(&self, work: impl FnOnce() -> T) -> T {
         let _zeroing = self.zeroing.lock().unwrap_or_else(|broken| broken.into_inner());
-        let patience = PATIENCE.min(self.stall_timeout);
-        let alone = self.membership.lock(Byte::Zeroer, LockKind::Exclusive, patience);
+        let patience = PATIENCE.min(self.handle.members.stall_timeout);
+        let alone = self.handle.members.locks.lock(Byte::Zeroer, LockKind::Exclusive, patience);
         let done = work();
         if alone.unwrap_or(false) {
-            self.membership.unlock(Byte::Zeroer);
+            self.handle.members.locks.unlock(Byte::Zeroer);
         }
         done
     }
@@ -102,7 +106,7 @@ impl Core {
     /// Bytes of free pages known to be zero, approximately.
     pub fn zeroed_bytes(&self) -> u64 {
         let control = self.control();
-        let fresh = self.layout.page_count - control.fresh_from_page.load(Relaxed);
+        let fresh = self.handle.layout.page_count - control.fresh_from_page.load(Relaxed);
         (fresh + control.zeroed_count.load(Relaxed)) * PAGE_BYTES
     }
 }

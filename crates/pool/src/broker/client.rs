@@ -10,12 +10,12 @@ use std::time::Duration;
 use aquifer_sys::local_socket::Connection;
 use uuid::Uuid;
 
-use super::error::AccessError;
 use super::key::AccessKey;
 use super::message::{Answer, Request, Status};
 use super::socket_of;
+use crate::access_error::AccessError;
 use crate::error::Result;
-use crate::pool::OpenOptions;
+use crate::open_options::OpenOptions;
 use crate::recovery::Shared;
 
 /// What a broker has granted.

@@ -8,7 +8,7 @@ use std::path::Path;
 use aquifer_sys::random;
 use sha2::{Digest, Sha256};
 
-use super::error::AccessError;
+use crate::access_error::AccessError;
 
 const LABEL: &[u8] = b"aquifer pool access key";
 

@@ -49,7 +49,6 @@
 //! ```
 
 mod client;
-mod error;
 mod key;
 mod message;
 
@@ -66,13 +65,14 @@ use aquifer_sys::io::reopen;
 use aquifer_sys::local_socket::{Connection, Listener, Peer};
 
 pub(crate) use self::client::{Granted, ask};
-pub use self::error::AccessError;
 pub use self::key::AccessKey;
 use self::key::KeyHash;
 use self::message::{Answer, Request};
+pub use crate::access_error::AccessError;
 use crate::error::{PoolError, Result};
 use crate::membership::{Byte, HeldByte};
-use crate::pool::{OpenOptions, Pool};
+use crate::open_options::OpenOptions;
+use crate::pool::Pool;
 
 /// The timeout for a client's request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -171,10 +171,10 @@ impl Broker {
     /// [`PoolError::ReadOnly`] if the pool was opened for reading, [`PoolError::Parameter`] if it
     /// is not shared.
     pub fn bind(pool: &Pool, key: &AccessKey, options: &OpenOptions) -> Result<Broker> {
-        let core = pool.core();
-        core.check_writable()?;
-        let path = core.media.path();
-        if core.segment_id.is_nil() {
+        let handle = &pool.core().handle;
+        handle.check_writable()?;
+        let path = handle.media.path();
+        if handle.segment_id.is_nil() {
             return Err(PoolError::Parameter {
                 what: "the way the pool is opened",
                 value: "exclusive".to_owned(),
@@ -187,7 +187,7 @@ impl Broker {
             let socket = path_of_socket.clone();
             move |source| AccessError::System { action, socket, source }
         };
-        let own = reopen(core.media.file(), libc::O_RDWR).map_err(failed("open the pool for"))?;
+        let own = reopen(handle.media.file(), libc::O_RDWR).map_err(failed("open the pool for"))?;
         let only_one =
             HeldByte::try_take(own, Byte::Broker).map_err(failed("lock the pool for"))?;
         let Some(_only_one) = only_one else {
@@ -196,7 +196,7 @@ impl Broker {
         let listener = listen(&socket)?;
         let identity = SocketFile::identity(&socket);
         let socket = SocketFile { path: socket, identity };
-        let mode = mode_of(core.segment.file()).map_err(failed("ask for the mode of"))?;
+        let mode = mode_of(handle.segment.file()).map_err(failed("ask for the mode of"))?;
         // Connecting to a socket requires write permission.
         let mode = mode | (mode & 0o444) >> 1;
         std::fs::set_permissions(&socket.path, Permissions::from_mode(mode))
@@ -280,7 +280,7 @@ impl Broker {
             Outcome::OtherPool
         } else if !self.key.fits(&request.key) {
             Outcome::WrongKey
-        } else if let Err(error) = self.pool.core().check_writable() {
+        } else if let Err(error) = self.pool.core().handle.check_writable() {
             Outcome::Failed(error.to_string())
         } else {
             Outcome::Granted
@@ -290,10 +290,10 @@ impl Broker {
     /// Sends the descriptors.
     fn grant(&self, connection: &Connection) -> Outcome {
         let core = self.pool.core();
-        let sent = reopen(core.media.file(), libc::O_RDWR).and_then(|file| {
-            let pins = core.pins.file().expect("the pool is shared");
-            let answer = Answer::granted(self.pool.uuid(), core.segment_id);
-            answer.send(connection, &[file.as_fd(), core.segment.file(), pins])
+        let sent = reopen(core.handle.media.file(), libc::O_RDWR).and_then(|file| {
+            let pins = core.pins.places.file().expect("the pool is shared");
+            let answer = Answer::granted(self.pool.uuid(), core.handle.segment_id);
+            answer.send(connection, &[file.as_fd(), core.handle.segment.file(), pins])
         });
         match sent {
             Ok(()) => Outcome::Granted,

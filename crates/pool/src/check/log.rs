@@ -12,10 +12,11 @@ use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::format::{Checksum, FormatError, PAGE_BYTES};
 use crate::life;
+use crate::log_reader::{LogReader, UNMARKED};
 use crate::media::ByteRange;
 use crate::owners::Owners;
 use crate::recovery;
-use crate::replay::{LogReader, UNMARKED, most_copied_bytes};
+use crate::replay::most_copied_bytes;
 
 /// The log as recovery would read it.
 pub(super) struct LogView {

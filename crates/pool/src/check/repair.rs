@@ -11,11 +11,12 @@ use crate::error::{PoolError, Result};
 use crate::format::file::FileInode;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{FormatError, PAGE_BYTES};
-use crate::image;
+use crate::image_slots;
 use crate::links::{Extent, LinkInconsistency};
 use crate::media::{self, Media};
+use crate::open_options::OpenOptions;
 use crate::owners::Inconsistency;
-use crate::pool::{OpenOptions, Pool};
+use crate::pool::Pool;
 use crate::recovery;
 use crate::slots::{ChangeSlots, ReadSlots};
 use crate::transaction::Transaction;
@@ -162,7 +163,7 @@ const AT_ONCE: usize = 32;
 /// Recounts links, frees unreferenced parts, and lets `files` name lost files. Returns what was
 /// done, in words.
 fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>> {
-    let owners = image::owners(pool.core());
+    let owners = image_slots::owners(&pool.core().handle);
     let inconsistencies: Vec<LinkInconsistency> = (owners.inconsistencies().iter())
         .filter_map(|inconsistency| match inconsistency {
             Inconsistency::Link(inconsistency) => Some(*inconsistency),

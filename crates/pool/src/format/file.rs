@@ -142,7 +142,7 @@ struct RawFile {
 
 const _: () = {
     assert!(size_of::<RawFile>() == SLOT_BYTES);
-    // `Core::file_version` loads these two from the image as words.
+    // `image_slots::file_version` loads these two from the image as words.
     assert!(std::mem::offset_of!(RawFile, generation) == 16);
     assert!(std::mem::offset_of!(RawFile, layout_version) == 24);
     assert!(std::mem::offset_of!(RawFile, runs) == 184);

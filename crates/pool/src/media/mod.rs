@@ -43,6 +43,7 @@
 //! # }
 //! ```
 
+mod access;
 mod create;
 mod descriptors;
 mod file;

@@ -28,11 +28,11 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use aquifer_sys::lock::LockKind;
 
-use super::memory::{BLOCK_PINS, BLOCKS, PinMemory};
+use super::memory::{BLOCK_PINS, PinMemory};
 use super::word::{PinValue, PinWord};
-use crate::create::new_uuid;
 use crate::error::{PoolError, Result};
-use crate::membership::{Byte, Membership};
+use crate::membership::{Byte, Membership, PIN_BLOCKS};
+use crate::random::new_uuid;
 
 /// Words that are tried before another block is claimed.
 const MOST_LOOKED_AT: usize = 2 * BLOCK_PINS;
@@ -75,7 +75,7 @@ impl Blocks {
         Ok(Blocks {
             memory,
             nonce: new_uuid()?.as_u64_pair().1 | 1,
-            own: (0..BLOCKS).map(|_| AtomicU32::new(0)).collect(),
+            own: (0..PIN_BLOCKS).map(|_| AtomicU32::new(0)).collect(),
             own_count: AtomicUsize::new(0),
             claiming: Mutex::new(()),
         })
@@ -151,7 +151,7 @@ impl Blocks {
         if count * BLOCK_PINS != places {
             return Ok(());
         }
-        for block in 0..BLOCKS {
+        for block in 0..PIN_BLOCKS {
             // The handle's own lock would not stop it from claiming the block twice.
             if self.memory.owner(block).nonce.load(Relaxed) == self.nonce
                 || !self.take_block(members, block)
@@ -166,7 +166,7 @@ impl Blocks {
             NEXT.with(|next| next.set(places + next_of_thread() % BLOCK_PINS));
             return Ok(());
         }
-        Err(PoolError::TooManyPins { limit: BLOCKS * BLOCK_PINS })
+        Err(PoolError::TooManyPins { limit: PIN_BLOCKS * BLOCK_PINS })
     }
 
     /// Claims a block that no handle owns and clears its pins. See the module's documentation.
@@ -194,7 +194,7 @@ impl Blocks {
         let mut values = Vec::new();
         // Relaxed, here and below: stored before the first pin of the block, so visible if the pin
         // is.
-        let used_blocks = (self.memory.used_blocks().load(Relaxed) as usize).min(BLOCKS);
+        let used_blocks = (self.memory.used_blocks().load(Relaxed) as usize).min(PIN_BLOCKS);
         for block in 0..used_blocks {
             let owner = self.memory.owner(block);
             let nonce = owner.nonce.load(Relaxed);

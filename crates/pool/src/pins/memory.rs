@@ -19,10 +19,9 @@ use aquifer_sys::shared_memory::{SharedMemory, SharedMemoryError};
 use uuid::Uuid;
 
 use crate::error::{PoolError, Result};
+use crate::membership::PIN_BLOCKS;
 use crate::sync::AtomicU64;
 
-/// Blocks of pins that all handles can claim together.
-pub(crate) const BLOCKS: usize = 1024;
 /// Pins of one block.
 pub(crate) const BLOCK_PINS: usize = 512;
 
@@ -43,11 +42,11 @@ struct Header {
     uuid: [AtomicU64; 2],
     /// No handle has claimed blocks from this one on.
     used_blocks: AtomicU64,
-    owners: [Owner; BLOCKS],
+    owners: [Owner; PIN_BLOCKS],
 }
 
 const HEADER_BYTES: usize = size_of::<Header>().next_multiple_of(4096);
-const LEN_BYTES: usize = HEADER_BYTES + BLOCKS * BLOCK_PINS * 8;
+const LEN_BYTES: usize = HEADER_BYTES + PIN_BLOCKS * BLOCK_PINS * 8;
 
 /// The memory of pins, mapped into this process.
 pub(crate) enum PinMemory {
@@ -147,7 +146,7 @@ impl PinMemory {
 
     #[inline]
     pub fn block(&self, block: usize) -> &[AtomicU64; BLOCK_PINS] {
-        assert!(block < BLOCKS);
+        assert!(block < PIN_BLOCKS);
         // SAFETY: the block lies within the memory's `LEN_BYTES`.
         let start = unsafe { self.start().add(HEADER_BYTES + block * BLOCK_PINS * 8) };
         // SAFETY: aligned, inside the memory, which lives as long as `self`; atomics.

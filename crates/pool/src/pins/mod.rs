@@ -46,63 +46,62 @@ mod word;
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 
 use uuid::Uuid;
 
 use self::blocks::Blocks;
 use self::locks::Locks;
-pub(crate) use self::memory::BLOCKS;
 use self::memory::PinMemory;
 pub use self::word::InodeUse;
 pub(crate) use self::word::{PinSet, PinValue, PinWord};
-use crate::core::Core;
 use crate::error::{PoolError, Result};
-use crate::image_words::{self, pin_in_time};
+use crate::handle::Handle;
+use crate::log::{Locked, Log};
 use crate::membership::{Membership, READER_GROUPS, READER_LAYOUTS_END};
-use crate::pool::Pool;
 
 use aquifer_sys::patience::Waited;
 use aquifer_sys::shared_memory::SharedMemory;
 
-/// The pins of one handle, and its view of the pins of other handles.
-pub(crate) enum Pins {
+/// Where the pins of one handle lie, and its view of the pins of other handles.
+pub(crate) enum PinPlaces {
     /// Of a writer, or of a handle that has the pool for itself.
     Blocks(Blocks),
     /// Of a reader that joined writers.
     Locks(Locks),
 }
 
-impl Pins {
+impl PinPlaces {
     /// Creates the pins of a segment that other writers can open.
-    pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<Pins> {
+    pub fn create(path: &Path, pool: Uuid, mode: u32) -> Result<PinPlaces> {
         Self::in_memory(PinMemory::create(path, pool, mode)?)
     }
 
     /// Adopts the pins in existing memory.
-    pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<Pins, String> {
+    pub fn adopt(memory: SharedMemory, pool: Uuid) -> std::result::Result<PinPlaces, String> {
         Self::in_memory(PinMemory::adopt(memory, pool)?).map_err(|error| error.to_string())
     }
 
     /// Creates pins that no other handle sees.
-    pub fn private() -> Result<Pins> {
+    pub fn private() -> Result<PinPlaces> {
         Self::in_memory(PinMemory::private()?)
     }
 
     /// Creates the pins of a reader of a pool that writers have open.
-    pub fn of_reader() -> Pins {
-        Pins::Locks(Locks::default())
+    pub fn of_reader() -> PinPlaces {
+        PinPlaces::Locks(Locks::default())
     }
 
-    fn in_memory(memory: PinMemory) -> Result<Pins> {
-        Ok(Pins::Blocks(Blocks::new(memory)?))
+    fn in_memory(memory: PinMemory) -> Result<PinPlaces> {
+        Ok(PinPlaces::Blocks(Blocks::new(memory)?))
     }
 
     /// The descriptor of the memory, if it is shared.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Pins::Blocks(blocks) => blocks.file(),
-            Pins::Locks(_) => None,
+            PinPlaces::Blocks(blocks) => blocks.file(),
+            PinPlaces::Locks(_) => None,
         }
     }
 
@@ -110,16 +109,16 @@ impl Pins {
     #[inline]
     fn set(&self, members: &Membership, value: PinValue) -> Result<u64> {
         match self {
-            Pins::Blocks(blocks) => blocks.set(members, value).map(|place| place as u64),
-            Pins::Locks(locks) => locks.set(members, value),
+            PinPlaces::Blocks(blocks) => blocks.set(members, value).map(|place| place as u64),
+            PinPlaces::Locks(locks) => locks.set(members, value),
         }
     }
 
     #[inline]
     fn clear(&self, members: &Membership, place: u64) {
         match self {
-            Pins::Blocks(blocks) => blocks.clear(place as usize),
-            Pins::Locks(locks) => locks.clear(members, place),
+            PinPlaces::Blocks(blocks) => blocks.clear(place as usize),
+            PinPlaces::Locks(locks) => locks.clear(members, place),
         }
     }
 
@@ -130,24 +129,24 @@ impl Pins {
     pub fn look(&self, members: &Membership) -> PinSet {
         <crate::sync::AtomicU64 as PinWord>::fence_before_look();
         match self {
-            Pins::Blocks(blocks) => {
+            PinPlaces::Blocks(blocks) => {
                 let locked = if blocks.is_shared() { locks::look(members) } else { Vec::new() };
                 PinSet::new(blocks.look(members, |_| true), locked)
             }
             // A reader frees nothing. What it cannot see counts as pinned.
-            Pins::Locks(_) => {
+            PinPlaces::Locks(_) => {
                 let everything = READER_GROUPS..READER_LAYOUTS_END;
                 PinSet::new(Vec::new(), [everything].into())
             }
         }
     }
 
-    /// Whether any handle has a pin of this kind of an inode; as for [`Pins::look`]. Checking
+    /// Whether any handle has a pin of this kind of an inode; as for [`PinPlaces::look`]. Checking
     /// readers takes one system call.
     fn is_used(&self, members: &Membership, inode: u64, usage: InodeUse) -> bool {
         let Some(wanted) = PinValue::of_use(inode, usage) else { return false };
         <crate::sync::AtomicU64 as PinWord>::fence_before_look();
-        let Pins::Blocks(blocks) = self else { return true };
+        let PinPlaces::Blocks(blocks) = self else { return true };
         !blocks.look(members, |value| value == wanted).is_empty()
             // Readers have no writable pins.
             || (blocks.is_shared() && usage != InodeUse::Writable && locks::is_used(members, inode, usage))
@@ -156,7 +155,7 @@ impl Pins {
     /// The number of pins of any kind. The caller holds the metadata mutex.
     pub fn count(&self, members: &Membership) -> u64 {
         let uses = match self {
-            Pins::Blocks(blocks) if blocks.is_shared() => locks::look_at_uses(members).len(),
+            PinPlaces::Blocks(blocks) if blocks.is_shared() => locks::look_at_uses(members).len(),
             _ => 0,
         };
         (self.look(members).len() + uses) as u64
@@ -165,7 +164,7 @@ impl Pins {
     /// Gives up all blocks. The handle has no pins any more; pins that are locks end with the
     /// handle's other locks.
     pub fn leave(&self) {
-        if let Pins::Blocks(blocks) = self {
+        if let PinPlaces::Blocks(blocks) = self {
             blocks.leave();
         }
     }
@@ -176,8 +175,8 @@ impl Pins {
 /// It cannot be cloned: see the top of `pins/word.rs`.
 #[must_use = "the pages are kept only as long as this lives"]
 pub struct Pin<'a> {
-    core: &'a Core,
-    place: u64,
+    pub(crate) pins: &'a Pins,
+    pub(crate) place: u64,
 }
 
 impl std::fmt::Debug for Pin<'_> {
@@ -186,61 +185,44 @@ impl std::fmt::Debug for Pin<'_> {
     }
 }
 
-impl Pin<'_> {
-    /// Turns it into a pin that keeps the pool open as well; `pool` must be the one that made it.
-    pub fn into_owned(self, pool: &Pool) -> OwnedPin {
-        assert!(std::ptr::eq(self.core, &**pool.core()), "a pin of another pool");
-        let pin = std::mem::ManuallyDrop::new(self);
-        OwnedPin { pool: pool.clone(), place: pin.place }
-    }
-}
-
 impl Drop for Pin<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.core.unpin(self.place);
+        self.pins.unpin(self.place);
     }
 }
 
-/// A [`Pin`], or an open pin, that keeps the pool open as well.
-#[must_use = "the pages, or the inode, are kept only as long as this lives"]
-#[derive(Debug)]
-pub struct OwnedPin {
-    pool: Pool,
-    place: u64,
+/// The pins that this handle sets.
+pub(crate) struct Pins {
+    pub handle: Arc<Handle>,
+    /// Has the metadata mutex, to wait for a claim.
+    pub log: Arc<Log>,
+    pub places: Arc<PinPlaces>,
 }
 
-impl Drop for OwnedPin {
-    fn drop(&mut self) {
-        self.pool.core().unpin(self.place);
-    }
-}
-
-impl Core {
+impl Pins {
     #[inline]
-    fn set_pin(&self, inode: u64, value: Option<PinValue>) -> Result<u64> {
-        if !self.process.is_current() {
-            return Err(PoolError::Forked);
-        }
+    pub fn set(&self, inode: u64, value: Option<PinValue>) -> Result<u64> {
+        self.handle.members.check_process()?;
         let value = value.ok_or_else(|| PoolError::Parameter {
             what: "the inode to be pinned",
             value: inode.to_string(),
             reason: "there is none of that number",
         })?;
-        self.pins.set(&self.membership, value)
+        self.places.set(&self.handle.members.locks, value)
     }
 
     /// Waits while a transaction that may have missed a pin set just before gives the inode back.
-    fn wait_while_claimed(&self, inode: u64) -> Result<()> {
+    pub fn wait_while_claimed(&self, inode: u64) -> Result<()> {
         // Acquire: pairs with the Release that removes the claim; the inode is as that transaction
         // left it.
-        let is_claimed = || self.control().claimed_inode.load(Acquire) == inode;
+        let is_claimed = || self.handle.control().claimed_inode.load(Acquire) == inode;
         let mut waited = Waited::new();
         while is_claimed() {
-            if self.is_writable {
+            if self.handle.members.is_writable {
                 // This waits for the holder of the mutex, and repairs what a dead holder left.
-                drop(self.lock()?);
-            } else if waited.look() > self.stall_timeout {
+                drop(self.log.lock()?);
+            } else if waited.look() > self.handle.members.stall_timeout {
                 return Err(PoolError::Stalled { pid: 0, what: "the metadata lock" });
             } else {
                 std::thread::yield_now();
@@ -250,123 +232,16 @@ impl Core {
     }
 
     #[inline]
-    fn unpin(&self, place: u64) {
+    pub fn unpin(&self, place: u64) {
         // In a forked child the pin is the parent's.
-        if self.process.is_current() {
-            self.pins.clear(&self.membership, place);
+        if self.handle.members.process.is_current() {
+            self.places.clear(&self.handle.members.locks, place);
         }
     }
 
-    /// Returns the generation and layout version of a file's inode; `None` if it is not a file's.
-    #[inline]
-    pub fn file_version(&self, inode: u64) -> Option<(u64, u64)> {
-        image_words::version_of_file(self.segment.slot(inode)?)
-    }
-
-    /// Whether any handle has a pin of this kind of an inode. The caller holds the metadata mutex.
-    pub fn is_used(&self, _locked: &crate::core::Locked<'_>, inode: u64, usage: InodeUse) -> bool {
-        self.pins.is_used(&self.membership, inode, usage)
-    }
-}
-
-impl Pool {
-    /// Pins the pages that an inode has as of `layout_version`: pages that a later change of it
-    /// frees are not reused while the result lives, in any process. Takes some nanoseconds if the
-    /// pool is open for writing. If it is open for reading, takes a system call, unless the handle
-    /// already pins these pages; so does dropping the last such pin. Safe from any thread.
-    ///
-    /// The pages may have been freed before the pin was set. The caller must check the layout
-    /// version again *afterwards*, as [`Pool::pin_current`] does.
-    ///
-    /// # Errors
-    /// [`PoolError::TooManyPins`] in a pool that is open for writing, [`PoolError::CannotLock`] in
-    /// one that is open for reading; [`PoolError::Forked`]; [`PoolError::Parameter`] for an inode
-    /// number that cannot exist.
-    #[inline]
-    pub fn pin(&self, inode: u64, layout_version: u64) -> Result<Pin<'_>> {
-        let core = self.core();
-        let place = core.set_pin(inode, PinValue::of_version(inode, layout_version))?;
-        Ok(Pin { core, place })
-    }
-
-    /// Pins the pages of a file if its inode still has this generation and layout version;
-    /// otherwise returns `None`, and the caller reads the inode again. While the result lives, the
-    /// pages that the inode named then hold what was written to this file.
-    ///
-    /// # Errors
-    /// As for [`Pool::pin`]; [`PoolError::Stalled`].
-    #[inline]
-    pub fn pin_current(
-        &self,
-        inode: u64,
-        generation: u64,
-        layout_version: u64,
-    ) -> Result<Option<Pin<'_>>> {
-        pin_in_time(
-            || self.pin(inode, layout_version),
-            || self.core().has_layout(inode, generation, layout_version),
-        )
-    }
-
-    /// As [`Pool::pin_current`], if nothing in the pool has changed since its metadata had this
-    /// version ([`Pool::metadata_version`]), when the inode had this layout version.
-    ///
-    /// # Errors
-    /// As for [`Pool::pin`].
-    #[inline]
-    pub fn pin_unchanged(
-        &self,
-        inode: u64,
-        layout_version: u64,
-        metadata_version: u64,
-    ) -> Result<Option<Pin<'_>>> {
-        pin_in_time(
-            || self.pin(inode, layout_version),
-            // Every change of a layout changes the metadata version.
-            || Ok(self.core().metadata_version() == metadata_version),
-        )
-    }
-
-    /// As [`Pool::pin`]; the result keeps the pool open as well.
-    ///
-    /// # Errors
-    /// As for [`Pool::pin`].
-    pub fn pin_owned(&self, inode: u64, layout_version: u64) -> Result<OwnedPin> {
-        let place = self.core().set_pin(inode, PinValue::of_version(inode, layout_version))?;
-        Ok(OwnedPin { pool: self.clone(), place })
-    }
-
-    /// Marks an inode as in use while the result lives; its pages are not pinned. A caller that
-    /// opens a file checks *afterwards* whether the inode still has a link.
-    ///
-    /// # Errors
-    /// As for [`Pool::pin`]; [`PoolError::ReadOnly`] for [`InodeUse::Writable`] in a pool that is
-    /// open for reading.
-    pub fn pin_inode(&self, inode: u64, usage: InodeUse) -> Result<OwnedPin> {
-        if usage == InodeUse::Writable && !self.is_writable() {
-            return Err(PoolError::ReadOnly {
-                path: self.media().path().to_path_buf(),
-                reason: "it was opened for reading, and no byte of it can be stored to",
-            });
-        }
-        let place = self.core().set_pin(inode, PinValue::of_use(inode, usage))?;
-        let pin = OwnedPin { pool: self.clone(), place };
-        self.core().wait_while_claimed(inode)?;
-        Ok(pin)
-    }
-
-    /// Whether any process uses an inode in this way: see [`Pool::pin_inode`].
-    ///
-    /// An inode may be given back if it had no link *before* this call, by a transaction that was
-    /// visible then, and this returns that it is not open.
-    /// [`Transaction::is_used`](crate::Transaction::is_used) is the same inside a transaction.
-    ///
-    /// # Errors
-    /// [`PoolError::Stalled`]; [`PoolError::ReadOnly`] for readers.
-    pub fn is_used(&self, inode: u64, usage: InodeUse) -> Result<bool> {
-        self.core().check_writable()?;
-        let locked = self.core().lock()?;
-        Ok(self.core().is_used(&locked, inode, usage))
+    /// Whether any handle has a pin of this kind of an inode.
+    pub fn is_used(&self, _locked: &Locked<'_>, inode: u64, usage: InodeUse) -> bool {
+        self.places.is_used(&self.handle.members.locks, inode, usage)
     }
 }
 
@@ -378,11 +253,11 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
-    use crate::create::new_uuid;
+    use crate::random::new_uuid;
 
-    fn open(path: &Path, pool: Uuid) -> Pins {
+    fn open(path: &Path, pool: Uuid) -> PinPlaces {
         let file = SharedMemory::descriptor_at(path, true).unwrap();
-        Pins::adopt(SharedMemory::adopt(file, true).unwrap(), pool).unwrap()
+        PinPlaces::adopt(SharedMemory::adopt(file, true).unwrap(), pool).unwrap()
     }
 
     /// An open file description of the pool file, for the locks of one handle.
@@ -401,7 +276,7 @@ mod tests {
         let pool = new_uuid().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let memory = directory.path().join("pins");
-        let observer = Pins::create(&memory, pool, 0o600).unwrap();
+        let observer = PinPlaces::create(&memory, pool, 0o600).unwrap();
         let (_file, of_observer) = members(file.path());
         let [dead, new] = [3, 4].map(|inode| PinValue::of_version(inode, 1).unwrap());
         for round in 0..4000 {

@@ -16,7 +16,7 @@
 //!
 //! | reader | | freeing thread |
 //! |---|---|---|
-//! | stores the pin | | stores the new version (`image::apply`) |
+//! | stores the pin | | stores the new version (`apply::apply`) |
 //! | **fence** | | **fence** ([`PinWord::fence_before_look`]) |
 //! | loads the version: still the old one | | loads the pins: none |
 //!

@@ -1,4 +1,4 @@
-//! Errors of access.
+//! Errors of access to a pool through its [broker](crate::broker).
 
 use std::io;
 use std::path::{Path, PathBuf};

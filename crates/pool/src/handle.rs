@@ -1,0 +1,113 @@
+//! The handle of an open pool: what all [parts](crate::core) of it use, and what does not change
+//! while it is open.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use uuid::Uuid;
+
+use crate::error::{PoolError, Result};
+use crate::format::FormatError;
+use crate::format::layout::Layout;
+use crate::format::record::LogIdentity;
+use crate::format::superblock::{Superblock, UNKNOWN_BOOT, next_sequence};
+use crate::heartbeat::Heartbeat;
+use crate::log_reader::LogReader;
+use crate::media::Media;
+use crate::members::Members;
+use crate::mutant::{self, Mutant};
+use crate::segment::{Control, Segment};
+
+/// What all parts of an open pool use.
+pub(crate) struct Handle {
+    /// Before the media, whose descriptor it refers to: dropped first.
+    pub members: Members,
+    pub media: Arc<dyn Media>,
+    pub layout: Layout,
+    pub uuid: Uuid,
+    pub created_ns: u64,
+    /// The life in which this generation of the log began: see [`life`](crate::life).
+    pub life: u64,
+    /// The id that names the segment in the superblock; nil for a private one.
+    pub segment_id: Uuid,
+    pub segment: Segment,
+    pub mutant: Option<Mutant>,
+    /// Sends heartbeats while this process waits for its media.
+    pub heartbeat: Heartbeat,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Handle").field("uuid", &self.uuid).finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    #[inline]
+    pub fn control(&self) -> &Control {
+        self.segment.control()
+    }
+
+    /// Returns an error if nothing may be changed: in a fork, opened for reading, or after a
+    /// failure.
+    pub fn check_writable(&self) -> Result<()> {
+        self.members.check_process()?;
+        if !self.members.is_writable {
+            return Err(PoolError::ReadOnly {
+                path: self.media.path().to_path_buf(),
+                reason: "it was opened for reading",
+            });
+        }
+        self.control().check_not_failed()
+    }
+
+    /// The error for a structure of this pool that cannot be decoded.
+    pub fn damaged(&self, structure: impl Into<String>, error: FormatError) -> PoolError {
+        PoolError::Damaged {
+            path: self.media.path().to_path_buf(),
+            structure: structure.into(),
+            error,
+        }
+    }
+
+    /// The identity that new records of this pool carry.
+    pub fn identity(&self) -> LogIdentity {
+        LogIdentity {
+            pool: self.uuid.as_u64_pair().0,
+            generation: self.control().generation.load(Relaxed),
+        }
+    }
+
+    pub fn log_reader(&self) -> LogReader<'_> {
+        LogReader {
+            media: &*self.media,
+            layout: self.layout,
+            identity: self.identity(),
+            mutant: self.mutant,
+        }
+    }
+
+    /// The place of a position of the log on media.
+    pub fn log_position(&self, lsn: u64) -> u64 {
+        let log = self.layout.log();
+        log.offset_bytes + lsn % log.len_bytes
+    }
+
+    /// The next superblock, with its tail at `tail_lsn`.
+    pub fn superblock(&self, tail_lsn: u64) -> Superblock {
+        let control = self.control();
+        Superblock {
+            uuid: self.uuid,
+            sequence: next_sequence(control.sequence.load(Relaxed)),
+            layout: self.layout,
+            generation: control.generation.load(Relaxed),
+            tail_lsn,
+            segment: self.segment_id,
+            created_ns: self.created_ns,
+            boot: match control.check_not_failed() {
+                Err(_) if !mutant::is(self.mutant, Mutant::TrustLostBytes) => UNKNOWN_BOOT,
+                _ => self.life,
+            },
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The free space of a pool, as this handle takes it: [reservations](crate::reservation), the
+//! [turn](crate::turn) and [zeroing](crate::zero).
+//!
+//! Which pages are free lies in the segment, for all processes ([`alloc`](crate::alloc),
+//! [`freed`](crate::freed)), and changes with the metadata mutex.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::alloc::{self, PageMaps, Wanted};
+use crate::error::Result;
+use crate::handle::Handle;
+use crate::log::Log;
+use crate::pins::PinPlaces;
+use crate::segment::{Control, SlotSet};
+use aquifer_vm::worker::Bell;
+
+/// The free space of a pool, as this handle takes it.
+pub(crate) struct Space {
+    pub handle: Arc<Handle>,
+    /// Has the metadata mutex.
+    pub log: Arc<Log>,
+    /// What keeps freed pages from being free.
+    pub pins: Arc<PinPlaces>,
+    /// Held while this process has pages reserved only to zero them.
+    pub zeroing: Mutex<()>,
+    /// Held by the call of this process that has the turn, or waits for it behind other processes.
+    pub reserving: Mutex<()>,
+    /// Rung when there may be pages to zero.
+    pub zeroer_bell: OnceLock<Arc<Bell>>,
+}
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Space").field("uuid", &self.handle.uuid).finish_non_exhaustive()
+    }
+}
+
+/// The free space of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Free pages, including those that are being zeroed.
+    pub free_pages: u64,
+    /// Pages of the longest free range.
+    pub largest_free_pages: u64,
+    /// Empty slots.
+    pub free_slots: u64,
+}
+
+impl Space {
+    pub fn control(&self) -> &Control {
+        self.handle.control()
+    }
+
+    /// Requests zeroing of free pages in the background, if this handle has a background thread for
+    /// it.
+    pub fn zero_soon(&self) {
+        if let Some(bell) = self.zeroer_bell.get() {
+            bell.ring();
+        }
+    }
+
+    /// The longest range of pages that are free now.
+    pub fn largest_free_pages(&self) -> u64 {
+        PageMaps::of(&self.handle).all(Wanted::Any).map(|run| run.pages).max().unwrap_or(0)
+    }
+
+    /// The current free space.
+    pub fn room(&self) -> Result<Room> {
+        let free_pages = if self.handle.members.is_writable {
+            // Under the lock, for a consistent count: pages that are being zeroed are reserved and
+            // then freed.
+            alloc::free_count(self.log.lock()?.control())
+        } else {
+            alloc::free_count(self.control())
+        };
+        let segment = &self.handle.segment;
+        let occupied = segment.slot_set(SlotSet::Occupied).iter();
+        let occupied: u32 = occupied.map(|word| word.load(Relaxed).count_ones()).sum();
+        Ok(Room {
+            free_pages,
+            largest_free_pages: self.largest_free_pages(),
+            free_slots: segment.slots() - u64::from(occupied),
+        })
+    }
+}
