@@ -20,7 +20,7 @@ use aquifer_pool::check::{PartsInconsistency, PartsSort};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::MAX_PAGES;
 use aquifer_pool::media::{self, Media};
-use aquifer_pool::{Pool, ReadSlots, Result};
+use aquifer_pool::{Pool, PoolError, ReadSlots, Result};
 
 use crate::directory::{Found, InconsistencyKind, Tree};
 use crate::error::FsError;
@@ -67,7 +67,7 @@ struct FilesOf;
 impl FileCheck for FilesOf {
     fn check_parts(
         &self,
-        slots: &dyn ReadSlots,
+        slots: &dyn ReadSlots<Error = PoolError>,
         inode: &FileInode,
         find: &mut dyn FnMut(PartsInconsistency),
     ) {
@@ -110,7 +110,9 @@ impl FileCheck for FilesOf {
         // A removal in several transactions gives the first slots back first, so the rest may start
         // within an attribute.
         let attributes = match inode.links {
-            0 => byte_chain::check(slots, number, inode.attributes, |_| ()).map(drop),
+            0 => byte_chain::check(slots, number, inode.attributes, |_| ())
+                .map(drop)
+                .map_err(FsError::from),
             _ => attributes::check(inode, slots, |_| ()),
         };
         if let Err(error) = attributes {
@@ -164,7 +166,10 @@ fn is_of_order(kind: &InconsistencyKind) -> bool {
     )
 }
 
-fn check_target(slots: &impl ReadSlots, link: &FileInode) -> std::result::Result<(), String> {
+fn check_target(
+    slots: &impl ReadSlots<Error = PoolError>,
+    link: &FileInode,
+) -> std::result::Result<(), String> {
     let target = walk::target(slots, link).map_err(reason_of)?;
     if target.len() as u64 != link.size_bytes {
         return Err(format!("it has {} bytes in place of {}", target.len(), link.size_bytes));

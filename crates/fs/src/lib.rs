@@ -5,8 +5,7 @@
 //!      │
 //!    names    file    view      names → inodes;  bytes → pages;  pages → pointers
 //!      │        │
-//!   directory  file_table  byte_chain ── attributes
-//!                                          structures over slots, each written against two traits
+//!   aquifer_format                         directory  file_table  byte_chain: structures over slots
 //!      │
 //!   aquifer_pool                           transactions, log, image, pages
 //! ```
@@ -16,12 +15,9 @@
 //! of any process at once; [`Files::sync`] and related calls make it durable.
 
 pub mod attributes;
-pub mod byte_chain;
 pub mod check;
-pub mod directory;
 mod error;
 mod file;
-pub mod file_table;
 mod files;
 #[cfg(all(test, loom))]
 mod loom_models;
@@ -34,6 +30,7 @@ mod unnamed;
 mod view;
 mod walk;
 
+pub use aquifer_format::{byte_chain, directory, file_table};
 pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;

@@ -11,7 +11,7 @@ use aquifer_fs::check::check_on;
 use aquifer_pool::check::{CheckOptions, FindingKind};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
-use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::damaged::{exercise, read_if_possible, with_unreadable_page};
 use support::pool::{FileMedia, forge, scratch};
@@ -217,14 +217,5 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
 
 #[test]
 fn any_changes_of_a_pool_with_files() {
-    let mut rng = Rng::new(seed(7));
-    support::damaged::image(&[]);
-    for _ in 0..steps(150) {
-        let input: Vec<u8> = (0..4 * (1 + rng.below(8))).map(|_| rng.next_u64() as u8).collect();
-        let body = std::panic::AssertUnwindSafe(|| support::damaged::image(&input));
-        if let Err(panic) = std::panic::catch_unwind(body) {
-            println!("the input was {input:?}");
-            std::panic::resume_unwind(panic);
-        }
-    }
+    fuzz(150, 32, support::damaged::image);
 }

@@ -6,13 +6,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use aquifer_crashkit::{
+    CrashFailure, CrashMedia, CrashState, Explored, Plan, Recording, Verdict, explore,
+};
 use aquifer_object::{Access, Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{
-    CrashFailure, CrashMedia, CrashState, Explored, Plan, Recording, Verdict, explore,
-};
 use aquifer_testkit::rng::Rng;
 use support::{PAGE, alone, fill, filled, load_all, store, stored};
 

@@ -12,7 +12,7 @@
 //!   core ── segment ── membership ── broker        what the processes of a pool share at run time
 //!                         advisory               locks of files, for their users
 //!              │
-//!   format    media                       bytes on media; how they become durable
+//!   aquifer_format    media               bytes on media; how they become durable
 //! ```
 //!
 //! # Durability
@@ -67,14 +67,12 @@ mod commit;
 mod core;
 mod create;
 mod error;
-pub mod format;
 mod freed;
 mod grow;
 mod heartbeat;
 mod image;
 mod image_words;
 mod life;
-mod links;
 mod log;
 mod logged_page;
 #[cfg(all(test, loom))]
@@ -83,7 +81,6 @@ pub mod media;
 mod membership;
 mod mutant;
 mod object_names;
-mod owners;
 mod packed;
 mod pins;
 mod point;
@@ -94,7 +91,6 @@ mod reservation;
 mod segment;
 mod segment_place;
 mod signal;
-mod slots;
 mod sync;
 mod transaction;
 mod turn;
@@ -110,12 +106,16 @@ pub mod modelled {
     };
 }
 
+pub use aquifer_format as format;
+use aquifer_format::{links, owners, slots};
+
 pub use advisory::{AdvisoryLocks, HeldLock, LockArea};
 pub use broker::{AccessError, AccessKey, Broker};
 pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use format::patch::Patches;
+pub use format::slots::{ChangeSlots, ReadSlots};
 pub use image::View as MetadataView;
 pub use mutant::Mutant;
 pub use pins::{InodeUse, OwnedPin, Pin};
@@ -124,6 +124,5 @@ pub use pins::{InodeUse, OwnedPin, Pin};
 pub use point::{POINTS, end_thread_at};
 pub use pool::{FileLock, Holder, InodeLock, LockMode, OpenOptions, Pool, PoolInfo, Room};
 pub use reservation::Reservation;
-pub use slots::{ChangeSlots, ReadSlots};
 pub use transaction::Transaction;
 pub use turn::Turn;

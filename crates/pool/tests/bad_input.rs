@@ -4,6 +4,7 @@ mod support;
 
 use std::sync::Arc;
 
+use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::inode::{Inode, SLOT_BYTES};
 use aquifer_pool::format::run::Run;
@@ -13,7 +14,6 @@ use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
     CommitContent, CommitCopied, CommitPages, CreateOptions, OpenOptions, Pool, PoolError,
 };
-use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use support::sample::{self, page};
 use support::*;
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::broker::{Outcome, socket_beside};
 use aquifer_pool::{
     AccessError, AccessKey, Broker, CommitContent, CommitPages, CreateOptions, OpenOptions, Pool,
@@ -16,7 +17,6 @@ use aquifer_pool::{
 };
 use aquifer_sys::local_socket::{Connection, Listener};
 use aquifer_testkit::child::{self, Reaped};
-use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Scene, contents, create};
 
 /// A user that owns nothing.

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
+use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::check::{
     CheckOptions, CheckReport, Finding, FindingKind, Severity, check, check_on, repair, repair_on,
 };
@@ -18,7 +19,6 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_testkit::child;
-use aquifer_testkit::unguarded::UnguardedMedia;
 use support::*;
 
 const POOL_BYTES: usize = 512 << 10;

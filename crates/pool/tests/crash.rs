@@ -9,16 +9,16 @@ mod common;
 
 use std::sync::Arc;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
+use aquifer_crashkit::{
+    CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Verdict, explore,
+};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::media::{Media, PersistenceDomain};
 use aquifer_pool::{Mutant, OpenOptions, Pool, PoolError, end_thread_at};
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{
-    CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Verdict, explore,
-};
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Change, Model, alone, contents, open, small};
 
 const POOL_BYTES: u64 = 512 << 10;

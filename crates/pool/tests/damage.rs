@@ -16,7 +16,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
-use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::*;
 
@@ -484,4 +484,9 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
             Err(error) => assert!(matches!(error, PoolError::Media(_)), "{error}"),
         }
     }
+}
+
+#[test]
+fn any_changes_of_a_pool() {
+    fuzz(400, 64, parsers::image);
 }

@@ -4,10 +4,10 @@ mod support;
 
 use std::sync::Arc;
 
+use aquifer_crashkit::{CrashMedia, Fault, Plan, Trigger, explore};
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
-use aquifer_testkit::crash::{CrashMedia, Fault, Plan, Trigger, explore};
 use support::*;
 
 const POOL_BYTES: usize = 512 << 10;

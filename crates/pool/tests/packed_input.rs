@@ -2,12 +2,12 @@
 
 mod support;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::format::record::{HEADER_BYTES, Header, skip_page};
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::{OpenOptions, Pool, PoolError, Transaction};
-use aquifer_testkit::unguarded::UnguardedPool;
 use support::sample::page;
 use support::*;
 

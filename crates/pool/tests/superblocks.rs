@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::superblock::{COPIES, Superblock};
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
-use aquifer_testkit::unguarded::UnguardedMedia;
 use common::{contents, create};
 use support::{FileMedia, alone, reading, small};
 

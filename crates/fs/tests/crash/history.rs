@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use aquifer_crashkit::{CrashMedia, CrashState, Mark, Marks, Verdict};
 use aquifer_fs::{FallocateMode, File, Files, FsError};
 use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool};
-use aquifer_testkit::crash::{CrashMedia, CrashState, Mark, Marks, Verdict};
 
 use crate::scratch::{self, soundness};
 

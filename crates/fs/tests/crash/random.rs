@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use aquifer_crashkit::{CrashFailure, CrashMedia, Explored, Plan, Recording, explore};
 use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, RenameMode, SetMode};
 use aquifer_pool::Mutant;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Plan, Recording, explore};
 use aquifer_testkit::rng::Rng;
 
 use crate::history::{BOOT, Durable, History, check, check_killed, fresh_media, identity, open};

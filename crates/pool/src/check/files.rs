@@ -4,7 +4,7 @@ use super::metadata::place_of;
 use super::report::{FindingKind, Severity};
 use super::slots::Slots;
 use super::{Checker, RESTORE, quoted, text};
-use crate::error::Result;
+use crate::error::{PoolError, Result};
 use crate::format::directory::{Node, NodeContent};
 use crate::format::file::{FileInode, FileKind};
 use crate::format::layout::Layout;
@@ -22,7 +22,7 @@ pub trait FileCheck {
     /// Must terminate for any content.
     fn check_parts(
         &self,
-        slots: &dyn ReadSlots,
+        slots: &dyn ReadSlots<Error = PoolError>,
         inode: &FileInode,
         find: &mut dyn FnMut(PartsInconsistency),
     );
@@ -62,9 +62,9 @@ pub enum PartsSort {
 /// The name of a file's kind.
 fn kind_name(kind: FileKind) -> &'static str {
     match kind {
-        FileKind::File => "file",
         FileKind::Directory => "directory",
         FileKind::Symlink => "symbolic link",
+        _ => "file",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::log::LogView;
-use crate::error::Result;
+use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::inode::{SLOT_BYTES, SlotBytes};
 use crate::format::layout::{Layout, SLOTS_PER_PAGE};
@@ -78,6 +78,8 @@ impl<'a> Slots<'a> {
 const MOST_UNREAD: usize = 1000;
 
 impl ReadSlots for Slots<'_> {
+    type Error = PoolError;
+
     fn slot(&self, number: u64) -> Result<SlotBytes> {
         Ok(self.read(number).unwrap_or([0; SLOT_BYTES]))
     }
