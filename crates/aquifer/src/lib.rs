@@ -142,6 +142,7 @@ pub use aquifer_cache::{
     HistogramSnapshot, MapOptions, MappedArena, MappedVec, Mapping, PageId, PageKey, PageMut,
     PageRef, Pages, Pinned, Pod, Result, Stats, StoreId, calibrate, calibrations, policy, publish,
 };
+pub use aquifer_check as check;
 pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, DeviceIdentity,
     Direct, Faulty, FileDevice, IoOperation, MemoryDevice, Request, Throttled,

@@ -10,9 +10,9 @@
 
 use std::path::{Path, PathBuf};
 
+use aquifer::check::{CheckOptions, Severity};
 use aquifer::fs::{FallocateMode, FileKind, SetMode};
 use aquifer::object::collections::{PString, PVec};
-use aquifer::pool::check::{CheckOptions, Severity};
 use aquifer::pool::media::PersistenceDomain;
 use aquifer::{
     Access, CreateObject, CreateOptions, FileOptions, Files, Objects, OpenOptions, Pool,
@@ -191,7 +191,7 @@ fn found() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn assert_not_worse(path: &Path, severity: Severity) {
-    let report = aquifer::fs::check::check(path, &CheckOptions::default()).unwrap();
+    let report = aquifer::check::check(path, &CheckOptions::default()).unwrap();
     assert_eq!(report.worst().filter(|worst| *worst > severity), None, "{report}");
 }
 

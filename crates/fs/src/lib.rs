@@ -15,12 +15,12 @@
 //! of any process at once; [`Files::sync`] and related calls make it durable.
 
 pub mod attributes;
-pub mod check;
 mod error;
 mod file;
 mod files;
 #[cfg(all(test, loom))]
 mod loom_models;
+mod lost_and_found;
 mod metadata;
 mod names;
 mod open_inodes;
@@ -29,6 +29,15 @@ mod sync;
 mod unnamed;
 mod view;
 mod walk;
+
+/// What the check of a pool (`aquifer-check`) takes from the file system, so that both follow the
+/// same rules. No other crate needs it; it is not a part of the public interface, and any version
+/// may change it.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::lost_and_found::{Adopted, adopt};
+    pub use crate::walk::{MAX_PATH_BYTES, target};
+}
 
 pub use aquifer_format::{byte_chain, directory, file_table};
 pub use aquifer_pool::LockMode;

@@ -19,7 +19,7 @@ use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};
 
 /// The longest path, in bytes.
-pub(crate) const MAX_PATH_BYTES: usize = 4095;
+pub const MAX_PATH_BYTES: usize = 4095;
 /// The most symbolic links that one path may follow.
 const MAX_LINKS: usize = 40;
 
@@ -125,10 +125,10 @@ fn directory(slots: &impl ReadSlots<Error = PoolError>, number: u64) -> Result<D
 }
 
 /// Returns the target of a symbolic link.
-pub(crate) fn target(
-    slots: &impl ReadSlots<Error = PoolError>,
-    link: &FileInode,
-) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// [`FsError::Damaged`]; those of `slots`.
+pub fn target(slots: &impl ReadSlots<Error = PoolError>, link: &FileInode) -> Result<Vec<u8>> {
     match link.part {
         0 => Ok(link.target.clone()),
         part => Ok(byte_chain::read(slots, link.number, part)?),

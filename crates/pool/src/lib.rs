@@ -1,7 +1,7 @@
 //! Pools: a formatted file or device that holds named, persistent things.
 //!
 //! ```text
-//!            Pool: create, open, close, grow, check
+//!            Pool: create, open, close, grow
 //!              │
 //!   transaction ── alloc ── image         metadata, changed under the one metadata mutex
 //!              │
@@ -60,7 +60,6 @@ mod appends;
 mod background;
 mod bitmap;
 pub mod broker;
-pub mod check;
 mod checkpoint;
 mod claims;
 mod commit;
@@ -72,6 +71,8 @@ mod grow;
 mod heartbeat;
 mod image;
 mod image_words;
+#[doc(hidden)]
+pub mod internals;
 mod life;
 mod log;
 mod logged_page;
@@ -85,6 +86,7 @@ mod packed;
 mod pins;
 mod point;
 mod pool;
+mod presence;
 mod recovery;
 mod replay;
 mod reservation;
@@ -107,7 +109,7 @@ pub mod modelled {
 }
 
 pub use aquifer_format as format;
-use aquifer_format::{links, owners, slots};
+use aquifer_format::{owners, slots};
 
 pub use advisory::{AdvisoryLocks, HeldLock, LockArea};
 pub use broker::{AccessError, AccessKey, Broker};

@@ -19,7 +19,7 @@ use crate::owners::Owners;
 
 /// The end of the readable log, and the reason.
 #[derive(Debug)]
-pub(crate) struct LogEnd {
+pub struct LogEnd {
     /// The position behind the last whole record.
     pub lsn: u64,
     /// Why there is no further record.
@@ -27,10 +27,11 @@ pub(crate) struct LogEnd {
 }
 
 /// The error field of a record that does not count because no marked record follows.
-pub(crate) const UNMARKED: &str = "mark";
+pub const UNMARKED: &str = "mark";
 
 /// The part of a log that counts.
-pub(crate) struct Counted {
+pub struct Counted {
+    /// The end of the records that count.
     pub end: LogEnd,
     /// Exposed ranges that no mark shows to be durable.
     pub unmarked: Vec<ByteRange>,
@@ -38,10 +39,14 @@ pub(crate) struct Counted {
 
 /// A log as it lies on media.
 #[derive(Clone, Copy)]
-pub(crate) struct LogReader<'a> {
+pub struct LogReader<'a> {
+    /// The media.
     pub media: &'a dyn Media,
+    /// The places of the pool's parts.
     pub layout: Layout,
+    /// What its records carry.
     pub identity: LogIdentity,
+    /// A deliberate mistake, for tests.
     pub mutant: Option<Mutant>,
 }
 
@@ -374,7 +379,7 @@ fn damaged(reader: &LogReader<'_>, error: FormatError) -> PoolError {
 /// The limit of copied content in a log with this data range: a page holds content for one record
 /// at most, and is reused only when the tail has passed that record. A forged log may have any
 /// number of entries for one place, and each is read.
-pub(crate) fn most_copied_bytes(data: &ByteRange) -> u64 {
+pub fn most_copied_bytes(data: &ByteRange) -> u64 {
     data.len_bytes.saturating_mul(2)
 }
 

@@ -4,8 +4,8 @@ mod support;
 
 use std::sync::Arc;
 
+use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
-use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::inode::{Inode, SLOT_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::superblock::Superblock;
@@ -530,7 +530,7 @@ fn a_slot_without_a_checksum_is_damaged_on_media() {
     assert_refused(&damaged, |error| matches!(error, PoolError::Damaged { .. }));
     let pool = Pool::open_on(FileMedia::of(&damaged), &reading()).unwrap();
     assert!(matches!(pool.inode(number), Err(PoolError::Damaged { .. })));
-    assert!(!check_on(&*FileMedia::of(&damaged), &CheckOptions::default()).is_sound());
+    assert!(!check(FileMedia::of(&damaged), &CheckOptions::default()).unwrap().is_sound());
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_crashkit::{CrashMedia, Fault, Plan, Trigger, explore};
-use aquifer_pool::check::{CheckOptions, check};
 use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
 use aquifer_pool::{
     CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError,

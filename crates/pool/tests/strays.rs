@@ -8,8 +8,8 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
-use aquifer_pool::check::{CheckOptions, check};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_sys::lock::{self, LockKind, LockRange};

@@ -4,7 +4,6 @@
 
 #[path = "../../../format/tests/support/forge.rs"]
 pub mod forge;
-pub mod parsers;
 pub mod sample;
 
 use std::fs::{File, OpenOptions as FileOptions};

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use aquifer_pool::check::{CheckOptions, CheckReport, FindingKind, Severity, check_on, repair_on};
+use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity, check, repair};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::*;
+use support::pool::*;
 
 const POOL_BYTES: usize = 384 << 10;
 const PAGE: usize = PAGE_BYTES as usize;
@@ -324,7 +324,7 @@ fn exercise(rng: &mut Rng, image: &[u8], has_forged_run: bool) -> (CheckReport, 
     let read_everything = |pool: &Pool| read_everything(pool, has_forged_run);
     let media = FileMedia::of(image);
     let options = CheckOptions { fresh_pages: rng.chance(0.1), ..CheckOptions::default() };
-    let report = check_on(&*media, &options);
+    let report = check(media.clone(), &options).unwrap();
     let _ = format!("{report}\n{report:?}");
     assert!(media.image() == image, "the check wrote something");
 
@@ -471,7 +471,7 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
     for page in 0..(POOL_BYTES / PAGE) as u64 {
         let hole = ByteRange { offset_bytes: page * PAGE_BYTES, len_bytes: PAGE_BYTES };
         let report =
-            check_on(&*FileMedia::open_with_unreadable(&path, hole), &CheckOptions::default());
+            check(FileMedia::open_with_unreadable(&path, hole), &CheckOptions::default()).unwrap();
         assert!(report.pool.is_some());
         if let Ok(pool) = Pool::open_on(FileMedia::open_with_unreadable(&path, hole), &reading()) {
             let _ = read_everything(&pool, false);
@@ -479,7 +479,7 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
         let copy = directory.path().join("copy");
         std::fs::write(&copy, &image).unwrap();
         let media: Arc<dyn Media> = FileMedia::open_with_unreadable(&copy, hole);
-        match repair_on(media, &CheckOptions::default()) {
+        match repair(media, &CheckOptions::default()) {
             Ok(repaired) => drop(format!("{repaired:?}")),
             Err(error) => assert!(matches!(error, PoolError::Media(_)), "{error}"),
         }
@@ -488,5 +488,5 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
 
 #[test]
 fn any_changes_of_a_pool() {
-    fuzz(400, 64, parsers::image);
+    fuzz(400, 64, support::any_changes::image);
 }

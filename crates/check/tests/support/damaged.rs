@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use aquifer_fs::check::{check_on, repair_on};
+use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity};
 use aquifer_fs::{FileOptions, Files};
-use aquifer_pool::check::{CheckOptions, CheckReport, FindingKind, Severity};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::media::Media;
@@ -29,7 +28,7 @@ pub fn exercise(image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
         seen
     };
     let media = FileMedia::of(image);
-    let report = check_on(&*media, &CheckOptions::default());
+    let report = aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap();
     let _ = format!("{report}\n{report:?}");
     assert!(media.image() == image, "the check wrote something");
     if let Ok(pool) = Pool::open_on(media.clone(), &reading()) {
@@ -47,7 +46,7 @@ pub fn exercise(image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
             read(&files);
             drop(files);
             // Writing has made nothing worse.
-            let after = check_on(&*media, &CheckOptions::default());
+            let after = aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap();
             assert!(!report.is_sound() || after.is_sound(), "sound before, and now:\n{after}");
             Pool::open_on(media, &alone()).expect("it was open just now");
         }
@@ -63,7 +62,7 @@ fn repair(image: &[u8], report: &CheckReport) {
         return;
     }
     let media = FileMedia::of(image);
-    match repair_on(media, &CheckOptions::default()) {
+    match aquifer_check::repair(media, &CheckOptions::default()) {
         Ok(repaired) if report.is_sound() => {
             let left = repaired.after.worst();
             assert!(left <= Some(Severity::Note), "left after a repair:\n{}", repaired.after);

@@ -3,9 +3,8 @@
 
 mod support;
 
-use aquifer_fs::check::{check_on, repair_on};
+use aquifer_check::{CheckOptions, CheckReport, Finding, FindingKind, Severity, check, repair};
 use aquifer_fs::{Files, FsError, SetMode};
-use aquifer_pool::check::{CheckOptions, CheckReport, Finding, FindingKind, Severity};
 use aquifer_pool::format::directory::{DirectoryEntry, Node, NodeContent};
 use aquifer_pool::format::file::{FileInode, FileKind, ROOT_INODE};
 use aquifer_pool::format::run::Run;
@@ -16,7 +15,9 @@ use support::*;
 
 fn report_of(image: &[u8]) -> CheckReport {
     let media = FileMedia::of(image);
-    let report = check_on(&*media, &CheckOptions { fresh_pages: true, ..CheckOptions::default() });
+    let report =
+        check(media.clone(), &CheckOptions { fresh_pages: true, ..CheckOptions::default() })
+            .unwrap();
     assert!(media.image() == image, "the check changed something");
     for Finding { what, meaning, advice, .. } in &report.findings {
         for text in [what, meaning, advice] {
@@ -34,10 +35,6 @@ fn only(report: &CheckReport, kind: FindingKind) -> &Finding {
     let found: Vec<&Finding> = report.findings.iter().filter(|f| f.kind == kind).collect();
     assert_eq!(found.len(), 1, "{kind:?} in {report}");
     found[0]
-}
-
-fn has(report: &CheckReport, kind: FindingKind) -> bool {
-    report.findings.iter().any(|finding| finding.kind == kind)
 }
 
 fn open(image: &[u8]) -> Result<Files, PoolError> {
@@ -336,7 +333,7 @@ fn damage_of_files_is_explained_one_by_one_and_refused_to_writers() {
         }
         read_all(&changed);
         let media = FileMedia::of(&changed);
-        let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+        let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
         assert!(media.image() == changed, "{}: a repair guessed", case.what);
         assert!(repaired.done.is_empty() && !repaired.refused.is_empty(), "{}", case.what);
     }
@@ -521,7 +518,7 @@ fn what_loses_nothing_is_repaired() {
         assert_eq!(report.can_be_written(), !is_refused);
         assert_eq!(read_all(&changed), 0, "{}", case.what);
         let media = FileMedia::of(&changed);
-        let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+        let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
         assert_eq!(repaired.after.findings, [], "{}", case.what);
         assert!(
             repaired.done.len() > 1 && repaired.refused.is_empty(),
@@ -546,7 +543,7 @@ fn a_tree_that_lost_its_name_is_found_again_as_it_was() {
     let a = number(&image, "/a");
     lose(&mut image, "/a");
     let media = FileMedia::of(&image);
-    let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+    let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
     assert!(repaired.done.iter().any(|done| done.contains("/lost+found")), "{:?}", repaired.done);
     let files = open(&media.image()).unwrap();
     let deep = files.metadata(format!("/lost+found/#{a}/b/deep")).unwrap();
@@ -614,17 +611,6 @@ fn what_a_removal_has_left_undone_is_no_damage() {
     let report = report_of(&died.image());
     assert_eq!(report.findings, []);
     assert_eq!(report.pool.unwrap().parts, 0);
-}
-
-/// Without the file checks, the pool repairs what it can.
-#[test]
-fn a_pool_alone_does_not_name_files() {
-    let mut image = closed_image();
-    lose(&mut image, "/new");
-    let media = FileMedia::of(&image);
-    let repaired = aquifer_pool::check::repair_on(media, &CheckOptions::default()).unwrap();
-    assert_eq!(repaired.refused.len(), 1);
-    assert!(has(&repaired.after, FindingKind::LostFile));
 }
 
 #[test]

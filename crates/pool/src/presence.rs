@@ -1,20 +1,17 @@
-//! The processes that have the pool open, and what killed processes left behind.
+//! Whether processes use a pool, seen from outside and without a lock: for the check.
 
 use std::os::fd::AsFd;
 
 use aquifer_sys::lock::LockKind;
 
-use super::report::{FindingKind, Severity};
-use super::{Checker, text};
 use crate::claims::Claim;
 use crate::format::PAGE_BYTES;
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::superblock::COPIES;
 use crate::media::Media;
 use crate::membership::{Byte, Membership};
-use crate::segment_place::Owner;
 
 /// Whether other processes use the pool.
-pub(super) struct Presence {
+pub struct Presence {
     /// `None` if the caller has the pool for itself.
     watch: Option<Watch>,
     is_in_use: bool,
@@ -79,39 +76,4 @@ fn superblocks_of(media: &dyn Media) -> Vec<u8> {
         let _ = media.read_at(copy * PAGE_BYTES, page);
     }
     bytes
-}
-
-impl Checker<'_> {
-    pub(super) fn check_run_time(&mut self, superblock: &Superblock) {
-        if self.presence.is_in_use() {
-            return;
-        }
-        if !superblock.segment.is_nil() {
-            self.find(
-                Severity::Repairable,
-                FindingKind::NotClosed,
-                None,
-                text(
-                    "The pool was not closed",
-                    "All processes that had it open for writing were killed, or the machine \
-                     stopped; nothing that was acknowledged is lost",
-                    "Open the pool for writing, or run `aquifer pool check --repair`",
-                ),
-            );
-        }
-        let Ok(owner) = Owner::new(superblock.uuid, self.media.file()) else { return };
-        for left in self.places().left_by(owner, superblock.segment, superblock.uuid) {
-            self.find(
-                Severity::Repairable,
-                FindingKind::SharedMemory,
-                None,
-                text(
-                    format!("{} belongs to this pool, and no process has the pool open",
-                     left.path.display()),
-                    "A process that was killed left it; it takes memory and serves nothing",
-                    "Open the pool for writing, or run `aquifer pool check --repair`: both remove it",
-                ),
-            );
-        }
-    }
 }

@@ -2,14 +2,15 @@
 
 use std::cell::RefCell;
 
+use aquifer_format::PAGE_BYTES;
+use aquifer_format::inode::{SLOT_BYTES, SlotBytes};
+use aquifer_format::layout::{Layout, SLOTS_PER_PAGE};
+use aquifer_format::slot::{from_media, to_media};
+use aquifer_format::slots::ReadSlots;
+use aquifer_pool::media::{ByteRange, Media};
+use aquifer_pool::{PoolError, Result};
+
 use super::log::LogView;
-use crate::error::{PoolError, Result};
-use crate::format::PAGE_BYTES;
-use crate::format::inode::{SLOT_BYTES, SlotBytes};
-use crate::format::layout::{Layout, SLOTS_PER_PAGE};
-use crate::format::slot::{from_media, to_media};
-use crate::media::{ByteRange, Media};
-use crate::slots::ReadSlots;
 
 /// The slots of a pool that is checked.
 pub(super) struct Slots<'a> {

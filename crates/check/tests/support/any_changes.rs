@@ -3,13 +3,13 @@
 
 use std::sync::OnceLock;
 
-use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_check::{CheckOptions, check};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::media::Media;
 use aquifer_pool::{OpenOptions, Pool};
 
-use super::{FileMedia, forge, sample};
+use super::pool::{FileMedia, forge, sample};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -42,7 +42,7 @@ pub fn image(data: &[u8]) {
         }
     }
     let media = FileMedia::of(&image);
-    let report = check_on(&*media, &CheckOptions::default());
+    let report = check(media.clone(), &CheckOptions::default()).unwrap();
     let _ = report.to_string();
     assert!(media.image() == image, "the check wrote something");
     let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };

@@ -2,21 +2,20 @@
 
 use std::collections::BTreeMap;
 
+use aquifer_format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
+use aquifer_format::layout::Layout;
+use aquifer_format::links::LinkCounts;
+use aquifer_format::owners::{Inconsistency, Owners};
+use aquifer_format::run::Run;
+use aquifer_format::slot::Slot;
+use aquifer_format::superblock::Superblock;
+use aquifer_format::{ByteRange, PAGE_BYTES};
 use aquifer_vm::fixed::WINDOW;
 
 use super::log::LogView;
 use super::report::{FindingKind, Severity};
 use super::slots::Slots;
 use super::{Checker, RESTORE, at, quoted, text};
-use crate::format::PAGE_BYTES;
-use crate::format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
-use crate::format::layout::Layout;
-use crate::format::run::Run;
-use crate::format::slot::Slot;
-use crate::format::superblock::Superblock;
-use crate::links::LinkCounts;
-use crate::media::ByteRange;
-use crate::owners::{Inconsistency, Owners};
 
 /// Totals of the metadata.
 pub(super) struct Metadata {

@@ -7,8 +7,7 @@
 
 mod support;
 
-use aquifer_fs::check::check_on;
-use aquifer_pool::check::{CheckOptions, FindingKind};
+use aquifer_check::{CheckOptions, FindingKind, check};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_testkit::campaign::{fuzz, seed, steps};
@@ -192,7 +191,7 @@ fn each_lost_slot_is_noticed_and_no_file_shows_anothers_bytes() {
         if damaged == image {
             continue;
         }
-        let report = check_on(&*FileMedia::of(&damaged), &CheckOptions::default());
+        let report = check(FileMedia::of(&damaged), &CheckOptions::default()).unwrap();
         assert!(!report.is_sound(), "the sector at {at} is not missed");
         read_if_possible(FileMedia::of(&damaged));
     }
@@ -206,7 +205,7 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
     std::fs::write(&path, &image).unwrap();
     let layout = forge::superblock(&image).layout;
     for page in 0..layout.data_start_page {
-        let report = check_on(&*with_unreadable_page(&path, page), &CheckOptions::default());
+        let report = check(with_unreadable_page(&path, page), &CheckOptions::default()).unwrap();
         assert!(
             report.findings.iter().any(|finding| finding.kind == FindingKind::Unreadable)
                 || page >= layout.log_start_page

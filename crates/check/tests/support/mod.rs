@@ -4,6 +4,7 @@
 //! Every word of a file is derived from its inode, so the owner of any bytes can be told.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod any_changes;
 pub mod damaged;
 #[path = "../../../pool/tests/support/mod.rs"]
 pub mod pool;

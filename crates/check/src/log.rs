@@ -2,20 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use aquifer_format::inode::{HEAD_SLOT, PoolHead, SLOT_BYTES, SlotBytes};
+use aquifer_format::layout::Layout;
+use aquifer_format::owners::Owners;
+use aquifer_format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Record};
+use aquifer_format::slot::Slot;
+use aquifer_format::superblock::Superblock;
+use aquifer_format::{ByteRange, Checksum, FormatError, PAGE_BYTES};
+use aquifer_pool::PoolError;
+use aquifer_pool::internals::{self, LogReader, UNMARKED, most_copied_bytes};
+
 use super::report::{FindingKind, Severity};
 use super::{Checker, RESTORE, text};
-use crate::error::PoolError;
-use crate::format::inode::{HEAD_SLOT, PoolHead, SLOT_BYTES, SlotBytes};
-use crate::format::layout::Layout;
-use crate::format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Record};
-use crate::format::slot::Slot;
-use crate::format::superblock::Superblock;
-use crate::format::{Checksum, FormatError, PAGE_BYTES};
-use crate::life;
-use crate::media::ByteRange;
-use crate::owners::Owners;
-use crate::recovery;
-use crate::replay::{LogReader, UNMARKED, most_copied_bytes};
 
 /// The log as recovery would read it.
 pub(super) struct LogView {
@@ -97,12 +95,13 @@ impl Checker<'_> {
         };
         let mut inconsistencies: Vec<(u64, String)> = Vec::new();
         let reader = self.log_reader(superblock);
-        let life = life::of(self.media, self.options.boot, None);
+        let life = internals::life_of(self.media, self.options.boot);
         // While processes have the pool open, they determine which records count.
         let boot = if self.presence.is_in_use() {
             superblock.boot
         } else {
-            recovery::boot_of_left(&self.places(), superblock, self.media)
+            let directory = self.options.segment_directory.as_deref();
+            internals::boot_of_left(directory, superblock, self.media)
         };
         let counts_unmarked = Superblock { boot, ..superblock.clone() }.counts_unmarked_in(life);
         let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {

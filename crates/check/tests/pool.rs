@@ -9,24 +9,24 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
+use aquifer_check::{CheckOptions, CheckReport, Finding, FindingKind, Severity, check, repair};
 use aquifer_crashkit::unguarded::UnguardedMedia;
-use aquifer_pool::check::{
-    CheckOptions, CheckReport, Finding, FindingKind, Severity, check, check_on, repair, repair_on,
-};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::{Inode, PoolHead};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_testkit::child;
-use support::*;
+use support::pool::*;
 
 const POOL_BYTES: usize = 512 << 10;
 const PAGE: usize = PAGE_BYTES as usize;
 
 fn report_of(image: &[u8]) -> CheckReport {
     let media = FileMedia::of(image);
-    let report = check_on(&*media, &CheckOptions { fresh_pages: true, ..CheckOptions::default() });
+    let report =
+        check(media.clone(), &CheckOptions { fresh_pages: true, ..CheckOptions::default() })
+            .unwrap();
     assert!(media.image() == image, "the check changed something");
     for finding in &report.findings {
         let text = finding.to_string();
@@ -218,7 +218,7 @@ fn a_fresh_page_with_something_in_it_is_found() {
     let mut image = closed_image();
     image[POOL_BYTES - 100] = 1;
     let media = FileMedia::of(&image);
-    assert!(check_on(&*media, &CheckOptions::default()).is_sound(), "not looked at");
+    assert!(check(media.clone(), &CheckOptions::default()).unwrap().is_sound(), "not looked at");
     let report = report_of(&image);
     let place = only(&report, FindingKind::UsedFreshPage).place.unwrap();
     assert_eq!(place.offset_bytes, POOL_BYTES as u64 - 100);
@@ -311,7 +311,7 @@ fn what_cannot_be_read_is_a_finding_and_the_rest_is_checked() {
     ] {
         let hole = ByteRange { offset_bytes, len_bytes: PAGE_BYTES };
         let media = FileMedia::open_with_unreadable(&path, hole);
-        let report = check_on(&*media, &CheckOptions::default());
+        let report = check(media.clone(), &CheckOptions::default()).unwrap();
         assert!(has(&report, FindingKind::Unreadable), "{offset_bytes}: {report}");
         assert!(report.pool.is_some());
     }
@@ -332,7 +332,7 @@ fn a_pool_full_of_nonsense_gives_a_report_of_bounded_length() {
             &vec![0x5a; layout.metadata().len_bytes as usize],
         )
         .unwrap();
-    let report = check_on(&*media, &CheckOptions::default());
+    let report = check(media.clone(), &CheckOptions::default()).unwrap();
     assert_eq!(report.findings.len(), 1000);
     assert_eq!(report.unlisted + 1000, layout.slots());
 }
@@ -389,7 +389,7 @@ fn a_pool_can_be_opened_while_it_is_checked() {
             })
         };
         let media = Shifting { media: FileMedia::open_read_only(&path), on_read };
-        let report = check_on(&media, &CheckOptions::default());
+        let report = check(Arc::new(media), &CheckOptions::default()).unwrap();
         assert!(report.is_in_use && report.is_sound(), "{role}: {report}");
         assert_eq!(report.findings, [], "{role}: of what there was before");
         assert!(visitor.lock().unwrap().take().is_some(), "{role}");
@@ -421,14 +421,14 @@ fn a_superblock_of_a_later_version_beside_one_of_this_is_left_alone() {
     assert_eq!(only(&report, FindingKind::FutureVersion).severity, Severity::Damage);
     image[PAGE + 60] ^= 1;
     let media = FileMedia::of(&image);
-    let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+    let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
     assert!(repaired.done.is_empty() && media.image() == image);
     image[PAGE + 60] ^= 1;
     // Even if something else can be repaired.
     image[PAGE + 96] = 1;
     forge::seal_superblock(&mut image, 1);
     let media = FileMedia::of(&image);
-    let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+    let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
     assert!(repaired.done.is_empty() && media.image() == image, "{:?}", repaired.done);
 }
 
@@ -519,7 +519,7 @@ fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
             }
             is_stale
         });
-        check_on(&Shifting { media, on_read }, &CheckOptions::default())
+        check(Arc::new(Shifting { media, on_read }), &CheckOptions::default()).unwrap()
     };
     // Both copies, read once for later comparison and once for the check.
     let report = look(4);
@@ -628,7 +628,7 @@ fn a_repair_replays_the_log_and_writes_a_damaged_superblock_anew() {
             damaged[copy * PAGE..(copy + 1) * PAGE].fill(0x11);
         }
         let media = FileMedia::of(&damaged);
-        let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+        let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
         assert_eq!(repaired.refused, []);
         assert_eq!(repaired.after.findings, []);
         assert_eq!(repaired.done.len(), 1 + usize::from(copy.is_some()), "{:?}", repaired.done);
@@ -637,7 +637,7 @@ fn a_repair_replays_the_log_and_writes_a_damaged_superblock_anew() {
     // A pool that needs no repair is left unchanged.
     let image = closed_image();
     let media = FileMedia::of(&image);
-    let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+    let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
     assert!(repaired.done.is_empty() && repaired.refused.is_empty());
     assert!(media.image() == image);
 }
@@ -665,7 +665,7 @@ fn a_repair_refuses_to_guess() {
         let mut damaged = image.clone();
         damage(&mut damaged);
         let media = FileMedia::of(&damaged);
-        let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+        let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
         assert!(repaired.done.is_empty(), "{:?}", repaired.done);
         assert!(repaired.refused.iter().any(|refused| refused.finding.kind == kind), "{kind:?}");
         assert!(media.image() == damaged, "{kind:?}: a refused repair changes nothing");
@@ -675,7 +675,7 @@ fn a_repair_refuses_to_guess() {
     forge::slot(&mut damaged, &layout, number)[30] ^= 1;
     damaged[PAGE + 60] ^= 1;
     let media = FileMedia::of(&damaged);
-    let repaired = repair_on(media.clone(), &CheckOptions::default()).unwrap();
+    let repaired = repair(media.clone(), &CheckOptions::default()).unwrap();
     assert_eq!(repaired.done.len(), 1);
     assert!(!repaired.after.is_sound());
     let written = media.image();
@@ -695,7 +695,7 @@ fn files_that_cannot_be_opened_are_errors_and_not_findings() {
     let path = directory.path().join("pool");
     std::fs::write(&path, closed_image()).unwrap();
     let media: Arc<dyn Media> = FileMedia::open_read_only(&path);
-    let error = repair_on(media, &CheckOptions::default()).unwrap_err();
+    let error = repair(media, &CheckOptions::default()).unwrap_err();
     assert!(matches!(error, PoolError::ReadOnly { .. }), "{error}");
 }
 

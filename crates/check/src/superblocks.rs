@@ -1,10 +1,11 @@
 //! Both superblocks, and the file's length compared with the pool's.
 
+use aquifer_format::ByteRange;
+use aquifer_format::superblock::{COPIES, Superblock};
+use aquifer_format::{FORMAT_VERSION, FormatError, PAGE_BYTES};
+
 use super::report::{FindingKind, Severity};
 use super::{Checker, RESTORE, at, text};
-use crate::format::superblock::{COPIES, Superblock};
-use crate::format::{FORMAT_VERSION, FormatError, PAGE_BYTES};
-use crate::media::ByteRange;
 
 /// The place of a copy.
 pub(super) fn place_of(copy: u64) -> ByteRange {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use uuid::Uuid;
 
-use crate::format::layout::Layout;
-use crate::media::{ByteRange, PersistenceDomain};
+use aquifer_format::layout::Layout;
+use aquifer_pool::media::{ByteRange, PersistenceDomain};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

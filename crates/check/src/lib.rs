@@ -1,4 +1,4 @@
-//! Checks a pool, and repairs what can be repaired without loss.
+//! Checks a pool with its files and objects, and repairs what can be repaired without loss.
 //!
 //! [`check`] reads a whole pool and changes nothing, whatever its state and whether or not it is
 //! open. It follows the steps of recovery, on copies:
@@ -10,13 +10,16 @@
 //!      │
 //!   slots ── as the last record leaves them   each by itself, then all together (owners, links)
 //!      │
-//!   files ── names, attributes                by the file system ([`FileCheck`])
+//!   files ── names, attributes                what only the readers of files know
 //!      │
 //!   run time ── locks, shared memory          which processes have it open, or died with it open
 //! ```
 //!
 //! If a step cannot read something, the next steps continue without it: without a superblock the
 //! check ends, but a damaged head, inode or record leaves all others to be checked.
+//!
+//! References between slots are compared with the code that opening the pool for writing runs
+//! ([`aquifer_format::links`]), so that both come to the same result.
 //!
 //! # A pool that is open
 //! An open pool is checked as it lies on media, where metadata lags behind the shared memory of its
@@ -26,19 +29,21 @@
 //! A check takes no locks, so it does not prevent other processes from opening the pool. It detects
 //! afterwards that a process has done so, and runs again as the check of an open pool.
 //!
-//! # Files
-//! References between slots are compared here, because opening the pool for writing compares them
-//! as well and both must come to the same result; this needs nothing but the formats. What only the
-//! readers of files know is left to the file system: the pool does not depend on `aquifer-fs`,
-//! which passes a [`FileCheck`] to [`check_with`] and [`repair_with`].
-//!
 //! # Repair
 //! [`repair`] makes only changes that lose nothing: it rewrites a damaged superblock from the other
 //! copy, replays the log, removes unused shared memory, recounts links, frees unreferenced parts,
 //! and names files that have lost their names in `/lost+found`. Everything else would be a guess
 //! about the content of an object, and is refused with the reason.
+//!
+//! ```no_run
+//! let report = aquifer_check::check("/var/lib/data.pool", &Default::default())?;
+//! println!("{report}");
+//! assert!(report.is_sound());
+//! # Ok::<(), aquifer_pool::PoolError>(())
+//! ```
 
 mod files;
+mod links;
 mod log;
 mod metadata;
 mod repair;
@@ -48,16 +53,17 @@ mod slots;
 mod superblocks;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-pub use files::{FileCheck, PartsInconsistency, PartsSort};
-pub use repair::{RefusedRepair, RepairReport, repair, repair_on, repair_with};
+use aquifer_format::ByteRange;
+use aquifer_pool::Result;
+use aquifer_pool::internals::Presence;
+use aquifer_pool::media::{self, Media};
+
+pub use repair::{RefusedRepair, RepairReport, repair};
 pub use report::{CheckReport, CheckedPool, Finding, FindingKind, Severity};
 
-use crate::error::Result;
-use crate::media::{self, ByteRange, Media};
-use crate::segment_place::Places;
 use report::Findings;
-use run_time::Presence;
 
 /// What to check.
 #[derive(Debug, Clone, Default)]
@@ -66,54 +72,66 @@ pub struct CheckOptions {
     /// the pool.
     pub fresh_pages: bool,
     /// The directory of the shared memory: as
-    /// [`OpenOptions::segment_directory`](crate::OpenOptions::segment_directory).
+    /// [`OpenOptions::segment_directory`](aquifer_pool::OpenOptions::segment_directory).
     pub segment_directory: Option<PathBuf>,
     /// Overrides the life that the media are in: for tests of power cuts.
     #[doc(hidden)]
     pub boot: Option<u64>,
 }
 
+/// The pool to check or repair: a path, or media that no open pool of this process uses.
+pub struct Source(Place);
+
+enum Place {
+    Path(PathBuf),
+    Media(Arc<dyn Media>),
+}
+
+impl Source {
+    fn media(self, is_writable: bool) -> Result<Arc<dyn Media>> {
+        match self.0 {
+            Place::Path(path) => Ok(media::open(&path, is_writable, None)?),
+            Place::Media(media) => Ok(media),
+        }
+    }
+}
+
+impl<P: AsRef<Path> + ?Sized> From<&P> for Source {
+    fn from(path: &P) -> Source {
+        Source(Place::Path(path.as_ref().to_path_buf()))
+    }
+}
+
+impl From<Arc<dyn Media>> for Source {
+    fn from(media: Arc<dyn Media>) -> Source {
+        Source(Place::Media(media))
+    }
+}
+
+impl<M: Media + 'static> From<Arc<M>> for Source {
+    fn from(media: Arc<M>) -> Source {
+        Source(Place::Media(media))
+    }
+}
+
 /// How often a pool that changes is checked.
 const ATTEMPTS: usize = 5;
 
-/// Checks the pool in a file or device. Writes nothing.
+/// Checks a pool. Writes nothing.
 ///
 /// # Errors
-/// [`PoolError::NotOpened`](crate::PoolError::NotOpened) if it cannot be read at all. Everything
-/// that is wrong with the pool is in the report.
-///
-/// ```no_run
-/// let report = aquifer_pool::check::check("/var/lib/data.pool", &Default::default())?;
-/// println!("{report}");
-/// assert!(report.is_sound());
-/// # Ok::<(), aquifer_pool::PoolError>(())
-/// ```
-pub fn check(path: impl AsRef<Path>, options: &CheckOptions) -> Result<CheckReport> {
-    let media = media::open(path.as_ref(), false, None)?;
-    Ok(check_on(&*media, options))
+/// [`PoolError::NotOpened`](aquifer_pool::PoolError::NotOpened) if the file or device cannot be read
+/// at all. Everything that is wrong with the pool is in the report.
+pub fn check(pool: impl Into<Source>, options: &CheckOptions) -> Result<CheckReport> {
+    let media = pool.into().media(false)?;
+    Ok(check_while(&*media, options, Presence::of(&*media)))
 }
 
-/// Checks the pool on media that no open pool uses. Writes nothing.
-pub fn check_on(media: &dyn Media, options: &CheckOptions) -> CheckReport {
-    check_while(media, options, None, Presence::of(media))
-}
-
-/// [`check_on`], with `files` checking the content of files.
-pub fn check_with(media: &dyn Media, options: &CheckOptions, files: &dyn FileCheck) -> CheckReport {
-    check_while(media, options, Some(files), Presence::of(media))
-}
-
-fn check_while(
-    media: &dyn Media,
-    options: &CheckOptions,
-    files: Option<&dyn FileCheck>,
-    mut presence: Presence,
-) -> CheckReport {
+fn check_while(media: &dyn Media, options: &CheckOptions, mut presence: Presence) -> CheckReport {
     let mut attempt = 1;
     loop {
         let mut findings = Findings::default();
-        let pool =
-            Checker { media, options, files, findings: &mut findings, presence: &presence }.run();
+        let pool = Checker { media, options, findings: &mut findings, presence: &presence }.run();
         if presence.has_begun(media) {
             continue;
         }
@@ -138,17 +156,11 @@ fn check_while(
 struct Checker<'a> {
     media: &'a dyn Media,
     options: &'a CheckOptions,
-    files: Option<&'a dyn FileCheck>,
     findings: &'a mut Findings,
     presence: &'a Presence,
 }
 
 impl Checker<'_> {
-    /// Where the shared memory of the pool's processes may lie.
-    fn places(&self) -> Places {
-        Places::new(self.options.segment_directory.as_deref(), self.media.path())
-    }
-
     fn run(&mut self) -> Option<CheckedPool> {
         let superblock = self.check_superblocks()?;
         let log = self.check_log(&superblock);
@@ -156,7 +168,7 @@ impl Checker<'_> {
         self.check_run_time(&superblock);
         Some(CheckedPool {
             uuid: superblock.uuid,
-            format_version: crate::format::FORMAT_VERSION,
+            format_version: aquifer_format::FORMAT_VERSION,
             created_ns: superblock.created_ns,
             layout: superblock.layout,
             generation: superblock.generation,

@@ -1,24 +1,18 @@
 //! Repairs that lose nothing.
 
-use std::path::Path;
-use std::sync::Arc;
+use aquifer_format::file::FileInode;
+use aquifer_format::owners::Inconsistency;
+use aquifer_format::slots::{ChangeSlots, ReadSlots};
+use aquifer_format::superblock::{COPIES, Superblock};
+use aquifer_format::{FormatError, PAGE_BYTES};
+use aquifer_fs::internals::adopt;
+use aquifer_pool::internals::{self, Presence};
+use aquifer_pool::media::Media;
+use aquifer_pool::{OpenOptions, Pool, PoolError, Result, Transaction};
 
-use super::files::FileCheck;
+use super::links::{Mend, explain};
 use super::report::{CheckReport, Finding, FindingKind, Severity};
-use super::run_time::Presence;
-use super::{CheckOptions, check_while, superblocks};
-use crate::error::{PoolError, Result};
-use crate::format::file::FileInode;
-use crate::format::superblock::{COPIES, Superblock};
-use crate::format::{FormatError, PAGE_BYTES};
-use crate::image;
-use crate::links::{Extent, LinkInconsistency};
-use crate::media::{self, Media};
-use crate::owners::Inconsistency;
-use crate::pool::{OpenOptions, Pool};
-use crate::recovery;
-use crate::slots::{ChangeSlots, ReadSlots};
-use crate::transaction::Transaction;
+use super::{CheckOptions, Source, check_while, superblocks};
 
 /// What a repair did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,40 +36,15 @@ pub struct RefusedRepair {
     pub reason: String,
 }
 
-/// Repairs the pool in a file or device without loss: see the module's documentation.
+/// Repairs a pool without loss: see [the crate's documentation](crate). Files and directories without
+/// a name get one in `/lost+found`: `#` and the number of their inode.
 ///
 /// # Errors
 /// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] if other processes have the pool open,
-/// [`PoolError::NotOpened`] and [`PoolError::Media`] if it cannot be read or written.
-pub fn repair(path: impl AsRef<Path>, options: &CheckOptions) -> Result<RepairReport> {
-    repair_on(media::open(path.as_ref(), true, None)?, options)
-}
-
-/// Repairs the pool on media that no open pool uses.
-///
-/// # Errors
-/// As for [`repair`]; [`PoolError::MediaInUse`] if a pool is open on them.
-pub fn repair_on(media: Arc<dyn Media>, options: &CheckOptions) -> Result<RepairReport> {
-    repair_known(media, options, None)
-}
-
-/// [`repair_on`], with `files` checking the content of files and naming lost ones.
-///
-/// # Errors
-/// As for [`repair`].
-pub fn repair_with(
-    media: Arc<dyn Media>,
-    options: &CheckOptions,
-    files: &dyn FileCheck,
-) -> Result<RepairReport> {
-    repair_known(media, options, Some(files))
-}
-
-fn repair_known(
-    media: Arc<dyn Media>,
-    options: &CheckOptions,
-    files: Option<&dyn FileCheck>,
-) -> Result<RepairReport> {
+/// [`PoolError::MediaInUse`] if this one has it open on the given media, [`PoolError::NotOpened`] and
+/// [`PoolError::Media`] if it cannot be read or written.
+pub fn repair(pool: impl Into<Source>, options: &CheckOptions) -> Result<RepairReport> {
+    let media = pool.into().media(true)?;
     if !media.is_writable() {
         return Err(PoolError::ReadOnly {
             path: media.path().to_path_buf(),
@@ -92,8 +61,8 @@ fn repair_known(
     };
     let mut done = Vec::new();
     let before = {
-        let _locks = recovery::lock_for_one(&*media, &alone)?;
-        let before = check_while(&*media, options, files, Presence::alone());
+        let _locks = internals::lock_for_one(&*media, &alone)?;
+        let before = check_while(&*media, options, Presence::alone());
         repair_superblock(&*media, &before, &mut done)?;
         before
     };
@@ -103,7 +72,7 @@ fn repair_known(
         // Opening recovers the pool, and closing removes all leftovers.
         let pool = Pool::open_on(media.clone(), &alone)?;
         let records = pool.info()?.recovered_records;
-        let mended = mend_links(&pool, files)?;
+        let mended = mend_links(&pool)?;
         drop(pool);
         if before.findings.iter().any(|finding| finding.kind != FindingKind::Superblock) {
             done.push(format!(
@@ -121,17 +90,12 @@ fn repair_known(
     let refused = (before.findings.iter())
         .filter(|finding| finding.severity != Severity::Note)
         .filter_map(|finding| {
-            let reason = match finding.kind {
-                FindingKind::LostFile if before.is_sound() && files.is_none() => {
-                    "it needs a name, which this repair cannot give it"
-                }
-                _ => reason_to_refuse(finding, before.is_sound())?,
-            };
+            let reason = reason_to_refuse(finding, before.is_sound())?;
             Some(RefusedRepair { finding: finding.clone(), reason: reason.to_owned() })
         })
         .collect();
-    let _locks = recovery::lock_for_one(&*media, &alone)?;
-    let after = check_while(&*media, options, files, Presence::alone());
+    let _locks = internals::lock_for_one(&*media, &alone)?;
+    let after = check_while(&*media, options, Presence::alone());
     Ok(RepairReport { before, done, refused, after })
 }
 
@@ -159,36 +123,33 @@ fn reason_to_refuse(finding: &Finding, is_sound: bool) -> Option<&'static str> {
 /// Changes in one transaction.
 const AT_ONCE: usize = 32;
 
-/// Recounts links, frees unreferenced parts, and lets `files` name lost files. Returns what was
-/// done, in words.
-fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>> {
-    let owners = image::owners(pool.core());
-    let inconsistencies: Vec<LinkInconsistency> = (owners.inconsistencies().iter())
-        .filter_map(|inconsistency| match inconsistency {
-            Inconsistency::Link(inconsistency) => Some(*inconsistency),
-            _ => None,
-        })
-        .collect();
+/// Recounts links, frees unreferenced parts, and names lost files. Returns what was done, in words.
+fn mend_links(pool: &Pool) -> Result<Vec<String>> {
+    let (mut miscounts, mut parts, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+    for inconsistency in internals::owners(pool).inconsistencies() {
+        let Inconsistency::Link(inconsistency) = inconsistency else { continue };
+        let slot = inconsistency.slot();
+        // No text is wanted, and so no slot.
+        match explain(inconsistency, &|_| None).mend {
+            Mend::Refuse => {}
+            Mend::Recount(correct) => miscounts.push((slot, correct)),
+            Mend::Free => parts.push(slot),
+            Mend::Name => lost.push(slot),
+        }
+    }
     let mut done = Vec::new();
-    let miscounts: Vec<_> =
-        inconsistencies.iter().filter(|f| f.extent() == Extent::Miscount).collect();
     for some in miscounts.chunks(AT_ONCE) {
         // SAFETY: only counts and parents change, no run, and a repair has the pool open
         // exclusively.
         unsafe {
             pool.change(Vec::new(), |slots| {
-                some.iter().try_for_each(|inconsistency| recount(slots, inconsistency))
+                some.iter().try_for_each(|(number, correct)| recount(slots, *number, correct))
             })?;
         }
     }
     if !miscounts.is_empty() {
         done.push(format!("Links, names and parents were counted anew ({}).", miscounts.len()));
     }
-    let part = |inconsistency: &LinkInconsistency| match *inconsistency {
-        LinkInconsistency::LostPart { slot, .. } => Some(slot),
-        _ => None,
-    };
-    let parts: Vec<u64> = inconsistencies.iter().filter_map(part).collect();
     for some in parts.chunks(AT_ONCE) {
         // SAFETY: no inode refers to the parts that are given back, and a repair has the pool open
         // exclusively.
@@ -201,33 +162,28 @@ fn mend_links(pool: &Pool, files: Option<&dyn FileCheck>) -> Result<Vec<String>>
     if !parts.is_empty() {
         done.push(format!("Parts that nothing led to were freed ({}).", parts.len()));
     }
-    let inode = |inconsistency: &LinkInconsistency| match *inconsistency {
-        LinkInconsistency::LostInode { inode } => Some(inode),
-        _ => None,
-    };
-    let lost: Vec<u64> = inconsistencies.iter().filter_map(inode).collect();
-    if let Some(files) = files.filter(|_| !lost.is_empty()) {
-        done.extend(files.adopt(pool, &lost)?);
+    let adopted = adopt(pool, &lost)?;
+    if adopted.named > 0 {
+        let named = adopted.named;
+        done.push(format!("What had lost its names has one in /lost+found now ({named})."));
+    }
+    if adopted.freed > 0 {
+        done.push(format!("Inodes without name and content were freed ({}).", adopted.freed));
     }
     Ok(done)
 }
 
-/// Replaces the stated number by the counted one.
-fn recount(slots: &mut Transaction<'_>, inconsistency: &LinkInconsistency) -> Result<()> {
-    let mut inode =
-        match FileInode::decode(&slots.slot(inconsistency.slot())?, inconsistency.slot()) {
-            Ok(inode) => inode,
-            // It was decoded before; leave it if it cannot be.
-            Err(_) => return Ok(()),
-        };
-    match *inconsistency {
-        LinkInconsistency::Links { found, .. } => inode.links = found,
-        LinkInconsistency::Entries { found, .. } => inode.entries = found,
-        LinkInconsistency::Parent { found, .. } => inode.parent = found,
-        _ => return Ok(()),
-    }
+/// Corrects a number in an inode.
+fn recount(
+    slots: &mut Transaction<'_>,
+    number: u64,
+    correct: &dyn Fn(&mut FileInode),
+) -> Result<()> {
+    // It was decoded before; leave it if it cannot be.
+    let Ok(mut inode) = FileInode::decode(&slots.slot(number)?, number) else { return Ok(()) };
+    correct(&mut inode);
     if let Ok(bytes) = inode.encode() {
-        ChangeSlots::put(slots, inode.number, bytes);
+        ChangeSlots::put(slots, number, bytes);
     }
     Ok(())
 }
