@@ -68,6 +68,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod campaign;
 mod choice;
 mod describe;
 mod explore;
