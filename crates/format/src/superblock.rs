@@ -36,7 +36,7 @@ pub struct Superblock {
     pub segment: Uuid,
     /// When the pool was created, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// The number of the life in which this generation began ([`aquifer_sys::cache_life`]): while
+    /// The number of the life in which this generation began (`aquifer_sys::cache_life`): while
     /// that life lasts, everything that was written is present, whichever processes have died. 0 if
     /// the life is unknown; [`ANY_BOOT`] once all of it is durable.
     pub boot: u64,
