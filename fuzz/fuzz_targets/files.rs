@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/fs/tests/support/mod.rs"]
+#[path = "../../crates/check/tests/support/mod.rs"]
 mod support;
 
 fuzz_target!(|data: &[u8]| support::damaged::image(data));

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/pool/tests/support/mod.rs"]
+#[path = "../../crates/check/tests/support/mod.rs"]
 mod support;
 
-fuzz_target!(|data: &[u8]| support::parsers::image(data));
+fuzz_target!(|data: &[u8]| support::any_changes::image(data));

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/pool/tests/support/mod.rs"]
+#[path = "../../crates/format/tests/support/mod.rs"]
 mod support;
 
 fuzz_target!(|data: &[u8]| support::parsers::slot(data));

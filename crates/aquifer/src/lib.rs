@@ -170,6 +170,7 @@ pub use aquifer_cache::{
     PageKey, PageMut, PageRef, Pages, Pinned, PinnedMut, Stats, StoreId, calibrate, calibrations,
     policy, publish,
 };
+pub use aquifer_check as check;
 pub use aquifer_device::{
     self as device, AlignedBuffer, Batch, Counting, DaxDevice, Device, DeviceError, DeviceIdentity,
     Direct, Faulty, FileDevice, IoOperation, MemoryDevice, Request, Throttled,

@@ -11,9 +11,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use aquifer::check::{CheckOptions, Severity};
 use aquifer::fs::{FallocateMode, FileKind, SetMode};
 use aquifer::object::collections::{PString, PVec};
-use aquifer::pool::check::{CheckOptions, Severity};
 use aquifer::pool::media::PersistenceDomain;
 use aquifer::{CreateObject, CreateOptions, Files, Objects, OpenOptions, Pool};
 
@@ -189,7 +189,7 @@ fn found() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn assert_not_worse(path: &Path, severity: Severity) {
-    let report = aquifer::fs::check::check(path, &CheckOptions::default()).unwrap();
+    let report = aquifer::check::check(path, &CheckOptions::default()).unwrap();
     assert_eq!(report.worst().filter(|worst| *worst > severity), None, "{report}");
 }
 

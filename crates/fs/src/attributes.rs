@@ -15,7 +15,7 @@
 
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
 use aquifer_pool::format::file::FileInode;
-use aquifer_pool::{ChangeSlots, ReadSlots};
+use aquifer_pool::{ChangeSlots, PoolError, ReadSlots};
 
 use crate::byte_chain;
 use crate::error::{FsError, Result};
@@ -143,7 +143,11 @@ fn encode(attributes: &[Attribute<'_>]) -> Result<Vec<u8>> {
 /// # Errors
 /// [`FsError::NoAttribute`]; [`FsError::AttributeName`], [`FsError::AttributeNamespace`];
 /// [`FsError::Damaged`]; those of `slots`.
-pub fn get(inode: &FileInode, slots: &impl ReadSlots, name: &[u8]) -> Result<Vec<u8>> {
+pub fn get(
+    inode: &FileInode,
+    slots: &impl ReadSlots<Error = PoolError>,
+    name: &[u8],
+) -> Result<Vec<u8>> {
     check_name(name)?;
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
     let attributes = parse(inode.number, &bytes)?;
@@ -156,7 +160,7 @@ pub fn get(inode: &FileInode, slots: &impl ReadSlots, name: &[u8]) -> Result<Vec
 ///
 /// # Errors
 /// [`FsError::Damaged`]; those of `slots`.
-pub fn list(inode: &FileInode, slots: &impl ReadSlots) -> Result<Vec<Vec<u8>>> {
+pub fn list(inode: &FileInode, slots: &impl ReadSlots<Error = PoolError>) -> Result<Vec<Vec<u8>>> {
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
     let attributes = parse(inode.number, &bytes)?;
     Ok(attributes.iter().map(|attribute| attribute.name.to_vec()).collect())
@@ -171,7 +175,7 @@ pub fn list(inode: &FileInode, slots: &impl ReadSlots) -> Result<Vec<Vec<u8>>> {
 /// must not be committed.
 pub fn set(
     inode: &mut FileInode,
-    slots: &mut impl ChangeSlots,
+    slots: &mut impl ChangeSlots<Error = PoolError>,
     name: &[u8],
     value: &[u8],
     mode: SetMode,
@@ -198,7 +202,11 @@ pub fn set(
 ///
 /// # Errors
 /// As [`get`]; after those of `slots` the transaction must not be committed.
-pub fn remove(inode: &mut FileInode, slots: &mut impl ChangeSlots, name: &[u8]) -> Result<()> {
+pub fn remove(
+    inode: &mut FileInode,
+    slots: &mut impl ChangeSlots<Error = PoolError>,
+    name: &[u8],
+) -> Result<()> {
     check_name(name)?;
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
     let mut attributes = parse(inode.number, &bytes)?;
@@ -216,7 +224,7 @@ pub fn remove(inode: &mut FileInode, slots: &mut impl ChangeSlots, name: &[u8]) 
 /// Those of [`byte_chain::give_back`].
 pub fn give_back(
     inode: &mut FileInode,
-    slots: &mut impl ChangeSlots,
+    slots: &mut impl ChangeSlots<Error = PoolError>,
     most_slots: usize,
 ) -> Result<()> {
     inode.attributes = byte_chain::give_back(slots, inode.number, inode.attributes, most_slots)?;
@@ -228,7 +236,11 @@ pub fn give_back(
 ///
 /// # Errors
 /// [`FsError::Damaged`]: the first inconsistency.
-pub fn check(inode: &FileInode, slots: &impl ReadSlots, on_slot: impl FnMut(u64)) -> Result<()> {
+pub fn check(
+    inode: &FileInode,
+    slots: &impl ReadSlots<Error = PoolError>,
+    on_slot: impl FnMut(u64),
+) -> Result<()> {
     let bytes = byte_chain::check(slots, inode.number, inode.attributes, on_slot)?;
     parse(inode.number, &bytes).map(drop)
 }

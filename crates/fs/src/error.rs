@@ -6,12 +6,14 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use aquifer_format::StructureError;
 use aquifer_pool::PoolError;
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_vm::stitched::StitchError;
 
 use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES, is_namespace};
+use crate::walk::owned;
 
 /// The result of an operation on files.
 pub type Result<T> = std::result::Result<T, FsError>;
@@ -297,7 +299,33 @@ pub enum FsError {
     },
     /// An error of the pool.
     #[error(transparent)]
-    Pool(#[from] PoolError),
+    Pool(PoolError),
+}
+
+impl From<PoolError> for FsError {
+    /// Errors of a file's own structures become those of the file system.
+    fn from(error: PoolError) -> FsError {
+        match error {
+            PoolError::Structure(error) => error.into(),
+            error => FsError::Pool(error),
+        }
+    }
+}
+
+impl From<StructureError> for FsError {
+    fn from(error: StructureError) -> FsError {
+        match error {
+            StructureError::Damaged { structure, reason } => FsError::Damaged { structure, reason },
+            StructureError::Exists { name } => FsError::Exists { path: owned(&name) },
+            StructureError::NameTooLong { name } => FsError::NameTooLong { path: owned(&name) },
+            StructureError::BadName { name, reason } => {
+                FsError::BadName { path: owned(&name), reason }
+            }
+            StructureError::TooManyCollisions => FsError::TooManyCollisions,
+            StructureError::FileTooLarge => FsError::FileTooLarge,
+            error => FsError::Pool(PoolError::Structure(error)),
+        }
+    }
 }
 
 /// Converts the bytes of a path to a path for messages.

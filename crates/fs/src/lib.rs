@@ -5,8 +5,7 @@
 //!      │
 //!    names    file    view      names → inodes;  bytes → pages;  pages → pointers
 //!      │        │
-//!   directory  file_table  byte_chain ── attributes
-//!                                          structures over slots, each written against two traits
+//!   aquifer_format                         directory  file_table  byte_chain: structures over slots
 //!      │
 //!   aquifer_pool                           transactions, log, image, pages
 //! ```
@@ -17,16 +16,13 @@
 
 pub mod attributes;
 mod by_path;
-pub mod byte_chain;
-pub mod check;
-pub mod directory;
 mod error;
 mod file;
-pub mod file_table;
 mod files;
 mod known_paths;
 #[cfg(all(test, loom))]
 mod loom_models;
+mod lost_and_found;
 mod metadata;
 mod names;
 mod open_inodes;
@@ -36,6 +32,16 @@ mod unnamed;
 mod view;
 mod walk;
 
+/// What the check of a pool (`aquifer-check`) takes from the file system, so that both follow the
+/// same rules. No other crate needs it; it is not a part of the public interface, and any version
+/// may change it.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::lost_and_found::{Adopted, adopt};
+    pub use crate::walk::{MAX_PATH_BYTES, target};
+}
+
+pub use aquifer_format::{byte_chain, directory, file_table};
 pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;

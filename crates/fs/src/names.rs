@@ -7,9 +7,9 @@
 //!   process has it open, and is then *reaped*.
 //! * A name has the kind of its inode.
 
-use aquifer_pool::ChangeSlots;
 use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
 use aquifer_pool::format::inode::SlotBytes;
+use aquifer_pool::{ChangeSlots, PoolError};
 
 use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};
@@ -64,7 +64,7 @@ fn tree_of(directory: &FileInode) -> Tree {
     Tree { owner: directory.number, seed: directory.seed, root: directory.part }
 }
 
-impl<S: ChangeSlots> Names<'_, S> {
+impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
     pub fn inode(&self, number: u64) -> Result<FileInode> {
         walk::inode(self.slots, number)
     }
@@ -99,7 +99,8 @@ impl<S: ChangeSlots> Names<'_, S> {
         path: &[u8],
     ) -> Result<()> {
         let mut tree = tree_of(directory);
-        tree.insert(self.slots, name, referent).map_err(|error| error.at(path))?;
+        let inserted = tree.insert(self.slots, name, referent);
+        inserted.map_err(|error| FsError::from(error).at(path))?;
         directory.part = tree.root;
         directory.entries += 1;
         if referent.kind == FileKind::Directory {

@@ -81,7 +81,7 @@ impl ReadDir {
                 _ => return Ok(None),
             };
             let tree = Tree { owner: inode.number, seed: inode.seed, root: inode.part };
-            tree.read_from(slots, from_hash, BATCH).map(Some)
+            Ok(Some(tree.read_from(slots, from_hash, BATCH)?))
         })?;
         self.next_hash = batch.as_ref().and_then(|batch| batch.next_hash);
         self.entries.extend(batch.into_iter().flat_map(|batch| batch.entries));

@@ -9,9 +9,9 @@ use std::borrow::Cow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_pool::ReadSlots;
 use aquifer_pool::format::file::{DirectoryFields, FileInode, FileKind, ROOT_INODE};
 use aquifer_pool::format::inode::{MAX_NAME_BYTES, SLOT_BYTES};
+use aquifer_pool::{PoolError, ReadSlots};
 
 use crate::byte_chain;
 use crate::directory::{Referent, Tree};
@@ -19,7 +19,7 @@ pub(crate) use crate::error::owned;
 use crate::error::{FsError, Result};
 
 /// The longest path, in bytes.
-pub(crate) const MAX_PATH_BYTES: usize = 4095;
+pub const MAX_PATH_BYTES: usize = 4095;
 /// The most symbolic links that one path may follow.
 const MAX_LINKS: usize = 40;
 
@@ -87,7 +87,7 @@ pub(crate) fn bytes_of(path: &Path) -> &[u8] {
 }
 
 /// Decodes the inode that a directory entry or another inode refers to.
-pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
+pub(crate) fn inode(slots: &impl ReadSlots<Error = PoolError>, number: u64) -> Result<FileInode> {
     let mut bytes = [0; SLOT_BYTES];
     slots.load(number, &mut bytes)?;
     FileInode::decode_unsealed(&bytes, number).map_err(|error| FsError::Damaged {
@@ -97,7 +97,10 @@ pub(crate) fn inode(slots: &impl ReadSlots, number: u64) -> Result<FileInode> {
 }
 
 /// Decodes the inode that a name refers to, and checks that it has the kind that the name has.
-pub(crate) fn referred(slots: &impl ReadSlots, found: Referent) -> Result<FileInode> {
+pub(crate) fn referred(
+    slots: &impl ReadSlots<Error = PoolError>,
+    found: Referent,
+) -> Result<FileInode> {
     let inode = inode(slots, found.inode)?;
     if inode.kind == found.kind {
         Ok(inode)
@@ -109,7 +112,7 @@ pub(crate) fn referred(slots: &impl ReadSlots, found: Referent) -> Result<FileIn
     }
 }
 
-fn directory(slots: &impl ReadSlots, number: u64) -> Result<DirectoryFields> {
+fn directory(slots: &impl ReadSlots<Error = PoolError>, number: u64) -> Result<DirectoryFields> {
     DirectoryFields::read(|index| slots.word(number, index))?.ok_or_else(|| FsError::Damaged {
         structure: format!("inode {number}"),
         reason: "it is no directory, and a name says that it is".to_owned(),
@@ -117,17 +120,20 @@ fn directory(slots: &impl ReadSlots, number: u64) -> Result<DirectoryFields> {
 }
 
 /// Returns the target of a symbolic link.
-pub(crate) fn target(slots: &impl ReadSlots, link: &FileInode) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// [`FsError::Damaged`]; those of `slots`.
+pub fn target(slots: &impl ReadSlots<Error = PoolError>, link: &FileInode) -> Result<Vec<u8>> {
     match link.part {
         0 => Ok(link.target.clone()),
-        part => byte_chain::read(slots, link.number, part),
+        part => Ok(byte_chain::read(slots, link.number, part)?),
     }
 }
 
 /// Looks up a name in the directory of this number and generation, wherever that directory is.
 /// `path` is for messages.
 pub(crate) fn entry<'n>(
-    slots: &impl ReadSlots,
+    slots: &impl ReadSlots<Error = PoolError>,
     (directory, generation): (u64, u64),
     name: &'n [u8],
     path: &[u8],
@@ -170,7 +176,11 @@ pub(crate) fn check(path: &[u8]) -> Result<()> {
 /// # Errors
 /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NameTooLong`],
 /// [`FsError::BadName`], [`FsError::LinkLoop`], [`FsError::Damaged`].
-pub(crate) fn walk<'p>(slots: &impl ReadSlots, path: &'p [u8], last: Last) -> Result<Place<'p>> {
+pub(crate) fn walk<'p>(
+    slots: &impl ReadSlots<Error = PoolError>,
+    path: &'p [u8],
+    last: Last,
+) -> Result<Place<'p>> {
     check(path)?;
     let (mut directory, mut rest) = match step(slots, ROOT_INODE, path, path, last)? {
         Step::Done(place) => return Ok(place),
@@ -189,7 +199,7 @@ pub(crate) fn walk<'p>(slots: &impl ReadSlots, path: &'p [u8], last: Last) -> Re
 
 /// Follows `rest` up to its end or to a symbolic link. `path` is for messages.
 fn step<'p>(
-    slots: &impl ReadSlots,
+    slots: &impl ReadSlots<Error = PoolError>,
     from: u64,
     rest: &'p [u8],
     path: &[u8],

@@ -41,8 +41,8 @@ fn sample() -> (FileInode, SlotMap) {
     (inode, slots)
 }
 
-fn is_damage<T>(result: Result<T, FsError>) -> bool {
-    match result {
+fn is_damage<T>(result: Result<T, impl Into<FsError>>) -> bool {
+    match result.map_err(Into::into) {
         Ok(_) => false,
         Err(FsError::Damaged { .. }) => true,
         Err(error) => panic!("not the error for damage: {error}"),

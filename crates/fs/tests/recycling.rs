@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_fs::{Files, FsError, Metadata, SetMode};
 use aquifer_pool::format::inode::{INLINE_RUNS, Inode, InodeKind};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool, ReadSlots};
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::UnguardedPool;
 use scratch::{Scratch, names, read_all};
 
 const SLOTS: u64 = 39;

@@ -5,10 +5,10 @@ mod scratch;
 
 use std::sync::Arc;
 
+use aquifer_crashkit::CrashMedia;
 use aquifer_fs::{FallocateMode, File, Files};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
-use aquifer_testkit::crash::CrashMedia;
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;

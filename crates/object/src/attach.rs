@@ -237,9 +237,9 @@ impl Drop for Attached {
 
 #[cfg(test)]
 mod tests {
+    use aquifer_crashkit::CrashMedia;
     use aquifer_pool::media::PersistenceDomain;
     use aquifer_pool::{CreateOptions, OpenOptions, Pool};
-    use aquifer_testkit::crash::CrashMedia;
 
     use crate::Objects;
 

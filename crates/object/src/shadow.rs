@@ -203,9 +203,9 @@ fn join(runs: &[PageRun], most: usize) -> Vec<PageRun> {
 mod tests {
     use std::sync::Arc;
 
+    use aquifer_crashkit::{CrashMedia, Trigger};
     use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
     use aquifer_pool::{CreateOptions, OpenOptions};
-    use aquifer_testkit::crash::{CrashMedia, Trigger};
     use aquifer_vm::dirty::PageIndex;
 
     use super::*;

@@ -6,13 +6,12 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use aquifer_crashkit::{
+    CrashFailure, CrashMedia, CrashState, Explored, Plan, Recording, Verdict, campaign, explore,
+};
 use aquifer_object::{Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool, PoolError};
-use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{
-    CrashFailure, CrashMedia, CrashState, Explored, Plan, Recording, Verdict, explore,
-};
 use aquifer_testkit::rng::Rng;
 use support::{PAGE, alone, fill, filled, load_all, store, stored};
 
@@ -184,19 +183,7 @@ fn check(state: &CrashState<'_>, states: &[Model], mutant: Option<Mutant>) -> Ve
     let mut found = contents(&objects)?;
     // Created by a check whose recovery was crashed.
     let _ = found.remove("after");
-    let acknowledged = state.marks().last_acknowledged().unwrap_or(0);
-    let in_flight = state.marks().in_flight().iter().next().copied();
-    let allowed: Vec<u64> = [Some(acknowledged), in_flight].into_iter().flatten().collect();
-    let Some(id) = allowed.iter().rev().find(|id| states[**id as usize] == found) else {
-        let allowed: Vec<&Model> = allowed.iter().map(|id| &states[*id as usize]).collect();
-        return Err(format!("found {found:?}, allowed are {allowed:?}").into());
-    };
-    // The caller has seen this state: from here on a second crash must not change it.
-    match in_flight {
-        Some(in_flight) if *id == in_flight => media.acknowledge(in_flight),
-        Some(in_flight) => media.withdraw(in_flight),
-        None => {}
-    }
+    campaign::settle(state, &media, states, &found)?;
     // The pool stays usable.
     if objects.info("after").is_err() {
         objects.create("after", 1)?;
@@ -219,15 +206,7 @@ fn run(
 }
 
 fn survives(domain: PersistenceDomain) {
-    let first = seed(0);
-    let mut states = 0;
-    for seed in first..first + steps(5) as u64 {
-        match run(seed, 40, domain, 400, None) {
-            Ok(explored) => states += explored.states(),
-            Err(failure) => panic!("seed {seed}: {failure}"),
-        }
-    }
-    println!("{states} crash states on {domain}");
+    campaign::survives(domain, 5, |seed| run(seed, 40, domain, 400, None));
 }
 
 #[test]
@@ -248,26 +227,13 @@ fn every_killed_process_in_memory_files_recovers() {
 /// Deliberate bugs in the pool must be detected through objects.
 #[test]
 fn mutants_are_caught() {
-    let domain = PersistenceDomain::PageCache;
-    let mut missed = Vec::new();
-    for mutant in [
+    let mutants = [
         Mutant::NoRevoke,
         Mutant::EarlyReuse,
         Mutant::CommitBeforeData,
         Mutant::TrustStoredState,
         Mutant::NoFlush,
-    ] {
-        let noticed = |seed| {
-            // The pool may detect the bug itself and fail.
-            match std::panic::catch_unwind(|| run(seed, 50, domain, 600, Some(mutant))) {
-                Ok(outcome) => outcome.err().map(|failure| failure.reason.to_string()),
-                Err(_) => Some("the work failed".to_owned()),
-            }
-        };
-        match (0..20).find_map(noticed) {
-            Some(reason) => println!("{mutant:?}: {reason}"),
-            None => missed.push(mutant),
-        }
-    }
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    ];
+    let domain = PersistenceDomain::PageCache;
+    campaign::catches(&mutants, |seed, mutant| run(seed, 50, domain, 600, Some(mutant)));
 }

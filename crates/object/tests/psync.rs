@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
+use aquifer_crashkit::{CrashMedia, Fault, Trigger};
 use aquifer_object::{Attachment, ObjectError, ObjectOptions, ObjectState, Objects, PendingPsync};
 use aquifer_pool::media::{self, ByteRange, Media, MediaOperation, PersistenceDomain};
 use aquifer_pool::{CreateOptions, LockMode, OpenOptions, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{CrashMedia, Fault, Trigger};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::TrackerForm;
 use support::{

@@ -7,8 +7,8 @@ mod actor;
 mod support;
 
 use actor::{Actor, say, told};
+use aquifer_check::CheckOptions;
 use aquifer_object::{CreateObject, ObjectError, Objects};
-use aquifer_pool::check::CheckOptions;
 use aquifer_pool::{OpenOptions, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
@@ -122,6 +122,6 @@ fn processes_that_meddle_with_the_same_objects() {
             check(&info.name.to_string(), &load_all(&attached));
         }
     }
-    let report = aquifer_pool::check::check(place.path(), &CheckOptions::default()).unwrap();
+    let report = aquifer_check::check(&place.path(), &CheckOptions::default()).unwrap();
     assert!(report.findings.is_empty(), "{report:?}");
 }

@@ -2,11 +2,11 @@
 
 mod support;
 
+use aquifer_crashkit::{Fault, Trigger};
 use aquifer_object::{CreateObject, ObjectError, Objects};
 use aquifer_pool::PoolError;
 use aquifer_pool::media::MediaOperation;
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{Fault, Trigger};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::fixed::WINDOW;
 use support::{PAGE, Place, load_all, on_media, reopen, store};

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::access_error::AccessError;
-use crate::format::FormatError;
+use crate::format::{FormatError, StructureError};
 use crate::media::{MediaError, OpenError, PersistenceDomain};
 
 /// An error of a pool. None of these changes the pool, unless documented.
@@ -76,6 +76,9 @@ pub enum PoolError {
         #[source]
         error: FormatError,
     },
+    /// A directory, a file table or a chain of bytes is damaged, or cannot be changed as requested.
+    #[error(transparent)]
+    Structure(#[from] StructureError),
     /// The log lacks records that were acknowledged.
     #[error(
         "{}: the log ends at {end_lsn}, but a later record proves that it was durable up to {acknowledged_lsn}: \

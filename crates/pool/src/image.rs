@@ -36,6 +36,8 @@ pub struct View<'a> {
 }
 
 impl ReadSlots for View<'_> {
+    type Error = PoolError;
+
     fn slot(&self, number: u64) -> Result<SlotBytes> {
         Ok(self.bytes(number))
     }
@@ -291,7 +293,7 @@ impl Image {
                 Some(Slot::File(inode)) => match inode.kind {
                     FileKind::File => &mut census.files,
                     FileKind::Directory => &mut census.directories,
-                    FileKind::Symlink => &mut census.links,
+                    _ => &mut census.links,
                 },
                 Some(Slot::Node(_) | Slot::Runs(_) | Slot::Bytes(_)) => &mut census.parts,
             };

@@ -14,7 +14,7 @@
 //!   handle ── members ── segment ── broker     what the processes of a pool share at run time
 //!     │          advisory                      locks of files, for their users
 //!     │
-//!   format    media                            bytes on media; how they become durable
+//!   aquifer_format    media                            bytes on media; how they become durable
 //! ```
 //!
 //! # Durability
@@ -65,7 +65,6 @@ mod background;
 mod bitmap;
 pub mod broker;
 mod buffers;
-pub mod check;
 mod checkpoint;
 mod claims;
 mod commit;
@@ -73,7 +72,6 @@ mod core;
 mod create;
 mod error;
 mod failure;
-pub mod format;
 mod freed;
 mod fresh;
 mod grow;
@@ -83,8 +81,9 @@ mod image;
 mod image_slots;
 mod image_words;
 mod inode_lock;
+#[doc(hidden)]
+pub mod internals;
 mod life;
-mod links;
 mod log;
 mod log_reader;
 mod log_writer;
@@ -97,11 +96,11 @@ mod membership;
 mod mutant;
 mod object_names;
 mod open_options;
-mod owners;
 mod packed;
 mod pins;
 mod point;
 mod pool;
+mod presence;
 mod random;
 mod recovery;
 mod repair;
@@ -110,7 +109,6 @@ mod reservation;
 mod segment;
 mod segment_place;
 mod signal;
-mod slots;
 mod space;
 mod superblocks;
 mod sync;
@@ -128,12 +126,16 @@ pub mod modelled {
     };
 }
 
+pub use aquifer_format as format;
+use aquifer_format::{owners, slots};
+
 pub use advisory::{AdvisoryLocks, HeldLock, LockArea};
 pub use broker::{AccessError, AccessKey, Broker};
 pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use format::patch::Patches;
+pub use format::slots::{ChangeSlots, ReadSlots};
 pub use image::View as MetadataView;
 pub use inode_lock::{Holder, InodeLock, LockMode};
 pub use mutant::Mutant;
@@ -144,7 +146,6 @@ pub use pins::{InodeUse, Pin};
 pub use point::{POINTS, end_thread_at};
 pub use pool::{FileLock, OwnedPin, Pool, PoolInfo};
 pub use reservation::Reservation;
-pub use slots::{ChangeSlots, ReadSlots};
 pub use space::Room;
 pub use transaction::Transaction;
 pub use turn::Turn;

@@ -9,16 +9,18 @@ use crate::mutant::{self, Mutant};
 
 /// Why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ReadError {
+pub enum ReadError {
+    /// The media cannot be read.
     #[error(transparent)]
     Media(#[from] MediaError),
+    /// There is no whole record.
     #[error(transparent)]
     Format(#[from] FormatError),
 }
 
 /// The end of the readable log, and the reason.
 #[derive(Debug)]
-pub(crate) struct LogEnd {
+pub struct LogEnd {
     /// The position behind the last whole record.
     pub lsn: u64,
     /// Why there is no further record.
@@ -26,10 +28,11 @@ pub(crate) struct LogEnd {
 }
 
 /// The error field of a record that does not count because no marked record follows.
-pub(crate) const UNMARKED: &str = "mark";
+pub const UNMARKED: &str = "mark";
 
 /// The part of a log that counts.
-pub(crate) struct Counted {
+pub struct Counted {
+    /// The end of the records that count.
     pub end: LogEnd,
     /// Exposed ranges that no mark shows to be durable.
     pub unmarked: Vec<ByteRange>,
@@ -37,10 +40,14 @@ pub(crate) struct Counted {
 
 /// A log as it lies on media.
 #[derive(Clone, Copy)]
-pub(crate) struct LogReader<'a> {
+pub struct LogReader<'a> {
+    /// The media.
     pub media: &'a dyn Media,
+    /// The places of the pool's parts.
     pub layout: Layout,
+    /// What its records carry.
     pub identity: LogIdentity,
+    /// A deliberate mistake, for tests.
     pub mutant: Option<Mutant>,
 }
 

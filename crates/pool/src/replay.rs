@@ -230,7 +230,7 @@ fn damaged(reader: &LogReader<'_>, error: FormatError) -> PoolError {
 /// The limit of copied content in a log with this data range: a page holds content for one record
 /// at most, and is reused only when the tail has passed that record. A forged log may have any
 /// number of entries for one place, and each is read.
-pub(crate) fn most_copied_bytes(data: &ByteRange) -> u64 {
+pub fn most_copied_bytes(data: &ByteRange) -> u64 {
     data.len_bytes.saturating_mul(2)
 }
 

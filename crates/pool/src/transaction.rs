@@ -84,6 +84,8 @@ impl Drop for Transaction<'_> {
 }
 
 impl ReadSlots for Transaction<'_> {
+    type Error = PoolError;
+
     fn slot(&self, number: u64) -> Result<SlotBytes> {
         let mut bytes = [0; SLOT_BYTES];
         self.load(number, &mut bytes)?;

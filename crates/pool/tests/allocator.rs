@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::layout::Layout;
@@ -19,7 +20,6 @@ use aquifer_pool::media::Media;
 use aquifer_pool::{CommitContent, CommitPages, Mutant, OpenOptions, Pool, PoolError, Reservation};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use support::*;
 
 const POOL_BYTES: usize = 768 << 10;

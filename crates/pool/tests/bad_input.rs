@@ -4,7 +4,8 @@ mod support;
 
 use std::sync::Arc;
 
-use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_check::{CheckOptions, check};
+use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::format::inode::{Inode, SLOT_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::superblock::Superblock;
@@ -13,7 +14,6 @@ use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
     CommitContent, CommitCopied, CommitPages, CreateOptions, OpenOptions, Pool, PoolError,
 };
-use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use support::sample::{self, page};
 use support::*;
 
@@ -530,7 +530,7 @@ fn a_slot_without_a_checksum_is_damaged_on_media() {
     assert_refused(&damaged, |error| matches!(error, PoolError::Damaged { .. }));
     let pool = Pool::open_on(FileMedia::of(&damaged), &reading()).unwrap();
     assert!(matches!(pool.inode(number), Err(PoolError::Damaged { .. })));
-    assert!(!check_on(&*FileMedia::of(&damaged), &CheckOptions::default()).is_sound());
+    assert!(!check(FileMedia::of(&damaged), &CheckOptions::default()).unwrap().is_sound());
 }
 
 #[test]

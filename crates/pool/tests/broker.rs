@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::broker::{Outcome, socket_beside};
 use aquifer_pool::{
     AccessError, AccessKey, Broker, CommitContent, CommitPages, CreateOptions, OpenOptions, Pool,
-    PoolError, Result, check,
+    PoolError, Result,
 };
 use aquifer_sys::local_socket::{Connection, Listener};
 use aquifer_testkit::child::{self, Reaped};
-use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Scene, contents, create};
 
 /// A user that owns nothing.
@@ -459,7 +459,8 @@ fn clients_go_on_when_the_broker_is_killed() {
         assert!(found.contains_key(name));
     }
     drop(pool);
-    let report = check::check(&scene.path, &check::CheckOptions::default()).unwrap();
+    let report =
+        aquifer_check::check(&scene.path, &aquifer_check::CheckOptions::default()).unwrap();
     assert!(report.is_sound(), "{report:?}");
 }
 

@@ -9,16 +9,17 @@ mod common;
 
 use std::sync::Arc;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
+use aquifer_crashkit::{
+    CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Verdict, campaign,
+    explore,
+};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::media::{Media, PersistenceDomain};
 use aquifer_pool::{Mutant, OpenOptions, Pool, PoolError, end_thread_at};
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{
-    CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Verdict, explore,
-};
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Change, Model, alone, contents, open, small};
 
 const POOL_BYTES: u64 = 512 << 10;
@@ -146,21 +147,7 @@ fn check(state: &CrashState<'_>, history: &History, mutant: Option<Mutant>) -> V
     let mut found = contents(&pool)?;
     // Created by a check whose recovery was crashed.
     let _ = found.remove(b"after".as_slice());
-    let acknowledged = state.marks().last_acknowledged().unwrap_or(0);
-    let in_flight = state.marks().in_flight().iter().copied().filter(|id| *id > acknowledged);
-    let allowed: Vec<u64> = std::iter::once(acknowledged).chain(in_flight).collect();
-    let Some(&id) = allowed.iter().rev().find(|id| history.states[**id as usize] == found) else {
-        return Err(format!(
-            "found {found:?}, allowed are {:?}",
-            allowed.iter().map(|id| &history.states[*id as usize]).collect::<Vec<_>>()
-        )
-        .into());
-    };
-    // From here on the caller has seen this state: a second crash must not change it.
-    if id > acknowledged {
-        media.acknowledge(id);
-    }
-    allowed.iter().filter(|later| **later > id).for_each(|later| media.withdraw(*later));
+    campaign::settle(state, &media, &history.states, &found)?;
     // The pool keeps working: a change after this recovery is present after the next one.
     if common::find(&pool, b"after")?.is_none() {
         common::create(&pool, b"after", 1)?;
@@ -383,15 +370,7 @@ fn a_transaction_that_exposes_bytes_is_durable_with_them() {
 }
 
 fn survives(domain: PersistenceDomain) {
-    let first = seed(0);
-    let mut states = 0;
-    for seed in first..first + steps(8) as u64 {
-        match run(seed, 30, domain, 1500, None) {
-            Ok(explored) => states += explored.states(),
-            Err(failure) => panic!("seed {seed}: {failure}"),
-        }
-    }
-    println!("{states} crash states on {domain}");
+    campaign::survives(domain, 8, |seed| run(seed, 30, domain, 1500, None));
 }
 
 #[test]
@@ -426,9 +405,7 @@ fn what_is_visible_survives_every_process() {
 /// Every deliberate mistake that a crash can reveal is noticed.
 #[test]
 fn every_mutant_is_caught() {
-    let domain = PersistenceDomain::PageCache;
-    let mut missed = Vec::new();
-    for mutant in [
+    let mutants = [
         Mutant::NoRevoke,
         Mutant::EarlyReuse,
         Mutant::CommitBeforeData,
@@ -441,21 +418,9 @@ fn every_mutant_is_caught() {
         Mutant::NoFlush,
         Mutant::PatchFirst,
         Mutant::BothSuperblocksAtOnce,
-    ] {
-        let reason = |seed| {
-            // Some are noticed when a process dies, before any power cut.
-            let outcome = std::panic::catch_unwind(|| run(seed, 40, domain, 1500, Some(mutant)));
-            match outcome {
-                Ok(explored) => explored.err().map(|failure| failure.reason),
-                Err(_) => Some("the pool did not work".to_owned()),
-            }
-        };
-        match (0..20).find_map(reason) {
-            Some(reason) => println!("{mutant:?}: {reason}"),
-            None => missed.push(mutant),
-        }
-    }
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    ];
+    let domain = PersistenceDomain::PageCache;
+    campaign::catches(&mutants, |seed, mutant| run(seed, 40, domain, 1500, Some(mutant)));
 }
 
 /// Names of several objects are changed one after another, and not made durable. The processes are

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use aquifer_pool::check::{CheckOptions, check};
+use aquifer_check::{CheckOptions, check};
 use aquifer_pool::media::{self, OpenError};
 use aquifer_pool::{OpenOptions, POINTS, Pool, PoolError};
 use aquifer_testkit::child::{self, Reaped};

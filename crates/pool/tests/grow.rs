@@ -4,10 +4,10 @@ mod support;
 
 use std::sync::Arc;
 
-use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_check::{CheckOptions, check};
+use aquifer_crashkit::{CrashMedia, Fault, Plan, Trigger, explore};
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
-use aquifer_testkit::crash::{CrashMedia, Fault, Plan, Trigger, explore};
 use support::*;
 
 const POOL_BYTES: usize = 512 << 10;
@@ -34,7 +34,9 @@ fn assert_grown(pool: &Pool) {
 fn a_grown_pool_has_all_it_had_and_zeros_behind() {
     let media = FileMedia::of(&sample::crashed_image(POOL_BYTES));
     assert_eq!(grow(&media, GROWN_BYTES + 100).unwrap(), GROWN_BYTES, "whole pages");
-    let report = check_on(&*media, &CheckOptions { fresh_pages: true, ..CheckOptions::default() });
+    let report =
+        check(media.clone(), &CheckOptions { fresh_pages: true, ..CheckOptions::default() })
+            .unwrap();
     assert_eq!(report.findings, [], "it was recovered and closed");
     assert_eq!(report.pool.unwrap().layout.len_bytes(), GROWN_BYTES);
     assert_grown(&Pool::open_on(media.clone(), &alone()).unwrap());

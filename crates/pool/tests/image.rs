@@ -6,10 +6,10 @@ mod support;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::{CreateOptions, Pool, PoolError};
 use aquifer_testkit::child;
-use aquifer_testkit::unguarded::UnguardedPool;
 use support::*;
 
 const SLOTS: u64 = 131_072;

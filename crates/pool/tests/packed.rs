@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aquifer_pool::check::{CheckOptions, check};
+use aquifer_check::{CheckOptions, check};
+use aquifer_crashkit::unguarded::UnguardedPool;
+use aquifer_crashkit::{CrashMedia, Fault, Plan, Trigger, explore};
 use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
 use aquifer_pool::{
     CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError,
 };
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
-use aquifer_testkit::crash::{CrashMedia, Fault, Plan, Trigger, explore};
 use aquifer_testkit::failing_device::FailingDevice;
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::UnguardedPool;
 use common::{
     Change, Model, Scene, alone, contents, create, find, open, page, place, small, write,
 };

@@ -2,12 +2,12 @@
 
 mod support;
 
-use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_check::{CheckOptions, check};
+use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::format::record::{HEADER_BYTES, Header, skip_page};
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::{OpenOptions, Pool, PoolError, Transaction};
-use aquifer_testkit::unguarded::UnguardedPool;
 use support::sample::page;
 use support::*;
 
@@ -114,7 +114,7 @@ fn what_is_not_marked_counts_until_the_machine_is_restarted() {
     assert_eq!(version_in(&image, BOOT + 1).unwrap(), 2);
     for (boot, is_said) in [(BOOT, false), (BOOT + 1, true)] {
         let options = CheckOptions { boot: Some(boot), ..CheckOptions::default() };
-        let report = check_on(&*FileMedia::of(&image), &options);
+        let report = check(FileMedia::of(&image), &options).unwrap();
         assert!(report.is_sound(), "{report}");
         assert_eq!(report.to_string().contains("were never made durable"), is_said, "{report}");
     }
@@ -255,7 +255,7 @@ fn a_patch_of_what_the_log_does_not_have_makes_no_slot_whole() {
     let error = pool.inode(number).unwrap_err();
     assert!(matches!(error, PoolError::Damaged { .. }), "{error:?}");
     let options = CheckOptions { boot: Some(BOOT), ..CheckOptions::default() };
-    let report = check_on(&*FileMedia::of(&forged), &options).to_string();
+    let report = check(FileMedia::of(&forged), &options).unwrap().to_string();
     assert!(report.contains("whose others the log does not have"), "{report}");
 }
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
+use aquifer_crashkit::{CrashFailure, CrashMedia, Explored, Fault, Plan, Trigger, explore};
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
 use aquifer_pool::{
     CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError, Transaction,
 };
-use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Fault, Plan, Trigger, explore};
-use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use common::{alone, contents, create, find, open, page, place, small};
 
 const POOL_BYTES: u64 = 512 << 10;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{
     CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, POINTS, Pool, PoolError,
@@ -20,7 +21,6 @@ use aquifer_pool::{
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Change, Model, Scene, contents, create, destroy, find, page, place, write};
 
 /// Runs a child's role. Not a test by itself.

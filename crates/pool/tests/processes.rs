@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::media::ByteRange;
 use aquifer_pool::{
     CommitContent, CommitPages, CreateOptions, LockMode, OpenOptions, Pool, PoolError,
@@ -15,7 +16,6 @@ use aquifer_pool::{
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::UnguardedPool;
 use common::{Scene, contents, create, find, page, place};
 
 /// Runs a child's role. Not a test by itself.

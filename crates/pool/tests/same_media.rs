@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use aquifer_pool::check::{self, CheckOptions};
+use aquifer_check::CheckOptions;
 use aquifer_pool::media::{self, Media};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool, PoolError};
 use aquifer_sys::lock::{self, LockKind, LockRange};
@@ -35,7 +35,7 @@ fn assert_all_are_refused(media: &Arc<dyn Media>) {
         &OpenOptions::default(),
         &mut |_, _| (),
     ));
-    is_refused(check::repair_on(media.clone(), &CheckOptions::default()));
+    is_refused(aquifer_check::repair(media.clone(), &CheckOptions::default()));
     is_refused(Pool::create_on(media.clone(), &small(), &alone()));
     is_refused(small().format(media));
 }
@@ -57,7 +57,9 @@ fn media_of_an_open_pool_are_refused() {
         assert!(now == superblocks, "nothing was changed under the open pool");
         if !options.read_only {
             sample::commit(&pool, &[("alpha", 0)], 99).unwrap();
-            assert!(check::check_on(&*media, &CheckOptions::default()).is_in_use);
+            assert!(
+                aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap().is_in_use
+            );
         }
         drop(pool);
         // One after another they are accepted.
@@ -69,8 +71,8 @@ fn media_of_an_open_pool_are_refused() {
             &mut |_, _| (),
         )
         .unwrap();
-        check::repair_on(media.clone(), &CheckOptions::default()).unwrap();
-        assert!(!check::check_on(&*media, &CheckOptions::default()).is_in_use);
+        aquifer_check::repair(media.clone(), &CheckOptions::default()).unwrap();
+        assert!(!aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap().is_in_use);
         let create = CreateOptions { media_is_used: true, ..small() };
         drop(Pool::create_on(media, &create, &alone()).unwrap());
     }

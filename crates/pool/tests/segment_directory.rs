@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_pool::check::{self, CheckOptions, FindingKind, check};
+use aquifer_check::{CheckOptions, FindingKind};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::child::{self, Reaped};
@@ -117,7 +117,7 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
     writer_of(&path).kill();
     let names = names_of_shared_memory(directory.path());
     assert_eq!(names.len(), 2);
-    let findings = check(&path, &CheckOptions::default()).unwrap().findings;
+    let findings = aquifer_check::check(&path, &CheckOptions::default()).unwrap().findings;
     assert!(findings.iter().any(|finding| finding.kind == FindingKind::SharedMemory));
     // Other files with the same names and bytes: what they look like if all device and inode
     // numbers have changed.
@@ -237,7 +237,7 @@ fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
     let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
     let check = CheckOptions { segment_directory: Some(place.clone()), ..CheckOptions::default() };
     let grow = || _ = Pool::grow(&path, 8 << 20, &options, &mut |_, _| {}).unwrap();
-    let repair = || drop(check::repair(&path, &check).unwrap());
+    let repair = || drop(aquifer_check::repair(&path, &check).unwrap());
     let tools: [(&[u8], &dyn Fn()); 2] = [(b"grown", &grow), (b"repaired", &repair)];
     for (name, tool) in tools {
         let mut writer = child::command("dying writer");
@@ -247,7 +247,7 @@ fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
             .env("NAME", std::str::from_utf8(name).unwrap());
         assert!(!writer.status().unwrap().success());
         assert_eq!(names_of_shared_memory(&place).len(), 2);
-        assert!(!check::check(&path, &check).unwrap().findings.is_empty());
+        assert!(!aquifer_check::check(&path, &check).unwrap().findings.is_empty());
         tool();
         assert_eq!(names_of_shared_memory(&place), [] as [PathBuf; 0]);
         let pool = Pool::open(&path, &options).unwrap();

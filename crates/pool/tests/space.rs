@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use aquifer_crashkit::unguarded::UnguardedPool;
+use aquifer_crashkit::{CrashMedia, CrashState, Plan, Recording, Verdict, explore};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::Run;
@@ -21,9 +23,7 @@ use aquifer_pool::{
 };
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
-use aquifer_testkit::crash::{CrashMedia, CrashState, Plan, Recording, Verdict, explore};
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::UnguardedPool;
 use support::*;
 
 type Outcome<T> = aquifer_pool::Result<T>;

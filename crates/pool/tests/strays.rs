@@ -8,14 +8,14 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use aquifer_pool::check::{CheckOptions, check};
+use aquifer_check::{CheckOptions, check};
+use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{OpenOptions, Pool, PoolError};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use common::{Scene, contents, create, destroy, write};
 
 /// Runs a child's role. Not a test by itself.

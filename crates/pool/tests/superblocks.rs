@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use aquifer_pool::check::{CheckOptions, check_on};
+use aquifer_check::{CheckOptions, check};
+use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::superblock::{COPIES, Superblock};
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
 use aquifer_pool::{OpenOptions, Pool, PoolError};
-use aquifer_testkit::unguarded::UnguardedMedia;
 use common::{contents, create};
 use support::{FileMedia, alone, reading, small};
 
@@ -186,7 +186,7 @@ fn no_number_of_a_superblock_keeps_a_pool_closed_for_ever() {
                 1 => pool.die(),
                 _ => drop(pool),
             }
-            let report = check_on(&*FileMedia::of(&media.image()), &CheckOptions::default());
+            let report = check(FileMedia::of(&media.image()), &CheckOptions::default()).unwrap();
             assert!(report.is_sound(), "{what}: {report}");
         }
         let pool = Pool::open_on(FileMedia::of(&media.image()), &OpenOptions::default()).unwrap();

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc;
 
+use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::media::WriteWindows::{self, Best, Calls, Keys, None as Unguarded};
 use aquifer_pool::media::{OpenError, PersistenceDomain};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool, PoolError};
 use aquifer_testkit::child;
-use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_vm::WindowKey;
 
 /// Runs a child's role. Not a test by itself.

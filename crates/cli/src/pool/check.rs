@@ -8,10 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use aquifer::fs::check;
-use aquifer::pool::check::{
-    CheckOptions, CheckReport, CheckedPool, Finding, FindingKind, RefusedRepair, RepairReport,
-    Severity,
+use aquifer::check::{
+    self, CheckOptions, CheckReport, CheckedPool, Finding, FindingKind, RefusedRepair,
+    RepairReport, Severity,
 };
 use aquifer::pool::format::PAGE_BYTES;
 use aquifer::pool::media;
@@ -65,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
     let media = media::open(&args.path, args.repair, None)?;
     let left = if args.repair {
         let media = Arc::new(Watched::new(media, "checking and repairing"));
-        let repaired = check::repair_on(media, &options)?;
+        let repaired = check::repair(media, &options)?;
         if args.json {
             output::print_json(&Repaired::from(&repaired), true)?
         } else {
@@ -73,7 +72,8 @@ pub fn run(args: &Args) -> Result<()> {
         }
         repaired.after
     } else {
-        let report = check::check_on(&Watched::new(media, "checking"), &options);
+        let media = Arc::new(Watched::new(media, "checking"));
+        let report = check::check(media, &options)?;
         if args.json {
             output::print_json(&Checked::from(&report), true)?
         } else {

@@ -168,7 +168,7 @@ fn cut(run: Run) -> impl Iterator<Item = Run> {
     })
 }
 
-fn store<S: aquifer_pool::ChangeSlots>(
+fn store<S: aquifer_pool::ChangeSlots<Error = aquifer_pool::PoolError>>(
     names: &mut Names<'_, S>,
     number: u64,
     table: &mut FileTable,

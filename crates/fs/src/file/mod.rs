@@ -42,7 +42,7 @@ use std::time::SystemTime;
 use arc_swap::Guard;
 
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::{AdvisoryLocks, ReadSlots};
+use aquifer_pool::{AdvisoryLocks, PoolError, ReadSlots};
 
 pub(crate) use flags::OpenFlags;
 pub use lock::HeldRange;
@@ -289,7 +289,7 @@ impl File {
 impl OpenInode {
     /// Reads the current inode. A file exists as long as it is open. A directory does not: once
     /// removed, it has nothing left to read.
-    pub fn read(&self, slots: &impl ReadSlots) -> Result<FileInode> {
+    pub fn read(&self, slots: &impl ReadSlots<Error = PoolError>) -> Result<FileInode> {
         match walk::inode(slots, self.number) {
             Ok(inode) if inode.generation == self.generation => Ok(inode),
             _ if self.kind == FileKind::Directory => {

@@ -644,7 +644,7 @@ impl Write<'_> {
         &self,
         splices: &[(FilePages, Vec<Run>)],
         inode: &mut FileInode,
-        slots: &mut impl ChangeSlots,
+        slots: &mut impl ChangeSlots<Error = PoolError>,
     ) -> Result<FileTable> {
         let mut table = self.spliced(splices)?;
         table.store(inode, slots)?;

@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use aquifer_check::CheckOptions;
+use aquifer_crashkit::{CrashMedia, CrashState, Mark, Marks, Verdict};
 use aquifer_fs::{FallocateMode, File, Files, FsError};
-use aquifer_pool::check::{CheckOptions, check_on};
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool};
-use aquifer_testkit::crash::{CrashMedia, CrashState, Mark, Marks, Verdict};
 
 use crate::scratch::{self, soundness};
 
@@ -209,7 +209,11 @@ pub fn check(
         _ => BOOT + 1 + u64::from(state.depth()),
     };
     let media = Arc::new(state.media()?);
-    let report = check_on(&*media, &CheckOptions { boot: Some(boot), ..Default::default() });
+    let report = aquifer_check::check(
+        media.clone(),
+        &CheckOptions { boot: Some(boot), ..Default::default() },
+    )
+    .unwrap();
     if !report.is_sound() {
         return Err(format!("before recovery: {report}").into());
     }

@@ -4,11 +4,11 @@
 //! its file. If that record is lost, the page belongs to its previous owner again (another file, or
 //! another part of this one), with the bytes of the new one.
 
+use aquifer_crashkit::{CrashFailure, Explored, Plan, explore};
 use aquifer_fs::{FallocateMode, File, Files, FsError};
 use aquifer_pool::Mutant;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{CrashFailure, Explored, Plan, explore};
 use aquifer_testkit::rng::Rng;
 
 use crate::history::{BOOT, History, check, fresh_media, open};

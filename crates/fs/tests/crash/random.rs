@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use aquifer_crashkit::{CrashFailure, CrashMedia, Explored, Plan, Recording, campaign, explore};
 use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, RenameMode, SetMode};
 use aquifer_pool::Mutant;
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::crash::{CrashFailure, CrashMedia, Explored, Plan, Recording, explore};
 use aquifer_testkit::rng::Rng;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -298,15 +297,7 @@ fn run(
 }
 
 fn survives(domain: PersistenceDomain) {
-    let first = seed(0);
-    let mut states = 0;
-    for seed in first..first + steps(5) as u64 {
-        match run(seed, 80, domain, 400, None) {
-            Ok(explored) => states += explored.states(),
-            Err(failure) => panic!("seed {seed}: {failure}"),
-        }
-    }
-    println!("{states} crash states on {domain}");
+    campaign::survives(domain, 5, |seed| run(seed, 80, domain, 400, None));
 }
 
 #[test]
@@ -327,22 +318,8 @@ fn every_killed_process_in_memory_files_recovers() {
 /// Deliberate bugs of the pool, observed through files.
 #[test]
 fn mutants_are_caught() {
+    let mutants =
+        [Mutant::CommitBeforeData, Mutant::CountExposed, Mutant::EarlyReuse, Mutant::FreshUnsaid];
     let domain = PersistenceDomain::PageCache;
-    let mut missed = Vec::new();
-    for mutant in
-        [Mutant::CommitBeforeData, Mutant::CountExposed, Mutant::EarlyReuse, Mutant::FreshUnsaid]
-    {
-        let noticed = |seed| {
-            // The pool may detect it and refuse to continue.
-            match std::panic::catch_unwind(|| run(seed, 80, domain, 1500, Some(mutant))) {
-                Ok(outcome) => outcome.err().map(|failure| failure.reason.clone()),
-                Err(_) => Some("the work failed".to_owned()),
-            }
-        };
-        match (0..20).find_map(noticed) {
-            Some(reason) => println!("{mutant:?}: {reason}"),
-            None => missed.push(mutant),
-        }
-    }
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    campaign::catches(&mutants, |seed, mutant| run(seed, 80, domain, 1500, Some(mutant)));
 }

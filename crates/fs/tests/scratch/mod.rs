@@ -8,8 +8,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use aquifer_check::{CheckOptions, Severity, check};
 use aquifer_fs::{Files, FsError};
-use aquifer_pool::check::{CheckOptions, Severity, check};
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 

@@ -6,10 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use aquifer_crashkit::CrashMedia;
 use aquifer_object::{Access, Attachment, ObjectError, ObjectOptions, Objects};
 use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use aquifer_pool::{CreateOptions, OpenOptions, Pool};
-use aquifer_testkit::crash::CrashMedia;
 use tempfile::TempDir;
 
 pub const PAGE: usize = 4096;

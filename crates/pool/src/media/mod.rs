@@ -52,6 +52,7 @@ mod new_file;
 mod open;
 mod windows;
 
+pub use aquifer_format::ByteRange;
 pub use create::{CreateOptions, create};
 pub use file::FileMedia;
 pub use mapped::MappedMedia;
@@ -94,29 +95,6 @@ impl fmt::Display for PersistenceDomain {
             PersistenceDomain::PageCache => "page-cache",
             PersistenceDomain::Volatile => "volatile",
         })
-    }
-}
-
-/// A range of bytes of the media.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ByteRange {
-    /// First byte.
-    pub offset_bytes: u64,
-    /// The length.
-    pub len_bytes: u64,
-}
-
-impl ByteRange {
-    /// The first byte after the range.
-    pub fn end_bytes(self) -> u64 {
-        self.offset_bytes.saturating_add(self.len_bytes)
-    }
-
-    /// The common part; of length 0 if there is none.
-    pub fn intersection(self, other: ByteRange) -> ByteRange {
-        let offset_bytes = self.offset_bytes.max(other.offset_bytes);
-        let end_bytes = self.end_bytes().min(other.end_bytes());
-        ByteRange { offset_bytes, len_bytes: end_bytes.saturating_sub(offset_bytes) }
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::{PAGE_BYTES, checksum};
 use aquifer_pool::media::{ByteRange, Media};
@@ -13,7 +14,6 @@ use aquifer_pool::{
     PoolError, Result,
 };
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 
 /// The stamps that fill an object's pages; a page with stamp 0 was never written.
 pub type Content = Vec<u64>;

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
+use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::media::PersistenceDomain::{Dax, PageCache, Volatile};
 use aquifer_pool::media::{CreateOptions, OpenError, create};
 use aquifer_sys::lock::{self, LockKind, LockRange};
-use aquifer_testkit::unguarded::UnguardedMedia;
 
 use crate::forms::memory_directory;
 

@@ -5,12 +5,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::media::{
     ByteRange, CreateOptions, Media, OpenError, PersistenceDomain, create, open,
 };
 use aquifer_sys::memory::{CacheStat, cachestat};
 use aquifer_testkit::failing_device::{FailingDevice, Undo};
-use aquifer_testkit::unguarded::UnguardedMedia;
 
 const PAGE_BYTES: u64 = 4096;
 const LEN_BYTES: u64 = 16 << 20;

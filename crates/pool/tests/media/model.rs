@@ -3,10 +3,10 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::media::{ByteRange, MediaError, PersistenceDomain, WriteWindows};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use aquifer_testkit::unguarded::UnguardedMedia;
 
 use crate::forms::{self, Form};
 

@@ -5,11 +5,11 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::media::PersistenceDomain::{Dax, PageCache, Volatile};
 use aquifer_pool::media::{
     ByteRange, Media, MediaError, OpenError, OpenOptions, PersistenceDomain, open,
 };
-use aquifer_testkit::unguarded::UnguardedMedia;
 
 use crate::forms;
 

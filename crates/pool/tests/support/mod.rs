@@ -2,8 +2,8 @@
 //! something of everything in it.
 #![allow(dead_code, reason = "each test uses a part")]
 
+#[path = "../../../format/tests/support/forge.rs"]
 pub mod forge;
-pub mod parsers;
 pub mod sample;
 
 use std::fs::{File, OpenOptions as FileOptions};

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::{PAGE_BYTES, checksum};
@@ -12,7 +13,6 @@ use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
     CommitContent, CommitCopied, CommitPages, CommitPatches, Patches, Pool, Result,
 };
-use aquifer_testkit::unguarded::{UnguardedMedia, UnguardedPool};
 
 /// The names of the objects, in order of creation. The second one is destroyed.
 pub const NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];

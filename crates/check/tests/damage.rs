@@ -1,0 +1,492 @@
+//! Random damage: whatever happens to a pool, nothing crashes, hangs or panics, and no object shows
+//! bytes of another.
+//!
+//! Accidents flip bits, and zero, tear, copy and swap sectors and pages of superblocks, metadata
+//! and log. An adversary changes fields and recomputes the checksums. Content is left alone, which
+//! no checksum covers: writing to an object's pages changes the object.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity, check, repair};
+use aquifer_pool::format::PAGE_BYTES;
+use aquifer_pool::format::inode::SLOT_BYTES;
+use aquifer_pool::media::{ByteRange, Media};
+use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_testkit::campaign::{fuzz, seed, steps};
+use aquifer_testkit::rng::Rng;
+use support::pool::*;
+
+const POOL_BYTES: usize = 384 << 10;
+const PAGE: usize = PAGE_BYTES as usize;
+const SECTOR: usize = 512;
+
+/// Ends the process if one case never ends, and prints the case.
+struct Watchdog {
+    case: Arc<AtomicU64>,
+}
+
+impl Watchdog {
+    fn start(seed: u64) -> Watchdog {
+        let case = Arc::new(AtomicU64::new(0));
+        let weak = Arc::downgrade(&case);
+        std::thread::spawn(move || {
+            let mut last = 0;
+            let mut seconds = 0;
+            while let Some(case) = weak.upgrade() {
+                let now = case.load(Relaxed);
+                drop(case);
+                seconds = if now == last { seconds + 1 } else { 0 };
+                last = now;
+                if seconds > 120 {
+                    eprintln!("case {now} hangs; replay with AQUIFER_SEED={seed}");
+                    std::process::abort();
+                }
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        });
+        Watchdog { case }
+    }
+
+    fn begin(&self, case: u64) {
+        self.case.store(case + 1, Relaxed);
+    }
+}
+
+/// The changes made to an image.
+#[derive(Debug, Default)]
+struct Story {
+    lines: Vec<String>,
+    /// A run was pointed at chosen pages. Free pages have leftover bytes, which the run then shows.
+    has_forged_run: bool,
+}
+
+impl Story {
+    fn push(&mut self, line: String) {
+        self.lines.push(line);
+    }
+
+    fn forge_slot(&mut self, rng: &mut Rng, slot: &mut [u8]) -> String {
+        let (at, width) = SLOT_FIELDS[rng.below(17) as usize];
+        self.has_forged_run |= (64..136).contains(&at);
+        forge_field(rng, slot, at, width)
+    }
+}
+
+/// Accidents happen anywhere except in content.
+fn spoil(rng: &mut Rng, image: &mut Vec<u8>, story: &mut Story) {
+    let layout = forge::superblock(image).layout;
+    // Superblocks, metadata, log; small parts are as likely as large ones.
+    let parts = [
+        0..2 * PAGE,
+        layout.metadata().offset_bytes as usize..layout.metadata().end_bytes() as usize,
+        layout.log().offset_bytes as usize..layout.log().end_bytes() as usize,
+    ];
+    for _ in 0..1 + rng.below(3) {
+        let part = parts[rng.below(3) as usize].clone();
+        let unit = if rng.chance(0.5) { SECTOR } else { PAGE };
+        let pick = |rng: &mut Rng, part: &std::ops::Range<usize>| {
+            part.start + rng.below((part.len() / unit) as u64) as usize * unit
+        };
+        let at = pick(rng, &part);
+        story.push(match rng.below(7) {
+            0 => {
+                let bit = rng.below(part.len() as u64 * 8) as usize;
+                image[part.start + bit / 8] ^= 1 << (bit % 8);
+                format!("bit {} of byte {} flipped", bit % 8, part.start + bit / 8)
+            }
+            1 => {
+                image[at..at + unit].fill(0);
+                format!("{unit} bytes at {at} zeroed")
+            }
+            2 => {
+                image[at..at + unit].iter_mut().for_each(|byte| *byte = rng.next_u64() as u8);
+                format!("{unit} bytes at {at} are noise")
+            }
+            3 => {
+                let from = rng.below((image.len() / unit) as u64) as usize * unit;
+                image.copy_within(from..from + unit, at);
+                format!("{unit} bytes at {at} are those at {from}")
+            }
+            4 => {
+                let other = pick(rng, &part);
+                let saved = image[at..at + unit].to_vec();
+                image.copy_within(other..other + unit, at);
+                image[other..other + unit].copy_from_slice(&saved);
+                format!("{unit} bytes at {at} and {other} swapped")
+            }
+            5 => {
+                let byte = rng.next_u64() as u8;
+                let len = 1 + rng.below(unit as u64) as usize;
+                image[at..at + len].fill(byte);
+                format!("{len} bytes at {at} are {byte:#x}")
+            }
+            _ => {
+                if !rng.chance(0.2) {
+                    continue;
+                }
+                let len = rng.below(image.len() as u64 + 1) as usize;
+                image.truncate(len);
+                story.push(format!("cut to {len} bytes"));
+                return;
+            }
+        });
+    }
+}
+
+/// A number that an adversary would try.
+fn tempting(rng: &mut Rng, current: u64) -> u64 {
+    match rng.below(9) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => current.wrapping_add(1),
+        3 => current.wrapping_sub(1),
+        4 => current ^ 1 << rng.below(64),
+        5 => current.wrapping_mul(2),
+        6 => 1 << rng.below(64),
+        7 => rng.below(200),
+        _ => rng.below(64) * PAGE_BYTES,
+    }
+}
+
+/// Changes one field of `width` bytes at `at`.
+fn forge_field(rng: &mut Rng, bytes: &mut [u8], at: usize, width: usize) -> String {
+    let mut wide = [0; 8];
+    wide[..width].copy_from_slice(&bytes[at..at + width]);
+    let current = u64::from_le_bytes(wide);
+    let forged = tempting(rng, current);
+    bytes[at..at + width].copy_from_slice(&forged.to_le_bytes()[..width]);
+    format!("{width} bytes at {at}: {current:#x} became {forged:#x}")
+}
+
+/// The fields of a superblock, of a slot, of a record's header and of its entries: offset and
+/// width.
+const SUPERBLOCK_FIELDS: [(usize, usize); 15] = [
+    (8, 4),
+    (12, 4),
+    (16, 8),
+    (32, 8),
+    (40, 8),
+    (48, 8),
+    (56, 8),
+    (64, 8),
+    (72, 8),
+    (80, 8),
+    (88, 8),
+    (96, 8),
+    (112, 8),
+    (120, 8),
+    (128, 8),
+];
+const SLOT_FIELDS: [(usize, usize); 17] = [
+    (4, 2),
+    (6, 2),
+    (8, 8),
+    (16, 8),
+    (24, 8),
+    (32, 8),
+    (40, 8),
+    (48, 8),
+    (64, 8),
+    (72, 8),
+    (80, 8),
+    (120, 8),
+    (128, 8),
+    (136, 8),
+    (216, 8),
+    (248, 1),
+    (249, 8),
+];
+const HEADER_FIELDS: [(usize, usize); 7] =
+    [(4, 4), (8, 8), (16, 8), (24, 8), (32, 4), (40, 8), (48, 8)];
+const ENTRY_FIELDS: [(usize, usize); 6] = [(0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (32, 8)];
+
+/// An adversary changes fields and recomputes the checksums.
+fn forge(rng: &mut Rng, image: &mut [u8], story: &mut Story) {
+    let layout = forge::superblock(image).layout;
+    let records = forge::records(image);
+    for _ in 0..1 + rng.below(2) {
+        match rng.below(10) {
+            0 | 1 => {
+                let (at, width) = SUPERBLOCK_FIELDS[rng.below(15) as usize];
+                let copies: &[usize] = [&[0][..], &[1], &[0, 1]][rng.below(3) as usize];
+                // The same change in both copies.
+                let mut forged = image[..PAGE].to_vec();
+                let change = forge_field(rng, &mut forged, at, width);
+                for &copy in copies {
+                    let start = copy * PAGE + at;
+                    image[start..start + width].copy_from_slice(&forged[at..at + width]);
+                    forge::seal_superblock(image, copy);
+                }
+                story.push(format!("superblocks {copies:?}: {change}"));
+            }
+            2..=4 => {
+                let number = rng.below(8);
+                let slot = forge::slot(image, &layout, number);
+                let change = story.forge_slot(rng, slot);
+                story.push(format!("slot {number}: {change}"));
+                forge::seal_slot(slot);
+            }
+            5 => {
+                let (from, to) = (1 + rng.below(6), 1 + rng.below(12));
+                let mut copy = forge::slot(image, &layout, from).to_vec();
+                copy[8..16].copy_from_slice(&to.to_le_bytes());
+                forge::seal_slot(&mut copy);
+                forge::slot(image, &layout, to).copy_from_slice(&copy);
+                story.push(format!("slot {to} is slot {from} with its number"));
+            }
+            _ if records.is_empty() => {}
+            6 | 7 => {
+                let record = records[rng.below(records.len() as u64) as usize];
+                let bytes = &mut image[record.offset..record.offset + record.len];
+                let (at, width) = HEADER_FIELDS[rng.below(7) as usize];
+                story.push(format!(
+                    "record at {}: {}",
+                    record.lsn,
+                    forge_field(rng, bytes, at, width)
+                ));
+                forge::seal_record(bytes);
+            }
+            8 => {
+                let record = records[rng.below(records.len() as u64) as usize];
+                let bytes = &mut image[record.offset..record.offset + record.len];
+                let entries = u32::from_le_bytes(bytes[32..36].try_into().unwrap());
+                let entry = rng.below(u64::from(entries.clamp(1, 90))) as usize;
+                let (at, width) = ENTRY_FIELDS[rng.below(6) as usize];
+                let change = forge_field(rng, bytes, 64 + entry * 40 + at, width);
+                story.push(format!("entry {entry} of the record at {}: {change}", record.lsn));
+                forge::seal_record(bytes);
+            }
+            _ => {
+                // A slot inside of a record, with both checksums recomputed.
+                let record = records[rng.below(records.len() as u64) as usize];
+                let bytes = &mut image[record.offset..record.offset + record.len];
+                if u32::from_le_bytes(bytes[64..68].try_into().unwrap()) != 1 {
+                    continue;
+                }
+                let start = u64::from_le_bytes(bytes[88..96].try_into().unwrap()) as usize;
+                let Some(slot) = bytes.get_mut(start..start + SLOT_BYTES) else { continue };
+                let change = story.forge_slot(rng, slot);
+                story.push(format!("slot in the record at {}: {change}", record.lsn));
+                forge::seal_slot(slot);
+                forge::seal_record(bytes);
+            }
+        }
+    }
+}
+
+/// Reads everything. Each object may only show its own bytes, zeros, or an error.
+fn read_everything(pool: &Pool, has_forged_run: bool) -> Result<(), PoolError> {
+    let _ = pool.info()?;
+    for number in 0..pool.layout().slots() + 2 {
+        let _ = pool.inode(number);
+    }
+    let mut failed = None;
+    let inodes = pool.inodes()?;
+    let mut runs: Vec<_> = inodes.iter().flat_map(|inode| inode.all_runs()).collect();
+    runs.sort_unstable();
+    assert!(runs.windows(2).all(|pair| !pair[0].overlaps(pair[1])), "pages of two objects");
+    for inode in &inodes {
+        match sample::read(pool, inode) {
+            Ok(bytes) => {
+                let name = String::from_utf8_lossy(&inode.name).into_owned();
+                let foreign = find_foreign(&inode.name, &bytes).filter(|_| !has_forged_run);
+                if let Some(foreign) = foreign {
+                    panic!("object {name} shows bytes of {foreign}");
+                }
+            }
+            Err(error) => failed = Some(error),
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Finds another object's bytes among those of this one.
+fn find_foreign(name: &[u8], bytes: &[u8]) -> Option<&'static str> {
+    let mut found = sample::find_all(bytes).into_iter();
+    if sample::NAMES.iter().any(|known| known.as_bytes() == name) {
+        found.find(|found| found.as_bytes() != name)
+    } else {
+        // A renamed object must still show the bytes of one object only.
+        found.nth(1)
+    }
+}
+
+fn patient() -> OpenOptions {
+    OpenOptions { stall_timeout: Duration::from_secs(5), ..alone() }
+}
+
+/// Runs every operation on a damaged pool.
+fn exercise(rng: &mut Rng, image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
+    let read_everything = |pool: &Pool| read_everything(pool, has_forged_run);
+    let media = FileMedia::of(image);
+    let options = CheckOptions { fresh_pages: rng.chance(0.1), ..CheckOptions::default() };
+    let report = check(media.clone(), &options).unwrap();
+    let _ = format!("{report}\n{report:?}");
+    assert!(media.image() == image, "the check wrote something");
+
+    if let Ok(pool) = Pool::open_on(media.clone(), &reading()) {
+        let _ = read_everything(&pool);
+    }
+    assert!(media.image() == image, "a reader wrote something");
+
+    let options = if rng.chance(0.05) { shared() } else { patient() };
+    let opened = Pool::open_on(media.clone(), &options);
+    let has_opened = opened.is_ok();
+    match opened {
+        Ok(pool) => {
+            read_everything(&pool).expect("a pool that can be written can be read");
+            // It keeps working: a new object can be created, which affects nothing else.
+            match sample::create(&pool, "fresh", 2, 0) {
+                Ok(inode) => {
+                    let bytes = sample::read(&pool, &inode).expect("just made");
+                    assert!(bytes.iter().all(|&byte| byte == 0), "a new object is not zero");
+                }
+                Err(PoolError::Full { .. } | PoolError::NoFreeInode { .. }) => {}
+                Err(error) => panic!("making an object: {error}"),
+            }
+            drop(pool);
+            let pool = Pool::open_on(media, &patient()).expect("it was open just now");
+            read_everything(&pool).expect("it was readable just now");
+        }
+        Err(_) => assert!(media.image() == image, "an opening that failed wrote something"),
+    }
+    (report, has_opened)
+}
+
+/// The check and the opening agree: a sound pool can be opened, and one that cannot be opened is
+/// not sound.
+fn assert_agreement(report: &CheckReport, has_opened: bool) {
+    assert_eq!(
+        (report.is_sound() || is_harmless(report)) && report.can_be_written(),
+        has_opened,
+        "opened: {has_opened}, but the check said:\n{report}"
+    );
+}
+
+/// Whether all damage still allows opening: it concerns single objects, or recovery leaves it out.
+fn is_harmless(report: &CheckReport) -> bool {
+    let mut bad = report.findings.iter().filter(|finding| finding.severity == Severity::Damage);
+    bad.all(|finding| match finding.kind {
+        FindingKind::Address
+        | FindingKind::SharedAddresses
+        | FindingKind::SameName
+        | FindingKind::UsedFreshPage => true,
+        FindingKind::Record => !finding.what.contains("takes content"),
+        _ => false,
+    })
+}
+
+fn campaign(usual_seed: u64, cases: usize, damage: impl Fn(&mut Rng, &mut Vec<u8>, &mut Story)) {
+    let seed = seed(usual_seed);
+    let watchdog = Watchdog::start(seed);
+    let images = [sample::crashed_image(POOL_BYTES), {
+        let media = FileMedia::of(&sample::crashed_image(POOL_BYTES));
+        drop(Pool::open_on(media.clone(), &alone()).unwrap());
+        media.image()
+    }];
+    let (mut sound, mut opened) = (0, 0);
+    for case in 0..steps(cases) as u64 {
+        watchdog.begin(case);
+        let mut rng = Rng::new(seed ^ case << 20);
+        // The image that crashed more often: it has a log.
+        let mut image = images[usize::from(rng.chance(0.25))].clone();
+        let mut story = Story::default();
+        damage(&mut rng, &mut image, &mut story);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let (report, has_opened) = exercise(&mut rng, &image, story.has_forged_run);
+            assert_agreement(&report, has_opened);
+            (report.is_sound(), has_opened)
+        }));
+        let Ok((is_sound, has_opened)) = outcome else {
+            panic!("case {case} of seed {seed}: {story:#?}");
+        };
+        sound += u64::from(is_sound);
+        opened += u64::from(has_opened);
+    }
+    println!("{} cases: {sound} sound, {opened} opened", steps(cases));
+    assert!(opened > 0, "damage so great that nothing is tested");
+}
+
+#[test]
+fn no_accident_crashes_anything_or_mixes_objects_up() {
+    campaign(1, 1500, spoil);
+}
+
+#[test]
+fn no_adversary_crashes_anything_or_mixes_objects_up() {
+    campaign(2, 1500, |rng, image, story| forge(rng, image, story));
+}
+
+#[test]
+fn accidents_on_top_of_forgery() {
+    campaign(3, 500, |rng, image, story| {
+        forge(rng, image, story);
+        if forge::is_readable(image) {
+            spoil(rng, image, story);
+        }
+    });
+}
+
+/// Loses each sector of superblocks, metadata and log once, alone.
+#[test]
+fn each_lost_sector_is_noticed_or_does_not_matter() {
+    let image = sample::crashed_image(POOL_BYTES);
+    let end = forge::superblock(&image).layout.data_start_page as usize * PAGE;
+    let log = forge::superblock(&image).layout.log();
+    let unproven = log.offset_bytes as usize..log.end_bytes() as usize;
+    let records = forge::records(&image);
+    let proven: Vec<_> = (records[..records.len() - 1].iter())
+        .map(|record| record.offset..record.offset + record.len)
+        .collect();
+    let mut rng = Rng::new(0);
+    for at in (0..end).step_by(SECTOR) {
+        let mut damaged = image.clone();
+        damaged[at..at + SECTOR].fill(0);
+        if damaged == image {
+            continue;
+        }
+        let (report, has_opened) = exercise(&mut rng, &damaged, false);
+        assert_agreement(&report, has_opened);
+        let is_silent = report.findings.iter().all(|f| f.kind == FindingKind::Unreplayed);
+        // After the last record nothing proves that a lost one existed.
+        let is_proven = !unproven.contains(&at) || proven.iter().any(|record| record.contains(&at));
+        if is_silent && is_proven {
+            let pool = Pool::open_on(FileMedia::of(&damaged), &reading());
+            sample::assert_complete(&pool.expect("nothing is wrong"));
+        }
+    }
+}
+
+/// Makes each page unreadable once: the rest is reported, and what can be read is read.
+#[test]
+fn each_page_that_cannot_be_read_is_a_typed_error() {
+    let directory = scratch();
+    let path = directory.path().join("pool");
+    let image = sample::crashed_image(POOL_BYTES);
+    std::fs::write(&path, &image).unwrap();
+    for page in 0..(POOL_BYTES / PAGE) as u64 {
+        let hole = ByteRange { offset_bytes: page * PAGE_BYTES, len_bytes: PAGE_BYTES };
+        let report =
+            check(FileMedia::open_with_unreadable(&path, hole), &CheckOptions::default()).unwrap();
+        assert!(report.pool.is_some());
+        if let Ok(pool) = Pool::open_on(FileMedia::open_with_unreadable(&path, hole), &reading()) {
+            let _ = read_everything(&pool, false);
+        }
+        let copy = directory.path().join("copy");
+        std::fs::write(&copy, &image).unwrap();
+        let media: Arc<dyn Media> = FileMedia::open_with_unreadable(&copy, hole);
+        match repair(media, &CheckOptions::default()) {
+            Ok(repaired) => drop(format!("{repaired:?}")),
+            Err(error) => assert!(matches!(error, PoolError::Media(_)), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn any_changes_of_a_pool() {
+    fuzz(400, 64, support::any_changes::image);
+}

@@ -1,0 +1,21 @@
+//! Runs the bodies of the fuzz targets (`fuzz/`) on random bytes, so that they keep working.
+
+mod support;
+
+use aquifer_testkit::campaign::fuzz;
+use support::parsers;
+
+#[test]
+fn any_bytes_as_a_superblock() {
+    fuzz(5000, 600, parsers::superblock);
+}
+
+#[test]
+fn any_bytes_as_a_slot() {
+    fuzz(5000, 520, parsers::slot);
+}
+
+#[test]
+fn any_bytes_as_a_record() {
+    fuzz(5000, 9000, parsers::record);
+}
