@@ -6,9 +6,9 @@ use std::path::Path;
 
 use aquifer::device::{Fault, FaultRule, FaultTarget, Faulty};
 use aquifer::{
-    Access, Cache, CacheError, CreateObject, CreateOptions, Device, DeviceError, Error, ErrorKind,
-    FileAccess, Files, FsError, IoOperation, MapError, Mapper, MemoryDevice, ObjectError, Objects,
-    OpenOptions, Pool, PoolError, Result,
+    Cache, CacheError, CreateOptions, Device, DeviceError, Error, ErrorKind, FileAccess, Files,
+    FsError, IoOperation, MapError, Mapper, MemoryDevice, ObjectError, Objects, OpenOptions, Pool,
+    PoolError, Result,
 };
 
 const PAGE: u64 = 4096;
@@ -99,11 +99,11 @@ fn errors_of_a_pool_are_found_through_objects_and_files() {
         Ok(Pool::create(&path, 4 << 20, &CreateOptions::default(), &OpenOptions::default())?)
     };
     let objects = Objects::new(pool().unwrap());
-    let create = |bytes| objects.create("one", bytes, &CreateObject::default());
+    let create = |bytes| objects.create("one", bytes);
     assert_eq!(kind(create(1 << 30).unwrap_err()), ErrorKind::NoSpace);
     create(4096).unwrap();
     assert_eq!(kind(create(4096).unwrap_err()), ErrorKind::AlreadyExists);
-    let missing = objects.attach("two", Access::Read, None).err().unwrap();
+    let missing = objects.attach("two").err().unwrap();
     assert_eq!(kind(missing), ErrorKind::NotFound);
     drop(objects);
 

@@ -61,7 +61,7 @@ fn hit() {
 
 #[test]
 fn out_of_core() {
-    let report = report(&["out-of-core", "--threads", "1,2"]);
+    let report = report(&["out-of-core", "--threads", "1,2", "--size", "64M"]);
     for metric in ["read_1t", "read_2t"] {
         let names = systems_of(&report, metric);
         assert_contains(&names, &["mmap", "mmap_random", "pread_direct", "user_cache"], &report);
@@ -107,7 +107,7 @@ fn fault() {
 
 #[test]
 fn bfs() {
-    let report = report(&["bfs"]);
+    let report = report(&["bfs", "--size", "64M"]);
     let names = systems_of(&report, "search");
     assert_contains(&names, &["mmap", "mmap_random", "mmap_willneed", "mapping"], &report);
     for row in report["rows"].as_array().unwrap() {

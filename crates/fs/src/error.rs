@@ -13,7 +13,6 @@ use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_vm::stitched::StitchError;
 
 use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES, is_namespace};
-use crate::walk::owned;
 
 /// The result of an operation on files.
 pub type Result<T> = std::result::Result<T, FsError>;

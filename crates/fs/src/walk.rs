@@ -271,7 +271,7 @@ fn step<'p>(
 
 /// Returns the path from the root, without `.`, `..` and symbolic links, of what [`walk`] finds at
 /// `path` in the same slots with [`Last::Follow`].
-pub(crate) fn canonical(slots: &impl ReadSlots, path: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn canonical(slots: &impl ReadSlots<Error = PoolError>, path: &[u8]) -> Result<Vec<u8>> {
     let components = |path: &[u8]| -> Vec<Vec<u8>> {
         path.split(|&byte| byte == b'/').rev().map(<[u8]>::to_vec).collect()
     };
