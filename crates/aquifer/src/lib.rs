@@ -102,6 +102,16 @@
 //! * From a shell: `aquifer put`, `ls`, `cat`, `get` and other commands, with paths like
 //!   `data.pool:/logs/current`.
 //!
+//! # Watching it run
+//! * *Statistics* are structs: [`Cache::stats`], [`Mapper::stats`], [`Pool::info`]; as OpenMetrics
+//!   text, [`metrics`]. `aquifer stat` shows the caches of running programs that have called
+//!   [`CacheBuilder::publish`].
+//! * *Events* of the crate `tracing`, with the feature `tracing`: a pool was opened, with the number
+//!   of records that it recovered (info), a checkpoint (debug) or its failure (error), an object was
+//!   attached (debug), misses waited for a free frame (debug), loads or background write-back failed
+//!   (warn). The last three come once in 200 ms at most, from a background thread of the cache. A
+//!   subscriber must not wait for the cache, pool or mapper that emits the event.
+//!
 //! # Conventions
 //! * *Units.* Lengths, offsets and budgets are in bytes; names of other quantities include the
 //!   unit. Pools and objects are rounded to pages of 4,096 bytes.

@@ -66,7 +66,7 @@ fn a_view_shows_what_a_read_does() {
                 assert_eq!((view.len(), view.offset_bytes()), (read.len() as u64, range.start));
                 assert_eq!(bytes_of(&view), read, "{path} {range:?}");
                 let mut copied = vec![0; read.len()];
-                view.read_into(0, &mut copied).unwrap();
+                view.read_exact_at(&mut copied, 0).unwrap();
                 assert_eq!(copied, read);
                 // SAFETY: no thread writes to the file while the slice is used.
                 assert_eq!(unsafe { view.as_slice() }.unwrap(), read);
@@ -527,7 +527,7 @@ fn a_fork_has_no_views() {
             && file.view_mut(..10).is_err()
             && views.iter().all(|view| {
                 forked(view.read(|_| ()))
-                    && forked(view.read_into(0, &mut [0]))
+                    && forked(view.read_exact_at(&mut [0], 0))
                     && view.bytes().is_none()
                     && !view.is_current()
             })

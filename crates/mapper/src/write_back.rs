@@ -100,7 +100,11 @@ fn write_some(views: &[Arc<PrivateFile>], budget_bytes: u64) -> u64 {
     for (index, view) in views.iter().enumerate() {
         let share = left / (views.len() - index) as u64;
         // Pages that fail stay dirty, and the next flush reports the error.
-        let written = view.write_back(share.max(1)).ok().flatten().unwrap_or(0);
+        let written = view.write_back(share.max(1)).unwrap_or_else(|_error| {
+            aquifer_sys::event!(warn, error = %_error, "write-back failed; the pages stay dirty");
+            None
+        });
+        let written = written.unwrap_or(0);
         left = left.saturating_sub(written);
     }
     budget_bytes - left

@@ -172,6 +172,13 @@ impl Attached {
                 })
             }
         };
+        aquifer_sys::event!(
+            debug,
+            object = %text(name),
+            access = ?access,
+            len_bytes = memory.len_bytes(),
+            "object attached"
+        );
         Ok(Attached {
             object,
             access,

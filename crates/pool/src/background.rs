@@ -12,6 +12,7 @@ use std::time::Duration;
 use aquifer_vm::worker::{self, Bell, Ticket};
 
 use crate::core::Core;
+use crate::error::Result;
 use crate::format::PAGE_BYTES;
 use crate::heartbeat::PERIOD;
 use crate::open_options::OpenOptions;
@@ -28,7 +29,7 @@ impl Worker {
     pub fn checkpointer(core: &Arc<Core>) -> Option<Worker> {
         Self::start(core, c"aquifer-ckpt", Arc::default(), |core, _| {
             // A failure is recorded for all processes, and the next call of each returns it.
-            let _ = core.checkpoint();
+            report_checkpoint(core, &core.checkpoint());
         })
     }
 
@@ -91,5 +92,23 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.bell.stop();
         self.thread.join();
+    }
+}
+
+/// Emits an event for a checkpoint. The caller holds no lock.
+pub(crate) fn report_checkpoint(core: &Core, outcome: &Result<()>) {
+    match outcome {
+        Ok(()) => aquifer_sys::event!(
+            debug,
+            pool = %core.handle.media.path().display(),
+            log_use_percent = core.log.use_percent(),
+            "checkpoint"
+        ),
+        Err(_error) => aquifer_sys::event!(
+            error,
+            pool = %core.handle.media.path().display(),
+            error = %_error,
+            "checkpoint failed: the pool is read-only from now on"
+        ),
     }
 }

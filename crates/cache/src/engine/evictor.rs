@@ -3,7 +3,7 @@
 //! It keeps free frames between two watermarks where eviction means write-back, completes shrinks,
 //! and has the budget rebalanced. It pauses when it does not get a CPU to itself.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::cpu;
@@ -16,12 +16,21 @@ use crate::ids::{FrameId, PageKey};
 const CROWDED_NAP: Duration = Duration::from_millis(20);
 const TICK: Duration = Duration::from_millis(200);
 
+/// Counts for which events were emitted.
+#[derive(Default)]
+struct Reported {
+    stalls: u64,
+    load_errors: u64,
+    write_errors: u64,
+}
+
 impl Engine {
     /// The loop of the evictor thread.
     pub fn run_evictor(&self) {
         let mut last_tick = Instant::now();
         let mut misses_seen = [0; 3];
         let mut shrinks = <[Shrink; 2]>::default();
+        let mut reported = Reported::default();
         while !self.is_stopping() {
             let ticket = self.evictor_bell.ticket();
             let busy = [&self.mapped, &self.arena].map(|pool| self.keep_free(pool));
@@ -30,6 +39,7 @@ impl Engine {
             if last_tick.elapsed() >= TICK {
                 last_tick = Instant::now();
                 self.rebalance(&mut misses_seen);
+                self.report(&mut reported);
             }
             if busy.contains(&true) {
                 continue;
@@ -45,6 +55,37 @@ impl Engine {
                 reclaim.crowded.store(false, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Emits events for what happened since the last call: it may have happened in a signal handler,
+    /// which must not.
+    fn report(&self, reported: &mut Reported) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        let now = Reported {
+            stalls: count(&counters.stalls),
+            load_errors: count(&counters.load_errors),
+            write_errors: count(&counters.write_errors),
+        };
+        if now.stalls > reported.stalls {
+            aquifer_sys::event!(
+                debug,
+                stalls = now.stalls - reported.stalls,
+                budget_bytes = self.budget_bytes(),
+                "misses waited for a free frame"
+            );
+        }
+        if now.load_errors > reported.load_errors {
+            let failed = now.load_errors - reported.load_errors;
+            aquifer_sys::event!(warn, failed, "pages could not be loaded");
+            _ = failed;
+        }
+        if now.write_errors > reported.write_errors {
+            let failed = now.write_errors - reported.write_errors;
+            aquifer_sys::event!(warn, failed, "write-back failed; the pages stay dirty");
+            _ = failed;
+        }
+        *reported = now;
     }
 
     /// Evicts until free frames reach the high watermark. Returns whether to call it again at once.

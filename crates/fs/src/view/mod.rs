@@ -427,7 +427,7 @@ impl View<'_> {
     /// The closure gets the range in one piece. If the view is not in memory in one piece
     /// ([`View::bytes`]), for example with more than [`MAX_VIEW_PIECES`] pieces, that is a copy:
     /// this call allocates and frees memory of the range's length. Read a large view of that kind
-    /// in several ranges, or with [`View::read_into`] and your own buffer.
+    /// in several ranges, or with [`View::read_exact_at`] and your own buffer.
     ///
     /// # Errors
     /// As for [`View::read`]; [`FsError::OutsideView`]; [`FsError::Stitch`] if there is no memory
@@ -445,7 +445,7 @@ impl View<'_> {
             }
             Place::Scattered { .. } => {
                 let mut bytes = zeros(len_bytes)?;
-                self.read_into(range.start, &mut bytes)?;
+                self.read_exact_at(&mut bytes, range.start)?;
                 Ok(look(Bytes::from(&bytes[..])))
             }
         }
@@ -456,7 +456,7 @@ impl View<'_> {
     ///
     /// # Errors
     /// As for [`View::read_range`].
-    pub fn read_into(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
+    pub fn read_exact_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
         let range = offset_bytes..offset_bytes.saturating_add(bytes.len() as u64);
         self.check(&range)?;
         match &self.place {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Pool;
 use crate::appends::at_place;
+use crate::background;
 use crate::commit::{Commit, CommitContent};
 use crate::error::Result;
 use crate::format::PAGE_BYTES;
@@ -128,7 +129,9 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Media`](crate::PoolError::Media); the pool is read-only from then on.
     pub fn checkpoint(&self) -> Result<()> {
-        self.core().checkpoint()
+        let outcome = self.core().checkpoint();
+        background::report_checkpoint(self.core(), &outcome);
+        outcome
     }
 
     /// Requests a checkpoint in the background, if this handle has a background thread.

@@ -164,6 +164,13 @@ impl Pool {
     }
 
     fn start(opened: Opened, options: &OpenOptions) -> Result<Pool> {
+        aquifer_sys::event!(
+            info,
+            pool = %opened.core.handle.media.path().display(),
+            writable = opened.core.handle.members.is_writable,
+            recovered_records = opened.recovered_records,
+            "pool opened"
+        );
         let has_workers = opened.core.handle.members.is_writable && options.background;
         let checkpointer = has_workers.then(|| Worker::checkpointer(&opened.core)).flatten();
         let zeroer = (has_workers && options.zero_bytes_per_second > 0)
