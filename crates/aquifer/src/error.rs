@@ -18,7 +18,9 @@ use aquifer_object::ObjectError;
 use aquifer_object::heap::HeapError;
 use aquifer_pool::PoolError;
 use aquifer_pool::broker::AccessError;
+use aquifer_pool::format::StructureError;
 use aquifer_pool::media::{MediaError, OpenError};
+use aquifer_sys::shared_memory::SharedMemoryError;
 use aquifer_vm::VmError;
 use aquifer_vm::stitched::StitchError;
 
@@ -128,7 +130,11 @@ impl Error {
 
     /// The error and its causes, from the outside in.
     fn chain(&self) -> impl Iterator<Item = Cause<'_>> {
-        let own: Cause<'_> = match self {
+        std::iter::successors(Some(self.inner()), |error| cause_of(*error))
+    }
+
+    fn inner(&self) -> Cause<'_> {
+        match self {
             Error::Cache(error) => error,
             Error::Device(error) => error,
             Error::Map(error) => error,
@@ -136,8 +142,7 @@ impl Error {
             Error::Object(error) => error,
             Error::Heap(error) => error,
             Error::Fs(error) => error,
-        };
-        std::iter::successors(Some(own), |error| cause_of(*error))
+        }
     }
 }
 
@@ -159,6 +164,8 @@ fn cause_of(error: Cause<'_>) -> Option<Cause<'_>> {
             PoolError::Media(source) => return Some(source),
             PoolError::NotOpened(source) => return Some(source),
             PoolError::Access(source) => return Some(source),
+            PoolError::Structure(source) => return Some(source),
+            PoolError::SharedMemory(source) => return Some(source),
             _ => {}
         }
     } else if let Some(ObjectError::Pool(source)) = error.downcast_ref() {
@@ -174,6 +181,8 @@ fn cause_of(error: Cause<'_>) -> Option<Cause<'_>> {
     } else if let Some(error) = error.downcast_ref::<io::Error>() {
         // A device over a mapping of a cache, for example, wraps the cache's error so.
         return error.get_ref().map(|inner| inner as Cause<'_>);
+    } else if let Some(error) = error.downcast_ref::<Error>() {
+        return Some(error.inner());
     }
     error.source()
 }
@@ -184,6 +193,8 @@ fn kind_of(error: Cause<'_>) -> Option<ErrorKind> {
         .or_else(|| error.downcast_ref().and_then(kind_of_device))
         .or_else(|| error.downcast_ref().and_then(kind_of_map))
         .or_else(|| error.downcast_ref().and_then(kind_of_pool))
+        .or_else(|| error.downcast_ref().and_then(kind_of_structure))
+        .or_else(|| error.downcast_ref().and_then(kind_of_shared_memory))
         .or_else(|| error.downcast_ref().and_then(kind_of_media))
         .or_else(|| error.downcast_ref().and_then(kind_of_access))
         .or_else(|| error.downcast_ref().and_then(kind_of_object))
@@ -263,12 +274,34 @@ fn kind_of_pool(error: &PoolError) -> Option<ErrorKind> {
         | PoolError::TooManyRuns { .. }
         | PoolError::TooManyPins { .. }
         | PoolError::TooMuchPinned { .. }
-        | PoolError::TooManyProcesses { .. }
-        | PoolError::SharedMemory(_) => ErrorKind::LimitReached,
+        | PoolError::TooManyProcesses { .. } => ErrorKind::LimitReached,
         // The system's error is that of the first failure, not of this call.
         PoolError::Failed { .. } => ErrorKind::NotDurable,
         PoolError::Stalled { .. } => ErrorKind::TimedOut,
         PoolError::Forked => ErrorKind::Forked,
+        _ => return None,
+    })
+}
+
+fn kind_of_structure(error: &StructureError) -> Option<ErrorKind> {
+    Some(match error {
+        StructureError::Damaged { .. } => ErrorKind::Damaged,
+        StructureError::Exists { .. } => ErrorKind::AlreadyExists,
+        StructureError::NameTooLong { .. }
+        | StructureError::BadName { .. }
+        | StructureError::FileTooLarge => ErrorKind::InvalidInput,
+        StructureError::TooManyCollisions => ErrorKind::LimitReached,
+        _ => return None,
+    })
+}
+
+fn kind_of_shared_memory(error: &SharedMemoryError) -> Option<ErrorKind> {
+    Some(match error {
+        SharedMemoryError::NoSpace { .. } => ErrorKind::LimitReached,
+        SharedMemoryError::Exists { .. } => ErrorKind::AlreadyExists,
+        SharedMemoryError::Missing { .. } => ErrorKind::NotFound,
+        SharedMemoryError::NoPermission { .. } => ErrorKind::PermissionDenied,
+        SharedMemoryError::BadName { .. } => ErrorKind::InvalidInput,
         _ => return None,
     })
 }

@@ -62,8 +62,10 @@ impl Metrics {
     pub fn cache(&mut self, labels: Labels<'_>, figures: impl Into<CacheFigures>) -> &mut Metrics {
         let figures = figures.into();
         for (name, count) in &figures.counters {
-            let help = Stats::meaning_of(name).unwrap_or("A count of another version of Aquifer");
-            self.counter(&format!("cache_{name}"), help, labels, *count);
+            // Counts of other versions are left out: their names could be those of other figures.
+            if let Some(help) = Stats::meaning_of(name) {
+                self.counter(&format!("cache_{name}"), help, labels, *count);
+            }
         }
         let sizes = [
             ("cache_budget_bytes", "DRAM that the cache may use", figures.budget_bytes),
@@ -234,7 +236,8 @@ fn escaped(text: &str) -> String {
 /// [published](crate::publish).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CacheFigures {
-    /// Counts since the cache was created, with the names of [`Stats::counters`].
+    /// Counts since the cache was created, with the names of [`Stats::counters`]; others are left
+    /// out.
     pub counters: Vec<(String, u64)>,
     /// DRAM that the cache may use.
     pub budget_bytes: u64,

@@ -10,6 +10,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer::check::{CheckOptions, Severity};
 use aquifer::fs::{FallocateMode, FileKind, SetMode};
@@ -180,12 +181,16 @@ fn from_blocks(blocks: &[u8]) -> Vec<u8> {
     image
 }
 
+/// Objects are attached at fixed addresses, which are the same in all copies of the pool.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// Returns the pool as found after the power failure.
-fn found() -> (tempfile::TempDir, PathBuf) {
+fn found() -> ((MutexGuard<'static, ()>, tempfile::TempDir), PathBuf) {
+    let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pool");
     std::fs::write(&path, from_blocks(&std::fs::read(blocks_path()).unwrap())).unwrap();
-    (directory, path)
+    ((alone, directory), path)
 }
 
 fn assert_not_worse(path: &Path, severity: Severity) {

@@ -291,18 +291,21 @@ impl Mapping {
         &self,
         ranges: &[Range<u64>],
     ) -> impl Future<Output = Result<()>> + Send + use<> {
-        let pages = self.page_ranges(ranges);
-        let work: Box<dyn FnOnce() -> Result<()> + Send> = match &self.served {
-            Served::User(store, _) => {
-                let store = self.in_use(store);
-                Box::new(move || store.touch_runs(&pages?))
-            }
-            Served::Kernel(file, _) => {
-                let (file, ranges) = (file.clone(), ranges.to_vec());
-                Box::new(move || pages.and_then(|_| file.touch_many(&ranges)))
+        let work = || -> Box<dyn FnOnce() -> Result<()> + Send> {
+            let pages = self.page_ranges(ranges);
+            match &self.served {
+                Served::User(store, _) => {
+                    let store = self.in_use(store);
+                    Box::new(move || store.touch_runs(&pages?))
+                }
+                Served::Kernel(file, _) => {
+                    let (file, ranges) = (file.clone(), ranges.to_vec());
+                    Box::new(move || pages.and_then(|_| file.touch_many(&ranges)))
+                }
             }
         };
-        asynchronous::run(&self.running.engine.jobs, work)
+        let engine = &self.running.engine;
+        asynchronous::run(&engine.jobs, engine.mark.is_current().then(work))
     }
 
     /// Starts loading many ranges in the background and returns at once.
@@ -500,9 +503,12 @@ impl MappingMut {
         &self,
         range: Range<u64>,
     ) -> impl Future<Output = Result<()>> + Send + use<> {
-        let pages = self.pages_of(&range);
-        let store = self.in_use(self.store());
-        asynchronous::run(&self.running.engine.jobs, move || store.flush(pages?))
+        let work = || {
+            let (pages, store) = (self.pages_of(&range), self.in_use(self.store()));
+            move || store.flush(pages?)
+        };
+        let engine = &self.running.engine;
+        asynchronous::run(&engine.jobs, engine.mark.is_current().then(work))
     }
 }
 

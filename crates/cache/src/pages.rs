@@ -173,11 +173,13 @@ impl Pages {
 
     /// As [`Pages::load`], awaitable on any executor.
     pub fn load_async(&self, pages: &[PageId]) -> impl Future<Output = Result<()>> + Send + use<> {
-        let ranges = self.ranges(pages);
-        let store = InUse::new(self.store.clone(), self.running.engine.clone());
-        asynchronous::run(&self.running.engine.jobs, move || {
-            store.touch_many(&ranges?).map_err(|(page, refused)| store.error(page, refused))
-        })
+        let engine = &self.running.engine;
+        let work = || {
+            let ranges = self.ranges(pages);
+            let store = InUse::new(self.store.clone(), engine.clone());
+            move || store.touch_many(&ranges?).map_err(|(page, refused)| store.error(page, refused))
+        };
+        asynchronous::run(&engine.jobs, engine.mark.is_current().then(work))
     }
 
     /// Starts loading pages in the background: a hint.

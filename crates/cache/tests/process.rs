@@ -6,9 +6,10 @@
 mod support;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Wake};
+use std::task::{Context, Poll, Wake, Waker};
 
 use aquifer_cache::{Advice, Cache, CacheError, Mapping, MappingMut, PageId};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
@@ -306,6 +307,14 @@ fn fork() {
     }
 }
 
+/// The result of a future that does not have to wait.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => panic!("it would wait for a thread of the parent"),
+    }
+}
+
 fn child_of_a_fork(
     mapping: Arc<MappingMut>,
     pages: Arc<aquifer_cache::Pages>,
@@ -330,6 +339,9 @@ fn child_of_a_fork(
     assert!(matches!(pages.read_exact_at(&mut [0; 9], 0), Err(CacheError::Forked)));
     assert!(matches!(pages.load(&[PageId(0)]), Err(CacheError::Forked)));
     assert!(matches!(pages.flush_all(), Err(CacheError::Forked)));
+    assert!(matches!(at_once(mapping.flush_async(0..1)), Err(CacheError::Forked)));
+    assert!(matches!(at_once(mapping.touch_many_async(&[0..1])), Err(CacheError::Forked)));
+    assert!(matches!(at_once(pages.load_async(&[PageId(0)])), Err(CacheError::Forked)));
     assert!(matches!(cache.resize(BUDGET as u64), Err(CacheError::Forked)));
     assert!(matches!(cache.map(memory(PAGE, 1).0), Err(CacheError::Forked)));
     assert!(matches!(cache.pages(memory(PAGE, 1).0), Err(CacheError::Forked)));

@@ -340,6 +340,12 @@ impl From<FsError> for std::io::Error {
 }
 
 impl FsError {
+    /// There is no memory for that many bytes.
+    pub(crate) fn no_memory(len_bytes: u64) -> FsError {
+        let source = ErrorKind::OutOfMemory.into();
+        FsError::Stitch(StitchError::Map { len_bytes, source })
+    }
+
     /// Returns the same error, for the whole path.
     pub(crate) fn at(self, path: &[u8]) -> FsError {
         let whole = owned(path);

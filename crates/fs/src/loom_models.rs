@@ -133,7 +133,7 @@ impl Pool {
         *self.is_free.lock().unwrap() = true;
     }
 
-    /// Takes the first page for another file, if it is free, and writes to it as `Core::store`
+    /// Takes the first page for another file, if it is free, and writes to it as `Pool::store`
     /// does.
     fn write_other_file(&self) {
         let is_mine = std::mem::take(&mut *self.is_free.lock().unwrap());

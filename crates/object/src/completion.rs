@@ -14,11 +14,14 @@ use crate::error::{ObjectError, Result};
 /// psync fails, the next psync commits its pages too; detaching without another psync returns an
 /// error.
 ///
-/// The committing thread wakes the future: the waker must not run anything long.
+/// The committing thread wakes the future: the waker must not run anything long. Once it has returned
+/// the result, polling it again or waiting returns `Ok`.
 #[must_use = "the psync may fail; wait for it, or drop it explicitly"]
 #[derive(Debug)]
 pub struct PendingPsync {
     completion: worker::Completion<Result<()>>,
+    /// Whether the result was returned.
+    has_returned: bool,
 }
 
 /// The end of a psync, in parts: its own commit, and earlier commits of its objects.
@@ -58,7 +61,7 @@ impl PendingPsync {
             done.complete(Ok(()));
         }
         let state = Mutex::new(CountdownState { open: parts, outcome: Ok(()) });
-        (PendingPsync { completion }, Arc::new(Countdown { state, done }))
+        (PendingPsync { completion, has_returned: false }, Arc::new(Countdown { state, done }))
     }
 
     /// Whether the psync has ended, successfully or not, so that [`PendingPsync::wait`] returns at
@@ -72,6 +75,9 @@ impl PendingPsync {
     /// # Errors
     /// As for [`Attachment::psync`](crate::Attachment::psync).
     pub fn wait(mut self) -> Result<()> {
+        if self.has_returned {
+            return Ok(());
+        }
         self.completion.wait().map_err(|_| ObjectError::Forked)?
     }
 }
@@ -80,7 +86,11 @@ impl Future for PendingPsync {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        if self.has_returned {
+            return Poll::Ready(Ok(()));
+        }
         let outcome = ready!(Pin::new(&mut self.completion).poll(context));
+        self.has_returned = true;
         Poll::Ready(outcome.map_err(|_| ObjectError::Forked)?)
     }
 }

@@ -5,7 +5,6 @@ use std::io;
 use std::sync::OnceLock;
 
 use linux_raw_sys::general as raw;
-use rustix::process::{Resource, getrlimit};
 
 use crate::memory::{self, Advice, Protection, Range, SMALL_PAGE_BYTES};
 use crate::pagemap::Pagemap;
@@ -43,9 +42,16 @@ pub fn vectored_dontneed() -> io::Result<()> {
     result.map(drop)
 }
 
-/// Returns the running kernel's major and minor version.
+/// Returns the running kernel's major and minor version. By libc, as [`limits`]: rustix takes these
+/// calls for ones that cannot fail, and a sandbox may refuse them.
 pub fn kernel_version() -> Option<(u32, u32)> {
-    version_of(rustix::system::uname().release().to_str().ok()?)
+    // SAFETY: an all-zero utsname is valid.
+    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: fills in the structure on this stack.
+    unsafe { libc::uname(&raw mut name) };
+    // SAFETY: the kernel ends it with a zero byte.
+    let release = unsafe { std::ffi::CStr::from_ptr(name.release.as_ptr()) };
+    version_of(release.to_str().ok()?)
 }
 
 fn version_of(release: &str) -> Option<(u32, u32)> {
@@ -257,14 +263,20 @@ pub struct Limits {
 
 /// Reads the current limits.
 pub fn limits() -> Limits {
+    let bound = |resource| {
+        let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+        // SAFETY: fills in the structure on this stack.
+        unsafe { libc::getrlimit(resource, &raw mut limit) };
+        (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    };
     Limits {
         max_mappings: read_word("/proc/sys/vm/max_map_count").ok().and_then(|n| n.parse().ok()),
         mappings: fs::read_to_string("/proc/self/maps")
             .ok()
             .map(|maps| maps.lines().count() as u64),
-        locked_bytes: getrlimit(Resource::Memlock).current,
-        address_space_bytes: getrlimit(Resource::As).current,
-        open_files: getrlimit(Resource::Nofile).current,
+        locked_bytes: bound(libc::RLIMIT_MEMLOCK),
+        address_space_bytes: bound(libc::RLIMIT_AS),
+        open_files: bound(libc::RLIMIT_NOFILE),
         memory_bytes: crate::cpu::memory_bytes(),
     }
 }

@@ -287,7 +287,7 @@ fn allocate(
     }
     let len_bytes = range.end as u64;
     // A tmpfs without a size limit would allocate until the OOM killer acts.
-    if len_bytes > machine_memory_bytes() {
+    if len_bytes > machine_memory_bytes().map_err(|source| refused(name, "allocate", source))? {
         let source = io::Error::from_raw_os_error(libc::ENOMEM);
         return Err(SharedMemoryError::NoSpace { len_bytes, source });
     }
@@ -305,11 +305,15 @@ fn allocate(
     })
 }
 
-/// Returns the memory and swap of this machine.
-fn machine_memory_bytes() -> u64 {
-    let status = rustix::system::sysinfo();
+/// Returns the memory and swap of this machine. By libc: rustix takes the call for one that cannot
+/// fail, and a sandbox may refuse it.
+fn machine_memory_bytes() -> io::Result<u64> {
+    // SAFETY: all-zero is a valid `sysinfo`.
+    let mut status: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is valid for the call to fill in.
+    crate::check(unsafe { libc::sysinfo(&raw mut status) }.into())?;
     let units = (status.totalram as u64).saturating_add(status.totalswap as u64);
-    units.saturating_mul(u64::from(status.mem_unit))
+    Ok(units.saturating_mul(u64::from(status.mem_unit)))
 }
 
 fn refused(name: &str, action: &'static str, source: io::Error) -> SharedMemoryError {

@@ -22,10 +22,12 @@ pub fn open_metrics(samples: &[Sample]) -> String {
     let mut metrics = Metrics::new();
     for sample in samples {
         let (pid, faults) = (sample.pid.to_string(), &sample.fault_service_ns);
+        let namespace = sample.pid_namespace.to_string();
         let labels = [
             ("cache", &*sample.name),
             ("command", &*sample.command),
             ("pid", &*pid),
+            ("pid_namespace", &*namespace),
             ("policy", &*sample.policy),
         ];
         metrics.cache(
@@ -116,7 +118,10 @@ mod tests {
     fn open_metrics_text_has_every_figure_with_its_labels() {
         let text = open_metrics(&[example(), Sample { name: "odd \"\n".to_owned(), ..example() }]);
         let pid = std::process::id();
-        let labels = format!("cache=\"orders\",command=\"server\",pid=\"{pid}\",policy=\"clock\"");
+        let namespace = aquifer::publish::process_namespace();
+        let labels = format!(
+            "cache=\"orders\",command=\"server\",pid=\"{pid}\",pid_namespace=\"{namespace}\",policy=\"clock\""
+        );
         for line in [
             "# TYPE aquifer_cache_misses counter".to_owned(),
             format!("aquifer_cache_misses_total{{{labels}}} 10"),
@@ -125,6 +130,12 @@ mod tests {
         ] {
             assert!(text.lines().any(|there| there == line), "{line} is missing in\n{text}");
         }
+        let mut hostile = example();
+        hostile.counters.insert("resident_bytes".to_owned(), 1);
+        hostile.counters.insert("misses_total".to_owned(), 1);
+        let text_of_hostile = open_metrics(&[hostile]);
+        assert!(text_of_hostile.contains("# TYPE aquifer_cache_resident_bytes gauge"));
+        assert!(!text_of_hostile.contains("misses_total_total"), "{text_of_hostile}");
         assert!(text.contains("cache=\"odd \\\"\\n\""), "{text}");
         assert_eq!(open_metrics(&[]), "# EOF\n");
     }

@@ -1,13 +1,11 @@
 //! The system calls of a file device, with their results converted.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::slice;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::retry_on_intr;
 
 use crate::DeviceIdentity;
 
@@ -49,7 +47,8 @@ pub(super) fn block_device_block_bytes(file: BorrowedFd<'_>) -> io::Result<usize
     Ok(rustix::fs::ioctl_blksszget(file)? as usize)
 }
 
-/// One `pread` into raw memory; `Err` is an errno.
+/// One `pread` into raw memory, by libc: rustix takes a slice, and other threads may read the page
+/// optimistically during the call; `Err` is an errno.
 ///
 /// # Safety
 /// `memory` is valid for writes of `len_bytes`, and no other code accesses it during the call.
@@ -59,28 +58,33 @@ pub(super) unsafe fn read(
     memory: *mut u8,
     len_bytes: usize,
 ) -> Result<usize, i32> {
+    let offset = libc::off64_t::try_from(offset_bytes).map_err(|_| libc::EINVAL)?;
     // SAFETY: `memory` is valid by the caller's contract.
-    let target = unsafe { slice::from_raw_parts_mut(memory.cast::<MaybeUninit<u8>>(), len_bytes) };
-    let (read, _) = rustix::io::pread(file, target, offset_bytes).map_err(Errno::raw_os_error)?;
-    Ok(read.len())
+    let result = unsafe { libc::pread64(file.as_raw_fd(), memory.cast(), len_bytes, offset) };
+    usize::try_from(result).map_err(|_| last_errno())
 }
 
 /// One `pwrite` from raw memory; `Err` is an errno.
 ///
 /// # Safety
-/// `memory` is valid for reads of `len_bytes`, and no code writes it during the call.
+/// `memory` is valid for reads of `len_bytes`.
 pub(super) unsafe fn write(
     file: BorrowedFd<'_>,
     offset_bytes: u64,
     memory: *const u8,
     len_bytes: usize,
 ) -> Result<usize, i32> {
+    let offset = libc::off64_t::try_from(offset_bytes).map_err(|_| libc::EINVAL)?;
     // SAFETY: `memory` is valid by the caller's contract.
-    let source = unsafe { slice::from_raw_parts(memory, len_bytes) };
-    rustix::io::pwrite(file, source, offset_bytes).map_err(Errno::raw_os_error)
+    let result = unsafe { libc::pwrite64(file.as_raw_fd(), memory.cast(), len_bytes, offset) };
+    usize::try_from(result).map_err(|_| last_errno())
 }
 
 /// `fdatasync`, retried on `EINTR`; `Err` is an errno.
 pub(super) fn sync_data(file: BorrowedFd<'_>) -> Result<(), i32> {
     aquifer_sys::io::sync_data(file).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn last_errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use aquifer_format::PAGE_BYTES;
+
 use crate::error::{FsError, Result};
 use crate::files::Files;
 
@@ -99,9 +101,14 @@ impl Files {
         options.write(true).create(true).truncate(true).mode(metadata.mode() & 0o7777);
         let writer = options.open(to)?;
         writer.set_permissions(metadata.permissions())?;
-        let mut buffer = vec![0; metadata.len().clamp(1, COPIED_AT_ONCE_BYTES) as usize];
+        let most = metadata.len().clamp(PAGE_BYTES, COPIED_AT_ONCE_BYTES);
+        let mut buffer = vec![0; most as usize];
         let mut copied = 0;
-        while let Some(data) = reader.next_data(copied)? {
+        let len_bytes = loop {
+            // Before the look for data: what is appended in between is data behind this length, and
+            // must not become a hole.
+            let len_bytes = reader.metadata()?.len();
+            let Some(data) = reader.next_data(copied)? else { break copied.max(len_bytes) };
             copied = data.start;
             while copied < data.end {
                 let len = buffer.len().min((data.end - copied) as usize);
@@ -112,9 +119,8 @@ impl Files {
                 writer.write_all_at(&buffer[..got], copied)?;
                 copied += got as u64;
             }
-        }
+        };
         // A hole at the end has no data.
-        let len_bytes = copied.max(reader.metadata()?.len());
         writer.set_len(len_bytes)?;
         Ok(len_bytes)
     }

@@ -49,6 +49,8 @@ pub enum RenameMode {
 /// assert_eq!(files.metadata("/a/b")?.mode() & 0o777, 0o700);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// It keeps the pool open.
 #[derive(Debug, Clone)]
 pub struct DirBuilder {
     files: Files,

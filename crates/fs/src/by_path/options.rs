@@ -27,6 +27,8 @@ use crate::walk::{self, Last, bytes_of, owned, walk};
 /// assert_eq!(nothing.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// It keeps the pool open.
 #[derive(Debug, Clone)]
 pub struct FileOptions {
     pub(crate) files: Files,

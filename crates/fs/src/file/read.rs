@@ -61,7 +61,9 @@ impl File {
         if got == bytes.len() {
             Ok(())
         } else {
-            Err(FsError::UnexpectedEof { len_bytes: offset_bytes.saturating_add(got as u64) })
+            // A file that was cut in between has its length from before the cut.
+            let read_to = if got > 0 { offset_bytes.saturating_add(got as u64) } else { 0 };
+            Err(FsError::UnexpectedEof { len_bytes: self.metadata()?.len().max(read_to) })
         }
     }
 
@@ -70,10 +72,13 @@ impl File {
         self.check_reads()?;
         let mut bytes = Vec::new();
         loop {
-            let (done, len) = (bytes.len(), self.metadata()?.len() as usize);
+            let (done, len_bytes) = (bytes.len(), self.metadata()?.len());
+            let len = usize::try_from(len_bytes).map_err(|_| FsError::no_memory(len_bytes))?;
             if len <= done {
                 return Ok(bytes);
             }
+            // A hole may be longer than memory, which must not abort the process.
+            bytes.try_reserve_exact(len - done).map_err(|_| FsError::no_memory(len_bytes))?;
             bytes.resize(len, 0);
             let got = self.read_at(&mut bytes[done..], done as u64)?;
             bytes.truncate(done + got);

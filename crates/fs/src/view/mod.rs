@@ -558,8 +558,7 @@ fn in_file(all: FileBytes, range: &Range<u64>) -> FileBytes {
 
 /// Allocates zeroed memory for a copy.
 fn zeros(len_bytes: u64) -> Result<Vec<u8>> {
-    let none =
-        |_| FsError::Stitch(StitchError::Map { len_bytes, source: ErrorKind::OutOfMemory.into() });
+    let none = |_| FsError::no_memory(len_bytes);
     let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(len).map_err(none)?;

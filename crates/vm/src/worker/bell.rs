@@ -50,7 +50,8 @@ impl Bell {
         self.ticket().is_stopped()
     }
 
-    /// Announces work for one thread: wakes one, if any sleeps.
+    /// Announces work for one thread: wakes one, if any sleeps. One that [pauses](Bell::pause) takes
+    /// the wake and sleeps on, so only a bell with a single thread may be paused on.
     pub fn ring(&self) {
         self.ring_for(1);
     }
@@ -83,6 +84,7 @@ impl Bell {
     /// Sleeps unless the bell rang or was stopped since `ticket` was drawn; at most `timeout`, or
     /// less if woken spuriously.
     pub fn sleep(&self, ticket: Ticket, timeout: Option<Duration>) {
+        debug_assert!(!ticket.is_stopped(), "nothing would wake it");
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         sync::in_one_order();
         sync::wait(&self.tickets, ticket.0, timeout);
