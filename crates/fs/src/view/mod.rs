@@ -21,7 +21,6 @@ mod lease;
 mod writable;
 
 use std::fmt;
-use std::io::ErrorKind;
 use std::ops::{Range, RangeBounds};
 use std::path::Path;
 
@@ -30,7 +29,7 @@ use aquifer_pool::format::file::{FileInode, FileKind, FileState};
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{OwnedPin, Pin, Pool};
 use aquifer_vm::bytes::{Bytes, bounds_of};
-use aquifer_vm::stitched::{StitchError, StitchPiece, Stitched};
+use aquifer_vm::stitched::{StitchPiece, Stitched};
 use zerocopy::FromBytes;
 
 pub use lease::Lease;
