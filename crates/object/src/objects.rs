@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
-use aquifer_pool::{Holder, OpenOptions, Pool};
+use aquifer_pool::{Holder, Pool};
 use aquifer_vm::ProcessMark;
 
 use crate::access::Access;
@@ -83,8 +83,8 @@ impl Objects {
     ///
     /// # Errors
     /// As for [`Pool::open`].
-    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Objects> {
-        Ok(Objects::new(Pool::open(path, options)?))
+    pub fn open(path: impl AsRef<Path>) -> Result<Objects> {
+        Ok(Objects::new(Pool::open(path)?))
     }
 
     /// The pool.

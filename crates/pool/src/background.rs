@@ -14,7 +14,7 @@ use aquifer_vm::worker::{self, Bell, Ticket};
 use crate::core::Core;
 use crate::format::PAGE_BYTES;
 use crate::heartbeat::PERIOD;
-use crate::open_options::OpenOptions;
+use crate::options::PoolOptions;
 use crate::zero::CHUNK_PAGES;
 
 /// A background thread, which runs until it is stopped or the pool is closed.
@@ -33,7 +33,7 @@ impl Worker {
     }
 
     /// Starts the thread that zeroes free pages, at a limited rate, until there are enough.
-    pub fn zeroer(core: &Arc<Core>, options: &OpenOptions) -> Option<Worker> {
+    pub fn zeroer(core: &Arc<Core>, options: &PoolOptions) -> Option<Worker> {
         let (stock_bytes, rate) = (options.zeroed_bytes, options.zero_bytes_per_second);
         let bell = core.space.zeroer_bell.get_or_init(Arc::default).clone();
         Self::start(core, c"aquifer-zero", bell, move |core, bell| {

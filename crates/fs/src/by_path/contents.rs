@@ -17,7 +17,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.write("/f", "text")?;
     /// assert_eq!(files.read("/f")?, b"text");
@@ -35,7 +35,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.write("/f", "text")?;
     /// assert_eq!(files.read_to_string("/f")?, "text");
@@ -58,7 +58,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.write("/f", "a long text")?;
     /// files.write("/f", [1, 2, 3])?;
@@ -79,7 +79,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.write("/f", "text")?;
     /// assert_eq!(files.copy("/f", "/g")?, 4);

@@ -15,7 +15,7 @@ use crate::walk::{self, Last, bytes_of, owned, walk};
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// use aquifer_fs::{FsError, RenameMode};
 ///
@@ -43,7 +43,7 @@ pub enum RenameMode {
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// files.dir_builder().recursive(true).mode(0o700).create("/a/b")?;
 /// assert_eq!(files.metadata("/a/b")?.mode() & 0o777, 0o700);
@@ -109,7 +109,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir("/d")?;
     /// assert_eq!(files.create_dir("/d").unwrap_err().errno(), libc::EEXIST);
@@ -129,7 +129,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir_all("/a/b/c")?;
     /// files.create_dir_all("/a/b")?;
@@ -167,7 +167,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir("/d")?;
     /// files.create_file("/d/f")?;
@@ -189,7 +189,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/one")?;
     /// files.hard_link("/one", "/two")?;
@@ -211,7 +211,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.symlink("no/such/file", "/link")?;
     /// assert_eq!(files.read_link("/link")?.to_str(), Some("no/such/file"));
@@ -240,7 +240,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir_all("/a/b")?;
     /// files.symlink("a/b", "/link")?;
@@ -264,7 +264,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/new")?.write_all_at(b"new", 0)?;
     /// files.create_file("/current")?.write_all_at(b"of yesterday", 0)?;
@@ -286,7 +286,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use aquifer_fs::RenameMode;
     ///
@@ -323,7 +323,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/one")?;
     /// files.create_dir("/two")?;
