@@ -144,7 +144,7 @@ impl Files {
         files
     }
 
-    /// Opens a pool and returns its files.
+    /// Opens a pool for reading and writing, and returns its files. With other options:
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;

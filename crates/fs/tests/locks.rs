@@ -413,8 +413,8 @@ fn what_cannot_be_locked_is_an_error() {
 /// conflict with those of low ones.
 #[test]
 fn files_of_all_numbers_are_locked_apart() {
-    let create = Pool::options().inodes(5000);
-    let scratch = Scratch::with_pool(16 << 20, &create);
+    let options = Pool::options().inodes(5000);
+    let scratch = Scratch::with_pool(16 << 20, &options);
     let files = scratch.open();
     let made: Vec<File> =
         (0..4000).map(|index| files.create_file(format!("/{index}")).unwrap()).collect();

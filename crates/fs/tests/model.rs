@@ -229,8 +229,8 @@ struct Both {
 
 impl Both {
     fn new() -> Both {
-        let create = Pool::options().inodes(2047);
-        let scratch = Scratch::with_pool(POOL_BYTES, &create);
+        let options = Pool::options().inodes(2047);
+        let scratch = Scratch::with_pool(POOL_BYTES, &options);
         let kernel = scratch.directory.path().join("tree");
         let prefix = PathBuf::from(vec!["p"; DEPTH].join("/"));
         std::fs::create_dir_all(kernel.join(&prefix)).unwrap();

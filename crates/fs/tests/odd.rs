@@ -109,8 +109,8 @@ fn names_and_paths_end_where_they_do_on_linux() {
 /// Attributes take more slots than one record of a small log can give back, or patch.
 #[test]
 fn what_has_many_attributes_is_removed_in_a_pool_with_a_small_log() {
-    let create = small(1500).log_bytes(64 << 10);
-    let scratch = Scratch::with_pool(2 << 20, &create);
+    let options = small(1500).log_bytes(64 << 10);
+    let scratch = Scratch::with_pool(2 << 20, &options);
     let files = scratch.open();
     // The directory has a node from now on.
     files.create_file("/other").unwrap().write_all_at(b"text", 0).unwrap();
@@ -203,8 +203,8 @@ fn trees_are_deeper_than_stacks() {
 #[test]
 fn huge_directories() {
     let count = if steps(1) > 1 { 1_000_000 } else { 20_000 };
-    let create = Pool::options().inodes(count * 5 / 4 + 5000).log_bytes(64 << 20);
-    let scratch = Scratch::with_pool((128 << 20) + count * 700, &create);
+    let options = Pool::options().inodes(count * 5 / 4 + 5000).log_bytes(64 << 20);
+    let scratch = Scratch::with_pool((128 << 20) + count * 700, &options);
     let files = scratch.open();
     files.create_dir("d").unwrap();
     for number in 0..count {
@@ -377,8 +377,8 @@ fn writes_of_many_megabytes() {
 /// A log much smaller than the changes between two checkpoints, and than a large file's table.
 #[test]
 fn a_log_that_is_always_full() {
-    let create = small(1000).log_bytes(64 << 10);
-    let scratch = Scratch::with_pool(8 << 20, &create);
+    let options = small(1000).log_bytes(64 << 10);
+    let scratch = Scratch::with_pool(8 << 20, &options);
     let options = Pool::options().background(false);
     let files = Files::new(options.open(&scratch.path).unwrap());
     let file = files.options().read(true).write(true).create(true).open("f").unwrap();

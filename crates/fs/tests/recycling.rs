@@ -21,8 +21,8 @@ const SLOTS: u64 = 39;
 const KEEPER: &str = "/keeper";
 
 fn few_slots() -> (Scratch, Files) {
-    let create = Pool::options().inodes(SLOTS);
-    let scratch = Scratch::with_pool(1 << 20, &create);
+    let options = Pool::options().inodes(SLOTS);
+    let scratch = Scratch::with_pool(1 << 20, &options);
     let files = scratch.open();
     files.create_file(KEEPER).unwrap();
     (scratch, files)

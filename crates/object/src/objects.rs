@@ -79,7 +79,8 @@ impl Objects {
         Objects { shared: Arc::new(shared), raw: Arc::default() }
     }
 
-    /// Opens a pool for its objects.
+    /// Opens a pool for its objects, for reading and writing; with other options:
+    /// `Objects::new(Pool::options().read_only(true).open(path)?)`.
     ///
     /// # Errors
     /// As for [`Pool::open`].

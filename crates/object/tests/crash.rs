@@ -146,7 +146,7 @@ fn record(
     mutant: Option<Mutant>,
 ) -> (Recording, Vec<Model>) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    support::with_log(64 << 10, alone()).inodes(15).create_on(fresh.clone()).unwrap();
+    alone().log_bytes(64 << 10).inodes(15).create_on(fresh.clone()).unwrap();
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
     let mut rng = Rng::new(seed);
     let objects = Some(open(&media, mutant).unwrap());

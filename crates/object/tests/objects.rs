@@ -105,7 +105,7 @@ fn impossible_objects_are_refused() {
 #[test]
 fn the_last_slot_and_the_last_page_can_be_used() {
     let place = Place::new();
-    let options = support::with_log(64 << 10, Pool::options()).inodes(7);
+    let options = Pool::options().log_bytes(64 << 10).inodes(7);
     let pool = options.create(place.path(), 1 << 20).unwrap();
     let objects = Objects::new(pool);
     // The root directory uses one slot.

@@ -270,7 +270,7 @@ fn all_persistence_domains_are_alike() {
         [PersistenceDomain::PageCache, PersistenceDomain::Dax, PersistenceDomain::Volatile]
     {
         let place = Place::new();
-        let options = support::with_log(256 << 10, Pool::options().domain(domain));
+        let options = Pool::options().log_bytes(256 << 10).domain(domain);
         let objects = options.create(place.path(), 16 << 20).unwrap();
         assert_eq!(objects.media().domain(), domain);
         let open = || Objects::new(options.open(place.path()).unwrap());

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::media::{self, PersistenceDomain, WriteWindows};
 use crate::mutant::Mutant;
 
-/// How to create or open a pool: from [`Pool::options`](crate::Pool::options), and used as
-/// [`std::fs::OpenOptions`].
+/// How to create or open a pool: as [`std::fs::OpenOptions`], from
+/// [`Pool::options`](crate::Pool::options). Each setter takes the options and returns them.
 ///
 /// ```
 /// use aquifer_pool::Pool;
@@ -36,6 +36,7 @@ pub struct PoolOptions {
     pub(crate) overwrite: bool,
     pub(crate) mode: u32,
     pub(crate) media_is_used: bool,
+    // The rest is for tests and repairs.
     /// The life that the media are taken to be in, for tests of power cuts.
     pub(crate) boot: Option<u64>,
     /// A deliberate mistake, which tests must detect.
@@ -114,8 +115,9 @@ impl PoolOptions {
         self
     }
 
-    /// Permissions of the shared memory; 0o600 by default. A process that opens the pool for writing needs to read
-    /// and write it, one that opens it for reading while a writer has it open needs to read it.
+    /// Permissions of the shared memory; 0o600 by default. A process that opens the pool for
+    /// writing needs to read and write it, one that opens it for reading while a writer has it open
+    /// needs to read it.
     pub fn segment_mode(mut self, segment_mode: u32) -> Self {
         self.segment_mode = segment_mode;
         self
@@ -139,15 +141,15 @@ impl PoolOptions {
         self
     }
 
-    /// How many bytes of free pages are zeroed per second in the background; 0 turns this off, 256 MiB is the default. An
-    /// allocation that needs zeros and finds none zeroes pages itself.
+    /// How many bytes of free pages are zeroed per second in the background; 256 MiB by default, 0
+    /// turns this off. An allocation that needs zeros and finds none zeroes pages itself.
     pub fn zero_bytes_per_second(mut self, zero_bytes_per_second: u64) -> Self {
         self.zero_bytes_per_second = zero_bytes_per_second;
         self
     }
 
-    /// How many bytes of free pages to keep zeroed in the background; 1 GiB by default. Pages that were never used
-    /// count.
+    /// How many bytes of free pages to keep zeroed in the background; 1 GiB by default. Pages that
+    /// were never used count.
     pub fn zeroed_bytes(mut self, zeroed_bytes: u64) -> Self {
         self.zeroed_bytes = zeroed_bytes;
         self
@@ -192,7 +194,6 @@ impl PoolOptions {
 
 /// For tests of this crate and those above it.
 #[cfg(feature = "mutants")]
-#[doc(hidden)]
 impl PoolOptions {
     /// Treats this as the life that the media are in: for tests of power cuts.
     pub fn boot(mut self, boot: u64) -> Self {

@@ -557,8 +557,7 @@ fn options_of_the_caller_hold_for_what_is_granted() {
     let directory = tempfile::tempdir_in("/dev/shm");
     let Ok(directory) = directory else { return eprintln!("skipped: /dev/shm is not writable") };
     let scene = Scene::new(directory);
-    let create_options = Pool::options();
-    let pool = create_options.create(&scene.path, 2 << 20).unwrap();
+    let pool = Pool::create(&scene.path, 2 << 20).unwrap();
     let (granted, _) = while_served(&pool, &Pool::options(), || {
         use aquifer_pool::media::WriteWindows;
         let options = reading().write_windows(WriteWindows::Best).read_only(true);

@@ -14,11 +14,6 @@ use tempfile::TempDir;
 
 pub const PAGE: usize = 4096;
 
-/// Options for a pool with a log of `log_bytes`.
-pub fn with_log(log_bytes: u64, options: PoolOptions) -> PoolOptions {
-    options.log_bytes(log_bytes)
-}
-
 /// Exclusive and without background work: only the test causes media operations.
 pub fn alone() -> PoolOptions {
     Pool::options().exclusive(true).background(false)
@@ -58,8 +53,8 @@ impl Place {
     }
 
     pub fn create(&self, len_bytes: u64, log_bytes: u64) -> Objects {
-        let open = Pool::options();
-        Objects::new(with_log(log_bytes, open).create(self.path(), len_bytes).unwrap())
+        let options = Pool::options().log_bytes(log_bytes);
+        Objects::new(options.create(self.path(), len_bytes).unwrap())
     }
 
     pub fn open(&self) -> Objects {
@@ -143,7 +138,7 @@ impl Media for Wrapped {
 /// An exclusive pool on crash media.
 pub fn on_media(len_bytes: u64, log_bytes: u64) -> (Arc<CrashMedia>, Objects) {
     let media = Arc::new(CrashMedia::new(len_bytes, PersistenceDomain::PageCache).unwrap());
-    let pool = with_log(log_bytes, alone()).create_on(media.clone()).unwrap();
+    let pool = alone().log_bytes(log_bytes).create_on(media.clone()).unwrap();
     (media, Objects::new(pool))
 }
 
