@@ -52,19 +52,19 @@
 //! Named objects in a pool, at stable addresses, made crash-consistent by one call.
 //!
 //! ```
-//! use aquifer::{CreateOptions, Objects, OpenOptions, Pool};
+//! use aquifer::{Objects, Pool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("notes.pool");
-//! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! let pool = Pool::create(&path, 16 << 20)?;
 //! let objects = Objects::new(pool);
 //! objects.create("counter", 4096)?;
 //! let mut counter = objects.attach_mut("counter")?;
 //! counter.as_mut_slice()?[0] += 1; //                  plain stores
 //! counter.psync()?; //                                 durable, all of them or none
 //! # drop((counter, objects));
-//! # let objects = Objects::open(&path, &OpenOptions { read_only: true, ..OpenOptions::default() })?;
+//! # let objects = Objects::new(Pool::options().read_only(true).open(&path)?);
 //! # assert_eq!(objects.attach("counter")?.as_slice()?[0], 1);
 //! # Ok(())
 //! # }
@@ -80,12 +80,12 @@
 //! The same pool holds a file system: names, directories and links, with the methods of `std::fs`.
 //!
 //! ```
-//! use aquifer::{CreateOptions, Files, OpenOptions, Pool};
+//! use aquifer::{Files, Pool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("data.pool");
-//! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! let pool = Pool::create(&path, 16 << 20)?;
 //! let files = Files::new(pool);
 //! files.create_dir_all("/logs/2026")?;
 //! files.write("/logs/2026/today", "started\n")?; //       copied in, visible to every process
@@ -194,7 +194,7 @@ pub use aquifer_object::{
     ObjectName, ObjectOptions, ObjectState, Objects, PendingPsync, Resized,
 };
 pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
-pub use aquifer_pool::{self as pool, CreateOptions, OpenOptions, Pool, PoolError, PoolInfo};
+pub use aquifer_pool::{self as pool, Pool, PoolError, PoolInfo, PoolOptions};
 pub use aquifer_vm::prepare_thread;
 pub use error::{Error, ErrorKind, Result};
 pub use zerocopy;

@@ -6,9 +6,8 @@ use std::path::Path;
 
 use aquifer::device::{Fault, FaultRule, FaultTarget, Faulty};
 use aquifer::{
-    Cache, CacheError, CreateOptions, Device, DeviceError, Error, ErrorKind, FileAccess, Files,
-    FsError, IoOperation, MapError, Mapper, MemoryDevice, ObjectError, Objects, OpenOptions, Pool,
-    PoolError, Result,
+    Cache, CacheError, Device, DeviceError, Error, ErrorKind, FileAccess, Files, FsError,
+    IoOperation, MapError, Mapper, MemoryDevice, ObjectError, Objects, Pool, PoolError, Result,
 };
 
 const PAGE: u64 = 4096;
@@ -29,8 +28,8 @@ fn a_missing_file_is_the_same_kind_everywhere() {
     let errors: [Error; 4] = [
         cache().open(&path).unwrap_err().into(),
         mapper.map(&path, FileAccess::Read, ..).unwrap_err().into(),
-        Pool::open(&path, &OpenOptions::default()).err().unwrap().into(),
-        Files::open(&path, &OpenOptions::default()).err().unwrap().into(),
+        Pool::open(&path).err().unwrap().into(),
+        Files::open(&path).err().unwrap().into(),
     ];
     for error in errors {
         assert_eq!((error.kind(), error.path()), (ErrorKind::NotFound, Some(&*path)), "{error:?}");
@@ -95,9 +94,7 @@ fn what_looks_like_a_failed_transfer_and_is_worse_has_its_own_kind() {
 fn errors_of_a_pool_are_found_through_objects_and_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("data.pool");
-    let pool = || -> Result<Pool> {
-        Ok(Pool::create(&path, 4 << 20, &CreateOptions::default(), &OpenOptions::default())?)
-    };
+    let pool = || -> Result<Pool> { Ok(Pool::create(&path, 4 << 20)?) };
     let objects = Objects::new(pool().unwrap());
     let create = |bytes| objects.create("one", bytes);
     assert_eq!(kind(create(1 << 30).unwrap_err()), ErrorKind::NoSpace);
@@ -109,7 +106,7 @@ fn errors_of_a_pool_are_found_through_objects_and_files() {
 
     let again = pool().err().unwrap();
     assert_eq!((again.kind(), again.path()), (ErrorKind::AlreadyExists, Some(&*path)));
-    let files = Files::open(&path, &OpenOptions::default()).unwrap();
+    let files = Files::open(&path).unwrap();
     files.create_dir("/dir").unwrap();
     files.create_file("/dir/file").unwrap();
     let removed = Error::from(files.remove_dir("/dir").unwrap_err());

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
 use aquifer::{
-    Attachment, Cache, CreateOptions, FileAccess, FileView, Mapper, MappingMut, MemoryDevice,
-    Objects, OpenOptions, Pool,
+    Attachment, Cache, FileAccess, FileView, Mapper, MappingMut, MemoryDevice, Objects, Pool,
 };
 
 const LEN: usize = 1 << 20;
@@ -25,8 +24,7 @@ impl Scene {
         std::fs::write(path("file"), vec![7; LEN]).unwrap();
         let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
         let device = Arc::new(MemoryDevice::from_bytes(&[7; LEN]).unwrap());
-        let (create, open) = (CreateOptions::default(), OpenOptions::default());
-        let objects = Objects::new(Pool::create(path("pool"), 16 << 20, &create, &open).unwrap());
+        let objects = Objects::new(Pool::create(path("pool"), 16 << 20).unwrap());
         objects.create("object", 4096).unwrap();
         let mapper = Mapper::builder().build().unwrap();
         Scene {

@@ -16,7 +16,7 @@ use aquifer::check::{CheckOptions, Severity};
 use aquifer::fs::{FallocateMode, FileKind, SetMode};
 use aquifer::object::collections::{PString, PVec};
 use aquifer::pool::media::PersistenceDomain;
-use aquifer::{CreateObject, CreateOptions, Files, Objects, OpenOptions, Pool};
+use aquifer::{CreateObject, Files, Objects, Pool};
 
 const PAGE: usize = 4096;
 const POOL_BYTES: u64 = 8 << 20;
@@ -76,14 +76,12 @@ fn holes() -> Vec<u8> {
 }
 
 fn make(path: &Path) {
-    let create = CreateOptions { log_bytes: Some(256 << 10), ..CreateOptions::default() };
-    let open = OpenOptions {
-        domain: Some(PersistenceDomain::PageCache),
-        boot: Some(BOOT),
-        background: false,
-        ..OpenOptions::default()
-    };
-    let pool = Pool::create(path, POOL_BYTES, &create, &open).unwrap();
+    let options = Pool::options()
+        .log_bytes(256 << 10)
+        .domain(PersistenceDomain::PageCache)
+        .boot(BOOT)
+        .background(false);
+    let pool = options.create(path, POOL_BYTES).unwrap();
     let (files, objects) = (Files::new(pool.clone()), Objects::new(pool.clone()));
     let write =
         |path: &str, bytes: &[u8]| files.create_file(path).unwrap().write_all_at(bytes, 0).unwrap();
@@ -252,9 +250,9 @@ fn version_1_stays_readable() {
     let (_directory, path) = found();
     assert_not_worse(&path, Severity::Repairable);
     // Read-only, and as a writer opens it.
-    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
-    for options in [read_only, OpenOptions::default()] {
-        let pool = Pool::open(&path, &options).unwrap();
+    let read_only = Pool::options().read_only(true);
+    for options in [read_only, Pool::options()] {
+        let pool = options.open(&path).unwrap();
         assert_files(&Files::new(pool.clone()));
         assert_objects(&Objects::new(pool));
     }
@@ -264,7 +262,7 @@ fn version_1_stays_readable() {
 #[test]
 fn version_1_stays_writable() {
     let (_directory, path) = found();
-    let files = Files::open(&path, &OpenOptions::default()).unwrap();
+    let files = Files::open(&path).unwrap();
     files.remove_file("/many runs").unwrap();
     for number in 0..MANY / 2 {
         files.remove_file(format!("/many/{number:03}")).unwrap();
@@ -273,7 +271,7 @@ fn version_1_stays_writable() {
     files.sync().unwrap();
     drop(files);
     assert_clean(&path);
-    let files = Files::open(&path, &OpenOptions::default()).unwrap();
+    let files = Files::open(&path).unwrap();
     assert_eq!(files.read_dir("/many").unwrap().count(), MANY - MANY / 2);
     let mut bytes = vec![0; 30 * PAGE];
     files.open_file("/new").unwrap().read_at(&mut bytes, 0).unwrap();

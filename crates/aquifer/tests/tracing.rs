@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use aquifer::device::{Fault, FaultRule, FaultTarget};
-use aquifer::{Cache, CreateOptions, Faulty, MemoryDevice, Objects, OpenOptions, Pool};
+use aquifer::{Cache, Faulty, MemoryDevice, Objects, Pool};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -61,8 +61,7 @@ fn what_a_user_looks_for_is_an_event() {
 
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("traced.pool");
-    let (create, open) = (CreateOptions::default(), OpenOptions::default());
-    let pool = Pool::create(&path, 16 << 20, &create, &open).unwrap();
+    let pool = Pool::create(&path, 16 << 20).unwrap();
     assert!(lines.contain(&["INFO aquifer_pool", "pool opened", "traced.pool", "writable=true"]));
     let objects = Objects::new(pool.clone());
     objects.create("counter", 4096).unwrap();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use aquifer_fs::Files;
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::Pool;
 
 use crate::data::check_space;
 use crate::file_set::{FileSet, file_path, fill_content};
@@ -77,10 +77,9 @@ pub fn create_pool(
     let room_bytes = room_bytes(content_bytes, age);
     let others = if age == Age::Aged { room_bytes / AGEING_BYTES[0] } else { 0 };
     let bytes = pool_bytes(room_bytes, u64::from(files) + others);
-    let options =
-        CreateOptions { inodes: Some(slots(u64::from(files) + others)), ..Default::default() };
+    let options = Pool::options().inodes(slots(u64::from(files) + others));
     let path = directory.join(POOL);
-    let pool = Files::new(Pool::create(path, bytes, &options, &OpenOptions::default())?);
+    let pool = Files::new(options.create(path, bytes)?);
     if age == Age::Aged {
         make_old(&pool, room_bytes, seed)?;
     }
@@ -132,7 +131,7 @@ mod tests {
             let mut seen = 0;
             let set = create(directory, 5, 64 << 10, 3, age, || seen += 1).unwrap();
             assert_eq!(seen, 10);
-            let files = Files::open(set.path().join(POOL), &OpenOptions::default()).unwrap();
+            let files = Files::open(set.path().join(POOL)).unwrap();
             for (&sum, number) in set.sums().iter().zip(0..) {
                 let file = files.open_file(file_path(Path::new(""), number)).unwrap();
                 let mut bytes = vec![0; 64 << 10];

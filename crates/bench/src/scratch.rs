@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use aquifer_pool::{OpenOptions, Pool};
+use aquifer_pool::Pool;
 use tempfile::TempDir;
 
 use crate::raw::sync_file_system;
@@ -54,6 +54,6 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // A contender that was killed with a pool open leaves shared memory, which opening and
         // closing the pool removes.
-        drop(Pool::open(self.path().join(POOL), &OpenOptions::default()));
+        drop(Pool::open(self.path().join(POOL)));
     }
 }

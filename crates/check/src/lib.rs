@@ -72,7 +72,7 @@ pub struct CheckOptions {
     /// the pool.
     pub fresh_pages: bool,
     /// The directory of the shared memory: as
-    /// [`OpenOptions::segment_directory`](aquifer_pool::OpenOptions::segment_directory).
+    /// [`PoolOptions::segment_directory`](aquifer_pool::PoolOptions::segment_directory).
     pub segment_directory: Option<PathBuf>,
     /// Overrides the life that the media are in: for tests of power cuts.
     #[doc(hidden)]

@@ -8,7 +8,7 @@ use aquifer_format::{FormatError, PAGE_BYTES};
 use aquifer_fs::internals::adopt;
 use aquifer_pool::internals::{self, Presence};
 use aquifer_pool::media::Media;
-use aquifer_pool::{OpenOptions, Pool, PoolError, Result, Transaction};
+use aquifer_pool::{Pool, PoolError, PoolOptions, Result, Transaction};
 
 use super::links::{Mend, explain};
 use super::report::{CheckReport, Finding, FindingKind, Severity};
@@ -51,14 +51,8 @@ pub fn repair(pool: impl Into<Source>, options: &CheckOptions) -> Result<RepairR
             reason: "the file or its file system is read-only",
         });
     }
-    let alone = OpenOptions {
-        exclusive: true,
-        background: false,
-        repairs: true,
-        boot: options.boot,
-        segment_directory: options.segment_directory.clone(),
-        ..OpenOptions::default()
-    };
+    let alone = internals::to_repair(options.boot);
+    let alone = options.segment_directory.iter().fold(alone, PoolOptions::segment_directory);
     let mut done = Vec::new();
     let before = {
         let _locks = internals::lock_for_one(&*media, &alone)?;
@@ -70,7 +64,7 @@ pub fn repair(pool: impl Into<Source>, options: &CheckOptions) -> Result<RepairR
         before.is_sound() && before.findings.iter().any(|f| f.severity == Severity::Repairable);
     if is_recoverable {
         // Opening recovers the pool, and closing removes all leftovers.
-        let pool = Pool::open_on(media.clone(), &alone)?;
+        let pool = alone.open_on(media.clone())?;
         let records = pool.info()?.recovered_records;
         let mended = mend_links(&pool)?;
         drop(pool);

@@ -15,7 +15,7 @@ use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity, check, rep
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::media::{ByteRange, Media};
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::pool::*;
@@ -315,8 +315,8 @@ fn find_foreign(name: &[u8], bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-fn patient() -> OpenOptions {
-    OpenOptions { stall_timeout: Duration::from_secs(5), ..alone() }
+fn patient() -> PoolOptions {
+    alone().stall_timeout(Duration::from_secs(5))
 }
 
 /// Runs every operation on a damaged pool.
@@ -328,13 +328,13 @@ fn exercise(rng: &mut Rng, image: &[u8], has_forged_run: bool) -> (CheckReport, 
     let _ = format!("{report}\n{report:?}");
     assert!(media.image() == image, "the check wrote something");
 
-    if let Ok(pool) = Pool::open_on(media.clone(), &reading()) {
+    if let Ok(pool) = reading().open_on(media.clone()) {
         let _ = read_everything(&pool);
     }
     assert!(media.image() == image, "a reader wrote something");
 
     let options = if rng.chance(0.05) { shared() } else { patient() };
-    let opened = Pool::open_on(media.clone(), &options);
+    let opened = options.open_on(media.clone());
     let has_opened = opened.is_ok();
     match opened {
         Ok(pool) => {
@@ -349,7 +349,7 @@ fn exercise(rng: &mut Rng, image: &[u8], has_forged_run: bool) -> (CheckReport, 
                 Err(error) => panic!("making an object: {error}"),
             }
             drop(pool);
-            let pool = Pool::open_on(media, &patient()).expect("it was open just now");
+            let pool = patient().open_on(media).expect("it was open just now");
             read_everything(&pool).expect("it was readable just now");
         }
         Err(_) => assert!(media.image() == image, "an opening that failed wrote something"),
@@ -385,7 +385,7 @@ fn campaign(usual_seed: u64, cases: usize, damage: impl Fn(&mut Rng, &mut Vec<u8
     let watchdog = Watchdog::start(seed);
     let images = [sample::crashed_image(POOL_BYTES), {
         let media = FileMedia::of(&sample::crashed_image(POOL_BYTES));
-        drop(Pool::open_on(media.clone(), &alone()).unwrap());
+        drop(alone().open_on(media.clone()).unwrap());
         media.image()
     }];
     let (mut sound, mut opened) = (0, 0);
@@ -455,7 +455,7 @@ fn each_lost_sector_is_noticed_or_does_not_matter() {
         // After the last record nothing proves that a lost one existed.
         let is_proven = !unproven.contains(&at) || proven.iter().any(|record| record.contains(&at));
         if is_silent && is_proven {
-            let pool = Pool::open_on(FileMedia::of(&damaged), &reading());
+            let pool = reading().open_on(FileMedia::of(&damaged));
             sample::assert_complete(&pool.expect("nothing is wrong"));
         }
     }
@@ -473,7 +473,7 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
         let report =
             check(FileMedia::open_with_unreadable(&path, hole), &CheckOptions::default()).unwrap();
         assert!(report.pool.is_some());
-        if let Ok(pool) = Pool::open_on(FileMedia::open_with_unreadable(&path, hole), &reading()) {
+        if let Ok(pool) = reading().open_on(FileMedia::open_with_unreadable(&path, hole)) {
             let _ = read_everything(&pool, false);
         }
         let copy = directory.path().join("copy");

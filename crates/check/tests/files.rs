@@ -9,7 +9,7 @@ use aquifer_pool::format::directory::{DirectoryEntry, Node, NodeContent};
 use aquifer_pool::format::file::{FileInode, FileKind, ROOT_INODE};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
-use aquifer_pool::{CreateOptions, InodeUse, Pool, PoolError};
+use aquifer_pool::{InodeUse, PoolError};
 use support::pool::{FileMedia, alone, forge, reading};
 use support::*;
 
@@ -38,11 +38,11 @@ fn only(report: &CheckReport, kind: FindingKind) -> &Finding {
 }
 
 fn open(image: &[u8]) -> Result<Files, PoolError> {
-    Pool::open_on(FileMedia::of(image), &alone()).map(Files::new)
+    alone().open_on(FileMedia::of(image)).map(Files::new)
 }
 
 fn open_to_read(image: &[u8]) -> Files {
-    Files::new(Pool::open_on(FileMedia::of(image), &reading()).unwrap())
+    Files::new(reading().open_on(FileMedia::of(image)).unwrap())
 }
 
 fn slots(image: &[u8]) -> u64 {
@@ -572,7 +572,7 @@ fn files_without_names_are_noted_and_freed_by_the_next_opening() {
     assert_eq!(only(&report, FindingKind::Orphans).severity, Severity::Note);
     assert_eq!(report.findings.len(), 1, "{report}");
     let media = FileMedia::of(&image);
-    drop(Files::new(Pool::open_on(media.clone(), &alone()).unwrap()));
+    drop(Files::new(alone().open_on(media.clone()).unwrap()));
     let report = report_of(&media.image());
     assert_eq!(report.findings, []);
     assert_eq!(report.pool.unwrap().files, 4);
@@ -583,8 +583,7 @@ fn files_without_names_are_noted_and_freed_by_the_next_opening() {
 #[test]
 fn what_a_removal_has_left_undone_is_no_damage() {
     let media = FileMedia::of(&vec![0; 4 << 20]);
-    let create = CreateOptions { inodes: Some(1023), ..CreateOptions::default() };
-    let files = Files::new(Pool::create_on(media.clone(), &create, &alone()).unwrap());
+    let files = Files::new(alone().inodes(1023).create_on(media.clone()).unwrap());
     files.create_dir("/d").unwrap();
     for name in ["user.one", "user.two"] {
         files.set_attribute("/d", name, vec![0xff; 60 << 10], SetMode::Any).unwrap();
@@ -596,7 +595,7 @@ fn what_a_removal_has_left_undone_is_no_damage() {
     let died = FileMedia::of(&media.image());
     drop((pin, files));
     // Opening only the pool, without `Files`, removes nothing.
-    drop(Pool::open_on(died.clone(), &alone()).unwrap());
+    drop(alone().open_on(died.clone()).unwrap());
     let report = report_of(&died.image());
     assert_eq!(only(&report, FindingKind::Orphans).severity, Severity::Note);
     assert_eq!(report.findings.len(), 1, "{report}");
@@ -607,7 +606,7 @@ fn what_a_removal_has_left_undone_is_no_damage() {
     let layout = forge::superblock(&damaged).layout;
     forge::slot(&mut damaged, &layout, first)[40] ^= 1;
     assert!(report_of(&damaged).findings.iter().any(|f| f.severity == Severity::Damage));
-    drop(Files::new(Pool::open_on(died.clone(), &alone()).unwrap()));
+    drop(Files::new(alone().open_on(died.clone()).unwrap()));
     let report = report_of(&died.image());
     assert_eq!(report.findings, []);
     assert_eq!(report.pool.unwrap().parts, 0);

@@ -15,7 +15,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::{Inode, PoolHead};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use aquifer_testkit::child;
 use support::pool::*;
 
@@ -56,14 +56,14 @@ fn has(report: &CheckReport, kind: FindingKind) -> bool {
 /// A pool that was closed.
 fn closed_image() -> Vec<u8> {
     let media = FileMedia::of(&sample::crashed_image(POOL_BYTES));
-    drop(Pool::open_on(media.clone(), &alone()).unwrap());
+    drop(alone().open_on(media.clone()).unwrap());
     media.image()
 }
 
 /// Changes an inode of an image and recomputes its checksum.
 fn change_inode(image: &mut [u8], name: &str, change: impl FnOnce(&mut Inode)) -> u64 {
     let layout = forge::superblock(image).layout;
-    let pool = Pool::open_on(FileMedia::of(image), &reading()).unwrap();
+    let pool = reading().open_on(FileMedia::of(image)).unwrap();
     let mut inode = sample::find(&pool, name).unwrap();
     drop(pool);
     let number = inode.number;
@@ -80,7 +80,7 @@ fn nothing_is_wrong_with_a_pool_that_was_closed() {
     let pool = report.pool.as_ref().unwrap();
     assert_eq!((pool.inodes, pool.records), (5, 0));
     assert!(report.to_string().ends_with("nothing is wrong."), "{report}");
-    let info = Pool::open_on(FileMedia::of(&closed_image()), &alone()).unwrap().info().unwrap();
+    let info = alone().open_on(FileMedia::of(&closed_image())).unwrap().info().unwrap();
     assert_eq!(pool.free_pages, info.free_pages);
 }
 
@@ -141,7 +141,7 @@ fn superblocks_of_two_pools_or_of_two_moments_are_told_apart() {
     only(&report_of(&mixed), FindingKind::SuperblocksContradict);
 
     let media = FileMedia::of(&image);
-    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    let pool = alone().open_on(media.clone()).unwrap();
     let mut torn = media.image();
     drop(pool);
     torn[PAGE..2 * PAGE].copy_from_slice(&image[PAGE..2 * PAGE]);
@@ -287,7 +287,7 @@ fn records_that_say_what_cannot_be_are_found() {
     assert!(has(&foreign, FindingKind::Record));
     // A copied page whose source was written over.
     let mut damaged = image.clone();
-    let pool = Pool::open_on(FileMedia::of(&image), &reading()).unwrap();
+    let pool = reading().open_on(FileMedia::of(&image)).unwrap();
     let shadow = sample::find(&pool, "gamma").unwrap().shadow;
     damaged[shadow.bytes().offset_bytes as usize + 5000] ^= 1;
     let report = report_of(&damaged);
@@ -319,12 +319,9 @@ fn what_cannot_be_read_is_a_finding_and_the_rest_is_checked() {
 
 #[test]
 fn a_pool_full_of_nonsense_gives_a_report_of_bounded_length() {
-    let options = aquifer_pool::CreateOptions {
-        inodes: Some(20_000),
-        ..aquifer_pool::CreateOptions::default()
-    };
+    let options = alone().inodes(20_000);
     let media = FileMedia::of(&vec![0; 32 << 20]);
-    drop(Pool::create_on(media.clone(), &options, &alone()).unwrap());
+    drop(options.create_on(media.clone()).unwrap());
     let layout = forge::superblock(&media.image()).layout;
     media
         .write_unguarded(
@@ -343,7 +340,7 @@ fn a_pool_in_use_is_a_snapshot_and_is_not_repaired() {
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
     for options in [alone(), shared()] {
-        let pool = Pool::open_on(FileMedia::open(&path), &options).unwrap();
+        let pool = options.open_on(FileMedia::open(&path)).unwrap();
         sample::commit(&pool, &[("alpha", 0)], 12).unwrap();
         let report = check(&path, &CheckOptions::default()).unwrap();
         assert!(report.is_in_use && report.is_sound(), "{report}");
@@ -357,7 +354,7 @@ fn a_pool_in_use_is_a_snapshot_and_is_not_repaired() {
         drop(pool);
     }
     // Readers and checks do not exclude each other.
-    let reader = Pool::open_on(FileMedia::open(&path), &reading()).unwrap();
+    let reader = reading().open_on(FileMedia::open(&path)).unwrap();
     let report = check(&path, &CheckOptions::default()).unwrap();
     assert!(!report.is_in_use);
     drop(reader);
@@ -403,7 +400,7 @@ fn a_superblock_is_not_repaired_while_the_pool_is_open() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
-    let pool = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    let pool = shared().open_on(FileMedia::open(&path)).unwrap();
     pool.media().write_unguarded(PAGE_BYTES, &[0xab; 512]).unwrap();
     let before = std::fs::read(&path).unwrap();
     only(&check(&path, &CheckOptions::default()).unwrap(), FindingKind::Superblock);
@@ -501,7 +498,7 @@ fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
-    let pool = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    let pool = shared().open_on(FileMedia::open(&path)).unwrap();
     let old = std::fs::read(&path).unwrap()[..2 * PAGE].to_vec();
     // More than fits into the log: the records of the old superblocks are overwritten.
     for id in 0..11 {
@@ -537,7 +534,7 @@ fn child() {
 
 fn committer() {
     let path = std::env::var("POOL").expect("set by the parent");
-    let pool = Pool::open_on(FileMedia::open(Path::new(&path)), &OpenOptions::default()).unwrap();
+    let pool = Pool::options().open_on(FileMedia::open(Path::new(&path))).unwrap();
     println!("ready");
     for id in 0.. {
         sample::commit(&pool, &[("alpha", id % 2), ("delta", 0)], id).unwrap();
@@ -555,7 +552,7 @@ fn committer() {
 
 fn sitter() {
     let path = std::env::var("POOL").expect("set by the parent");
-    let pool = Pool::open_on(FileMedia::open(Path::new(&path)), &shared()).unwrap();
+    let pool = shared().open_on(FileMedia::open(Path::new(&path))).unwrap();
     sample::commit(&pool, &[("alpha", 0)], 66).unwrap();
     println!("ready");
     std::thread::sleep(std::time::Duration::from_secs(80));
@@ -564,7 +561,7 @@ fn sitter() {
 /// Opens the pool, changes something and closes it.
 fn visitor() {
     let path = std::env::var("POOL").expect("set by the parent");
-    let pool = Pool::open_on(FileMedia::open(Path::new(&path)), &shared()).unwrap();
+    let pool = shared().open_on(FileMedia::open(Path::new(&path))).unwrap();
     sample::create(&pool, "visited", 1, 0).unwrap();
     drop(pool);
     println!("ready");
@@ -614,7 +611,7 @@ fn what_a_killed_process_leaves_is_found_and_removed() {
     assert!(!Path::new(&name).exists(), "{name}");
     assert_eq!(repaired.refused, []);
     assert_eq!(repaired.after.findings, [], "{:?}", repaired.done);
-    let pool = Pool::open_on(FileMedia::open(&path), &alone()).unwrap();
+    let pool = alone().open_on(FileMedia::open(&path)).unwrap();
     let alpha = sample::find(&pool, "alpha").unwrap();
     assert!(sample::read(&pool, &alpha).unwrap()[..PAGE] == sample::page("alpha", 66));
 }
@@ -632,7 +629,7 @@ fn a_repair_replays_the_log_and_writes_a_damaged_superblock_anew() {
         assert_eq!(repaired.refused, []);
         assert_eq!(repaired.after.findings, []);
         assert_eq!(repaired.done.len(), 1 + usize::from(copy.is_some()), "{:?}", repaired.done);
-        sample::assert_complete(&Pool::open_on(media, &alone()).unwrap());
+        sample::assert_complete(&alone().open_on(media).unwrap());
     }
     // A pool that needs no repair is left unchanged.
     let image = closed_image();

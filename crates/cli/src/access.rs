@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use aquifer::pool::AccessKey;
-use aquifer::{OpenOptions, Pool};
+use aquifer::{Pool, PoolOptions};
 
 /// Arguments of each command that changes a pool.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -48,17 +48,14 @@ impl ReadAccess {
     }
 
     /// The options to open a pool read-only.
-    pub fn options(&self) -> OpenOptions {
-        OpenOptions {
-            read_only: true,
-            segment_directory: self.segment_directory(),
-            ..OpenOptions::default()
-        }
+    pub fn options(&self) -> PoolOptions {
+        let options = Pool::options().read_only(true);
+        self.segment_directory().into_iter().fold(options, PoolOptions::segment_directory)
     }
 
     /// Opens a pool read-only.
     pub fn open(&self, path: &Path) -> Result<Pool> {
-        Ok(Pool::open(path, &self.options())?)
+        Ok(self.options().open(path)?)
     }
 }
 
@@ -70,14 +67,11 @@ impl Access {
 
     /// Opens a pool for writing.
     pub fn open(&self, path: &Path) -> Result<Pool> {
-        let options = OpenOptions {
-            broker_socket: self.broker_socket.clone(),
-            segment_directory: self.shared_memory.clone(),
-            ..OpenOptions::default()
-        };
+        let options = self.broker_socket.iter().fold(Pool::options(), PoolOptions::broker_socket);
+        let options = self.shared_memory.iter().fold(options, PoolOptions::segment_directory);
         Ok(match &self.access_key_file {
-            None => Pool::open(path, &options)?,
-            Some(key_file) => Pool::open_granted(path, &AccessKey::from_file(key_file)?, &options)?,
+            None => options.open(path)?,
+            Some(key_file) => options.open_granted(path, &AccessKey::from_file(key_file)?)?,
         })
     }
 }

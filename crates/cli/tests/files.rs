@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, UNIX_EPOCH};
 
-use aquifer::{Files, OpenOptions};
+use aquifer::{Files, Pool};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use serde_json::Value;
 use support::{
@@ -374,7 +374,7 @@ fn put_is_ended(signal: libc::c_int) -> bool {
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("a"), "whole").unwrap();
     fs::write(tree.join("large"), vec![7; 256 << 20]).unwrap();
-    let files = Files::open(&pool, &OpenOptions::default()).unwrap();
+    let files = Files::open(&pool).unwrap();
     let mut put = aquifer()
         .args(["put", "-r", tree.to_str().unwrap(), &at(&pool, "/")])
         .stderr(Stdio::piped())
@@ -453,7 +453,7 @@ fn listings_show_what_was_asked_for() {
     says(&works(&["stat", &at(&pool, "/small")]), &["10 bytes", "links        2", "-rw"]);
 
     // Locks are shown to read-only commands too.
-    let files = Files::open(&pool, &OpenOptions::default()).unwrap();
+    let files = Files::open(&pool).unwrap();
     let locked = files.open_file("/small").unwrap();
     assert!(!works(&["stat", &at(&pool, "/small")]).contains("locked"));
     locked.lock_shared().unwrap();
@@ -548,9 +548,8 @@ fn readers_are_told_where_the_shared_memory_of_a_pool_is() {
     let pool = pool(&place);
     let directory = place.text("shared");
     fs::create_dir(&directory).unwrap();
-    let options =
-        OpenOptions { segment_directory: Some((&directory).into()), ..OpenOptions::default() };
-    let files = Files::open(&pool, &options).unwrap();
+    let options = Pool::options().segment_directory(&directory);
+    let files = Files::new(options.open(&pool).unwrap());
     files.create_file("/f").unwrap().write_all_at(b"text", 0).unwrap();
     works(&["object", "create", &pool, "o", "--size", "4K", "--shared-memory", &directory]);
     let other = place.text("other.pool");

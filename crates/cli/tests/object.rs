@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use aquifer::{Objects, OpenOptions};
+use aquifer::{Objects, Pool};
 
 use support::{
     Place, aquifer, bytes, failed, fails, json, run, run_without_privileges, says, text, worked,
@@ -16,8 +16,8 @@ use support::{
 };
 
 fn open(pool: &str) -> Objects {
-    let options = OpenOptions { background: false, ..OpenOptions::default() };
-    Objects::open(pool, &options).unwrap()
+    let options = Pool::options().background(false);
+    Objects::new(options.open(pool).unwrap())
 }
 
 /// Stores bytes and makes them durable.

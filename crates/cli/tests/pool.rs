@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::process::{Child, Command, Output, Stdio};
 
-use aquifer::{Objects, OpenOptions, Pool};
+use aquifer::{Objects, Pool, PoolOptions};
 
 use serde_json::Value;
 use support::{
@@ -15,8 +15,8 @@ use support::{
 };
 
 /// No background work, so that the media contain only what commits wrote.
-fn quiet() -> OpenOptions {
-    OpenOptions { background: false, ..OpenOptions::default() }
+fn quiet() -> PoolOptions {
+    Pool::options().background(false)
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn info_follows_what_is_done_with_the_pool() {
     let place = Place::new();
     let path = place.pool();
     let before = json(&["pool", "info", &path, "--json"]);
-    let objects = Objects::open(&path, &quiet()).unwrap();
+    let objects = Objects::new(quiet().open(&path).unwrap());
     objects.create("one", 1 << 20).unwrap();
     let info = json(&["pool", "info", &path, "--json"]);
     assert_eq!(info["processes"], serde_json::json!([std::process::id()]));
@@ -95,7 +95,7 @@ fn info_follows_what_is_done_with_the_pool() {
 fn info_of_a_crashed_pool_changes_nothing() {
     let place = Place::new();
     let path = place.pool();
-    let objects = Objects::open(&path, &quiet()).unwrap();
+    let objects = Objects::new(quiet().open(&path).unwrap());
     objects.create("one", 4096).unwrap();
     let crashed = place.text("crashed.pool");
     fs::copy(&path, &crashed).unwrap();
@@ -332,7 +332,7 @@ fn only_force_overwrites_and_nothing_that_is_in_use() {
     assert_eq!(bytes(&path), b"precious");
     works(&["pool", "create", &path, "--size", "1M", "--force"]);
 
-    let objects = Objects::open(&path, &quiet()).unwrap();
+    let objects = Objects::new(quiet().open(&path).unwrap());
     objects.create("one", 4096).unwrap();
     let over = ["pool", "create", &path, "--size", "1M", "--force"];
     says(&fails(&over, 1), &["locked by another process"]);
@@ -358,8 +358,8 @@ fn a_domain_can_be_forced() {
 fn a_pool_that_is_open_exclusively_is_left_alone() {
     let place = Place::new();
     let path = place.pool();
-    let alone = OpenOptions { exclusive: true, ..quiet() };
-    let pool = Pool::open(&path, &alone).unwrap();
+    let alone = quiet().exclusive(true);
+    let pool = alone.open(&path).unwrap();
     says(&fails(&["pool", "info", &path], 1), &[&path, "open elsewhere"]);
     drop(pool);
     works(&["pool", "info", &path]);
@@ -403,7 +403,7 @@ fn a_sound_pool_is_found_sound() {
     assert_eq!(report["pool"]["free_bytes"], report["pool"]["never_used_bytes"]);
     assert!(bytes(&path) == before, "a check has changed the pool");
 
-    let objects = Objects::open(&path, &quiet()).unwrap();
+    let objects = Objects::new(quiet().open(&path).unwrap());
     objects.create("one", 4096).unwrap();
     let report = json(&["pool", "check", &path, "--json"]);
     assert_eq!((&report["is_sound"], &report["is_in_use"]), (&true.into(), &true.into()));
@@ -525,7 +525,7 @@ fn a_pool_grows() {
     says(&fails(&grow("4M"), 1), &["do not shrink"]);
     says(&fails(&grow("9999T"), 1), &["no pool can be that long"]);
     fails(&grow("ten"), 2);
-    let objects = Objects::open(&path, &quiet()).unwrap();
+    let objects = Objects::new(quiet().open(&path).unwrap());
     says(&fails(&grow("20M"), 1), &[&path, "open elsewhere"]);
     drop(objects);
     works(&grow("20M"));

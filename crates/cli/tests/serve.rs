@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use aquifer::pool::AccessKey;
-use aquifer::{Files, OpenOptions, Pool};
+use aquifer::{Files, Pool};
 use support::{Place, aquifer, fails, says, works};
 
 /// A running command. Killed if a test fails.
@@ -69,13 +69,12 @@ fn a_pool_is_served_until_the_command_is_told_to_end() {
     assert_eq!(fs::metadata(&key_file).unwrap().permissions().mode() & 0o777, 0o600);
 
     let key = AccessKey::from_file(&key_file).unwrap();
-    let reader =
-        Pool::open(&pool, &OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
-    let granted = Files::new(reader.grant_access(&key, &OpenOptions::default()).unwrap());
+    let reader = Pool::options().read_only(true).open(&pool).unwrap();
+    let granted = Files::new(reader.grant_access(&key, &Pool::options()).unwrap());
     let own = format!("process {}, user", std::process::id());
     says(&server.line(), &["UTC", &own, "granted"]);
     let wrong = AccessKey::generate().unwrap();
-    assert!(reader.grant_access(&wrong, &OpenOptions::default()).is_err());
+    assert!(reader.grant_access(&wrong, &Pool::options()).is_err());
     says(&server.line(), &[&own, "wrong key"]);
     assert!(fails(&["pool", "serve", &pool], 1).contains("has a broker already"));
 
@@ -145,9 +144,9 @@ fn socket_and_key_lie_where_they_are_wanted() {
     fs::set_permissions(&key_file, PermissionsExt::from_mode(0o600)).unwrap();
     let server = Server::start(&serve[2..]);
     let key = AccessKey::new(*b"sixteen bytes or more").unwrap();
-    let options = OpenOptions { broker_socket: Some(place.path("here")), ..OpenOptions::default() };
-    assert!(Pool::open_granted(&pool, &key, &options).unwrap().is_writable());
-    assert!(Pool::open_granted(&pool, &key, &OpenOptions::default()).is_err());
+    let options = Pool::options().broker_socket(place.path("here"));
+    assert!(options.open_granted(&pool, &key).unwrap().is_writable());
+    assert!(Pool::options().open_granted(&pool, &key).is_err());
     drop(server);
     fs::write(&key_file, "too short\n").unwrap();
     says(&fails(&serve, 1), &["9 bytes", &key_file]);

@@ -32,7 +32,7 @@ const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."]
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// use aquifer_fs::SetMode;
 ///

@@ -25,7 +25,7 @@ pub type Result<T> = std::result::Result<T, FsError>;
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// let error = files.open_file("/nothing").unwrap_err();
 /// assert_eq!((error.errno(), error.path().and_then(|path| path.to_str())), (libc::ENOENT, Some("/nothing")));

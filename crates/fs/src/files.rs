@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::{InodeUse, MetadataView, OpenOptions, Pool, PoolError, Transaction};
+use aquifer_pool::{InodeUse, MetadataView, Pool, PoolError, Transaction};
 use aquifer_sys::credentials::Credentials;
 use aquifer_vm::stitched::Stitcher;
 
@@ -40,7 +40,7 @@ use crate::walk::{self, Last, walk};
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// files.create_dir("/notes")?;
 /// files.write("/notes/today", "begun")?;
@@ -82,7 +82,7 @@ pub(crate) fn now_ns() -> i64 {
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// let before = files.space()?;
 /// files.create_file("/f")?.write_all_at(&[1; 8192], 0)?;
@@ -115,13 +115,13 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use aquifer_fs::Files;
-    /// use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+    /// use aquifer_pool::Pool;
     ///
     /// let path = directory.path().join("new.pool");
-    /// let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+    /// let pool = Pool::create(&path, 1 << 20)?;
     /// let files = Files::new(pool);
     /// assert!(files.metadata("/")?.is_dir());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -144,18 +144,17 @@ impl Files {
         files
     }
 
-    /// Opens a pool and returns its files.
+    /// Opens a pool for reading and writing, and returns its files. With other options:
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use aquifer_fs::Files;
-    /// use aquifer_pool::OpenOptions;
+    /// use aquifer_pool::Pool;
     ///
-    /// let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
-    /// let reader = Files::open(&path, &read_only)?; // alongside writers
+    /// let reader = Files::new(Pool::options().read_only(true).open(&path)?); // alongside writers
     /// files.create_file("/f")?;
     /// assert!(reader.exists("/f")?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -163,8 +162,8 @@ impl Files {
     ///
     /// # Errors
     /// As for [`Pool::open`].
-    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Files> {
-        Ok(Files::new(Pool::open(path, options)?))
+    pub fn open(path: impl AsRef<Path>) -> Result<Files> {
+        Ok(Files::new(Pool::open(path)?))
     }
 
     /// Returns the pool.
@@ -172,7 +171,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.pool().checkpoint()?;
     /// assert_eq!(files.pool().info()?.directories, 1);
@@ -198,7 +197,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let space = files.space()?;
     /// assert!(space.largest_free_bytes <= space.free_bytes && space.free_bytes <= space.total_bytes);
@@ -224,7 +223,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir("/d")?;
     /// files.sync()?; // now it survives a power cut

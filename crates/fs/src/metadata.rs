@@ -17,7 +17,7 @@ use crate::error::Result;
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// files.create_file("/f")?.write_all_at(b"text", 0)?;
 /// let metadata = files.metadata("/f")?;
@@ -97,7 +97,7 @@ impl FileType {
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// use std::time::SystemTime;
 ///

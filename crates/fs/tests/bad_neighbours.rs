@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use actor::{Actor, command, hear, say, told};
 use aquifer_fs::{Files, FsError};
-use aquifer_pool::{CreateOptions, OpenOptions, POINTS, Pool, PoolError};
+use aquifer_pool::{POINTS, Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
@@ -33,21 +33,21 @@ fn child() {
     ]);
 }
 
-fn options() -> OpenOptions {
+fn options() -> PoolOptions {
     // A wait this long is a deadlock.
-    OpenOptions { stall_timeout: Duration::from_secs(4), background: false, ..Default::default() }
+    Pool::options().stall_timeout(Duration::from_secs(4)).background(false)
 }
 
-fn hasty() -> OpenOptions {
-    OpenOptions { stall_timeout: Duration::from_millis(50), ..options() }
+fn hasty() -> PoolOptions {
+    options().stall_timeout(Duration::from_millis(50))
 }
 
-fn reading() -> OpenOptions {
-    OpenOptions { read_only: true, ..hasty() }
+fn reading() -> PoolOptions {
+    hasty().read_only(true)
 }
 
-fn small() -> CreateOptions {
-    CreateOptions { inodes: Some(127), log_bytes: Some(128 << 10), ..CreateOptions::default() }
+fn small(options: PoolOptions) -> PoolOptions {
+    options.inodes(127).log_bytes(128 << 10)
 }
 
 // ---- death --------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ const TURNS: u64 = 60;
 
 /// Takes turns, with an occasional checkpoint and zeroing; closes and opens the pool in between.
 fn turner() {
-    let open = || Files::open(told("POOL"), &options()).unwrap();
+    let open = || Files::new(options().open(told("POOL")).unwrap());
     let mut rng = Rng::new(told("SEED").parse().unwrap());
     for count in 0..TURNS / 10 {
         let files = open();
@@ -97,8 +97,8 @@ fn a_process_may_die_at_every_point() {
     let mut visited = BTreeSet::new();
     for point in POINTS.iter().filter(|point| !is_elsewhere(point)) {
         for round in 0..steps(2).max(2) {
-            let scratch = Scratch::with_pool(4 << 20, &small());
-            let files = Files::open(&scratch.path, &options()).unwrap();
+            let scratch = Scratch::with_pool(4 << 20, &small(Pool::options()));
+            let files = Files::new(options().open(&scratch.path).unwrap());
             files.create_dir("own").unwrap();
             files.create_dir("shared").unwrap();
             files.create_file(LOG).unwrap();
@@ -120,7 +120,10 @@ fn a_process_may_die_at_every_point() {
             let done = said.lines().filter_map(|line| line.strip_prefix("says: ")?.parse().ok());
             let done = done.max().map_or(0, |last: u64| last + 1);
             let files = staying.unwrap_or_else(|| {
-                Files::open(&scratch.path, &options()).unwrap_or_else(|e| panic!("{when}: {e}"))
+                options()
+                    .open(&scratch.path)
+                    .map(Files::new)
+                    .unwrap_or_else(|e| panic!("{when}: {e}"))
             });
             let (mut before, mut turns) = (State::default(), Rng::new(seed));
             (0..done).for_each(|_| before.apply(Turn::random(&mut turns).step));
@@ -135,11 +138,11 @@ fn a_process_may_die_at_every_point() {
             assert_sound(files.pool());
             // Old and new processes keep working.
             files.create_file("/one").unwrap_or_else(|error| panic!("{when}: {error}"));
-            let other = Files::open(&scratch.path, &options()).unwrap();
+            let other = Files::new(options().open(&scratch.path).unwrap());
             other.create_file("/other").unwrap().write_all_at(&[7; 10_000], 0).unwrap();
             other.sync().unwrap_or_else(|error| panic!("{when}: {error}"));
             drop((files, other));
-            drop(Files::open(&scratch.path, &options()).unwrap());
+            drop(Files::new(options().open(&scratch.path).unwrap()));
             scratch.assert_clean();
         }
     }
@@ -152,7 +155,7 @@ fn a_process_may_die_at_every_point() {
 
 /// Changes the pool, as told.
 fn changer() {
-    let files = Files::open(told("POOL"), &options()).unwrap();
+    let files = Files::new(options().open(told("POOL")).unwrap());
     let writing = || files.options().write(true).open("/f").unwrap();
     match told("DOES").as_str() {
         "makes" => drop(files.create_file("/new").unwrap()),
@@ -175,8 +178,8 @@ fn is_stalled_by<T>(outcome: Result<T, FsError>, pid: u32) -> bool {
 
 /// A pool with two files, whose writers have a short stall timeout.
 fn scene() -> (Scratch, Files) {
-    let scratch = Scratch::with_pool(4 << 20, &small());
-    let files = Files::open(&scratch.path, &hasty()).unwrap();
+    let scratch = Scratch::with_pool(4 << 20, &small(Pool::options()));
+    let files = Files::new(hasty().open(&scratch.path).unwrap());
     files.create_file("/f").unwrap().write_all_at(b"text", 0).unwrap();
     files.create_file("/g").unwrap().write_all_at(b"other", 0).unwrap();
     files.sync().unwrap();
@@ -199,7 +202,7 @@ fn a_process_stopped_in_a_name_change_stalls_writers_only() {
     {
         for ends in ["goes on", "is killed"] {
             let (scratch, files) = scene();
-            let reader = Files::open(&scratch.path, &reading()).unwrap();
+            let reader = Files::new(reading().open(&scratch.path).unwrap());
             let writing = files.options().write(true).open("/f").unwrap();
             let mut changer = held(&scratch, "makes", point);
             let pid = changer.pid();
@@ -233,7 +236,7 @@ fn a_process_stopped_in_a_file_change_stalls_no_readers() {
     for point in ["apply-odd", "apply-half", "apply-stored", "apply-counted"] {
         for ends in ["goes on", "is killed"] {
             let (scratch, files) = scene();
-            let reader = Files::open(&scratch.path, &reading()).unwrap();
+            let reader = Files::new(reading().open(&scratch.path).unwrap());
             let before = reader.view("/f", ..).unwrap();
             let known = files.view("/f", ..).unwrap();
             let open = reader.open_file("/f").unwrap();
@@ -268,7 +271,7 @@ fn a_process_stopped_in_a_file_change_stalls_no_readers() {
 #[test]
 fn a_process_stopped_in_a_write_stalls_other_writers_of_the_file() {
     let (scratch, files) = scene();
-    let reader = Files::open(&scratch.path, &reading()).unwrap();
+    let reader = Files::new(reading().open(&scratch.path).unwrap());
     let writing = files.options().write(true).open("/f").unwrap();
     // It holds the file's lock, and takes pages that were never used.
     let changer = held(&scratch, "writes", "transact-unlocked");
@@ -303,7 +306,7 @@ fn until_asleep(thread: i32) {
 #[test]
 fn stores_wait_for_a_truncation_to_end() {
     let (scratch, _) = scene();
-    let files = Files::open(&scratch.path, &options()).unwrap();
+    let files = Files::new(options().open(&scratch.path).unwrap());
     let file = files.options().read(true).write(true).open("/f").unwrap();
     file.set_len(1 << 16).unwrap();
     let mut changer = held(&scratch, "cuts", "packed-written");
@@ -324,7 +327,7 @@ fn stores_wait_for_a_truncation_to_end() {
 
 /// Keeps a file or a view of it open until it is killed; opens the pool for reading.
 fn keeper() {
-    let files = Files::open(told("POOL"), &reading()).unwrap();
+    let files = Files::new(reading().open(told("POOL")).unwrap());
     let file = files.open_file("/large").unwrap();
     let (_file, _view) = match told("KEEPS").as_str() {
         "a view" => (None, Some(file.view(..).unwrap())),
@@ -339,8 +342,8 @@ fn keeper() {
 #[test]
 fn space_that_a_stopped_reader_keeps_is_given_back_when_it_dies() {
     for keeps in ["the file", "a view"] {
-        let scratch = Scratch::with_pool(4 << 20, &small());
-        let files = Files::open(&scratch.path, &hasty()).unwrap();
+        let scratch = Scratch::with_pool(4 << 20, &small(Pool::options()));
+        let files = Files::new(hasty().open(&scratch.path).unwrap());
         let free_bytes = files.space().unwrap().free_bytes;
         let large = vec![3; free_bytes as usize * 2 / 3];
         files.create_file("/large").unwrap().write_all_at(&large, 0).unwrap();
@@ -373,17 +376,17 @@ fn space_that_a_stopped_reader_keeps_is_given_back_when_it_dies() {
 /// pins: `open` returns `Busy`.
 #[test]
 fn a_stopped_reader_that_was_the_first_keeps_writers_out_until_it_dies() {
-    let scratch = Scratch::with_pool(4 << 20, &small());
+    let scratch = Scratch::with_pool(4 << 20, &small(Pool::options()));
     scratch.open().create_file("/large").unwrap();
     let mut keeper = Actor::start("keeper", &scratch.path, &[("KEEPS", "the file")]);
     keeper.until("keeping");
     // SAFETY: `kill` on our child, which is alive.
     unsafe { libc::kill(keeper.pid() as i32, libc::SIGSTOP) };
-    let refused = Files::open(&scratch.path, &hasty()).map(drop);
-    assert!(matches!(refused, Err(FsError::Pool(PoolError::Busy { .. }))), "{refused:?}");
-    assert!(Files::open(&scratch.path, &reading()).unwrap().exists("/large").unwrap());
+    let refused = hasty().open(&scratch.path).map(drop);
+    assert!(matches!(refused, Err(PoolError::Busy { .. })), "{refused:?}");
+    assert!(Files::new(reading().open(&scratch.path).unwrap()).exists("/large").unwrap());
     keeper.kill();
-    Files::open(&scratch.path, &hasty()).unwrap().remove_file("/large").unwrap();
+    Files::new(hasty().open(&scratch.path).unwrap()).remove_file("/large").unwrap();
 }
 
 // ---- shared memory ------------------------------------------------------------------------------
@@ -413,21 +416,20 @@ fn shared_memory_that_is_deleted_keeps_new_processes_out_and_loses_nothing() {
         let copies: Vec<_> =
             deleted.iter().map(|path| (path, path.with_extension("kept"))).collect();
         copies.iter().for_each(|(path, kept)| std::fs::rename(path, kept).unwrap());
-        for options in [hasty(), reading()] {
-            let is_enough = options.read_only && has_segment;
-            let opened = Files::open(&scratch.path, &options).map(drop);
-            let is_told = matches!(opened, Err(FsError::Pool(PoolError::BusyElsewhere { .. })));
+        for (options, is_enough) in [(hasty(), false), (reading(), has_segment)] {
+            let opened = options.open(&scratch.path).map(drop);
+            let is_told = matches!(opened, Err(PoolError::BusyElsewhere { .. }));
             assert!(is_told != is_enough, "without {deleted:?}: {opened:?}");
         }
         copies.iter().for_each(|(path, kept)| std::fs::rename(kept, path).unwrap());
-        drop(Files::open(&scratch.path, &hasty()).unwrap());
+        drop(Files::new(hasty().open(&scratch.path).unwrap()));
     }
     both.iter().for_each(|path| std::fs::remove_file(path).unwrap());
     // A process that has it open keeps working, and closes it as usual.
     files.create_file("/new").unwrap().write_all_at(b"new", 0).unwrap();
     files.sync().unwrap();
     drop(files);
-    let files = Files::open(&scratch.path, &hasty()).unwrap();
+    let files = Files::new(hasty().open(&scratch.path).unwrap());
     assert_eq!(read_all(&files, "/new").unwrap(), b"new");
     drop(files);
     scratch.assert_clean();
@@ -445,7 +447,7 @@ fn the_next_opener_removes_shared_memory_of_dead_processes() {
         assert!(!status.success(), "{point}");
         let left = segments(&start);
         assert!(!left.is_empty(), "{point}");
-        let files = Files::open(&scratch.path, &hasty()).unwrap();
+        let files = Files::new(hasty().open(&scratch.path).unwrap());
         let now = segments(&start);
         assert!(now.len() == 2 && left.iter().all(|left| !now.contains(left)), "{point}: {now:?}");
         match files.remove_file("/new") {
@@ -464,7 +466,7 @@ fn a_copied_pool_is_another_one() {
     files.create_file("/not synced").unwrap().write_all_at(b"all the same", 0).unwrap();
     let copy = scratch.directory.path().join("copy");
     std::fs::copy(&scratch.path, &copy).unwrap();
-    let copied = Files::open(&copy, &hasty()).unwrap();
+    let copied = Files::new(hasty().open(&copy).unwrap());
     assert_eq!(copied.pool().uuid(), files.pool().uuid());
     assert_eq!(read_all(&copied, "/not synced").unwrap(), b"all the same");
     let [own, others] = [&scratch.path, &copy].map(|path| segments(&start_of_segments(path)));
@@ -477,14 +479,14 @@ fn a_copied_pool_is_another_one() {
     lock.lock().unwrap();
     copied.open_file("/f").unwrap().try_lock().unwrap();
     // Each pool has its own processes; closing one does not affect the other.
-    let other = Files::open(&copy, &hasty()).unwrap();
+    let other = Files::new(hasty().open(&copy).unwrap());
     assert_eq!(read_all(&other, "/f").unwrap(), b"two");
     drop((copied, other));
-    assert_eq!(read_all(&Files::open(&scratch.path, &hasty()).unwrap(), "/f").unwrap(), b"one");
+    assert_eq!(read_all(&Files::new(hasty().open(&scratch.path).unwrap()), "/f").unwrap(), b"one");
     assert!(own.iter().all(|path| path.exists()));
     drop((lock, files));
     for (path, content) in [(&scratch.path, b"one"), (&copy, b"two")] {
-        let files = Files::open(path, &hasty()).unwrap();
+        let files = Files::new(hasty().open(path).unwrap());
         assert_eq!(read_all(&files, "/f").unwrap(), content);
         assert_sound(files.pool());
     }
@@ -494,7 +496,7 @@ fn a_copied_pool_is_another_one() {
 fn elsewhere() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let path = directory.path().join("pool");
-    let files = Files::new(Pool::create(&path, 4 << 20, &small(), &hasty()).unwrap());
+    let files = Files::new(small(hasty()).create(&path, 4 << 20).unwrap());
     files.create_file("/large").unwrap().write_all_at(b"text", 0).unwrap();
     let mut keeper = Actor::start("keeper", &path, &[("KEEPS", "the file")]);
     keeper.until("keeping");
@@ -509,24 +511,24 @@ fn elsewhere() {
         return println!("skipped: no other /dev/shm can be mounted here");
     }
     for options in [hasty(), reading()] {
-        let refused = Files::open(&path, &options).map(drop);
-        let is_told = matches!(refused, Err(FsError::Pool(PoolError::BusyElsewhere { .. })));
+        let refused = options.open(&path).map(drop);
+        let is_told = matches!(refused, Err(PoolError::BusyElsewhere { .. }));
         assert!(is_told, "{refused:?}");
     }
     // The process that had it open is not affected.
     files.create_file("/new").unwrap().write_all_at(b"new", 0).unwrap();
     drop(files);
     // The remaining reader keeps memory that only it can see.
-    let refused = Files::open(&path, &hasty()).map(drop);
-    assert!(matches!(refused, Err(FsError::Pool(PoolError::BusyElsewhere { .. }))), "{refused:?}");
+    let refused = hasty().open(&path).map(drop);
+    assert!(matches!(refused, Err(PoolError::BusyElsewhere { .. })), "{refused:?}");
     keeper.kill();
-    let files = Files::open(&path, &hasty()).unwrap();
+    let files = Files::new(hasty().open(&path).unwrap());
     assert_eq!(read_all(&files, "/new").unwrap(), b"new");
     assert_sound(files.pool());
     drop(files);
     // What the dead processes left stays in their /dev/shm until the pool is opened there.
     assert!(Command::new("umount").arg("/dev/shm").status().unwrap().success());
-    let files = Files::open(&path, &hasty()).unwrap();
+    let files = Files::new(hasty().open(&path).unwrap());
     assert_eq!(read_all(&files, "/new").unwrap(), b"new");
 }
 

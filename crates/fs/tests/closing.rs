@@ -7,7 +7,7 @@ use std::path::Path;
 
 use aquifer_fs::Files;
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CreateOptions, OpenOptions};
+use aquifer_pool::{Pool, PoolOptions};
 use aquifer_testkit::child;
 use scratch::{Scratch, read_all};
 
@@ -18,14 +18,12 @@ fn child() {
 }
 
 /// On a disk, in the machine's boot number `boot`.
-fn options(boot: u64, read_only: bool) -> OpenOptions {
-    OpenOptions {
-        read_only,
-        boot: Some(boot),
-        domain: Some(PersistenceDomain::PageCache),
-        background: false,
-        ..OpenOptions::default()
-    }
+fn options(boot: u64, read_only: bool) -> PoolOptions {
+    Pool::options()
+        .read_only(read_only)
+        .boot(boot)
+        .domain(PersistenceDomain::PageCache)
+        .background(false)
 }
 
 fn write(files: &Files, path: &str) {
@@ -34,7 +32,7 @@ fn write(files: &Files, path: &str) {
 
 fn writes() {
     let path = std::env::var("POOL").expect("the pool");
-    let files = Files::open(path, &options(1, false)).unwrap();
+    let files = Files::new(options(1, false).open(path).unwrap());
     write(&files, "/in another process");
 }
 
@@ -44,7 +42,7 @@ fn assert_survives_a_restart(path: &Path, expected: &[&str]) {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let copy = directory.path().join("pool");
     std::fs::copy(path, &copy).unwrap();
-    let files = Files::open(&copy, &options(2, false)).unwrap();
+    let files = Files::new(options(2, false).open(&copy).unwrap());
     for name in expected {
         assert_eq!(read_all(&files, name).unwrap(), name.as_bytes(), "{name}");
     }
@@ -52,10 +50,10 @@ fn assert_survives_a_restart(path: &Path, expected: &[&str]) {
 
 #[test]
 fn a_reader_that_stays_does_not_keep_the_last_writer_from_leaving_everything() {
-    let scratch = Scratch::with_pool(1 << 20, &CreateOptions::default());
-    let first = Files::open(&scratch.path, &options(1, false)).unwrap();
-    let reader = Files::open(&scratch.path, &options(1, true)).unwrap();
-    let second = Files::open(&scratch.path, &options(1, false)).unwrap();
+    let scratch = Scratch::with_pool(1 << 20, &Pool::options());
+    let first = Files::new(options(1, false).open(&scratch.path).unwrap());
+    let reader = Files::new(options(1, true).open(&scratch.path).unwrap());
+    let second = Files::new(options(1, false).open(&scratch.path).unwrap());
     write(&first, "/first");
     write(&second, "/second");
     drop(first);
@@ -64,7 +62,7 @@ fn a_reader_that_stays_does_not_keep_the_last_writer_from_leaving_everything() {
     assert_survives_a_restart(&scratch.path, &["/first", "/second", "/later"]);
     // The reader keeps working, and sees new files.
     assert_eq!(read_all(&reader, "/later").unwrap(), b"/later");
-    let third = Files::open(&scratch.path, &options(1, false)).unwrap();
+    let third = Files::new(options(1, false).open(&scratch.path).unwrap());
     write(&third, "/third");
     assert_eq!(read_all(&reader, "/third").unwrap(), b"/third");
     drop(third);
@@ -75,9 +73,9 @@ fn a_reader_that_stays_does_not_keep_the_last_writer_from_leaving_everything() {
 
 #[test]
 fn the_last_writer_may_be_another_process() {
-    let scratch = Scratch::with_pool(1 << 20, &CreateOptions::default());
-    let first = Files::open(&scratch.path, &options(1, false)).unwrap();
-    let reader = Files::open(&scratch.path, &options(1, true)).unwrap();
+    let scratch = Scratch::with_pool(1 << 20, &Pool::options());
+    let first = Files::new(options(1, false).open(&scratch.path).unwrap());
+    let reader = Files::new(options(1, true).open(&scratch.path).unwrap());
     write(&first, "/here");
     drop(first);
     let status = child::command("writes").env("POOL", &scratch.path).status().unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use aquifer_fs::{FallocateMode, FileTimes, Files, FsError, RenameMode};
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::Pool;
 
 const POOL_BYTES: u64 = 16 << 20;
 
@@ -17,8 +17,7 @@ struct Scratch {
 fn scratch() -> (Scratch, Files) {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let path = directory.path().join("pool");
-    let pool = Pool::create(&path, POOL_BYTES, &CreateOptions::default(), &OpenOptions::default())
-        .unwrap();
+    let pool = Pool::create(&path, POOL_BYTES).unwrap();
     (Scratch { _directory: directory, path }, Files::new(pool))
 }
 
@@ -52,7 +51,7 @@ fn what_is_written_is_read_again() {
     assert!(bytes[12..100_000].iter().all(|&byte| byte == 0));
     assert_eq!(&bytes[100_000..], b"far");
     drop((file, files));
-    let files = Files::open(&scratch.path, &OpenOptions::default()).unwrap();
+    let files = Files::open(&scratch.path).unwrap();
     assert_eq!(read(&files, "/a/b/c"), bytes);
     assert_eq!(names(&files, "/"), ["a"]);
     assert_eq!(names(&files, "/a/b/../b/."), ["c"]);

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 
 use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError};
-use aquifer_pool::CreateOptions;
+use aquifer_pool::Pool;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use scratch::Scratch;
@@ -40,7 +40,7 @@ fn options(files: &Files) -> FileOptions {
 
 impl Fsx {
     fn new(seed: u64) -> Fsx {
-        let scratch = Scratch::with_pool(POOL_BYTES, &CreateOptions::default());
+        let scratch = Scratch::with_pool(POOL_BYTES, &Pool::options());
         let files = scratch.open();
         let file = options(&files).create_new(true).open("fsx").unwrap();
         Fsx {

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 
 use actor::{Actor, hear, say, told};
 use aquifer_fs::{File, FileOptions, Files, FsError, HeldRange, LockMode};
-use aquifer_pool::{CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
@@ -29,7 +29,7 @@ fn child() {
 }
 
 fn scratch() -> Scratch {
-    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(8 << 20, &Pool::options());
     scratch.open().create_file("/f").unwrap();
     scratch
 }
@@ -46,7 +46,7 @@ fn mode_of(text: &str) -> LockMode {
 
 /// Holds a lock until it is told to stop: of the whole file, or of bytes 10 to 19.
 fn holder() {
-    let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
+    let files = Files::open(told("POOL")).unwrap();
     let file = files.open_file("/f").unwrap();
     let mode = mode_of(&told("MODE"));
     match told("AREA").as_str() {
@@ -169,7 +169,7 @@ fn locks_are_seen_between_namespaces_of_processes() {
 
 /// Waits for the lock, and reports that it holds it.
 fn waiter() {
-    let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
+    let files = Files::open(told("POOL")).unwrap();
     let file = files.open_file("/f").unwrap();
     say("waiting");
     match told("AREA").as_str() {
@@ -211,7 +211,7 @@ fn a_waiter_gets_the_lock_when_its_holder_is_killed() {
 
 /// Increments the number in a file repeatedly, under the lock.
 fn counter() {
-    let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
+    let files = Files::open(told("POOL")).unwrap();
     let file = both(&files).open("/f").unwrap();
     say("counting");
     for added in 1u64.. {
@@ -396,8 +396,8 @@ fn what_cannot_be_locked_is_an_error() {
     assert!(matches!(directory.lock(), Err(FsError::IsADirectory { .. })));
 
     // A read-only pool allows shared locks only.
-    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let reader = Files::open(&scratch.path, &reading).unwrap();
+    let reading = Pool::options().read_only(true);
+    let reader = Files::new(reading.open(&scratch.path).unwrap());
     let read = reader.open_file("/f").unwrap();
     for refused in [read.lock(), as_range(read.try_lock()), read.lock_range(.., Exclusive)] {
         assert!(matches!(refused, Err(FsError::Pool(PoolError::ReadOnly { .. }))), "{refused:?}");
@@ -413,8 +413,8 @@ fn what_cannot_be_locked_is_an_error() {
 /// conflict with those of low ones.
 #[test]
 fn files_of_all_numbers_are_locked_apart() {
-    let create = CreateOptions { inodes: Some(5000), ..CreateOptions::default() };
-    let scratch = Scratch::with_pool(16 << 20, &create);
+    let options = Pool::options().inodes(5000);
+    let scratch = Scratch::with_pool(16 << 20, &options);
     let files = scratch.open();
     let made: Vec<File> =
         (0..4000).map(|index| files.create_file(format!("/{index}")).unwrap()).collect();
@@ -426,7 +426,7 @@ fn files_of_all_numbers_are_locked_apart() {
     let highest = kept.iter().map(|file| file.metadata().unwrap().ino()).max();
     assert!(highest > Some(3900), "{highest:?}");
     // Nor do they conflict with opening and closing the pool, or with locks of objects.
-    drop(Pool::open(&scratch.path, &OpenOptions::default()).unwrap());
+    drop(Pool::open(&scratch.path).unwrap());
     for number in 1..5000 {
         files.pool().lock_inode(number, aquifer_pool::LockMode::Exclusive).unwrap();
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use aquifer_fs::{FallocateMode, File, FileTimes, Files, FsError, RenameMode, SetMode};
-use aquifer_pool::{CreateOptions, OpenOptions};
+use aquifer_pool::Pool;
 use aquifer_testkit::campaign::{seed, steps};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -229,8 +229,8 @@ struct Both {
 
 impl Both {
     fn new() -> Both {
-        let create = CreateOptions { inodes: Some(2047), ..CreateOptions::default() };
-        let scratch = Scratch::with_pool(POOL_BYTES, &create);
+        let options = Pool::options().inodes(2047);
+        let scratch = Scratch::with_pool(POOL_BYTES, &options);
         let kernel = scratch.directory.path().join("tree");
         let prefix = PathBuf::from(vec!["p"; DEPTH].join("/"));
         std::fs::create_dir_all(kernel.join(&prefix)).unwrap();
@@ -646,7 +646,7 @@ fn run(operations: &[Operation]) {
     assert_eq!(info.free_slots, info.layout.slots() - 2, "all but the head and the root are free");
     both.files = None;
     both.scratch.assert_clean();
-    let files = Files::open(&both.scratch.path, &OpenOptions::default()).unwrap();
+    let files = Files::open(&both.scratch.path).unwrap();
     let space = files.space().unwrap();
     assert_eq!(space.free_bytes, space.total_bytes, "a page was lost");
 }

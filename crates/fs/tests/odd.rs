@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use aquifer_fs::{FallocateMode, File, Files, FsError, SetMode};
-use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
+use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
@@ -22,8 +22,8 @@ fn child() {
     child::play(&[("forks", forks)]);
 }
 
-fn small(inodes: u64) -> CreateOptions {
-    CreateOptions { inodes: Some(inodes), ..CreateOptions::default() }
+fn small(inodes: u64) -> PoolOptions {
+    Pool::options().inodes(inodes)
 }
 
 /// A unique name of bytes that are not UTF-8.
@@ -109,8 +109,8 @@ fn names_and_paths_end_where_they_do_on_linux() {
 /// Attributes take more slots than one record of a small log can give back, or patch.
 #[test]
 fn what_has_many_attributes_is_removed_in_a_pool_with_a_small_log() {
-    let create = CreateOptions { log_bytes: Some(64 << 10), ..small(1500) };
-    let scratch = Scratch::with_pool(2 << 20, &create);
+    let options = small(1500).log_bytes(64 << 10);
+    let scratch = Scratch::with_pool(2 << 20, &options);
     let files = scratch.open();
     // The directory has a node from now on.
     files.create_file("/other").unwrap().write_all_at(b"text", 0).unwrap();
@@ -203,12 +203,8 @@ fn trees_are_deeper_than_stacks() {
 #[test]
 fn huge_directories() {
     let count = if steps(1) > 1 { 1_000_000 } else { 20_000 };
-    let create = CreateOptions {
-        inodes: Some(count * 5 / 4 + 5000),
-        log_bytes: Some(64 << 20),
-        ..CreateOptions::default()
-    };
-    let scratch = Scratch::with_pool((128 << 20) + count * 700, &create);
+    let options = Pool::options().inodes(count * 5 / 4 + 5000).log_bytes(64 << 20);
+    let scratch = Scratch::with_pool((128 << 20) + count * 700, &options);
     let files = scratch.open();
     files.create_dir("d").unwrap();
     for number in 0..count {
@@ -243,7 +239,7 @@ fn huge_directories() {
 #[test]
 fn files_of_holes_are_as_long_as_files_can_be() {
     const FAR: u64 = 1 << 52;
-    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(8 << 20, &Pool::options());
     let files = scratch.open();
     let file = files.options().read(true).write(true).create(true).open("f").unwrap();
     let longest = aquifer_pool::format::file::MAX_FILE_BYTES;
@@ -320,7 +316,7 @@ fn check_full(scratch: &Scratch, files: Files, len: usize, count: u64) {
 
 #[test]
 fn a_pool_full_of_data() {
-    let scratch = Scratch::with_pool(4 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(4 << 20, &Pool::options());
     let files = scratch.open();
     let count = fill(&files, 50_000);
     assert!(count > 20, "only {count} files");
@@ -381,10 +377,10 @@ fn writes_of_many_megabytes() {
 /// A log much smaller than the changes between two checkpoints, and than a large file's table.
 #[test]
 fn a_log_that_is_always_full() {
-    let create = CreateOptions { log_bytes: Some(64 << 10), ..small(1000) };
-    let scratch = Scratch::with_pool(8 << 20, &create);
-    let options = OpenOptions { background: false, ..OpenOptions::default() };
-    let files = Files::open(&scratch.path, &options).unwrap();
+    let options = small(1000).log_bytes(64 << 10);
+    let scratch = Scratch::with_pool(8 << 20, &options);
+    let options = Pool::options().background(false);
+    let files = Files::new(options.open(&scratch.path).unwrap());
     let file = files.options().read(true).write(true).create(true).open("f").unwrap();
     // As many runs as pages: every second page.
     for page in (0..800u64).step_by(2) {
@@ -410,7 +406,7 @@ fn a_log_that_is_always_full() {
 
 /// In a forked child every call on the pool fails, and the parent is not affected.
 fn forks() {
-    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(8 << 20, &Pool::options());
     let files = scratch.open();
     let file = files.options().read(true).write(true).create(true).open("f").unwrap();
     file.write_all_at(b"parent", 0).unwrap();

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use actor::{Actor, hear, say, told};
 use aquifer_fs::Files;
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::{Pool, PoolOptions};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
@@ -30,8 +30,8 @@ fn child() {
     child::play(&[("worker", worker), ("reader", reader)]);
 }
 
-fn options(domain: PersistenceDomain) -> OpenOptions {
-    OpenOptions { domain: Some(domain), ..OpenOptions::default() }
+fn options(domain: PersistenceDomain) -> PoolOptions {
+    Pool::options().domain(domain)
 }
 
 fn domain_told() -> PersistenceDomain {
@@ -42,7 +42,7 @@ fn domain_told() -> PersistenceDomain {
 
 /// Works until it is killed.
 fn worker() {
-    let files = Files::open(told("POOL"), &options(domain_told())).unwrap();
+    let files = Files::new(options(domain_told()).open(told("POOL")).unwrap());
     let mut rng = Rng::new(told("SEED").parse().unwrap());
     let mut worker = Worker::new(files, &told("OWN"), told("NUMBER").parse().unwrap());
     say("ready");
@@ -55,8 +55,8 @@ fn worker() {
 
 /// Reads everything until it is killed; has the pool open read-only.
 fn reader() {
-    let reading = OpenOptions { read_only: true, ..options(domain_told()) };
-    let files = Files::open(told("POOL"), &reading).unwrap();
+    let reading = options(domain_told()).read_only(true);
+    let files = Files::new(reading.open(told("POOL")).unwrap());
     say("ready");
     loop {
         for path in ["shared", "own 0", "own 1", "own 2"] {
@@ -108,7 +108,7 @@ fn killed_processes_leave_what_they_had_done(
     rounds: usize,
     start: impl Fn(&[(&str, &str)]) -> std::io::Result<Actor>,
 ) {
-    let open = || Files::open(&scratch.path, &options(domain)).unwrap();
+    let open = || Files::new(options(domain).open(&scratch.path).unwrap());
     let files = open();
     files.create_dir("shared").unwrap();
     let owns: Vec<String> = (0..WORKERS).map(|worker| format!("own {worker}")).collect();
@@ -208,9 +208,9 @@ fn end_reader(mut reader: Actor) -> u64 {
     1
 }
 
-fn create() -> CreateOptions {
+fn create(options: PoolOptions) -> PoolOptions {
     // A log small enough to be checkpointed now and then.
-    CreateOptions { inodes: Some(1023), log_bytes: Some(512 << 10), ..CreateOptions::default() }
+    options.inodes(1023).log_bytes(512 << 10)
 }
 
 fn run(domain: PersistenceDomain, scratch: Scratch) {
@@ -221,12 +221,12 @@ fn run(domain: PersistenceDomain, scratch: Scratch) {
 
 #[test]
 fn killed_in_memory() {
-    run(PersistenceDomain::Volatile, Scratch::with_pool(16 << 20, &create()));
+    run(PersistenceDomain::Volatile, Scratch::with_pool(16 << 20, &create(Pool::options())));
 }
 
 #[test]
 fn killed_on_persistent_memory() {
-    run(PersistenceDomain::Dax, Scratch::with_pool(16 << 20, &create()));
+    run(PersistenceDomain::Dax, Scratch::with_pool(16 << 20, &create(Pool::options())));
 }
 
 #[test]
@@ -234,14 +234,14 @@ fn killed_on_a_disk() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pool");
     let domain = PersistenceDomain::PageCache;
-    drop(Pool::create(&path, 16 << 20, &create(), &options(domain)).unwrap());
+    drop(create(options(domain)).create(&path, 16 << 20).unwrap());
     run(domain, Scratch { directory, path });
 }
 
 /// Each of them sees itself as process number 1.
 #[test]
 fn killed_in_namespaces_of_processes() {
-    let scratch = Scratch::with_pool(16 << 20, &create());
+    let scratch = Scratch::with_pool(16 << 20, &create(Pool::options()));
     let path = scratch.path.clone();
     let start = |told: &[(&str, &str)]| Actor::start_in_namespace("worker", &path, told);
     killed_processes_leave_what_they_had_done(PersistenceDomain::Volatile, scratch, 4, start);

@@ -11,7 +11,7 @@ use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_fs::{Files, FsError, Metadata, SetMode};
 use aquifer_pool::format::inode::{INLINE_RUNS, Inode, InodeKind};
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CreateOptions, OpenOptions, Pool, ReadSlots};
+use aquifer_pool::{Pool, ReadSlots};
 use aquifer_testkit::rng::Rng;
 use scratch::{Scratch, names, read_all};
 
@@ -21,8 +21,8 @@ const SLOTS: u64 = 39;
 const KEEPER: &str = "/keeper";
 
 fn few_slots() -> (Scratch, Files) {
-    let create = CreateOptions { inodes: Some(SLOTS), ..CreateOptions::default() };
-    let scratch = Scratch::with_pool(1 << 20, &create);
+    let options = Pool::options().inodes(SLOTS);
+    let scratch = Scratch::with_pool(1 << 20, &options);
     let files = scratch.open();
     files.create_file(KEEPER).unwrap();
     (scratch, files)
@@ -197,14 +197,9 @@ fn number_and_generation_never_come_again() {
     let mut seen: BTreeMap<(u64, u64), u64> = BTreeMap::new();
     let mut serial = 0;
     for round in 0..30_u64 {
-        let boot = Some(round + 1);
-        let options = OpenOptions {
-            boot,
-            background: false,
-            domain: Some(PersistenceDomain::PageCache),
-            ..OpenOptions::default()
-        };
-        let files = Files::open(&scratch.path, &options).unwrap();
+        let options =
+            Pool::options().boot(round + 1).background(false).domain(PersistenceDomain::PageCache);
+        let files = Files::new(options.open(&scratch.path).unwrap());
         let durable = std::fs::read(&scratch.path).unwrap();
         for _ in 0..60 {
             let path = format!("/{}", rng.below(6));

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, SetMode};
-use aquifer_pool::{CreateOptions, OpenOptions, PoolError, Reservation};
+use aquifer_pool::{Pool, PoolError, PoolOptions, Reservation};
 use scratch::soundness::assert_sound;
 use scratch::{Scratch, read_all};
 
@@ -28,8 +28,8 @@ fn options(files: &Files) -> FileOptions {
     options
 }
 
-fn create(inodes: u64, log_bytes: u64) -> CreateOptions {
-    CreateOptions { inodes: Some(inodes), log_bytes: Some(log_bytes), ..CreateOptions::default() }
+fn create(inodes: u64, log_bytes: u64) -> PoolOptions {
+    Pool::options().inodes(inodes).log_bytes(log_bytes)
 }
 
 /// A pool whose free pages are [`PIECES`] pieces of one page each.
@@ -208,7 +208,7 @@ fn any_number_of_holes_is_filled_and_made() {
 
 #[test]
 fn a_caller_without_a_reservation_waits_for_the_others() {
-    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(8 << 20, &Pool::options());
     let files = scratch.open();
     let file = options(&files).open("f").unwrap();
     let mut reserved = Vec::new();
@@ -299,8 +299,8 @@ fn calls_that_need_many_pieces_at_once_get_them_one_after_the_other() {
 fn removed_while_read(scratch: &Scratch, files: &Files) -> (File, u64) {
     let len = files.space().unwrap().free_bytes / 4 * 3;
     files.create_file("f").unwrap().write_all_at(&vec![1; len as usize], 0).unwrap();
-    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let reader = Files::open(&scratch.path, &read_only).unwrap();
+    let read_only = Pool::options().read_only(true);
+    let reader = Files::new(read_only.open(&scratch.path).unwrap());
     let read = reader.open_file("f").unwrap();
     files.remove_file("f").unwrap();
     assert_eq!(read.read_at(&mut [0; 10], len - 10).unwrap(), 10);
@@ -339,7 +339,7 @@ fn what_a_reader_had_open_is_free_when_inodes_are_wanted() {
 
 #[test]
 fn opening_a_file_during_its_removal_does_not_keep_it() {
-    let scratch = Scratch::with_pool(4 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(4 << 20, &Pool::options());
     let files = scratch.open();
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -390,7 +390,7 @@ fn what_is_too_many_pieces_to_be_exchanged_at_once_is_exchanged_in_parts() {
 /// allocated explicitly is not.
 #[test]
 fn room_that_another_process_asked_for_stays() {
-    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(8 << 20, &Pool::options());
     let (files, other) = (scratch.open(), scratch.open());
     let allocated = || files.metadata("f").unwrap().allocated_bytes();
     let grow = || {

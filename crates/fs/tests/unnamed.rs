@@ -6,7 +6,7 @@ mod scratch;
 
 use actor::{Actor, hear, say, told};
 use aquifer_fs::{FileOptions, Files, FsError, SetMode};
-use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use aquifer_testkit::child;
 use scratch::soundness::assert_sound;
 use scratch::{Scratch, names, read_all};
@@ -25,7 +25,7 @@ fn writing(files: &Files) -> FileOptions {
 
 #[test]
 fn a_file_is_seen_when_it_has_a_name_and_all_of_it() {
-    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(8 << 20, &Pool::options());
     let files = scratch.open();
     let free = files.space().unwrap();
     let new = writing(&files).mode(0o500).create_unnamed().unwrap();
@@ -59,7 +59,7 @@ fn a_file_is_seen_when_it_has_a_name_and_all_of_it() {
 
 #[test]
 fn what_has_the_name_is_replaced_as_by_renaming() {
-    let scratch = Scratch::with_pool(8 << 20, &CreateOptions::default());
+    let scratch = Scratch::with_pool(8 << 20, &Pool::options());
     let files = scratch.open();
     files.create_dir("/d").unwrap();
     files.create_file("/f").unwrap().write_all_at(b"old", 0).unwrap();
@@ -100,14 +100,14 @@ fn what_has_the_name_is_replaced_as_by_renaming() {
     assert!(matches!(files.hard_link("/f", "/g"), Err(FsError::Immutable { .. })));
     drop(new);
     assert_sound(files.pool());
-    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let reader = Files::open(&scratch.path, &reading).unwrap();
+    let reading = Pool::options().read_only(true);
+    let reader = Files::new(reading.open(&scratch.path).unwrap());
     let refused = writing(&reader).create_unnamed().map(drop);
     assert!(matches!(refused, Err(FsError::Pool(PoolError::ReadOnly { .. }))));
 }
 
 fn maker() {
-    let files = Files::open(told("POOL"), &OpenOptions::default()).unwrap();
+    let files = Files::open(told("POOL")).unwrap();
     let new = writing(&files).create_unnamed().unwrap();
     new.write_all_at(&vec![1; told("BYTES").parse().unwrap()], 0).unwrap();
     let _link = files.symlink_unnamed("x".repeat(1000)).unwrap();
@@ -119,10 +119,7 @@ fn maker() {
 /// needed, even if no process opens the pool in between.
 #[test]
 fn what_the_dead_were_making_is_given_back_when_room_is_wanted() {
-    let scratch = Scratch::with_pool(
-        8 << 20,
-        &CreateOptions { inodes: Some(31), ..CreateOptions::default() },
-    );
+    let scratch = Scratch::with_pool(8 << 20, &Pool::options().inodes(31));
     let files = scratch.open();
     let free = files.space().unwrap();
     let most = (free.free_bytes * 3 / 4).to_string();

@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, MAX_VIEW_PIECES};
 use aquifer_pool::media::WriteWindows;
-use aquifer_pool::{CreateOptions, OpenOptions, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use scratch::Scratch;
 
 const PAGE: usize = 4096;
 const POOL_BYTES: u64 = 32 << 20;
 
 fn scratch() -> (Scratch, Files) {
-    let scratch = Scratch::with_pool(POOL_BYTES, &CreateOptions::default());
+    let scratch = Scratch::with_pool(POOL_BYTES, &Pool::options());
     let files = scratch.open();
     (scratch, files)
 }
@@ -309,13 +309,13 @@ fn guarded_views_are_stored_to_in_windows() {
     let (scratch, files) = scratch();
     drop((file_of(&files, "/whole", &[1, 2, 3, 4]), fragmented(&files, "/parts", 4), files));
     for write_windows in [WriteWindows::Calls, WriteWindows::Keys] {
-        let options = OpenOptions { write_windows, ..OpenOptions::default() };
-        let files = match Files::open(&scratch.path, &options) {
-            Err(FsError::Pool(PoolError::NotOpened(error))) => {
+        let options = Pool::options().write_windows(write_windows);
+        let files = match options.open(&scratch.path) {
+            Err(PoolError::NotOpened(error)) => {
                 eprintln!("skipped: {error}");
                 continue;
             }
-            files => files.unwrap(),
+            pool => Files::new(pool.unwrap()),
         };
         for path in ["/whole", "/parts"] {
             let file = read_write(&files).open(path).unwrap();
@@ -428,8 +428,8 @@ fn readers_have_views() {
     let (scratch, files) = scratch();
     file_of(&files, "/f", &[1, 2]);
     files.set_immutable("/f", true).unwrap();
-    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let reader = Files::open(&scratch.path, &read_only).unwrap();
+    let read_only = Pool::options().read_only(true);
+    let reader = Files::new(read_only.open(&scratch.path).unwrap());
     let lease = reader.lease("/f", ..).unwrap();
     assert_eq!(lease[4095..4097], [1, 2]);
     assert!(files.set_immutable("/f", false).is_err());

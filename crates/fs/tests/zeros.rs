@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use aquifer_crashkit::CrashMedia;
 use aquifer_fs::{FallocateMode, File, Files};
+use aquifer_pool::Pool;
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -22,9 +22,8 @@ struct Scene {
 impl Scene {
     fn new() -> Scene {
         let media = Arc::new(CrashMedia::new(24 * MIB, PersistenceDomain::PageCache).unwrap());
-        let create = CreateOptions { log_bytes: Some(MIB), ..CreateOptions::default() };
-        let open = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
-        let files = Files::new(Pool::create_on(media.clone(), &create, &open).unwrap());
+        let options = Pool::options().log_bytes(MIB).exclusive(true).background(false);
+        let files = Files::new(options.create_on(media.clone()).unwrap());
         Scene { media, files }
     }
 

@@ -245,8 +245,8 @@ impl Drop for Attached {
 #[cfg(test)]
 mod tests {
     use aquifer_crashkit::CrashMedia;
+    use aquifer_pool::Pool;
     use aquifer_pool::media::PersistenceDomain;
-    use aquifer_pool::{CreateOptions, OpenOptions, Pool};
 
     use crate::Objects;
 
@@ -254,8 +254,8 @@ mod tests {
     #[test]
     fn a_number_that_was_used_again_is_not_the_same_object() {
         let media = CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap();
-        let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
-        let pool = Pool::create_on(std::sync::Arc::new(media), &CreateOptions::default(), &open);
+        let open = Pool::options().exclusive(true);
+        let pool = open.create_on(std::sync::Arc::new(media));
         let objects = Objects::new(pool.unwrap());
         let create = |name| objects.create(name, 1).map(drop).unwrap();
         let find = |name: &str| objects.shared.find(name.as_bytes()).unwrap();

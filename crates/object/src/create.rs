@@ -19,10 +19,10 @@ use crate::shared::{content, overlapping};
 ///
 /// ```
 /// # use aquifer_object::{CreateObject, Objects};
-/// # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+/// # use aquifer_pool::Pool;
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("pool");
-/// # let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+/// # let pool = Pool::create(&path, 16 << 20)?;
 /// # let objects = Objects::new(pool);
 /// let made = CreateObject::new().heap(true).write_key("secret").create(&objects, "words", 1 << 20)?;
 /// assert!(made.is_heap && made.needs_write_key && !made.needs_read_key);

@@ -241,7 +241,7 @@ pub(crate) struct Captured {
 
 #[cfg(test)]
 mod tests {
-    use aquifer_pool::{CreateOptions, LockMode, OpenOptions, Pool};
+    use aquifer_pool::{LockMode, Pool};
     use aquifer_vm::dirty::PageIndex;
 
     use super::*;
@@ -251,8 +251,7 @@ mod tests {
     fn waiters_see_the_failure_of_pages_taken_by_another_capture() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
-        let (create, open) = (CreateOptions::default(), OpenOptions::default());
-        let pool = Pool::create(path, 1 << 20, &create, &open).unwrap();
+        let pool = Pool::create(path, 1 << 20).unwrap();
         let lock = Arc::new(pool.lock_inode(1, LockMode::Exclusive).unwrap());
         let page = || vec![PageRun { first: PageIndex(0), count: 1 }];
         let flights = Arc::new(Flights::default());
@@ -274,8 +273,7 @@ mod tests {
     fn a_failure_of_a_later_commit_is_not_told_to_those_that_wait_for_earlier_ones() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
-        let (create, open) = (CreateOptions::default(), OpenOptions::default());
-        let pool = Pool::create(path, 1 << 20, &create, &open).unwrap();
+        let pool = Pool::create(path, 1 << 20).unwrap();
         let lock = Arc::new(pool.lock_inode(1, LockMode::Exclusive).unwrap());
         let page = || vec![PageRun { first: PageIndex(0), count: 1 }];
         let flights = Arc::new(Flights::default());

@@ -8,11 +8,11 @@
 //!
 //! ```
 //! use aquifer_object::Objects;
-//! use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+//! use aquifer_pool::Pool;
 //!
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("pool");
-//! let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! let pool = Pool::create(&path, 16 << 20)?;
 //! let objects = Objects::new(pool);
 //! objects.create("numbers", 1 << 20)?;
 //!
@@ -23,7 +23,7 @@
 //! numbers.detach()?;
 //!
 //! drop(objects);
-//! let objects = Objects::open(&path, &OpenOptions::default())?;
+//! let objects = Objects::open(&path)?;
 //! let numbers = objects.attach("numbers")?;
 //! assert_eq!(numbers.as_slice()?[..4], [1, 2, 3, 0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -36,11 +36,11 @@
 //! use aquifer_object::collections::{PString, PVec};
 //! use aquifer_object::heap::HeapError;
 //! use aquifer_object::{CreateObject, Objects};
-//! # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+//! # use aquifer_pool::Pool;
 //!
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("pool");
-//! # let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! # let pool = Pool::create(&path, 16 << 20)?;
 //! # let objects = Objects::new(pool);
 //! CreateObject::new().heap(true).create(&objects, "notes", 1 << 20)?;
 //! let mut notes = objects.attach_mut("notes")?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
-use aquifer_pool::{Holder, OpenOptions, Pool};
+use aquifer_pool::{Holder, Pool};
 use aquifer_vm::ProcessMark;
 
 use crate::access::Access;
@@ -79,12 +79,13 @@ impl Objects {
         Objects { shared: Arc::new(shared), raw: Arc::default() }
     }
 
-    /// Opens a pool for its objects.
+    /// Opens a pool for its objects, for reading and writing; with other options:
+    /// `Objects::new(Pool::options().read_only(true).open(path)?)`.
     ///
     /// # Errors
     /// As for [`Pool::open`].
-    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Objects> {
-        Ok(Objects::new(Pool::open(path, options)?))
+    pub fn open(path: impl AsRef<Path>) -> Result<Objects> {
+        Ok(Objects::new(Pool::open(path)?))
     }
 
     /// The pool.
@@ -96,9 +97,9 @@ impl Objects {
     /// [`ObjectOptions`] attaches with a key or with other settings.
     ///
     /// # Errors
-    /// [`ObjectError::NotFound`], [`ObjectError::Destroyed`], [`ObjectError::WrongKey`],
-    /// [`ObjectError::Attached`], [`ObjectError::AttachedHere`], [`ObjectError::AddressTaken`];
-    /// [`ObjectError::Memory`], also where a sanitizer owns the addresses; [`ObjectError::Pool`].
+    /// [`ObjectError::NotFound`](crate::ObjectError::NotFound), [`ObjectError::Destroyed`](crate::ObjectError::Destroyed), [`ObjectError::WrongKey`](crate::ObjectError::WrongKey),
+    /// [`ObjectError::Attached`](crate::ObjectError::Attached), [`ObjectError::AttachedHere`](crate::ObjectError::AttachedHere), [`ObjectError::AddressTaken`](crate::ObjectError::AddressTaken);
+    /// [`ObjectError::Memory`](crate::ObjectError::Memory), also where a sanitizer owns the addresses; [`ObjectError::Pool`](crate::ObjectError::Pool).
     pub fn attach(&self, name: impl AsRef<[u8]>) -> Result<Attachment> {
         ObjectOptions::new().attach(self, name)
     }
@@ -106,7 +107,7 @@ impl Objects {
     /// Attaches an object for writing. No other attachment may exist.
     ///
     /// # Errors
-    /// As for [`Objects::attach`]; [`ObjectError::ReadKeyForWriting`].
+    /// As for [`Objects::attach`]; [`ObjectError::ReadKeyForWriting`](crate::ObjectError::ReadKeyForWriting).
     pub fn attach_mut(&self, name: impl AsRef<[u8]>) -> Result<Attachment> {
         ObjectOptions::new().attach_mut(self, name)
     }
@@ -115,7 +116,7 @@ impl Objects {
     /// sync.
     ///
     /// # Errors
-    /// As for [`Attachment::psync`]; [`ObjectError::SeveralPools`] if they were not all attached
+    /// As for [`Attachment::psync`]; [`ObjectError::SeveralPools`](crate::ObjectError::SeveralPools) if they were not all attached
     /// through one handle.
     pub fn psync_many(&self, attachments: &mut [&mut Attachment]) -> Result<()> {
         let attached: Vec<&Attached> = attachments.iter().map(|one| &one.attached).collect();
@@ -146,7 +147,7 @@ impl Objects {
     /// All objects, by name.
     ///
     /// # Errors
-    /// [`ObjectError::Pool`], [`ObjectError::Forked`].
+    /// [`ObjectError::Pool`](crate::ObjectError::Pool), [`ObjectError::Forked`](crate::ObjectError::Forked).
     pub fn list(&self) -> Result<Vec<ObjectInfo>> {
         let mut inodes = self.shared.objects()?;
         inodes.sort_by(|one, other| one.name.cmp(&other.name));
@@ -157,7 +158,7 @@ impl Objects {
     /// One object.
     ///
     /// # Errors
-    /// [`ObjectError::NotFound`], [`ObjectError::Pool`], [`ObjectError::Forked`].
+    /// [`ObjectError::NotFound`](crate::ObjectError::NotFound), [`ObjectError::Pool`](crate::ObjectError::Pool), [`ObjectError::Forked`](crate::ObjectError::Forked).
     pub fn info(&self, name: impl AsRef<[u8]>) -> Result<ObjectInfo> {
         let inode = self.shared.find(name.as_ref())?;
         let unapplied = Unapplied::of(&self.shared.pool)?;

@@ -11,10 +11,10 @@ use aquifer_vm::dirty::TrackerForm;
 ///
 /// ```
 /// # use aquifer_object::{CreateObject, ObjectOptions, Objects};
-/// # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+/// # use aquifer_pool::Pool;
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("pool");
-/// # let pool = Pool::create(&path, 16 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+/// # let pool = Pool::create(&path, 16 << 20)?;
 /// # let objects = Objects::new(pool);
 /// CreateObject::new().write_key("secret").create(&objects, "numbers", 1 << 20)?;
 /// assert!(objects.attach_mut("numbers").is_err(), "without a key for reading only");

@@ -205,7 +205,7 @@ mod tests {
 
     use aquifer_crashkit::{CrashMedia, Trigger};
     use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
-    use aquifer_pool::{CreateOptions, OpenOptions};
+    use aquifer_pool::{Pool, PoolOptions};
     use aquifer_vm::dirty::PageIndex;
 
     use super::*;
@@ -246,8 +246,7 @@ mod tests {
 
     fn attached(pages: u64) -> (Arc<CrashMedia>, Objects, Attached) {
         let media = Arc::new(CrashMedia::new(16 << 20, PersistenceDomain::PageCache).unwrap());
-        let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
-        let pool = Pool::create_on(media.clone(), &create, &alone()).unwrap();
+        let pool = alone().log_bytes(64 << 10).create_on(media.clone()).unwrap();
         let objects = Objects::new(pool);
         objects.create("a", pages * PAGE_BYTES).unwrap();
         let options = ObjectOptions::new();
@@ -255,8 +254,8 @@ mod tests {
         (media, objects, attached)
     }
 
-    fn alone() -> OpenOptions {
-        OpenOptions { exclusive: true, background: false, ..OpenOptions::default() }
+    fn alone() -> PoolOptions {
+        Pool::options().exclusive(true).background(false)
     }
 
     fn fill(attached: &Attached, page: u64, value: u8, len_bytes: usize) {
@@ -297,7 +296,7 @@ mod tests {
         let crashed = CrashMedia::from_image(&media.image(), media.domain()).unwrap();
         attached.detach().unwrap();
         drop(objects);
-        let objects = Objects::new(Pool::open_on(Arc::new(crashed), &alone()).unwrap());
+        let objects = Objects::new(alone().open_on(Arc::new(crashed)).unwrap());
         let survivor = objects.attach("a").unwrap();
         assert_eq!(survivor.as_slice().unwrap()[..8], [1; 8]);
     }
@@ -324,7 +323,7 @@ mod tests {
         psync(&[&attached], Stores::Excluded).unwrap();
         let crashed = CrashMedia::from_image(&media.image(), media.domain()).unwrap();
         attached.detach().unwrap();
-        let objects = Objects::new(Pool::open_on(Arc::new(crashed), &alone()).unwrap());
+        let objects = Objects::new(alone().open_on(Arc::new(crashed)).unwrap());
         let survivor = objects.attach("a").unwrap();
         assert_eq!(survivor.as_slice().unwrap()[CLEAN as usize * 4096..][..8], [1; 8]);
     }

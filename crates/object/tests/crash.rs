@@ -11,7 +11,7 @@ use aquifer_crashkit::{
 };
 use aquifer_object::{Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool, PoolError};
+use aquifer_pool::{Mutant, PoolError};
 use aquifer_testkit::rng::Rng;
 use support::{PAGE, alone, fill, filled, load_all, store, stored};
 
@@ -22,8 +22,8 @@ const LARGE: usize = 6;
 type Model = BTreeMap<String, Vec<u64>>;
 
 fn open(media: &Arc<CrashMedia>, mutant: Option<Mutant>) -> Result<Objects, PoolError> {
-    let options = OpenOptions { mutant, ..alone() };
-    Pool::open_on(media.clone(), &options).map(Objects::new)
+    let options = alone().mutant(mutant);
+    options.open_on(media.clone()).map(Objects::new)
 }
 
 /// A simulated program: its attached objects and their expected content.
@@ -146,8 +146,7 @@ fn record(
     mutant: Option<Mutant>,
 ) -> (Recording, Vec<Model>) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    let options = CreateOptions { inodes: Some(15), ..support::with_log(64 << 10) };
-    Pool::create_on(fresh.clone(), &options, &alone()).unwrap();
+    alone().log_bytes(64 << 10).inodes(15).create_on(fresh.clone()).unwrap();
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
     let mut rng = Rng::new(seed);
     let objects = Some(open(&media, mutant).unwrap());

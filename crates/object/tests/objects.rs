@@ -5,7 +5,7 @@ mod support;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_object::{Access, CreateObject, ObjectError, ObjectOptions, ObjectState, Objects};
-use aquifer_pool::{OpenOptions, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::fixed::{self, FixedRange, WINDOW};
@@ -105,9 +105,8 @@ fn impossible_objects_are_refused() {
 #[test]
 fn the_last_slot_and_the_last_page_can_be_used() {
     let place = Place::new();
-    let pool = aquifer_pool::CreateOptions { inodes: Some(7), ..support::with_log(64 << 10) };
-    let pool =
-        aquifer_pool::Pool::create(place.path(), 1 << 20, &pool, &OpenOptions::default()).unwrap();
+    let options = Pool::options().log_bytes(64 << 10).inodes(7);
+    let pool = options.create(place.path(), 1 << 20).unwrap();
     let objects = Objects::new(pool);
     // The root directory uses one slot.
     for number in 0..6 {

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use actor::{Actor, hear, say, told};
 use aquifer_object::{Access, Attachment, ObjectError, ObjectOptions, ObjectState, Objects};
+use aquifer_pool::Pool;
 use aquifer_pool::media;
-use aquifer_pool::{OpenOptions, Pool};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
@@ -32,7 +32,7 @@ fn child() {
 }
 
 fn objects() -> Objects {
-    Objects::open(told("POOL"), &OpenOptions::default()).unwrap()
+    Objects::open(told("POOL")).unwrap()
 }
 
 fn attach_as_told(objects: &Objects, name: &str) -> Result<Attachment, ObjectError> {
@@ -165,8 +165,8 @@ fn counter() {
 fn checker() {
     let objects = match told("ACCESS").as_str() {
         "read" => {
-            let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-            Objects::open(told("POOL"), &options).unwrap()
+            let options = Pool::options().read_only(true);
+            Objects::new(options.open(told("POOL")).unwrap())
         }
         _ => objects(),
     };
@@ -304,8 +304,8 @@ fn stuck_writer() {
         }
         write()
     });
-    let options = OpenOptions { background: false, ..OpenOptions::default() };
-    let objects = Objects::new(Pool::open_on(Arc::new(media), &options).unwrap());
+    let options = Pool::options().background(false);
+    let objects = Objects::new(options.open_on(Arc::new(media)).unwrap());
     let mut attached = objects.attach_mut("object").unwrap();
     store(&mut attached, 0, 5);
     say("stored");

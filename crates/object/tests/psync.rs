@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use aquifer_crashkit::{CrashMedia, Fault, Trigger};
 use aquifer_object::{Attachment, ObjectError, ObjectOptions, ObjectState, Objects, PendingPsync};
 use aquifer_pool::media::{self, ByteRange, Media, MediaOperation, PersistenceDomain};
-use aquifer_pool::{CreateOptions, LockMode, OpenOptions, Pool, PoolError};
+use aquifer_pool::{LockMode, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::TrackerForm;
@@ -270,11 +270,10 @@ fn all_persistence_domains_are_alike() {
         [PersistenceDomain::PageCache, PersistenceDomain::Dax, PersistenceDomain::Volatile]
     {
         let place = Place::new();
-        let options = OpenOptions { domain: Some(domain), ..OpenOptions::default() };
-        let objects =
-            Pool::create(place.path(), 16 << 20, &support::with_log(256 << 10), &options).unwrap();
+        let options = Pool::options().log_bytes(256 << 10).domain(domain);
+        let objects = options.create(place.path(), 16 << 20).unwrap();
         assert_eq!(objects.media().domain(), domain);
-        let open = || Objects::open(place.path(), &options).unwrap();
+        let open = || Objects::new(options.open(place.path()).unwrap());
         let attach = |objects: &Objects| attach(objects, "object");
         random_work(seed, &domain.to_string(), Objects::new(objects), open, attach);
     }
@@ -291,7 +290,7 @@ fn an_object_that_cannot_be_mapped_is_copied() {
             let media = media::open(&place.path(), true, None).unwrap();
             let mut media = Wrapped::new(media);
             media.maps_privately = false;
-            Objects::new(Pool::open_on(Arc::new(media), &OpenOptions::default()).unwrap())
+            Objects::new(Pool::options().open_on(Arc::new(media)).unwrap())
         };
         drop(place.create(16 << 20, 256 << 10));
         let attach = |objects: &Objects| attach_with(objects, "object", form, 20);
@@ -351,7 +350,7 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
         });
         object.detach().unwrap();
         let crashed = CrashMedia::from_image(&image, media.domain()).unwrap();
-        let pool = Pool::open_on(Arc::new(crashed), &support::alone()).unwrap();
+        let pool = support::alone().open_on(Arc::new(crashed)).unwrap();
         let survivor = Objects::new(pool).attach("object").unwrap();
         assert!(load_all(&survivor).iter().all(|&number| number == filled(round)), "round {round}");
         drop(survivor);
@@ -652,9 +651,8 @@ fn a_background_failure_is_returned_by_the_next_call() {
 #[test]
 fn a_number_whose_object_is_being_destroyed_can_be_used_again() {
     let media = Arc::new(CrashMedia::new(8 << 20, PersistenceDomain::PageCache).unwrap());
-    let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
-    let create_options = CreateOptions { inodes: Some(1), ..CreateOptions::default() };
-    let pool = Pool::create_on(media.clone(), &create_options, &options).unwrap();
+    let options = Pool::options().exclusive(true).background(false).inodes(1);
+    let pool = options.create_on(media.clone()).unwrap();
     let log = pool.layout().log();
     let objects = Objects::new(pool);
     create(&objects, "old", 1);
@@ -858,7 +856,7 @@ fn recovery_keeps_what_was_copying_and_drops_what_was_persisting() {
     drop((object, objects));
     for (image, expected) in [(while_writing, 0), (while_copying, 1)] {
         let media = CrashMedia::from_image(&image, media.domain()).unwrap();
-        let pool = Pool::open_on(Arc::new(media), &support::alone()).unwrap();
+        let pool = support::alone().open_on(Arc::new(media)).unwrap();
         let objects = Objects::new(pool);
         assert_eq!(objects.state_of("object").unwrap(), ObjectState::Detached);
         assert_eq!(load(&attach(&objects, "object"), 0), expected);

@@ -9,7 +9,7 @@ mod support;
 use actor::{Actor, say, told};
 use aquifer_check::CheckOptions;
 use aquifer_object::{CreateObject, ObjectError, Objects};
-use aquifer_pool::{OpenOptions, PoolError};
+use aquifer_pool::PoolError;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
@@ -71,7 +71,7 @@ fn meddle(objects: &Objects, rng: &mut Rng) -> Result<(), ObjectError> {
 }
 
 fn meddler() {
-    let objects = Objects::open(told("POOL"), &OpenOptions::default()).unwrap();
+    let objects = Objects::open(told("POOL")).unwrap();
     let mut rng = Rng::new(told("SEED").parse().unwrap());
     say("meddling");
     for _ in 0..told("TURNS").parse().unwrap() {

@@ -37,7 +37,7 @@
 //! * [`heap`]: the allocator, its format, and scopes that lend its content to safe Rust.
 //! * [`collections`]: a box, a vector, a string, an ordered map and a hash map.
 //! * [`mod@persist`]: which types may be stored, and the macro that declares them.
-//! * [`pointer`]: a pointer that stays valid when a heap is mapped at another address.
+//! * [`mod@pointer`]: a pointer that stays valid when a heap is mapped at another address.
 
 pub mod collections;
 pub mod heap;

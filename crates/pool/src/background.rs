@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::error::Result;
 use crate::format::PAGE_BYTES;
 use crate::heartbeat::PERIOD;
-use crate::open_options::OpenOptions;
+use crate::options::PoolOptions;
 use crate::zero::CHUNK_PAGES;
 
 /// A background thread, which runs until it is stopped or the pool is closed.
@@ -34,7 +34,7 @@ impl Worker {
     }
 
     /// Starts the thread that zeroes free pages, at a limited rate, until there are enough.
-    pub fn zeroer(core: &Arc<Core>, options: &OpenOptions) -> Option<Worker> {
+    pub fn zeroer(core: &Arc<Core>, options: &PoolOptions) -> Option<Worker> {
         let (stock_bytes, rate) = (options.zeroed_bytes, options.zero_bytes_per_second);
         let bell = core.space.zeroer_bell.get_or_init(Arc::default).clone();
         Self::start(core, c"aquifer-zero", bell, move |core, bell| {
@@ -96,17 +96,17 @@ impl Drop for Worker {
 }
 
 /// Emits an event for a checkpoint. The caller holds no lock.
-pub(crate) fn report_checkpoint(core: &Core, outcome: &Result<()>) {
+pub(crate) fn report_checkpoint(_core: &Core, outcome: &Result<()>) {
     match outcome {
         Ok(()) => aquifer_sys::event!(
             debug,
-            pool = %core.handle.media.path().display(),
-            log_use_percent = core.log.use_percent(),
+            pool = %_core.handle.media.path().display(),
+            log_use_percent = _core.log.use_percent(),
             "checkpoint"
         ),
         Err(_error) => aquifer_sys::event!(
             error,
-            pool = %core.handle.media.path().display(),
+            pool = %_core.handle.media.path().display(),
             error = %_error,
             "checkpoint failed: the pool is read-only from now on"
         ),

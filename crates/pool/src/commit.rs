@@ -298,8 +298,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::create::CreateOptions;
-    use crate::open_options::OpenOptions;
     use crate::pool::Pool;
 
     #[test]
@@ -322,11 +320,13 @@ mod tests {
     fn a_commit_with_a_deferred_filler_leaves_no_hole() {
         const PAGES: u64 = 2;
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-        let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
         let stall_timeout = Duration::from_millis(50);
-        let open =
-            OpenOptions { exclusive: true, background: false, stall_timeout, ..Default::default() };
-        let pool = Pool::create(directory.path().join("pool"), 4 << 20, &create, &open).unwrap();
+        let options = Pool::options()
+            .log_bytes(64 << 10)
+            .exclusive(true)
+            .background(false)
+            .stall_timeout(stall_timeout);
+        let pool = options.create(directory.path().join("pool"), 4 << 20).unwrap();
         let data = pool.layout().data().offset_bytes;
         let target = |index: u64| ByteRange {
             offset_bytes: data + index * PAGES * PAGE_BYTES,

@@ -13,24 +13,10 @@ use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
 use crate::format::run::MAX_PAGES;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::media::{ByteRange, Media};
-use crate::open_options::OpenOptions;
+use crate::options::PoolOptions;
 use crate::random::new_uuid;
 use crate::recovery::{self, OnlyOne};
 use crate::superblocks::write_superblocks;
-
-/// How to create a pool.
-#[derive(Debug, Clone, Default)]
-pub struct CreateOptions {
-    /// How many slots the pool has for inodes and their parts: an object takes one; a file takes
-    /// one, and its name a tenth. By default one for each 16 KiB, at most 131,072. Each takes 512
-    /// bytes on media, and once used, as much memory while the pool is open.
-    pub inodes: Option<u64>,
-    /// Length of the log; by default a quarter of the pool, between 64 KiB and 128 MiB.
-    pub log_bytes: Option<u64>,
-    /// Whether the media may contain anything but zeros: then only pages that are zeroed later are
-    /// taken to be zero.
-    pub media_is_used: bool,
-}
 
 /// Nanoseconds since 1970.
 pub(crate) fn now_ns() -> u64 {
@@ -57,19 +43,19 @@ fn root_directory() -> Result<FileInode> {
 }
 
 /// Keeps all openers out of media that may not contain a pool yet.
-pub(crate) fn lock_to_format(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
+pub(crate) fn lock_to_format(media: &dyn Media, options: &PoolOptions) -> Result<OnlyOne> {
     if !media.is_writable() {
         return Err(PoolError::ReadOnly {
             path: media.path().to_path_buf(),
             reason: "the file or its file system is read-only",
         });
     }
-    let alone = OpenOptions { read_only: false, exclusive: true, ..options.clone() };
+    let alone = options.clone().read_only(false).exclusive(true);
     recovery::lock_for_one(media, &alone)
 }
 
-impl CreateOptions {
-    /// The positions of the parts of a pool of `len_bytes`.
+impl PoolOptions {
+    /// The positions of the parts of a new pool of `len_bytes`.
     ///
     /// # Errors
     /// [`PoolError::Parameter`] if the options do not fit the length.
@@ -108,7 +94,7 @@ impl CreateOptions {
     /// [`PoolError::Media`].
     pub fn format(&self, media: &Arc<dyn Media>) -> Result<()> {
         self.layout(media.len_bytes())?;
-        let _alone = lock_to_format(&**media, &OpenOptions::default())?;
+        let _alone = lock_to_format(&**media, self)?;
         self.format_alone(media)
     }
 

@@ -22,7 +22,7 @@ use crate::format::PAGE_BYTES;
 use crate::format::layout::Layout;
 use crate::format::superblock::Superblock;
 use crate::media::{self, ByteRange, Media};
-use crate::open_options::OpenOptions;
+use crate::options::PoolOptions;
 use crate::pool::Pool;
 use crate::recovery;
 use crate::superblocks::write_superblocks;
@@ -31,7 +31,7 @@ impl Pool {
     /// Grows the pool in a file or device to `len_bytes`, rounded down to whole pages. `progress`
     /// is called from time to time with the number of new bytes so far, and the total. Of the
     /// options, only the location of the shared memory is used
-    /// ([`OpenOptions::segment_directory`]).
+    /// ([`PoolOptions::segment_directory`]).
     ///
     /// # Errors
     /// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] while another process has it open;
@@ -41,7 +41,7 @@ impl Pool {
     pub fn grow(
         path: impl AsRef<Path>,
         len_bytes: u64,
-        options: &OpenOptions,
+        options: &PoolOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Layout> {
         Self::grow_on(media::open(path.as_ref(), true, None)?, len_bytes, options, progress)
@@ -54,14 +54,14 @@ impl Pool {
     pub fn grow_on(
         media: Arc<dyn Media>,
         len_bytes: u64,
-        options: &OpenOptions,
+        options: &PoolOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Layout> {
-        let options = OpenOptions {
+        let options = PoolOptions {
             exclusive: true,
             background: false,
             segment_directory: options.segment_directory.clone(),
-            ..OpenOptions::default()
+            ..PoolOptions::default()
         };
         let core = recovery::open(media, &options, None)?.core;
         let grown = core.grow(len_bytes, progress);

@@ -17,7 +17,7 @@ use crate::segment::Control;
 use aquifer_vm::worker::Bell;
 
 /// Much shorter than any usual timeout,
-/// [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
+/// [`PoolOptions::stall_timeout`](crate::PoolOptions::stall_timeout).
 pub(crate) const PERIOD: Duration = Duration::from_millis(200);
 
 /// What this handle holds, besides file mutexes, while it waits for its media or for other

@@ -10,7 +10,7 @@ use crate::format::superblock::Superblock;
 use crate::image_slots;
 use crate::life;
 use crate::media::Media;
-use crate::open_options::OpenOptions;
+use crate::options::PoolOptions;
 use crate::pool::Pool;
 use crate::recovery::{self, OnlyOne};
 use crate::segment_place::{Owner, Places};
@@ -28,8 +28,20 @@ pub struct Alone {
 ///
 /// # Errors
 /// As for opening the pool exclusively.
-pub fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<Alone> {
+pub fn lock_for_one(media: &dyn Media, options: &PoolOptions) -> Result<Alone> {
     recovery::lock_for_one(media, options).map(|only| Alone { _locks: only })
+}
+
+/// Options to open a pool alone and repair it: for writing even if its link counts are wrong.
+/// `boot` replaces the life that the media are in, in tests of power cuts.
+pub fn to_repair(boot: Option<u64>) -> PoolOptions {
+    PoolOptions {
+        exclusive: true,
+        background: false,
+        repairs: true,
+        boot,
+        ..PoolOptions::default()
+    }
 }
 
 /// The life that recovery takes the superblock to name; `directory` is the one chosen for shared

@@ -28,12 +28,12 @@
 //!
 //! ```
 //! use aquifer_pool::format::inode::{Inode, InodeKind};
-//! use aquifer_pool::{CommitContent, CommitPages, CreateOptions, OpenOptions, Pool};
+//! use aquifer_pool::{CommitContent, CommitPages, Pool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("data.pool");
-//! let pool = Pool::create(&path, 4 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+//! let pool = Pool::create(&path, 4 << 20)?;
 //! let reservation = pool.reserve_zeroed(1, 1)?;
 //! let runs = reservation.runs().to_vec();
 //! // SAFETY: the pool has no files and objects that these pages could be taken from.
@@ -95,7 +95,7 @@ mod members;
 mod membership;
 mod mutant;
 mod object_names;
-mod open_options;
+mod options;
 mod packed;
 mod pins;
 mod point;
@@ -132,14 +132,15 @@ use aquifer_format::{owners, slots};
 pub use advisory::{AdvisoryLocks, HeldLock, LockArea};
 pub use broker::{AccessError, AccessKey, Broker};
 pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
-pub use create::CreateOptions;
 pub use error::{PoolError, Result};
 pub use format::patch::Patches;
 pub use format::slots::{ChangeSlots, ReadSlots};
 pub use image::View as MetadataView;
 pub use inode_lock::{Holder, InodeLock, LockMode};
+#[cfg(feature = "mutants")]
+#[doc(hidden)]
 pub use mutant::Mutant;
-pub use open_options::OpenOptions;
+pub use options::PoolOptions;
 pub use pins::{InodeUse, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]

@@ -40,7 +40,7 @@ use crate::media::{ByteRange, Media};
 use crate::members::Members;
 use crate::membership::{Byte, Membership};
 use crate::mutant::{self, Mutant};
-use crate::open_options::OpenOptions;
+use crate::options::PoolOptions;
 use crate::owners::Inconsistency;
 use crate::pins::PinPlaces;
 use crate::point;
@@ -81,7 +81,7 @@ fn claim(media: &dyn Media) -> Result<Membership> {
     claimed.ok_or_else(|| PoolError::MediaInUse { path: media.path().to_path_buf() })
 }
 
-fn choose_role(media: &dyn Media, members: &Membership, options: &OpenOptions) -> Result<Role> {
+fn choose_role(media: &dyn Media, members: &Membership, options: &PoolOptions) -> Result<Role> {
     let failed = |source| lock_error(media, source);
     let busy = || PoolError::Busy { path: media.path().to_path_buf() };
     if options.read_only {
@@ -132,7 +132,7 @@ impl Drop for OnlyOne {
 }
 
 /// Locks the media exclusively without opening the pool on it, which may be damaged.
-pub(crate) fn lock_for_one(media: &dyn Media, options: &OpenOptions) -> Result<OnlyOne> {
+pub(crate) fn lock_for_one(media: &dyn Media, options: &PoolOptions) -> Result<OnlyOne> {
     let failed = |source| lock_error(media, source);
     let members = claim(media)?;
     let wanted = members.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
@@ -165,7 +165,7 @@ pub(crate) struct Shared {
 /// open.
 pub(crate) fn open(
     media: Arc<dyn Media>,
-    options: &OpenOptions,
+    options: &PoolOptions,
     shared: Option<Shared>,
 ) -> Result<Opened> {
     if !options.read_only && !media.is_writable() {
@@ -186,7 +186,7 @@ pub(crate) fn open(
 fn open_locked(
     media: &Arc<dyn Media>,
     members: Arc<Membership>,
-    options: &OpenOptions,
+    options: &PoolOptions,
     shared: Option<Shared>,
 ) -> Result<Opened> {
     let failed = |source| lock_error(&**media, source);
@@ -219,7 +219,7 @@ fn new_core(
     superblock: &Superblock,
     shared: SharedParts,
     life: u64,
-    options: &OpenOptions,
+    options: &PoolOptions,
 ) -> Arc<Core> {
     let SharedParts { segment, pins, segment_id, places } = shared;
     let members = Members {
@@ -266,7 +266,7 @@ fn join(
     media: &Arc<dyn Media>,
     members: Arc<Membership>,
     superblock: Superblock,
-    options: &OpenOptions,
+    options: &PoolOptions,
     shared: Option<Shared>,
 ) -> Result<Opened> {
     let elsewhere = |reason| PoolError::BusyElsewhere { path: media.path().to_path_buf(), reason };
@@ -405,7 +405,7 @@ fn build(
     media: &Arc<dyn Media>,
     members: Arc<Membership>,
     mut superblocks: Superblocks,
-    options: &OpenOptions,
+    options: &PoolOptions,
     role: &Role,
 ) -> Result<Opened> {
     let (uuid, left_id) = (superblocks.valid.uuid, superblocks.valid.segment);

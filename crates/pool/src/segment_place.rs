@@ -49,7 +49,7 @@
 //!
 //! # Places
 //! A segment is created in the directory of
-//! [`OpenOptions::segment_directory`](crate::OpenOptions::segment_directory), by default
+//! [`PoolOptions::segment_directory`](crate::PoolOptions::segment_directory), by default
 //! `/dev/shm`. A process searches that directory, `/dev/shm` and the pool's own directory: by the
 //! proof above it does not matter where it finds the segment. Files left by dead processes are
 //! removed from all three.

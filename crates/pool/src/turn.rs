@@ -82,7 +82,7 @@ impl Turn<'_> {
     /// # Errors
     /// Those of `reserve`: [`PoolError::Full`] and [`PoolError::TooManyReservations`] only if there
     /// would not be enough even without the reservations of other calls, or these were not released
-    /// within the [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout).
+    /// within the [`PoolOptions::stall_timeout`](crate::PoolOptions::stall_timeout).
     pub fn reserve<'r>(
         &mut self,
         needed_pages: u64,

@@ -17,7 +17,7 @@ use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::layout::Layout;
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::Media;
-use aquifer_pool::{CommitContent, CommitPages, Mutant, OpenOptions, Pool, PoolError, Reservation};
+use aquifer_pool::{CommitContent, CommitPages, Mutant, Pool, PoolError, Reservation};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::*;
@@ -335,11 +335,11 @@ fn run(seed: u64, sessions: u64, mutant: Option<Mutant>) {
     std::fs::write(&path, vec![0; POOL_BYTES]).unwrap();
     let open = |path: &Path, is_shared: bool| {
         let options = if is_shared { shared() } else { alone() };
-        let options = OpenOptions { mutant, ..options };
-        Pool::open_on(FileMedia::open(path), &options).unwrap()
+        let options = options.mutant(mutant);
+        options.open_on(FileMedia::open(path)).unwrap()
     };
     let media: Arc<dyn Media> = FileMedia::open(&path);
-    let layout = Pool::create_on(media, &small(), &alone()).unwrap().layout();
+    let layout = small(alone()).create_on(media).unwrap().layout();
     let mut model =
         Model { layout, objects: BTreeMap::new(), waiting: Vec::new(), dead: Vec::new() };
     let mut rng = Rng::new(seed);
@@ -418,7 +418,7 @@ fn deliberate_mistakes_are_noticed() {
 #[test]
 fn reserving_what_cannot_be_is_an_error() {
     let media = FileMedia::of(&vec![0; 4 << 20]);
-    let pool = Pool::create_on(media, &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media).unwrap();
     let info = pool.info().unwrap();
     for (pages, align) in [(0, 1), (u64::MAX, 1), (1 << 40, 1), (1, u64::MAX), (1, 1 << 63)] {
         for outcome in [pool.reserve(pages, align), pool.reserve_zeroed(pages, align)] {
@@ -452,9 +452,8 @@ fn reserving_what_cannot_be_is_an_error() {
 #[test]
 fn a_transaction_of_too_many_inodes_is_an_error_and_not_an_endless_loop() {
     let media = FileMedia::of(&vec![0; 8 << 20]);
-    let options =
-        aquifer_pool::CreateOptions { inodes: Some(600), log_bytes: Some(2 << 20), ..small() };
-    let pool = Pool::create_on(media, &options, &alone()).unwrap();
+    let options = small(alone()).inodes(600).log_bytes(2 << 20);
+    let pool = options.create_on(media).unwrap();
     let many = |count: u64| {
         pool.transact_unguarded(vec![], |transaction| {
             (1..=count).for_each(|number| transaction.put(Inode::free(number, 1)));
@@ -480,7 +479,7 @@ fn a_transaction_of_too_many_inodes_is_an_error_and_not_an_endless_loop() {
 fn pages_given_up_are_zero_for_the_next_one() {
     for crashes in [false, true] {
         let media = FileMedia::of(&vec![0; POOL_BYTES]);
-        let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+        let pool = small(alone()).create_on(media.clone()).unwrap();
         // All free pages, so that the next owner has to take some of them.
         let pages = pool.info().unwrap().largest_free_pages;
         let reservation = pool.reserve(pages, 1).unwrap();
@@ -489,8 +488,7 @@ fn pages_given_up_are_zero_for_the_next_one() {
         pool.media().write_unguarded(whole.bytes().offset_bytes, &bytes).unwrap();
         let image = media.image();
         drop(reservation);
-        let pool =
-            if crashes { Pool::open_on(FileMedia::of(&image), &alone()).unwrap() } else { pool };
+        let pool = if crashes { alone().open_on(FileMedia::of(&image)).unwrap() } else { pool };
         let inode = sample::create(&pool, "alpha", 40, 0).unwrap();
         assert!(inode.runs[0].overlaps(whole));
         assert!(sample::read(&pool, &inode).unwrap().iter().all(|&byte| byte == 0));

@@ -11,9 +11,7 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::format::superblock::Superblock;
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::media::{ByteRange, Media};
-use aquifer_pool::{
-    CommitContent, CommitCopied, CommitPages, CreateOptions, OpenOptions, Pool, PoolError,
-};
+use aquifer_pool::{CommitContent, CommitCopied, CommitPages, Pool, PoolError, PoolOptions};
 use support::sample::{self, page};
 use support::*;
 
@@ -25,7 +23,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 fn assert_refused(image: &[u8], is_it: impl Fn(&PoolError) -> bool) {
     for options in [alone(), shared()] {
         let media = FileMedia::of(image);
-        let error = Pool::open_on(media.clone(), &options).expect_err("a bad pool");
+        let error = options.open_on(media.clone()).expect_err("a bad pool");
         assert!(is_it(&error), "{error:?}");
         assert!(error.to_string().contains("(image)"), "the message names the file: {error}");
         assert!(media.image() == image, "the pool was changed by an opening that failed: {error}");
@@ -35,7 +33,7 @@ fn assert_refused(image: &[u8], is_it: impl Fn(&PoolError) -> bool) {
 /// The same for opening it for reading.
 fn assert_refused_for_reading(image: &[u8], is_it: impl Fn(&PoolError) -> bool) {
     let media = FileMedia::of(image);
-    let error = Pool::open_on(media.clone(), &reading()).expect_err("a bad pool");
+    let error = reading().open_on(media.clone()).expect_err("a bad pool");
     assert!(is_it(&error), "{error:?}");
     assert!(media.image() == image, "the pool was changed by a reader");
 }
@@ -44,9 +42,9 @@ fn assert_refused_for_reading(image: &[u8], is_it: impl Fn(&PoolError) -> bool) 
 fn the_sample_is_what_it_says() {
     let image = sample::crashed_image(POOL_BYTES);
     let media = FileMedia::of(&image);
-    sample::assert_complete(&Pool::open_on(media.clone(), &reading()).unwrap());
+    sample::assert_complete(&reading().open_on(media.clone()).unwrap());
     assert!(media.image() == image, "a reader changes nothing");
-    let pool = Pool::open_on(FileMedia::of(&image), &alone()).unwrap();
+    let pool = alone().open_on(FileMedia::of(&image)).unwrap();
     sample::assert_complete(&pool);
     assert!(pool.info().unwrap().recovered_records > 4);
 }
@@ -61,10 +59,10 @@ fn the_second_superblock_serves_when_the_first_is_damaged_and_the_other_way_roun
             let mut damaged = image.clone();
             damage(&mut damaged[copy * PAGE..(copy + 1) * PAGE]);
             sample::assert_complete(
-                &Pool::open_on(FileMedia::of(&damaged), &reading()).expect("for reading"),
+                &reading().open_on(FileMedia::of(&damaged)).expect("for reading"),
             );
             let media = FileMedia::of(&damaged);
-            let pool = Pool::open_on(media.clone(), &alone()).expect("for writing");
+            let pool = alone().open_on(media.clone()).expect("for writing");
             sample::assert_complete(&pool);
             drop(pool);
             let image = media.image();
@@ -84,11 +82,11 @@ fn a_superblock_that_cannot_be_read_is_like_a_damaged_one() {
     for copy in 0..2 {
         let hole = ByteRange { offset_bytes: copy * PAGE_BYTES, len_bytes: PAGE_BYTES };
         let media = FileMedia::open_with_unreadable(&path, hole);
-        sample::assert_complete(&Pool::open_on(media, &reading()).unwrap());
+        sample::assert_complete(&reading().open_on(media).unwrap());
     }
     let both = ByteRange { offset_bytes: 0, len_bytes: 2 * PAGE_BYTES };
     let media = FileMedia::open_with_unreadable(&path, both);
-    let error = Pool::open_on(media, &reading()).unwrap_err();
+    let error = reading().open_on(media).unwrap_err();
     assert!(matches!(error, PoolError::Media(_)), "{error:?}");
 }
 
@@ -146,15 +144,11 @@ fn a_pool_with_one_superblock_of_a_later_version_is_only_read() {
         let is_it = |error: &PoolError| matches!(error, PoolError::FutureVersion { found: 9, .. });
         assert_refused(&image, is_it);
         let media = FileMedia::of(&image);
-        let error = Pool::grow_on(
-            media.clone(),
-            2 * POOL_BYTES as u64,
-            &OpenOptions::default(),
-            &mut |_, _| {},
-        )
-        .unwrap_err();
+        let error =
+            Pool::grow_on(media.clone(), 2 * POOL_BYTES as u64, &Pool::options(), &mut |_, _| {})
+                .unwrap_err();
         assert!(is_it(&error) && media.image() == image, "{error}");
-        let reader = Pool::open_on(media, &reading()).unwrap();
+        let reader = reading().open_on(media).unwrap();
         sample::assert_complete(&reader);
         // Whatever the checksum of that version is.
         image[copy * PAGE + 500] ^= 1;
@@ -178,13 +172,13 @@ fn a_superblock_whose_version_is_damaged_is_replaced_by_the_other_one() {
             let mut damaged = image.clone();
             damaged[copy * PAGE + 8 + bit / 8] ^= 1 << (bit % 8);
             let media = FileMedia::of(&damaged);
-            sample::assert_complete(&Pool::open_on(media, &alone()).expect("the other one serves"));
+            sample::assert_complete(&alone().open_on(media).expect("the other one serves"));
         }
         // More than the version was damaged.
         let mut damaged = image.clone();
         damaged[copy * PAGE + 8..][..200].fill(0xe5);
         let media = FileMedia::of(&damaged);
-        sample::assert_complete(&Pool::open_on(media, &alone()).expect("the other one serves"));
+        sample::assert_complete(&alone().open_on(media).expect("the other one serves"));
     }
 }
 
@@ -218,7 +212,7 @@ fn a_file_longer_than_its_pool_works() {
     let mut image = sample::crashed_image(POOL_BYTES);
     image.extend([0xaa; 10_000]);
     let media = FileMedia::of(&image);
-    sample::assert_complete(&Pool::open_on(media.clone(), &alone()).unwrap());
+    sample::assert_complete(&alone().open_on(media.clone()).unwrap());
     assert!(media.image()[POOL_BYTES..] == [0xaa; 10_000], "what lies behind is not the pool's");
 }
 
@@ -226,16 +220,16 @@ fn a_file_longer_than_its_pool_works() {
 fn sizes_that_make_no_pool_are_refused_before_anything_is_written() {
     let small_pool = 200 << 10;
     let cases = [
-        (small_pool, CreateOptions::default()),
-        (POOL_BYTES, CreateOptions { inodes: Some(1 << 40), ..CreateOptions::default() }),
-        (POOL_BYTES, CreateOptions { log_bytes: Some(1 << 40), ..CreateOptions::default() }),
-        (POOL_BYTES, CreateOptions { log_bytes: Some(u64::MAX), ..CreateOptions::default() }),
-        (POOL_BYTES, CreateOptions { log_bytes: Some(1 << 10), ..CreateOptions::default() }),
-        (POOL_BYTES, CreateOptions { inodes: Some(u64::MAX), ..CreateOptions::default() }),
+        (small_pool, alone()),
+        (POOL_BYTES, alone().inodes(1 << 40)),
+        (POOL_BYTES, alone().log_bytes(1 << 40)),
+        (POOL_BYTES, alone().log_bytes(u64::MAX)),
+        (POOL_BYTES, alone().log_bytes(1 << 10)),
+        (POOL_BYTES, alone().inodes(u64::MAX)),
     ];
     for (len, options) in cases {
         let media = FileMedia::of(&vec![7; len]);
-        let error = Pool::create_on(media.clone(), &options, &alone()).unwrap_err();
+        let error = options.create_on(media.clone()).unwrap_err();
         assert!(matches!(error, PoolError::Parameter { .. }), "{options:?}: {error:?}");
         assert!(media.image() == vec![7; len], "{options:?}");
     }
@@ -254,7 +248,7 @@ fn a_damaged_record_that_was_acknowledged_is_noticed() {
             |error| matches!(error, PoolError::DamagedLog { end_lsn, .. } if *end_lsn == record.lsn),
         );
         // A reader sees the state before that.
-        let pool = Pool::open_on(FileMedia::of(&damaged), &reading()).unwrap();
+        let pool = reading().open_on(FileMedia::of(&damaged)).unwrap();
         for (inode, bytes) in sample::read_all(&pool).unwrap() {
             assert_eq!(sample::find_foreign(&inode.name, &bytes), None);
         }
@@ -267,7 +261,7 @@ fn the_last_record_torn_is_one_that_never_was() {
     let last = *forge::records(&image).last().unwrap();
     let mut torn = image.clone();
     torn[last.offset + 4096..last.offset + last.len].fill(0);
-    let pool = Pool::open_on(FileMedia::of(&torn), &alone()).unwrap();
+    let pool = alone().open_on(FileMedia::of(&torn)).unwrap();
     let alpha = sample::find(&pool, "alpha").unwrap();
     let bytes = sample::read(&pool, &alpha).unwrap();
     assert!(bytes[..PAGE] == page("alpha", 1), "the commit before it");
@@ -279,7 +273,7 @@ fn a_tail_of_an_older_generation_stays_dead() {
     // A commit is appended, and the machine crashes: the record stays on the media.
     let with_commit = {
         let media = FileMedia::of(&image);
-        let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+        let pool = alone().open_on(media.clone()).unwrap();
         let before = media.image();
         sample::commit(&pool, &[("alpha", 0)], 77).unwrap();
         (before, media.image())
@@ -288,7 +282,7 @@ fn a_tail_of_an_older_generation_stays_dead() {
     let record = *forge::records(&after).last().unwrap();
     assert!(forge::records(&before).is_empty());
     let media = FileMedia::of(&before);
-    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    let pool = alone().open_on(media.clone()).unwrap();
     let mut image = media.image();
     drop(pool);
     let lost = record.offset..record.offset + record.len;
@@ -300,8 +294,8 @@ fn a_tail_of_an_older_generation_stays_dead() {
         image[copy * PAGE + 88..][..8].copy_from_slice(&record.lsn.to_le_bytes());
         forge::seal_superblock(&mut image, copy);
     }
-    sample::assert_complete(&Pool::open_on(FileMedia::of(&image), &reading()).unwrap());
-    let pool = Pool::open_on(FileMedia::of(&image), &alone()).unwrap();
+    sample::assert_complete(&reading().open_on(FileMedia::of(&image)).unwrap());
+    let pool = alone().open_on(FileMedia::of(&image)).unwrap();
     assert_eq!(pool.info().unwrap().recovered_records, 0);
     sample::assert_complete(&pool);
 }
@@ -309,7 +303,7 @@ fn a_tail_of_an_older_generation_stays_dead() {
 #[test]
 fn a_full_pool_says_so_and_works_on() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media, &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media).unwrap();
     let free = pool.info().unwrap().free_pages;
     let error = sample::create(&pool, "alpha", free + 1, 0).unwrap_err();
     let PoolError::Full { wanted_pages, largest_free_pages } = error else { panic!("{error}") };
@@ -328,7 +322,7 @@ fn a_full_pool_says_so_and_works_on() {
 #[test]
 fn all_inodes_in_use_is_an_error_until_one_is_destroyed() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media.clone()).unwrap();
     // One slot is the root directory's.
     for index in 0..14 {
         sample::create(&pool, &format!("object {index}"), 1, 0).unwrap();
@@ -340,20 +334,20 @@ fn all_inodes_in_use_is_an_error_until_one_is_destroyed() {
     sample::destroy(&pool, "object 7").unwrap();
     sample::create(&pool, "alpha", 1, 0).unwrap();
     drop(pool);
-    assert_eq!(Pool::open_on(media, &alone()).unwrap().inodes().unwrap().len(), 14);
+    assert_eq!(alone().open_on(media).unwrap().inodes().unwrap().len(), 14);
 }
 
 #[test]
 fn a_full_log_is_checkpointed_by_the_writer_that_needs_room() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media.clone()).unwrap();
     sample::create(&pool, "alpha", 4, 0).unwrap();
     // A commit takes three pages, two and a header; a log of sixteen is full after five.
     for id in 1..=100 {
         sample::commit(&pool, &[("alpha", id % 4), ("alpha", (id + 1) % 4)], id).unwrap();
     }
     let crashed = media.image();
-    let pool = Pool::open_on(FileMedia::of(&crashed), &alone()).unwrap();
+    let pool = alone().open_on(FileMedia::of(&crashed)).unwrap();
     let (_, bytes) = &sample::read_all(&pool).unwrap()[0];
     assert!(bytes[..2 * PAGE] == [page("alpha", 100), page("alpha", 100)].concat());
 }
@@ -361,7 +355,7 @@ fn a_full_log_is_checkpointed_by_the_writer_that_needs_room() {
 #[test]
 fn a_record_larger_than_the_log_is_refused_and_the_pool_works_on() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media.clone()).unwrap();
     let inode = sample::create(&pool, "alpha", 20, 0).unwrap();
     let before = media.image();
     for pages in [8, 16, 20] {
@@ -391,7 +385,7 @@ fn media_that_cannot_be_written_serve_readers() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
-    let open = |options: &OpenOptions| Pool::open_on(FileMedia::open_read_only(&path), options);
+    let open = |options: &PoolOptions| options.open_on(FileMedia::open_read_only(&path));
     for options in [alone(), shared()] {
         let error = open(&options).unwrap_err();
         assert!(matches!(error, PoolError::ReadOnly { .. }), "{error}");
@@ -415,8 +409,8 @@ fn a_reader_of_a_shared_pool_changes_nothing_either() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
-    let writer = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
-    let reader = Pool::open_on(FileMedia::open_read_only(&path), &reading()).unwrap();
+    let writer = shared().open_on(FileMedia::open(&path)).unwrap();
+    let reader = reading().open_on(FileMedia::open_read_only(&path)).unwrap();
     sample::commit(&writer, &[("delta", 0)], 99).unwrap();
     let delta = sample::find(&reader, "delta").unwrap();
     assert!(sample::read(&reader, &delta).unwrap()[..PAGE] == page("delta", 99));
@@ -430,9 +424,9 @@ fn a_pool_that_is_in_use_is_not_opened_twice_in_ways_that_exclude_each_other() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
-    let open = |options: OpenOptions| {
+    let open = |options: PoolOptions| {
         let stall_timeout = std::time::Duration::from_millis(10);
-        Pool::open_on(FileMedia::open(&path), &OpenOptions { stall_timeout, ..options })
+        options.stall_timeout(stall_timeout).open_on(FileMedia::open(&path))
     };
     let is_busy = |outcome: Result<Pool, PoolError>| match outcome {
         Err(PoolError::Busy { .. } | PoolError::BusyElsewhere { .. }) => {}
@@ -465,14 +459,14 @@ fn a_failed_opening_leaves_no_lock_behind() {
     let number = number_of(&image, "delta");
     forge::slot(&mut damaged, &layout, number).fill(0xee);
     std::fs::write(&path, &damaged).unwrap();
-    for options in [alone(), shared(), reading()] {
+    for (options, is_refused) in [(alone(), true), (shared(), true), (reading(), false)] {
         let media = FileMedia::open(&path);
-        let opened = Pool::open_on(media.clone(), &options);
-        assert_eq!(opened.is_err(), !options.read_only);
+        let opened = options.open_on(media.clone());
+        assert_eq!(opened.is_err(), is_refused);
         drop(opened);
         std::fs::write(&path, &image).unwrap();
         // The refused media are still referenced.
-        sample::assert_complete(&Pool::open_on(FileMedia::open(&path), &alone()).unwrap());
+        sample::assert_complete(&alone().open_on(FileMedia::open(&path)).unwrap());
         std::fs::write(&path, &damaged).unwrap();
     }
 }
@@ -486,14 +480,14 @@ fn an_erased_inode_is_not_taken_for_an_unused_one() {
     assert_refused(&image, |error| {
         matches!(error, PoolError::Damaged { error: FormatError::Erased, .. })
     });
-    let pool = Pool::open_on(FileMedia::of(&image), &reading()).unwrap();
+    let pool = reading().open_on(FileMedia::of(&image)).unwrap();
     assert!(matches!(pool.inode(number), Err(PoolError::Damaged { .. })));
     assert_eq!(pool.info().unwrap().damaged_inodes, 1);
     assert_eq!(sample::read_all(&pool).unwrap().len(), 4, "the others can be read");
 }
 
 fn number_of(image: &[u8], name: &str) -> u64 {
-    let pool = Pool::open_on(FileMedia::of(image), &reading()).unwrap();
+    let pool = reading().open_on(FileMedia::of(image)).unwrap();
     sample::find(&pool, name).unwrap().number
 }
 
@@ -510,7 +504,7 @@ fn inodes_that_share_pages_cannot_be_read() {
     let inode = Inode { runs: vec![Run { start_page, pages: 2 }], ..inode };
     slot.copy_from_slice(&inode.encode().unwrap());
     assert_refused(&forged, |error| matches!(error, PoolError::Damaged { .. }));
-    let pool = Pool::open_on(FileMedia::of(&forged), &reading()).unwrap();
+    let pool = reading().open_on(FileMedia::of(&forged)).unwrap();
     for number in [delta, epsilon] {
         let error = pool.inode(number).unwrap_err();
         assert!(error.to_string().contains("shares pages"), "{error}");
@@ -528,7 +522,7 @@ fn a_slot_without_a_checksum_is_damaged_on_media() {
     let mut damaged = image.clone();
     forge::slot(&mut damaged, &layout, number)[SLOT_BYTES - 8..].fill(0);
     assert_refused(&damaged, |error| matches!(error, PoolError::Damaged { .. }));
-    let pool = Pool::open_on(FileMedia::of(&damaged), &reading()).unwrap();
+    let pool = reading().open_on(FileMedia::of(&damaged)).unwrap();
     assert!(matches!(pool.inode(number), Err(PoolError::Damaged { .. })));
     assert!(!check(FileMedia::of(&damaged), &CheckOptions::default()).unwrap().is_sound());
 }
@@ -547,7 +541,7 @@ fn pages_that_cannot_be_content_are_refused() {
         let inode = Inode { runs: vec![Run { start_page, pages: 2 }], ..inode };
         slot.copy_from_slice(&inode.encode().unwrap());
         assert_refused(&forged, |error| matches!(error, PoolError::Damaged { .. }));
-        let pool = Pool::open_on(FileMedia::of(&forged), &reading()).unwrap();
+        let pool = reading().open_on(FileMedia::of(&forged)).unwrap();
         assert!(matches!(pool.inode(number), Err(PoolError::Damaged { .. })));
     }
 }
@@ -556,7 +550,7 @@ fn pages_that_cannot_be_content_are_refused() {
 fn copied_from_another() -> Vec<u8> {
     let mut image = sample::crashed_image(POOL_BYTES);
     let epsilon = {
-        let pool = Pool::open_on(FileMedia::of(&image), &reading()).unwrap();
+        let pool = reading().open_on(FileMedia::of(&image)).unwrap();
         sample::find(&pool, "epsilon").unwrap().runs[0].bytes()
     };
     let content = epsilon.offset_bytes as usize..epsilon.end_bytes() as usize;
@@ -597,7 +591,7 @@ fn a_record_shows_no_object_the_pages_of_another() {
     let payload_of_another = forge(&|bytes| copy(bytes, entry(0) + 24, entry(1) + 24, 8));
     for forged in [target_of_another, inode_of_another, payload_of_another, copied_from_another()] {
         for options in [reading(), alone()] {
-            let Ok(pool) = Pool::open_on(FileMedia::of(&forged), &options) else { continue };
+            let Ok(pool) = options.open_on(FileMedia::of(&forged)) else { continue };
             for (inode, bytes) in sample::read_all(&pool).unwrap() {
                 assert_eq!(sample::find_foreign(&inode.name, &bytes), None, "{:?}", inode.name);
             }
@@ -608,7 +602,7 @@ fn a_record_shows_no_object_the_pages_of_another() {
 #[test]
 fn a_checkpoint_cut_off_before_its_superblocks_is_done_again() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media.clone()).unwrap();
     for name in ["alpha", "beta", "gamma"] {
         sample::create(&pool, name, 4, 0).unwrap();
         sample::commit(&pool, &[(name, 0), (name, 1)], 1).unwrap();
@@ -632,7 +626,7 @@ fn a_checkpoint_cut_off_before_its_superblocks_is_done_again() {
     let mut image = media.image();
     image[..2 * PAGE].copy_from_slice(&superblocks);
     for options in [reading(), alone()] {
-        let pool = Pool::open_on(FileMedia::of(&image), &options).unwrap();
+        let pool = options.open_on(FileMedia::of(&image)).unwrap();
         let objects = sample::read_all(&pool).unwrap();
         assert_eq!(objects.len(), 2);
         for (inode, bytes) in objects {
@@ -646,7 +640,7 @@ fn a_checkpoint_cut_off_before_its_superblocks_is_done_again() {
 #[test]
 fn an_object_that_shrank_keeps_what_was_committed_with_pages_it_lost() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media.clone()).unwrap();
     let inode = sample::create(&pool, "alpha", 4, 0).unwrap();
     let whole = inode.runs[0];
     let commit = CommitPages { inode: inode.number, target: whole.bytes() };
@@ -665,7 +659,7 @@ fn an_object_that_shrank_keeps_what_was_committed_with_pages_it_lost() {
     .unwrap();
     let image = media.image();
     for options in [reading(), alone()] {
-        let pool = Pool::open_on(FileMedia::of(&image), &options).unwrap();
+        let pool = options.open_on(FileMedia::of(&image)).unwrap();
         let (_, found) = &sample::read_all(&pool).unwrap()[0];
         assert!(found[..] == bytes[..2 * PAGE]);
     }
@@ -676,7 +670,7 @@ fn a_pool_outlives_its_last_handle_until_its_commits_are_done() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
-    let pool = Pool::open_on(FileMedia::open(&path), &alone()).unwrap();
+    let pool = alone().open_on(FileMedia::open(&path)).unwrap();
     let alpha = sample::find(&pool, "alpha").unwrap();
     let pages = CommitPages { inode: alpha.number, target: sample::place(&alpha, 0) };
     let fill = |bytes: &mut [u8]| bytes.copy_from_slice(&page("alpha", 8));
@@ -685,11 +679,11 @@ fn a_pool_outlives_its_last_handle_until_its_commits_are_done() {
         .unwrap();
     drop(pool);
     let stall_timeout = std::time::Duration::from_millis(10);
-    let options = OpenOptions { stall_timeout, ..alone() };
-    let error = Pool::open_on(FileMedia::open(&path), &options).unwrap_err();
+    let options = alone().stall_timeout(stall_timeout);
+    let error = options.open_on(FileMedia::open(&path)).unwrap_err();
     assert!(matches!(error, PoolError::Busy { .. }), "{error}");
     commit.finish().unwrap();
-    let pool = Pool::open_on(FileMedia::open(&path), &options).unwrap();
+    let pool = options.open_on(FileMedia::open(&path)).unwrap();
     assert!(sample::read(&pool, &alpha).unwrap()[..PAGE] == page("alpha", 8));
 }
 
@@ -698,7 +692,7 @@ fn a_pool_outlives_its_last_handle_until_its_commits_are_done() {
 fn messages_name_the_file() {
     let image = sample::crashed_image(POOL_BYTES);
     let media: Arc<dyn Media> = FileMedia::of(&image[..POOL_BYTES / 2]);
-    let error = Pool::open_on(media, &alone()).unwrap_err();
+    let error = alone().open_on(media).unwrap_err();
     assert!(error.to_string().starts_with("(image) has 262144 bytes"), "{error}");
 }
 
@@ -708,13 +702,13 @@ fn a_copy_of_an_open_pool_takes_nothing_from_it() {
     let directory = scratch();
     let (path, copy) = (directory.path().join("pool"), directory.path().join("copy"));
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
-    let pool = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    let pool = shared().open_on(FileMedia::open(&path)).unwrap();
     std::fs::copy(&path, &copy).unwrap();
     for options in [shared(), alone()] {
-        let other = Pool::open_on(FileMedia::open(&copy), &options).unwrap();
+        let other = options.open_on(FileMedia::open(&copy)).unwrap();
         sample::commit(&other, &[("alpha", 0)], 55).unwrap();
     }
-    let joined = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    let joined = shared().open_on(FileMedia::open(&path)).unwrap();
     sample::assert_complete(&joined);
     drop((pool, joined));
 }
@@ -724,14 +718,14 @@ fn a_copy_of_an_open_pool_takes_nothing_from_it() {
 #[test]
 fn records_of_a_generation_that_was_forgotten_stay_dead() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    drop(Pool::create_on(media.clone(), &small(), &alone()).unwrap());
-    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    drop(small(alone()).create_on(media.clone()).unwrap());
+    let pool = alone().open_on(media.clone()).unwrap();
     sample::create(&pool, "alpha", 4, 0).unwrap();
     pool.checkpoint().unwrap();
     drop(pool);
     let forgotten = media.image();
     // One generation later: records after the point where both logs begin.
-    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    let pool = alone().open_on(media.clone()).unwrap();
     for id in 1..4 {
         sample::commit(&pool, &[("alpha", id)], id).unwrap();
     }
@@ -739,11 +733,11 @@ fn records_of_a_generation_that_was_forgotten_stay_dead() {
     image[..2 * PAGE].copy_from_slice(&forgotten[..2 * PAGE]);
     drop(pool);
     let media = FileMedia::of(&image);
-    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    let pool = alone().open_on(media.clone()).unwrap();
     // Of the same length as the old record there, which is followed by another old one.
     sample::commit(&pool, &[("alpha", 0)], 100).unwrap();
     let image = media.image();
-    let pool = Pool::open_on(FileMedia::of(&image), &alone()).unwrap();
+    let pool = alone().open_on(FileMedia::of(&image)).unwrap();
     assert_eq!(pool.info().unwrap().recovered_records, 1);
     let (_, bytes) = &sample::read_all(&pool).unwrap()[0];
     assert!(bytes[..PAGE] == page("alpha", 100));
@@ -772,7 +766,7 @@ fn a_forked_child_does_not_give_up_its_parents_commit() {
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
     let stall_timeout = std::time::Duration::from_millis(300);
-    let open = || Pool::open_on(FileMedia::open(&path), &OpenOptions { stall_timeout, ..shared() });
+    let open = || shared().stall_timeout(stall_timeout).open_on(FileMedia::open(&path));
     let (pool, other) = (open().unwrap(), open().unwrap());
     let alpha = sample::find(&pool, "alpha").unwrap();
     let pages = CommitPages { inode: alpha.number, target: sample::place(&alpha, 0) };
@@ -804,8 +798,7 @@ fn a_forked_child_does_not_give_up_its_parents_commit() {
 #[test]
 fn a_log_that_names_content_without_end_is_refused_soon() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let create = CreateOptions { log_bytes: Some(64 << 10), ..CreateOptions::default() };
-    let pool = Pool::create_on(media.clone(), &create, &alone()).unwrap();
+    let pool = alone().log_bytes(64 << 10).create_on(media.clone()).unwrap();
     let reservation = pool.reserve(8, 1).unwrap();
     let (runs, target) = (reservation.runs().to_vec(), reservation.whole().bytes());
     let number = pool

@@ -12,8 +12,8 @@ use std::time::Duration;
 use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::broker::{Outcome, socket_beside};
 use aquifer_pool::{
-    AccessError, AccessKey, Broker, CommitContent, CommitPages, CreateOptions, OpenOptions, Pool,
-    PoolError, Result,
+    AccessError, AccessKey, Broker, CommitContent, CommitPages, Pool, PoolError, PoolOptions,
+    Result,
 };
 use aquifer_sys::local_socket::{Connection, Listener};
 use aquifer_testkit::child::{self, Reaped};
@@ -42,12 +42,12 @@ fn wrong_key() -> AccessKey {
 }
 
 /// Options that admit readers of any user.
-fn shared() -> OpenOptions {
-    OpenOptions { segment_mode: 0o644, ..OpenOptions::default() }
+fn shared() -> PoolOptions {
+    Pool::options().segment_mode(0o644)
 }
 
-fn reading() -> OpenOptions {
-    OpenOptions { read_only: true, ..OpenOptions::default() }
+fn reading() -> PoolOptions {
+    Pool::options().read_only(true)
 }
 
 /// A pool that every user may read.
@@ -55,8 +55,7 @@ fn scene() -> Scene {
     let directory = tempfile::tempdir().unwrap();
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let scene = Scene::new(directory);
-    let pool =
-        Pool::create(&scene.path, 2 << 20, &common::small(), &OpenOptions::default()).unwrap();
+    let pool = common::small(Pool::options()).create(&scene.path, 2 << 20).unwrap();
     create(&pool, b"first", 2).unwrap();
     std::fs::set_permissions(&scene.path, PermissionsExt::from_mode(0o644)).unwrap();
     scene
@@ -65,7 +64,7 @@ fn scene() -> Scene {
 /// Serves while `work` runs; returns the sorted outcomes of the requests.
 fn while_served<T>(
     pool: &Pool,
-    options: &OpenOptions,
+    options: &PoolOptions,
     work: impl FnOnce() -> T,
 ) -> (T, Vec<Outcome>) {
     let broker = Broker::bind(pool, &key(), options).unwrap();
@@ -128,19 +127,19 @@ fn spawn(role: &str, pool: &Path) -> Reaped {
 #[test]
 fn a_caller_with_the_key_may_write() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &shared()).unwrap();
-    let reader = Pool::open(&scene.path, &reading()).unwrap();
-    let ((), outcomes) = while_served(&pool, &OpenOptions::default(), || {
+    let pool = shared().open(&scene.path).unwrap();
+    let reader = reading().open(&scene.path).unwrap();
+    let ((), outcomes) = while_served(&pool, &Pool::options(), || {
         let mode = std::fs::metadata(socket_beside(&scene.path)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o666, "who may read the shared memory may ask");
-        let granted = reader.grant_access(&key(), &OpenOptions::default()).unwrap();
+        let granted = reader.grant_access(&key(), &Pool::options()).unwrap();
         assert!(granted.is_writable() && !reader.is_writable());
         create(&granted, b"second", 1).unwrap();
         // Visible to all handles, and each has its own locks.
         for handle in [&pool, &reader, &granted] {
             assert_eq!(contents(handle).unwrap().len(), 2);
         }
-        let another = Pool::open_granted(&scene.path, &key(), &OpenOptions::default()).unwrap();
+        let another = Pool::options().open_granted(&scene.path, &key()).unwrap();
         create(&another, b"third", 1).unwrap();
         let number = common::find(&pool, b"first").unwrap().unwrap().number;
         let lock = granted.lock_inode(number, aquifer_pool::LockMode::Exclusive).unwrap();
@@ -156,17 +155,17 @@ fn a_caller_with_the_key_may_write() {
     assert_eq!(outcomes, [Outcome::Granted, Outcome::Granted]);
     assert!(!socket_beside(&scene.path).exists(), "the socket is removed");
     drop((pool, reader));
-    let again = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let again = Pool::open(&scene.path).unwrap();
     assert_eq!(contents(&again).unwrap().len(), 4);
 }
 
 #[test]
 fn a_caller_without_the_key_is_refused() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &shared()).unwrap();
-    let reader = Pool::open(&scene.path, &reading()).unwrap();
-    let grant = |key: &AccessKey, options: &OpenOptions| reader.grant_access(key, options);
-    let plain = OpenOptions::default();
+    let pool = shared().open(&scene.path).unwrap();
+    let reader = reading().open(&scene.path).unwrap();
+    let grant = |key: &AccessKey, options: &PoolOptions| reader.grant_access(key, options);
+    let plain = Pool::options();
 
     let nobody = access_error(grant(&key(), &plain));
     assert!(matches!(nobody, AccessError::NoBroker { .. }), "{nobody}");
@@ -180,7 +179,7 @@ fn a_caller_without_the_key_is_refused() {
         ] {
             let error = access_error(grant(&wrong, &plain));
             assert!(matches!(error, AccessError::WrongKey { .. }), "{error}");
-            let error = access_error(Pool::open_granted(&scene.path, &wrong, &plain));
+            let error = access_error(plain.open_granted(&scene.path, &wrong));
             assert!(matches!(error, AccessError::WrongKey { .. }), "{error}");
         }
     });
@@ -190,26 +189,26 @@ fn a_caller_without_the_key_is_refused() {
 #[test]
 fn a_broker_gives_access_to_its_own_pool_only() {
     let (scene, other) = (scene(), scene());
-    let pool = Pool::open(&scene.path, &shared()).unwrap();
+    let pool = shared().open(&scene.path).unwrap();
     // A copy has the same uuid, but is another pool.
     let copy = other.path.with_extension("copy");
     std::fs::copy(&scene.path, &copy).unwrap();
-    let ((), outcomes) = while_served(&pool, &OpenOptions::default(), || {
-        let here = Some(socket_beside(&scene.path));
-        let options = OpenOptions { broker_socket: here, ..OpenOptions::default() };
-        let reader = Pool::open(&other.path, &reading()).unwrap();
-        let copy_reader = Pool::open(&copy, &reading());
+    let ((), outcomes) = while_served(&pool, &Pool::options(), || {
+        let here = socket_beside(&scene.path);
+        let options = Pool::options().broker_socket(here);
+        let reader = reading().open(&other.path).unwrap();
+        let copy_reader = reading().open(&copy);
         // It does not open: the segment that it names belongs to the other file.
         drop(copy_reader);
         for refused in [
             reader.grant_access(&key(), &options),
-            Pool::open_granted(&other.path, &key(), &options),
-            Pool::open_granted(&copy, &key(), &options),
+            options.open_granted(&other.path, &key()),
+            options.open_granted(&copy, &key()),
         ] {
             let error = access_error(refused);
             assert!(matches!(error, AccessError::OtherPool { .. }), "{error}");
         }
-        let elsewhere = Pool::open_granted(&scene.path, &key(), &options).unwrap();
+        let elsewhere = options.open_granted(&scene.path, &key()).unwrap();
         assert_eq!(contents(&elsewhere).unwrap().len(), 1);
     });
     use Outcome::{Granted, OtherPool};
@@ -220,15 +219,14 @@ fn a_broker_gives_access_to_its_own_pool_only() {
 #[test]
 fn a_pool_has_one_broker_and_a_dead_ones_socket_is_taken_over() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &shared()).unwrap();
-    let plain = OpenOptions::default();
-    let bind = |pool: &Pool, options: &OpenOptions| match Broker::bind(pool, &key(), options) {
+    let pool = shared().open(&scene.path).unwrap();
+    let plain = Pool::options();
+    let bind = |pool: &Pool, options: &PoolOptions| match Broker::bind(pool, &key(), options) {
         Err(PoolError::Access(error)) => Err(error),
         other => Ok(other.unwrap()),
     };
     let broker = bind(&pool, &plain).unwrap();
-    let elsewhere = Some(scene.path.with_extension("elsewhere"));
-    let elsewhere = OpenOptions { broker_socket: elsewhere, ..plain.clone() };
+    let elsewhere = plain.clone().broker_socket(scene.path.with_extension("elsewhere"));
     for options in [&plain, &elsewhere] {
         let error = bind(&pool, options).unwrap_err();
         assert!(matches!(error, AccessError::BrokerRuns { .. }), "{error}");
@@ -242,10 +240,10 @@ fn a_pool_has_one_broker_and_a_dead_ones_socket_is_taken_over() {
     child.kill();
     let socket = socket_beside(&scene.path);
     assert!(socket.exists(), "the dead one's");
-    let error = access_error(Pool::open_granted(&scene.path, &key(), &plain));
+    let error = access_error(plain.open_granted(&scene.path, &key()));
     assert!(matches!(error, AccessError::NoBroker { .. }), "{error}");
     let (granted, _) =
-        while_served(&pool, &plain, || Pool::open_granted(&scene.path, &key(), &plain).map(drop));
+        while_served(&pool, &plain, || plain.open_granted(&scene.path, &key()).map(drop));
     granted.unwrap();
 
     // A file that is no socket, and a live listener, are left alone.
@@ -260,10 +258,10 @@ fn a_pool_has_one_broker_and_a_dead_ones_socket_is_taken_over() {
     drop(listener);
     drop(bind(&pool, &plain).unwrap());
 
-    let reader = Pool::open(&scene.path, &reading()).unwrap();
+    let reader = reading().open(&scene.path).unwrap();
     assert!(matches!(Broker::bind(&reader, &key(), &plain), Err(PoolError::ReadOnly { .. })));
     drop((reader, pool));
-    let alone = Pool::open(&scene.path, &common::alone(None)).unwrap();
+    let alone = common::alone(None).open(&scene.path).unwrap();
     assert!(matches!(Broker::bind(&alone, &key(), &plain), Err(PoolError::Parameter { .. })));
 }
 
@@ -271,9 +269,9 @@ fn a_pool_has_one_broker_and_a_dead_ones_socket_is_taken_over() {
 #[test]
 fn malformed_and_silent_clients_block_no_other() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &shared()).unwrap();
+    let pool = shared().open(&scene.path).unwrap();
     let patience = Duration::from_secs(10);
-    let ((), outcomes) = while_served(&pool, &OpenOptions::default(), || {
+    let ((), outcomes) = while_served(&pool, &Pool::options(), || {
         let socket = socket_beside(&scene.path);
         let silent: Vec<_> =
             (0..3).map(|_| Connection::connect(&socket, patience).unwrap()).collect();
@@ -283,7 +281,7 @@ fn malformed_and_silent_clients_block_no_other() {
             let (len_bytes, files) = connection.receive(&mut [0; 4096]).unwrap();
             assert!(len_bytes > 0 && files.is_empty());
         }
-        Pool::open_granted(&scene.path, &key(), &OpenOptions::default()).unwrap();
+        Pool::options().open_granted(&scene.path, &key()).unwrap();
         drop(silent);
     });
     assert_eq!(outcomes[..2], [Outcome::Granted, Outcome::NoRequest]);
@@ -297,8 +295,7 @@ fn answers_that_are_none_are_errors() {
     let socket = socket_beside(&scene.path);
     let listener = Listener::bind(&socket).unwrap();
     let (never, _open) = std::io::pipe().unwrap();
-    let options =
-        OpenOptions { stall_timeout: Duration::from_millis(100), ..OpenOptions::default() };
+    let options = Pool::options().stall_timeout(Duration::from_millis(100));
     let mut granted_without_files = b"AQSAYS01".to_vec();
     granted_without_files.resize(48, 0);
     for answer in [&b""[..], b"nonsense", &[7; 1000], &granted_without_files] {
@@ -310,12 +307,12 @@ fn answers_that_are_none_are_errors() {
                     connection.send(answer, &[]).unwrap();
                 }
             });
-            access_error(Pool::open_granted(&scene.path, &key(), &options))
+            access_error(options.open_granted(&scene.path, &key()))
         });
         assert!(matches!(error, AccessError::NoAnswer { .. }), "{error}");
     }
     // No process accepts: the connection is established, and nothing arrives.
-    let error = access_error(Pool::open_granted(&scene.path, &key(), &options));
+    let error = access_error(options.open_granted(&scene.path, &key()));
     assert!(error.to_string().contains("says nothing"), "{error}");
 }
 
@@ -327,7 +324,7 @@ fn descriptors_of_a_pool_that_was_closed_are_refused() {
     let listener = Listener::bind(&socket).unwrap();
     let (never, _open) = std::io::pipe().unwrap();
     for (is_closed, is_opened_again) in [(false, false), (true, false), (true, true)] {
-        let pool = Pool::open(&scene.path, &shared()).unwrap();
+        let pool = shared().open(&scene.path).unwrap();
         let id = std::fs::read(&scene.path).unwrap()[96..112].to_vec();
         let name: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         let names = [format!("/dev/shm/aquifer-{name}"), format!("/dev/shm/aquifer-{name}-pins")];
@@ -341,7 +338,7 @@ fn descriptors_of_a_pool_that_was_closed_are_refused() {
         answer.extend(&id);
         let mut pool = (!is_closed).then_some(pool);
         if is_opened_again {
-            pool = Some(Pool::open(&scene.path, &shared()).unwrap());
+            pool = Some(shared().open(&scene.path).unwrap());
         }
         let opened = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -349,7 +346,7 @@ fn descriptors_of_a_pool_that_was_closed_are_refused() {
                 connection.receive(&mut [0; 2000]).unwrap();
                 connection.send(&answer, &files.each_ref().map(AsFd::as_fd)).unwrap();
             });
-            Pool::open_granted(&scene.path, &key(), &OpenOptions::default())
+            Pool::options().open_granted(&scene.path, &key())
         });
         if !is_closed {
             assert!(opened.unwrap().is_writable());
@@ -369,7 +366,7 @@ fn descriptors_of_other_files_are_refused_before_they_are_mapped() {
     let socket = socket_beside(&scene.path);
     let listener = Listener::bind(&socket).unwrap();
     let (never, _open) = std::io::pipe().unwrap();
-    let pool = Pool::open(&scene.path, &shared()).unwrap();
+    let pool = shared().open(&scene.path).unwrap();
     let id = std::fs::read(&scene.path).unwrap()[96..112].to_vec();
     let name: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let genuine = format!("/dev/shm/aquifer-{name}");
@@ -392,7 +389,7 @@ fn descriptors_of_other_files_are_refused_before_they_are_mapped() {
                 connection.receive(&mut [0; 2000]).unwrap();
                 connection.send(&answer, &files.each_ref().map(AsFd::as_fd)).unwrap();
             });
-            Pool::open_granted(&scene.path, &key(), &OpenOptions::default()).map(drop)
+            Pool::options().open_granted(&scene.path, &key()).map(drop)
         });
         assert!(matches!(opened, Err(PoolError::BusyElsewhere { .. })), "{opened:?}");
     }
@@ -401,8 +398,7 @@ fn descriptors_of_other_files_are_refused_before_they_are_mapped() {
 
 fn serve_until_killed() {
     let path = path_of_parent();
-    let broker =
-        Broker::bind(&Pool::open(&path, &shared()).unwrap(), &key(), &OpenOptions::default());
+    let broker = Broker::bind(&shared().open(&path).unwrap(), &key(), &Pool::options());
     let broker = broker.unwrap();
     said("serving");
     let (stop, _running) = std::io::pipe().unwrap();
@@ -411,7 +407,7 @@ fn serve_until_killed() {
 
 /// Commits to its own object with granted access, and prints each commit.
 fn write_as_granted() {
-    let pool = Pool::open_granted(path_of_parent(), &key(), &OpenOptions::default()).unwrap();
+    let pool = Pool::options().open_granted(path_of_parent(), &key()).unwrap();
     let name = format!("of {}", std::process::id()).into_bytes();
     create(&pool, &name, 1).unwrap();
     let inode = common::find(&pool, &name).unwrap().unwrap();
@@ -434,7 +430,7 @@ fn clients_go_on_when_the_broker_is_killed() {
     hear(&mut broker, "serving");
     let mut clients = [(); 2].map(|()| spawn("granted writer", &scene.path));
     clients.iter_mut().for_each(|client| drop(hear(client, "committed")));
-    let own = Pool::open_granted(&scene.path, &key(), &OpenOptions::default()).unwrap();
+    let own = Pool::options().open_granted(&scene.path, &key()).unwrap();
     broker.kill();
     for client in &mut clients {
         for _ in 0..20 {
@@ -446,14 +442,14 @@ fn clients_go_on_when_the_broker_is_killed() {
     // A process that may open the pool itself joins as before, and a new broker serves it.
     let mut broker = spawn("broker", &scene.path);
     hear(&mut broker, "serving");
-    let another = Pool::open_granted(&scene.path, &key(), &OpenOptions::default()).unwrap();
+    let another = Pool::options().open_granted(&scene.path, &key()).unwrap();
     create(&another, b"of another", 1).unwrap();
     drop((own, another));
     for client in clients {
         client.kill();
     }
     broker.kill();
-    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let pool = Pool::open(&scene.path).unwrap();
     let found = contents(&pool).unwrap();
     for name in [&b"first"[..], b"of mine", b"of another"] {
         assert!(found.contains_key(name));
@@ -484,10 +480,10 @@ fn become_nobody() {
 fn act_as_another_user() {
     become_nobody();
     let path = path_of_parent();
-    let plain = OpenOptions::default();
-    let refused = Pool::open(&path, &plain).unwrap_err();
+    let plain = Pool::options();
+    let refused = plain.open(&path).unwrap_err();
     assert!(refused.to_string().contains("permission"), "{refused}");
-    let reader = Pool::open(&path, &reading()).unwrap();
+    let reader = reading().open(&path).unwrap();
     assert_eq!(contents(&reader).unwrap().len(), 1);
     let again = aquifer_sys::io::reopen(reader.media().file(), libc::O_RDWR);
     assert_eq!(again.unwrap_err().raw_os_error(), Some(libc::EACCES));
@@ -517,8 +513,8 @@ fn another_user_reads_and_writes_with_the_key_only() {
         return eprintln!("skipped: acting as another user needs root");
     }
     let scene = scene();
-    let pool = Pool::open(&scene.path, &shared()).unwrap();
-    let (played, outcomes) = while_served(&pool, &OpenOptions::default(), || {
+    let pool = shared().open(&scene.path).unwrap();
+    let (played, outcomes) = while_served(&pool, &Pool::options(), || {
         child::command("another user").env("POOL", &scene.path).output().unwrap()
     });
     let text = String::from_utf8_lossy(&played.stdout);
@@ -550,7 +546,7 @@ fn the_key_is_told_to_the_owner_only() {
     std::fs::set_permissions(directory, PermissionsExt::from_mode(0o777)).unwrap();
     let mut child = spawn("listener of another user", &scene.path);
     hear(&mut child, "listening");
-    let error = access_error(Pool::open_granted(&scene.path, &key(), &OpenOptions::default()));
+    let error = access_error(Pool::options().open_granted(&scene.path, &key()));
     let AccessError::NotTheOwner { uid, owner, .. } = error else { panic!("{error}") };
     assert_eq!((uid, owner), (NOBODY, 0));
     hear(&mut child, "heard 0 bytes");
@@ -561,14 +557,11 @@ fn options_of_the_caller_hold_for_what_is_granted() {
     let directory = tempfile::tempdir_in("/dev/shm");
     let Ok(directory) = directory else { return eprintln!("skipped: /dev/shm is not writable") };
     let scene = Scene::new(directory);
-    let create_options = CreateOptions::default();
-    let pool =
-        Pool::create(&scene.path, 2 << 20, &create_options, &OpenOptions::default()).unwrap();
-    let (granted, _) = while_served(&pool, &OpenOptions::default(), || {
+    let pool = Pool::create(&scene.path, 2 << 20).unwrap();
+    let (granted, _) = while_served(&pool, &Pool::options(), || {
         use aquifer_pool::media::WriteWindows;
-        let options =
-            OpenOptions { write_windows: WriteWindows::Best, read_only: true, ..reading() };
-        let granted = Pool::open_granted(&scene.path, &key(), &options).unwrap();
+        let options = reading().write_windows(WriteWindows::Best).read_only(true);
+        let granted = options.open_granted(&scene.path, &key()).unwrap();
         (granted.is_writable(), granted.media().write_windows() != WriteWindows::None)
     });
     assert_eq!(granted, (true, true));

@@ -17,7 +17,7 @@ use aquifer_crashkit::{
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::media::{Media, PersistenceDomain};
-use aquifer_pool::{Mutant, OpenOptions, Pool, PoolError, end_thread_at};
+use aquifer_pool::{Mutant, Pool, PoolError, PoolOptions, end_thread_at};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use common::{Change, Model, alone, contents, open, small};
@@ -35,8 +35,8 @@ struct History {
     states: Vec<Model>,
 }
 
-fn in_boot(boot: u64, mutant: Option<Mutant>) -> OpenOptions {
-    OpenOptions { boot: Some(boot), ..alone(mutant) }
+fn in_boot(boot: u64, mutant: Option<Mutant>) -> PoolOptions {
+    alone(mutant).boot(boot)
 }
 
 /// Runs random changes on fresh media, and records them from the first complete pool on.
@@ -55,10 +55,10 @@ fn record_and_look(
     changes: u64,
     domain: PersistenceDomain,
     mutant: Option<Mutant>,
-    look: impl Fn(&CrashMedia, &OpenOptions, &Model),
+    look: impl Fn(&CrashMedia, &PoolOptions, &Model),
 ) -> (Recording, History) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    let pool = Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
+    let pool = small(alone(None)).create_on(fresh.clone()).unwrap();
     // No page is fresh, so that freed pages are soon reused.
     drop(pool.reserve(pool.info().unwrap().largest_free_pages, 1).unwrap());
     drop(pool);
@@ -176,7 +176,7 @@ fn prepared() -> (Arc<CrashMedia>, Pool) {
 
 fn prepared_on(domain: PersistenceDomain, mutant: Option<Mutant>) -> (Arc<CrashMedia>, Pool) {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    let pool = Pool::create_on(fresh.clone(), &small(), &in_boot(FIRST_BOOT, None)).unwrap();
+    let pool = small(in_boot(FIRST_BOOT, None)).create_on(fresh.clone()).unwrap();
     common::create(&pool, b"object", 2).unwrap();
     drop(pool);
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), fresh.domain()).unwrap());
@@ -429,7 +429,7 @@ fn every_mutant_is_caught() {
 fn recover_in_another_life(mutant: Option<Mutant>) -> Result<Explored, Box<CrashFailure>> {
     const OBJECTS: u64 = 5;
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, PersistenceDomain::PageCache).unwrap());
-    let pool = Pool::create_on(fresh.clone(), &small(), &in_boot(FIRST_BOOT, None)).unwrap();
+    let pool = small(in_boot(FIRST_BOOT, None)).create_on(fresh.clone()).unwrap();
     let name = |what: &str, id: u64| format!("{what}-{id}").into_bytes();
     (0..OBJECTS).for_each(|id| common::create(&pool, &name("old", id), 1).unwrap());
     drop(pool);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use aquifer_check::{CheckOptions, check};
 use aquifer_pool::media::{self, OpenError};
-use aquifer_pool::{OpenOptions, POINTS, Pool, PoolError};
+use aquifer_pool::{POINTS, Pool, PoolError, PoolOptions};
 use aquifer_testkit::child::{self, Reaped};
 use support::*;
 
@@ -35,13 +35,13 @@ fn pause() {
 }
 
 /// Waits for other processes only very briefly.
-fn at_once(options: OpenOptions) -> OpenOptions {
-    OpenOptions { stall_timeout: Duration::from_millis(10), ..options }
+fn at_once(options: PoolOptions) -> PoolOptions {
+    options.stall_timeout(Duration::from_millis(10))
 }
 
 fn make(path: &Path, overwrite: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<(), PoolError> {
-    let file = media::CreateOptions::new().overwrite(overwrite);
-    Pool::create_with(path, POOL_BYTES, &small(), &file, &at_once(shared()), progress).map(drop)
+    let options = small(at_once(shared())).overwrite(overwrite);
+    options.create_with_progress(path, POOL_BYTES, progress).map(drop)
 }
 
 /// Creates a pool, and stops after it has zeroed some of it, if requested.
@@ -61,17 +61,16 @@ fn maker() {
 }
 
 fn opener() {
-    let _pool = Pool::open(path_of_parent(), &shared()).unwrap();
+    let _pool = shared().open(path_of_parent()).unwrap();
     pause();
 }
 
 fn grower() {
-    let grown =
-        Pool::grow(path_of_parent(), GROWN_BYTES, &OpenOptions::default(), &mut |done, _| {
-            if done > 0 {
-                pause();
-            }
-        });
+    let grown = Pool::grow(path_of_parent(), GROWN_BYTES, &Pool::options(), &mut |done, _| {
+        if done > 0 {
+            pause();
+        }
+    });
     grown.unwrap();
 }
 
@@ -114,7 +113,7 @@ fn is_sound(path: &Path, len_bytes: u64) {
         check(path, &CheckOptions { fresh_pages: true, ..CheckOptions::default() }).unwrap();
     assert!(report.is_sound(), "{report}");
     assert_eq!(report.pool.unwrap().layout.len_bytes(), len_bytes);
-    drop(Pool::open(path, &shared()).unwrap());
+    drop(shared().open(path).unwrap());
 }
 
 fn is_empty(directory: &tempfile::TempDir) -> bool {
@@ -174,7 +173,7 @@ fn what_is_being_overwritten_is_kept_from_all_others() {
     let refused = make(&path, true, &mut |_, _| {}).unwrap_err();
     assert!(matches!(refused, PoolError::NotOpened(OpenError::InUse { .. })), "{refused}");
     for options in [alone(), shared(), reading()] {
-        let refused = Pool::open(&path, &at_once(options)).unwrap_err();
+        let refused = at_once(options).open(&path).unwrap_err();
         assert!(matches!(refused, PoolError::Busy { .. }), "{refused}");
     }
     slow.go_on();
@@ -184,7 +183,7 @@ fn what_is_being_overwritten_is_kept_from_all_others() {
     // A process that is killed while overwriting leaves something that is no pool, and can be
     // overwritten.
     drop(Held::start(command("maker", &path).env("STOPS", "1").env("FORCE", "1")));
-    let refused = Pool::open(&path, &shared()).unwrap_err();
+    let refused = shared().open(&path).unwrap_err();
     assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
     make(&path, true, &mut |_, _| {}).unwrap();
     is_sound(&path, POOL_BYTES);
@@ -197,7 +196,7 @@ fn media_that_are_in_use_are_not_formatted() {
     make(&path, false, &mut |_, _| {}).unwrap();
     let refusals = |when: &str| {
         let before = std::fs::read(&path).unwrap();
-        let made = Pool::create_on(FileMedia::open(&path), &small(), &at_once(shared()));
+        let made = small(at_once(shared())).create_on(FileMedia::open(&path));
         assert!(matches!(made, Err(PoolError::Busy { .. })), "{when}: {made:?}");
         let refused = make(&path, true, &mut |_, _| {}).unwrap_err();
         let is_it = matches!(refused, PoolError::NotOpened(OpenError::InUse { .. }));
@@ -217,17 +216,17 @@ fn media_that_are_in_use_are_not_formatted() {
     for point in ["create-formatted", "create-named"] {
         let mut maker = held_at(point);
         refusals(point);
-        let opened = Pool::open(&path, &at_once(shared()));
+        let opened = at_once(shared()).open(&path);
         assert!(matches!(opened, Err(PoolError::Busy { .. })), "{point}: {opened:?}");
         maker.go_on();
         maker.hear("made");
         is_sound(&path, POOL_BYTES);
     }
     // It is not open any more, and formatting leaves no locks behind.
-    small().format(&media).unwrap();
+    small(Pool::options()).format(&media).unwrap();
     is_sound(&path, POOL_BYTES);
     // A reader has it open, too.
-    let _reader = Pool::open(&path, &reading()).unwrap();
+    let _reader = reading().open(&path).unwrap();
     refusals("read");
 }
 
@@ -236,10 +235,8 @@ fn a_pool_made_over_another_is_shared_like_any() {
     let directory = scratch();
     let path = directory.path().join("pool");
     std::fs::write(&path, [7; 100]).unwrap();
-    let file = media::CreateOptions::new().overwrite(true);
-    let pool =
-        Pool::create_with(&path, POOL_BYTES, &small(), &file, &shared(), &mut |_, _| {}).unwrap();
-    let other = Pool::open(&path, &at_once(shared())).unwrap();
+    let pool = small(shared()).overwrite(true).create(&path, POOL_BYTES).unwrap();
+    let other = at_once(shared()).open(&path).unwrap();
     sample::create(&pool, "alpha", 2, 0).unwrap();
     let inode = sample::find(&other, "alpha").unwrap();
     let _lock = other.lock_inode(inode.number, aquifer_pool::LockMode::Exclusive).unwrap();
@@ -251,19 +248,18 @@ fn a_pool_whose_growing_was_killed_is_as_it_was_and_can_grow() {
     for directory in [tempfile::tempdir().unwrap(), scratch()] {
         let path = directory.path().join("pool");
         let options = at_once(shared());
-        let pool = Pool::create(&path, POOL_BYTES, &small(), &options).unwrap();
+        let pool = small(options.clone()).create(&path, POOL_BYTES).unwrap();
         sample::fill(&pool).unwrap();
         drop(pool);
         let held = Held::start(&mut command("grower", &path));
-        let refused = Pool::open(&path, &options).unwrap_err();
+        let refused = options.open(&path).unwrap_err();
         assert!(matches!(refused, PoolError::Busy { .. }), "{refused}");
         drop(held);
         is_sound(&path, POOL_BYTES);
-        sample::assert_complete(&Pool::open(&path, &options).unwrap());
-        let grown =
-            Pool::grow(&path, GROWN_BYTES, &OpenOptions::default(), &mut |_, _| {}).unwrap();
+        sample::assert_complete(&options.open(&path).unwrap());
+        let grown = Pool::grow(&path, GROWN_BYTES, &Pool::options(), &mut |_, _| {}).unwrap();
         assert_eq!(grown.len_bytes(), GROWN_BYTES);
         is_sound(&path, GROWN_BYTES);
-        sample::assert_complete(&Pool::open(&path, &options).unwrap());
+        sample::assert_complete(&options.open(&path).unwrap());
     }
 }

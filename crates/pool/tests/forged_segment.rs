@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::child::{self, Reaped};
 use common::{Scene, contents, create};
@@ -25,8 +25,8 @@ fn child() {
     child::play(&[("killed writer", write_until_killed), ("forger", forge)]);
 }
 
-fn reading() -> OpenOptions {
-    OpenOptions { read_only: true, ..OpenOptions::default() }
+fn reading() -> PoolOptions {
+    Pool::options().read_only(true)
 }
 
 /// A pool that every user may read, with an object in it.
@@ -34,7 +34,7 @@ fn scene() -> Scene {
     let directory = tempfile::tempdir().unwrap();
     std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
     let scene = Scene::new(directory);
-    let pool = Pool::create(&scene.path, 2 << 20, &common::small(), &OpenOptions::default());
+    let pool = common::small(Pool::options()).create(&scene.path, 2 << 20);
     create(&pool.unwrap(), b"first", 2).unwrap();
     std::fs::set_permissions(&scene.path, Permissions::from_mode(0o644)).unwrap();
     scene
@@ -73,7 +73,7 @@ fn hear(child: &mut Reaped, wanted: &str) {
 }
 
 fn write_until_killed() {
-    let _pool = Pool::open(pool_of_parent(), &OpenOptions::default()).unwrap();
+    let _pool = Pool::open(pool_of_parent()).unwrap();
     say("writing");
     loop {
         std::thread::park();
@@ -102,7 +102,7 @@ fn forge() {
     let own = directory.path().join("own");
     std::fs::copy(&path, &own).unwrap();
     std::fs::set_permissions(&own, Permissions::from_mode(0o600)).unwrap();
-    let pool = Pool::open(&own, &OpenOptions::default()).unwrap();
+    let pool = Pool::open(&own).unwrap();
     create(&pool, b"forged", 1).unwrap();
     let forged = shared_memory_of(&path);
     for (from, to) in shared_memory_of(&own).iter().zip(&forged) {
@@ -138,13 +138,13 @@ fn shared_memory_that_another_user_forged_is_not_joined() {
     command.env("POOL", &scene.path).stdin(std::process::Stdio::piped()).uid(NOBODY).gid(NOBODY);
     let mut forger = Reaped(command.spawn().unwrap());
     hear(&mut forger, "forged");
-    for options in [OpenOptions::default(), reading()] {
-        assert_refused(Pool::open(&scene.path, &options));
+    for options in [Pool::options(), reading()] {
+        assert_refused(options.open(&scene.path));
     }
     // Tell it to end.
     drop(forger.0.stdin.take());
     assert!(forger.0.wait().unwrap().success());
-    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let pool = Pool::open(&scene.path).unwrap();
     assert_eq!(contents(&pool).unwrap().into_keys().collect::<Vec<_>>(), [b"first"]);
 }
 
@@ -152,20 +152,20 @@ fn shared_memory_that_another_user_forged_is_not_joined() {
 #[test]
 fn shared_memory_that_was_exchanged_is_not_joined() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let pool = Pool::open(&scene.path).unwrap();
     for path in shared_memory_of(&scene.path) {
         let aside = path.with_extension("aside");
         std::fs::rename(&path, &aside).unwrap();
         std::fs::copy(&aside, &path).unwrap();
-        let opened = [OpenOptions::default(), reading()]
-            .map(|options| Pool::open(&scene.path, &options).map(drop));
+        let opened =
+            [Pool::options(), reading()].map(|options| options.open(&scene.path).map(drop));
         std::fs::rename(&aside, &path).unwrap();
         // Readers do not open the pins.
         let is_segment = !path.to_str().unwrap().ends_with("-pins");
         for opened in opened.into_iter().take(if is_segment { 2 } else { 1 }) {
             assert!(matches!(opened, Err(PoolError::BusyElsewhere { .. })), "{opened:?}");
         }
-        Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+        Pool::open(&scene.path).unwrap();
     }
     drop(pool);
 }
@@ -177,10 +177,10 @@ fn shared_memory_without_writers_is_joined_only_where_no_cache_was_lost() {
     let scene = scene();
     kill_a_writer(&scene.path);
     let lock = seem_to_have_it_open(&scene.path);
-    let in_another_life = OpenOptions { boot: Some(7), ..OpenOptions::default() };
-    assert_refused(Pool::open(&scene.path, &in_another_life));
-    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let in_another_life = Pool::options().boot(7);
+    assert_refused(in_another_life.open(&scene.path));
+    let pool = Pool::open(&scene.path).unwrap();
     // A writer lives.
-    Pool::open(&scene.path, &in_another_life).unwrap();
+    in_another_life.open(&scene.path).unwrap();
     drop((pool, lock));
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::{CrashMedia, Fault, Plan, Trigger, explore};
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use support::*;
 
 const POOL_BYTES: usize = 512 << 10;
 const GROWN_BYTES: u64 = 800 << 10;
 
 fn grow(media: &Arc<FileMedia>, len_bytes: u64) -> Result<u64, PoolError> {
-    Pool::grow_on(media.clone(), len_bytes, &OpenOptions::default(), &mut |_, _| {})
+    Pool::grow_on(media.clone(), len_bytes, &Pool::options(), &mut |_, _| {})
         .map(|layout| layout.len_bytes())
 }
 
@@ -39,23 +39,23 @@ fn a_grown_pool_has_all_it_had_and_zeros_behind() {
             .unwrap();
     assert_eq!(report.findings, [], "it was recovered and closed");
     assert_eq!(report.pool.unwrap().layout.len_bytes(), GROWN_BYTES);
-    assert_grown(&Pool::open_on(media.clone(), &alone()).unwrap());
-    assert_grown(&Pool::open_on(media.clone(), &shared()).unwrap());
+    assert_grown(&alone().open_on(media.clone()).unwrap());
+    assert_grown(&shared().open_on(media.clone()).unwrap());
     // Grow again, and to the length that it has already.
     assert_eq!(grow(&media, 2 * GROWN_BYTES).unwrap(), 2 * GROWN_BYTES);
     assert_eq!(grow(&media, 2 * GROWN_BYTES).unwrap(), 2 * GROWN_BYTES);
-    assert_grown(&Pool::open_on(media, &alone()).unwrap());
+    assert_grown(&alone().open_on(media).unwrap());
 }
 
 #[test]
 fn a_full_pool_has_room_again() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media.clone()).unwrap();
     let free = pool.info().unwrap().free_pages;
     sample::create(&pool, "alpha", free, 0).unwrap();
     drop(pool);
     assert_eq!(grow(&media, GROWN_BYTES).unwrap(), GROWN_BYTES);
-    let pool = Pool::open_on(media, &alone()).unwrap();
+    let pool = alone().open_on(media).unwrap();
     assert_eq!(pool.info().unwrap().free_pages, (GROWN_BYTES - POOL_BYTES as u64) / 4096);
     sample::create(&pool, "beta", 10, 0).unwrap();
 }
@@ -66,22 +66,22 @@ fn what_lies_behind_a_pool_is_zeroed_before_it_becomes_part_of_it() {
     image.resize(POOL_BYTES + 50_001, 0xcc);
     let media = FileMedia::of(&image);
     assert_eq!(grow(&media, GROWN_BYTES).unwrap(), GROWN_BYTES);
-    assert_grown(&Pool::open_on(media, &alone()).unwrap());
+    assert_grown(&alone().open_on(media).unwrap());
 
     // Also if the file already has the length, like a device.
     image.resize(GROWN_BYTES as usize + 5000, 0xcc);
     let media = FileMedia::of(&image);
     assert_eq!(grow(&media, GROWN_BYTES).unwrap(), GROWN_BYTES);
-    assert_grown(&Pool::open_on(media.clone(), &alone()).unwrap());
+    assert_grown(&alone().open_on(media.clone()).unwrap());
     assert!(media.image()[GROWN_BYTES as usize..] == [0xcc; 5000]);
 }
 
 #[test]
 fn lengths_that_cannot_be_are_refused_and_change_nothing() {
     let media = FileMedia::of(&sample::crashed_image(POOL_BYTES));
-    drop(Pool::open_on(media.clone(), &alone()).unwrap());
+    drop(alone().open_on(media.clone()).unwrap());
     let objects = |media: &Arc<FileMedia>| {
-        let pool = Pool::open_on(media.clone(), &reading()).unwrap();
+        let pool = reading().open_on(media.clone()).unwrap();
         sample::assert_complete(&pool);
         pool.layout()
     };
@@ -100,7 +100,7 @@ fn an_open_pool_cannot_be_grown() {
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
     for options in [alone(), shared(), reading()] {
-        let pool = Pool::open_on(FileMedia::open(&path), &options).unwrap();
+        let pool = options.open_on(FileMedia::open(&path)).unwrap();
         let error = grow(&FileMedia::open(&path), GROWN_BYTES).unwrap_err();
         assert!(
             matches!(error, PoolError::Busy { .. } | PoolError::BusyElsewhere { .. }),
@@ -113,7 +113,7 @@ fn an_open_pool_cannot_be_grown() {
     // Afterwards any process can open it.
     let media = FileMedia::open(&path);
     grow(&media, GROWN_BYTES).unwrap();
-    assert_grown(&Pool::open_on(FileMedia::open(&path), &alone()).unwrap());
+    assert_grown(&alone().open_on(FileMedia::open(&path)).unwrap());
 }
 
 #[test]
@@ -136,9 +136,9 @@ fn media_that_fail_leave_the_pool_as_it_was() {
             let media = Arc::new(media);
             media.fail(Fault::no_space(Trigger::on(operation).nth(nth)));
             let outcome =
-                Pool::grow_on(media.clone(), GROWN_BYTES, &OpenOptions::default(), &mut |_, _| {});
+                Pool::grow_on(media.clone(), GROWN_BYTES, &Pool::options(), &mut |_, _| {});
             media.clear_faults();
-            let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+            let pool = alone().open_on(media.clone()).unwrap();
             sample::assert_complete(&pool);
             if let Ok(layout) = outcome {
                 assert_eq!(layout.len_bytes(), pool.layout().len_bytes());
@@ -153,13 +153,13 @@ fn survives_crashes(domain: PersistenceDomain) {
     // There are bytes after the pool: growing has to zero them first.
     image.resize(POOL_BYTES + 8192, 0xdd);
     let media = Arc::new(CrashMedia::from_image(&image, domain).unwrap());
-    Pool::grow_on(media.clone(), GROWN_BYTES, &OpenOptions::default(), &mut |_, _| {}).unwrap();
+    Pool::grow_on(media.clone(), GROWN_BYTES, &Pool::options(), &mut |_, _| {}).unwrap();
     let mut lengths = std::collections::BTreeSet::new();
     let plan = Plan { depth: 0, budget: 2000, seed: 1 };
     let explored = explore(&media.recording(), plan, |state| {
         let media = Arc::new(state.media()?);
-        let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
-        let pool = Pool::open_on(media, &options)?;
+        let options = Pool::options().exclusive(true).background(false);
+        let pool = options.open_on(media)?;
         lengths.insert(pool.layout().len_bytes());
         sample::assert_complete(&pool);
         let largest = pool.info()?.largest_free_pages;

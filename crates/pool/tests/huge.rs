@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::PathBuf;
 
 use aquifer_pool::media::{self, WriteWindows};
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::{Pool, PoolOptions};
 use aquifer_testkit::child;
 use aquifer_vm::WindowKey;
 
@@ -20,18 +20,18 @@ const MOST_FAULTS: u64 = 16;
 #[test]
 fn child() {
     child::play(&[
-        ("read all, as a writer", || read_all(&OpenOptions::default())),
+        ("read all, as a writer", || read_all(&Pool::options())),
         ("read all, as a guarded writer", || read_all(&guarded())),
         ("read all, as a reader", || read_all(&reading())),
     ]);
 }
 
-fn reading() -> OpenOptions {
-    OpenOptions { read_only: true, ..OpenOptions::default() }
+fn reading() -> PoolOptions {
+    Pool::options().read_only(true)
 }
 
-fn guarded() -> OpenOptions {
-    OpenOptions { write_windows: WriteWindows::Keys, ..OpenOptions::default() }
+fn guarded() -> PoolOptions {
+    Pool::options().write_windows(WriteWindows::Keys)
 }
 
 /// Huge pages that are available while this lives.
@@ -103,9 +103,9 @@ fn minor_faults() -> i64 {
     usage.ru_minflt
 }
 
-fn read_all(options: &OpenOptions) {
+fn read_all(options: &PoolOptions) {
     let path = std::env::var_os("POOL").expect("set by the parent");
-    let pool = Pool::open(path, &OpenOptions { background: false, ..options.clone() }).unwrap();
+    let pool = options.clone().background(false).open(path).unwrap();
     let before = minor_faults();
     touch_all(&pool);
     println!("{} faults", minor_faults() - before);
@@ -139,20 +139,18 @@ fn a_second_process_hardly_faults() {
     let file = unsafe { File::from_raw_fd(file) };
     file.set_len(POOL_BYTES).unwrap();
     let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
-    let options = OpenOptions::default();
+    let options = Pool::options();
     let made = media::OpenOptions::new().writable(true).open_file(file.try_clone().unwrap(), &path);
-    drop(Pool::create_on(made.unwrap(), &CreateOptions::default(), &options).unwrap());
+    drop(options.create_on(made.unwrap()).unwrap());
 
-    let mut roles = vec![
-        ("read all, as a writer", OpenOptions::default()),
-        ("read all, as a reader", reading()),
-    ];
+    let mut roles =
+        vec![("read all, as a writer", Pool::options()), ("read all, as a reader", reading())];
     match WindowKey::of_process() {
         Ok(_) => roles.push(("read all, as a guarded writer", guarded())),
         Err(error) => eprintln!("skipped: no protection keys here ({error})"),
     }
     for (role, options) in roles {
-        let first = Pool::open(&path, &OpenOptions { background: false, ..options }).unwrap();
+        let first = options.background(false).open(&path).unwrap();
         touch_all(&first);
         let faults = faults_of(role, &path);
         println!("{role}: {faults} faults of the second process");

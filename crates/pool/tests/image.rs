@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::format::inode::Inode;
-use aquifer_pool::{CreateOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use aquifer_testkit::child;
 use support::*;
 
@@ -25,12 +25,8 @@ fn child() {
 fn large_pool(directory: &Path) -> Pool {
     let path = directory.join("pool");
     std::fs::File::create(&path).unwrap().set_len(160 * MIB).unwrap();
-    let options = CreateOptions {
-        inodes: Some(SLOTS - 1),
-        log_bytes: Some(8 * MIB),
-        ..CreateOptions::default()
-    };
-    Pool::create_on(FileMedia::open(&path), &options, &shared()).unwrap()
+    let options = shared().inodes(SLOTS - 1).log_bytes(8 * MIB);
+    options.create_on(FileMedia::open(&path)).unwrap()
 }
 
 fn segment(pool: &Pool) -> PathBuf {
@@ -60,9 +56,8 @@ fn slots_take_memory_when_they_are_used() {
     let segment = segment(&pool);
     let before = allocated_bytes(&segment);
     assert!(before < 8 * MIB, "{before}");
-    let other = Pool::open_on(FileMedia::open(&directory.path().join("pool")), &shared()).unwrap();
-    let reader =
-        Pool::open_on(FileMedia::open(&directory.path().join("pool")), &reading()).unwrap();
+    let other = shared().open_on(FileMedia::open(&directory.path().join("pool"))).unwrap();
+    let reader = reading().open_on(FileMedia::open(&directory.path().join("pool"))).unwrap();
     for pool in [&pool, &other, &reader] {
         assert_eq!(pool.inode(SLOTS - 1).unwrap().generation, 0);
         assert!(pool.file_state(SLOTS - 1).is_none() && pool.file_state(u64::MAX).is_none());
@@ -78,7 +73,7 @@ fn slots_take_memory_when_they_are_used() {
         assert_eq!(pool.room().unwrap().free_slots, SLOTS - 2);
     }
     drop((pool, other, reader));
-    let again = Pool::open_on(FileMedia::open(&directory.path().join("pool")), &shared()).unwrap();
+    let again = shared().open_on(FileMedia::open(&directory.path().join("pool"))).unwrap();
     assert_eq!(again.inode(19_902).unwrap().generation, 19_903);
 }
 

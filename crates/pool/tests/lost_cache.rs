@@ -9,7 +9,7 @@ mod disk;
 use std::path::PathBuf;
 
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{Mutant, OpenOptions, Pool};
+use aquifer_pool::{Mutant, Pool, PoolOptions};
 use aquifer_testkit::child::{self, Reaped};
 use common::contents;
 use disk::Disk;
@@ -26,8 +26,8 @@ fn child() {
     ]);
 }
 
-fn options(mutant: Option<Mutant>) -> OpenOptions {
-    OpenOptions { background: false, mutant, ..OpenOptions::default() }
+fn options(mutant: Option<Mutant>) -> PoolOptions {
+    Pool::options().background(false).mutant(mutant)
 }
 
 /// Fills the pool with an object, durably, destroys it, and writes another in its place, of which
@@ -35,7 +35,7 @@ fn options(mutant: Option<Mutant>) -> OpenOptions {
 fn write_until_killed() {
     let path = PathBuf::from(std::env::var_os("POOL").unwrap());
     let mutant = std::env::var_os("MISTAKEN").map(|_| Mutant::LifeOfMachine);
-    let pool = Pool::open(path, &options(mutant)).unwrap();
+    let pool = options(mutant).open(path).unwrap();
     let pages = pool.info().unwrap().largest_free_pages;
     common::create(&pool, b"kept", 1).unwrap();
     common::write(&pool, b"removed", pages - 1, 0xdead).unwrap();
@@ -59,7 +59,7 @@ fn write_until_killed() {
 fn written(mutant: Option<Mutant>) -> Option<Disk> {
     let disk = Disk::new(&[])?;
     let path = disk.pool();
-    drop(Pool::create(&path, 16 << 20, &common::small(), &options(None)).unwrap());
+    drop(common::small(options(None)).create(&path, 16 << 20).unwrap());
     let mut command = child::command("writer");
     command.env("POOL", &path).envs(mutant.map(|_| ("MISTAKEN", "1")));
     let mut writer = Reaped(command.spawn().unwrap());
@@ -77,7 +77,7 @@ fn written(mutant: Option<Mutant>) -> Option<Disk> {
 /// What the next process finds: the stamps of the object whose bytes were not durable, if it is
 /// present.
 fn found(disk: &Disk, mutant: Option<Mutant>) -> Option<Vec<u64>> {
-    let pool = Pool::open(disk.pool(), &options(mutant)).unwrap();
+    let pool = options(mutant).open(disk.pool()).unwrap();
     let mut found = contents(&pool).unwrap();
     assert!(found.contains_key(b"kept".as_slice()) && !found.contains_key(b"removed".as_slice()));
     found.remove(b"new".as_slice())

@@ -11,9 +11,7 @@ use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_crashkit::{CrashMedia, Fault, Plan, Trigger, explore};
 use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
-use aquifer_pool::{
-    CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError,
-};
+use aquifer_pool::{CommitContent, CommitPages, Mutant, Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::failing_device::FailingDevice;
@@ -32,8 +30,8 @@ fn environment(name: &str) -> u64 {
     std::env::var(name).expect("set by the parent").parse().expect("a number")
 }
 
-fn shared(domain: PersistenceDomain) -> OpenOptions {
-    OpenOptions { domain: Some(domain), ..OpenOptions::default() }
+fn shared(domain: PersistenceDomain) -> PoolOptions {
+    Pool::options().domain(domain)
 }
 
 fn domain_of(code: u64) -> PersistenceDomain {
@@ -42,7 +40,7 @@ fn domain_of(code: u64) -> PersistenceDomain {
 
 fn worker() {
     let path = std::env::var("POOL").expect("set by the parent");
-    let pool = Pool::open(path, &shared(domain_of(environment("DOMAIN")))).unwrap();
+    let pool = shared(domain_of(environment("DOMAIN"))).open(path).unwrap();
     work(&pool, environment("WORKER"), environment("CHANGES"));
 }
 
@@ -83,8 +81,8 @@ fn look(pool: &Pool, model: &Model, worker: u64) {
 fn many_change_at_once() {
     for code in [0, 1] {
         let scene = Scene::new(tempfile::tempdir().unwrap());
-        let create = CreateOptions { inodes: Some(63), ..small() };
-        let pool = Pool::create(&scene.path, 4 << 20, &create, &shared(domain_of(code))).unwrap();
+        let options = small(shared(domain_of(code))).inodes(63);
+        let pool = options.create(&scene.path, 4 << 20).unwrap();
         let changes = steps(150) as u64;
         let children: Vec<Reaped> = (1..3)
             .map(|worker: u64| {
@@ -104,8 +102,8 @@ fn many_change_at_once() {
                     })
                 })
                 .collect();
-            let reader = OpenOptions { read_only: true, ..shared(domain_of(code)) };
-            let reader = Pool::open(&scene.path, &reader).unwrap();
+            let reader = shared(domain_of(code)).read_only(true);
+            let reader = reader.open(&scene.path).unwrap();
             let is_done = &is_done;
             scope.spawn(move || {
                 while !is_done.load(Ordering::Relaxed) {
@@ -134,7 +132,7 @@ fn many_change_at_once() {
         let options = CheckOptions { fresh_pages: true, ..CheckOptions::default() };
         let report = check(&scene.path, &options).unwrap();
         assert!(report.is_sound(), "{report}");
-        let pool = Pool::open(&scene.path, &shared(domain_of(code))).unwrap();
+        let pool = shared(domain_of(code)).open(&scene.path).unwrap();
         assert_eq!(contents(&pool).unwrap(), before);
     }
 }
@@ -144,9 +142,8 @@ fn many_change_at_once() {
 #[test]
 fn a_full_append_table_names_the_stalled_process() {
     let media = Arc::new(CrashMedia::new(16 << 20, PersistenceDomain::PageCache).unwrap());
-    let create_options = CreateOptions { log_bytes: Some(8 << 20), ..small() };
-    let options = OpenOptions { stall_timeout: Duration::from_millis(50), ..alone(None) };
-    let pool = Pool::create_on(media.clone(), &create_options, &options).unwrap();
+    let options = small(alone(None)).log_bytes(8 << 20).stall_timeout(Duration::from_millis(50));
+    let pool = options.create_on(media.clone()).unwrap();
     create(&pool, b"object", 1).unwrap();
     create(&pool, b"name-0", 1).unwrap();
     let inode = find(&pool, b"object").unwrap().unwrap();
@@ -184,8 +181,8 @@ fn a_process_flushing_gigabytes_is_not_taken_for_stopped() {
     const PARTS: u64 = 12;
     let media = Arc::new(CrashMedia::new(24 << 20, PersistenceDomain::PageCache).unwrap());
     let patience = Duration::from_secs(1);
-    let options = OpenOptions { stall_timeout: patience, ..alone(None) };
-    let pool = Pool::create_on(media.clone(), &small(), &options).unwrap();
+    let options = alone(None).stall_timeout(patience);
+    let pool = small(options).create_on(media.clone()).unwrap();
     let data = pool.layout().data();
     // Exposing the same bytes repeatedly is equivalent to exposing more of them.
     let range = ByteRange { len_bytes: 16 << 20, ..data };
@@ -221,8 +218,8 @@ fn a_process_waiting_for_a_slow_device_is_not_taken_for_stopped() {
     let patience = Duration::from_secs(1);
     for operation in [MediaOperation::Flush, MediaOperation::WriteDurable] {
         let media = Arc::new(CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap());
-        let options = OpenOptions { stall_timeout: patience, background: true, ..alone(None) };
-        let pool = Pool::create_on(media.clone(), &small(), &options).unwrap();
+        let options = alone(None).stall_timeout(patience).background(true);
+        let pool = small(options).create_on(media.clone()).unwrap();
         // The flush of the checkpoint, its superblock writes, and the writes of the log before it.
         for (index, work) in [Pool::sync, Pool::checkpoint].into_iter().enumerate() {
             write(&pool, format!("object-{index}").as_bytes(), 2, 3).unwrap();
@@ -248,8 +245,8 @@ fn a_writer_that_waits_for_a_slow_device_keeps_its_file_without_being_taken_for_
     let patience = Duration::from_secs(1);
     for is_other_flushing in [false, true] {
         let media = Arc::new(CrashMedia::new(1 << 20, PersistenceDomain::PageCache).unwrap());
-        let options = OpenOptions { stall_timeout: patience, background: true, ..alone(None) };
-        let pool = Pool::create_on(media.clone(), &small(), &options).unwrap();
+        let options = alone(None).stall_timeout(patience).background(true);
+        let pool = small(options).create_on(media.clone()).unwrap();
         let lock = pool.lock_file(5).unwrap();
         lock.exchange(|| write(&pool, b"object", 2, 3)).unwrap();
         drop(lock);
@@ -288,28 +285,33 @@ fn what_another_program_was_told_is_lost_ends_a_pool_for_all() {
     let Some(device) = FailingDevice::new() else {
         return eprintln!("skipped: no block device can be made here");
     };
-    let options = OpenOptions { background: false, ..OpenOptions::default() };
-    let pool = Pool::create(device.path(), 4 << 20, &small(), &options).unwrap();
+    let options = Pool::options().background(false);
+    let pool = small(options.clone()).create(device.path(), 4 << 20).unwrap();
     device.forget(pool.layout().data().offset_bytes).unwrap();
     let program = std::fs::File::options().write(true).open(device.path()).unwrap();
     device.fill();
     write(&pool, b"object", 2, 7).unwrap();
     program.sync_all().expect_err("it could not be written");
     device.empty();
-    let later = Pool::open(device.path(), &options).unwrap();
+    let later = options.open(device.path()).unwrap();
     drop(pool);
     assert!(matches!(later.sync(), Err(PoolError::Failed { .. })));
     drop(later);
-    let pool = Pool::open(device.path(), &options).unwrap();
+    let pool = options.open(device.path()).unwrap();
     assert_eq!(contents(&pool).unwrap(), Model::new());
+}
+
+fn in_first_life() -> PoolOptions {
+    alone(None).boot(1).exclusive(false)
 }
 
 /// What is found in a pool whose write-back failed and that was closed when the failure could not
 /// be written to a superblock: only the shared memory records it. What was removed before it could
-/// be made durable must not come back as the content of what was lost.
-fn found_after_failure(options: &OpenOptions, between: impl Fn(&Arc<CrashMedia>)) -> Model {
+/// be made durable must not come back as the content of what was lost. It is searched for
+/// [`in_first_life`].
+fn found_after_failure(options: &PoolOptions, between: impl Fn(&Arc<CrashMedia>)) -> Model {
     let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
-    let pool = Pool::create_on(fresh.clone(), &small(), options).unwrap();
+    let pool = small(options.clone()).create_on(fresh.clone()).unwrap();
     write(&pool, b"earlier", 8, 3).unwrap();
     common::remove(&pool, b"earlier").unwrap();
     pool.checkpoint().unwrap();
@@ -326,17 +328,15 @@ fn found_after_failure(options: &OpenOptions, between: impl Fn(&Arc<CrashMedia>)
     drop(pool);
     media.clear_faults();
     between(&media);
-    let next = OpenOptions { segment_directory: None, ..options.clone() };
-    contents(&open(&media, &next).unwrap()).unwrap()
+    contents(&open(&media, &in_first_life()).unwrap()).unwrap()
 }
 
 #[test]
 fn that_a_pool_has_failed_outlives_openings_that_fail_as_well() {
-    let options = OpenOptions { boot: Some(1), exclusive: false, ..alone(None) };
+    let options = in_first_life();
     assert_eq!(found_after_failure(&options, |_| ()), Model::new());
     let found = found_after_failure(&options, |media| {
-        let absent =
-            OpenOptions { segment_directory: Some("/nonexistent".into()), ..options.clone() };
+        let absent = options.clone().segment_directory("/nonexistent");
         open(media, &absent).expect_err("there is no such directory");
     });
     assert_eq!(found, Model::new());
@@ -355,9 +355,7 @@ fn that_a_pool_has_failed_outlives_openings_that_fail_as_well() {
 #[test]
 fn a_pool_whose_shared_memory_is_not_found_counts_as_failed() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let place = Some(directory.path().to_path_buf());
-    let options =
-        OpenOptions { boot: Some(1), exclusive: false, segment_directory: place, ..alone(None) };
+    let options = in_first_life().segment_directory(directory.path());
     assert_eq!(found_after_failure(&options, |_| ()), Model::new());
 }
 
@@ -375,8 +373,8 @@ fn a_sync_whose_write_back_failed_shows_nothing_of_earlier_owners() {
         ] {
             let case = format!("{operation}, {forgets}, {can_note}, {mutant:?}");
             let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
-            let options = OpenOptions { boot: Some(1), exclusive: can_note, mutant, ..alone(None) };
-            let pool = Pool::create_on(fresh.clone(), &small(), &options).unwrap();
+            let options = alone(None).boot(1).exclusive(can_note).mutant(mutant);
+            let pool = small(options.clone()).create_on(fresh.clone()).unwrap();
             write(&pool, b"earlier", 8, 3).unwrap();
             common::remove(&pool, b"earlier").unwrap();
             pool.checkpoint().unwrap();
@@ -416,7 +414,7 @@ fn a_sync_whose_write_back_failed_shows_nothing_of_earlier_owners() {
             let recording = media.recording();
             drop(pool);
             let explored = explore(&recording, Plan { depth: 0, budget: 300, seed: 1 }, |state| {
-                let options = OpenOptions { boot: Some(2), ..alone(None) };
+                let options = alone(None).boot(2);
                 let found = contents(&open(&Arc::new(state.media()?), &options)?)?;
                 let is_right = match state.marks() {
                     marks if marks.is_acknowledged(2) => {

@@ -7,15 +7,15 @@ use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::format::record::{HEADER_BYTES, Header, skip_page};
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
-use aquifer_pool::{OpenOptions, Pool, PoolError, Transaction};
+use aquifer_pool::{Pool, PoolError, PoolOptions, Transaction};
 use support::sample::page;
 use support::*;
 
 const POOL_BYTES: usize = 512 << 10;
 const BOOT: u64 = 7;
 
-fn in_boot(boot: u64) -> OpenOptions {
-    OpenOptions { boot: Some(boot), ..alone() }
+fn in_boot(boot: u64) -> PoolOptions {
+    alone().boot(boot)
 }
 
 /// Writes an object of whole pages, filled with the number of its version; visible at once.
@@ -68,7 +68,7 @@ fn found(image: &[u8]) -> Vec<Found> {
 /// records of its log.
 fn sample() -> (Vec<u8>, Vec<Found>) {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media.clone(), &small(), &in_boot(BOOT)).unwrap();
+    let pool = small(in_boot(BOOT)).create_on(media.clone()).unwrap();
     drop(pool.reserve(30, 1).unwrap());
     pool.checkpoint().unwrap();
     for version in 1..=5 {
@@ -98,11 +98,11 @@ fn version_in(image: &[u8], boot: u64) -> Result<u64, PoolError> {
             alpha.layout_version
         })
     };
-    let pool = Pool::open_on(media.clone(), &in_boot(boot))?;
+    let pool = in_boot(boot).open_on(media.clone())?;
     let found = version(&pool);
     write(&pool, "alpha", 50);
     pool.die();
-    let pool = Pool::open_on(media, &in_boot(boot))?;
+    let pool = in_boot(boot).open_on(media)?;
     assert_eq!(version(&pool), 50);
     Ok(found)
 }
@@ -129,7 +129,7 @@ fn a_damaged_packed_record_ends_the_log() {
         start + found.header.len_bytes > PAGE_BYTES
     };
     let media = FileMedia::of(&image);
-    let pool = Pool::open_on(media.clone(), &in_boot(BOOT)).unwrap();
+    let pool = in_boot(BOOT).open_on(media.clone()).unwrap();
     // After a record that takes most of a page, one of the next few crosses the page boundary.
     let exposed = pool.layout().data();
     let fill = |transaction: &mut Transaction<'_>| {
@@ -229,7 +229,7 @@ fn a_close_without_room_for_its_mark_is_none() {
 #[test]
 fn a_patch_of_what_the_log_does_not_have_makes_no_slot_whole() {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let pool = Pool::create_on(media.clone(), &small(), &in_boot(BOOT)).unwrap();
+    let pool = small(in_boot(BOOT)).create_on(media.clone()).unwrap();
     write(&pool, "alpha", 1);
     let number = pool.inodes().unwrap()[0].number;
     pool.checkpoint().unwrap();
@@ -250,8 +250,8 @@ fn a_patch_of_what_the_log_does_not_have_makes_no_slot_whole() {
     forge::seal_record(&mut forged[record.offset..][..record.header.len_bytes as usize]);
     let error = version_in(&forged, BOOT).expect_err("a patch of what is not there");
     assert!(matches!(error, PoolError::Damaged { .. }), "{error:?}");
-    let reading = OpenOptions { read_only: true, ..in_boot(BOOT) };
-    let pool = Pool::open_on(FileMedia::of(&forged), &reading).unwrap();
+    let reading = in_boot(BOOT).read_only(true);
+    let pool = reading.open_on(FileMedia::of(&forged)).unwrap();
     let error = pool.inode(number).unwrap_err();
     assert!(matches!(error, PoolError::Damaged { .. }), "{error:?}");
     let options = CheckOptions { boot: Some(BOOT), ..CheckOptions::default() };
@@ -275,9 +275,9 @@ fn exposed_bytes_outside_of_the_data_are_refused() {
         forged[exposed + 8..exposed + 16].copy_from_slice(&offset_bytes.to_le_bytes());
         let bytes = &mut forged[record.offset..][..record.header.len_bytes as usize];
         forge::seal_record(bytes);
-        for options in [in_boot(BOOT), OpenOptions { read_only: true, ..in_boot(BOOT) }] {
+        for options in [in_boot(BOOT), in_boot(BOOT).read_only(true)] {
             let media = FileMedia::of(&forged);
-            let error = Pool::open_on(media.clone(), &options).expect_err("a forged record");
+            let error = options.open_on(media.clone()).expect_err("a forged record");
             let is_it = matches!(
                 error,
                 PoolError::Damaged { error: FormatError::Field { field: "target", .. }, .. }
@@ -289,7 +289,7 @@ fn exposed_bytes_outside_of_the_data_are_refused() {
         assert_eq!(version_in(&forged, BOOT + 1).unwrap(), 2);
     }
     // A program cannot write such a record by mistake.
-    let pool = Pool::open_on(FileMedia::of(&image), &in_boot(BOOT)).unwrap();
+    let pool = in_boot(BOOT).open_on(FileMedia::of(&image)).unwrap();
     for range in [layout.log(), layout.metadata()] {
         let outcome = pool.change_unguarded(vec![], |transaction| {
             transaction.expose(range);

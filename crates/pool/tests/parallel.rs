@@ -11,9 +11,7 @@ use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_crashkit::{CrashFailure, CrashMedia, Explored, Fault, Plan, Trigger, explore};
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::media::{ByteRange, MediaOperation, PersistenceDomain};
-use aquifer_pool::{
-    CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, Pool, PoolError, Transaction,
-};
+use aquifer_pool::{CommitContent, CommitPages, Mutant, Pool, PoolError, Transaction};
 use common::{alone, contents, create, find, open, page, place, small};
 
 const POOL_BYTES: u64 = 512 << 10;
@@ -35,7 +33,7 @@ fn name(thread: u64) -> Vec<u8> {
 /// A pool with one object for each thread.
 fn prepared(threads: u64, domain: PersistenceDomain) -> Arc<CrashMedia> {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    let pool = Pool::create_on(fresh.clone(), &small(), &alone(None)).unwrap();
+    let pool = small(alone(None)).create_on(fresh.clone()).unwrap();
     (0..threads).for_each(|thread| create(&pool, &name(thread), 1).unwrap());
     drop(pool);
     Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap())
@@ -178,7 +176,7 @@ fn a_loss_reported_to_a_log_write_fails_every_process() {
 #[test]
 fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
     let media = prepared(1, PersistenceDomain::PageCache);
-    let options = OpenOptions { stall_timeout: Duration::from_millis(100), ..alone(None) };
+    let options = alone(None).stall_timeout(Duration::from_millis(100));
     let pool = open(&media, &options).unwrap();
     let record = pool.layout().log();
     std::thread::scope(|scope| {
@@ -205,7 +203,7 @@ fn pages_are_not_written_to_before_it_is_durable_that_they_are_used() {
 fn a_writer_that_makes_progress_is_waited_for() {
     let media = prepared(1, PersistenceDomain::Volatile);
     let patience = Duration::from_secs(1);
-    let pool = open(&media, &OpenOptions { stall_timeout: patience, ..alone(None) }).unwrap();
+    let pool = open(&media, &alone(None).stall_timeout(patience)).unwrap();
     std::thread::scope(|scope| {
         let held = pool.lock_two_files(1, 2).unwrap();
         let refused = scope.spawn(|| pool.lock_file(2).map(drop)).join().unwrap();
@@ -287,8 +285,8 @@ fn failed_write_back_is_never_success_later() {
 #[test]
 fn readers_see_whole_metadata_while_it_changes() {
     let media = Arc::new(CrashMedia::new(2 << 20, PersistenceDomain::Volatile).unwrap());
-    let options = CreateOptions { inodes: Some(63), log_bytes: Some(256 << 10), ..small() };
-    let pool = Pool::create_on(media.clone(), &options, &alone(None)).unwrap();
+    let options = small(alone(None)).inodes(63).log_bytes(256 << 10);
+    let pool = options.create_on(media.clone()).unwrap();
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..3)

@@ -15,9 +15,7 @@ use std::time::Duration;
 
 use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{
-    CommitContent, CommitPages, CreateOptions, Mutant, OpenOptions, POINTS, Pool, PoolError,
-};
+use aquifer_pool::{CommitContent, CommitPages, Mutant, POINTS, Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
@@ -49,14 +47,12 @@ fn said(text: &str) {
     output.flush().unwrap();
 }
 
-fn options() -> OpenOptions {
+fn options() -> PoolOptions {
     // A wait this long never ends.
-    OpenOptions {
-        stall_timeout: Duration::from_secs(4),
-        background: false,
-        domain: Some(PersistenceDomain::PageCache),
-        ..Default::default()
-    }
+    Pool::options()
+        .stall_timeout(Duration::from_secs(4))
+        .background(false)
+        .domain(PersistenceDomain::PageCache)
 }
 
 /// The changes, and the state after each.
@@ -77,7 +73,7 @@ fn history(seed: u64) -> (Vec<Change>, Vec<Model>) {
 /// Performs all changes of a seed.
 fn changer() {
     let path = environment("POOL");
-    let mut pool = Pool::open(&path, &options()).unwrap();
+    let mut pool = options().open(&path).unwrap();
     let (changes, _) = history(environment("SEED").parse().unwrap());
     drop(pool.reserve(1, 1).unwrap());
     let mut pins = Vec::new();
@@ -85,7 +81,7 @@ fn changer() {
         if *change == Change::Reopen {
             pins.clear();
             drop(pool);
-            pool = Pool::open(&path, &options()).unwrap();
+            pool = options().open(&path).unwrap();
         }
         change.run(&pool).unwrap_or_else(|error| panic!("{change:?}: {error}"));
         // Freed pages sometimes wait for pins; and free pages are zeroed.
@@ -105,19 +101,19 @@ fn changer() {
 
 /// Commits once.
 fn committer() {
-    let pool = Pool::open(environment("POOL"), &options()).unwrap();
+    let pool = options().open(environment("POOL")).unwrap();
     commit(&pool, environment("SEED").parse().unwrap());
 }
 
 /// Makes one change: a new object, filled with a number.
 fn writer() {
-    let pool = Pool::open(environment("POOL"), &options()).unwrap();
+    let pool = options().open(environment("POOL")).unwrap();
     write(&pool, b"late", 2, environment("SEED").parse().unwrap()).unwrap();
 }
 
 /// Reserves its place in the log for a commit, and dies.
 fn leaver() {
-    let pool = Pool::open(environment("POOL"), &options()).unwrap();
+    let pool = options().open(environment("POOL")).unwrap();
     let inode = find(&pool, b"other").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
     let _commit = pool
@@ -130,7 +126,7 @@ fn leaver() {
 
 /// Reserves consecutive places in the log for commits, and dies when all but the first are durable.
 fn pipeliner() {
-    let pool = Pool::open(environment("POOL"), &options()).unwrap();
+    let pool = options().open(environment("POOL")).unwrap();
     let inode = find(&pool, b"other").unwrap().unwrap();
     let capture = |number: u64| {
         let pages = [CommitPages { inode: inode.number, target: place(&inode, number) }];
@@ -150,8 +146,8 @@ fn pipeliner() {
 
 /// Tries a checkpoint with a short timeout.
 fn impatient() {
-    let options = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
-    let pool = Pool::open(environment("POOL"), &options).unwrap();
+    let options = options().stall_timeout(Duration::from_millis(50));
+    let pool = options.open(environment("POOL")).unwrap();
     let refused = matches!(pool.checkpoint(), Err(PoolError::Stalled { .. }));
     said(if refused { "refused" } else { "done" });
     let _ = std::io::stdin().read_line(&mut String::new());
@@ -159,7 +155,7 @@ fn impatient() {
 
 /// Opens the pool, makes a checkpoint, and closes it.
 fn idler() {
-    Pool::open(environment("POOL"), &options()).unwrap().checkpoint().unwrap();
+    options().open(environment("POOL")).unwrap().checkpoint().unwrap();
 }
 
 fn commit(pool: &Pool, stamp: u64) {
@@ -177,8 +173,7 @@ fn scene() -> Scene {
     // The pool is in memory: a disk would only make the test slow.
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let scene = Scene::new(directory);
-    let small = CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..Default::default() };
-    Pool::create(&scene.path, 512 << 10, &small, &options()).unwrap();
+    options().inodes(15).log_bytes(64 << 10).create(&scene.path, 512 << 10).unwrap();
     scene
 }
 
@@ -249,7 +244,7 @@ fn check(path: &Path, pool: Pool, states: &[Model], said: &str, when: &str) {
     assert_eq!(contents(&pool).unwrap(), expected, "{when}");
     check_pages(&pool, when);
     drop(pool);
-    let pool = Pool::open(path, &options()).unwrap_or_else(|error| panic!("{when}: {error}"));
+    let pool = options().open(path).unwrap_or_else(|error| panic!("{when}: {error}"));
     assert_eq!(contents(&pool).unwrap(), expected, "{when}, reopened");
     check_pages(&pool, when);
     for inode in pool.inodes().unwrap() {
@@ -277,7 +272,7 @@ fn a_process_may_die_at_every_point() {
             let seed = rng.next_u64();
             let nth = if round < 2 { 1 } else { 1 + rng.below(2 * round as u64) };
             let scene = scene();
-            let staying = others_stay.then(|| Pool::open(&scene.path, &options()).unwrap());
+            let staying = others_stay.then(|| options().open(&scene.path).unwrap());
             let die_at = format!("{point}*{nth}");
             let (_, states) = history(seed);
             let (said, has_died) = play("changer", &scene.path, seed, Some(&die_at));
@@ -287,8 +282,9 @@ fn a_process_may_die_at_every_point() {
             let when = format!("{die_at}, others stay: {others_stay}, seed {seed}");
             let pool = match staying {
                 Some(pool) => pool,
-                None => Pool::open(&scene.path, &options())
-                    .unwrap_or_else(|error| panic!("{when}: {error}")),
+                None => {
+                    options().open(&scene.path).unwrap_or_else(|error| panic!("{when}: {error}"))
+                }
             };
             check(&scene.path, pool, &states, &said, &when);
         }
@@ -313,8 +309,8 @@ fn recovery_survives_a_crash_during_recovery() {
             let (_, has_died) = play("idler", &scene.path, 0, Some(point));
             let when = format!("{die_at}, then {point}, seed {seed}");
             assert!(has_died || *point == "open-secured", "{when}");
-            let pool = Pool::open(&scene.path, &options())
-                .unwrap_or_else(|error| panic!("{when}: {error}"));
+            let pool =
+                options().open(&scene.path).unwrap_or_else(|error| panic!("{when}: {error}"));
             check(&scene.path, pool, &states, &said, &when);
         }
     }
@@ -325,7 +321,7 @@ fn recovery_survives_a_crash_during_recovery() {
 #[test]
 fn a_change_that_was_not_published_never_counts() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &options()).unwrap();
+    let pool = options().open(&scene.path).unwrap();
     create(&pool, b"own", 1).unwrap();
     drop(pool.reserve(20, 1).unwrap());
     pool.sync().unwrap();
@@ -334,7 +330,7 @@ fn a_change_that_was_not_published_never_counts() {
     // No process writes to the log.
     let used_again = pool.reserve(2, 1).unwrap();
     pool.store_unguarded(used_again.whole().bytes().offset_bytes, &page(99).repeat(2)).unwrap();
-    let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
+    let copy = options().open(copy_of(&scene.path)).unwrap();
     assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
 }
 
@@ -343,11 +339,11 @@ fn a_change_that_was_not_published_never_counts() {
 fn a_change_that_was_published_counts() {
     for others_stay in [false, true] {
         let scene = scene();
-        let pool = Pool::open(&scene.path, &options()).unwrap();
+        let pool = options().open(&scene.path).unwrap();
         create(&pool, b"own", 1).unwrap();
         let staying = others_stay.then_some(pool);
         assert!(play("writer", &scene.path, 77, Some("packed-published")).1);
-        let pool = staying.unwrap_or_else(|| Pool::open(&scene.path, &options()).unwrap());
+        let pool = staying.unwrap_or_else(|| options().open(&scene.path).unwrap());
         // The next process that takes the lock applies it.
         pool.sync().unwrap();
         let expected = Model::from([(b"own".to_vec(), vec![0]), (b"late".to_vec(), vec![77; 2])]);
@@ -363,7 +359,7 @@ fn a_change_that_was_published_counts_after_openings_that_died() {
         let scene = scene();
         assert!(play("writer", &scene.path, 77, Some("packed-published")).1);
         assert!(play("idler", &scene.path, 0, Some(point)).1, "{point}");
-        let pool = Pool::open(&scene.path, &options()).unwrap();
+        let pool = options().open(&scene.path).unwrap();
         assert_eq!(contents(&pool).unwrap()[b"late".as_slice()], [77, 77], "{point}");
     }
 }
@@ -380,12 +376,12 @@ fn a_stopped_change_stalls_writers_and_no_readers() {
         ("apply-stored", true),
     ] {
         let scene = scene();
-        let hasty = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
-        let pool = Pool::open(&scene.path, &hasty).unwrap();
+        let hasty = options().stall_timeout(Duration::from_millis(50));
+        let pool = hasty.open(&scene.path).unwrap();
         create(&pool, b"own", 1).unwrap();
         drop(pool.reserve(20, 1).unwrap());
-        let reading = OpenOptions { read_only: true, ..hasty };
-        let reader = Pool::open(&scene.path, &reading).unwrap();
+        let reading = hasty.read_only(true);
+        let reader = reading.open(&scene.path).unwrap();
         let stopped = Held::at(point, "writer", &scene.path);
         let pid = stopped.child.0.id();
         let is_stalled =
@@ -411,7 +407,7 @@ fn a_stopped_change_stalls_writers_and_no_readers() {
 fn a_hole_is_filled_by_a_live_process() {
     for point in POINTS.iter().filter(|point| point.starts_with("help-")) {
         let scene = scene();
-        let pool = Pool::open(&scene.path, &options()).unwrap();
+        let pool = options().open(&scene.path).unwrap();
         create(&pool, b"own", 1).unwrap();
         create(&pool, b"other", 1).unwrap();
         assert!(play("leaver", &scene.path, 0, None).1);
@@ -434,7 +430,7 @@ fn commits_behind_a_hole_of_their_process_do_not_count() {
                 continue;
             }
             let scene = scene();
-            let pool = Pool::open(&scene.path, &OpenOptions { mutant, ..options() }).unwrap();
+            let pool = options().mutant(mutant).open(&scene.path).unwrap();
             create(&pool, b"own", 1).unwrap();
             create(&pool, b"other", 4).unwrap();
             // The third of the three commits that are finished dies when its record is durable.
@@ -449,7 +445,7 @@ fn commits_behind_a_hole_of_their_process_do_not_count() {
             assert_eq!(found[b"other".as_slice()], kept, "{helper:?}");
             check_pages(&pool, "pipelined");
             drop(pool);
-            let again = Pool::open(&scene.path, &options()).unwrap();
+            let again = options().open(&scene.path).unwrap();
             assert_eq!(contents(&again).unwrap(), found, "{helper:?}, reopened");
         }
     }
@@ -460,11 +456,11 @@ fn commits_behind_a_hole_of_their_process_do_not_count() {
 #[test]
 fn a_hole_does_not_belong_to_the_next_process_in_the_slot() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &options()).unwrap();
+    let pool = options().open(&scene.path).unwrap();
     create(&pool, b"own", 1).unwrap();
     create(&pool, b"other", 1).unwrap();
     assert!(play("leaver", &scene.path, 0, None).1);
-    let next = Pool::open(&scene.path, &options()).unwrap();
+    let next = options().open(&scene.path).unwrap();
     commit(&pool, 3);
     commit(&next, 4);
     assert_eq!(contents(&pool).unwrap()[b"own".as_slice()], [4]);
@@ -475,8 +471,8 @@ fn a_hole_does_not_belong_to_the_next_process_in_the_slot() {
 #[test]
 fn a_waiter_learns_which_process_is_stopped() {
     let scene = scene();
-    let hasty = OpenOptions { stall_timeout: Duration::from_millis(50), ..options() };
-    let pool = Pool::open(&scene.path, &hasty).unwrap();
+    let hasty = options().stall_timeout(Duration::from_millis(50));
+    let pool = hasty.open(&scene.path).unwrap();
     create(&pool, b"own", 1).unwrap();
     create(&pool, b"other", 1).unwrap();
     let named = |outcome: Result<(), PoolError>| match outcome {
@@ -565,7 +561,7 @@ fn copy_of(path: &Path) -> PathBuf {
 #[test]
 fn a_checkpoint_that_is_given_up_forgets_no_page() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &options()).unwrap();
+    let pool = options().open(&scene.path).unwrap();
     create(&pool, b"own", 1).unwrap();
     let inode = find(&pool, b"own").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 0) }];
@@ -584,7 +580,7 @@ fn a_checkpoint_that_is_given_up_forgets_no_page() {
     .unwrap();
     begun.finish().unwrap();
     pool.checkpoint().unwrap();
-    let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
+    let copy = options().open(copy_of(&scene.path)).unwrap();
     assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![3])]));
     drop(held.child);
 }
@@ -594,7 +590,7 @@ fn a_checkpoint_that_is_given_up_forgets_no_page() {
 #[test]
 fn a_successor_of_a_dead_checkpoint_may_be_late() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &options()).unwrap();
+    let pool = options().open(&scene.path).unwrap();
     create(&pool, b"own", 1).unwrap();
     assert!(play("idler", &scene.path, 0, Some("checkpoint-taken")).1);
     let mut held = Held::at("checkpoint-begun", "impatient", &scene.path);
@@ -606,7 +602,7 @@ fn a_successor_of_a_dead_checkpoint_may_be_late() {
     .unwrap();
     drop(held.child);
     pool.checkpoint().unwrap();
-    let copy = Pool::open(copy_of(&scene.path), &options()).unwrap();
+    let copy = options().open(copy_of(&scene.path)).unwrap();
     assert_eq!(contents(&copy).unwrap(), Model::from([(b"own".to_vec(), vec![0])]));
 }
 
@@ -616,12 +612,12 @@ fn a_successor_of_a_dead_checkpoint_may_be_late() {
 fn a_reader_does_not_wait_for_a_change_that_stays_half_done() {
     for point in ["apply-odd", "apply-half", "apply-names", "apply-stored", "apply-counted"] {
         let scene = scene();
-        let pool = Pool::open(&scene.path, &options()).unwrap();
+        let pool = options().open(&scene.path).unwrap();
         create(&pool, b"own", 1).unwrap();
         create(&pool, b"other", 1).unwrap();
         // A long timeout would hide a reader that waits.
-        let reading = OpenOptions { read_only: true, ..options() };
-        let reader = Pool::open(&scene.path, &reading).unwrap();
+        let reading = options().read_only(true);
+        let reader = reading.open(&scene.path).unwrap();
         drop(pool);
         let names = || {
             let mut names: Vec<_> =
@@ -634,7 +630,7 @@ fn a_reader_does_not_wait_for_a_change_that_stays_half_done() {
         assert!(has_died && last_acknowledged(&said) == 0, "{point}: {said}");
         let after = names();
         assert!(reader.info().unwrap().damaged_inodes == 0, "{point}");
-        let next = Pool::open(&scene.path, &options()).unwrap();
+        let next = options().open(&scene.path).unwrap();
         assert_eq!(names(), after, "{point}: and stays so");
         drop(next);
         assert!(before.iter().all(|name| after.contains(name)), "{point}: {after:?}");

@@ -10,9 +10,7 @@ use std::sync::Arc;
 
 use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{
-    CommitContent, CommitPages, CreateOptions, LockMode, OpenOptions, Pool, PoolError,
-};
+use aquifer_pool::{CommitContent, CommitPages, LockMode, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
@@ -40,7 +38,7 @@ fn said(text: &str) {
 }
 
 fn pool_of_parent() -> Pool {
-    Pool::open(environment("POOL"), &OpenOptions::default()).unwrap()
+    Pool::open(environment("POOL")).unwrap()
 }
 
 /// Commits 1, 2, 3, … to both pages of its object, and prints each number when it is acknowledged.
@@ -158,9 +156,8 @@ fn last_acknowledged(said: &[u8]) -> Option<u64> {
 
 fn scene() -> Scene {
     let scene = Scene::new(tempfile::tempdir().unwrap());
-    let options =
-        CreateOptions { inodes: Some(31), log_bytes: Some(128 << 10), ..Default::default() };
-    let pool = Pool::create(&scene.path, 1 << 20, &options, &OpenOptions::default()).unwrap();
+    let options = Pool::options().inodes(31).log_bytes(128 << 10);
+    let pool = options.create(&scene.path, 1 << 20).unwrap();
     for index in 0..3 {
         create(&pool, format!("object-{index}").as_bytes(), 2).unwrap();
     }
@@ -173,12 +170,12 @@ fn scene() -> Scene {
 fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
     let scene = scene();
     // Without zeroing: pages that are being zeroed are not free.
-    let options = OpenOptions { zero_bytes_per_second: 0, ..OpenOptions::default() };
+    let options = Pool::options().zero_bytes_per_second(0);
     let mut rng = Rng::new(seed(11));
     let mut known: BTreeMap<String, u64> = BTreeMap::new();
     let mut kills = 0;
     for round in 0..steps(25) {
-        let staying = rng.chance(0.5).then(|| Pool::open(&scene.path, &options).unwrap());
+        let staying = rng.chance(0.5).then(|| options.open(&scene.path).unwrap());
         let mut children: Vec<(String, Reaped)> = (0..2)
             .map(|index| format!("object-{index}"))
             .map(|object| {
@@ -205,7 +202,7 @@ fn killed_processes_leave_the_last_acknowledged_state_or_the_next() {
         }
         let pool = match staying {
             Some(pool) => pool,
-            None => Pool::open(&scene.path, &options).unwrap(),
+            None => options.open(&scene.path).unwrap(),
         };
         let found = contents(&pool).unwrap_or_else(|error| panic!("round {round}: {error}"));
         for (object, heard) in acknowledged {
@@ -236,8 +233,8 @@ fn a_reader_follows_writers_that_die() {
     let mut rng = Rng::new(seed(12));
     let mut first = Some(spawn("churner", &scene.path, "churn", 1));
     hear(first.as_mut().unwrap(), "acknowledged");
-    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let reader = Pool::open(&scene.path, &reading).unwrap();
+    let reading = Pool::options().read_only(true);
+    let reader = reading.open(&scene.path).unwrap();
     let number = find(&reader, b"object-0").unwrap().unwrap().number;
     let (mut seen, mut looks) = (0, 0);
     for round in 0..steps(12) as u64 {
@@ -271,7 +268,7 @@ fn a_reader_follows_writers_that_die() {
 #[test]
 fn a_dead_owner_does_not_block() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let pool = Pool::open(&scene.path).unwrap();
     let number = find(&pool, b"object-0").unwrap().unwrap().number;
     let mut child = spawn("holder", &scene.path, "object-0", 0);
     hear(&mut child, "holding");
@@ -287,23 +284,14 @@ fn a_dead_owner_does_not_block() {
 #[test]
 fn an_exclusive_opener_keeps_others_out_and_the_other_way_round() {
     let scene = scene();
-    let exclusive = OpenOptions {
-        exclusive: true,
-        stall_timeout: std::time::Duration::from_millis(50),
-        ..OpenOptions::default()
-    };
-    let pool = Pool::open(&scene.path, &exclusive).unwrap();
-    assert!(matches!(Pool::open(&scene.path, &exclusive), Err(PoolError::Busy { .. })));
-    assert!(matches!(
-        Pool::open(
-            &scene.path,
-            &OpenOptions { stall_timeout: exclusive.stall_timeout, ..Default::default() }
-        ),
-        Err(PoolError::Busy { .. })
-    ));
+    let hasty = Pool::options().stall_timeout(std::time::Duration::from_millis(50));
+    let exclusive = hasty.clone().exclusive(true);
+    let pool = exclusive.open(&scene.path).unwrap();
+    assert!(matches!(exclusive.open(&scene.path), Err(PoolError::Busy { .. })));
+    assert!(matches!(hasty.open(&scene.path), Err(PoolError::Busy { .. })));
     drop(pool);
-    let _shared = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
-    assert!(matches!(Pool::open(&scene.path, &exclusive), Err(PoolError::Busy { .. })));
+    let _shared = Pool::open(&scene.path).unwrap();
+    assert!(matches!(exclusive.open(&scene.path), Err(PoolError::Busy { .. })));
 }
 
 /// Shared memory that cannot be reached (another container's) gives a specific error, and the pool
@@ -311,15 +299,12 @@ fn an_exclusive_opener_keeps_others_out_and_the_other_way_round() {
 #[test]
 fn a_pool_whose_shared_memory_is_elsewhere_is_refused() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let pool = Pool::open(&scene.path).unwrap();
     let before = std::fs::read(&scene.path).unwrap();
     let segment = uuid_of_segment(&before);
     let name = format!("aquifer-{segment}");
     aquifer_sys_unlink(&name);
-    assert!(matches!(
-        Pool::open(&scene.path, &OpenOptions::default()),
-        Err(PoolError::BusyElsewhere { .. })
-    ));
+    assert!(matches!(Pool::open(&scene.path), Err(PoolError::BusyElsewhere { .. })));
     // A process that has it open keeps working.
     create(&pool, b"more", 1).unwrap();
 }
@@ -329,7 +314,7 @@ fn a_pool_whose_shared_memory_is_elsewhere_is_refused() {
 #[test]
 fn shared_memory_that_was_never_complete_is_removed() {
     let scene = scene();
-    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let pool = Pool::open(&scene.path).unwrap();
     let own = uuid_of_segment(&std::fs::read(&scene.path).unwrap());
     drop(pool);
     let place = |first: &str| {
@@ -342,7 +327,7 @@ fn shared_memory_that_was_never_complete_is_removed() {
     for path in [&half_made, &of_another] {
         std::fs::write(path, b"").unwrap();
     }
-    let opened = Pool::open(&scene.path, &OpenOptions::default()).map(drop);
+    let opened = Pool::open(&scene.path).map(drop);
     let are_left = (half_made.exists(), of_another.exists());
     std::fs::remove_file(&of_another).unwrap();
     let _ = std::fs::remove_file(&half_made);
@@ -363,8 +348,8 @@ fn aquifer_sys_unlink(name: &str) {
 #[test]
 fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
     let scene = scene();
-    let options = OpenOptions { background: false, ..OpenOptions::default() };
-    let pool = Pool::open(&scene.path, &options).unwrap();
+    let options = Pool::options().background(false);
+    let pool = options.open(&scene.path).unwrap();
     let inode = find(&pool, b"object-0").unwrap().unwrap();
     let pages = [CommitPages { inode: inode.number, target: place(&inode, 1) }];
     pool.capture_unguarded(&CommitContent { pages: &pages, ..Default::default() }, |payload| {
@@ -373,8 +358,8 @@ fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
     .unwrap()
     .finish()
     .unwrap();
-    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let reader = Pool::open(&scene.path, &reading).unwrap();
+    let reading = Pool::options().read_only(true);
+    let reader = reading.open(&scene.path).unwrap();
     assert_eq!(contents(&reader).unwrap()[b"object-0".as_slice()], [0, 77]);
     assert!(matches!(reader.checkpoint(), Err(PoolError::ReadOnly { .. })));
     drop(reader);
@@ -383,7 +368,7 @@ fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
     let copy = scene.path.with_extension("copy");
     std::fs::copy(&scene.path, &copy).unwrap();
     let before = std::fs::read(&copy).unwrap();
-    let alone = Pool::open(&copy, &reading).unwrap();
+    let alone = reading.open(&copy).unwrap();
     assert_eq!(contents(&alone).unwrap()[b"object-0".as_slice()], [0, 77]);
     drop(alone);
     assert!(std::fs::read(&copy).unwrap() == before, "a reader wrote");
@@ -394,7 +379,7 @@ fn a_reader_sees_commits_that_are_not_at_their_place_yet() {
 #[test]
 fn a_fork_shares_nothing() {
     let scene = scene();
-    let pool = Arc::new(Pool::open(&scene.path, &OpenOptions::default()).unwrap());
+    let pool = Arc::new(Pool::open(&scene.path).unwrap());
     let inode = find(&pool, b"object-0").unwrap().unwrap();
     let lock = pool.lock_inode(inode.number, LockMode::Exclusive).unwrap();
     let (mut reading, writing) = std::io::pipe().unwrap();
@@ -416,15 +401,15 @@ fn a_fork_shares_nothing() {
     let mut answer = [0; 3];
     std::io::Read::read_exact(&mut reading, &mut answer).unwrap();
     // The parent's lock is still held ...
-    let other = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let other = Pool::open(&scene.path).unwrap();
     let still_held = other.lock_inode(inode.number, LockMode::Shared).is_err();
     // ... and released with the parent's handle, though the child lives.
     drop(lock);
     let free_again = other.lock_inode(inode.number, LockMode::Exclusive).is_ok();
     drop(pool);
     drop(other);
-    let exclusive = OpenOptions { exclusive: true, ..OpenOptions::default() };
-    let alone = Pool::open(&scene.path, &exclusive).map(drop);
+    let exclusive = Pool::options().exclusive(true);
+    let alone = exclusive.open(&scene.path).map(drop);
     // SAFETY: our child, not waited for yet.
     unsafe { libc::kill(child, libc::SIGKILL) };
     let mut status = 0;

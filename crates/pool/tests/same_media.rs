@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use aquifer_check::CheckOptions;
 use aquifer_pool::media::{self, Media};
-use aquifer_pool::{CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use support::*;
 
@@ -25,37 +25,37 @@ fn is_refused<T>(outcome: Result<T, PoolError>) {
 
 /// Asserts that everything that needs the media exclusively is refused.
 fn assert_all_are_refused(media: &Arc<dyn Media>) {
-    let read_only = OpenOptions { read_only: true, ..alone() };
+    let read_only = alone().read_only(true);
     for options in [shared(), alone(), reading(), read_only] {
-        is_refused(Pool::open_on(media.clone(), &options));
+        is_refused(options.open_on(media.clone()));
     }
     is_refused(Pool::grow_on(
         media.clone(),
         POOL_BYTES as u64 * 2,
-        &OpenOptions::default(),
+        &Pool::options(),
         &mut |_, _| (),
     ));
     is_refused(aquifer_check::repair(media.clone(), &CheckOptions::default()));
-    is_refused(Pool::create_on(media.clone(), &small(), &alone()));
-    is_refused(small().format(media));
+    is_refused(small(alone()).create_on(media.clone()));
+    is_refused(small(Pool::options()).format(media));
 }
 
 #[test]
 fn media_of_an_open_pool_are_refused() {
-    for options in [shared(), alone(), reading()] {
+    for (options, is_writing) in [(shared(), true), (alone(), true), (reading(), false)] {
         let media: Arc<dyn Media> = FileMedia::of(&sample::crashed_image(POOL_BYTES));
-        if options.read_only {
+        if !is_writing {
             // Recovered before, so that a reader can show everything.
-            drop(Pool::open_on(media.clone(), &alone()).unwrap());
+            drop(alone().open_on(media.clone()).unwrap());
         }
-        let pool = Pool::open_on(media.clone(), &options).unwrap();
+        let pool = options.open_on(media.clone()).unwrap();
         let mut superblocks = [0; 8192];
         media.read_at(0, &mut superblocks).unwrap();
         assert_all_are_refused(&media);
         let mut now = [0; 8192];
         media.read_at(0, &mut now).unwrap();
         assert!(now == superblocks, "nothing was changed under the open pool");
-        if !options.read_only {
+        if is_writing {
             sample::commit(&pool, &[("alpha", 0)], 99).unwrap();
             assert!(
                 aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap().is_in_use
@@ -63,18 +63,12 @@ fn media_of_an_open_pool_are_refused() {
         }
         drop(pool);
         // One after another they are accepted.
-        drop(Pool::open_on(media.clone(), &shared()).unwrap());
-        Pool::grow_on(
-            media.clone(),
-            POOL_BYTES as u64 * 2,
-            &OpenOptions::default(),
-            &mut |_, _| (),
-        )
-        .unwrap();
+        drop(shared().open_on(media.clone()).unwrap());
+        Pool::grow_on(media.clone(), POOL_BYTES as u64 * 2, &Pool::options(), &mut |_, _| ())
+            .unwrap();
         aquifer_check::repair(media.clone(), &CheckOptions::default()).unwrap();
         assert!(!aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap().is_in_use);
-        let create = CreateOptions { media_is_used: true, ..small() };
-        drop(Pool::create_on(media, &create, &alone()).unwrap());
+        drop(small(alone()).media_is_used(true).create_on(media).unwrap());
     }
 }
 
@@ -85,13 +79,13 @@ fn a_refused_opening_leaves_the_locks_of_the_first() {
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
     let media: Arc<dyn Media> = FileMedia::open(&path);
-    let first = Pool::open_on(media.clone(), &alone()).unwrap();
+    let first = alone().open_on(media.clone()).unwrap();
     assert_all_are_refused(&media);
-    let quick = OpenOptions { stall_timeout: std::time::Duration::ZERO, ..shared() };
-    let elsewhere = Pool::open_on(FileMedia::open(&path), &quick);
+    let quick = shared().stall_timeout(std::time::Duration::ZERO);
+    let elsewhere = quick.open_on(FileMedia::open(&path));
     assert!(matches!(elsewhere, Err(PoolError::Busy { .. })), "{elsewhere:?}");
     drop(first);
-    Pool::open_on(FileMedia::open(&path), &quick).unwrap();
+    quick.open_on(FileMedia::open(&path)).unwrap();
 }
 
 /// Duplicates of one descriptor are one open file; a file that was opened twice is two.
@@ -106,13 +100,13 @@ fn other_media_of_the_same_open_file_are_refused() {
         options.open_file(file.try_clone().unwrap(), &path).unwrap()
     };
     let (file, other) = (open(), open());
-    let pool = Pool::open_on(media_of(&file), &shared()).unwrap();
+    let pool = shared().open_on(media_of(&file)).unwrap();
     assert_all_are_refused(&media_of(&file));
-    let joined = Pool::open_on(media_of(&other), &shared()).unwrap();
-    is_refused(Pool::open_on(media_of(&other), &shared()));
+    let joined = shared().open_on(media_of(&other)).unwrap();
+    is_refused(shared().open_on(media_of(&other)));
     sample::assert_complete(&joined);
     drop(pool);
-    let again = Pool::open_on(media_of(&file), &shared()).unwrap();
+    let again = shared().open_on(media_of(&file)).unwrap();
     sample::assert_complete(&again);
 }
 
@@ -124,7 +118,7 @@ fn locks_of_a_reader_do_not_hide_that_media_are_in_use() {
     let path = directory.path().join("pool");
     std::fs::write(&path, sample::crashed_image(POOL_BYTES)).unwrap();
     let media: Arc<dyn Media> = FileMedia::open(&path);
-    let pool = Pool::open_on(media.clone(), &shared()).unwrap();
+    let pool = shared().open_on(media.clone()).unwrap();
     let reader = File::open(&path).unwrap();
     // All bytes without a meaning.
     for (start, end) in [(0, FIRST_LOCK), (FIRST_LOCK + (1 << 36), FIRST_LOCK + (1 << 37))] {
@@ -132,7 +126,7 @@ fn locks_of_a_reader_do_not_hide_that_media_are_in_use() {
         assert!(lock::try_lock(reader.as_fd(), range, LockKind::Shared).unwrap());
     }
     assert_all_are_refused(&media);
-    let joined = Pool::open_on(FileMedia::open(&path), &shared()).unwrap();
+    let joined = shared().open_on(FileMedia::open(&path)).unwrap();
     sample::assert_complete(&joined);
     sample::assert_complete(&pool);
 }
@@ -145,7 +139,7 @@ fn of_two_openings_at_once_one_is_refused() {
         let both = std::sync::Barrier::new(2);
         let open = || {
             both.wait();
-            let opened = Pool::open_on(media.clone(), &shared());
+            let opened = shared().open_on(media.clone());
             both.wait();
             opened
         };

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use aquifer_check::{CheckOptions, FindingKind};
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::child::{self, Reaped};
 use common::{contents, create};
@@ -33,17 +33,17 @@ fn child() {
     ]);
 }
 
-fn default() -> OpenOptions {
-    OpenOptions { background: false, ..OpenOptions::default() }
+fn default() -> PoolOptions {
+    Pool::options().background(false)
 }
 
-fn reading() -> OpenOptions {
-    OpenOptions { read_only: true, ..OpenOptions::default() }
+fn reading() -> PoolOptions {
+    Pool::options().read_only(true)
 }
 
 /// Options with shared memory beside the pool.
-fn beside(pool: &Path) -> OpenOptions {
-    OpenOptions { segment_directory: pool.parent().map(Path::to_path_buf), ..default() }
+fn beside(pool: &Path) -> PoolOptions {
+    default().segment_directory(pool.parent().unwrap())
 }
 
 fn names_of_shared_memory(directory: &Path) -> Vec<PathBuf> {
@@ -57,14 +57,14 @@ fn names_of_shared_memory(directory: &Path) -> Vec<PathBuf> {
 
 fn created(directory: &Path) -> PathBuf {
     let path = directory.join("pool");
-    let pool = Pool::create(&path, 4 << 20, &common::small(), &beside(&path)).unwrap();
+    let pool = common::small(beside(&path)).create(&path, 4 << 20).unwrap();
     create(&pool, b"first", 1).unwrap();
     path
 }
 
 fn write_until_killed() {
     let path = PathBuf::from(std::env::var_os("POOL").unwrap());
-    let _pool = Pool::open(&path, &beside(&path)).unwrap();
+    let _pool = beside(&path).open(&path).unwrap();
     println!("writing");
     std::io::Write::flush(&mut std::io::stdout()).unwrap();
     loop {
@@ -85,7 +85,7 @@ fn shared_memory_beside_the_pool_is_found_by_all() {
     let directory = tempfile::tempdir().unwrap();
     let path = created(directory.path());
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
-    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let pool = beside(&path).open(&path).unwrap();
     let names = names_of_shared_memory(directory.path());
     assert_eq!(names.len(), 2, "{names:?}");
     // The memory that is used at first is allocated.
@@ -96,7 +96,7 @@ fn shared_memory_beside_the_pool_is_found_by_all() {
     // Joined by another process, and by handles whose options have no directory.
     let other = writer_of(&path);
     for options in [beside(&path), default(), reading()] {
-        let joined = Pool::open(&path, &options).unwrap();
+        let joined = options.open(&path).unwrap();
         assert!(joined.info().unwrap().processes.len() >= 2);
         if joined.is_writable() {
             create(&joined, b"more", 1).unwrap();
@@ -126,7 +126,7 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
         std::fs::remove_file(name).unwrap();
         std::fs::write(name, bytes).unwrap();
     }
-    let pool = Pool::open(&path, &default()).unwrap();
+    let pool = default().open(&path).unwrap();
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
     assert_eq!(contents(&pool).unwrap().len(), 1);
     drop(pool);
@@ -139,7 +139,7 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
             std::fs::rename(&name, format!("{}-new", name.display())).unwrap()
         }
     }
-    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let pool = beside(&path).open(&path).unwrap();
     assert_eq!(names_of_shared_memory(directory.path()).len(), 2, "its own");
     drop(pool);
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
@@ -150,13 +150,13 @@ fn shared_memory_that_an_earlier_start_has_left_is_removed() {
 fn a_copy_leaves_the_shared_memory_of_its_original() {
     let directory = tempfile::tempdir().unwrap();
     let path = created(directory.path());
-    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let pool = beside(&path).open(&path).unwrap();
     let copy = directory.path().join("copy");
     std::fs::copy(&path, &copy).unwrap();
     for options in [default(), beside(&copy)] {
-        drop(Pool::open(&copy, &options).unwrap());
+        drop(options.open(&copy).unwrap());
         assert_eq!(names_of_shared_memory(directory.path()).len(), 2);
-        Pool::open(&path, &default()).unwrap();
+        default().open(&path).unwrap();
     }
     drop(pool);
 }
@@ -174,14 +174,14 @@ fn containers() {
         return println!("skipped: no other /dev/shm can be mounted here");
     }
     for options in [default(), beside(&path), reading()] {
-        let pool = Pool::open(&path, &options).unwrap();
+        let pool = options.open(&path).unwrap();
         assert!(pool.info().unwrap().processes.contains(&writer.0.id()));
     }
-    let pool = Pool::open(&path, &default()).unwrap();
+    let pool = default().open(&path).unwrap();
     writer.kill();
     create(&pool, b"second", 1).unwrap();
     drop(pool);
-    assert_eq!(contents(&Pool::open(&path, &reading()).unwrap()).unwrap().len(), 2);
+    assert_eq!(contents(&reading().open(&path).unwrap()).unwrap().len(), 2);
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
 }
 
@@ -201,13 +201,13 @@ fn crowded() {
     {
         return println!("skipped: no small tmpfs can be mounted here");
     }
-    let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
-    let refused = Pool::open(&path, &options).map(drop);
+    let options = default().segment_directory(place.clone());
+    let refused = options.open(&path).map(drop);
     assert!(matches!(refused, Err(PoolError::SharedMemory(_))), "{refused:?}");
     assert_eq!(names_of_shared_memory(&place), [] as [PathBuf; 0]);
-    drop(Pool::open(&path, &default()).unwrap());
-    let absent = OpenOptions { segment_directory: Some(place.join("absent")), ..default() };
-    assert!(matches!(Pool::open(&path, &absent), Err(PoolError::SharedMemory(_))));
+    drop(default().open(&path).unwrap());
+    let absent = default().segment_directory(place.join("absent"));
+    assert!(matches!(absent.open(&path), Err(PoolError::SharedMemory(_))));
     assert!(succeeds("umount", &[place_text]));
 }
 
@@ -219,8 +219,8 @@ fn a_directory_without_room_is_an_error_and_keeps_nothing() {
 /// Changes the pool, syncs nothing, and dies.
 fn write_and_die() {
     let of = |name: &str| std::env::var_os(name).unwrap();
-    let options = OpenOptions { segment_directory: Some(of("PLACE").into()), ..default() };
-    let pool = Pool::open(of("POOL"), &options).unwrap();
+    let options = default().segment_directory(of("PLACE"));
+    let pool = options.open(of("POOL")).unwrap();
     common::write(&pool, of("NAME").as_encoded_bytes(), 2, 3).unwrap();
     // SAFETY: ends this process.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
@@ -234,7 +234,7 @@ fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
     let path = created(directory.path());
     let place = directory.path().join("place");
     std::fs::create_dir(&place).unwrap();
-    let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
+    let options = default().segment_directory(place.clone());
     let check = CheckOptions { segment_directory: Some(place.clone()), ..CheckOptions::default() };
     let grow = || _ = Pool::grow(&path, 8 << 20, &options, &mut |_, _| {}).unwrap();
     let repair = || drop(aquifer_check::repair(&path, &check).unwrap());
@@ -250,7 +250,7 @@ fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
         assert!(!aquifer_check::check(&path, &check).unwrap().findings.is_empty());
         tool();
         assert_eq!(names_of_shared_memory(&place), [] as [PathBuf; 0]);
-        let pool = Pool::open(&path, &options).unwrap();
+        let pool = options.open(&path).unwrap();
         assert!(contents(&pool).unwrap().contains_key(name), "what was not synced is lost");
     }
 }
@@ -259,13 +259,13 @@ fn grow_and_repair_find_what_a_dead_process_left_elsewhere() {
 fn no_birth_times() {
     let Some(disk) = Disk::new(&["-I", "128"]) else { return };
     let path = created(&disk.mounted());
-    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let pool = beside(&path).open(&path).unwrap();
     let segment = names_of_shared_memory(&disk.mounted()).remove(0);
     let owned_by = |uid: u32| std::os::unix::fs::chown(&segment, Some(uid), None).unwrap();
     for uid in [12_345, 65_534] {
         owned_by(uid);
         for options in [default(), reading()] {
-            match Pool::open(&path, &options) {
+            match options.open(&path) {
                 Err(PoolError::UnknownSegment { uid: found, .. }) => assert_eq!(found, uid),
                 opened => panic!("{opened:?}"),
             }
@@ -274,9 +274,9 @@ fn no_birth_times() {
     // The pool's owner can do everything that a writer can.
     std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
     owned_by(12_345);
-    drop(Pool::open(&path, &default()).unwrap());
+    drop(default().open(&path).unwrap());
     owned_by(0);
-    drop(Pool::open(&path, &default()).unwrap());
+    drop(default().open(&path).unwrap());
     drop(pool);
 }
 
@@ -292,8 +292,8 @@ const OPENERS: u64 = 1 << 61;
 fn write_two_states() {
     let path = std::env::var_os("POOL").unwrap();
     let place = PathBuf::from(std::env::var_os("PLACE").unwrap());
-    let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
-    let pool = Pool::open(path, &options).unwrap();
+    let options = default().segment_directory(place.clone());
+    let pool = options.open(path).unwrap();
     common::write(&pool, b"old", 2, 3).unwrap();
     // As the system may do at any time.
     for name in names_of_shared_memory(&place) {
@@ -313,8 +313,8 @@ fn lost_image() {
     let Some(disk) = Disk::new(&[]) else { return };
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("pool");
-    let options = OpenOptions { segment_directory: Some(disk.mounted()), ..default() };
-    drop(Pool::create(&path, 1 << 20, &common::small(), &options).unwrap());
+    let options = default().segment_directory(disk.mounted());
+    drop(common::small(options.clone()).create(&path, 1 << 20).unwrap());
     let mut writer = child::command("syncing writer");
     writer.env("POOL", &path).env("PLACE", disk.mounted());
     assert!(!writer.status().unwrap().success());
@@ -323,13 +323,13 @@ fn lost_image() {
     assert_eq!(names_of_shared_memory(&disk.mounted()).len(), 2, "the names survive");
     let reader = File::open(&path).unwrap();
     assert!(lock::try_lock(reader.as_fd(), LockRange::byte(OPENERS), LockKind::Shared).unwrap());
-    match Pool::open(&path, &options) {
+    match options.open(&path) {
         Err(PoolError::BusyElsewhere { .. }) => {}
         Err(other) => panic!("{other}"),
         Ok(pool) => panic!("joined, and saw {:?}", contents(&pool)),
     }
     drop(reader);
-    let pool = Pool::open(&path, &options).unwrap();
+    let pool = options.open(&path).unwrap();
     assert_eq!(contents(&pool).unwrap(), [(b"new".to_vec(), vec![7, 7])].into());
     drop(pool);
 }
@@ -342,7 +342,7 @@ fn shared_memory_that_has_lost_its_own_page_cache_is_not_joined() {
 /// Opens the pool with its shared memory beside it, changes it, and closes it.
 fn open_as_told() {
     let path = PathBuf::from(std::env::var_os("POOL").unwrap());
-    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let pool = beside(&path).open(&path).unwrap();
     create(&pool, b"opened", 1).unwrap();
 }
 
@@ -351,7 +351,7 @@ fn open_as_told() {
 fn own_boot_id() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let path = created(directory.path());
-    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let pool = beside(&path).open(&path).unwrap();
     let names = names_of_shared_memory(directory.path());
     let copy = directory.path().join("copy");
     std::fs::copy(&path, &copy).unwrap();
@@ -366,7 +366,7 @@ fn own_boot_id() {
     assert!(succeeds("umount", &[seen]));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(names_of_shared_memory(directory.path()), names, "in use");
-    Pool::open(&path, &default()).unwrap();
+    default().open(&path).unwrap();
     drop(pool);
 }
 
@@ -415,7 +415,7 @@ fn a_name_that_another_user_has_taken_is_not_needed() {
 fn little_room() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let path = created(directory.path());
-    let pool = Pool::open(&path, &beside(&path)).unwrap();
+    let pool = beside(&path).open(&path).unwrap();
     let bytes: u64 = names_of_shared_memory(directory.path())
         .iter()
         .map(|name| name.metadata().unwrap().blocks() * 512)
@@ -435,8 +435,8 @@ fn little_room() {
     assert!(!writer.status().unwrap().success());
     let left = names_of_shared_memory(&place);
     assert_eq!(left.len(), 2);
-    let options = OpenOptions { segment_directory: Some(place.clone()), ..default() };
-    let pool = Pool::open(&path, &options).unwrap();
+    let options = default().segment_directory(place.clone());
+    let pool = options.open(&path).unwrap();
     assert_eq!(contents(&pool).unwrap()[b"new".as_slice()], [7, 7]);
     assert_ne!(names_of_shared_memory(&place), left);
     drop(pool);

@@ -17,10 +17,7 @@ use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{
-    ChangeSlots, CreateOptions, InodeUse, Mutant, OpenOptions, Pool, PoolError, ReadSlots,
-    Transaction,
-};
+use aquifer_pool::{ChangeSlots, InodeUse, Mutant, Pool, PoolError, ReadSlots, Transaction};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
@@ -39,8 +36,8 @@ fn environment(name: &str) -> String {
 }
 
 fn pool_of_parent() -> Pool {
-    let options = OpenOptions { read_only: environment("READS") == "yes", ..shared() };
-    Pool::open(environment("POOL"), &options).unwrap()
+    let options = shared().read_only(environment("READS") == "yes");
+    options.open(environment("POOL")).unwrap()
 }
 
 fn say_and_stay(text: &str) {
@@ -210,7 +207,7 @@ fn can_be_had(pool: &Pool, run: Run) -> bool {
 const POOL_BYTES: usize = 1 << 20;
 
 fn pool_alone() -> Pool {
-    Pool::create_on(FileMedia::of(&vec![0; POOL_BYTES]), &small(), &alone()).unwrap()
+    small(alone()).create_on(FileMedia::of(&vec![0; POOL_BYTES])).unwrap()
 }
 
 fn pin<'a>(pool: &'a Pool, file: &FileInode) -> Option<aquifer_pool::Pin<'a>> {
@@ -289,7 +286,7 @@ fn a_pin_keeps_pages_that_another_file_frees() {
 #[test]
 fn what_was_exchanged_is_durable_before_it_is_stored_to() {
     let media = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
-    let pool = Pool::create_on(media, &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media).unwrap();
     let [one, other] = [7, 8].map(|stamp| create(&pool, 10, stamp).unwrap().number);
     let settle = |number| pool.lock_file(number).unwrap().settle().unwrap();
     let before = pool.durable_lsn();
@@ -330,9 +327,7 @@ fn pins_that_keep_too_much_are_an_error() {
     let path = directory.path().join("pool");
     // A sparse file: pages that are not written take no memory.
     std::fs::File::create(&path).unwrap().set_len(450 << 20).unwrap();
-    let options =
-        CreateOptions { inodes: Some(15), log_bytes: Some(1 << 20), ..Default::default() };
-    let pool = Pool::create_on(FileMedia::open(&path), &options, &alone()).unwrap();
+    let pool = alone().inodes(15).log_bytes(1 << 20).create_on(FileMedia::open(&path)).unwrap();
     let made = [7, 8].map(|stamp| create(&pool, 1, stamp).unwrap());
     let pins = made.each_ref().map(|file| pin(&pool, file).unwrap());
     // They alternate, so that no two freed pages form one run.
@@ -395,8 +390,8 @@ fn more_pins_than_there_is_room_for_are_an_error() {
 fn shared_pool(directory: &Path) -> Pool {
     let path = directory.join("pool");
     let size = POOL_BYTES as u64;
-    let domain = Some(PersistenceDomain::Volatile);
-    Pool::create(&path, size, &small(), &OpenOptions { domain, ..shared() }).unwrap()
+    let domain = PersistenceDomain::Volatile;
+    small(shared().domain(domain)).create(&path, size).unwrap()
 }
 
 #[test]
@@ -464,8 +459,8 @@ fn a_handle_that_is_closed_has_no_pins() {
     let pool = shared_pool(directory.path());
     let free = free_pages(&pool);
     let made = create(&pool, 10, 7).unwrap();
-    let reading = OpenOptions { read_only: true, ..shared() };
-    let reader = Pool::open(directory.path().join("pool"), &reading).unwrap();
+    let reading = shared().read_only(true);
+    let reader = reading.open(directory.path().join("pool")).unwrap();
     let pin = reader.pin_owned(made.number, made.layout_version).unwrap();
     drop(reader);
     remove(&pool, made.number).unwrap();
@@ -521,7 +516,7 @@ fn readers_never_see_the_next_owners_bytes() {
         let readers = [0, 1].map(|_| {
             scope.spawn(|| {
                 let (mut looks, mut late) = (0u64, 0u64);
-                let handle = Pool::open(directory.path().join("pool"), &reading()).unwrap();
+                let handle = reading().open(directory.path().join("pool")).unwrap();
                 while !has_ended.load(Relaxed) {
                     for file in files(&handle) {
                         let Some(_pin) = pin(&handle, &file) else {
@@ -606,8 +601,8 @@ fn zeroed_pages_are_zero_and_cost_nothing_when_they_are_taken() {
 
 #[test]
 fn a_thread_zeroes_what_was_freed() {
-    let options = OpenOptions { background: true, zero_bytes_per_second: 1 << 40, ..alone() };
-    let pool = Pool::create_on(FileMedia::of(&vec![0; POOL_BYTES]), &small(), &options).unwrap();
+    let options = alone().background(true).zero_bytes_per_second(1 << 40);
+    let pool = small(options).create_on(FileMedia::of(&vec![0; POOL_BYTES])).unwrap();
     let free = free_pages(&pool);
     let made = create(&pool, free, 7).unwrap();
     remove(&pool, made.number).unwrap();
@@ -624,7 +619,7 @@ fn a_thread_zeroes_what_was_freed() {
 #[test]
 fn files_grow_in_place_and_long_runs_are_aligned() {
     let media = FileMedia::of(&vec![0; 16 << 20]);
-    let pool = Pool::create_on(media, &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media).unwrap();
     let first = pool.reserve_some(3, None, false).unwrap();
     let other = pool.reserve_some(3, None, false).unwrap();
     assert!(!first.whole().overlaps(other.whole()));
@@ -649,12 +644,12 @@ fn files_grow_in_place_and_long_runs_are_aligned() {
 /// Random changes of files, with and without power cuts between them: packed, so they become
 /// durable in any order.
 fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Recording {
-    let options = OpenOptions { mutant, boot: Some(1), ..alone() };
+    let options = alone().mutant(mutant).boot(1);
     let fresh = Arc::new(CrashMedia::new(512 << 10, domain).unwrap());
-    drop(Pool::create_on(fresh.clone(), &small(), &alone()).unwrap());
+    drop(small(alone()).create_on(fresh.clone()).unwrap());
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
     let mut rng = Rng::new(seed);
-    let pool = Pool::open_on(media.clone(), &options).unwrap();
+    let pool = options.open_on(media.clone()).unwrap();
     let mut next_stamp = 1 << 32;
     for _ in 0..60 {
         let files = files(&pool);
@@ -707,8 +702,8 @@ fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Recor
 fn check(state: &CrashState<'_>, mutant: Option<Mutant>) -> Verdict {
     let media = Arc::new(state.media()?);
     // The machine was restarted.
-    let options = OpenOptions { mutant, boot: Some(2), ..alone() };
-    let pool = Pool::open_on(media, &options)?;
+    let options = alone().mutant(mutant).boot(2);
+    let pool = options.open_on(media)?;
     let mut owners: BTreeMap<u64, u64> = BTreeMap::new();
     for file in files(&pool) {
         for run in &file.runs {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
@@ -30,14 +30,13 @@ fn child() {
     ]);
 }
 
-fn reading() -> OpenOptions {
-    OpenOptions { read_only: true, ..OpenOptions::default() }
+fn reading() -> PoolOptions {
+    Pool::options().read_only(true)
 }
 
 fn scene_in(directory: tempfile::TempDir) -> Scene {
     let scene = Scene::new(directory);
-    let options = common::small();
-    let pool = Pool::create(&scene.path, 4 << 20, &options, &OpenOptions::default()).unwrap();
+    let pool = common::small(Pool::options()).create(&scene.path, 4 << 20).unwrap();
     create(&pool, b"first", 2).unwrap();
     scene
 }
@@ -77,7 +76,7 @@ fn segment_of(pool: &Path) -> String {
 
 fn reader() -> (PathBuf, Pool) {
     let path = pool_of_parent();
-    let pool = Pool::open(&path, &reading()).unwrap();
+    let pool = reading().open(&path).unwrap();
     // A pool may be mapped only at the first read.
     pool.load(0, &mut [0; 8]).unwrap();
     (path, pool)
@@ -153,7 +152,7 @@ fn a_reader_tries() {
 fn a_stray_store_of_a_reader_does_not_reach_the_media() {
     for scene in scenes() {
         // Shared memory exists: a writer has the pool open.
-        let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+        let pool = Pool::open(&scene.path).unwrap();
         let before = contents(&pool).unwrap();
         let bytes_before = std::fs::read(&scene.path).unwrap();
         for role in ["stray of a reader", "stray into the segment"] {
@@ -205,8 +204,8 @@ fn lock_anything(file: &std::fs::File, rng: &mut Rng) {
 fn whatever_a_reader_locks_only_delays_that_pages_are_used_again() {
     let scene = scene_in(tempfile::tempdir().unwrap());
     let mut rng = Rng::new(seed(21));
-    let options = OpenOptions { background: false, ..OpenOptions::default() };
-    let pool = Pool::open(&scene.path, &options).unwrap();
+    let options = Pool::options().background(false);
+    let pool = options.open(&scene.path).unwrap();
     let free_before = pool.info().unwrap().free_pages;
     let reader = std::fs::File::open(&scene.path).unwrap();
     let mut expected = contents(&pool).unwrap();
@@ -237,7 +236,7 @@ fn whatever_a_reader_locks_only_delays_that_pages_are_used_again() {
     assert!(kept_pages > 0, "nothing that was locked kept a page: this has shown nothing");
     println!("at most {kept_pages} pages were kept by what was locked");
     assert!(check(&scene.path, &CheckOptions::default()).unwrap().is_sound());
-    let pool = Pool::open(&scene.path, &options).unwrap();
+    let pool = options.open(&scene.path).unwrap();
     assert_eq!(pool.info().unwrap().free_pages, free_before);
 }
 
@@ -255,17 +254,17 @@ const LOCKS_OF_A_LIVING_WRITER: [LockRange; 3] = [
 /// What the last writer stored without a sync survives a restart of the machine, although a reader
 /// has these ranges locked while the writer closes the pool.
 fn outlasts_the_machine(locked: &[LockRange]) {
-    let in_boot = |boot| OpenOptions {
-        boot: Some(boot),
-        domain: Some(PersistenceDomain::PageCache),
-        background: false,
-        stall_timeout: std::time::Duration::from_millis(50),
-        ..OpenOptions::default()
+    let in_boot = |boot| {
+        Pool::options()
+            .boot(boot)
+            .domain(PersistenceDomain::PageCache)
+            .background(false)
+            .stall_timeout(std::time::Duration::from_millis(50))
     };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pool");
-    drop(Pool::create(&path, 1 << 20, &common::small(), &in_boot(1)).unwrap());
-    let writer = Pool::open(&path, &in_boot(1)).unwrap();
+    drop(common::small(in_boot(1)).create(&path, 1 << 20).unwrap());
+    let writer = in_boot(1).open(&path).unwrap();
     let reader = std::fs::File::open(&path).unwrap();
     for &range in locked {
         assert!(lock::try_lock(reader.as_fd(), range, LockKind::Shared).unwrap(), "{range:?}");
@@ -275,11 +274,11 @@ fn outlasts_the_machine(locked: &[LockRange]) {
     // The locks stay with the file. The shared memory belongs to the closed file, too.
     let copy = directory.path().join("copy");
     std::fs::copy(&path, &copy).unwrap();
-    let pool = Pool::open(&copy, &in_boot(2)).unwrap();
+    let pool = in_boot(2).open(&copy).unwrap();
     assert!(contents(&pool).unwrap().contains_key(b"unsynced".as_slice()), "{locked:?}");
     drop(pool);
     drop(reader);
-    drop(Pool::open(&path, &in_boot(1)).unwrap());
+    drop(in_boot(1).open(&path).unwrap());
 }
 
 #[test]
@@ -317,7 +316,7 @@ fn reader_of_another_user() {
         let cut = unsafe { libc::truncate(name.as_ptr(), 0) };
         assert_eq!((cut, aquifer_sys::errno()), (-1, libc::EACCES));
     }
-    let pool = Pool::open(&path, &reading()).unwrap();
+    let pool = reading().open(&path).unwrap();
     let _pins: Vec<_> = (pool.inodes().unwrap().iter())
         .map(|inode| pool.pin_owned(inode.number, 0).unwrap())
         .collect();
@@ -338,8 +337,8 @@ fn a_user_who_may_only_read_keeps_pages_and_cannot_harm_writers() {
     };
     readable(scene.path.parent().unwrap(), 0o755);
     readable(&scene.path, 0o644);
-    let options = OpenOptions { segment_mode: 0o644, background: false, ..OpenOptions::default() };
-    let pool = Pool::open(&scene.path, &options).unwrap();
+    let options = Pool::options().segment_mode(0o644).background(false);
+    let pool = options.open(&scene.path).unwrap();
     let mut command = child::command("reader of another user");
     command.env("POOL", &scene.path).stdin(std::process::Stdio::piped());
     let mut reader = child::Reaped(command.spawn().unwrap());
@@ -367,21 +366,21 @@ fn a_user_who_may_only_read_keeps_pages_and_cannot_harm_writers() {
 
 /// Forgets the lock of a file, closes the pool, and takes more locks in the same thread.
 fn forgetful() {
-    let options = OpenOptions { background: false, ..OpenOptions::default() };
+    let options = Pool::options().background(false);
     let lock_of = |pool: &Pool, inode| std::mem::forget(pool.lock_file(inode).unwrap());
     let other = pool_of_parent().with_extension("other");
-    let other = Pool::create(other, 4 << 20, &common::small(), &options).unwrap();
-    let pool = Pool::open(pool_of_parent(), &options).unwrap();
+    let other = common::small(options.clone()).create(other, 4 << 20).unwrap();
+    let pool = options.open(pool_of_parent()).unwrap();
     lock_of(&pool, 2);
     std::mem::forget(pool.lock_two_files(3, 4).unwrap());
     drop(pool);
     // With another pool, so that nothing is mapped in place of what was forgotten.
     create(&other, b"first", 1).unwrap();
-    let pool = Pool::open(pool_of_parent(), &options).unwrap();
+    let pool = options.open(pool_of_parent()).unwrap();
     lock_of(&pool, 2);
     create(&pool, b"second", 1).unwrap();
     drop(pool);
-    let pool = Pool::open(pool_of_parent(), &options).unwrap();
+    let pool = options.open(pool_of_parent()).unwrap();
     drop(pool.lock_file(2).unwrap());
     create(&pool, b"third", 1).unwrap();
     println!("went on");
@@ -393,6 +392,6 @@ fn a_forgotten_lock_of_a_file_harms_nothing_once_its_pool_is_closed() {
     let played = child::command("forgetful").env("POOL", &scene.path).output().unwrap();
     let said = String::from_utf8_lossy(&played.stdout);
     assert!(played.status.success() && said.contains("went on"), "{played:?}");
-    let pool = Pool::open(&scene.path, &OpenOptions::default()).unwrap();
+    let pool = Pool::open(&scene.path).unwrap();
     assert_eq!(contents(&pool).unwrap().len(), 3);
 }

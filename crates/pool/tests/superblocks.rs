@@ -14,7 +14,7 @@ use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::superblock::{COPIES, Superblock};
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
-use aquifer_pool::{OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError};
 use common::{contents, create};
 use support::{FileMedia, alone, reading, small};
 
@@ -107,7 +107,7 @@ impl Media for Unsteady {
 
 fn image() -> Vec<u8> {
     let media = FileMedia::of(&vec![0; 1 << 20]);
-    let pool = Pool::create_on(media.clone(), &small(), &alone()).unwrap();
+    let pool = small(alone()).create_on(media.clone()).unwrap();
     create(&pool, b"object", 2).unwrap();
     drop(pool);
     media.image()
@@ -123,7 +123,7 @@ fn superblocks_that_are_being_written_are_read_again() {
             torn_reads: torn_reads.into(),
             ..Unsteady::default()
         });
-        let pool = Pool::open_on(media, &reading()).unwrap();
+        let pool = reading().open_on(media).unwrap();
         assert!(contents(&pool).unwrap().contains_key(b"object".as_slice()));
     }
 }
@@ -134,7 +134,7 @@ fn damaged_superblocks_are_not_taken_for_ones_that_are_being_written() {
     for copy in 0..COPIES {
         image[(copy * PAGE_BYTES) as usize + 40] ^= 1;
     }
-    let opened = Pool::open_on(FileMedia::of(&image), &alone());
+    let opened = alone().open_on(FileMedia::of(&image));
     assert!(matches!(opened, Err(PoolError::Damaged { .. })), "{opened:?}");
 }
 
@@ -172,7 +172,8 @@ fn no_number_of_a_superblock_keeps_a_pool_closed_for_ever() {
         let media = FileMedia::of(&image);
         let mut expected = vec![b"object".to_vec()];
         for round in 0..4 {
-            let pool = Pool::open_on(media.clone(), &alone())
+            let pool = alone()
+                .open_on(media.clone())
                 .unwrap_or_else(|error| panic!("{what}, round {round}: {error}"));
             let name = format!("object-{round}").into_bytes();
             create(&pool, &name, 1).unwrap();
@@ -189,7 +190,7 @@ fn no_number_of_a_superblock_keeps_a_pool_closed_for_ever() {
             let report = check(FileMedia::of(&media.image()), &CheckOptions::default()).unwrap();
             assert!(report.is_sound(), "{what}: {report}");
         }
-        let pool = Pool::open_on(FileMedia::of(&media.image()), &OpenOptions::default()).unwrap();
+        let pool = Pool::options().open_on(FileMedia::of(&media.image())).unwrap();
         assert_eq!(contents(&pool).unwrap().into_keys().collect::<Vec<_>>(), expected, "{what}");
     }
 }
@@ -200,7 +201,7 @@ fn no_number_of_a_superblock_keeps_a_pool_closed_for_ever() {
 #[test]
 fn a_log_that_changes_during_recovery_does_not_count_and_is_not_applied() {
     let media = FileMedia::of(&image());
-    let pool = Pool::open_on(media.clone(), &alone()).unwrap();
+    let pool = alone().open_on(media.clone()).unwrap();
     let log = pool.layout().log();
     let before = media.image();
     create(&pool, b"later", 2).unwrap();
@@ -223,7 +224,7 @@ fn a_log_that_changes_during_recovery_does_not_count_and_is_not_applied() {
             ..Unsteady::default()
         });
         let names = |media: Arc<dyn Media>| -> Result<Vec<_>, PoolError> {
-            let pool = Pool::open_on(media, &alone())?;
+            let pool = alone().open_on(media)?;
             Ok(contents(&pool).unwrap().into_keys().collect())
         };
         match names(media.clone()) {

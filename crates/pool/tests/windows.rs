@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::media::WriteWindows::{self, Best, Calls, Keys, None as Unguarded};
 use aquifer_pool::media::{OpenError, PersistenceDomain};
-use aquifer_pool::{CreateOptions, OpenOptions, Pool, PoolError};
+use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_testkit::child;
 use aquifer_vm::WindowKey;
 
@@ -36,7 +36,7 @@ struct Scene {
 impl Scene {
     fn new(directory: tempfile::TempDir) -> Scene {
         let path = directory.path().join("data.pool");
-        Pool::create(&path, 4 << 20, &CreateOptions::default(), &OpenOptions::default()).unwrap();
+        Pool::create(&path, 4 << 20).unwrap();
         Scene { path, _directory: directory }
     }
 
@@ -45,13 +45,13 @@ impl Scene {
     }
 
     fn open(&self, write_windows: WriteWindows) -> Pool {
-        Pool::open(&self.path, &options(write_windows)).unwrap()
+        options(write_windows).open(&self.path).unwrap()
     }
 }
 
 /// Exclusive: a process that will die leaves no shared memory.
-fn options(write_windows: WriteWindows) -> OpenOptions {
-    OpenOptions { write_windows, exclusive: true, ..OpenOptions::default() }
+fn options(write_windows: WriteWindows) -> PoolOptions {
+    Pool::options().write_windows(write_windows).exclusive(true)
 }
 
 /// The last page of the pool, which nothing uses.
@@ -103,9 +103,8 @@ fn stray(windows: WriteWindows) {
 
 fn stray_on_a_disk() {
     let scene = Scene::new(tempfile::tempdir().unwrap());
-    let domain = Some(PersistenceDomain::PageCache);
-    let options = OpenOptions { domain, ..options(Best) };
-    let pool = Pool::open(&scene.path, &options).unwrap();
+    let options = options(Best).domain(PersistenceDomain::PageCache);
+    let pool = options.open(&scene.path).unwrap();
     assert_eq!(pool.media().write_windows(), Calls);
     pool.load(last_page(&pool), &mut [0; 8]).unwrap();
     let linear = mapped(&scene.path, "r--s").unwrap();
@@ -270,7 +269,7 @@ fn windows_that_cannot_be_had_are_refused() {
     }
     let scene = Scene::in_memory();
     let best = scene.open(Best).media().write_windows();
-    match Pool::open(&scene.path, &options(Keys)) {
+    match options(Keys).open(&scene.path) {
         Ok(pool) => assert_eq!((best, pool.media().write_windows()), (Keys, Keys)),
         Err(error) => {
             let PoolError::NotOpened(OpenError::NoWriteWindows { windows, .. }) = error else {
@@ -279,8 +278,8 @@ fn windows_that_cannot_be_had_are_refused() {
             assert_eq!((best, windows), (Calls, Keys));
         }
     }
-    let reading = OpenOptions { read_only: true, exclusive: false, ..options(Keys) };
-    let pool = Pool::open(&scene.path, &reading).unwrap();
+    let reading = options(Keys).read_only(true).exclusive(false);
+    let pool = reading.open(&scene.path).unwrap();
     assert_eq!(pool.media().write_windows(), Unguarded, "there is nothing to guard");
 }
 

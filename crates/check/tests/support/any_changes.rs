@@ -4,10 +4,10 @@
 use std::sync::OnceLock;
 
 use aquifer_check::{CheckOptions, check};
+use aquifer_pool::Pool;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::media::Media;
-use aquifer_pool::{OpenOptions, Pool};
 
 use super::pool::{FileMedia, forge, sample};
 
@@ -45,9 +45,9 @@ pub fn image(data: &[u8]) {
     let report = check(media.clone(), &CheckOptions::default()).unwrap();
     let _ = report.to_string();
     assert!(media.image() == image, "the check wrote something");
-    let options = OpenOptions { exclusive: true, background: false, ..OpenOptions::default() };
-    for options in [OpenOptions { read_only: true, ..options.clone() }, options] {
-        match Pool::open_on(media.clone(), &options) {
+    let options = Pool::options().exclusive(true).background(false);
+    for options in [options.clone().read_only(true), options] {
+        match options.open_on(media.clone()) {
             Ok(pool) => drop(sample::read_all(&pool)),
             Err(_) => assert!(media.image() == image, "an opening that failed wrote something"),
         }

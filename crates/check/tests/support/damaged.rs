@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock};
 
 use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity};
 use aquifer_fs::Files;
+use aquifer_pool::PoolError;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::media::Media;
-use aquifer_pool::{OpenOptions, Pool, PoolError};
 
 use super::pool::{FileMedia, alone, forge, reading};
 use super::{crashed_image, read_everything};
@@ -32,12 +32,12 @@ pub fn exercise(image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
     let report = aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap();
     let _ = format!("{report}\n{report:?}");
     assert!(media.image() == image, "the check wrote something");
-    if let Ok(pool) = Pool::open_on(media.clone(), &reading()) {
+    if let Ok(pool) = reading().open_on(media.clone()) {
         read(&Files::new(pool));
     }
     assert!(media.image() == image, "a reader wrote something");
 
-    let opened = Pool::open_on(media.clone(), &alone());
+    let opened = alone().open_on(media.clone());
     let has_opened = opened.is_ok();
     match opened {
         Ok(pool) => {
@@ -49,7 +49,7 @@ pub fn exercise(image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
             // Writing has made nothing worse.
             let after = aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap();
             assert!(!report.is_sound() || after.is_sound(), "sound before, and now:\n{after}");
-            Pool::open_on(media, &alone()).expect("it was open just now");
+            alone().open_on(media).expect("it was open just now");
         }
         Err(_) => assert!(media.image() == image, "an opening that failed wrote something"),
     }
@@ -160,7 +160,7 @@ pub fn with_unreadable_page(path: &std::path::Path, page: u64) -> Arc<dyn Media>
 
 /// Opens for reading if possible; asserts that all errors are typed.
 pub fn read_if_possible(media: Arc<dyn Media>) {
-    match Pool::open_on(media, &OpenOptions { background: false, ..reading() }) {
+    match reading().background(false).open_on(media) {
         Ok(pool) => {
             let seen = read_everything(&Files::new(pool), 256);
             assert_eq!(seen.foreign, None, "a file shows another one's bytes");

@@ -16,7 +16,6 @@ use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::format::slot::Slot;
 use aquifer_pool::format::{PAGE_BYTES, checksum};
-use aquifer_pool::{CreateOptions, Pool};
 use pool::{FileMedia, alone, forge, reading};
 
 pub const POOL_BYTES: usize = 1 << 20;
@@ -74,9 +73,7 @@ fn fill(files: &Files) -> Result<(), FsError> {
 /// The image of such a pool after a crash: the last changes are in the log only.
 pub fn crashed_image() -> Vec<u8> {
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let create =
-        CreateOptions { inodes: Some(127), log_bytes: Some(64 << 10), ..Default::default() };
-    let pool = Pool::create_on(media.clone(), &create, &alone()).expect("a pool");
+    let pool = alone().inodes(127).log_bytes(64 << 10).create_on(media.clone()).expect("a pool");
     let files = Files::new(pool);
     fill(&files).expect("room for everything");
     media.image()
@@ -85,13 +82,13 @@ pub fn crashed_image() -> Vec<u8> {
 /// The image of such a pool after it was closed.
 pub fn closed_image() -> Vec<u8> {
     let media = FileMedia::of(&crashed_image());
-    drop(Pool::open_on(media.clone(), &alone()).expect("a pool"));
+    drop(alone().open_on(media.clone()).expect("a pool"));
     media.image()
 }
 
 /// The number of the inode that a path refers to; a symbolic link is not followed.
 pub fn number(image: &[u8], path: &str) -> u64 {
-    let pool = Pool::open_on(FileMedia::of(image), &reading()).expect("a pool");
+    let pool = reading().open_on(FileMedia::of(image)).expect("a pool");
     Files::new(pool).symlink_metadata(path).expect("a file").ino()
 }
 

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use aquifer::mapper::read_once::calibrate;
 use aquifer::{
-    Cache, CreateOptions, Device, FileAccess, FileDevice, Mapper, MemoryDevice, OpenOptions,
-    PersistenceDomain, Pool,
+    Cache, Device, FileAccess, FileDevice, Mapper, MemoryDevice, PersistenceDomain, Pool,
 };
 use aquifer_host::Bytes;
 use aquifer_sys::copy::CopyForm;
@@ -141,8 +140,7 @@ fn persistence(data: &Path) -> String {
             .prefix("doctor-")
             .tempdir_in(data.parent().unwrap_or(Path::new(".")))?;
         let path = directory.path().join("pool");
-        let (create, open) = (CreateOptions::default(), OpenOptions::default());
-        let pool = Pool::create(&path, 1 << 20, &create, &open)?;
+        let pool = Pool::create(&path, 1 << 20)?;
         Ok(pool.info()?.domain)
     };
     match domain() {

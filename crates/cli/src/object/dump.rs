@@ -238,7 +238,7 @@ fn write_line(offset: u64, bytes: &[u8], output: &mut impl Write) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use aquifer::{CreateOptions, Objects, OpenOptions, Pool};
+    use aquifer::{Objects, Pool};
 
     use super::*;
 
@@ -257,8 +257,8 @@ mod tests {
     fn memory_without_media_is_an_error_and_not_a_signal() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
-        let open = OpenOptions::default();
-        let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &open).unwrap();
+        let open = Pool::options();
+        let pool = open.create(&path, 1 << 20).unwrap();
         let objects = Objects::new(pool);
         objects.create("graph", 64 << 10).unwrap();
         let attachment = objects.attach("graph").unwrap();

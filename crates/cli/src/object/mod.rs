@@ -65,5 +65,5 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The objects of a pool opened read-only.
 fn open_to_read(path: &Path, access: &ReadAccess) -> Result<Objects> {
-    Ok(Objects::open(path, &access.options())?)
+    Ok(Objects::new(access.options().open(path)?))
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Error, Result, anyhow, bail, ensure};
 use aquifer::pool::media::{self, OpenError};
-use aquifer::{CreateOptions, OpenOptions, PersistenceDomain, Pool, PoolError};
+use aquifer::{PersistenceDomain, Pool, PoolError};
 use aquifer_host::Bytes;
 use aquifer_sys::devdax;
 
@@ -84,26 +84,26 @@ impl From<Domain> for PersistenceDomain {
 
 /// Creates the pool and prints its description.
 pub fn run(args: &Args) -> Result<()> {
-    let options = CreateOptions {
-        inodes: args.inodes,
-        log_bytes: args.log.map(|log| log.0),
-        media_is_used: false,
-    };
+    // Without shared memory: no other process needs it yet.
+    let mut options = Pool::options().exclusive(true).overwrite(args.force);
+    if let Some(inodes) = args.inodes {
+        options = options.inodes(inodes);
+    }
+    if let Some(log) = args.log {
+        options = options.log_bytes(log.0);
+    }
+    if let Some(domain) = args.domain {
+        options = options.domain(domain.into());
+    }
     options.layout(args.size.0)?;
     check_place(args)?;
-    let mut create = media::CreateOptions::new().overwrite(args.force);
-    if let Some(domain) = args.domain {
-        create = create.domain(domain.into());
-    }
     let undo = Undo::new(&args.path, true);
     let bar = progress::Bytes::new("allocating and zeroing");
-    // Without shared memory: no other process needs it yet.
-    let open = OpenOptions { exclusive: true, ..OpenOptions::default() };
     let mut told = |done, all| {
         bar.at(done, all);
         undo.ends_if_interrupted(&bar);
     };
-    let pool = Pool::create_with(&args.path, args.size.0, &options, &create, &open, &mut told);
+    let pool = options.create_with_progress(&args.path, args.size.0, &mut told);
     drop(bar);
     let pool = pool.map_err(|error| match error {
         PoolError::NotOpened(error) => explain(error),

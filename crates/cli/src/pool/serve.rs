@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use aquifer::pool::broker::Asked;
 use aquifer::pool::{AccessKey, Broker};
-use aquifer::{OpenOptions, Pool};
+use aquifer::{Pool, PoolOptions};
 use aquifer_sys::{credentials, signal};
 
 use crate::output;
@@ -55,13 +55,10 @@ pub fn run(args: &Args) -> Result<()> {
     let path = args.path.display();
     let metadata = std::fs::metadata(&args.path);
     let mode = metadata.map_or(0o600, |metadata| shared_mode(&metadata));
-    let options = OpenOptions {
-        segment_mode: mode,
-        broker_socket: args.socket.clone(),
-        segment_directory: args.shared_memory.clone(),
-        ..OpenOptions::default()
-    };
-    let pool = Pool::open(&args.path, &options)?;
+    let options = Pool::options().segment_mode(mode);
+    let options = args.socket.iter().fold(options, PoolOptions::broker_socket);
+    let options = args.shared_memory.iter().fold(options, PoolOptions::segment_directory);
+    let pool = options.open(&args.path)?;
     let key_file = args.key_file.clone().unwrap_or_else(|| beside(&args.path, ".key"));
     let (key, how) = key_in(&key_file)?;
     let broker = Broker::bind(&pool, &key, &options)?;

@@ -15,7 +15,7 @@ use crate::walk::{self, Last, bytes_of, owned, walk};
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// use aquifer_fs::{FsError, RenameMode};
 ///
@@ -43,7 +43,7 @@ pub enum RenameMode {
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// files.dir_builder().recursive(true).mode(0o700).create("/a/b")?;
 /// assert_eq!(files.metadata("/a/b")?.mode() & 0o777, 0o700);
@@ -111,7 +111,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir("/d")?;
     /// assert_eq!(files.create_dir("/d").unwrap_err().errno(), libc::EEXIST);
@@ -131,7 +131,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir_all("/a/b/c")?;
     /// files.create_dir_all("/a/b")?;
@@ -169,7 +169,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir("/d")?;
     /// files.create_file("/d/f")?;
@@ -191,7 +191,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/one")?;
     /// files.hard_link("/one", "/two")?;
@@ -213,7 +213,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.symlink("no/such/file", "/link")?;
     /// assert_eq!(files.read_link("/link")?.to_str(), Some("no/such/file"));
@@ -242,7 +242,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_dir_all("/a/b")?;
     /// files.symlink("a/b", "/link")?;
@@ -266,7 +266,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/new")?.write_all_at(b"new", 0)?;
     /// files.create_file("/current")?.write_all_at(b"of yesterday", 0)?;
@@ -288,7 +288,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use aquifer_fs::RenameMode;
     ///
@@ -325,7 +325,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/one")?;
     /// files.create_dir("/two")?;

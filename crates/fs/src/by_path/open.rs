@@ -14,7 +14,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.options().read(true).write(true).create_new(true).open("/f")?;
     /// file.write_all_at(b"text", 0)?;
@@ -30,7 +30,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use std::io::Read;
     ///
@@ -54,7 +54,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use std::io::Write;
     ///
@@ -77,7 +77,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_new_file("/f")?.write_all_at(b"text", 0)?;
     /// let again = files.create_new_file("/f").unwrap_err();

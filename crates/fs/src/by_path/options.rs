@@ -15,7 +15,7 @@ use crate::walk::{self, Last, bytes_of, owned, walk};
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// use std::io::Write;
 ///
@@ -79,7 +79,7 @@ impl FileOptions {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.options().write(true).create(true).mode(0o600).open("/f")?;
     /// assert_eq!(file.metadata()?.mode() & 0o777, 0o600);
@@ -97,7 +97,7 @@ impl FileOptions {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use aquifer_fs::FsError;
     ///
@@ -117,7 +117,7 @@ impl FileOptions {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use aquifer_fs::FsError;
     ///

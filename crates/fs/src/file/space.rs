@@ -15,7 +15,7 @@ use crate::file_table::{FileBytes, FilePage, FilePages};
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// use aquifer_fs::FallocateMode;
 ///
@@ -44,7 +44,7 @@ impl File {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// use aquifer_fs::FallocateMode;
     ///
@@ -95,10 +95,10 @@ impl File {
     ///
     /// ```
     /// # use aquifer_fs::Files;
-    /// # use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+    /// # use aquifer_pool::Pool;
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = Pool::create(&path, 1 << 20, &CreateOptions::default(), &OpenOptions::default())?;
+    /// # let pool = Pool::create(&path, 1 << 20)?;
     /// # let files = Files::new(pool);
     /// let file = files.create_new_file("/sparse")?;
     /// file.write_all_at(b"far away", 100_000)?;

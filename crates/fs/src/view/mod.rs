@@ -55,7 +55,7 @@ pub const MAX_VIEW_PIECES: usize = 1024;
 /// ```
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
 /// # let files = aquifer_fs::Files::new(pool);
 /// files.create_file("/f")?.write_all_at(b"some text", 0)?;
 /// let view = files.view("/f", 5..)?;
@@ -124,7 +124,7 @@ impl Files {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/f")?.write_all_at(&7_u64.to_ne_bytes(), 0)?;
     /// assert_eq!(files.view("/f", ..)?.get::<u64>(0)?, 7);
@@ -265,7 +265,7 @@ impl crate::File {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/f")?.write_all_at(b"some text", 0)?;
     /// let file = files.open_file("/f")?;
@@ -390,7 +390,7 @@ impl View<'_> {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// files.create_file("/f")?.write_all_at(b"text", 0)?;
     /// let view = files.view("/f", ..)?.into_owned();

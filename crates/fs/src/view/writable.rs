@@ -36,7 +36,7 @@ impl File {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_new_file("/f")?;
     /// file.set_len(8192)?;
@@ -73,7 +73,7 @@ impl File {
     /// ```
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20, &Default::default(), &Default::default())?;
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
     /// # let files = aquifer_fs::Files::new(pool);
     /// let file = files.create_new_file("/f")?;
     /// file.append_view(10)?.write(0, b"some text\n")?;
@@ -184,7 +184,7 @@ impl ViewMut {
     /// `None` in a forked child, and if stores through a pointer cannot reach the pool: its media
     /// are not mapped, the view has more than [`MAX_VIEW_PIECES`](crate::MAX_VIEW_PIECES) pieces,
     /// or the pool has write windows
-    /// ([`OpenOptions::write_windows`](aquifer_pool::OpenOptions::write_windows)) that use system
+    /// ([`PoolOptions::write_windows`](aquifer_pool::PoolOptions::write_windows)) that use system
     /// calls, or protection keys and the view has several pieces. With protection keys, a thread
     /// can load and store through the pointer only while it has a
     /// [`window`](aquifer_pool::media::Media::write_window) open.

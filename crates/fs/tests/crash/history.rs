@@ -16,7 +16,7 @@ use aquifer_crashkit::{CrashMedia, CrashState, Mark, Marks, Verdict};
 use aquifer_fs::{FallocateMode, File, Files, FsError};
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CreateOptions, Mutant, OpenOptions, Pool};
+use aquifer_pool::{Mutant, Pool, PoolOptions};
 
 use crate::scratch::{self, soundness};
 
@@ -105,13 +105,12 @@ pub struct History {
     durable: BTreeMap<u64, Durable>,
 }
 
-fn options(boot: u64, mutant: Option<Mutant>) -> OpenOptions {
-    let boot = Some(boot);
-    OpenOptions { exclusive: true, background: false, boot, mutant, ..OpenOptions::default() }
+fn options(boot: u64, mutant: Option<Mutant>) -> PoolOptions {
+    Pool::options().exclusive(true).background(false).boot(boot).mutant(mutant)
 }
 
 pub fn open(media: &Arc<CrashMedia>, boot: u64, mutant: Option<Mutant>) -> Result<Files, FsError> {
-    Ok(Files::new(Pool::open_on(media.clone(), &options(boot, mutant))?))
+    Ok(Files::new(options(boot, mutant).open_on(media.clone())?))
 }
 
 /// Takes a snapshot, including the content of open files without a name: a crash may undo their
@@ -135,9 +134,8 @@ pub fn identity(file: &File) -> Identity {
 /// Creates a tiny pool on recording media, all of it durable; `fill` creates its content.
 pub fn fresh_media(domain: PersistenceDomain, fill: impl FnOnce(&Files)) -> Arc<CrashMedia> {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    let create =
-        CreateOptions { inodes: Some(127), log_bytes: Some(64 << 10), ..CreateOptions::default() };
-    let files = Files::new(Pool::create_on(fresh.clone(), &create, &options(BOOT, None)).unwrap());
+    let small = options(BOOT, None).inodes(127).log_bytes(64 << 10);
+    let files = Files::new(small.create_on(fresh.clone()).unwrap());
     fill(&files);
     drop(files);
     Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap())

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use aquifer_check::{CheckOptions, Severity, check};
 use aquifer_fs::{Files, FsError};
 use aquifer_pool::format::file::FileKind;
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::{Pool, PoolOptions};
 
 /// A directory (in memory if possible) with a pool in it, both removed on drop.
 pub struct Scratch {
@@ -21,16 +21,16 @@ pub struct Scratch {
 
 impl Scratch {
     /// Creates the directory and the pool.
-    pub fn with_pool(len_bytes: u64, create: &CreateOptions) -> Scratch {
+    pub fn with_pool(len_bytes: u64, options: &PoolOptions) -> Scratch {
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let directory = directory.expect("a directory for the pool");
         let path = directory.path().join("pool");
-        drop(Pool::create(&path, len_bytes, create, &OpenOptions::default()).expect("a new pool"));
+        drop(options.create(&path, len_bytes).expect("a new pool"));
         Scratch { directory, path }
     }
 
     pub fn open(&self) -> Files {
-        Files::open(&self.path, &OpenOptions::default()).expect("the pool opens")
+        Files::open(&self.path).expect("the pool opens")
     }
 
     /// Asserts that a check of the closed pool finds nothing.
@@ -44,7 +44,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // Opening the pool removes the shared memory that killed processes have left.
-        drop(Pool::open(&self.path, &OpenOptions::default()));
+        drop(Pool::open(&self.path));
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use aquifer_fs::{FileTimes, Files};
-use aquifer_pool::CreateOptions;
+use aquifer_pool::Pool;
 
 use super::scratch::Scratch;
 
@@ -111,7 +111,7 @@ macro_rules! listed {
 
 impl Trees {
     fn new() -> Trees {
-        let scratch = Scratch::with_pool(16 << 20, &CreateOptions::default());
+        let scratch = Scratch::with_pool(16 << 20, &Pool::options());
         let files = scratch.open();
         let kernel = scratch.directory.path().join("kernel");
         std::fs::create_dir(&kernel).unwrap();

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use aquifer_object::{Attachment, CreateObject, ObjectError, Objects};
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::Pool;
 
 /// The result of an example: errors of Aquifer, of parsing, of files.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -56,7 +56,7 @@ pub fn attach_heap(pool: &Path, name: &str) -> Result<Attachment> {
     if !pool.exists() {
         make_pool(pool)?;
     }
-    let objects = Objects::open(pool, &OpenOptions::default())?;
+    let objects = Objects::open(pool)?;
     match CreateObject::new().heap(true).create(&objects, name, 8 << 20) {
         Ok(_) | Err(ObjectError::Exists { .. }) => {}
         Err(error) => return Err(error.into()),
@@ -72,7 +72,7 @@ fn make_pool(path: &Path) -> Result<()> {
     if Path::new(&unfinished).exists() {
         fs::remove_file(&unfinished)?;
     }
-    drop(Pool::create(&unfinished, 64 << 20, &CreateOptions::default(), &OpenOptions::default())?);
+    drop(Pool::create(&unfinished, 64 << 20)?);
     fs::rename(&unfinished, path)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     // The new directory entry must survive a power cut too.

@@ -9,19 +9,14 @@ use std::sync::Arc;
 use aquifer_crashkit::CrashMedia;
 use aquifer_object::{Access, Attachment, ObjectError, ObjectOptions, Objects};
 use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::{Pool, PoolOptions};
 use tempfile::TempDir;
 
 pub const PAGE: usize = 4096;
 
-/// Options for a pool with a log of `log_bytes`.
-pub fn with_log(log_bytes: u64) -> CreateOptions {
-    CreateOptions { log_bytes: Some(log_bytes), ..CreateOptions::default() }
-}
-
 /// Exclusive and without background work: only the test causes media operations.
-pub fn alone() -> OpenOptions {
-    OpenOptions { exclusive: true, background: false, ..OpenOptions::default() }
+pub fn alone() -> PoolOptions {
+    Pool::options().exclusive(true).background(false)
 }
 
 /// Attaches an object for this access.
@@ -58,24 +53,24 @@ impl Place {
     }
 
     pub fn create(&self, len_bytes: u64, log_bytes: u64) -> Objects {
-        let open = OpenOptions::default();
-        Objects::new(Pool::create(self.path(), len_bytes, &with_log(log_bytes), &open).unwrap())
+        let options = Pool::options().log_bytes(log_bytes);
+        Objects::new(options.create(self.path(), len_bytes).unwrap())
     }
 
     pub fn open(&self) -> Objects {
-        Objects::open(self.path(), &OpenOptions::default()).expect("the pool")
+        Objects::open(self.path()).expect("the pool")
     }
 
     pub fn open_for_reading(&self) -> Objects {
-        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        Objects::open(self.path(), &options).expect("the pool")
+        let options = Pool::options().read_only(true);
+        Objects::new(options.open(self.path()).expect("the pool"))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         // Killed processes leave their shared memory behind; opening the pool removes it.
-        drop(Pool::open(self.path(), &OpenOptions::default()));
+        drop(Pool::open(self.path()));
     }
 }
 
@@ -143,14 +138,14 @@ impl Media for Wrapped {
 /// An exclusive pool on crash media.
 pub fn on_media(len_bytes: u64, log_bytes: u64) -> (Arc<CrashMedia>, Objects) {
     let media = Arc::new(CrashMedia::new(len_bytes, PersistenceDomain::PageCache).unwrap());
-    let pool = Pool::create_on(media.clone(), &with_log(log_bytes), &alone()).unwrap();
+    let pool = alone().log_bytes(log_bytes).create_on(media.clone()).unwrap();
     (media, Objects::new(pool))
 }
 
 /// Reopens the current media content, as after a restart.
 pub fn reopen(media: &CrashMedia) -> Objects {
     let media = CrashMedia::from_image(&media.image(), PersistenceDomain::PageCache).unwrap();
-    Objects::new(Pool::open_on(Arc::new(media), &alone()).unwrap())
+    Objects::new(alone().open_on(Arc::new(media)).unwrap())
 }
 
 /// The media operations from operation `from` on.

@@ -15,7 +15,7 @@ use super::message::{Answer, Request, Status};
 use super::socket_of;
 use crate::access_error::AccessError;
 use crate::error::Result;
-use crate::open_options::OpenOptions;
+use crate::options::PoolOptions;
 use crate::recovery::Shared;
 
 /// What a broker has granted.
@@ -31,7 +31,7 @@ pub(crate) fn ask(
     metadata: &Metadata,
     pool: Option<Uuid>,
     key: &AccessKey,
-    options: &OpenOptions,
+    options: &PoolOptions,
 ) -> Result<Granted> {
     let socket = socket_of(path, options);
     let no_answer = |error: io::Error| {

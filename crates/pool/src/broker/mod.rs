@@ -26,13 +26,13 @@
 //!
 //! ```no_run
 //! use std::os::fd::AsFd;
-//! use aquifer_pool::{AccessKey, Broker, OpenOptions, Pool};
+//! use aquifer_pool::{AccessKey, Broker, Pool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // The owner's process.
 //! let key = AccessKey::create_file("data.pool.key")?;
-//! let options = OpenOptions { segment_mode: 0o644, ..OpenOptions::default() };
-//! let broker = Broker::bind(&Pool::open("data.pool", &options)?, &key, &options)?;
+//! let options = Pool::options().segment_mode(0o644);
+//! let broker = Broker::bind(&options.open("data.pool")?, &key, &options)?;
 //! let (stop, _until_dropped) = std::io::pipe()?;
 //! broker.serve(stop.as_fd(), &|asked| eprintln!("{asked}"))?;
 //! # Ok(())
@@ -40,9 +40,9 @@
 //!
 //! // Another user's process.
 //! # fn other() -> Result<(), Box<dyn std::error::Error>> {
-//! let reader = Pool::open("data.pool", &OpenOptions { read_only: true, ..OpenOptions::default() })?;
+//! let reader = Pool::options().read_only(true).open("data.pool")?;
 //! let key = AccessKey::from_file("data.pool.key")?;
-//! let writer = reader.grant_access(&key, &OpenOptions::default())?;
+//! let writer = reader.grant_access(&key, &Pool::options())?;
 //! assert!(writer.is_writable());
 //! # Ok(())
 //! # }
@@ -71,7 +71,7 @@ use self::message::{Answer, Request};
 pub use crate::access_error::AccessError;
 use crate::error::{PoolError, Result};
 use crate::membership::{Byte, HeldByte};
-use crate::open_options::OpenOptions;
+use crate::options::PoolOptions;
 use crate::pool::Pool;
 
 /// The timeout for a client's request.
@@ -86,7 +86,7 @@ pub fn socket_beside(pool: &Path) -> PathBuf {
     path.into()
 }
 
-fn socket_of(pool: &Path, options: &OpenOptions) -> PathBuf {
+fn socket_of(pool: &Path, options: &PoolOptions) -> PathBuf {
     options.broker_socket.clone().unwrap_or_else(|| socket_beside(pool))
 }
 
@@ -163,14 +163,14 @@ impl Drop for SocketFile {
 
 impl Broker {
     /// Listens for processes that want to write to `pool`, which is open for writing and shared. A
-    /// process that may read its shared memory ([`OpenOptions::segment_mode`]) may connect. Of the
-    /// options, only [`OpenOptions::broker_socket`] is used.
+    /// process that may read its shared memory ([`PoolOptions::segment_mode`]) may connect. Of the
+    /// options, only [`PoolOptions::broker_socket`] is used.
     ///
     /// # Errors
     /// [`AccessError::BrokerRuns`], [`AccessError::SocketTaken`], [`AccessError::System`];
     /// [`PoolError::ReadOnly`] if the pool was opened for reading, [`PoolError::Parameter`] if it
     /// is not shared.
-    pub fn bind(pool: &Pool, key: &AccessKey, options: &OpenOptions) -> Result<Broker> {
+    pub fn bind(pool: &Pool, key: &AccessKey, options: &PoolOptions) -> Result<Broker> {
         let handle = &pool.core().handle;
         handle.check_writable()?;
         let path = handle.media.path();

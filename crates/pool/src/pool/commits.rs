@@ -27,7 +27,7 @@ impl Pool {
     /// The commit takes its place in the log now, and everything behind it, of all processes,
     /// becomes durable after it: until it is finished or dropped, other commits, transactions and
     /// checkpoints wait. If that takes longer than their
-    /// [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout), they fail with
+    /// [`PoolOptions::stall_timeout`](crate::PoolOptions::stall_timeout), they fail with
     /// [`PoolError::Stalled`](crate::PoolError::Stalled), which names this process. When the
     /// process dies, they continue at once.
     ///

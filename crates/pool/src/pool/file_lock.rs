@@ -42,7 +42,7 @@ pub struct FileLock<'a> {
 
 impl FileLock<'_> {
     /// Reports progress of a long operation to the waiters: their
-    /// [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout) restarts.
+    /// [`PoolOptions::stall_timeout`](crate::PoolOptions::stall_timeout) restarts.
     pub fn note_progress(&self) {
         self.first.note_progress();
         self.second.iter().for_each(RobustGuard::note_progress);
@@ -131,7 +131,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Stalled`](crate::PoolError::Stalled) if the holder makes no progress for longer
-    /// than [`OpenOptions::stall_timeout`](crate::OpenOptions::stall_timeout);
+    /// than [`PoolOptions::stall_timeout`](crate::PoolOptions::stall_timeout);
     /// [`PoolError::ReadOnly`](crate::PoolError::ReadOnly),
     /// [`PoolError::Failed`](crate::PoolError::Failed).
     pub fn lock_file(&self, inode: u64) -> Result<FileLock<'_>> {

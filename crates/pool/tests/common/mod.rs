@@ -10,8 +10,8 @@ use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::{PAGE_BYTES, checksum};
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
-    CommitContent, CommitCopied, CommitPages, CreateOptions, LockMode, Mutant, OpenOptions, Pool,
-    PoolError, Result,
+    CommitContent, CommitCopied, CommitPages, LockMode, Mutant, Pool, PoolError, PoolOptions,
+    Result,
 };
 use aquifer_testkit::rng::Rng;
 
@@ -37,19 +37,19 @@ impl Scene {
 impl Drop for Scene {
     fn drop(&mut self) {
         // Opening the pool removes the shared memory that killed processes have left.
-        drop(Pool::open(&self.path, &OpenOptions::default()));
+        drop(Pool::open(&self.path));
     }
 }
 
 /// A small pool: 16 slots, a log of 64 KiB.
-pub fn small() -> CreateOptions {
-    CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..CreateOptions::default() }
+pub fn small(options: PoolOptions) -> PoolOptions {
+    options.inodes(15).log_bytes(64 << 10)
 }
 
 /// Opens for this process alone, without background work, so that the order of operations is
 /// deterministic.
-pub fn alone(mutant: Option<Mutant>) -> OpenOptions {
-    OpenOptions { exclusive: true, background: false, mutant, ..OpenOptions::default() }
+pub fn alone(mutant: Option<Mutant>) -> PoolOptions {
+    Pool::options().exclusive(true).background(false).mutant(mutant)
 }
 
 /// A page filled with a stamp.
@@ -358,7 +358,7 @@ pub fn contents(pool: &Pool) -> std::result::Result<Model, String> {
 /// Opens a pool over any kind of media.
 pub fn open(
     media: &Arc<impl Media>,
-    options: &OpenOptions,
+    options: &PoolOptions,
 ) -> std::result::Result<Pool, PoolError> {
-    Pool::open_on(media.clone(), options)
+    options.open_on(media.clone())
 }

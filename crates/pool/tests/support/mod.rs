@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
-use aquifer_pool::{CreateOptions, OpenOptions};
+use aquifer_pool::{Pool, PoolOptions};
 
 /// A directory in memory if possible: these tests need no disk.
 pub fn scratch() -> tempfile::TempDir {
@@ -23,23 +23,23 @@ pub fn scratch() -> tempfile::TempDir {
 }
 
 /// A small pool: 16 slots, a log of 64 KiB.
-pub fn small() -> CreateOptions {
-    CreateOptions { inodes: Some(15), log_bytes: Some(64 << 10), ..CreateOptions::default() }
+pub fn small(options: PoolOptions) -> PoolOptions {
+    options.inodes(15).log_bytes(64 << 10)
 }
 
 /// Opens for this process alone, without background work.
-pub fn alone() -> OpenOptions {
-    OpenOptions { exclusive: true, background: false, ..OpenOptions::default() }
+pub fn alone() -> PoolOptions {
+    Pool::options().exclusive(true).background(false)
 }
 
 /// Opens to share with other handles.
-pub fn shared() -> OpenOptions {
-    OpenOptions { background: false, ..OpenOptions::default() }
+pub fn shared() -> PoolOptions {
+    Pool::options().background(false)
 }
 
 /// Opens for reading.
-pub fn reading() -> OpenOptions {
-    OpenOptions { read_only: true, background: false, ..OpenOptions::default() }
+pub fn reading() -> PoolOptions {
+    Pool::options().read_only(true).background(false)
 }
 
 /// Media over a file, without the cost of durability: no power is cut in these tests.

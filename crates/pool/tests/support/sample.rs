@@ -167,7 +167,7 @@ pub fn fill(pool: &Pool) -> Result<()> {
 /// The bytes of such a pool after a crash.
 pub fn crashed_image(len_bytes: usize) -> Vec<u8> {
     let media = super::FileMedia::of(&vec![0; len_bytes]);
-    let pool = Pool::create_on(media.clone(), &super::small(), &super::alone()).expect("a pool");
+    let pool = super::small(super::alone()).create_on(media.clone()).expect("a pool");
     fill(&pool).expect("room for everything");
     media.image()
 }

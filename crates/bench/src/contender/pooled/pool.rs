@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use aquifer_fs::{File, Files};
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::Pool;
 
 use super::kernel::sum;
 use super::{Growing, Pair, Records};
@@ -13,7 +13,7 @@ use crate::scratch::POOL;
 
 /// The pool of the current directory.
 pub fn open_pool() -> Result<Files> {
-    Ok(Files::open(POOL, &OpenOptions::default())?)
+    Ok(Files::open(POOL)?)
 }
 
 fn read_all(file: &File, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
@@ -73,7 +73,7 @@ impl PooledGrowing {
     /// A pool with room for one and a half files of that length, and an empty file.
     pub fn create(file_bytes: u64, by_view: bool) -> Result<Self> {
         let bytes = pool_bytes(file_bytes + file_bytes / 2, 1);
-        let pool = Pool::create(POOL, bytes, &CreateOptions::default(), &OpenOptions::default())?;
+        let pool = Pool::create(POOL, bytes)?;
         let files = Files::new(pool);
         Ok(Self { file: Some(Self::begin(&files)?), files, by_view })
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use aquifer_object::{Attachment, Objects};
 use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{CreateOptions, OpenOptions, Pool};
+use aquifer_pool::{Pool, PoolOptions};
 
 use super::{DirtyPages, Home, Region, Written};
 use crate::job::Domain;
@@ -33,12 +33,12 @@ fn path_of(home: &Home) -> PathBuf {
     home.directory.join(POOL)
 }
 
-fn open_options(home: &Home) -> OpenOptions {
+fn open_options(home: &Home) -> PoolOptions {
     let domain = match home.domain {
         Domain::PageCache => None,
         Domain::Dax => Some(PersistenceDomain::Dax),
     };
-    OpenOptions { domain, ..OpenOptions::default() }
+    domain.into_iter().fold(Pool::options(), PoolOptions::domain)
 }
 
 fn name_of(index: usize) -> String {
@@ -50,8 +50,7 @@ pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>>
     let content_bytes: u64 = lens_bytes.iter().map(|&len_bytes| len_bytes as u64).sum();
     // Every object may put one large commit aside; the log takes a quarter.
     let pool_bytes = 3 * content_bytes + OTHER_BYTES + (64 << 20);
-    let pool =
-        Pool::create(path_of(home), pool_bytes, &CreateOptions::default(), &open_options(home))?;
+    let pool = open_options(home).create(path_of(home), pool_bytes)?;
     let objects = Objects::new(pool);
     for (index, &len_bytes) in lens_bytes.iter().enumerate() {
         objects.create(name_of(index), len_bytes as u64)?;
@@ -61,7 +60,7 @@ pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>>
 
 /// Attaches the objects of that pool.
 pub fn open(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
-    let objects = Objects::open(path_of(home), &open_options(home))?;
+    let objects = Objects::new(open_options(home).open(path_of(home))?);
     attach(home, &objects, lens_bytes.len())
 }
 

@@ -8,7 +8,7 @@
 //! after another process has read it.
 
 use anyhow::Result;
-use aquifer_pool::{OpenOptions, Pool};
+use aquifer_pool::Pool;
 use clap::Args;
 use serde_json::json;
 
@@ -166,7 +166,7 @@ fn second_process(stage: &Stage, file_bytes: u64) -> Result<Option<Row>> {
     pooled_set::create_pool(place.path(), 1, file_bytes, stage.seed, Age::New, || ())?;
     let pool = place.path().join(scratch::POOL);
     if std::fs::metadata(&pool)?.len() < pool_bytes {
-        Pool::grow(&pool, pool_bytes, &OpenOptions::default(), &mut |_, _| {})?;
+        Pool::grow(&pool, pool_bytes, &Pool::options(), &mut |_, _| {})?;
     }
     let work = PooledWork::SecondProcess { file_bytes, member: None };
     let job = job(stage, POOL, place.path(), work);
