@@ -193,13 +193,13 @@ impl Work {
     }
 
     fn add(&self, path: PathBuf) {
-        self.queue.lock().expect("nobody panics here").waiting.push_back(path);
+        self.queue.lock().expect("no thread panics here").waiting.push_back(path);
         self.changed.notify_one();
     }
 
     /// Returns the next entry, or `None` when all is done.
     fn take(&self) -> Option<PathBuf> {
-        let mut queue = self.queue.lock().expect("nobody panics here");
+        let mut queue = self.queue.lock().expect("no thread panics here");
         loop {
             // The newest first: depth-first order keeps the list short.
             if let Some(path) = queue.waiting.pop_back() {
@@ -209,12 +209,12 @@ impl Work {
             if queue.busy == 0 {
                 return None;
             }
-            queue = self.changed.wait(queue).expect("nobody panics here");
+            queue = self.changed.wait(queue).expect("no thread panics here");
         }
     }
 
     fn done(&self) {
-        let mut queue = self.queue.lock().expect("nobody panics here");
+        let mut queue = self.queue.lock().expect("no thread panics here");
         queue.busy -= 1;
         if queue.busy == 0 && queue.waiting.is_empty() {
             self.changed.notify_all();

@@ -65,7 +65,7 @@ static DONE: Mutex<Vec<Calibration>> = Mutex::new(Vec::new());
 
 /// The calibrations of this process so far.
 pub fn calibrations() -> Vec<Calibration> {
-    DONE.lock().expect("nobody panics while holding it").clone()
+    DONE.lock().expect("no thread panics while holding it").clone()
 }
 
 /// The calibration of a device's file system, measured on the device if none exists yet.
@@ -80,7 +80,7 @@ pub fn calibrate(device: impl Device) -> Option<Calibration> {
         return Some(known);
     }
     let measured = measure(&device, file, device_id)?;
-    let mut done = DONE.lock().expect("nobody panics while holding it");
+    let mut done = DONE.lock().expect("no thread panics while holding it");
     // Two threads may have measured at once: the first result stays.
     if let Some(known) = done.iter().find(|c| c.device_id == device_id) {
         return Some(*known);

@@ -84,7 +84,7 @@ impl Checker<'_> {
             None,
             text(
                 format!("{orphans} files have no name any more and are not freed yet"),
-                "Somebody had them open when they were removed, and was killed",
+                "A process that had them open when they were removed was killed",
                 "Nothing to do: the next process that opens the pool for its files frees them",
             ),
         );

@@ -247,8 +247,8 @@ impl Checker<'_> {
             place_of(layout, lsn, PAGE_BYTES),
             text(
                 format!("The record at position {lsn} of the log {inconsistency}"),
-                "Its checksum is right, so no accident of the disk did this: a faulty program, or \
-                 somebody who meant to",
+                "Its checksum is right, so no accident of the disk did this, but a faulty or \
+                 malicious program",
                 RESTORE,
             ),
         );

@@ -344,7 +344,7 @@ mod tests {
         assert!(!owners.may_hold_content_for(&[3], pages(41, 2)), "another's shadow");
         assert!(!owners.may_hold_content_for(&[2], pages(20, 1)), "content is not a shadow");
         assert!(!owners.may_hold_content_for(&[2, 3], pages(34, 2)));
-        assert!(owners.may_hold_content_for(&[3], pages(35, 5)), "nobody's");
+        assert!(owners.may_hold_content_for(&[3], pages(35, 5)), "unowned");
         assert!(!owners.may_hold_content_for(&[3], pages(36, 5)));
     }
 

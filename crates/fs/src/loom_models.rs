@@ -222,7 +222,7 @@ fn loom_known_paths_are_whole() {
                 }
             },
         );
-        let found = paths.find(PATH).expect("nobody writes to it");
+        let found = paths.find(PATH).expect("no thread writes to it");
         assert_eq!(found, known(found.inode));
     });
 }

@@ -148,7 +148,7 @@ fn a_process_may_die_at_every_point() {
     }
     let missed: Vec<_> =
         POINTS.iter().filter(|p| !is_elsewhere(p) && !visited.contains(*p)).collect();
-    assert!(missed.is_empty(), "nobody came by {missed:?}");
+    assert!(missed.is_empty(), "no thread passed {missed:?}");
 }
 
 // ---- standstill ---------------------------------------------------------------------------------

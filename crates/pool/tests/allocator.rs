@@ -75,7 +75,7 @@ impl Model {
         assert!(
             run.start_page >= self.data().start_page && run.end_page() <= self.data().end_page()
         );
-        assert!(!self.named().any(|named| named.overlaps(run)), "{run:?} is somebody's");
+        assert!(!self.named().any(|named| named.overlaps(run)), "{run:?} is in use");
         assert!(
             !self.waiting.iter().any(|(freed, _)| freed.overlaps(run)),
             "{run:?} is freed too recently"

@@ -291,7 +291,7 @@ fn a_process_may_die_at_every_point() {
     }
     let missed: Vec<_> =
         POINTS.iter().filter(|p| is_on_the_way(p) && !visited.contains(*p)).collect();
-    assert!(missed.is_empty(), "nobody came by {missed:?}");
+    assert!(missed.is_empty(), "no thread passed {missed:?}");
 }
 
 /// All processes have died, some in the middle of a packed record, and the process that recovers

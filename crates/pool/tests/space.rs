@@ -306,7 +306,7 @@ fn what_was_exchanged_is_durable_before_it_is_stored_to() {
     assert!(durable > before);
     create(&pool, 1, 9).unwrap();
     [one, other].into_iter().for_each(settle);
-    assert_eq!(pool.durable_lsn(), durable, "what came later is nobody's business");
+    assert_eq!(pool.durable_lsn(), durable, "later commits do not matter");
     // A thread that dies in the middle may have made it or not.
     let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let lock = pool.lock_two_files(one, other).unwrap();

@@ -227,7 +227,7 @@ mod tests {
         }
         let mut said = Vec::new();
         reading.read_to_end(&mut said).unwrap();
-        assert_eq!(said, b"xx", "and nobody keeps it open");
+        assert_eq!(said, b"xx", "and no process keeps it open");
         let (len_bytes, files) = other.receive(&mut buffer).unwrap();
         assert_eq!((&buffer[..len_bytes], files.len()), (&b"second"[..], 0));
         let peer = other.peer().unwrap();
@@ -246,7 +246,7 @@ mod tests {
         drop(writing);
         let error = other.receive(&mut [0; 99]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
-        assert_eq!(io::Read::read(&mut reading, &mut [0]).unwrap(), 0, "nobody has it open");
+        assert_eq!(io::Read::read(&mut reading, &mut [0]).unwrap(), 0, "no process has it open");
     }
 
     #[test]

@@ -113,7 +113,7 @@ fn repair(guarded: &Guarded, guard: &mut aquifer_sys::robust::RobustGuard<'_>) {
         guarded.number(1).store(first, Ordering::Relaxed);
         guard.repaired();
     } else {
-        assert_eq!(first, second, "nobody died, so the numbers are equal");
+        assert_eq!(first, second, "no process died, so the numbers are equal");
     }
 }
 

@@ -123,7 +123,7 @@ mod tests {
             for _ in 0..4 {
                 has_asked.recv().unwrap();
             }
-            assert_eq!(calls.load(Ordering::Relaxed), 0, "nobody may pass a running sync");
+            assert_eq!(calls.load(Ordering::Relaxed), 0, "no caller may pass a running sync");
             release.send(()).unwrap();
         });
         // One for the first caller; at least one and at most four for the callers that arrived

@@ -88,7 +88,7 @@ fn a_reader_that_never_comes_does_not_hold_up_others() {
     assert!(!waiting.is_done());
     drop(waiting);
     ahead.settle();
-    assert_eq!(Arc::strong_count(&abandoned), 1, "nobody else holds the mapping");
+    assert_eq!(Arc::strong_count(&abandoned), 1, "nothing else holds the mapping");
 }
 
 /// The mapping is dropped as soon as its request has ended, whatever the helper is doing.
