@@ -139,17 +139,17 @@ fn an_empty_file_is_mapped_to_grow() {
 
 /// State for the hooks of one test, which are plain functions and run in the fault handler.
 struct Interposed {
-    path: Mutex<PathBuf>,
+    path: Mutex<Option<PathBuf>>,
     address: AtomicUsize,
 }
 
 impl Interposed {
     const fn new() -> Interposed {
-        Interposed { path: Mutex::new(PathBuf::new()), address: AtomicUsize::new(0) }
+        Interposed { path: Mutex::new(None), address: AtomicUsize::new(0) }
     }
 
     fn prepare(&self, subject: &Subject, page: u64) {
-        *self.path.lock().unwrap() = subject.path.clone();
+        *self.path.lock().unwrap() = Some(subject.path.clone());
         let address = subject.view.as_mut_ptr().wrapping_add((page * PAGE) as usize);
         self.address.store(address as usize, Ordering::SeqCst);
         open(&subject.path).set_len(PAGE).unwrap();
@@ -157,7 +157,7 @@ impl Interposed {
 
     /// Extends the file again, and stores to the page.
     fn lengthen_and_store(&self) {
-        open(&self.path.lock().unwrap()).set_len(8 * PAGE).unwrap();
+        open(self.path.lock().unwrap().as_ref().unwrap()).set_len(8 * PAGE).unwrap();
         // SAFETY: inside the mapping, which the test keeps.
         unsafe { (self.address.load(Ordering::SeqCst) as *mut u8).write_volatile(7) };
     }
