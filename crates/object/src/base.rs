@@ -28,6 +28,10 @@ use crate::memory::Object;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
+/// A page's buffer. A string move to an unaligned one takes several times as long.
+#[repr(align(64))]
+struct Aligned([u8; PAGE]);
+
 /// A page whose patches would exceed this is committed whole. On a disk, because writing the whole
 /// page costs about the same and is simpler to read; where writing is copying, because finding the
 /// differences takes longer than copying the page.
@@ -188,8 +192,8 @@ impl Bases {
         changes: &mut Changes,
     ) {
         changes.clear();
-        let mut now = [0; PAGE];
-        let mut place = [0; PAGE];
+        let (mut now, mut place) = (Aligned([0; PAGE]), Aligned([0; PAGE]));
+        let (now, place) = (&mut now.0, &mut place.0);
         for page in captured.iter().flat_map(|run| run.pages()) {
             let twin = self.twins.get(&page);
             let has_twin = twin.is_some();
@@ -201,17 +205,17 @@ impl Bases {
                 }
                 continue;
             }
-            if !has_twin && !read_primary(object, page, &mut place) {
+            if !has_twin && !read_primary(object, page, &mut place[..]) {
                 changes.push_whole(page);
                 continue;
             }
-            let base = twin.map_or(&place, |twin| twin);
+            let base = twin.map_or(&*place, |twin| twin);
             // SAFETY: a page of the mapping, and a buffer of one page.
             unsafe { copy_racy(object.page(page), now.as_mut_ptr(), PAGE) };
             let run = PageRun { first: page, count: 1 };
             // The cast is lossless: an object has at most 2^24 pages.
             let most_bytes = self.most_patch_bytes;
-            if !changes.patches.push_difference(page.0 as u32, base, &now, most_bytes) {
+            if !changes.patches.push_difference(page.0 as u32, base, &*now, most_bytes) {
                 self.rewritten.insert_run(run);
                 changes.push_whole(page);
                 continue;
@@ -220,7 +224,7 @@ impl Bases {
             if !has_twin && may_have_twin {
                 // The content as of the last commit: correct whether the current one succeeds or
                 // not.
-                self.twins.insert(page, Box::new(place));
+                self.twins.insert(page, Box::new(*place));
             }
         }
     }
