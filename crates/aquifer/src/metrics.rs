@@ -67,19 +67,19 @@ impl Metrics {
                 self.counter(&format!("cache_{name}"), help, labels, *count);
             }
         }
-        let sizes = [
-            ("cache_budget_bytes", "DRAM that the cache may use", figures.budget_bytes),
-            ("cache_resident_bytes", "DRAM that the cache uses", figures.resident_bytes),
-            ("cache_dirty_bytes", "DRAM that is not yet written back", figures.dirty_bytes),
-            (
-                "cache_kernel_resident_bytes",
-                "Page cache that kernel-backed mappings keep resident",
-                figures.kernel_resident_bytes,
-            ),
-        ];
-        for (name, help, value) in sizes {
-            self.gauge(name, help, labels, value as f64);
-        }
+        self.gauges(
+            labels,
+            &[
+                ("cache_budget_bytes", "DRAM that the cache may use", figures.budget_bytes),
+                ("cache_resident_bytes", "DRAM that the cache uses", figures.resident_bytes),
+                ("cache_dirty_bytes", "DRAM that is not yet written back", figures.dirty_bytes),
+                (
+                    "cache_kernel_resident_bytes",
+                    "Page cache that kernel-backed mappings keep resident",
+                    figures.kernel_resident_bytes,
+                ),
+            ],
+        );
         let help = "Time from a miss to its page being usable, since the cache was created";
         for (quantile, nanoseconds) in ["0.5", "0.99", "0.999"].iter().zip(figures.fault_service_ns)
         {
@@ -102,61 +102,83 @@ impl Metrics {
         for (name, help, value) in counts {
             self.counter(name, help, labels, value);
         }
-        let sizes = [
-            ("mapper_parked_mappings", "Mappings kept for reuse", cache.parked),
-            ("mapper_parked_bytes", "Length of the mappings kept for reuse", cache.parked_bytes),
-            ("mapper_mappings", "Mappings in use or kept for reuse", heap.live),
-            ("mapper_vmas", "Virtual memory areas accounted for", heap.vmas),
-            (
-                "mapper_resident_bytes",
-                "Page cache of the files, as last measured",
-                stats.resident_bytes,
-            ),
-        ];
-        for (name, help, value) in sizes {
-            self.gauge(name, help, labels, value as f64);
-        }
-        self
+        self.gauges(
+            labels,
+            &[
+                ("mapper_parked_mappings", "Mappings kept for reuse", cache.parked),
+                (
+                    "mapper_parked_bytes",
+                    "Length of the mappings kept for reuse",
+                    cache.parked_bytes,
+                ),
+                ("mapper_mappings", "Mappings in use or kept for reuse", heap.live),
+                ("mapper_vmas", "Virtual memory areas accounted for", heap.vmas),
+                (
+                    "mapper_resident_bytes",
+                    "Page cache of the files, as last measured",
+                    stats.resident_bytes,
+                ),
+            ],
+        )
     }
 
     /// Adds the state of a [`Pool`](crate::Pool).
     pub fn pool(&mut self, labels: Labels<'_>, info: &PoolInfo) -> &mut Metrics {
         let page_bytes = aquifer_pool::format::PAGE_BYTES;
-        let values = [
-            ("pool_log_written_bytes", "Position up to which the log is durable", info.durable_lsn),
-            ("pool_log_applied_bytes", "Position up to which the log is applied", info.applied_lsn),
-            ("pool_log_tail_bytes", "Position from which recovery would replay", info.tail_lsn),
-            ("pool_objects", "Persistent objects", info.objects),
-            ("pool_files", "Regular files", info.files),
-            ("pool_directories", "Directories, including the root", info.directories),
-            ("pool_symbolic_links", "Symbolic links", info.symbolic_links),
-            ("pool_damaged_inodes", "Metadata slots that are damaged", info.damaged_inodes),
-            ("pool_free_slots", "Empty metadata slots", info.free_slots),
-            ("pool_free_bytes", "Free space", info.free_pages * page_bytes),
-            ("pool_zeroed_bytes", "Free space known to be zero", info.zeroed_pages * page_bytes),
-            (
-                "pool_freed_bytes",
-                "Space that becomes free at the next checkpoint",
-                info.freed_pages * page_bytes,
-            ),
-            (
-                "pool_held_bytes",
-                "Space that becomes free once no view or lease pins it",
-                info.held_pages * page_bytes,
-            ),
-            (
-                "pool_largest_free_bytes",
-                "Longest contiguous free space",
-                info.largest_free_pages * page_bytes,
-            ),
-            ("pool_pins", "Pins of all processes", info.pins),
-            (
-                "pool_writers",
-                "Processes that have the pool open for writing",
-                info.processes.len() as u64,
-            ),
-        ];
-        for (name, help, value) in values {
+        self.gauges(
+            labels,
+            &[
+                (
+                    "pool_log_written_bytes",
+                    "Position up to which the log is durable",
+                    info.durable_lsn,
+                ),
+                (
+                    "pool_log_applied_bytes",
+                    "Position up to which the log is applied",
+                    info.applied_lsn,
+                ),
+                ("pool_log_tail_bytes", "Position from which recovery would replay", info.tail_lsn),
+                ("pool_objects", "Persistent objects", info.objects),
+                ("pool_files", "Regular files", info.files),
+                ("pool_directories", "Directories, including the root", info.directories),
+                ("pool_symbolic_links", "Symbolic links", info.symbolic_links),
+                ("pool_damaged_inodes", "Metadata slots that are damaged", info.damaged_inodes),
+                ("pool_free_slots", "Empty metadata slots", info.free_slots),
+                ("pool_free_bytes", "Free space", info.free_pages * page_bytes),
+                (
+                    "pool_zeroed_bytes",
+                    "Free space known to be zero",
+                    info.zeroed_pages * page_bytes,
+                ),
+                (
+                    "pool_freed_bytes",
+                    "Space that becomes free at the next checkpoint",
+                    info.freed_pages * page_bytes,
+                ),
+                (
+                    "pool_held_bytes",
+                    "Space that becomes free once no view or lease pins it",
+                    info.held_pages * page_bytes,
+                ),
+                (
+                    "pool_largest_free_bytes",
+                    "Longest contiguous free space",
+                    info.largest_free_pages * page_bytes,
+                ),
+                ("pool_pins", "Pins of all processes", info.pins),
+                (
+                    "pool_writers",
+                    "Processes that have the pool open for writing",
+                    info.processes.len() as u64,
+                ),
+            ],
+        )
+    }
+
+    /// Adds gauges: names, help and values.
+    fn gauges(&mut self, labels: Labels<'_>, gauges: &[(&str, &str, u64)]) -> &mut Metrics {
+        for &(name, help, value) in gauges {
             self.gauge(name, help, labels, value as f64);
         }
         self

@@ -1,5 +1,6 @@
 //! The library's futures with tokio, with another executor, and without one.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
@@ -92,6 +93,26 @@ fn an_executor_that_only_polls_drives_them() {
     while work.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
         std::thread::yield_now();
     }
+}
+
+/// Those that may be awaited and then waited for return their result again.
+#[test]
+fn a_result_that_was_returned_is_there_for_wait() {
+    let mut scene = Scene::new();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut prefetch = scene.view.prefetch(&[0..10, 5000..5010]).unwrap();
+    while Pin::new(&mut prefetch).poll(&mut context).is_pending() {
+        std::thread::yield_now();
+    }
+    assert!(Pin::new(&mut prefetch).poll(&mut context).is_ready());
+    prefetch.wait().unwrap();
+    scene.object.as_mut_slice().unwrap()[0] = 3;
+    let mut psync = scene.object.psync_begin().unwrap();
+    while Pin::new(&mut psync).poll(&mut context).is_pending() {
+        std::thread::yield_now();
+    }
+    assert!(Pin::new(&mut psync).poll(&mut context).is_ready());
+    psync.wait().unwrap();
 }
 
 #[test]

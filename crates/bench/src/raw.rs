@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 pub use files::{
     device_written_bytes, keep_to_processors, minor_faults, open_at, open_directory,
@@ -395,12 +396,33 @@ pub fn system_page_bytes() -> u64 {
     u64::try_from(bytes).expect("every Linux has a page size")
 }
 
-/// Makes the file durable and asks the kernel to drop its cached pages.
+/// How long the number of cached pages has to stay the same for [`drop_cache`] to give up.
+const DROP_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Makes the file durable and drops its pages from the page cache. The kernel skips pages whose
+/// read is not complete (read-ahead of a contender that has exited), so pages are dropped until
+/// none are left, or those that are left stay: they are mapped, or the file is in memory.
 pub fn drop_cache(file: &File) -> io::Result<()> {
     file.sync_all()?;
-    // SAFETY: takes no pointers.
-    let error = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+    let (mut last, mut since) = (None, Instant::now());
+    loop {
+        // SAFETY: takes no pointers.
+        let error =
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        let cached = cached_bytes(file)?;
+        if cached.is_none_or(|bytes| bytes == 0) {
+            return Ok(());
+        }
+        if cached != last {
+            (last, since) = (cached, Instant::now());
+        } else if since.elapsed() > DROP_PATIENCE {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Reads the file into the page cache in requests that let the kernel build large folios.
@@ -482,6 +504,32 @@ mod tests {
         drop_cache(&file).unwrap();
         let rest = cached_bytes(&file).unwrap().unwrap();
         assert!(rest < full, "{rest} of {full} bytes still cached");
+    }
+
+    #[test]
+    fn pages_that_are_being_read_are_dropped_too() {
+        let mut file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let len_bytes = 64 << 20;
+        file.write_all(&vec![7; len_bytes]).unwrap();
+        if cached_bytes(&file).unwrap().is_none() {
+            return eprintln!("skipped: this kernel has no cachestat");
+        }
+        drop_cache(&file).unwrap();
+        let piece_bytes = 128 << 10;
+        for offset in (0..len_bytes).step_by(2 * piece_bytes) {
+            // SAFETY: takes no pointers.
+            let error = unsafe {
+                libc::posix_fadvise(
+                    file.as_raw_fd(),
+                    offset as i64,
+                    piece_bytes as i64,
+                    libc::POSIX_FADV_WILLNEED,
+                )
+            };
+            assert_eq!(error, 0);
+        }
+        drop_cache(&file).unwrap();
+        assert_eq!(cached_bytes(&file).unwrap(), Some(0));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::pool::*;
+use support::{ACCIDENTS, accident, pick};
 
 const POOL_BYTES: usize = 384 << 10;
 const PAGE: usize = PAGE_BYTES as usize;
@@ -88,37 +89,11 @@ fn spoil(rng: &mut Rng, image: &mut Vec<u8>, story: &mut Story) {
     for _ in 0..1 + rng.below(3) {
         let part = parts[rng.below(3) as usize].clone();
         let unit = if rng.chance(0.5) { SECTOR } else { PAGE };
-        let pick = |rng: &mut Rng, part: &std::ops::Range<usize>| {
-            part.start + rng.below((part.len() / unit) as u64) as usize * unit
-        };
-        let at = pick(rng, &part);
-        story.push(match rng.below(7) {
-            0 => {
-                let bit = rng.below(part.len() as u64 * 8) as usize;
-                image[part.start + bit / 8] ^= 1 << (bit % 8);
-                format!("bit {} of byte {} flipped", bit % 8, part.start + bit / 8)
-            }
-            1 => {
-                image[at..at + unit].fill(0);
-                format!("{unit} bytes at {at} zeroed")
-            }
-            2 => {
-                image[at..at + unit].iter_mut().for_each(|byte| *byte = rng.next_u64() as u8);
-                format!("{unit} bytes at {at} are noise")
-            }
-            3 => {
-                let from = rng.below((image.len() / unit) as u64) as usize * unit;
-                image.copy_within(from..from + unit, at);
-                format!("{unit} bytes at {at} are those at {from}")
-            }
-            4 => {
-                let other = pick(rng, &part);
-                let saved = image[at..at + unit].to_vec();
-                image.copy_within(other..other + unit, at);
-                image[other..other + unit].copy_from_slice(&saved);
-                format!("{unit} bytes at {at} and {other} swapped")
-            }
-            5 => {
+        let anywhere = 0..image.len();
+        story.push(match rng.below(ACCIDENTS + 2) {
+            kind @ 0..ACCIDENTS => accident(rng, image, kind, &part, &anywhere, unit),
+            ACCIDENTS => {
+                let at = pick(rng, &part, unit);
                 let byte = rng.next_u64() as u8;
                 let len = 1 + rng.below(unit as u64) as usize;
                 image[at..at + len].fill(byte);

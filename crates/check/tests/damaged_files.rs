@@ -14,7 +14,7 @@ use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::damaged::{exercise, read_if_possible, with_unreadable_page};
 use support::pool::{FileMedia, forge, scratch};
-use support::{closed_image, crashed_image};
+use support::{ACCIDENTS, accident, closed_image, crashed_image};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -29,33 +29,8 @@ fn spoil(rng: &mut Rng, image: &mut [u8]) -> String {
     // Metadata more often: only a part of the log is used.
     let part = parts(image)[usize::from(rng.chance(0.3))].clone();
     let unit = if rng.chance(0.7) { SLOT_BYTES } else { PAGE };
-    let pick = |rng: &mut Rng| part.start + rng.below((part.len() / unit) as u64) as usize * unit;
-    let (at, other) = (pick(rng), pick(rng));
-    match rng.below(5) {
-        0 => {
-            let bit = rng.below(part.len() as u64 * 8) as usize;
-            image[part.start + bit / 8] ^= 1 << (bit % 8);
-            format!("bit {} of byte {} flipped", bit % 8, part.start + bit / 8)
-        }
-        1 => {
-            image[at..at + unit].fill(0);
-            format!("{unit} bytes at {at} zeroed")
-        }
-        2 => {
-            image[at..at + unit].iter_mut().for_each(|byte| *byte = rng.next_u64() as u8);
-            format!("{unit} bytes at {at} are noise")
-        }
-        3 => {
-            image.copy_within(other..other + unit, at);
-            format!("{unit} bytes at {at} are those at {other}")
-        }
-        _ => {
-            let saved = image[at..at + unit].to_vec();
-            image.copy_within(other..other + unit, at);
-            image[other..other + unit].copy_from_slice(&saved);
-            format!("{unit} bytes at {at} and {other} swapped")
-        }
-    }
+    let kind = rng.below(ACCIDENTS);
+    accident(rng, image, kind, &part, &part, unit)
 }
 
 /// Offset and width of the numbers in slots of files, nodes, run lists and chains.

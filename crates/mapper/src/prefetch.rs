@@ -130,8 +130,8 @@ pub(crate) fn prefetcher() -> Prefetcher {
 }
 
 /// Ranges of a view that are being brought in: await it or call [`Prefetch::wait`]. Dropping it
-/// does not cancel them.
-#[must_use = "errors are only reported to who waits"]
+/// does not cancel them. Once it has returned the result, it returns the same again.
+#[must_use = "it reports errors only when it is awaited or waited for"]
 pub struct Prefetch {
     coming: ManuallyDrop<Option<Coming>>,
     name: FileName,
@@ -141,6 +141,8 @@ pub struct Prefetch {
 struct Coming {
     job: Arc<Job>,
     completion: Completion<std::result::Result<(), Missing>>,
+    /// The result, once it was returned.
+    outcome: Option<std::result::Result<(), Missing>>,
 }
 
 impl Prefetch {
@@ -155,7 +157,10 @@ impl Prefetch {
         }
         let Some(coming) = &mut *self.coming else { return Ok(()) };
         coming.job.run();
-        let result = coming.completion.wait()?;
+        let result = match coming.outcome {
+            Some(result) => result,
+            None => coming.completion.wait()?,
+        };
         self.explain(result)
     }
 
@@ -173,7 +178,11 @@ impl Future for Prefetch {
             return Poll::Ready(Err(MapError::Forked));
         }
         let Some(coming) = &mut *self.coming else { return Poll::Ready(Ok(())) };
-        let result = ready!(Pin::new(&mut coming.completion).poll(context))?;
+        let result = match coming.outcome {
+            Some(result) => result,
+            None => ready!(Pin::new(&mut coming.completion).poll(context))?,
+        };
+        coming.outcome = Some(result);
         Poll::Ready(self.explain(result))
     }
 }
@@ -248,7 +257,7 @@ impl FileView {
             let (done, completion) = worker::completion();
             let job = Arc::new(Job { span, ranges, has_begun: AtomicBool::new(false), done });
             self.shared.prefetcher.run(job.clone());
-            Coming { job, completion }
+            Coming { job, completion, outcome: None }
         });
         let (name, mark) = (FileName::of(self.path().to_owned()), self.shared.mark);
         Ok(Prefetch { coming: ManuallyDrop::new(coming), name, mark })

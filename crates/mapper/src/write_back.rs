@@ -80,15 +80,19 @@ impl Drop for WriteBack {
 }
 
 fn run(shared: &Shared) {
-    let (mut tick, mut known) = (TICK, 0);
+    let mut tick = TICK;
     let mut heard = Ticket::default();
-    while shared.bell.wait(&mut heard, Some(tick)) {
+    loop {
+        let before = heard;
+        if !shared.bell.wait(&mut heard, Some(tick)) {
+            return;
+        }
+        let is_new = heard != before;
         let mut views = shared.views();
         views.retain(|view| view.strong_count() > 0);
         let all: Vec<_> = views.iter().filter_map(Weak::upgrade).collect();
         drop(views);
         let budget_bytes = shared.bytes_per_second / 10;
-        let is_new = std::mem::replace(&mut known, all.len()) < all.len();
         let has_written = write_some(&all, budget_bytes) > 0;
         tick = if has_written || is_new { TICK } else { IDLE_TICK };
         // The last reference to a view may be dropped here: not under the lock.

@@ -76,14 +76,18 @@ impl Engine {
             );
         }
         if now.load_errors > reported.load_errors {
-            let failed = now.load_errors - reported.load_errors;
-            aquifer_sys::event!(warn, failed, "pages could not be loaded");
-            _ = failed;
+            aquifer_sys::event!(
+                warn,
+                failed = now.load_errors - reported.load_errors,
+                "pages could not be loaded"
+            );
         }
         if now.write_errors > reported.write_errors {
-            let failed = now.write_errors - reported.write_errors;
-            aquifer_sys::event!(warn, failed, "write-back failed; the pages stay dirty");
-            _ = failed;
+            aquifer_sys::event!(
+                warn,
+                failed = now.write_errors - reported.write_errors,
+                "write-back failed; the pages stay dirty"
+            );
         }
         *reported = now;
     }

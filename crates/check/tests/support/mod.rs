@@ -10,12 +10,14 @@ pub mod damaged;
 pub mod pool;
 
 use std::io::{Read, Write};
+use std::ops::Range;
 
 use aquifer_fs::{FallocateMode, Files, FsError, SetMode};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::format::slot::Slot;
 use aquifer_pool::format::{PAGE_BYTES, checksum};
+use aquifer_testkit::rng::Rng;
 use pool::{FileMedia, alone, forge, reading};
 
 pub const POOL_BYTES: usize = 1 << 20;
@@ -23,6 +25,54 @@ pub const POOL_BYTES: usize = 1 << 20;
 pub const MANY: usize = 40;
 /// Pages of the file `/pieces` before every second one is removed.
 const PIECES: u64 = 100;
+
+/// Kinds of [`accident`].
+pub const ACCIDENTS: u64 = 5;
+
+/// A random place for `unit` bytes in a part.
+pub fn pick(rng: &mut Rng, part: &Range<usize>, unit: usize) -> usize {
+    part.start + rng.below((part.len() / unit) as u64) as usize * unit
+}
+
+/// Damages a part of an image: flips a bit, or zeroes, scrambles, copies (from `source`) or swaps
+/// `unit` bytes. Returns what it did.
+pub fn accident(
+    rng: &mut Rng,
+    image: &mut [u8],
+    kind: u64,
+    part: &Range<usize>,
+    source: &Range<usize>,
+    unit: usize,
+) -> String {
+    let at = pick(rng, part, unit);
+    match kind {
+        0 => {
+            let bit = rng.below(part.len() as u64 * 8) as usize;
+            image[part.start + bit / 8] ^= 1 << (bit % 8);
+            format!("bit {} of byte {} flipped", bit % 8, part.start + bit / 8)
+        }
+        1 => {
+            image[at..at + unit].fill(0);
+            format!("{unit} bytes at {at} zeroed")
+        }
+        2 => {
+            image[at..at + unit].iter_mut().for_each(|byte| *byte = rng.next_u64() as u8);
+            format!("{unit} bytes at {at} are noise")
+        }
+        3 => {
+            let from = pick(rng, source, unit);
+            image.copy_within(from..from + unit, at);
+            format!("{unit} bytes at {at} are those at {from}")
+        }
+        _ => {
+            let other = pick(rng, part, unit);
+            let saved = image[at..at + unit].to_vec();
+            image.copy_within(other..other + unit, at);
+            image[other..other + unit].copy_from_slice(&saved);
+            format!("{unit} bytes at {at} and {other} swapped")
+        }
+    }
+}
 
 /// The word that fills the file of this inode.
 fn word(inode: u64) -> u64 {

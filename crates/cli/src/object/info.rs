@@ -17,7 +17,7 @@ Examples:
   aquifer object info data.pool graph
   aquifer object info data.pool graph --json | jq .state
 
-Needs no key: every user who may open the pool can see this.")]
+Needs no key: every user with read permission on the pool can see this.")]
 pub struct Args {
     /// Path of the pool
     pool: PathBuf,

@@ -61,9 +61,10 @@ impl File {
         if got == bytes.len() {
             Ok(())
         } else {
-            // A file that was cut in between has its length from before the cut.
-            let read_to = if got > 0 { offset_bytes.saturating_add(got as u64) } else { 0 };
-            Err(FsError::UnexpectedEof { len_bytes: self.metadata()?.len().max(read_to) })
+            // What was read tells where the file ended then: it may have grown since.
+            let len_bytes =
+                if got > 0 { offset_bytes + got as u64 } else { self.metadata()?.len() };
+            Err(FsError::UnexpectedEof { len_bytes })
         }
     }
 
