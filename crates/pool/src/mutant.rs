@@ -40,6 +40,9 @@ pub enum Mutant {
     TrustLostBytes,
     /// Pages are written to although the durable head still records them as fresh.
     FreshUnsaid,
+    /// The last process that closes the pool records as fresh what lies behind the last page that
+    /// has an owner, though pages there may have been written to.
+    FreshAgain,
     /// A checkpoint does not make the next change of a slot a whole one.
     PatchFirst,
     /// Bytes are stored to pages of a file while a power cut would give these pages to another
