@@ -30,6 +30,8 @@ pub enum Mutant {
     /// Commits that a dead process made behind one that is a hole count, though they contain only
     /// the changes since that one.
     KeepDependents,
+    /// What packed records expose is not made durable with them if a record behind them frees it.
+    FreedTooEarly,
     /// Packed records count after a power cut though what they expose was not flushed.
     CountExposed,
     /// The erasure of what a dead process has written behind the end of packed records, and not

@@ -163,6 +163,8 @@ pub(crate) struct Control {
     /// their positions.
     pub freed_first: AtomicU64,
     pub freed_next: AtomicU64,
+    /// Pages of these entries; after a death possibly one entry too many or too few.
+    pub freed_pages: AtomicU64,
     /// The end of the log when `freed` was last examined, with a first entry that only pins keep.
     pub freed_looked_lsn: AtomicU64,
     /// Entries of `held` in use are the first ones, in no order.

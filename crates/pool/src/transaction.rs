@@ -441,9 +441,15 @@ impl Core {
         let exposes = !reservations.is_empty() || !exposed.is_empty();
         locked.publish_packed(place, record, exposes)?;
         let end_lsn = lsn + record.len() as u64;
+        let frees = freeing.frees();
         freed::note_change(locked, freeing, end_lsn);
         apply::apply_noted(locked, builder.slots(record), end_lsn);
+        let is_tail_due = frees && freed::is_tail_due(locked);
         transaction.end(reservations);
+        if is_tail_due {
+            // In time for the thread that needs the pages.
+            self.checkpoint_soon();
+        }
         Ok(())
     }
 

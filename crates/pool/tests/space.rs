@@ -16,8 +16,10 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
-use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{ChangeSlots, InodeUse, Mutant, Pool, PoolError, ReadSlots, Transaction};
+use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
+use aquifer_pool::{
+    ChangeSlots, InodeUse, Mutant, Pool, PoolError, ReadSlots, Transaction, end_thread_at,
+};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
@@ -776,6 +778,59 @@ fn deliberate_mistakes_show_bytes_of_another_file() {
         }
     }
     assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
+
+/// A file is made on pages of an earlier one and removed again; the records of the two changes become
+/// durable together, or, if a process died in between, one after the other.
+fn removed_again(are_apart: bool, mutant: Option<Mutant>) -> (Recording, Run) {
+    const PAGES: u64 = 8;
+    let options = alone().mutant(mutant).boot(1);
+    let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
+    let pool = small(alone()).create_on(fresh.clone()).unwrap();
+    let first = create(&pool, PAGES, 1).unwrap();
+    pool.sync().unwrap();
+    remove(&pool, first.number).unwrap();
+    drop(pool);
+    let media = Arc::new(CrashMedia::from_image(&fresh.image(), fresh.domain()).unwrap());
+    let pool = options.open_on(media.clone()).unwrap();
+    let second = create(&pool, PAGES, 2).unwrap();
+    assert_eq!(second.runs, first.runs);
+    if are_apart {
+        assert!(end_thread_at("packed-closed", || pool.sync()).is_none());
+    }
+    remove(&pool, second.number).unwrap();
+    pool.sync().unwrap();
+    let recording = media.recording();
+    drop(pool);
+    (recording, second.runs[0])
+}
+
+/// Bytes that lose their name before it becomes durable need not be durable.
+#[test]
+fn bytes_of_removed_files_are_not_written_back() {
+    let is_written_back = |are_apart| {
+        let (recording, run) = removed_again(are_apart, None);
+        let mut handed_over = (recording.operations().iter())
+            .filter(|operation| operation.kind() == MediaOperation::WriteBack)
+            .flat_map(|operation| operation.ranges());
+        handed_over.any(|range| range.intersection(run.bytes()).len_bytes > 0)
+    };
+    assert!(!is_written_back(false));
+    assert!(is_written_back(true), "the file has a name until the second record is durable");
+}
+
+#[test]
+fn no_crash_shows_earlier_bytes_in_a_file_that_was_about_to_be_removed() {
+    let explored = |are_apart, mutant| {
+        let (recording, _) = removed_again(are_apart, mutant);
+        let plan = Plan { depth: 0, budget: 600, seed: 1 };
+        explore(&recording, plan, |state| check(state, mutant)).map(|explored| explored.states())
+    };
+    for are_apart in [false, true] {
+        explored(are_apart, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+    let caught = explored(true, Some(Mutant::FreedTooEarly));
+    println!("{}", caught.expect_err("the file has earlier bytes").reason);
 }
 
 /// Closing a pool keeps which pages were never written to; the death of all processes costs that
