@@ -27,9 +27,11 @@ pub(crate) struct Worker {
 impl Worker {
     /// Starts the thread that makes checkpoints.
     pub fn checkpointer(core: &Arc<Core>) -> Option<Worker> {
-        Self::start(core, c"aquifer-ckpt", Arc::default(), |core, _| {
+        let bell = core.checkpoint_bell.get_or_init(Arc::default).clone();
+        Self::start(core, c"aquifer-ckpt", bell, |core, _| {
             // A failure is recorded for all processes, and the next call of each returns it.
-            report_checkpoint(core, &core.checkpoint());
+            let outcome = core.raise_fresh_ahead().and_then(|()| core.checkpoint());
+            report_checkpoint(core, &outcome);
         })
     }
 
@@ -77,11 +79,6 @@ impl Worker {
         };
         thread.start(name, body).ok()?;
         Some(Worker { bell, thread })
-    }
-
-    /// Wakes the worker.
-    pub fn ring(&self) {
-        self.bell.ring();
     }
 
     /// Stops the worker and waits until it has ended.

@@ -36,6 +36,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use aquifer_sys::lock::LockKind;
+use aquifer_vm::worker::Bell;
 
 use crate::failure::FailureKind;
 use crate::handle::Handle;
@@ -56,6 +57,8 @@ pub(crate) struct Core {
     pub handle: Arc<Handle>,
     /// The directories in which the segment may lie.
     pub places: Places,
+    /// Rung when a checkpoint is due.
+    pub checkpoint_bell: OnceLock<Arc<Bell>>,
 }
 
 impl std::fmt::Debug for Core {
@@ -82,7 +85,15 @@ impl Core {
             log,
             handle,
             places,
+            checkpoint_bell: OnceLock::new(),
         })
+    }
+
+    /// Requests a checkpoint in the background, if this handle has a background thread for it.
+    pub fn checkpoint_soon(&self) {
+        if let Some(bell) = self.checkpoint_bell.get() {
+            bell.ring();
+        }
     }
 
     /// Leaves the pool. The last writer brings the media up to date, and removes the segment if no
@@ -109,7 +120,7 @@ impl Core {
                 && members.locks.try_lock(Byte::Openers, LockKind::Exclusive).unwrap_or(false);
             if is_last {
                 point::pass("close-last");
-                let closed = self.checkpoint().and_then(|()| {
+                let closed = self.lower_fresh().and_then(|()| self.checkpoint()).and_then(|()| {
                     point::pass("close-checkpoint");
                     self.write_closed_superblock()
                 });

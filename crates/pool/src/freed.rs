@@ -48,6 +48,7 @@ use crate::format::slot::{changes_runs, named_runs, owner_of_runs};
 use crate::format::slot_change::SlotChange;
 use crate::image_slots::{file_version, load_slot};
 use crate::log::Locked;
+use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::pins::{PinPlaces, PinSet, PinValue};
 use crate::point;
@@ -149,6 +150,11 @@ impl Change {
         all
     }
 
+    /// Whether it may free pages.
+    pub fn frees(&self) -> bool {
+        !self.before.is_empty() && self.before != self.after
+    }
+
     fn moved(&self) -> Vec<Owned> {
         between_inodes(&self.before, &self.after)
     }
@@ -194,6 +200,7 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
             let freed = entry(control, next);
             freed.kept.set((run, owner));
             freed.lsn.store(end_lsn, Relaxed);
+            control.freed_pages.fetch_add(run.pages, Relaxed);
             point::pass("apply-noting");
             // Release: the entry counts from here on.
             control.freed_next.store(next + 1, Release);
@@ -318,6 +325,8 @@ pub(crate) fn release(locked: &Locked<'_>, pins: &PinPlaces) {
             control.freed_looked_lsn.store(passed_lsn, Relaxed);
             return;
         }
+        let waiting_pages = control.freed_pages.load(Relaxed);
+        control.freed_pages.store(waiting_pages.saturating_sub(found.0.pages), Relaxed);
         // Release: if this process dies before it, the run is freed twice, before any process can
         // have taken it.
         control.freed_first.store(first + 1, Release);
@@ -385,6 +394,7 @@ pub(crate) fn settle(control: &Control) {
 pub(crate) fn forget(locked: &Locked<'_>) {
     let control = locked.control();
     control.freed_first.store(control.freed_next.load(Relaxed), Relaxed);
+    control.freed_pages.store(0, Relaxed);
     control.held_count.store(0, Relaxed);
     control.moved_count.store(0, Relaxed);
 }
@@ -397,6 +407,61 @@ pub(crate) fn waiting(control: &Control) -> (impl Iterator<Item = Run>, impl Ite
         ring.take(FREED).map(|index| entry(control, index).kept.get().0),
         control.held[..held].iter().map(|kept| kept.get().0),
     )
+}
+
+/// Whether so many pages wait for the tail that a checkpoint is due: more than a quarter of the free
+/// ones, and enough to be worth one.
+pub(crate) fn is_tail_due(locked: &Locked<'_>) -> bool {
+    const LEAST_PART: u64 = 64;
+    let control = locked.control();
+    let least_pages = locked.handle().layout.page_count / LEAST_PART;
+    control.freed_pages.load(Relaxed) > (control.free_count.load(Relaxed) / 4).max(least_pages)
+}
+
+/// The runs that records between these positions have freed, sorted. Nothing names them at
+/// `end_lsn`, if the log is not durable up to there: pages are reused only after that.
+pub(crate) fn freed_between(locked: &Locked<'_>, lsn: u64, end_lsn: u64) -> Vec<Run> {
+    let control = locked.control();
+    // What later records have freed has a name at `end_lsn`.
+    let is_before = |freed_lsn| {
+        freed_lsn <= end_lsn || mutant::is(locked.handle().mutant, Mutant::FreedTooEarly)
+    };
+    let mut runs: Vec<Run> = (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
+        .rev()
+        .map(|index| entry(control, index))
+        .take_while(|freed| freed.lsn.load(Relaxed) > lsn)
+        .filter(|freed| is_before(freed.lsn.load(Relaxed)))
+        .map(|freed| freed.kept.get().0)
+        .collect();
+    runs.sort_unstable();
+    runs
+}
+
+/// The parts of `ranges` that lie in none of `runs`, which must be sorted.
+pub(crate) fn outside(ranges: Vec<ByteRange>, runs: &[Run]) -> Vec<ByteRange> {
+    if runs.is_empty() {
+        return ranges;
+    }
+    let mut left = Vec::new();
+    for range in ranges {
+        let mut at_bytes = range.offset_bytes;
+        let first = runs.partition_point(|run| run.bytes().end_bytes() <= at_bytes);
+        for run in runs[first..].iter().map(|run| run.bytes()) {
+            if run.offset_bytes >= range.end_bytes() {
+                break;
+            }
+            if run.offset_bytes > at_bytes {
+                let len_bytes = run.offset_bytes - at_bytes;
+                left.push(ByteRange { offset_bytes: at_bytes, len_bytes });
+            }
+            at_bytes = at_bytes.max(run.end_bytes());
+        }
+        if at_bytes < range.end_bytes() {
+            let len_bytes = range.end_bytes() - at_bytes;
+            left.push(ByteRange { offset_bytes: at_bytes, len_bytes });
+        }
+    }
+    left
 }
 
 /// Whether a change that frees at most `freed` runs can be noted.
@@ -434,6 +499,25 @@ mod tests {
         let after = [owned(1, 12, 3), owned(3, 30, 1), owned(3, 34, 9)];
         let left = without(before, runs_of(&after));
         assert_eq!(left, [owned(1, 10, 2), owned(1, 15, 5), owned(2, 31, 3)]);
+    }
+
+    #[test]
+    fn what_lies_outside_of_runs_is_found() {
+        let range = |offset_bytes, len_bytes| ByteRange { offset_bytes, len_bytes };
+        let run = |start_page, pages| Run { start_page, pages };
+        let page = 4096;
+        let ranges = vec![range(8 * page, 4 * page), range(100, 50), range(2 * page + 7, 3 * page)];
+        assert_eq!(outside(ranges.clone(), &[]), ranges);
+        let left = outside(ranges, &[run(1, 2), run(4, 1), run(9, 1), run(12, 3)]);
+        let expected = [
+            range(8 * page, page),
+            range(10 * page, 2 * page),
+            range(100, 50),
+            range(3 * page, page),
+            range(5 * page, 7),
+        ];
+        assert_eq!(left, expected);
+        assert_eq!(outside(vec![range(page, page)], &[run(0, 1), run(1, 1)]), []);
     }
 
     #[test]

@@ -1,33 +1,71 @@
 //! Fresh pages: those that were never written to, and so are zero by their position.
 //!
-//! No page is handed out before the pool's head records, durably, that it is no longer fresh. That
-//! is a transaction, so the head is raised in large steps.
+//! ```text
+//!   data ─────────┬───────────────────────────┬──────────────────────┬───────────────────┐
+//!    named, free, │ free and known to be zero │ the same             │ fresh             │
+//!    freed, …     │                           │ (handed out by none) │                   │
+//!   ──────────────┴───────────────────────────┴──────────────────────┴───────────────────┘
+//!                                     used_to_page           fresh_from_page      page_count
+//! ```
+//!
+//! No page is handed out before the pool's head records, durably, that it is no longer fresh
+//! (`fresh_from_page`). That is a record in the log, which becomes durable with everything before
+//! it: with all bytes that earlier records expose. So it must not be needed often. The head is
+//! raised by a gigabyte at a time, and in the background once half of that is used. The thread that
+//! writes waits only for the first raise, when there is little to write back, or if it is faster
+//! than the media for half a gigabyte.
+//!
+//! # Closing
+//! Pages between what was handed out and the head are zero, and only the segment knows it. The last
+//! process that closes the pool lowers the head to `used_to_page`, the end of all pages that were
+//! handed out since the pool was recovered. Every crash state is right:
+//!
+//! | a crash | finds the head | because |
+//! |---|---|---|
+//! | before the lowering is durable | raised | pages below it count as written, whatever they hold |
+//! | after it | at `used_to_page` | no page from there on was written in this time, as it was not handed out; none is afterwards, since only the closing process has the pool; and at recovery the head was not above it |
+//!
+//! So a crash costs the knowledge that at most two gigabytes of free pages are zero, and no more.
 
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use crate::alloc::{PageMaps, Wanted};
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::mutant::{self, Mutant};
 use crate::transaction::Durability;
 
-/// The step by which the head is raised, at most a thirty-second of the pool.
-const FRESH_STEP_PAGES: u64 = 16_384;
+/// The most by which the head is raised at a time: a gigabyte.
+const FRESH_STEP_PAGES: u64 = 1 << 18;
 
 impl Core {
+    /// The step by which the head is raised.
+    fn fresh_step_pages(&self) -> u64 {
+        // The pools of tests are small, and must be raised several times as well.
+        let parts = if cfg!(feature = "mutants") { 32 } else { 1 };
+        (self.handle.layout.page_count / parts).clamp(1, FRESH_STEP_PAGES)
+    }
+
     /// Records that pages before `end_page` are about to be written to. From then on their position
     /// does not mark them as zero, even if the writer dies before an inode names them. Durable on
     /// return.
     pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
         let control = self.handle.control();
+        // Relaxed: only the process that closes the pool uses it, after all others have left.
+        let mut used_to_page = control.used_to_page.load(Relaxed);
+        if used_to_page < end_page {
+            used_to_page = control.used_to_page.fetch_max(end_page, Relaxed);
+        }
         // Acquire: pairs with the Release of the `fetch_max` below.
-        if end_page <= control.durable_fresh_from_page.load(Acquire)
-            || mutant::is(self.handle.mutant, Mutant::FreshUnsaid)
-        {
+        let durable_page = control.durable_fresh_from_page.load(Acquire);
+        if end_page <= durable_page || mutant::is(self.handle.mutant, Mutant::FreshUnsaid) {
+            let raise_at_page = durable_page.saturating_sub(self.fresh_step_pages() / 2);
+            let is_due = used_to_page <= raise_at_page && raise_at_page < end_page;
+            if is_due && durable_page < self.handle.layout.page_count {
+                self.checkpoint_soon();
+            }
             return Ok(());
         }
-        let page_count = self.handle.layout.page_count;
-        let step = (page_count / 32).clamp(1, FRESH_STEP_PAGES);
-        let raised = end_page.saturating_add(step - 1).min(page_count);
         let fresh_from_page = self.image.head()?.fresh_from_page;
         if end_page <= fresh_from_page {
             // Another transaction has recorded it, which is visible and not durable yet. Without
@@ -38,11 +76,53 @@ impl Core {
             control.durable_fresh_from_page.fetch_max(fresh_from_page, Release);
             return Ok(());
         }
+        let raised_page = self.raised(end_page);
         self.transact(Durability::Now, Vec::new(), |transaction| {
-            transaction.use_pages_before(raised);
+            transaction.use_pages_before(raised_page);
             Ok::<_, PoolError>(())
         })?;
-        control.durable_fresh_from_page.fetch_max(raised, Release);
+        control.durable_fresh_from_page.fetch_max(raised_page, Release);
         Ok(())
+    }
+
+    fn raised(&self, page: u64) -> u64 {
+        page.saturating_add(self.fresh_step_pages()).min(self.handle.layout.page_count)
+    }
+
+    /// Raises the head if half of the last step is used. Durable after the next checkpoint, so that
+    /// no thread that needs pages waits for it.
+    pub fn raise_fresh_ahead(&self) -> Result<()> {
+        let fresh_from_page = self.image.head()?.fresh_from_page;
+        let used_to_page = self.handle.control().used_to_page.load(Relaxed);
+        if fresh_from_page == self.handle.layout.page_count
+            || used_to_page.saturating_add(self.fresh_step_pages() / 2) <= fresh_from_page
+        {
+            return Ok(());
+        }
+        let raised_page = self.raised(fresh_from_page);
+        self.transact(Durability::Later, Vec::new(), |transaction| {
+            transaction.use_pages_before(raised_page);
+            Ok::<_, PoolError>(())
+        })
+    }
+
+    /// Lowers the head to the end of the pages that were handed out; durable after the next
+    /// checkpoint. For the process that closes the pool and has locked all others out.
+    pub fn lower_fresh(&self) -> Result<()> {
+        let control = self.handle.control();
+        let mut used_to_page = control.used_to_page.load(Relaxed);
+        if mutant::is(self.handle.mutant, Mutant::FreshAgain) {
+            let last = PageMaps::of(&self.handle).all(Wanted::Any).last();
+            used_to_page = last.map_or(used_to_page, |run| run.start_page);
+        }
+        if self.image.head()?.fresh_from_page <= used_to_page {
+            return Ok(());
+        }
+        // Should this handle hand out pages after all, it raises the head again.
+        control.durable_fresh_from_page.store(used_to_page, Release);
+        self.transact(Durability::Later, Vec::new(), |transaction| {
+            transaction.lower_fresh(used_to_page);
+            Ok::<_, PoolError>(())
+        })
     }
 }

@@ -33,7 +33,7 @@
 //! 1. *close* it: a record that fills the log up to a page boundary, so that durable bytes are not
 //!    written again;
 //! 2. write back and flush all bytes that its records expose, which is rule 3 for all of them at
-//!    once;
+//!    once; but not those that one of its records frees again;
 //! 3. *mark* the closing record, and write the whole append durably.
 //!
 //! The kernel may write pages of the log back at any time, so after a power cut there can be whole

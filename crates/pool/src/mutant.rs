@@ -30,6 +30,8 @@ pub enum Mutant {
     /// Commits that a dead process made behind one that is a hole count, though they contain only
     /// the changes since that one.
     KeepDependents,
+    /// What packed records expose is not made durable with them if a record behind them frees it.
+    FreedTooEarly,
     /// Packed records count after a power cut though what they expose was not flushed.
     CountExposed,
     /// The erasure of what a dead process has written behind the end of packed records, and not
@@ -40,6 +42,9 @@ pub enum Mutant {
     TrustLostBytes,
     /// Pages are written to although the durable head still records them as fresh.
     FreshUnsaid,
+    /// The last process that closes the pool records as fresh what lies behind the last page that
+    /// has an owner, though pages there may have been written to.
+    FreshAgain,
     /// A checkpoint does not make the next change of a slot a whole one.
     PatchFirst,
     /// Bytes are stored to pages of a file while a power cut would give these pages to another

@@ -30,6 +30,7 @@ use crate::error::Result;
 use crate::failure::FailureKind;
 use crate::format::PAGE_BYTES;
 use crate::format::record::{HEADER_BYTES, MIN_CLOSE_BYTES, close_start};
+use crate::freed;
 use crate::handle::Handle;
 use crate::heartbeat::Held;
 use crate::log::{Locked, Log};
@@ -213,6 +214,15 @@ impl Log {
             let record = self.read_counted(lsn)?;
             exposed.extend(record.exposed());
             lsn = record.header.end_lsn();
+        }
+        if !exposed.is_empty() {
+            // All of these records count, or none that exposes anything: only the mark makes them
+            // count, and it lies behind them. So what one of them exposes and another one frees
+            // has no name in any state that a crash can leave, and need not be durable.
+            let locked = self.lock()?;
+            let freed = freed::freed_between(&locked, append.lsn, append.end_lsn);
+            drop(locked);
+            exposed = freed::outside(exposed, &freed);
         }
         let close = self.read_counted(pending.close_lsn.load(Relaxed))?.header;
         // Relaxed: a hint for waiters.

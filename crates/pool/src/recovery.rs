@@ -465,8 +465,10 @@ fn build(
             core.handle.media.forget_cached(core.handle.layout.log());
             point::pass("open-recovered");
             repair::rebuild(&core.log.lock()?)?;
-            let fresh_from_page = core.handle.control().fresh_from_page.load(Relaxed);
-            core.handle.control().durable_fresh_from_page.store(fresh_from_page, Relaxed);
+            let control = core.handle.control();
+            let fresh_from_page = control.fresh_from_page.load(Relaxed);
+            control.durable_fresh_from_page.store(fresh_from_page, Relaxed);
+            control.used_to_page.store(fresh_from_page, Relaxed);
             point::pass("open-rebuilt");
             if matches!(role, Role::First) {
                 // The lock changes from exclusive to shared in one step, so no other opener gets in

@@ -79,7 +79,7 @@ pub(crate) const FILE_MUTEXES: usize = 512;
 /// Locked in the file of a segment by each process that uses the segment.
 const USERS: LockRange = LockRange::byte(0);
 
-const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM07");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQSEGM08");
 
 /// Pages that no inode names any more, until the durable tail has passed the record that freed
 /// them.
@@ -163,6 +163,8 @@ pub(crate) struct Control {
     /// their positions.
     pub freed_first: AtomicU64,
     pub freed_next: AtomicU64,
+    /// Pages of these entries; after a death possibly one entry too many or too few.
+    pub freed_pages: AtomicU64,
     /// The end of the log when `freed` was last examined, with a first entry that only pins keep.
     pub freed_looked_lsn: AtomicU64,
     /// Entries of `held` in use are the first ones, in no order.
@@ -183,6 +185,8 @@ pub(crate) struct Control {
     pub zeroed_count: AtomicU64,
     /// Pages before this one are not fresh, and will not be after a power cut.
     pub durable_fresh_from_page: AtomicU64,
+    /// No page from this one on was handed out since the pool was recovered.
+    pub used_to_page: AtomicU64,
     /// Where the search for a free slot starts.
     pub free_slot_hint: AtomicU64,
     pub appends: Appends,

@@ -52,6 +52,26 @@ thread_local! {
     static SPARE: Cell<Option<Box<Work>>> = const { Cell::new(None) };
 }
 
+/// What a change does to the first fresh page that the head records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FreshChange {
+    Kept,
+    /// Pages before this one are no longer fresh.
+    RaisedTo(u64),
+    /// Pages from this one on are fresh.
+    LoweredTo(u64),
+}
+
+impl FreshChange {
+    fn of(self, fresh_from_page: u64) -> u64 {
+        match self {
+            FreshChange::Kept => fresh_from_page,
+            FreshChange::RaisedTo(page) => fresh_from_page.max(page),
+            FreshChange::LoweredTo(page) => fresh_from_page.min(page),
+        }
+    }
+}
+
 /// A change of the metadata in progress. None of it is visible before the closure that makes it has
 /// returned `Ok`.
 pub struct Transaction<'a> {
@@ -60,8 +80,7 @@ pub struct Transaction<'a> {
     work: Box<Work>,
     /// The first inode that could not be encoded.
     refused: Option<(u64, FormatError)>,
-    /// Pages before this one are no longer fresh after the change; 0 leaves the head as it is.
-    used_to_page: u64,
+    fresh: FreshChange,
 }
 
 impl Drop for Transaction<'_> {
@@ -269,7 +288,13 @@ impl Transaction<'_> {
 
     /// Notes that pages before this one are no longer fresh after the change.
     pub(crate) fn use_pages_before(&mut self, page: u64) {
-        self.used_to_page = page;
+        self.fresh = FreshChange::RaisedTo(page);
+    }
+
+    /// Notes that pages from this one on are fresh after the change: they are zero on media, and no
+    /// process writes to them before the head is raised again.
+    pub(crate) fn lower_fresh(&mut self, page: u64) {
+        self.fresh = FreshChange::LoweredTo(page);
     }
 
     /// Notes that this change makes these bytes of the data reachable by a name for the first time:
@@ -416,16 +441,23 @@ impl Core {
         let exposes = !reservations.is_empty() || !exposed.is_empty();
         locked.publish_packed(place, record, exposes)?;
         let end_lsn = lsn + record.len() as u64;
+        let frees = freeing.frees();
         freed::note_change(locked, freeing, end_lsn);
         apply::apply_noted(locked, builder.slots(record), end_lsn);
+        let is_tail_due = frees && freed::is_tail_due(locked);
         transaction.end(reservations);
+        if is_tail_due {
+            // In time for the thread that needs the pages.
+            self.checkpoint_soon();
+        }
         Ok(())
     }
 
     fn begin(&self) -> Result<Transaction<'_>> {
         let locked = self.log.lock()?;
         let work = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
-        let transaction = Transaction { core: self, locked, work, refused: None, used_to_page: 0 };
+        let transaction =
+            Transaction { core: self, locked, work, refused: None, fresh: FreshChange::Kept };
         // With the lock: if a record that may be in the log was not applied, the pool is failed
         // under the lock, so no contradicting record is appended.
         self.handle.control().check_not_failed()?;
@@ -444,7 +476,7 @@ impl Core {
         if let Some((number, error)) = &transaction.refused {
             return Err(refused(*number, error.clone()));
         }
-        let used_to_page = transaction.used_to_page;
+        let fresh = transaction.fresh;
         let Work { changed, exposed, builder, record, .. } = &mut *transaction.work;
         self.check_exposed(exposed)?;
         for (number, bytes) in changed.iter() {
@@ -462,7 +494,7 @@ impl Core {
         });
         let last_slot = changed.iter().map(|(slot, _)| *slot).max();
         let raised = PoolHead {
-            fresh_from_page: head.fresh_from_page.max(used_to_page),
+            fresh_from_page: fresh.of(head.fresh_from_page),
             used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
         };
         // No slot below the last used one may look as if it had never been used.
@@ -600,7 +632,7 @@ impl Transaction<'_> {
         self.work.changed.is_empty()
             && self.refused.is_none()
             && self.work.exposed.is_empty()
-            && self.used_to_page == 0
+            && self.fresh == FreshChange::Kept
     }
 }
 

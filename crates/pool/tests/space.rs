@@ -16,8 +16,10 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
-use aquifer_pool::media::PersistenceDomain;
-use aquifer_pool::{ChangeSlots, InodeUse, Mutant, Pool, PoolError, ReadSlots, Transaction};
+use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
+use aquifer_pool::{
+    ChangeSlots, InodeUse, Mutant, Pool, PoolError, ReadSlots, Transaction, end_thread_at,
+};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
@@ -643,20 +645,20 @@ fn files_grow_in_place_and_long_runs_are_aligned() {
 
 /// Random changes of files, with and without power cuts between them: packed, so they become
 /// durable in any order.
-fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Recording {
+fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Outcome<Recording> {
     let options = alone().mutant(mutant).boot(1);
     let fresh = Arc::new(CrashMedia::new(512 << 10, domain).unwrap());
     drop(small(alone()).create_on(fresh.clone()).unwrap());
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
     let mut rng = Rng::new(seed);
-    let pool = options.open_on(media.clone()).unwrap();
+    let mut pool = options.open_on(media.clone()).unwrap();
     let mut next_stamp = 1 << 32;
     for _ in 0..60 {
         let files = files(&pool);
         let some =
             (!files.is_empty()).then(|| files[rng.below(files.len() as u64) as usize].clone());
         next_stamp += 1;
-        match (rng.below(10), some) {
+        match (rng.below(12), some) {
             (0..=3, _) if files.len() < 6 => {
                 let stamp = if rng.chance(0.2) { 0 } else { next_stamp };
                 let made = create(&pool, 1 + rng.below(12), stamp);
@@ -690,12 +692,21 @@ fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Recor
                     .unwrap();
                 }
             }
+            // Closed, which records what is still fresh; or killed.
+            (10, _) => {
+                drop(pool);
+                pool = options.open_on(media.clone())?;
+            }
+            (11, _) if rng.chance(0.5) => {
+                pool.die();
+                pool = options.open_on(media.clone())?;
+            }
             _ => {}
         }
     }
     let recording = media.recording();
     drop(pool);
-    recording
+    Ok(recording)
 }
 
 /// No file shows bytes of another one, and zeroed reservations are zero.
@@ -730,7 +741,7 @@ fn check(state: &CrashState<'_>, mutant: Option<Mutant>) -> Verdict {
 }
 
 fn explored(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Result<u64, String> {
-    let recording = record(seed, domain, mutant);
+    let recording = record(seed, domain, mutant).map_err(|error| error.to_string())?;
     let plan = Plan { depth: 0, budget: 600, seed };
     match explore(&recording, plan, |state| check(state, mutant)) {
         Ok(explored) => Ok(explored.states()),
@@ -756,7 +767,9 @@ fn no_crash_shows_bytes_of_another_file() {
 #[test]
 fn deliberate_mistakes_show_bytes_of_another_file() {
     let mut missed = Vec::new();
-    for mutant in [Mutant::EarlyReuse, Mutant::CommitBeforeData, Mutant::FreshUnsaid] {
+    for mutant in
+        [Mutant::EarlyReuse, Mutant::CommitBeforeData, Mutant::FreshUnsaid, Mutant::FreshAgain]
+    {
         let domain = PersistenceDomain::PageCache;
         let caught = (0..20).find_map(|seed| explored(seed, domain, Some(mutant)).err());
         match caught {
@@ -765,6 +778,93 @@ fn deliberate_mistakes_show_bytes_of_another_file() {
         }
     }
     assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
+
+/// A file is made on pages of an earlier one and removed again; the records of the two changes become
+/// durable together, or, if a process died in between, one after the other.
+fn removed_again(are_apart: bool, mutant: Option<Mutant>) -> (Recording, Run) {
+    const PAGES: u64 = 8;
+    let options = alone().mutant(mutant).boot(1);
+    let fresh = Arc::new(CrashMedia::new(512 << 10, PersistenceDomain::PageCache).unwrap());
+    let pool = small(alone()).create_on(fresh.clone()).unwrap();
+    let first = create(&pool, PAGES, 1).unwrap();
+    pool.sync().unwrap();
+    remove(&pool, first.number).unwrap();
+    drop(pool);
+    let media = Arc::new(CrashMedia::from_image(&fresh.image(), fresh.domain()).unwrap());
+    let pool = options.open_on(media.clone()).unwrap();
+    let second = create(&pool, PAGES, 2).unwrap();
+    assert_eq!(second.runs, first.runs);
+    if are_apart {
+        assert!(end_thread_at("packed-closed", || pool.sync()).is_none());
+    }
+    remove(&pool, second.number).unwrap();
+    pool.sync().unwrap();
+    let recording = media.recording();
+    drop(pool);
+    (recording, second.runs[0])
+}
+
+/// Bytes that lose their name before it becomes durable need not be durable.
+#[test]
+fn bytes_of_removed_files_are_not_written_back() {
+    let is_written_back = |are_apart| {
+        let (recording, run) = removed_again(are_apart, None);
+        let mut handed_over = (recording.operations().iter())
+            .filter(|operation| operation.kind() == MediaOperation::WriteBack)
+            .flat_map(|operation| operation.ranges());
+        handed_over.any(|range| range.intersection(run.bytes()).len_bytes > 0)
+    };
+    assert!(!is_written_back(false));
+    assert!(is_written_back(true), "the file has a name until the second record is durable");
+}
+
+#[test]
+fn no_crash_shows_earlier_bytes_in_a_file_that_was_about_to_be_removed() {
+    let explored = |are_apart, mutant| {
+        let (recording, _) = removed_again(are_apart, mutant);
+        let plan = Plan { depth: 0, budget: 600, seed: 1 };
+        explore(&recording, plan, |state| check(state, mutant)).map(|explored| explored.states())
+    };
+    for are_apart in [false, true] {
+        explored(are_apart, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+    let caught = explored(true, Some(Mutant::FreedTooEarly));
+    println!("{}", caught.expect_err("the file has earlier bytes").reason);
+}
+
+/// Closing a pool keeps which pages were never written to; the death of all processes costs that
+/// for a step at most.
+#[test]
+fn fresh_pages_stay_fresh_when_the_pool_is_closed() {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    let mut pool = small(alone()).create_on(media.clone()).unwrap();
+    let first = pool.info().unwrap().zeroed_pages;
+    let step = (POOL_BYTES as u64 / PAGE_BYTES) / 32;
+    for pages in [1, 3 * step] {
+        let before = pool.info().unwrap().zeroed_pages;
+        let made = create(&pool, pages, 7).unwrap();
+        assert_eq!(made.runs.len(), 1);
+        assert_eq!(pool.info().unwrap().zeroed_pages, before - pages);
+        drop(pool);
+        pool = alone().open_on(media.clone()).unwrap();
+        assert_eq!(pool.info().unwrap().zeroed_pages, before - pages);
+    }
+    // What was taken and given up may have been written to.
+    let given_up = pool.reserve_some(5, None, false).unwrap();
+    pool.store_unguarded(given_up.whole().bytes().offset_bytes, &filled(9, 5)).unwrap();
+    drop(given_up);
+    drop(pool);
+    pool = alone().open_on(media.clone()).unwrap();
+    assert_eq!(pool.info().unwrap().zeroed_pages, first - 1 - 3 * step - 5);
+    drop(create(&pool, 1, 7).unwrap());
+    let before = pool.info().unwrap().zeroed_pages;
+    pool.die();
+    pool = alone().open_on(media).unwrap();
+    let zeroed_pages = pool.info().unwrap().zeroed_pages;
+    assert!((before - step..=before).contains(&zeroed_pages), "{zeroed_pages} of {before}");
+    let zeros = pool.reserve_some(zeroed_pages, None, true).unwrap();
+    assert!(is_zero(&pool, zeros.whole()));
 }
 
 /// Pages that were reserved for a change, but not named by it, are free again.

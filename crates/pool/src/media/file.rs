@@ -46,6 +46,9 @@ use super::{
 /// write into a folio of 2 MiB takes eight times as long, because the file system checks each of
 /// its blocks.
 const ZEROS_BYTES: usize = 256 << 10;
+/// Zeros of at most this part of memory stay in the page cache, for the pages that are used first:
+/// a write to an uncached page must allocate it.
+const CACHED_PART: u64 = 8;
 /// The most dirty bytes while zeros are written.
 const ZEROS_WINDOW_BYTES: u64 = 64 << 20;
 
@@ -233,7 +236,8 @@ impl FileMedia {
     }
 }
 
-/// Writes zeros with a bounded number of dirty pages, and drops them from the cache as it proceeds.
+/// Writes zeros with a bounded number of dirty pages. Unless they are few, drops them from the cache
+/// as it proceeds, so that they displace nothing.
 pub(super) fn write_zeros(
     file: BorrowedFd<'_>,
     from_bytes: u64,
@@ -241,6 +245,7 @@ pub(super) fn write_zeros(
     progress: &mut dyn FnMut(u64, u64),
 ) -> io::Result<()> {
     let total_bytes = to_bytes - from_bytes;
+    let stays_cached = total_bytes <= aquifer_sys::cpu::memory_bytes() / CACHED_PART;
     let zeros = vec![0; ZEROS_BYTES.min(usize::try_from(total_bytes).unwrap_or(ZEROS_BYTES))];
     let mut at_bytes = from_bytes;
     let mut window_bytes = from_bytes;
@@ -254,7 +259,9 @@ pub(super) fn write_zeros(
             let before = window_bytes.saturating_sub(ZEROS_WINDOW_BYTES).max(from_bytes);
             if before < window_bytes {
                 let _ = file_io::finish_write_back(file, before, window_bytes - before);
-                let _ = aquifer_sys::memory::drop_cached(file, before, window_bytes - before);
+                if !stays_cached {
+                    let _ = aquifer_sys::memory::drop_cached(file, before, window_bytes - before);
+                }
             }
             window_bytes = at_bytes;
         }

@@ -136,9 +136,7 @@ impl Pool {
 
     /// Requests a checkpoint in the background, if this handle has a background thread.
     pub fn checkpoint_soon(&self) {
-        if let Some(checkpointer) = &self.shared.checkpointer {
-            checkpointer.ring();
-        }
+        self.core().checkpoint_soon();
     }
 
     /// Requests a checkpoint in the background if the log is half full.
