@@ -352,6 +352,7 @@ fn kind_of_object(error: &ObjectError) -> Option<ErrorKind> {
         | ObjectError::HeapCannotShrink { .. }
         | ObjectError::HoldsHeap { .. }
         | ObjectError::NoHeap { .. }
+        | ObjectError::OutsideObject { .. }
         | ObjectError::SeveralPools
         | ObjectError::Parameter { .. } => ErrorKind::InvalidInput,
         ObjectError::NoRoomForShadow { .. } => ErrorKind::NoSpace,

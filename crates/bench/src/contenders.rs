@@ -20,7 +20,9 @@ use crate::contender::pooled::whole::{PoolReads, PoolViews};
 use crate::contender::pooled::{OpenRecords, copied_pair, kernel};
 use crate::contender::regions::{self, OBJECTS, SHARED_FILES, objects, shared_file};
 use crate::contender::stores::{
-    Commits, LmdbStore, LogAlone, MemoryStore, PmemobjStore, RedbStore, SqliteStore, single,
+    Commits, LmdbStore, LogAlone,
+    MemoryCommits::{Cells, Everything},
+    MemoryStore, PmemobjStore, RedbStore, SqliteStore, single,
 };
 use crate::contender::user_cache::UserCache;
 use crate::contender::{Contender, Roles};
@@ -202,10 +204,28 @@ pub const OBJECT: &Contender = &Contender {
     about: "a persistent object of Aquifer, made durable by psync",
     roles: Roles {
         commits: Some(Commits {
-            create: |home, array, lanes| MemoryStore::create(objects::create, home, array, lanes),
-            open: |home, array, lanes| MemoryStore::open(objects::open, home, array, lanes),
+            create: |home, array, lanes| {
+                MemoryStore::create(objects::create, Everything, home, array, lanes)
+            },
+            open: |home, array, lanes| {
+                MemoryStore::open(objects::open, Everything, home, array, lanes)
+            },
         }),
         regions: Some(OBJECTS),
+        ..Roles::NONE
+    },
+};
+
+pub const OBJECT_RANGES: &Contender = &Contender {
+    name: "object_ranges",
+    about: "a persistent object of Aquifer, whose psync is told what was stored (psync_ranges)",
+    roles: Roles {
+        commits: Some(Commits {
+            create: |home, array, lanes| {
+                MemoryStore::create(objects::create, Cells, home, array, lanes)
+            },
+            open: |home, array, lanes| MemoryStore::open(objects::open, Cells, home, array, lanes),
+        }),
         ..Roles::NONE
     },
 };
@@ -258,9 +278,11 @@ pub const MSYNC: &Contender = &Contender {
     roles: Roles {
         commits: Some(Commits {
             create: |home, array, lanes| {
-                MemoryStore::create(shared_file::create, home, array, lanes)
+                MemoryStore::create(shared_file::create, Everything, home, array, lanes)
             },
-            open: |home, array, lanes| MemoryStore::open(shared_file::open, home, array, lanes),
+            open: |home, array, lanes| {
+                MemoryStore::open(shared_file::open, Everything, home, array, lanes)
+            },
         }),
         regions: Some(SHARED_FILES),
         stored: Some(|path, len_bytes| Ok(Box::new(SharedMap::open(path, len_bytes)?))),

@@ -125,6 +125,26 @@ impl Patches {
     }
 }
 
+impl Patches {
+    /// Adds a patch of `len_bytes` bytes of a page, and returns them for the caller to fill.
+    ///
+    /// # Panics
+    /// If the patch is empty, not whole grains, not inside the page, or not behind all others.
+    pub fn push(&mut self, page: u32, offset: usize, len_bytes: usize) -> &mut [u8] {
+        let is_whole = offset.is_multiple_of(GRAIN_BYTES) && len_bytes.is_multiple_of(GRAIN_BYTES);
+        assert!(is_whole && len_bytes > 0 && offset + len_bytes <= PAGE, "grains of a page");
+        let first = (page, offset as u16);
+        assert!(self.last.is_none_or(|last| last <= first), "patches ascend");
+        self.bytes.extend_from_slice(&page.to_le_bytes());
+        self.bytes.extend_from_slice(&(offset as u16).to_le_bytes());
+        self.bytes.extend_from_slice(&(len_bytes as u16).to_le_bytes());
+        self.last = Some((page, (offset + len_bytes) as u16));
+        let start = self.bytes.len();
+        self.bytes.resize(start + len_bytes, 0);
+        &mut self.bytes[start..]
+    }
+}
+
 /// Calls `visit` with each range of grains that differs, until it returns false. Ranges with a gap
 /// of at most a header's length are joined.
 fn for_each_difference(base: &[u8], now: &[u8], mut visit: impl FnMut(usize, usize) -> bool) {
@@ -248,6 +268,25 @@ mod tests {
         assert!(patches.push_difference(1, &zero, &one, PAGE + HEADER_BYTES));
         validate(patches.as_bytes(), 2).unwrap();
         assert!(validate(patches.as_bytes(), 1).is_err(), "beyond the target");
+    }
+
+    #[test]
+    fn patches_of_given_bytes_follow_each_other() {
+        let mut patches = Patches::new();
+        patches.push(2, 8, 8).fill(1);
+        patches.push(2, 16, 4080).fill(2);
+        patches.push(5, 0, PAGE).fill(3);
+        validate(patches.as_bytes(), 6).unwrap();
+        let found: Vec<_> = patches.iter().map(|patch| (patch.page, patch.bytes[0])).collect();
+        assert_eq!(found, [(2, 1), (2, 2), (5, 3)]);
+        let refused = [(5, 8, 8), (6, 4, 8), (6, 0, 12), (6, 0, 0), (6, 4088, 16)];
+        for (page, offset, len_bytes) in refused {
+            let mut patches = patches.clone();
+            let push = std::panic::AssertUnwindSafe(|| {
+                patches.push(page, offset, len_bytes);
+            });
+            std::panic::catch_unwind(push).expect_err("not a patch that may follow");
+        }
     }
 
     #[test]

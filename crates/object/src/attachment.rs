@@ -1,6 +1,7 @@
 //! The public handle of an attached object.
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -181,6 +182,69 @@ impl Attachment {
     /// As for [`Attachment::psync_shared`], until this returns.
     pub unsafe fn psync_begin_shared(&self) -> Result<PendingPsync> {
         psync::psync_begin(&self.attached.object.shared, &[&self.attached])
+    }
+
+    /// Makes the bytes of these ranges durable, atomically, and no others: for programs that know
+    /// where they have stored. Offsets count from the object's start; ranges may touch, overlap and
+    /// be in any order, and are widened to multiples of eight bytes. Costs one write and one device
+    /// sync whatever the object's length, because it neither looks for stores nor compares pages.
+    /// Ignored on an attachment for reading, and if no byte is named.
+    ///
+    /// After a crash these bytes have the values they had at the call; if it had not returned,
+    /// possibly those of their previous commit, but never a mix of both. Stores outside of the ranges
+    /// stay as they are: in memory, not durable, for the next [`Attachment::psync`], which finds
+    /// them as if this call had not been made. Private copies of pages are not dropped: a program
+    /// that only calls this exceeds the shadow budget
+    /// ([`ObjectOptions::shadow_budget_bytes`](crate::ObjectOptions::shadow_budget_bytes)) up to
+    /// the object's length.
+    ///
+    /// ```
+    /// # use aquifer_object::{Objects, ObjectError};
+    /// # use aquifer_pool::Pool;
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("pool");
+    /// # let objects = Objects::new(Pool::create(&path, 16 << 20)?);
+    /// # objects.create("numbers", 1 << 20)?;
+    /// let mut numbers = objects.attach_mut("numbers")?;
+    /// let bytes = numbers.as_mut_slice()?;
+    /// bytes[8..16].fill(1);
+    /// bytes[500_000] = 2;
+    /// bytes[700_000] = 3;
+    /// numbers.psync_ranges(&[8..16, 500_000..500_001])?;
+    /// // A crash now would lose the store at 700,000, and only that one.
+    /// # numbers.detach()?;
+    /// # drop(objects);
+    /// # let objects = Objects::open(&path)?;
+    /// # let numbers = objects.attach("numbers")?;
+    /// # let bytes = numbers.as_slice()?;
+    /// # assert_eq!((bytes[8], bytes[15], bytes[500_000], bytes[700_000]), (1, 1, 2, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ObjectError::OutsideObject`] for a range that is not one of the object's;
+    /// [`ObjectError::HoldsHeap`], because a heap is consistent only as a whole. As for
+    /// [`Attachment::psync`]. After any of these, the bytes are in memory as before, and the next
+    /// psync that covers them commits them.
+    pub fn psync_ranges(&mut self, ranges: &[Range<u64>]) -> Result<()> {
+        // SAFETY: `self` is borrowed mutably, so no reference into the object is alive.
+        unsafe { self.psync_ranges_shared(ranges) }
+    }
+
+    /// [`Attachment::psync_ranges`] for programs whose threads share the attachment: others may
+    /// store outside of the ranges meanwhile, and commit their own.
+    ///
+    /// # Errors
+    /// As for [`Attachment::psync_ranges`].
+    ///
+    /// # Safety
+    /// No thread stores to the multiples of eight bytes that cover the ranges during the call, and
+    /// no reference through which that could happen is alive.
+    pub unsafe fn psync_ranges_shared(&self, ranges: &[Range<u64>]) -> Result<()> {
+        if self.attached.is_heap {
+            return Err(ObjectError::HoldsHeap { name: self.name() });
+        }
+        psync::psync_ranges(&self.attached, ranges)
     }
 
     /// The totals of its psyncs.

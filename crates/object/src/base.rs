@@ -22,13 +22,15 @@ use aquifer_pool::Patches;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_sys::memory::copy_racy;
-use aquifer_vm::dirty::{PageBits, PageIndex, PageRun};
+use aquifer_vm::dirty::{PageBits, PageIndex, PageRun, runs};
 
 use crate::memory::Object;
+use crate::ranges::NamedRanges;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// A page's buffer. A string move to an unaligned one takes several times as long.
+/// A page's buffer. A copy of a page takes several times as long if the buffer lies a few bytes
+/// ahead of the page modulo 4,096 ([`copy_racy`]), which this alignment excludes.
 #[repr(align(64))]
 struct Aligned([u8; PAGE]);
 
@@ -125,6 +127,12 @@ impl Changes {
     /// Whether nothing has changed.
     pub fn is_empty(&self) -> bool {
         self.patches.is_empty() && self.whole.is_empty()
+    }
+
+    /// Makes them whole pages, without twins: they are put aside.
+    pub fn make_whole(&mut self, pages: &[PageRun]) {
+        self.clear();
+        self.whole.extend_from_slice(pages);
     }
 
     fn clear(&mut self) {
@@ -226,6 +234,35 @@ impl Bases {
                 // not.
                 self.twins.insert(page, Box::new(*place));
             }
+        }
+    }
+
+    /// Takes exactly the named bytes as the changes, whatever their bases: whole pages, and patches
+    /// of the others. Replaces `captured` by their pages.
+    pub fn take_named(
+        &self,
+        object: &Object,
+        ranges: &NamedRanges,
+        captured: &mut Vec<PageRun>,
+        changes: &mut Changes,
+    ) {
+        changes.clear();
+        captured.clear();
+        for part in ranges.parts() {
+            let page = part.page;
+            runs::push(captured, PageRun { first: page, count: 1 });
+            if part.is_whole() {
+                changes.push_whole(page);
+                if self.twins.contains_key(&page) {
+                    changes.wanted.push(page);
+                }
+                continue;
+            }
+            // The cast is lossless: an object has at most 2^24 pages.
+            let bytes = changes.patches.push(page.0 as u32, part.offset, part.len_bytes);
+            let source = object.page(page).wrapping_add(part.offset);
+            // SAFETY: inside a page of the mapping, and a buffer of the same length.
+            unsafe { copy_racy(source, bytes.as_mut_ptr(), bytes.len()) };
         }
     }
 

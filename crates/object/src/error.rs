@@ -132,6 +132,21 @@ pub enum ObjectError {
         /// The object.
         name: ObjectName,
     },
+    /// A range does not lie in the object, or ends before it starts.
+    #[error(
+        "the bytes {start}..{end} are not a range of the object {name}, which has {len_bytes} bytes: nothing was \
+         committed; ranges count bytes from the object's start"
+    )]
+    OutsideObject {
+        /// The object.
+        name: ObjectName,
+        /// The range's first byte, from the object's start.
+        start: u64,
+        /// The byte behind its last one.
+        end: u64,
+        /// The object's length in bytes.
+        len_bytes: u64,
+    },
     /// An object that holds a heap cannot be made smaller.
     #[error(
         "the object {name} holds a heap, whose allocations may lie anywhere: it cannot be made smaller; copy its \
@@ -141,8 +156,10 @@ pub enum ObjectError {
         /// The object.
         name: ObjectName,
     },
-    /// The object holds a heap, and its bytes cannot be stored to directly.
-    #[error("the object {name} holds a heap; store to it through `Attachment::heap`")]
+    /// The object holds a heap: its bytes cannot be stored to directly, nor committed in part.
+    #[error(
+        "the object {name} holds a heap; store to it through `Attachment::heap`, and commit all of it with `psync`"
+    )]
     HoldsHeap {
         /// The object.
         name: ObjectName,

@@ -68,6 +68,7 @@
 //! | `key` | [`CreateObject::write_key`], [`ObjectOptions::key`] |
 //! | | [`Objects::psync_many`]: atomic over several objects |
 //! | | [`Attachment::psync_begin`]: returns when the object may be stored to again |
+//! | | [`Attachment::psync_ranges`]: commits the bytes that it names, and nothing else |
 //! | | [`Objects::resize`], [`Objects::relocate`], [`Objects::rename`] |
 //!
 //! An object has one writer or many readers, never both. What the paper leaves undefined, such as
@@ -106,6 +107,7 @@ mod name;
 mod objects;
 mod options;
 mod psync;
+mod ranges;
 mod raw;
 mod resize;
 mod shadow;

@@ -18,13 +18,23 @@
 //!
 //! On any failure, the next capture takes the same pages again.
 //!
+//! # Named ranges
+//! A psync that names ranges commits exactly their bytes: it does not look for stores, compares
+//! nothing, and leaves the set of pages stored to as it is. So the next psync of everything finds
+//! these pages too, and commits what else was stored there. That is right because
+//! * a patch holds new values, not differences: replaying it is correct whatever the page held;
+//! * the bases are patched with what was logged, as by any commit, so the bytes that were not named
+//!   differ from the base as before;
+//! * pages are committed whole only if all their bytes are named, and are put aside one run at a
+//!   time, never joined over a gap.
+//!
 //! Lock order: attachments by inode number, their flights, the pool's locks.
 
+use std::ops::Range;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 
-use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
+use aquifer_pool::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches, PoolError};
 use aquifer_vm::dirty::PageRun;
 
 use crate::access::Access;
@@ -34,12 +44,22 @@ use crate::completion::PendingPsync;
 use crate::error::{ObjectError, Result};
 use crate::flight::{Captured, Earlier, Flight};
 use crate::memory::Object;
+use crate::ranges::NamedRanges;
 use crate::shadow;
 use crate::shared::Shared;
 use crate::writing::{Stores, Writing};
 
 /// How often a blocking psync retries to commit the pages of failed earlier commits.
 const ATTEMPTS: usize = 3;
+
+/// What a capture takes.
+#[derive(Clone, Copy)]
+pub(crate) enum What<'a> {
+    /// Everything stored so far.
+    All(Stores),
+    /// Exactly these bytes of its one object.
+    Named(&'a NamedRanges),
+}
 
 /// An attachment for writing, locked for a capture.
 struct Part<'a> {
@@ -62,8 +82,8 @@ impl Part<'_> {
     }
 }
 
-/// Captures the stores to these objects as one commit. Attachments for reading are ignored.
-pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured> {
+/// Captures stores to these objects as one commit. Attachments for reading are ignored.
+pub(crate) fn capture(attached: &[&Attached], what: What<'_>) -> Result<Captured> {
     let mut attached: Vec<&Attached> = attached.to_vec();
     if let Some(first) = attached.first()
         && !attached.iter().all(|other| std::ptr::eq(&*first.object.shared, &*other.object.shared))
@@ -82,28 +102,47 @@ pub(crate) fn capture(attached: &[&Attached], stores: Stores) -> Result<Captured
         }
         parts.push(Part { attached, held });
     }
-    match begin(&mut parts, stores) {
-        Ok(commit) => {
+    let begun = begin(&mut parts, what);
+    match (begun, what) {
+        (Ok(commit), What::All(_)) => {
             // No other capture of these objects has begun in between: their locks are held.
             let objects = parts.iter().map(|part| &part.attached.object);
             let earlier = objects.map(|object| object.flights.earlier(&object.name)).collect();
-            Ok(Captured { flight: commit.map(|commit| launch(commit, &mut parts)), earlier })
+            let flight = commit.map(|commit| launch(commit, &mut parts));
+            // All that was not durable is in this commit, or unchanged.
+            parts.iter_mut().for_each(|part| part.writing().is_behind = false);
+            Ok(Captured { flight, earlier })
         }
-        Err(error) => {
+        // The log's order is enough: the named bytes are all in this commit.
+        (Ok(commit), What::Named(_)) => {
+            let flight = commit.map(|commit| launch(commit, &mut parts));
+            Ok(Captured { flight, earlier: Vec::new() })
+        }
+        (Err(error), What::All(_)) => {
             parts.iter_mut().for_each(|part| part.writing().give_back());
+            Err(error)
+        }
+        (Err(error), What::Named(_)) => {
+            // The tracker still has these pages.
+            parts.iter_mut().for_each(|part| part.writing().captured.clear());
             Err(error)
         }
     }
 }
 
-fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
+fn begin(parts: &mut [Part<'_>], what: What<'_>) -> Result<Option<Commit>> {
     for part in parts.iter_mut() {
         let object = &part.attached.object;
-        part.writing().collect(object, stores)?;
+        match what {
+            What::All(stores) => part.writing().collect(object, stores)?,
+            What::Named(ranges) => part.writing().take_named(object, ranges),
+        }
     }
-    for part in parts.iter_mut() {
-        let object = &part.attached.object;
-        part.writing().compare(object);
+    if let What::All(_) = what {
+        for part in parts.iter_mut() {
+            let object = &part.attached.object;
+            part.writing().compare(object);
+        }
     }
     let Some(pool) = parts.first().map(|part| &part.attached.object.shared.pool) else {
         return Ok(None);
@@ -112,7 +151,6 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         for part in parts.iter_mut() {
             // The pages may have been stored to, but their content is unchanged.
             part.writing().captured.clear();
-            part.writing().is_behind = false;
         }
         return Ok(None);
     }
@@ -124,16 +162,29 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
     let mut aside: Vec<Option<Vec<PageRun>>> = Vec::with_capacity(parts.len());
     for (part, is_aside) in parts.iter_mut().zip(&is_aside) {
         let object = &part.attached.object;
-        let Writing { captured, shadow, .. } = part.writing();
-        aside.push(if *is_aside {
-            Some(shadow.put_aside(object, captured, most_entries, &mut copied)?)
-        } else {
-            None
-        });
+        let Writing { captured, changes, shadow, .. } = part.writing();
+        if !*is_aside {
+            aside.push(None);
+            continue;
+        }
+        match what {
+            What::All(_) => changes.make_whole(captured),
+            // Joining runs would commit the bytes in the gaps, which were not named.
+            What::Named(_) if changes.whole.len() > most_entries => {
+                let log_bytes = pool.layout().log().len_bytes;
+                let len_bytes = changes.len_bytes();
+                return Err(PoolError::TooLargeForLog { len_bytes, log_bytes }.into());
+            }
+            What::Named(_) => {}
+        }
+        aside.push(Some(shadow.put_aside(object, &changes.whole, most_entries, &mut copied)?));
     }
-    let logged: Vec<(&Object, &Changes)> = (parts.iter().zip(&is_aside))
+    let changed: Vec<(&Object, &Changes)> =
+        parts.iter().map(|part| (&part.attached.object, &part.written().changes)).collect();
+    // Whole pages that were put aside are not in the log.
+    let logged: Vec<(&Object, &Changes)> = (changed.iter().zip(&is_aside))
         .filter(|(_, is_aside)| !**is_aside)
-        .map(|(part, _)| (&part.attached.object, &part.written().changes))
+        .map(|(changed, _)| *changed)
         .collect();
     let pages: Vec<CommitPages> = (logged.iter())
         .flat_map(|(object, changes)| {
@@ -143,7 +194,7 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
                 .map(|run| CommitPages { inode: object.number, target: object.on_media(*run) })
         })
         .collect();
-    let patches: Vec<CommitPatches<'_>> = (logged.iter())
+    let patches: Vec<CommitPatches<'_>> = (changed.iter())
         .filter(|(_, changes)| !changes.patches.is_empty())
         .map(|(object, changes)| CommitPatches {
             inode: object.number,
@@ -181,7 +232,7 @@ fn begin(parts: &mut [Part<'_>], stores: Stores) -> Result<Option<Commit>> {
         if is_aside {
             writing.shadow.named_by(commit.end_lsn());
         }
-        let bytes = if is_aside { pages_of(&writing.captured) * PAGE_BYTES } else { size_bytes };
+        let bytes = if is_aside { writing.changes.len_bytes() } else { size_bytes };
         // Relaxed: statistics.
         attached.psync_bytes.fetch_add(bytes, Relaxed);
     }
@@ -200,7 +251,6 @@ fn launch(commit: Commit, parts: &mut [Part<'_>]) -> Flight {
         let Held { lock, writing, .. } = part.held();
         let writing = writing.as_mut().expect("attached for writing");
         let captured = std::mem::take(&mut writing.captured);
-        writing.is_behind = false;
         if captured.is_empty() {
             continue;
         }
@@ -216,7 +266,7 @@ fn launch(commit: Commit, parts: &mut [Part<'_>]) -> Flight {
 pub(crate) fn psync(attached: &[&Attached], stores: Stores) -> Result<()> {
     let mut outcome = Ok(());
     for _ in 0..ATTEMPTS {
-        let Captured { flight, earlier } = capture(attached, stores)?;
+        let Captured { flight, earlier } = capture(attached, What::All(stores))?;
         if let Some(flight) = flight {
             flight.finish()?;
         }
@@ -235,10 +285,22 @@ pub(crate) fn psync(attached: &[&Attached], stores: Stores) -> Result<()> {
     outcome
 }
 
+/// Makes the bytes of these ranges durable, atomically, and nothing else.
+pub(crate) fn psync_ranges(attached: &Attached, ranges: &[Range<u64>]) -> Result<()> {
+    let ranges = NamedRanges::new(&attached.object, ranges)?;
+    if ranges.is_empty() {
+        return attached.check_process();
+    }
+    match capture(&[attached], What::Named(&ranges))?.flight {
+        Some(flight) => flight.finish(),
+        None => Ok(()),
+    }
+}
+
 /// Captures now and makes the commit durable in the background. The caller excludes stores during
 /// the call.
 pub(crate) fn psync_begin(shared: &Shared, attached: &[&Attached]) -> Result<PendingPsync> {
-    shared.committer.begin(|| capture(attached, Stores::Excluded))
+    shared.committer.begin(|| capture(attached, What::All(Stores::Excluded)))
 }
 
 #[cfg(test)]

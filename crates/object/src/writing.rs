@@ -14,6 +14,7 @@ use aquifer_vm::dirty::{PageIndex, PageRun};
 use crate::base::{Bases, Changes, Page};
 use crate::error::{ObjectError, Result, text};
 use crate::memory::Object;
+use crate::ranges::NamedRanges;
 use crate::shadow::Shadow;
 
 /// Whether other threads may store to the objects during a capture.
@@ -60,6 +61,13 @@ impl Writing {
             .map_err(|source| ObjectError::Memory { name: text(&object.name), source })
     }
 
+    /// Takes the named ranges, instead of everything stored to.
+    pub fn take_named(&mut self, object: &Object, ranges: &NamedRanges) {
+        // Not empty if the last capture panicked.
+        self.give_back();
+        self.bases.take_named(object, ranges, &mut self.captured, &mut self.changes);
+    }
+
     /// Finds the changes in the captured pages.
     pub fn compare(&mut self, object: &Object) {
         self.bases.catch_up(object.shared.pool.applied_lsn(), self.last_lsn);
@@ -76,16 +84,14 @@ impl Writing {
         }
     }
 
-    /// Updates the bases to what is in the log: the changes, or all the pages that were put
-    /// `aside`. `twins` are copies of the whole pages as logged.
+    /// Updates the bases to what is in the log: the changes, and all the pages that were put
+    /// `aside`, among them clean ones. `twins` are copies of the whole pages as logged.
     pub fn committed(&mut self, aside: Option<&[PageRun]>, twins: Vec<(PageIndex, Page)>) {
         if self.captured.is_empty() {
             return;
         }
-        match aside {
-            Some(pages) => self.bases.forget(pages),
-            None => self.bases.commit(&self.changes, twins),
-        }
+        self.bases.forget(aside.unwrap_or_default());
+        self.bases.commit(&self.changes, twins);
         self.is_captured = false;
     }
 

@@ -32,7 +32,10 @@ struct Program {
     mutant: Option<Mutant>,
     objects: Option<Objects>,
     attached: BTreeMap<String, Attachment>,
+    /// What is durable.
     model: Model,
+    /// What is only in the memory of attached objects, by page.
+    stored: BTreeMap<String, BTreeMap<usize, u64>>,
 }
 
 impl Program {
@@ -54,6 +57,40 @@ impl Program {
         if let Some(attachment) = self.attached.remove(name) {
             attachment.detach().unwrap();
         }
+        self.stored.remove(name);
+    }
+
+    /// A psync of everything in these objects.
+    fn committed(&mut self, names: &[&str]) {
+        for name in names {
+            for (page, number) in self.stored.remove(*name).unwrap_or_default() {
+                self.model.get_mut(*name).unwrap()[page] = number;
+            }
+        }
+    }
+
+    /// Stores to some pages of an object, and commits some of them by name.
+    fn psync_ranges(&mut self, rng: &mut Rng, name: &str, value: u64) {
+        self.store(rng, name, value);
+        let pages = self.stored[name].clone();
+        let mut named = Vec::new();
+        for (page, number) in pages {
+            let start = (page * PAGE) as u64;
+            match rng.below(3) {
+                // The rest of the page stays uncommitted.
+                0 => {
+                    named.push(start..start + 8);
+                    let durable = &mut self.model.get_mut(name).unwrap()[page];
+                    *durable = *durable >> 32 << 32 | number & 0xffff_ffff;
+                }
+                1 => {
+                    named.push(start..start + PAGE as u64);
+                    self.model.get_mut(name).unwrap()[page] = number;
+                }
+                _ => {}
+            }
+        }
+        self.attach(name).psync_ranges(&named).unwrap();
     }
 
     /// Stores to some pages of an object.
@@ -69,7 +106,9 @@ impl Program {
             let object = self.attach(name);
             let change = if is_whole { fill } else { store };
             change(object, page, value);
-            let number = &mut self.model.get_mut(name).unwrap()[page];
+            let before = self.model[name][page];
+            let number =
+                self.stored.entry(name.to_owned()).or_default().entry(page).or_insert(before);
             *number = if is_whole { filled(value) } else { stored(*number, value) };
         }
     }
@@ -113,6 +152,7 @@ impl Program {
             38..44 => self.detach(&name),
             44..48 => {
                 self.attached.clear();
+                self.stored.clear();
                 self.objects = None;
                 self.objects = Some(open(&self.media, self.mutant).unwrap());
             }
@@ -125,7 +165,9 @@ impl Program {
                     .map(|(_, attachment)| attachment)
                     .collect();
                 self.objects.as_ref().unwrap().psync_many(&mut both).unwrap();
+                self.committed(&[&name, &other]);
             }
+            60..75 => self.psync_ranges(rng, &name, id),
             _ => {
                 self.store(rng, &name, id);
                 let object = self.attach(&name);
@@ -133,6 +175,7 @@ impl Program {
                     0 => object.psync_begin().unwrap().wait().unwrap(),
                     _ => object.psync().unwrap(),
                 }
+                self.committed(&[&name]);
             }
         }
     }
@@ -151,7 +194,8 @@ fn record(
     let mut rng = Rng::new(seed);
     let objects = Some(open(&media, mutant).unwrap());
     let (attached, model) = (BTreeMap::new(), Model::new());
-    let mut program = Program { media: media.clone(), mutant, objects, attached, model };
+    let stored = BTreeMap::new();
+    let mut program = Program { media: media.clone(), mutant, objects, attached, model, stored };
     let mut states = vec![Model::new()];
     media.begin(0);
     media.acknowledge(0);

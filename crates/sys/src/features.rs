@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use linux_raw_sys::general as raw;
 
 use crate::memory::{self, Advice, Protection, Range, SMALL_PAGE_BYTES};
+use crate::page_faults::FaultLog;
 use crate::pagemap::Pagemap;
 use crate::pkey;
 use crate::uffd::{Delivery, Uffd};
@@ -223,6 +224,11 @@ pub fn probe_all() -> Vec<Probe> {
             "userfaultfd, WP_ASYNC",
             "tells which of them were stored to again (Linux 6.7); otherwise they are compared",
             tracked_stores().map(|()| String::new()),
+        ),
+        probe(
+            "perf_event_open, page faults",
+            "a psync scans the pages that faulted; otherwise the whole object",
+            FaultLog::open(0).map(|_| String::new()),
         ),
         probe(
             "MADV_POPULATE_READ",

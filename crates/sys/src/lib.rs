@@ -42,6 +42,7 @@ pub mod local_socket;
 pub mod lock;
 pub mod memory;
 pub mod open_file;
+pub mod page_faults;
 pub mod pagemap;
 pub mod patience;
 pub mod pkey;

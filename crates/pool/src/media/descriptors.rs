@@ -28,7 +28,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use aquifer_sys::io::{SyncableRange, reopen, write_back_error};
@@ -41,6 +41,8 @@ const IDLE_MAX: usize = 16;
 pub(super) struct Descriptors {
     idle: Mutex<Vec<Descriptor>>,
     returned: Condvar,
+    /// Threads that wait for one; changed with `idle` locked.
+    waiting: AtomicUsize,
     /// Failures of write-back that were reported through some description.
     failures: AtomicU64,
     /// `None` if one description must do everything.
@@ -68,6 +70,7 @@ impl Descriptors {
         Ok(Descriptors {
             idle: Mutex::new(vec![Descriptor::new(first, 0)]),
             returned: Condvar::new(),
+            waiting: AtomicUsize::new(0),
             failures: AtomicU64::new(0),
             witness,
         })
@@ -93,8 +96,13 @@ impl Descriptors {
         if idle.len() < IDLE_MAX {
             idle.push(descriptor);
         }
+        // Relaxed, here and below: changed with the lock held. The notification is a system call even
+        // if no thread waits.
+        let is_awaited = self.waiting.load(Ordering::Relaxed) > 0;
         drop(idle);
-        self.returned.notify_one();
+        if is_awaited {
+            self.returned.notify_one();
+        }
         result
     }
 
@@ -111,7 +119,9 @@ impl Descriptors {
                 }
                 return descriptor;
             }
+            self.waiting.fetch_add(1, Ordering::Relaxed);
             idle = self.returned.wait(idle).unwrap_or_else(PoisonError::into_inner);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

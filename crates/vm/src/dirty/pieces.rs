@@ -213,6 +213,11 @@ impl Pieces {
         }
     }
 
+    /// Whether there are pieces to arm now.
+    pub fn has_chosen(&self) -> bool {
+        !self.chosen.is_empty()
+    }
+
     /// Returns the pieces to arm now, as runs.
     pub fn chosen(&mut self) -> Vec<Range<usize>> {
         let mut chosen = std::mem::take(&mut self.chosen);

@@ -31,8 +31,8 @@ use super::runs::{self, PageBits, PageIndex, PageRun};
 /// Most tracked runs of pieces before the whole range is tracked: each takes two mappings of the
 /// 65,530 that a process may have.
 const MOST_TRACKED_RUNS: usize = 256;
-/// Largest gap that verification scans over: verifying a page costs 8 ns, another call 400.
-const VERIFIED_GAP_PAGES: u64 = 50;
+/// Largest gap that a scan of some pages scans over: a page costs up to 8 ns, another call 400.
+const SCANNED_GAP_PAGES: u64 = 50;
 
 const PRESENT_OR_SWAPPED: Categories = Categories::PRESENT.or(Categories::SWAPPED);
 const NO_COPY: Categories = Categories::FILE.or(Categories::ZERO);
@@ -116,6 +116,35 @@ impl Scan {
         self.look_for_full_pieces(map)
     }
 
+    /// [`take`](Scan::take), if no store happened outside of `pages`, which ascend.
+    pub fn take_within(
+        &mut self,
+        pages: &[PageRun],
+        map: &Pagemap,
+        known: &mut PageBits,
+        is_changed: &mut dyn FnMut(PageIndex) -> bool,
+        found: &mut Vec<PageRun>,
+    ) -> io::Result<()> {
+        let clusters: Vec<PageRun> = runs::clusters(pages, SCANNED_GAP_PAGES).collect();
+        // Also in armed pieces: their tracking may have been ended by other code.
+        for &cluster in &clusters {
+            self.look(map, self.range.address_of(cluster))?;
+        }
+        if self.pieces.has_chosen() {
+            // A piece that becomes armed is scanned as a whole, so that all its pages are protected.
+            return self.take(map, known, is_changed, found);
+        }
+        let Scan { range, unverified, .. } = self;
+        for cluster in clusters {
+            map.scan(range.address_of(cluster), UNPROTECTED, Protect::Tracked, &mut |region| {
+                known.split(range.run(region.start, region.end), &mut |part, is_known| {
+                    runs::push(if is_known { found } else { unverified }, part);
+                });
+            })?;
+        }
+        self.verify(map, known, is_changed, found)
+    }
+
     fn look(&mut self, map: &Pagemap, addresses: Range<usize>) -> io::Result<()> {
         let Scan { range, pieces, .. } = self;
         // Regions ascend: sum up pages until the next piece begins.
@@ -171,7 +200,7 @@ impl Scan {
         runs::normalise(&mut self.unverified);
         let mut private = Vec::new();
         let mut doubtful = Vec::new();
-        for cluster in runs::clusters(&self.unverified, VERIFIED_GAP_PAGES) {
+        for cluster in runs::clusters(&self.unverified, SCANNED_GAP_PAGES) {
             map.scan(self.range.address_of(cluster), PRIVATE, Protect::No, &mut |region| {
                 let present = region.categories.intersects(Categories::PRESENT);
                 let kind = if present { &mut private } else { &mut doubtful };
@@ -212,7 +241,7 @@ impl Scan {
     /// contain further pages. `None` if the last take failed half-way: then the state is unknown.
     pub fn stored(&self, map: &Pagemap, known: &PageBits) -> io::Result<Option<Vec<PageRun>>> {
         let mut stored = Vec::new();
-        for cluster in runs::clusters(&known.runs(), VERIFIED_GAP_PAGES) {
+        for cluster in runs::clusters(&known.runs(), SCANNED_GAP_PAGES) {
             let addresses = self.range.address_of(cluster);
             map.scan(addresses, UNPROTECTED, Protect::No, &mut |region| {
                 runs::push(&mut stored, self.range.run(region.start, region.end));

@@ -30,7 +30,10 @@ pub(super) enum Source {
 /// The form of tracking, and how private pages are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
+    /// All pages, at each take.
     Scan,
+    /// The pages that faulted, where all faults are known.
+    ScanFaulted,
     Compare,
     /// Comparing, with the page table entries read as before Linux 6.7.
     CompareEntries,
@@ -40,7 +43,7 @@ pub(super) enum Way {
 pub(super) fn combinations() -> Vec<(Source, Way)> {
     let mut ways = vec![Way::Compare, Way::CompareEntries];
     match TrackerForm::Scan.available() {
-        Ok(()) => ways.insert(0, Way::Scan),
+        Ok(()) => ways.extend([Way::Scan, Way::ScanFaulted]),
         Err(error) => println!("skipped the form `scan`: {error}"),
     }
     let mut sources = vec![Source::Storage, Source::Anonymous];
@@ -95,11 +98,15 @@ impl Subject {
         }
         .unwrap();
         let kind = if file.is_some() { TrackedKind::PrivateFile } else { TrackedKind::Anonymous };
-        let form = if way == Way::Scan { TrackerForm::Scan } else { TrackerForm::Compare };
+        let scans = matches!(way, Way::Scan | Way::ScanFaulted);
+        let form = if scans { TrackerForm::Scan } else { TrackerForm::Compare };
         // SAFETY: a private mapping that no other code uses.
         let tracker = unsafe { DirtyTracker::new(range.address(), len_bytes, Some(form), kind) };
         let mut tracker = tracker.unwrap();
         tracker.scans_private &= way != Way::CompareEntries;
+        if way == Way::Scan {
+            tracker.faulted = None;
+        }
         assert_eq!(tracker.form(), form);
         Subject { tracker, range, file, committed, next_value: 1 << 32 }
     }

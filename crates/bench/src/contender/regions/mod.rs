@@ -11,6 +11,7 @@ mod dirty;
 pub mod objects;
 pub mod shared_file;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -59,6 +60,11 @@ pub trait Region: Send {
 
     /// Makes every store made so far durable.
     fn sync(&mut self) -> Result<()>;
+
+    /// Makes the bytes of these ranges durable.
+    fn sync_ranges(&mut self, _ranges: &[Range<u64>]) -> Result<()> {
+        Err(Unavailable("it has no call that names what was stored".to_owned()).into())
+    }
 
     /// The same; returns what was written, if this contender can tell.
     fn sync_counted(&mut self) -> Result<Written>;

@@ -4,6 +4,7 @@
 //! the only file of the benches that knows how pools and objects are created, attached and synced.
 
 use std::fs::OpenOptions as FileOptions;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -87,6 +88,10 @@ impl Region for ObjectRegion {
 
     fn sync(&mut self) -> Result<()> {
         Ok(self.attachment.psync()?)
+    }
+
+    fn sync_ranges(&mut self, ranges: &[Range<u64>]) -> Result<()> {
+        Ok(self.attachment.psync_ranges(ranges)?)
     }
 
     fn sync_counted(&mut self) -> Result<Written> {

@@ -1,5 +1,7 @@
 //! Cells in memory that is made durable as a whole: objects and shared mappings.
 
+use std::ops::Range;
+
 use anyhow::Result;
 
 use super::{CellStore, See};
@@ -10,12 +12,24 @@ use crate::contender::regions::{Home, MakeRegions, Region};
 pub struct MemoryStore {
     region: Box<dyn Region>,
     array: CellArray,
+    commits: Commits,
+    ranges: Vec<Range<u64>>,
+}
+
+/// What a commit makes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Commits {
+    /// The region, which finds out what was stored.
+    Everything,
+    /// The cells of the transaction, by their ranges.
+    Cells,
 }
 
 impl MemoryStore {
     /// Creates regions and stores the initial content.
     pub fn create(
         create: MakeRegions,
+        commits: Commits,
         home: &Home,
         array: &CellArray,
         lanes: u32,
@@ -25,7 +39,7 @@ impl MemoryStore {
             // SAFETY: the region is writable, as long as the array, and not yet shared.
             unsafe { fill(region.base(), array) };
             region.sync()?;
-            Ok(Box::new(Self { region, array: *array }))
+            Ok(Box::new(Self { region, array: *array, commits, ranges: Vec::new() }))
         };
         regions.into_iter().map(fill).collect()
     }
@@ -33,12 +47,15 @@ impl MemoryStore {
     /// Opens those regions.
     pub fn open(
         open: MakeRegions,
+        commits: Commits,
         home: &Home,
         array: &CellArray,
         lanes: u32,
     ) -> Result<Vec<Box<dyn CellStore>>> {
         let regions = open(home, &vec![array.len_bytes(); lanes as usize])?;
-        let store = |region| Box::new(Self { region, array: *array }) as Box<dyn CellStore>;
+        let store = |region| -> Box<dyn CellStore> {
+            Box::new(Self { region, array: *array, commits, ranges: Vec::new() })
+        };
         Ok(regions.into_iter().map(store).collect())
     }
 }
@@ -50,7 +67,15 @@ impl CellStore for MemoryStore {
             // writable.
             unsafe { put(self.region.base(), store) };
         }
-        self.region.sync()
+        if self.commits == Commits::Everything {
+            return self.region.sync();
+        }
+        self.ranges.clear();
+        self.ranges.extend(transaction.stores.iter().map(|store| {
+            let offset = offset_bytes(store.record, store.cell as usize) as u64;
+            offset..offset + 8
+        }));
+        self.region.sync_ranges(&self.ranges)
     }
 
     fn scan(&mut self, see: &mut See<'_>) -> Result<()> {

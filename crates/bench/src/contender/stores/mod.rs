@@ -3,6 +3,7 @@
 //! | contender | a transaction | configured |
 //! |---|---|---|
 //! | `object` | stores to memory, then `psync` | defaults |
+//! | `object_ranges` | the same, then `psync_ranges` of the cells | defaults |
 //! | `lmdb` | get, change and put each record | default flags, map large enough from the start |
 //! | `sqlite` | the same, by incremental blob writes | WAL, `synchronous=FULL`, default checkpoints, a cache that holds the table |
 //! | `redb` | the same | default durability (`Immediate`) and cache |
@@ -45,7 +46,7 @@ pub use libpmemobj::PmemobjStore;
 #[cfg(feature = "databases")]
 pub use lmdb::LmdbStore;
 pub use log_alone::LogAlone;
-pub use memory::MemoryStore;
+pub use memory::{Commits as MemoryCommits, MemoryStore};
 #[cfg(not(feature = "databases"))]
 pub use not_built::{NotBuilt as LmdbStore, NotBuilt as RedbStore, NotBuilt as SqliteStore};
 #[cfg(feature = "databases")]
@@ -154,8 +155,9 @@ mod tests {
     use crate::rng::Rng;
 
     const ARRAY: CellArray = CellArray { pages: 256, seed: 11 };
-    const ALL: [&Contender; 8] = [
+    const ALL: [&Contender; 9] = [
         contenders::OBJECT,
+        contenders::OBJECT_RANGES,
         contenders::LMDB,
         contenders::SQLITE,
         contenders::REDB,

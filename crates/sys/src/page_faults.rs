@@ -1,0 +1,291 @@
+//! The page faults of a thread, recorded by the kernel as they happen (`perf_event_open`).
+//!
+//! A [`FaultLog`] records the address of every fault that the kernel *accounts* to a thread and that
+//! the thread took in user mode. Accounted faults are those that [`faults_of_process`] counts
+//! (`getrusage`), and the kernel does both in one place, `mm_account_fault`: minor faults raise one
+//! count and the event `PAGE_FAULTS_MIN`, major ones the other count and `PAGE_FAULTS_MAJ`. The more
+//! usual event `PAGE_FAULTS` is raised elsewhere, also for faults that fail or are repeated, and
+//! would not do: its surplus could hide a fault that is missing.
+//!
+//! So the faults that were recorded are never more than those that were accounted, and fewer when
+//! one was not recorded: a fault in a system call (these events exclude the kernel, which is what
+//! makes them available without privileges at `kernel.perf_event_paranoid` 2), a fault for a pinned
+//! page, one of a thread without a log, or one for which the log had no room.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::check;
+use crate::memory::{self, Protection, SMALL_PAGE_BYTES};
+
+/// `struct perf_event_attr`, as in its first version.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_watermark: u32,
+    bp_type: u32,
+    config1: u64,
+}
+
+const _: () = assert!(size_of::<Attributes>() == 64);
+
+const PERF_TYPE_SOFTWARE: u32 = 1;
+const PERF_COUNT_SW_PAGE_FAULTS_MIN: u64 = 5;
+const PERF_COUNT_SW_PAGE_FAULTS_MAJ: u64 = 6;
+const PERF_SAMPLE_ADDR: u64 = 1 << 3;
+const EXCLUDE_KERNEL: u64 = 1 << 5;
+const EXCLUDE_HV: u64 = 1 << 6;
+const WATERMARK: u64 = 1 << 14;
+const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
+/// `_IO('$', 5)`.
+const PERF_EVENT_IOC_SET_OUTPUT: u32 = 0x2405;
+const PERF_RECORD_SAMPLE: u32 = 9;
+/// Fields of `struct perf_event_mmap_page`.
+const DATA_HEAD: usize = 1024;
+const DATA_TAIL: usize = 1032;
+
+/// Room for 2,048 faults of 16 bytes. Without privileges, `kernel.perf_event_mlock_kb` (516) bounds
+/// the logs of all processes of a user, beyond the memory that it may lock.
+const RING_BYTES: usize = 8 * SMALL_PAGE_BYTES;
+const LOG_BYTES: usize = SMALL_PAGE_BYTES + RING_BYTES;
+
+/// Records the faults of one thread of this process. See the module's documentation.
+///
+/// It must not be dropped in a forked child, where its memory is not mapped.
+#[derive(Debug)]
+pub struct FaultLog {
+    minor: OwnedFd,
+    major: OwnedFd,
+    /// The kernel's page, and the ring behind it.
+    memory: *mut u8,
+    tail: u64,
+}
+
+// SAFETY: the memory belongs to the log, and is read by the thread that has it borrowed mutably.
+unsafe impl Send for FaultLog {}
+
+fn open(config: u64, thread: libc::pid_t) -> io::Result<OwnedFd> {
+    let attributes = Attributes {
+        kind: PERF_TYPE_SOFTWARE,
+        size: size_of::<Attributes>() as u32,
+        config,
+        sample_period: 1,
+        sample_type: PERF_SAMPLE_ADDR,
+        flags: EXCLUDE_KERNEL | EXCLUDE_HV | WATERMARK,
+        // No thread sleeps on the log, so none has to be woken.
+        wakeup_watermark: u32::MAX,
+        ..Attributes::default()
+    };
+    let (any_cpu, no_group) = (-1, -1);
+    // SAFETY: the structure has the kernel's layout and the size that it states.
+    let fd = check(unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attributes,
+            thread,
+            any_cpu,
+            no_group,
+            PERF_FLAG_FD_CLOEXEC,
+        )
+    })?;
+    // SAFETY: the descriptor was just made here.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+impl FaultLog {
+    /// Records the faults of a thread of this process from now on; 0 is the calling thread.
+    ///
+    /// # Errors
+    /// `EACCES` or `EPERM` where the system forbids it (`kernel.perf_event_paranoid` above 2, a
+    /// system call filter), `ENOSYS` where the kernel lacks it, `ESRCH` if the thread has ended.
+    pub fn open(thread: libc::pid_t) -> io::Result<FaultLog> {
+        let minor = open(PERF_COUNT_SW_PAGE_FAULTS_MIN, thread)?;
+        let memory = memory::map_file(LOG_BYTES, Protection::ReadWrite, minor.as_fd(), 0)?;
+        let major = open(PERF_COUNT_SW_PAGE_FAULTS_MAJ, thread).and_then(|major| {
+            let request = libc::Ioctl::from(PERF_EVENT_IOC_SET_OUTPUT);
+            // SAFETY: integers only.
+            check(unsafe { libc::ioctl(major.as_raw_fd(), request, minor.as_raw_fd()) }.into())?;
+            Ok(major)
+        });
+        match major {
+            Ok(major) => Ok(FaultLog { minor, major, memory, tail: 0 }),
+            Err(error) => {
+                // SAFETY: mapped above, and no other code has its address.
+                unsafe { memory::unmap(memory, LOG_BYTES) }?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Its descriptors, which keep the kernel recording while any process has them.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.minor.as_fd(), self.major.as_fd()]
+    }
+
+    /// Whether the thread has ended.
+    pub fn has_ended(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.minor.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one structure on this stack.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0
+    }
+
+    fn position(&self, field: usize) -> &AtomicU64 {
+        let place = self.memory.wrapping_add(field).cast();
+        // SAFETY: a word of the kernel's page, mapped as long as the log lives, and changed by the
+        // kernel only as a whole.
+        unsafe { AtomicU64::from_ptr(place) }
+    }
+
+    fn word(&self, position: u64) -> u64 {
+        let offset = SMALL_PAGE_BYTES + position as usize % RING_BYTES;
+        // SAFETY: inside the ring, whose length is a multiple of a word; records are whole words.
+        unsafe { self.memory.add(offset).cast::<u64>().read_volatile() }
+    }
+
+    /// Takes the faults recorded since the last call out of the log, calls `each` with the address
+    /// of each, and returns their number.
+    pub fn take(&mut self, mut each: impl FnMut(usize)) -> u64 {
+        // Acquire: the records before the head are complete (the kernel's ring buffer protocol).
+        let head = self.position(DATA_HEAD).load(Ordering::Acquire);
+        let mut faults = 0;
+        while self.tail < head {
+            // `struct perf_event_header`: type u32, misc u16, size u16.
+            let header = self.word(self.tail);
+            let len_bytes = header >> 48;
+            if header as u32 == PERF_RECORD_SAMPLE && len_bytes == 16 {
+                each(self.word(self.tail + 8) as usize);
+                faults += 1;
+            }
+            if len_bytes < 8 {
+                // Not a record. What is skipped is missing in the count.
+                self.tail = head;
+                break;
+            }
+            self.tail += len_bytes;
+        }
+        // Release: the records were read before the kernel writes over them.
+        self.position(DATA_TAIL).store(self.tail, Ordering::Release);
+        faults
+    }
+}
+
+impl Drop for FaultLog {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `open`, and no other code has its address.
+        let _ = unsafe { memory::unmap(self.memory, LOG_BYTES) };
+    }
+}
+
+/// The number of page faults, minor and major, that the kernel has accounted to the threads of this
+/// process, ended ones included. It never decreases.
+pub fn faults_of_process() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: fills in the structure on this stack; it cannot fail with these arguments.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
+    // SAFETY: filled in above.
+    let usage = unsafe { usage.assume_init() };
+    usage.ru_minflt as u64 + usage.ru_majflt as u64
+}
+
+/// The threads of this process, by the kernel's numbers.
+///
+/// # Errors
+/// Those of reading `/proc/self/task`.
+pub fn threads() -> io::Result<Vec<libc::pid_t>> {
+    let entries = std::fs::read_dir("/proc/self/task")?;
+    let number = |entry: io::Result<std::fs::DirEntry>| {
+        entry.ok()?.file_name().to_str()?.parse::<libc::pid_t>().ok()
+    };
+    Ok(entries.filter_map(number).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_user_mode_are_recorded_and_those_of_system_calls_are_only_counted() {
+        // SAFETY: returns the calling thread's number.
+        let this = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
+        let mut log = match FaultLog::open(this) {
+            Ok(log) => log,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        assert!(threads().unwrap().contains(&this));
+        let pages = 3000;
+        let base = memory::map_anonymous(pages * SMALL_PAGE_BYTES).unwrap();
+        // SAFETY: our own mapping.
+        let _ =
+            unsafe { memory::advise(base, pages * SMALL_PAGE_BYTES, memory::Advice::NoHugePage) };
+        let addresses = base.addr()..base.addr() + pages * SMALL_PAGE_BYTES;
+        let touch = |page: usize| {
+            // SAFETY: inside the mapping.
+            unsafe { base.add(page * SMALL_PAGE_BYTES + 5).write_volatile(1) };
+        };
+        let taken = |log: &mut FaultLog| {
+            let mut found = Vec::new();
+            log.take(|address| {
+                if addresses.contains(&address) {
+                    found.push((address - addresses.start) / SMALL_PAGE_BYTES);
+                }
+            });
+            found
+        };
+        taken(&mut log);
+        (10..500).for_each(touch);
+        assert_eq!(taken(&mut log), (10..500).collect::<Vec<_>>());
+        (10..500).for_each(touch);
+        assert_eq!(taken(&mut log), []);
+        let before = faults_of_process();
+        let mut zero = std::fs::File::open("/dev/zero").unwrap();
+        // SAFETY: a page of the mapping, to which no other reference exists.
+        let place =
+            unsafe { std::slice::from_raw_parts_mut(base.add(700 * SMALL_PAGE_BYTES), 4096) };
+        std::io::Read::read_exact(&mut zero, place).unwrap();
+        assert_eq!(taken(&mut log), []);
+        assert!(faults_of_process() > before);
+        // More than there is room for.
+        (800..pages).for_each(touch);
+        let found = taken(&mut log).len();
+        assert!(found > 1000 && found <= RING_BYTES / 16, "{found}");
+        touch(600);
+        assert_eq!(taken(&mut log), [600]);
+        assert!(!log.has_ended());
+        // SAFETY: mapped above, and not used after this.
+        unsafe { memory::unmap(base, pages * SMALL_PAGE_BYTES).unwrap() };
+    }
+
+    #[test]
+    fn a_log_outlives_its_thread() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (go_on, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: returns the calling thread's number.
+            sender.send(unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t).unwrap();
+            told.recv().unwrap();
+        });
+        let log = FaultLog::open(receiver.recv().unwrap());
+        go_on.send(()).unwrap();
+        thread.join().unwrap();
+        match log {
+            Err(error) => println!("skipped: {error}"),
+            Ok(mut log) => {
+                // The kernel ends the thread's events after it has woken those that join it.
+                while !log.has_ended() {
+                    std::thread::yield_now();
+                }
+                log.take(|_| ());
+            }
+        }
+    }
+}
