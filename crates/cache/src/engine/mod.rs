@@ -49,6 +49,7 @@ use crate::jobs::{Job, Jobs, Prefetch};
 use crate::options::Options;
 use crate::probation::Probation;
 use crate::stats::{Counters, Stats};
+use crate::visit;
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
 #[derive(Debug, Clone, Copy)]
@@ -79,6 +80,7 @@ pub(crate) struct Engine {
     pub mapped: FramePool,
     pub arena: FramePool,
     pub bounce: BouncePool,
+    pub visit_buffers: BouncePool,
     pub jobs: Jobs,
     pub vectored_discard: bool,
     probation: Probation,
@@ -124,6 +126,8 @@ impl Engine {
             arena: pool("reserving frame tables")?,
             mapped,
             bounce: BouncePool::new(BOUNCE_BYTES.max(page_bytes), BOUNCE_BUFFERS)
+                .map_err(kernel("allocating transfer buffers"))?,
+            visit_buffers: visit::buffers(page_bytes)
                 .map_err(kernel("allocating transfer buffers"))?,
             jobs: Jobs::new(),
             vectored_discard,
