@@ -22,6 +22,9 @@
 //! * [`Cache`] owns a DRAM budget; many devices share it.
 //! * [`Mapping`] is a device as memory, [`MappingMut`] one to store to; [`Pages`] is a device as
 //!   guarded pages.
+//! * [`Mapping::visit_many`] and [`Pages::visit_many`] take all the ranges or pages that are needed,
+//!   in any order, and visit each as it has been read: several times faster than loads, where the
+//!   order does not matter.
 //! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; implement the trait [`Device`]
 //!   for others.
 //!
@@ -177,8 +180,8 @@ pub mod metrics;
 pub use aquifer_cache::{
     Advice, Backend, Bytes, BytesReader, Cache, CacheBuilder, CacheError, Calibration, FrameId,
     Histogram, HistogramSnapshot, MapOptions, MappedArena, MappedVec, Mapping, MappingMut, PageId,
-    PageKey, PageMut, PageRef, Pages, Pinned, PinnedMut, Stats, StoreId, calibrate, calibrations,
-    policy, publish,
+    PageKey, PageMut, PageRef, Pages, Pinned, PinnedMut, Stats, StoreId, Visited, calibrate,
+    calibrations, policy, publish,
 };
 pub use aquifer_check as check;
 pub use aquifer_device::{

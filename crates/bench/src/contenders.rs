@@ -69,6 +69,15 @@ pub const MMAP_WILLNEED: &Contender = &Contender {
     },
 };
 
+pub const MMAP_SORTED_WILLNEED: &Contender = &Contender {
+    name: "mmap_sorted_willneed",
+    about: "the same for a program that sorts its accesses by hand, in groups of 1024",
+    roles: Roles {
+        pages: Some(|job| pages(job, &MmapFile::open(Form::SortedWillNeed, &job.source)?)),
+        ..Roles::NONE
+    },
+};
+
 pub const MMAP_POPULATE: &Contender = &Contender {
     name: "mmap_populate",
     about: "a file mapping populated when it is created",
@@ -171,10 +180,21 @@ pub const MAPPING_TOUCH: &Contender = &Contender {
 
 pub const MAPPING_BATCHED: &Contender = &Contender {
     name: "mapping_batched",
-    about: "Aquifer's mapping, with accesses known in advance touched together",
+    about: "Aquifer's mapping, with accesses known in advance visited together",
     roles: Roles {
         pages: Some(|job| {
-            pages(job, &MappedFile::open(Backend::Auto, Style::Batched, &job.source)?)
+            pages(job, &MappedFile::open(Backend::Auto, Style::Visited, &job.source)?)
+        }),
+        ..Roles::NONE
+    },
+};
+
+pub const MAPPING_USER_BATCHED: &Contender = &Contender {
+    name: "mapping_user_batched",
+    about: "the same with the user backend",
+    roles: Roles {
+        pages: Some(|job| {
+            pages(job, &MappedFile::open(Backend::User, Style::Visited, &job.source)?)
         }),
         ..Roles::NONE
     },
@@ -192,7 +212,7 @@ pub const PAGES: &Contender = &Contender {
 
 pub const PAGES_BATCHED: &Contender = &Contender {
     name: "pages_batched",
-    about: "Aquifer's page guards, with pages known in advance acquired together",
+    about: "Aquifer's pages, with those known in advance visited together",
     roles: Roles {
         pages: Some(|job| pages(job, &PagedFile::open(true, &job.source)?)),
         ..Roles::NONE

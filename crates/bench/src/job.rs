@@ -121,10 +121,10 @@ pub enum Work {
         /// Number of threads.
         threads: u32,
     },
-    /// The neighbours of random vertices of a graph file.
-    Lookup {
-        /// Number of threads.
-        threads: u32,
+    /// Sums all words of a data file, several times.
+    Passes {
+        /// How often.
+        passes: u32,
     },
     /// Consecutive durable commits.
     Commit(CommitWork),

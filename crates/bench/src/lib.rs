@@ -73,8 +73,8 @@ fn run_job(job: &job::Job) -> Result<job::Measured> {
     workload::run(job, benches::contender(&job.contender)?)
 }
 
-/// Runs the demonstration: searches a graph several times larger than memory through Aquifer and
-/// through mmap, and prints a table of both to standard output.
+/// Runs the demonstration: a search and repeated passes over a file larger than memory, through
+/// Aquifer and through mmap, and prints a table of both to standard output.
 pub fn demo(args: &DemoArgs) -> Result<()> {
     if harness::run_if_child(run_job)? {
         return Ok(());

@@ -96,10 +96,10 @@ pub struct DemoArgs {
     pub dir: PathBuf,
 
     /// Length of the graph file
-    #[arg(long, value_name = "BYTES", default_value = "192M")]
+    #[arg(long, value_name = "BYTES", default_value = "128M")]
     pub size: Bytes,
 
-    /// Memory that Aquifer and mmap each get [default: a quarter of the size]
+    /// Memory that Aquifer and mmap each get for the search [default: a quarter of the size]
     #[arg(long, value_name = "BYTES")]
     pub budget: Option<Bytes>,
 }

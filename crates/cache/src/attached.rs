@@ -1,5 +1,6 @@
 //! A store's interface to the engine: what the evictor and the workers call.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::duties::Height;
@@ -43,10 +44,11 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         self.discard_clean(pages.iter().map(|page| page.0));
     }
 
-    fn prefetch(&self, first: u64, pages: u64) {
-        let end = first.saturating_add(pages).min(self.geometry.pages());
+    fn prefetch(&self, runs: &[Range<u64>]) {
+        let pages = self.geometry.pages();
+        let inside: Vec<_> = runs.iter().map(|run| run.start..run.end.min(pages)).collect();
         // A hint: the access that needs the page meets the error again, and reports it.
-        let _ = self.load_many(std::slice::from_ref(&(first..end)), false);
+        let _ = self.load_many(&inside, false);
     }
 
     fn forget(&self, page: PageId, slot: FrameId) {

@@ -2,7 +2,9 @@
 //!
 //! The device pulls the batch: while it has room, the batch names the next absent pages, takes
 //! frames for them and moves them to Loading. Each completion is installed at once, while other
-//! transfers are in flight. Consecutive pages share a transfer.
+//! transfers are in flight. Consecutive pages share a transfer, and so do pages with a gap of one or
+//! two pages between them: reading these along, into the buffer only, costs less than a second
+//! transfer.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -17,11 +19,36 @@ use crate::page_word::State;
 use crate::stats::count;
 use crate::store::{Access, MAX_RUN_PAGES, PageMemory, Refused, Store, check_length};
 
+/// Pages between two pages of a run that are read along.
+pub(crate) const GAP_PAGES: u64 = 2;
+
 struct Run<'a> {
     pages: Range<u64>,
     frames: [FrameId; MAX_RUN_PAGES],
+    /// A bit for each page that is Loading and has a frame; the others are in gaps.
+    loading: u64,
     bounce: Option<Bounce<'a>>,
     data: *mut u8,
+}
+
+const _: () = assert!(MAX_RUN_PAGES <= u64::BITS as usize, "a bit for each page of a run");
+
+impl Run<'_> {
+    /// The parts between gaps: the place of the first page in the run, and the frames.
+    fn parts(&self) -> impl Iterator<Item = (usize, &[FrameId])> {
+        let mut loading = self.loading;
+        std::iter::from_fn(move || {
+            let start = loading.trailing_zeros() as usize;
+            let end = start + loading.checked_shr(start as u32)?.trailing_ones() as usize;
+            loading = loading.checked_shr(end as u32).map_or(0, |rest| rest << end);
+            Some((start, &self.frames[start..end]))
+        })
+    }
+
+    /// The pages of a part, with their frames.
+    fn part(&self, start: usize, frames: &[FrameId]) -> impl Iterator<Item = (u64, FrameId)> {
+        (self.pages.start + start as u64..).zip(frames.iter().copied())
+    }
 }
 
 /// The pages of a batch: ranges in the given order.
@@ -99,9 +126,9 @@ impl<M: PageMemory> LoadBatch<'_, M> {
     fn fail_unfinished(&mut self) {
         let store = self.store;
         for run in self.runs.drain(..).flatten() {
-            count(&store.engine.counters.prefetched, run.pages.end - run.pages.start);
-            for (page, &frame) in run.pages.clone().zip(&run.frames) {
-                store.give_up(page, frame);
+            count(&store.engine.counters.prefetched, u64::from(run.loading.count_ones()));
+            for (start, frames) in run.parts() {
+                run.part(start, frames).for_each(|(page, frame)| store.give_up(page, frame));
             }
             let unfinished = DeviceError::Unfinished {
                 operation: IoOperation::Read,
@@ -168,17 +195,18 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
                 continue;
             }
             let mut frames = [frame; MAX_RUN_PAGES];
-            let mut count = 1;
+            let (mut count, mut loading) = (1, 1_u64);
             let region_end = store.geometry.pages_of_region(store.geometry.region_of(page)).end;
             let most =
                 (store.engine.bounce.buffer_bytes() / store.geometry.page_bytes).min(MAX_RUN_PAGES);
-            while count < most
-                && page + (count as u64) < region_end
-                && self.pages.peek() == Some(page + count as u64)
-                && let Some(extra) = store.begin_extra(page + count as u64)
+            while let Some(next) = self.pages.peek()
+                && (page + count as u64..=page + count as u64 + GAP_PAGES).contains(&next)
+                && next < region_end.min(page + most as u64)
+                && let Some(extra) = store.begin_extra(next)
             {
-                frames[count] = extra;
-                count += 1;
+                count = (next - page) as usize + 1;
+                frames[count - 1] = extra;
+                loading |= 1 << (count - 1);
                 self.pages.advance();
             }
             let landing = (count == 1).then(|| store.memory.landing(frame)).flatten();
@@ -186,26 +214,22 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
                 Some(landing) => (landing, None),
                 None => (bounce.as_ptr(), Some(bounce)),
             };
-            duties::takes(count);
-            return Some(Run { pages: page..page + count as u64, frames, bounce, data });
+            duties::takes(loading.count_ones() as usize);
+            return Some(Run { pages: page..page + count as u64, frames, loading, bounce, data });
         }
     }
 
-    fn install(&self, run: &Run<'a>, got: usize) -> std::result::Result<(), Refused> {
-        let store = self.store;
-        let geometry = store.geometry;
+    /// Checks what was read, and fills up the last page.
+    fn check(&self, run: &Run<'a>, got: usize) -> std::result::Result<(), Refused> {
+        let geometry = self.store.geometry;
         let wanted = geometry.bytes_in(run.pages.clone());
         check_length(geometry.offset_of(run.pages.start), wanted, got)?;
-        let count = (run.pages.end - run.pages.start) as usize;
-        let whole = count * geometry.page_bytes;
+        let whole = (run.pages.end - run.pages.start) as usize * geometry.page_bytes;
         if wanted < whole {
             // SAFETY: the buffer holds `whole` bytes and the transfer has ended.
             unsafe { std::ptr::write_bytes(run.data.add(wanted), 0, whole - wanted) };
         }
-        // SAFETY: the buffer holds the run, all of which this batch is loading.
-        let installed =
-            unsafe { store.memory.install(run.pages.start, &run.frames[..count], run.data, true) };
-        installed.map_err(Refused::Kernel)
+        Ok(())
     }
 }
 
@@ -244,27 +268,35 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
         self.in_flight -= 1;
         self.free_runs.push(tag as usize);
         let store = self.store;
-        let pages = run.pages.end - run.pages.start;
+        let pages = run.loading.count_ones();
         duties::gives_back(pages as usize);
-        count(&store.engine.counters.prefetched, pages);
+        count(&store.engine.counters.prefetched, u64::from(pages));
         // A run lies in one region. Held until the pages leave Loading, as in `Store::finish`: the
         // exclusive holder of the gate assumes that a Loading page is not installed, and discards
         // across it.
         let region = store.geometry.region_of(run.pages.start);
         let _gate = M::PROTECTS.then(|| store.gates.shared(region));
-        let installed = result.map_err(Refused::Device).and_then(|got| self.install(&run, got));
-        match installed {
-            Ok(()) => {
-                for (page, &frame) in run.pages.clone().zip(&run.frames) {
+        let checked = result.map_err(Refused::Device).and_then(|got| self.check(&run, got));
+        let is_whole = checked.is_ok();
+        if let Err(refused) = checked {
+            self.failed.get_or_insert((run.pages.start, refused));
+        }
+        for (start, frames) in run.parts() {
+            let first = run.pages.start + start as u64;
+            let data = run.data.wrapping_add(start * store.geometry.page_bytes);
+            // SAFETY: the buffer holds the run, and this batch is loading the pages of the part.
+            let install = || unsafe { store.memory.install(first, frames, data, true) };
+            let installed = if is_whole { install().map_err(Refused::Kernel) } else { Ok(()) };
+            for (page, frame) in run.part(start, frames) {
+                if is_whole && installed.is_ok() {
                     store.hold(page, frame, false);
                     store.word(page).finish_load(frame, false, None);
-                }
-            }
-            Err(refused) => {
-                for (page, &frame) in run.pages.clone().zip(&run.frames) {
+                } else {
                     store.give_up(page, frame);
                 }
-                self.failed.get_or_insert((run.pages.start, refused));
+            }
+            if let Err(refused) = installed {
+                self.failed.get_or_insert((first, refused));
             }
         }
         drop(run.bounce);

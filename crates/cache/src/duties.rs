@@ -104,6 +104,20 @@ pub(crate) fn loading<T>(
     calling(Call { height, writes_back: false, pool, frames, outer }, work)
 }
 
+/// Runs `work`, code of the application, which the thread's innermost device call called back: as if
+/// that call had not been made.
+pub(crate) fn outside<T>(work: impl FnOnce() -> T) -> T {
+    struct Return(*const Call);
+    impl Drop for Return {
+        fn drop(&mut self) {
+            INNERMOST.set(self.0);
+        }
+    }
+    let _return = Return(INNERMOST.get());
+    INNERMOST.set(calls().next().map_or(ptr::null(), |call| call.outer));
+    work()
+}
+
 /// Adds frames to those that the thread's current load has taken.
 pub(crate) fn takes(frames: usize) {
     if let Some(call) = calls().next() {
@@ -168,6 +182,7 @@ mod tests {
                 loading(&second, pools[0], 3, || {
                     takes(2);
                     gives_back(1);
+                    assert_eq!(outside(|| (writing(), frames_in_hand(pools[0]))), (Some(1), 0));
                     assert_eq!(with_caller(&second, |height| ptr::eq(height, &first)), Some(true));
                     assert_eq!(with_caller(&first, |height| ptr::eq(height, &second)), Some(true));
                     assert_eq!(writing(), Some(1));

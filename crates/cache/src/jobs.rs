@@ -67,6 +67,11 @@ impl Jobs {
         self.tasks.lock().expect("a task does not panic inside the lock").pop_front()
     }
 
+    /// A further prefetch, if one waits.
+    pub fn next_prefetch(&self) -> Option<Prefetch> {
+        self.prefetches.pop()
+    }
+
     /// Whether the calling thread is one of the workers.
     pub fn is_served_here(&self) -> bool {
         ptr::eq(SERVED.get(), self)
@@ -96,7 +101,7 @@ impl Jobs {
             if ticket.is_stopped() {
                 return None;
             }
-            if let Some(prefetch) = self.prefetches.pop() {
+            if let Some(prefetch) = self.next_prefetch() {
                 return Some(Job::Prefetch(prefetch));
             }
             self.posted.sleep(ticket, None);

@@ -60,6 +60,7 @@ mod store;
 mod sync;
 mod user_store;
 mod version;
+mod visit;
 mod write_style;
 mod writeback;
 
@@ -74,3 +75,4 @@ pub use mapping::{Mapping, MappingMut};
 pub use pages::{PageMut, PageRef, Pages};
 pub use pinned::{Pinned, PinnedMut};
 pub use stats::{Histogram, HistogramSnapshot, Stats};
+pub use visit::Visited;

@@ -52,13 +52,13 @@ use crate::user_store::UserStore;
 ///   than the one that called the device: that thread may wait for the very page that is being
 ///   written.
 pub struct Mapping {
-    served: Served,
+    pub(crate) served: Served,
     writable: bool,
-    running: Arc<Running>,
+    pub(crate) running: Arc<Running>,
 }
 
 /// The backend.
-enum Served {
+pub(crate) enum Served {
     /// The store comes first: `Attached` tears it down with its last user.
     User(Arc<UserStore>, Arc<Attached<MappedMemory>>),
     Kernel(Arc<KernelFile>, #[allow(dead_code, reason = "dropped with it")] Claim),
@@ -120,7 +120,7 @@ impl Mapping {
 
     /// A reference for a call that may outlive the caller's borrow; dropping the mapping waits for
     /// it.
-    fn in_use(&self, store: &Arc<UserStore>) -> InUse<UserStore, Arc<Engine>> {
+    pub(crate) fn in_use(&self, store: &Arc<UserStore>) -> InUse<UserStore, Arc<Engine>> {
         InUse::new(store.clone(), self.running.engine.clone())
     }
 
@@ -138,7 +138,7 @@ impl Mapping {
         }
     }
 
-    fn check_process(&self) -> Result<()> {
+    pub(crate) fn check_process(&self) -> Result<()> {
         if self.running.engine.mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
     }
 
@@ -175,7 +175,7 @@ impl Mapping {
         }
     }
 
-    fn pages_of(&self, range: &Range<u64>) -> Result<Range<u64>> {
+    pub(crate) fn pages_of(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.check_process()?;
         let len = range.end.checked_sub(range.start).ok_or(CacheError::OutOfBounds {
             offset_bytes: range.start,

@@ -38,11 +38,11 @@ use aquifer_vm::Bytes;
 ///
 /// Dropping the last one writes dirty pages back without making them durable.
 pub struct Pages {
-    store: Arc<Store<ArenaMemory>>,
+    pub(crate) store: Arc<Store<ArenaMemory>>,
     /// After `store` in drop order: it tears the store down with its last user.
     _attached: Arc<Attached<ArenaMemory>>,
     writable: bool,
-    running: Arc<Running>,
+    pub(crate) running: Arc<Running>,
 }
 
 impl Pages {
@@ -68,7 +68,7 @@ impl Pages {
         Ok(Pages { store: attached.store.clone(), _attached: attached, writable, running })
     }
 
-    fn check_process(&self) -> Result<()> {
+    pub(crate) fn check_process(&self) -> Result<()> {
         if self.running.engine.mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
     }
 
@@ -87,7 +87,7 @@ impl Pages {
         self.store.geometry.len_bytes
     }
 
-    fn check(&self, page: PageId) -> Result<()> {
+    pub(crate) fn check(&self, page: PageId) -> Result<()> {
         self.check_process()?;
         if page.0 < self.page_count() {
             return Ok(());

@@ -17,7 +17,7 @@
 //! use it; they differ only in how they handle an error.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -157,6 +157,8 @@ pub(crate) struct Store<M: PageMemory> {
     pub sync_failure: OnceLock<DeviceError>,
     /// One bit per region: a page was ever loaded into it. The teardown visits those.
     loaded: Bits,
+    /// For each region, the write-backs that ended, modulo 2³². See `visit`.
+    write_backs: LazyArray<AtomicU32>,
     /// Set once the store is writable, if stores to its clean pages fault and a page is installed at
     /// once. Without it, every page that is read is installed protected.
     guesses: OnceLock<Guesses>,
@@ -182,6 +184,7 @@ impl<M: PageMemory> Store<M> {
         let dirty = DirtyMap::new(geometry.pages()).map_err(kernel)?;
         let gates = Gates::new(geometry.regions()).map_err(kernel)?;
         let loaded = Bits::new(geometry.regions()).map_err(kernel)?;
+        let write_backs = LazyArray::new(geometry.regions()).map_err(kernel)?;
         let store = Store {
             // Reserved after everything that can fail.
             id: engine.reserve_id(),
@@ -193,6 +196,7 @@ impl<M: PageMemory> Store<M> {
             snapshots: Mutex::new(()),
             sync_failure: OnceLock::new(),
             loaded,
+            write_backs,
             guesses: OnceLock::new(),
             leaving: AtomicBool::new(false),
             engine,
@@ -514,6 +518,18 @@ impl<M: PageMemory> Store<M> {
             guesses.loaded(page, watched);
         }
         self.pool().inserted(frame, self.key(page));
+    }
+
+    /// Counts a write of pages of a region that has ended, before they leave Cleaning.
+    pub fn write_back_ended(&self, region: usize) {
+        // Relaxed: the page words' transitions publish it.
+        self.write_backs[region].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The number of write-backs that ended in a region, modulo 2³².
+    pub fn write_backs_ended(&self, region: usize) -> u32 {
+        // Acquire: the caller reads the device afterwards, or has just read a page word.
+        self.write_backs[region].load(Ordering::Acquire)
     }
 
     /// The regions that pages were ever loaded into.

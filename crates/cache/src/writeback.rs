@@ -529,6 +529,7 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
         let run = self.runs[index];
         let counters = &store.engine.counters;
         let written = result.is_ok();
+        store.write_back_ended(store.geometry.region_of(run.first));
         for page in run.pages() {
             if run.snapshot {
                 store.unpin(page);

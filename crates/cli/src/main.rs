@@ -2,7 +2,7 @@
 //!
 //! | command | |
 //! |---|---|
-//! | `demo` | a demonstration that takes a minute |
+//! | `demo` | a demonstration that takes 20 seconds |
 //! | `doctor` | the mechanisms that this machine offers, and their costs |
 //! | `stat` | the state and activity of caches in running processes |
 //! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, serve |
@@ -49,7 +49,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer demo                              search a graph larger than memory, next to mmap
+  aquifer demo                              search and read a file larger than memory, next to mmap
   aquifer doctor --dir /mnt/nvme            show what this machine offers for files on that disk
   aquifer stat --watch 1                    show the activity of running caches, every second
   aquifer pool create data.pool --size 1G   create a pool for files and persistent objects
@@ -60,7 +60,7 @@ Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Search a graph larger than memory, next to mmap under the same limit
+    /// Search and read a file larger than memory, next to mmap under the same limit
     Demo(bench::Args),
     /// Show which mechanisms this machine offers, which form each takes, and their cost
     Doctor(doctor::Args),

@@ -187,6 +187,9 @@ pub struct Request {
 
 /// A source of transfers and the sink of their completions.
 ///
+/// Both methods may run code of an application, which may call the device again: a device holds no
+/// lock that another of its calls takes while it calls them.
+///
 /// # Safety
 /// From [`Batch::next`] until [`Batch::complete`] with the same tag, the memory of a request is
 /// valid; no other code reads or writes it during a read, and no code writes it during a write.

@@ -2,9 +2,11 @@
 //!
 //! Every contender runs the same search. `mmap` and `mmap_random` represent unmodified programs;
 //! for `mmap_willneed` the frontier is prefetched with vectored `process_madvise(WILLNEED)`,
-//! exactly where the mapping's own prefetch is called. Each contender gets the budget plus the
-//! memory of the search itself (levels and frontiers, 12 bytes per vertex). The largest requested
-//! number of threads is used.
+//! exactly where the mapping's own prefetch is called. These read the frontier in the order in which
+//! its vertices were found. `mmap_sorted_willneed` is a program that sorts each frontier by hand and
+//! prefetches groups of 1024 vertices; `mapping_batched` passes the ranges of a frontier to
+//! `visit_many`. Each contender gets the budget plus the memory of the search itself (levels and
+//! frontiers, 12 bytes per vertex). The largest requested number of threads is used.
 
 use anyhow::Result;
 
@@ -13,12 +15,22 @@ use super::graph_run::GraphRun;
 use super::ratio::Ratio;
 use super::setting::Defaults;
 use crate::contender::Contender;
-use crate::contenders::{MAPPING, MMAP, MMAP_RANDOM, MMAP_WILLNEED};
-use crate::job::Work;
+use crate::contenders::{
+    MAPPING, MAPPING_BATCHED, MAPPING_USER_BATCHED, MMAP, MMAP_RANDOM, MMAP_SORTED_WILLNEED,
+    MMAP_WILLNEED,
+};
 use crate::options::{CacheOptions, Common};
 use crate::report::Report;
 
-const SYSTEMS: &[&Contender] = &[MMAP, MMAP_RANDOM, MMAP_WILLNEED, MAPPING];
+const SYSTEMS: &[&Contender] = &[
+    MMAP,
+    MMAP_RANDOM,
+    MMAP_WILLNEED,
+    MMAP_SORTED_WILLNEED,
+    MAPPING,
+    MAPPING_BATCHED,
+    MAPPING_USER_BATCHED,
+];
 
 /// The declaration of the bench.
 pub struct Bfs;
@@ -38,13 +50,14 @@ impl Bench for Bfs {
             scarce: true,
         };
         let run = GraphRun::prepare(common, options, defaults)?;
-        let threads = run.threads();
         // Read-ahead whose pages evict others can take an hour. A form that slow is not the best
         // form of mmap, so leaving it out changes no ratio.
         let deadline_ms = if common.quick { 3_000 } else { 90_000 };
-        let cells = run.setting.stage.wanted(SYSTEMS).map(|contender| {
-            run.cell("search", ("ms", 1e6), contender, Work::Bfs { threads }, deadline_ms)
-        });
+        let cells = run
+            .setting
+            .stage
+            .wanted(SYSTEMS)
+            .map(|contender| run.search_cell("search", ("ms", 1e6), contender, deadline_ms));
         let rows = run.measure(cells.collect())?;
         Ok(run.report(rows, &definitions()))
     }
@@ -55,5 +68,6 @@ fn definitions() -> Vec<Ratio> {
     vec![
         Ratio::new("mapping_vs_mmap", all, MAPPING, "search"),
         Ratio::new("mapping_vs_plain_mmap", &[MMAP, MMAP_RANDOM], MAPPING, "search"),
+        Ratio::new("visit_vs_sorted_willneed", &[MMAP_SORTED_WILLNEED], MAPPING_BATCHED, "search"),
     ]
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::ratio::Ratio;
-use super::setting::{Defaults, Setting};
+use super::setting::{Defaults, Setting, own_cache_bytes};
 use super::stage::Answers;
 use crate::contender::Contender;
 use crate::graph::{Graph, GraphFile, Rmat, Shape, state_bytes};
@@ -46,23 +46,50 @@ impl GraphRun {
         self.setting.threads.last().copied().unwrap_or(1)
     }
 
-    /// A measurement in milliseconds or microseconds. The memory is the budget plus what a search
-    /// needs beside the graph.
-    pub fn cell(
+    /// A search. The memory is the budget plus what a search needs beside the graph.
+    pub fn search_cell(
+        &self,
+        metric: &str,
+        unit: (&'static str, f64),
+        contender: &Contender,
+        deadline_ms: u64,
+    ) -> Cell {
+        let budget_bytes = self.setting.budget_bytes;
+        let limit_bytes = budget_bytes + state_bytes(&self.graph());
+        let cache_bytes = own_cache_bytes(budget_bytes);
+        let work = Work::Bfs { threads: self.threads() };
+        self.cell(metric, unit, contender, work, [limit_bytes, cache_bytes], deadline_ms)
+    }
+
+    /// Passes over the file with this memory.
+    pub fn passes_cell(
+        &self,
+        metric: &str,
+        unit: (&'static str, f64),
+        contender: &Contender,
+        passes: u32,
+        memory_bytes: u64,
+        deadline_ms: u64,
+    ) -> Cell {
+        let memory = [memory_bytes, own_cache_bytes(memory_bytes)];
+        self.cell(metric, unit, contender, Work::Passes { passes }, memory, deadline_ms)
+    }
+
+    /// `memory`: the limit, and the budget of a private cache.
+    fn cell(
         &self,
         metric: &str,
         unit: (&'static str, f64),
         contender: &Contender,
         work: Work,
+        [limit_bytes, cache_bytes]: [u64; 2],
         deadline_ms: u64,
     ) -> Cell {
         let setting = &self.setting;
-        let graph = self.graph();
-        let limit_bytes = Some(setting.budget_bytes + state_bytes(&graph));
+        let limit_bytes = Some(limit_bytes);
         let mut job = Job::new(contender.name, self.file.path(), setting.stage.seed, work);
-        job.source.pages = graph.file_bytes() / PAGE_BYTES as u64;
-        job.source.cache_bytes = setting.cache_bytes();
-        job.accesses = 20_000;
+        job.source.pages = self.graph().file_bytes() / PAGE_BYTES as u64;
+        job.source.cache_bytes = cache_bytes;
         job.deadline_ms = deadline_ms;
         job.limit_bytes = setting.limiter.as_ref().and(limit_bytes);
         Cell { limit_bytes, ..Cell::new(metric, unit, job) }

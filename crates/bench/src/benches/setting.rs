@@ -106,7 +106,7 @@ impl Setting {
     /// The budget for a contender's private cache: the rest is for its program, stacks, page tables
     /// and bookkeeping, which contenders that use the page cache pay from the same budget.
     pub fn cache_bytes(&self) -> u64 {
-        self.budget_bytes - self.budget_bytes / 16 - (12 << 20)
+        own_cache_bytes(self.budget_bytes)
     }
 
     /// Writes the data file.
@@ -153,6 +153,11 @@ impl Setting {
         }
         self.stage.report(rows, found, config)
     }
+}
+
+/// See [`Setting::cache_bytes`].
+pub fn own_cache_bytes(budget_bytes: u64) -> u64 {
+    budget_bytes - budget_bytes / 16 - (12 << 20)
 }
 
 /// The requested numbers, or 1, 2, 4, … and all cores.

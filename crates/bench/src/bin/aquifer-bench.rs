@@ -17,7 +17,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer demo                      search a graph larger than memory, next to mmap
+  aquifer demo                      search and read a file larger than memory, next to mmap
   aquifer bench hit                 compare random loads from resident memory
   aquifer bench out-of-core --json  compare reads of a file larger than memory, as one JSON object";
 
@@ -25,7 +25,7 @@ Examples:
 enum Command {
     /// Compare Aquifer with mmap, direct reads, user-space caches and databases
     Bench(aquifer_bench::BenchArgs),
-    /// Search a graph larger than memory, next to mmap under the same limit
+    /// Search and read a file larger than memory, next to mmap under the same limit
     Demo(aquifer_bench::DemoArgs),
 }
 

@@ -4,14 +4,14 @@
 //! cache. Nothing else is set: policy, page size and threads have their defaults.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, Range};
+use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
 
 use anyhow::Result;
 use aquifer::device::FileDevice;
-use aquifer::{Backend, Cache, CacheError, MapOptions, Mapping, MappingMut, PageId, Pages};
+use aquifer::{Backend, Bytes, Cache, CacheError, MapOptions, Mapping, MappingMut, PageId, Pages};
 
-use super::{Contiguous, Lane, PageFile, whole_pages};
+use super::{Contiguous, Lane, PageFile, Visitor, whole_pages};
 use crate::job::{Source, Unavailable};
 use crate::raw::{PAGE_BYTES, huge_mapped_bytes};
 
@@ -43,8 +43,8 @@ pub enum Style {
     Bare,
     /// [`Mapping::touch`] first, so that a miss is a call.
     Touch,
-    /// [`Mapping::touch_many`] first where accesses are known in advance.
-    Batched,
+    /// [`Mapping::visit_many`] where accesses are known in advance.
+    Visited,
 }
 
 /// The mapping of a data file, writable for workloads that store.
@@ -119,6 +119,10 @@ impl PageFile for MappedFile {
         Some(self)
     }
 
+    fn visitor(&self) -> Option<&dyn Visitor> {
+        (self.style == Style::Visited).then_some(self as _)
+    }
+
     fn details(&self) -> Result<BTreeMap<String, f64>> {
         let mut details = cache_details(&self.cache);
         let user = f64::from(u8::from(self.mapping.backend() == Backend::User));
@@ -126,6 +130,25 @@ impl PageFile for MappedFile {
         let huge_bytes = huge_mapped_bytes(self.mapping.as_ptr(), self.mapping.len())?;
         details.insert("huge_mapped_bytes".to_owned(), huge_bytes as f64);
         Ok(details)
+    }
+}
+
+impl Visitor for MappedFile {
+    fn visit(
+        &self,
+        ranges: &[(u64, u64)],
+        look: &mut dyn FnMut(usize, Bytes<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let ranges = ranges.iter().map(|&(start, len_bytes)| start..start + len_bytes);
+        let mut failed = None;
+        self.mapping.visit_many(ranges, |visited| match look(visited.index, visited.bytes) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        })?;
+        failed.map_or(Ok(()), Err)
     }
 }
 
@@ -167,11 +190,14 @@ impl Lane for MappedLane<'_> {
     }
 
     fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
-        if self.style == Style::Batched {
+        if self.style == Style::Visited {
             self.ranges.clear();
             let bytes = PAGE_BYTES as u64;
             self.ranges.extend(pages.iter().map(|page| page * bytes..(page + 1) * bytes));
-            self.mapping.touch_many(&self.ranges)?;
+            return Ok(self.mapping.visit_many(self.ranges.iter().cloned(), |visited| {
+                look(pages[visited.index], visited.bytes.as_ptr());
+                ControlFlow::Continue(())
+            })?);
         }
         for &page in pages {
             self.page(page, |memory| look(page, memory))?;
@@ -204,7 +230,7 @@ pub struct PagedFile {
 }
 
 impl PagedFile {
-    /// Opens the file. `batched`: pages known in advance are acquired together.
+    /// Opens the file. `batched`: pages known in advance are visited together.
     pub fn open(batched: bool, source: &Source) -> Result<Self> {
         let (cache, device) = open(source)?;
         let pages = cache.pages(device)?;
@@ -249,10 +275,14 @@ impl Lane for PagedLane<'_> {
         }
         self.ids.clear();
         self.ids.extend(pages.iter().copied().map(PageId));
-        for guard in self.file.pages.get_many(&self.ids)? {
-            look(guard.id().0, guard.as_ptr());
-        }
-        Ok(())
+        self.ids.sort_unstable();
+        let ids = &self.ids;
+        Ok(self.file.pages.visit_many(ids.iter().copied(), |page, bytes| {
+            // Each page comes once, however often the batch names it.
+            let named = &ids[ids.partition_point(|id| *id < page)..];
+            named.iter().take_while(|id| **id == page).for_each(|_| look(page.0, bytes.as_ptr()));
+            ControlFlow::Continue(())
+        })?)
     }
 
     fn store(&mut self, page: u64, offset_bytes: usize, value: u8) -> Result<()> {

@@ -18,6 +18,8 @@ pub enum Form {
     Random,
     /// The same, with vectored `MADV_WILLNEED` for accesses known in advance.
     WillNeed,
+    /// The same, in a program that sorts them first.
+    SortedWillNeed,
 }
 
 /// A shared mapping of the data file.
@@ -25,6 +27,7 @@ pub enum Form {
 pub struct MmapFile {
     map: Map,
     will_need: Option<WillNeed>,
+    is_sorted_by_hand: bool,
 }
 
 impl MmapFile {
@@ -44,7 +47,7 @@ impl MmapFile {
             no_huge_pages(&map)?;
         }
         let will_need = match form {
-            Form::WillNeed => {
+            Form::WillNeed | Form::SortedWillNeed => {
                 let will_need = WillNeed::new().map_err(unavailable)?;
                 // One real range tells whether this kernel has the vectored call.
                 will_need.advise(&[range(map.base(), 0, PAGE_BYTES)]).map_err(unavailable)?;
@@ -52,7 +55,7 @@ impl MmapFile {
             }
             Form::Plain | Form::Random => None,
         };
-        Ok(Self { map, will_need })
+        Ok(Self { map, will_need, is_sorted_by_hand: form == Form::SortedWillNeed })
     }
 
     /// The mapping itself.
@@ -128,6 +131,10 @@ impl Contiguous for MmapFile {
             })
             .collect();
         Ok(will_need.advise(&vector)?)
+    }
+
+    fn is_sorted_by_hand(&self) -> bool {
+        self.is_sorted_by_hand
     }
 }
 

@@ -23,6 +23,7 @@ pub mod user_cache;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use ::aquifer::Bytes;
 use anyhow::{Context, Result};
 
 use crate::job::{Job, Measured};
@@ -130,6 +131,11 @@ pub trait PageFile: Sync {
         None
     }
 
+    /// Reads in an order of its own choice, for contenders that have such calls.
+    fn visitor(&self) -> Option<&dyn Visitor> {
+        None
+    }
+
     /// Additional figures for the report.
     fn details(&self) -> Result<BTreeMap<String, f64>> {
         Ok(BTreeMap::new())
@@ -160,6 +166,22 @@ pub trait Contiguous: Sync {
     /// Announces that these byte ranges (start and length, any alignment, sorted) will be read
     /// soon. Does nothing for contenders that represent programs without prefetch.
     fn prefetch(&self, ranges: &[(u64, u64)]) -> Result<()>;
+
+    /// Whether the program sorts what it is about to read, and announces it in large groups.
+    fn is_sorted_by_hand(&self) -> bool {
+        false
+    }
+}
+
+/// A file that is read range by range, in an order that it chooses itself.
+pub trait Visitor: Sync {
+    /// Calls `look` with the index and the bytes of each range (start and length, none empty), or
+    /// of its pieces, all at multiples of 4 bytes. An error of `look` ends it.
+    fn visit(
+        &self,
+        ranges: &[(u64, u64)],
+        look: &mut dyn FnMut(usize, Bytes<'_>) -> Result<()>,
+    ) -> Result<()>;
 }
 
 /// Byte ranges (start and length, sorted by start) widened to whole pages, overlapping ones merged.

@@ -4,13 +4,11 @@
 //! which pages of them it accesses next depends on what it has just read.
 
 mod csr;
-mod lookup;
 mod rmat;
 mod rows;
 mod search;
 
 pub use csr::{Graph, GraphFile};
-pub use lookup::random_lookups;
 pub use rmat::{Rmat, Shape};
 pub use rows::Overtime;
-pub use search::{breadth_first_search, state_bytes};
+pub use search::{Reader, breadth_first_search, state_bytes};

@@ -18,11 +18,15 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::csr::Graph;
-use crate::contender::Contiguous;
+use crate::contender::{Contiguous, Visitor};
 use crate::raw::load_word;
 
 /// Vertices in a group: enough for a batch of reads at queue depth.
 pub const GROUP: usize = 64;
+/// Vertices in a group that is sorted by hand: so many that most pages of a search are read once.
+pub const SORTED_GROUP: usize = 1024;
+/// Vertices whose rows are visited together, in bounded memory.
+pub const VISITED_GROUP: usize = 16 << 10;
 /// Entries of a row prefetched at a time (256 KiB).
 const PIECE_ENTRIES: u64 = 64 << 10;
 
@@ -137,4 +141,45 @@ impl Rows<'_> {
         }
         Ok(())
     }
+}
+
+/// As [`Rows::stream`], with a contender that chooses the order.
+pub fn visit<'v>(
+    graph: &Graph,
+    visitor: &dyn Visitor,
+    groups: impl Iterator<Item = &'v [u32]>,
+    deadline: Instant,
+    mut visit: impl FnMut(u32),
+) -> Result<u64> {
+    let mut visited_entries = 0;
+    for vertices in groups {
+        let offsets: Vec<_> =
+            vertices.iter().map(|&vertex| (graph.offsets_at(vertex), 16)).collect();
+        let mut rows = Vec::with_capacity(vertices.len());
+        visitor.visit(&offsets, &mut |_, offsets| {
+            let (first, end) = (offsets.get::<u64>(0), offsets.get::<u64>(8));
+            assert!(first <= end && end <= graph.entries, "a damaged graph");
+            if first < end {
+                rows.push((graph.entries_at(first), (end - first) * 4));
+                visited_entries += end - first;
+            }
+            Ok(())
+        })?;
+        drop(offsets);
+        let mut until_check = 0;
+        visitor.visit(&rows, &mut |_, bytes| {
+            if until_check == 0 {
+                until_check = 1024;
+                if Instant::now() > deadline {
+                    return Err(Overtime.into());
+                }
+            }
+            until_check -= 1;
+            for index in 0..bytes.len() / 4 {
+                visit(bytes.get::<u32>(index * 4));
+            }
+            Ok(())
+        })?;
+    }
+    Ok(visited_entries)
 }

@@ -6,6 +6,7 @@ mod commit;
 mod compute;
 mod files;
 mod graph;
+mod passes;
 mod pooled;
 mod recover;
 
@@ -31,7 +32,7 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
         | Work::Write { .. }
         | Work::Miss
         | Work::Bfs { .. }
-        | Work::Lookup { .. } => contender.role(roles.pages)?(job),
+        | Work::Passes { .. } => contender.role(roles.pages)?(job),
         Work::Anatomy => contender.role(roles.anatomy)?(job),
         Work::Commit(work) => commit::alone(job, &work, contender.role(roles.commits)?),
         Work::CommitTogether { threads, commit } => {
@@ -58,7 +59,8 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
 /// Runs a job on a data file.
 pub fn pages<F: PageFile>(job: &Job, file: &F) -> Result<Measured> {
     match job.work {
-        Work::Bfs { .. } | Work::Lookup { .. } => graph::run(job, file),
+        Work::Bfs { threads } => graph::run(job, file, threads),
+        Work::Passes { passes } => passes::run(job, file, passes),
         _ => access::run(job, file),
     }
 }

@@ -49,6 +49,7 @@ use crate::jobs::{Job, Jobs, Prefetch};
 use crate::options::Options;
 use crate::probation::Probation;
 use crate::stats::{Counters, Stats};
+use crate::visit;
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
 #[derive(Debug, Clone, Copy)]
@@ -79,6 +80,7 @@ pub(crate) struct Engine {
     pub mapped: FramePool,
     pub arena: FramePool,
     pub bounce: BouncePool,
+    pub visit_buffers: BouncePool,
     pub jobs: Jobs,
     pub vectored_discard: bool,
     probation: Probation,
@@ -101,6 +103,8 @@ pub(crate) struct Engine {
 
 /// How long a thread without a frame waits before it checks again.
 const FRAME_WAIT: Duration = Duration::from_millis(20);
+/// Prefetches that a worker runs together: a full queue of the usual device.
+const MOST_PREFETCHES: usize = 64;
 /// Transfer buffers: enough for two full batches besides the fault path.
 const BOUNCE_BUFFERS: usize = 160;
 const BOUNCE_BYTES: usize = 64 << 10;
@@ -122,6 +126,8 @@ impl Engine {
             arena: pool("reserving frame tables")?,
             mapped,
             bounce: BouncePool::new(BOUNCE_BYTES.max(page_bytes), BOUNCE_BUFFERS)
+                .map_err(kernel("allocating transfer buffers"))?,
+            visit_buffers: visit::buffers(page_bytes)
                 .map_err(kernel("allocating transfer buffers"))?,
             jobs: Jobs::new(),
             vectored_discard,
@@ -243,11 +249,21 @@ impl Engine {
         while let Some(job) = self.jobs.next() {
             match job {
                 Job::Task(task) => task(),
-                Job::Prefetch(Prefetch { store, first, pages }) => {
-                    if let Some(store) = self.store(store) {
-                        store.prefetch(first, pages);
-                    }
-                }
+                Job::Prefetch(prefetch) => self.run_prefetches(prefetch),
+            }
+        }
+    }
+
+    /// Runs a prefetch, and with it those that wait: together they fill the device's queue.
+    fn run_prefetches(&self, first: Prefetch) {
+        let mut wanted = vec![first];
+        wanted.extend(std::iter::from_fn(|| self.jobs.next_prefetch()).take(MOST_PREFETCHES - 1));
+        wanted.sort_unstable_by_key(|one| (one.store.0, one.first));
+        for of_store in wanted.chunk_by(|one, next| one.store == next.store) {
+            let ranges: Vec<_> =
+                of_store.iter().map(|one| one.first..one.first.saturating_add(one.pages)).collect();
+            if let Some(store) = self.store(of_store[0].store) {
+                store.prefetch(&ranges);
             }
         }
     }

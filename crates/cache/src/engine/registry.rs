@@ -3,7 +3,7 @@
 //! The evictor and the workers reach a store only through the registry. Its lock is held while a
 //! reference is taken, never while it is used.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -77,8 +77,8 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// that cannot be evicted.
     fn vacate(&self, pages: &[PageId]);
 
-    /// Loads absent pages of a run while frames are free.
-    fn prefetch(&self, first: u64, pages: u64);
+    /// Loads absent pages of runs while frames are free.
+    fn prefetch(&self, runs: &[Range<u64>]);
 
     /// Drops a page's reference to its probation slot, which is being reused.
     fn forget(&self, page: PageId, slot: FrameId);

@@ -1,0 +1,509 @@
+//! Visiting many ranges in the order that costs least.
+//!
+//! A program that knows a set of ranges, and does not care in which order it sees them, need not
+//! wait for any of them in particular:
+//!
+//! ```text
+//!  ranges ─► sorted ─► in memory? ─ yes ─► visited at once, in place
+//!                          │ no
+//!                          ▼
+//!            runs: neighbours and gaps of up to two pages share a read of up to 128 KiB
+//!                          ▼
+//!            device queue, 8 to 64 runs in flight, refilled at every completion
+//!                          ▼
+//!            settled ─► visited from the run's buffer, as runs complete
+//!               └─► kept in frames, while frames are free
+//! ```
+//!
+//! A page that is read for a visit goes through a buffer, not through a frame: a pass over data
+//! larger than the budget evicts nothing. [`Order::AsGiven`] has the same pipeline for ranges that
+//! come one by one and are visited in their order.
+//!
+//! # No page is Loading while the caller's code runs
+//! The caller's closure may access any page, take locks, or wait for another thread. So a run in
+//! flight holds no state of its pages, and other threads may load them, store to them, write them
+//! back and evict them in the meantime. When a run completes, *settling* decides for each page
+//! whether the buffer's bytes are current:
+//! * While a page is written back it is Cleaning, or Dirty. The end of a write-back is counted, for
+//!   each region (`Store::write_backs_ended`), before its pages become Clean. So if a page is
+//!   absent, or in another state in which its bytes equal the device's, and the count is the same
+//!   as before the read, then no write of the page overlapped the read: the buffer is current.
+//! * Otherwise the page's bytes are copied out of its frame; it is loaded if necessary.
+//!
+//! So a visit sees every store that happened before the call, and the bytes of a page are those of
+//! one moment during the call, not torn by a write-back.
+//!
+//! # Memory
+//! Buffers come from a pool of their own. A caller that finds it empty has runs in flight, or
+//! allocates one buffer: visits nest, and waiting for a buffer that an outer visit of the same
+//! thread holds would never end.
+
+mod interface;
+mod kernel;
+mod store;
+
+pub use interface::Visited;
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ops::{ControlFlow, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use aquifer_device::{AlignedBuffer, Batch, Device, DeviceError, IoOperation, Request};
+use aquifer_sys::memory::SMALL_PAGE_BYTES;
+use aquifer_vm::Bytes;
+
+use crate::batch::GAP_PAGES;
+use crate::bounce::{Bounce, BouncePool};
+use crate::error::{CacheError, Result};
+use crate::geometry::Geometry;
+
+/// A range of at most this length is visited in one piece.
+pub(crate) const ONE_PIECE_BYTES: u64 = 64 << 10;
+/// Largest read.
+const RUN_BYTES: u64 = 128 << 10;
+/// Most runs in flight, and most bytes of them: 8 of the largest, which fit into a core's cache. With
+/// twice as many a search was no faster.
+const MOST_RUNS: usize = 64;
+const MOST_BYTES: u64 = 8 * RUN_BYTES;
+/// Buffers of all visits of a cache.
+const BUFFERS: usize = 96;
+
+/// The buffers of a cache's visits. They take memory where they are used.
+pub(crate) fn buffers(page_bytes: usize) -> std::io::Result<BouncePool> {
+    BouncePool::new((RUN_BYTES as usize).max(page_bytes), BUFFERS)
+}
+
+/// A range to visit, or a piece of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Item {
+    /// The place of the range in the caller's list.
+    pub index: usize,
+    pub start: u64,
+    pub end: u64,
+}
+
+impl Item {
+    /// The pieces of a range: it is cut where reads end, so that each piece fits into a buffer.
+    pub fn pieces(index: usize, range: Range<u64>) -> impl Iterator<Item = Item> {
+        let is_whole = range.end - range.start <= ONE_PIECE_BYTES;
+        let mut start = range.start;
+        std::iter::from_fn(move || {
+            let at = start;
+            let cut = if is_whole { range.end } else { (at / RUN_BYTES + 1) * RUN_BYTES };
+            start = cut.min(range.end);
+            (at < start).then_some(Item { index, start: at, end: start })
+        })
+    }
+
+    fn pages(&self, geometry: Geometry) -> Range<u64> {
+        geometry.page_of(self.start)..geometry.page_of(self.end - 1) + 1
+    }
+}
+
+/// Where the bytes of a visit are: a store, or a kernel-backed mapping.
+pub(crate) trait Source {
+    fn geometry(&self) -> Geometry;
+    fn device(&self) -> &dyn Device;
+    fn buffers(&self) -> &BouncePool;
+
+    /// Whether an item can be visited in memory without a transfer.
+    fn is_in_memory(&self, item: &Item) -> bool;
+
+    /// Calls `look` with the bytes of an item in memory; loads them if necessary.
+    fn look_in_memory<T>(&self, item: &Item, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T>;
+
+    /// A number that changes when the device's bytes of these pages may be about to change.
+    fn stamp(&self, pages: Range<u64>) -> u64;
+
+    /// Makes the bytes of `page` in a buffer current, which a read of `pages` placed there.
+    ///
+    /// # Safety
+    /// `target` is writable for a page.
+    unsafe fn settle(
+        &self,
+        page: u64,
+        pages: &Range<u64>,
+        stamp: u64,
+        target: *mut u8,
+    ) -> Result<()>;
+
+    /// Keeps pages of a buffer in memory if that evicts nothing.
+    ///
+    /// # Safety
+    /// `data` is readable for `pages`, and holds what a read of `run` placed there.
+    unsafe fn keep(&self, pages: Range<u64>, run: &Range<u64>, stamp: u64, data: *const u8);
+
+    /// Runs `work`, which calls the device.
+    fn calling<T>(&self, work: impl FnOnce() -> T) -> T;
+
+    /// Runs `work`, the caller's code, inside of [`Source::calling`].
+    fn outside<T>(&self, work: impl FnOnce() -> T) -> T;
+
+    /// The error of a page that the device did not read.
+    fn failed(&self, page: u64, source: DeviceError) -> CacheError;
+}
+
+/// The order of visits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// As reads complete.
+    AsRead,
+    /// As the ranges come.
+    AsGiven,
+}
+
+/// Sorts items by their place.
+pub(crate) fn sort(items: &mut [Item]) {
+    if !items.is_sorted_by_key(|item| item.start) {
+        items.sort_unstable_by_key(|item| item.start);
+    }
+}
+
+/// Visits items in memory, and removes them from the list; the others remain, in order.
+pub(crate) fn visit_residents<S: Source>(
+    source: &S,
+    items: &mut Vec<Item>,
+    mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>> {
+    let mut kept = 0;
+    for index in 0..items.len() {
+        let item = items[index];
+        if !source.is_in_memory(&item) {
+            items[kept] = item;
+            kept += 1;
+        } else if source.look_in_memory(&item, |bytes| visit(&item, bytes))?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+    }
+    items.truncate(kept);
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Visits the items that `feed` names. After a `None` it is asked again when items were visited
+/// since; the visit ends with a `None` while nothing is under way, or when `visit` breaks.
+pub(crate) fn visit<S: Source>(
+    source: &S,
+    order: Order,
+    feed: impl FnMut() -> Option<Result<Item>>,
+    visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
+) -> Result<()> {
+    let mut batch = VisitBatch {
+        source,
+        order,
+        feed,
+        visit,
+        pending: None,
+        runs: vec![],
+        free_runs: vec![],
+        turns: VecDeque::new(),
+        in_flight: 0,
+        held_bytes: 0,
+        end: None,
+    };
+    let device = source.device();
+    source.calling(|| device.run(&mut batch, device.queue_depth().min(MOST_RUNS)));
+    let unfinished = batch.runs.iter().find(|run| run.state == Progress::InFlight);
+    match batch.end.take() {
+        Some(End::Stopped) => Ok(()),
+        Some(End::Failed(error)) => Err(error),
+        Some(End::Panicked(payload)) => resume_unwind(payload),
+        None => match unfinished {
+            None => Ok(()),
+            Some(run) => {
+                let (offset_bytes, len_bytes) = run.place(source.geometry());
+                let operation = IoOperation::Read;
+                let unfinished = DeviceError::Unfinished { operation, offset_bytes, len_bytes };
+                Err(source.failed(run.pages.start, unfinished))
+            }
+        },
+    }
+}
+
+enum Buffer<'a> {
+    Pooled(Bounce<'a>),
+    Own(AlignedBuffer),
+}
+
+impl Buffer<'_> {
+    fn as_ptr(&mut self) -> *mut u8 {
+        match self {
+            Buffer::Pooled(bounce) => bounce.as_ptr(),
+            Buffer::Own(buffer) => buffer.as_mut_ptr(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Free, or visited.
+    Idle,
+    InFlight,
+    /// Waits for its turn.
+    Read,
+    /// Not read here: visited in memory when it is its turn.
+    InMemory,
+}
+
+/// One read, and the items in it, which are sorted.
+struct Run<'a> {
+    pages: Range<u64>,
+    items: Vec<Item>,
+    buffer: Option<Buffer<'a>>,
+    stamp: u64,
+    state: Progress,
+}
+
+impl Run<'_> {
+    fn place(&self, geometry: Geometry) -> (u64, usize) {
+        (geometry.offset_of(self.pages.start), geometry.bytes_in(self.pages.clone()))
+    }
+}
+
+/// Why a visit ends early.
+enum End {
+    Stopped,
+    Failed(CacheError),
+    Panicked(Box<dyn Any + Send>),
+}
+
+struct VisitBatch<'a, S, F, V> {
+    source: &'a S,
+    order: Order,
+    feed: F,
+    visit: V,
+    /// Named by `feed`, not in a run yet.
+    pending: Option<Item>,
+    runs: Vec<Run<'a>>,
+    free_runs: Vec<usize>,
+    /// With [`Order::AsGiven`], the runs that are not visited yet, in order.
+    turns: VecDeque<usize>,
+    in_flight: usize,
+    /// Bytes of the runs that are not visited yet.
+    held_bytes: u64,
+    end: Option<End>,
+}
+
+impl<'a, S, F, V> VisitBatch<'a, S, F, V>
+where
+    S: Source,
+    F: FnMut() -> Option<Result<Item>>,
+    V: FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
+{
+    /// Runs code of the caller's. A panic in it ends the visit after the reads in flight, whatever
+    /// the device does about panics.
+    fn call<T>(&mut self, code: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let source = self.source;
+        match source.outside(|| catch_unwind(AssertUnwindSafe(|| code(self)))) {
+            Ok(value) => Some(value),
+            Err(payload) => {
+                self.end = Some(End::Panicked(payload));
+                None
+            }
+        }
+    }
+
+    fn peek(&mut self) -> Option<Item> {
+        if self.pending.is_none() {
+            match self.call(|batch| (batch.feed)())?? {
+                Ok(item) => self.pending = Some(item),
+                Err(error) => self.end = Some(End::Failed(error)),
+            }
+        }
+        self.pending
+    }
+
+    /// A place for a run.
+    fn place(&mut self) -> usize {
+        self.free_runs.pop().unwrap_or_else(|| {
+            let (pages, items) = (0..0, vec![]);
+            self.runs.push(Run { pages, items, buffer: None, stamp: 0, state: Progress::Idle });
+            self.runs.len() - 1
+        })
+    }
+
+    fn buffer(&self) -> Option<Buffer<'a>> {
+        let pool = self.source.buffers();
+        match pool.try_take() {
+            Some(bounce) => Some(Buffer::Pooled(bounce)),
+            // Nothing that completes would call `next` again.
+            None if self.in_flight == 0 => {
+                Some(Buffer::Own(AlignedBuffer::new(pool.buffer_bytes(), SMALL_PAGE_BYTES)))
+            }
+            None => None,
+        }
+    }
+
+    /// The next run to read.
+    fn begin_run(&mut self) -> Option<usize> {
+        let geometry = self.source.geometry();
+        loop {
+            if self.end.is_some() || self.held_bytes >= MOST_BYTES {
+                return None;
+            }
+            let first = self.peek()?;
+            if self.order == Order::AsGiven && self.source.is_in_memory(&first) {
+                self.pending = None;
+                let place = self.place();
+                self.runs[place].items.push(first);
+                self.runs[place].state = Progress::InMemory;
+                self.turns.push_back(place);
+                self.take_turns();
+                continue;
+            }
+            let buffer = self.buffer()?;
+            let place = self.place();
+            let most = (self.source.buffers().buffer_bytes() / geometry.page_bytes) as u64;
+            let mut pages = first.pages(geometry);
+            self.pending = None;
+            self.runs[place].items.push(first);
+            let mut last = first.start;
+            while let Some(item) = self.peek() {
+                let its = item.pages(geometry);
+                if item.start < last
+                    || its.start > pages.end + GAP_PAGES
+                    || its.end.max(pages.end) - pages.start > most
+                {
+                    break;
+                }
+                self.pending = None;
+                self.runs[place].items.push(item);
+                last = item.start;
+                pages.end = pages.end.max(its.end);
+            }
+            self.held_bytes += geometry.offset_of(pages.end - pages.start);
+            let run = &mut self.runs[place];
+            run.stamp = self.source.stamp(pages.clone());
+            run.pages = pages;
+            run.buffer = Some(buffer);
+            run.state = Progress::InFlight;
+            if self.order == Order::AsGiven {
+                self.turns.push_back(place);
+            }
+            return Some(place);
+        }
+    }
+
+    /// Visits runs whose turn it is.
+    fn take_turns(&mut self) {
+        while let Some(&place) = self.turns.front()
+            && self.runs[place].state != Progress::InFlight
+        {
+            self.turns.pop_front();
+            self.visit_run(place);
+        }
+    }
+
+    /// Visits a run, unless the visit has ended, and frees its place.
+    fn visit_run(&mut self, place: usize) {
+        let run = &mut self.runs[place];
+        let state = std::mem::replace(&mut run.state, Progress::Idle);
+        let mut items = std::mem::take(&mut run.items);
+        let mut buffer = run.buffer.take();
+        let pages = std::mem::replace(&mut run.pages, 0..0);
+        let stamp = run.stamp;
+        if self.end.is_none() {
+            let data = buffer.as_mut().filter(|_| state == Progress::Read).map(Buffer::as_ptr);
+            let visited = self.call(|batch| batch.visit_items(&items, &pages, stamp, data));
+            match visited {
+                Some(Ok(ControlFlow::Continue(()))) | None => {}
+                Some(Ok(ControlFlow::Break(()))) => self.end = Some(End::Stopped),
+                Some(Err(error)) => self.end = Some(End::Failed(error)),
+            }
+        }
+        self.held_bytes -= self.source.geometry().offset_of(pages.end - pages.start);
+        items.clear();
+        self.runs[place].items = items;
+        self.free_runs.push(place);
+    }
+
+    /// Visits items: those of a read run at `data`, others in memory.
+    fn visit_items(
+        &mut self,
+        items: &[Item],
+        pages: &Range<u64>,
+        stamp: u64,
+        data: Option<*mut u8>,
+    ) -> Result<ControlFlow<()>> {
+        let source = self.source;
+        let geometry = source.geometry();
+        if let Some(data) = data {
+            let at = |page: u64| data.wrapping_add(geometry.offset_of(page - pages.start) as usize);
+            let mut from = pages.start;
+            for item in items {
+                let its = item.pages(geometry);
+                let wanted = its.start.max(from)..its.end.max(from);
+                for page in wanted.clone() {
+                    // SAFETY: the buffer holds `pages`, and belongs to this run.
+                    unsafe { source.settle(page, pages, stamp, at(page)) }?;
+                }
+                if !wanted.is_empty() {
+                    from = wanted.end;
+                    // SAFETY: as above; a page that was not current is not absent.
+                    unsafe { source.keep(wanted.clone(), pages, stamp, at(wanted.start)) };
+                }
+            }
+        }
+        for item in items {
+            let flow = match data {
+                Some(data) => {
+                    let at = (item.start - geometry.offset_of(pages.start)) as usize;
+                    let len = (item.end - item.start) as usize;
+                    // SAFETY: inside the buffer, which nothing changes until the run is freed.
+                    let bytes = unsafe { Bytes::new(data.wrapping_add(at), len) };
+                    (self.visit)(item, bytes)
+                }
+                None => source.look_in_memory(item, |bytes| (self.visit)(item, bytes))?,
+            };
+            if flow.is_break() {
+                return Ok(flow);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+// SAFETY: a run keeps its buffer until its completion, and no other run has that buffer.
+unsafe impl<S, F, V> Batch for VisitBatch<'_, S, F, V>
+where
+    S: Source,
+    F: FnMut() -> Option<Result<Item>>,
+    V: FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
+{
+    fn next(&mut self) -> Option<Request> {
+        let place = self.begin_run()?;
+        let geometry = self.source.geometry();
+        let run = &mut self.runs[place];
+        let (offset_bytes, wanted) = run.place(geometry);
+        let whole = geometry.offset_of(run.pages.end - run.pages.start) as usize;
+        let memory = run.buffer.as_mut().expect("a run that is read has a buffer").as_ptr();
+        let len_bytes = wanted.next_multiple_of(self.source.device().alignment_bytes()).min(whole);
+        self.in_flight += 1;
+        let operation = IoOperation::Read;
+        Some(Request { operation, offset_bytes, memory, len_bytes, tag: place as u64 })
+    }
+
+    fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
+        let place = tag as usize;
+        let in_flight = self.runs.get(place).is_some_and(|run| run.state == Progress::InFlight);
+        assert!(in_flight, "a device completes the transfers that it took, each once");
+        self.in_flight -= 1;
+        let geometry = self.source.geometry();
+        let run = &mut self.runs[place];
+        let (_, wanted) = run.place(geometry);
+        let whole = geometry.offset_of(run.pages.end - run.pages.start) as usize;
+        // A failed read may cover pages that are not wanted, or only some that are bad: each item
+        // is then loaded by itself, which tells.
+        let is_read = result.is_ok_and(|got| got >= wanted);
+        if is_read && wanted < whole {
+            let memory = run.buffer.as_mut().expect("a run that is read has a buffer").as_ptr();
+            // SAFETY: inside the buffer, and the transfer has ended.
+            unsafe { std::ptr::write_bytes(memory.add(wanted), 0, whole - wanted) };
+        }
+        run.state = if is_read { Progress::Read } else { Progress::InMemory };
+        match self.order {
+            Order::AsRead => self.visit_run(place),
+            Order::AsGiven => self.take_turns(),
+        }
+    }
+}
