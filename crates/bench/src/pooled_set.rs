@@ -1,6 +1,7 @@
 //! The same files twice: in a directory, and in a pool in that directory.
 //!
-//! Names, contents and lengths are those of a [`FileSet`], so one list of sums checks both.
+//! Names, contents and lengths are those of a [`FileSet`], so one list of sums checks both; or those
+//! of a [`SourceTree`].
 
 use std::path::Path;
 
@@ -12,6 +13,7 @@ use crate::data::check_space;
 use crate::file_set::{FileSet, file_path, fill_content};
 use crate::rng::Rng;
 use crate::scratch::{POOL, Scratch};
+use crate::source_tree::{SourceTree, folders_below};
 use aquifer_host::interrupt;
 
 /// The length of a pool with room for `content_bytes` in `files` files.
@@ -90,6 +92,28 @@ pub fn create_pool(
         let file = pool.create_file(file_path(Path::new(""), number))?;
         file.write_all_at(&content, 0)?;
         progress();
+    }
+    pool.sync()?;
+    Ok(pool.pool().checkpoint()?)
+}
+
+/// Creates a pool in the directory of a tree, with the files of the tree under the same paths.
+pub fn copy_tree(tree: &SourceTree) -> Result<()> {
+    // A file occupies whole pages.
+    let content_bytes = tree.bytes + u64::from(tree.files) * 4096;
+    let folders = folders_below(tree.path(), usize::MAX)?;
+    let names = u64::from(tree.files) + folders.len() as u64 * 8;
+    let bytes = pool_bytes(content_bytes, names);
+    check_space(tree.path(), bytes)?;
+    let pool = Pool::options().inodes(slots(names)).create(tree.path().join(POOL), bytes)?;
+    let pool = Files::new(pool);
+    for folder in folders {
+        let below = folder.path.strip_prefix(tree.path()).expect("found below it");
+        pool.create_dir_all(below)?;
+        for name in &folder.names {
+            interrupt::check()?;
+            pool.write(below.join(name), std::fs::read(folder.path.join(name))?)?;
+        }
     }
     pool.sync()?;
     Ok(pool.pool().checkpoint()?)

@@ -302,9 +302,10 @@ fn search() {
     for metric in ["search_first", "search_repeated"] {
         let names = systems_of(&report, metric);
         assert_contains(&names, &["read_loop", "read", "mmap", "mmap_populate"], &report);
-        assert_contains(&names, &["mapper", "mapper_read_once"], &report);
+        assert_contains(&names, &["mapper", "mapper_read_once", "view"], &report);
     }
     assert_ratios(&report, &["search_vs_best_other", "search_vs_best_other_repeated"]);
+    assert_ratios(&report, &["pool_views_vs_read_loop", "pool_views_vs_read_loop_repeated"]);
     let none = bench(&["search", "--quick", "--tree", "/proc/self/fdinfo"]);
     let message = String::from_utf8_lossy(&none.stderr).into_owned();
     assert!(!none.status.success() && message.contains("--tree"), "{message}");

@@ -19,6 +19,7 @@ mod by_path;
 mod error;
 mod file;
 mod files;
+mod known_directories;
 mod known_paths;
 #[cfg(all(test, loom))]
 mod loom_models;

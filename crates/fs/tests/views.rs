@@ -551,3 +551,39 @@ fn a_fork_has_no_views() {
     assert_eq!(whole.get::<u8>(0).unwrap(), 1);
     assert_eq!(bytes_of(&parts)[3 * PAGE..], [4; PAGE]);
 }
+
+/// Files of a directory that is known by its path are found where the path leads now.
+#[test]
+fn a_known_directory_is_the_one_that_the_path_leads_to() {
+    let (_scratch, files) = scratch();
+    let text = |path: &str| -> Result<Vec<u8>, FsError> {
+        assert_eq!(files.metadata(path).is_ok(), files.view(path, ..).is_ok(), "{path}");
+        files.view(path, ..)?.read(|bytes| bytes.to_vec())
+    };
+    files.create_dir_all("a/b").unwrap();
+    for name in ["x", "y", "z"] {
+        files.write(format!("a/b/{name}"), name).unwrap();
+    }
+    assert_eq!((text("a/b/x").unwrap(), text("a/b/y").unwrap()), (b"x".into(), b"y".into()));
+    assert!(matches!(text("a/b/none"), Err(FsError::NotFound { .. })));
+    assert!(matches!(text("a/b/x/y"), Err(FsError::NotADirectory { .. })));
+    assert!(matches!(files.view("a/b/z/", ..), Err(FsError::NotADirectory { .. })));
+
+    files.rename("a", "c").unwrap();
+    assert!(matches!(text("a/b/z"), Err(FsError::NotFound { .. })));
+    assert_eq!(text("c/b/z").unwrap(), b"z");
+    files.create_dir_all("a/b").unwrap();
+    files.write("a/b/z", "another").unwrap();
+    assert_eq!(text("a/b/z").unwrap(), b"another");
+
+    // Links as the last component, and before it.
+    files.symlink("../../c/b/y", "a/b/link").unwrap();
+    assert_eq!(text("a/b/link").unwrap(), b"y");
+    assert_eq!(text("a/b/z").unwrap(), b"another");
+    assert!(files.symlink_metadata("a/b/link").unwrap().is_symlink());
+    files.symlink("../c/b", "a/d").unwrap();
+    assert_eq!((text("a/d/x").unwrap(), text("a/d/y").unwrap()), (b"x".into(), b"y".into()));
+    files.remove_file("a/d").unwrap();
+    files.create_dir("a/d").unwrap();
+    assert!(matches!(text("a/d/x"), Err(FsError::NotFound { .. })));
+}

@@ -39,7 +39,7 @@ use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FileTable};
 use crate::files::{Files, Shared};
 use crate::known_paths::{Known, PathHash, Versions};
-use crate::walk::{self, Last, bytes_of, owned, walk};
+use crate::walk::{self, bytes_of, owned};
 
 /// The most pieces in which a view of a fragmented file is mapped: each is a mapping, and takes
 /// about a microsecond. A view of more pieces is not mapped: each read copies its bytes, and it has
@@ -148,15 +148,16 @@ impl Files {
         }
         loop {
             let versions = Versions::of(&shared.pool);
-            let (inode, table) = shared.look(|slots| {
-                let found = walk(slots, path, Last::Follow)?.referent(path)?;
+            let (inode, table, directory) = shared.look(|slots| {
+                let (found, directory) = shared.referent(slots, path)?;
                 let inode = walk::referred(slots, found)?;
                 if inode.kind != FileKind::File {
                     return Err(FsError::IsADirectory { path: owned(path) });
                 }
                 let table = FileTable::load(&inode, slots)?;
-                Ok((inode, table))
+                Ok((inode, table, directory))
             })?;
+            shared.learn_directory(directory, versions.names);
             if let Some(hash) = hash {
                 let Layout { inode: number, generation, layout_version } = Layout::of(&inode);
                 let known = Known {

@@ -12,6 +12,7 @@
 //! | `mmap`, `mmap_populate` | `open`, `fstat`, `mmap`, search, `munmap`, `close` |
 //! | `mapper` | a view by name, search, view dropped: parked for the next pass |
 //! | `mapper_read_once` | [`read_once_at`](aquifer::Mapper::read_once_at) in its directory, with the search as its closure |
+//! | `view` | in a pool with the same files and paths: path lookup, pin, search in place, drop |
 
 use std::path::PathBuf;
 
@@ -24,16 +25,18 @@ use crate::benches::declaration::{Bench, Contenders};
 use crate::benches::ratio::{Ratio, ratios};
 use crate::benches::stage::Stage;
 use crate::contender::Contender;
-use crate::contenders::{MAPPER, MAPPER_READ_ONCE, MMAP, MMAP_POPULATE, READ, READ_LOOP};
+use crate::contenders::{MAPPER, MAPPER_READ_ONCE, MMAP, MMAP_POPULATE, READ, READ_LOOP, VIEW};
 use crate::harness::{Cell, progress_bar};
 use crate::job::FilesWork;
 use crate::options::{Common, count};
+use crate::pooled_set;
 use crate::report::Report;
 use crate::scratch::scratch_directory;
 use crate::source_tree::{SourceTree, usual_roots};
 use aquifer_host::machine::cores;
 
-const SYSTEMS: &[&Contender] = &[READ_LOOP, READ, MMAP, MMAP_POPULATE, MAPPER, MAPPER_READ_ONCE];
+const SYSTEMS: &[&Contender] =
+    &[READ_LOOP, READ, MMAP, MMAP_POPULATE, MAPPER, MAPPER_READ_ONCE, VIEW];
 const OTHERS: &[&Contender] = &[READ_LOOP, READ, MMAP, MMAP_POPULATE];
 
 /// Passes after the first, normally and in the quick form.
@@ -49,7 +52,7 @@ Examples:
   aquifer bench search --tree ~/src,/usr/include  from these directories
   aquifer bench search --needle 'struct stat' --threads 4 --json
 
-The files are copied into a scratch directory, with the directories they are in. Where there are fewer than
+The files are copied into a scratch directory, with the directories they are in, and into a pool there. Where there are fewer than
 --files, they are copied again under other names; the report says so.")]
 pub struct Options {
     /// Directories to take source files from, separated by commas [default: /usr/include,
@@ -91,6 +94,9 @@ impl Bench for Search {
         let tree = SourceTree::copy(directory, &roots, wanted, || bar.inc(1));
         bar.finish_and_clear();
         let tree = tree?;
+        if stage.wanted(SYSTEMS).any(|contender| contender == VIEW) {
+            pooled_set::copy_tree(&tree)?;
+        }
         let all_cores = u32::try_from(cores()).unwrap_or(1);
         let threads = options.threads.unwrap_or(all_cores);
         let needle = options.needle.clone();
@@ -129,5 +135,7 @@ fn definitions() -> Vec<Ratio> {
         first("search_vs_best_other"),
         Ratio::new("search_vs_best_other_first_mapped", OTHERS, MAPPER, "search_first"),
         Ratio::new("search_vs_best_other_repeated", OTHERS, MAPPER, "search_repeated"),
+        Ratio::new("pool_views_vs_read_loop", &[READ_LOOP], VIEW, "search_first"),
+        Ratio::new("pool_views_vs_read_loop_repeated", &[READ_LOOP], VIEW, "search_repeated"),
     ]
 }

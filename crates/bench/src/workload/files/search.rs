@@ -20,6 +20,7 @@ use crate::contender::files::{Files, WholeFile};
 use crate::file_set::warm;
 use crate::job::{FilesWork, Job, LaneAnswer, Measured, Work};
 use crate::raw::{open_directory, raise_file_limit};
+use crate::scratch::POOL;
 use crate::source_tree::{Folder, folders_below};
 use crate::stats::median;
 use crate::threads::join_all;
@@ -69,7 +70,8 @@ fn prepare(job: &Job, search: impl FnOnce(&Plan<'_>) -> Result<Measured>) -> Res
             targets.push(Target { directory, name: CString::new(name.as_bytes())?, path });
         }
     }
-    warm(targets.iter().map(|target| target.path.as_path()))?;
+    let pool = Some(Path::new(POOL)).filter(|pool| pool.exists());
+    warm(targets.iter().map(|target| target.path.as_path()).chain(pool))?;
     search(&Plan { targets: &targets, finder: Finder::new(needle), threads, repeats })
 }
 
