@@ -26,7 +26,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use aquifer_sys::file_system::{self, commits_whole_inodes};
@@ -61,6 +61,8 @@ pub struct FileMedia {
     file: File,
     /// The length of a block device; `None` for a file, whose length is read each time.
     device_bytes: Option<u64>,
+    /// The greatest length that was read.
+    known_bytes: AtomicU64,
     /// `None` if opened for reading.
     descriptors: Option<Descriptors>,
     ranges: RangeSync,
@@ -95,6 +97,7 @@ impl FileMedia {
             path,
             file,
             device_bytes,
+            known_bytes: AtomicU64::new(0),
             descriptors,
             ranges: RangeSync::new(commits),
             has_durable_writes: AtomicBool::new(commits),
@@ -119,11 +122,32 @@ impl FileMedia {
         }
     }
 
-    fn present_len_bytes(&self) -> io::Result<u64> {
+    fn read_len_bytes(&self) -> io::Result<u64> {
         match self.device_bytes {
             Some(device_bytes) => Ok(device_bytes),
             None => aquifer_sys::residency::file_len_bytes(self.file.as_fd()),
         }
+    }
+
+    /// The length; an error if it was cut short, also if writes have made it longer again.
+    fn present_len_bytes(&self) -> io::Result<u64> {
+        let len_bytes = self.read_len_bytes()?;
+        // Relaxed: the value orders nothing else.
+        let known_bytes = self.known_bytes.fetch_max(len_bytes, Ordering::Relaxed);
+        check_inside(ByteRange { offset_bytes: 0, len_bytes: known_bytes }, len_bytes)?;
+        Ok(len_bytes)
+    }
+
+    /// Checks that a range lies in the file as it was when its length was read last: reading it
+    /// takes a third as long as writing a record of the log. A write to a file that was cut short
+    /// since makes it longer again, by less than it was; the next operation that makes bytes
+    /// durable fails.
+    fn check_known(&self, range: ByteRange) -> io::Result<()> {
+        // Relaxed: as above.
+        if check_inside(range, self.known_bytes.load(Ordering::Relaxed)).is_ok() {
+            return Ok(());
+        }
+        check_inside(range, self.present_len_bytes()?)
     }
 
     fn writing(&self) -> io::Result<&Descriptors> {
@@ -276,7 +300,7 @@ impl Media for FileMedia {
     }
 
     fn len_bytes(&self) -> u64 {
-        self.present_len_bytes().unwrap_or(0)
+        self.read_len_bytes().unwrap_or(0)
     }
 
     fn domain(&self) -> PersistenceDomain {
@@ -312,10 +336,10 @@ impl Media for FileMedia {
 
     unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
-        self.run(MediaOperation::Write, range, || {
-            self.writing()?;
-            file_io::write_all_at(self.file.as_fd(), bytes, offset_bytes)
-        })
+        self.check_known(range)
+            .and_then(|()| self.writing().map(|_| ()))
+            .and_then(|()| file_io::write_all_at(self.file.as_fd(), bytes, offset_bytes))
+            .map_err(MediaError::at(&self.path, MediaOperation::Write, range))
     }
 
     unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
@@ -377,7 +401,7 @@ impl Media for FileMedia {
         self.run(MediaOperation::Resize, nothing, || {
             let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
             self.writing()?;
-            let present_bytes = self.present_len_bytes()?;
+            let present_bytes = self.read_len_bytes()?;
             if len_bytes <= present_bytes {
                 return Ok(());
             }
@@ -391,6 +415,7 @@ impl Media for FileMedia {
                 // Give back what was allocated. If that fails as well, the file stays too long,
                 // which does no harm.
                 let _ = self.file.set_len(present_bytes);
+                self.known_bytes.store(present_bytes, Ordering::Relaxed);
             })
         })
     }
@@ -412,7 +437,7 @@ impl Media for FileMedia {
         let map = || {
             // With the router, a load from a page that no longer exists ends in an error.
             aquifer_vm::router::install().ok()?;
-            let len_bytes = self.present_len_bytes().ok()?;
+            let len_bytes = self.read_len_bytes().ok()?;
             let options = MappingOptions {
                 writable: self.is_writable() && !self.is_guarded,
                 synchronous: false,
@@ -433,7 +458,7 @@ impl Media for FileMedia {
     fn extend_mapping(&self) {
         let Some(mapping) = self.mapping() else { return };
         // On failure the mapping stays short, which its users check.
-        let len_bytes = self.present_len_bytes().and_then(in_memory);
+        let len_bytes = self.read_len_bytes().and_then(in_memory);
         let _ = len_bytes.and_then(|len_bytes| mapping.extend(self.file.as_fd(), len_bytes));
     }
 
