@@ -37,6 +37,7 @@ use aquifer_vm::file_mapping::{FileMapping, MappingOptions};
 
 use super::descriptors::{Descriptor, Descriptors};
 use super::mapped::{alignment_bytes, in_memory};
+use super::rewritten::{How, Rewritten};
 use super::{
     ByteRange, Media, MediaError, MediaOperation, PersistenceDomain, WriteWindows, check_inside,
     opened_for_reading,
@@ -75,6 +76,7 @@ pub struct FileMedia {
     is_guarded: bool,
     /// Created on first use; the inner value is `None` if the file cannot be mapped.
     mapping: OnceLock<Option<FileMapping>>,
+    rewritten: Rewritten,
 }
 
 impl FileMedia {
@@ -105,6 +107,7 @@ impl FileMedia {
             growing: Mutex::new(()),
             is_guarded: false,
             mapping: OnceLock::new(),
+            rewritten: Rewritten::default(),
         })
     }
 
@@ -165,6 +168,18 @@ impl FileMedia {
             .and_then(|len_bytes| check_inside(range, len_bytes))
             .and_then(|()| work())
             .map_err(MediaError::at(&self.path, operation, range))
+    }
+
+    fn how_to_write(&self, range: ByteRange) -> How {
+        let now_seconds = aquifer_sys::clock::coarse_ns() as u64 / 1_000_000_000;
+        self.rewritten.note(range, now_seconds)
+    }
+
+    fn is_prepared(&self, mapping: &FileMapping, how: How) -> bool {
+        let How::Prepare(region) = how else { return true };
+        let is_prepared = mapping.prepare_stores(region.offset_bytes, region.len_bytes as usize);
+        self.rewritten.note_prepared(region, is_prepared);
+        is_prepared
     }
 
     /// Records a failure of write-back, for all later syncs.
@@ -342,9 +357,26 @@ impl Media for FileMedia {
             .map_err(MediaError::at(&self.path, MediaOperation::Write, range))
     }
 
+    unsafe fn store_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
+        if self.check_known(range).is_ok()
+            && let how = self.how_to_write(range)
+            && how != How::Write
+            && let Some(mapping) = self.mapping_to_store()
+            && self.is_prepared(mapping, how)
+            // SAFETY: the caller's guarantee is the same.
+            && unsafe { mapping.write(offset_bytes, bytes) }.is_ok()
+        {
+            return Ok(());
+        }
+        // SAFETY: the caller's guarantee is the same.
+        unsafe { self.write_at(offset_bytes, bytes) }
+    }
+
     unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.run(MediaOperation::WriteDurable, range, || {
+            self.rewritten.forget(range);
             let descriptors = self.writing()?;
             if bytes.is_empty() {
                 return Ok(());
@@ -355,9 +387,9 @@ impl Media for FileMedia {
     }
 
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
-        let ranges: Vec<_> =
+        let all: Vec<_> =
             ranges.iter().map(|range| range.offset_bytes..range.end_bytes()).collect();
-        let merged = range_sync::merge(&ranges);
+        let merged = range_sync::merge(&all);
         let whole = match (merged.first(), merged.last()) {
             (Some(first), Some(last)) => {
                 ByteRange { offset_bytes: first.start, len_bytes: last.end - first.start }
@@ -365,6 +397,7 @@ impl Media for FileMedia {
             _ => ByteRange { offset_bytes: 0, len_bytes: 0 },
         };
         self.run(MediaOperation::WriteBack, whole, || {
+            ranges.iter().for_each(|range| self.rewritten.forget(*range));
             self.sync_with(|descriptor| self.ranges.write_back(descriptor.file(), &merged))
         })
     }
