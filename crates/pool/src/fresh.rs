@@ -85,13 +85,19 @@ impl Core {
         Ok(())
     }
 
+    /// Makes a checkpoint that no thread waits for because it lacks room: it raises the head as
+    /// well, if half of the last step is used, so that no thread waits for that.
+    pub fn checkpoint_ahead(&self) -> Result<()> {
+        self.raise_fresh_ahead()?;
+        self.checkpoint()
+    }
+
     fn raised(&self, page: u64) -> u64 {
         page.saturating_add(self.fresh_step_pages()).min(self.handle.layout.page_count)
     }
 
-    /// Raises the head if half of the last step is used. Durable after the next checkpoint, so that
-    /// no thread that needs pages waits for it.
-    pub fn raise_fresh_ahead(&self) -> Result<()> {
+    /// Durable after the next checkpoint.
+    fn raise_fresh_ahead(&self) -> Result<()> {
         let fresh_from_page = self.image.head()?.fresh_from_page;
         let used_to_page = self.handle.control().used_to_page.load(Relaxed);
         if fresh_from_page == self.handle.layout.page_count
