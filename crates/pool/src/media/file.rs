@@ -506,6 +506,8 @@ impl Media for FileMedia {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
     use aquifer_testkit::failing_device::FailingDevice;
 
@@ -533,5 +535,54 @@ mod tests {
         // SAFETY: as above.
         unsafe { media.write_durable(page.offset_bytes, &[1; 4096]) }.unwrap();
         media.flush().expect_err("there may be others");
+    }
+
+    /// A file of three regions, and the media over it.
+    fn file_of_regions() -> (tempfile::NamedTempFile, FileMedia) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().write_all_at(&vec![7; 6 << 20], 0).unwrap();
+        let media = FileMedia::new(file.reopen().unwrap(), file.path().to_path_buf(), true);
+        (file, media.unwrap())
+    }
+
+    #[test]
+    fn dense_pieces_are_stored_and_arrive() {
+        let (file, media) = file_of_regions();
+        let piece = |index: u64, round: u8| [round ^ index as u8; 4096];
+        let page = ByteRange { offset_bytes: 5 * 4096, len_bytes: 4096 };
+        let stores_at_last = || {
+            for (round, index) in (1..=3).flat_map(|round| (0..1024).map(move |i| (round, i))) {
+                // SAFETY: no pool is on the file.
+                unsafe { media.store_at(index * 4096, &piece(index, round)) }.unwrap();
+            }
+            media.how_to_write(page) == How::Store
+        };
+        // Twice, since what was written before the last multiple of 30 seconds is unknown.
+        assert!(stores_at_last() || stores_at_last() || media.mapping_to_store().is_none());
+        let mut bytes = vec![0; 6 << 20];
+        file.as_file().read_exact_at(&mut bytes, 0).unwrap();
+        for (index, found) in (0..).zip(bytes.chunks(4096)) {
+            let expected = if index < 1024 { piece(index, 3) } else { [7; 4096] };
+            assert!(found == expected, "page {index}");
+        }
+        media.write_back(&[page]).unwrap();
+        media.flush().unwrap();
+        assert_eq!(media.how_to_write(page), How::Write);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_short_makes_nothing_durable() {
+        let (file, media) = file_of_regions();
+        // SAFETY: no pool is on the file.
+        unsafe { media.write_at(0, &[1; 100]) }.unwrap();
+        file.as_file().set_len(4096).unwrap();
+        // SAFETY: as above.
+        let _ = unsafe { media.write_at(1 << 20, &[1; 100]) };
+        let page = ByteRange { offset_bytes: 0, len_bytes: 4096 };
+        let error = media.write_back(&[page]).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::UnexpectedEof);
+        // SAFETY: as above.
+        unsafe { media.write_durable(0, &[1; 100]) }.unwrap_err();
+        media.flush().unwrap_err();
     }
 }
