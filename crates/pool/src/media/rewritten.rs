@@ -15,7 +15,27 @@
 //!
 //! So what is written rarely, or synced each time, is always written by calls. And whatever this
 //! says, stores and writes have the same effect: it is a hint, changed without locks, and a race
-//! between two threads costs a fault at most.
+//! between two threads, or with another process that writes back, costs faults and nothing else.
+//!
+//! # Why a store may take the place of a write
+//! * *Visible*: the mapping is of the page cache that `pread` and other processes read. What is
+//!   stored before a record is published is visible to a process that sees the record.
+//! * *Durable*: a page counts as changed from the fault, or the preparation, before its first store.
+//!   Write-back takes away the permission to store before it copies the page, in all processes, so
+//!   the next store is a fault, and the page counts as changed again. So each operation that makes a
+//!   range durable covers what was stored to it, and reports if it was lost, as for writes. The
+//!   kernel may write pages back at any time and in any order, whole sectors or parts of the bytes
+//!   being copied; that holds for writes as well, and the checksums of the log and its rules assume
+//!   no more.
+//! * *Other bytes* of a prepared region count as changed and are written back as they are, which
+//!   changes nothing on the media.
+//! * *Failures*: a store that cannot be made (the file was cut short, its disk is full or fails, its
+//!   server is gone, another thread's failed read has a page of zeros in its place) reports that
+//!   ([`FileMapping::write`](aquifer_vm::file_mapping::FileMapping::write)), and the bytes are
+//!   written by a call, which returns the system's error. Where a failed store would end the
+//!   process instead, no region is ever prepared; nor where pages are larger than 4 KiB, media were
+//!   opened for reading, or write windows guard them. A thread that blocks SIGBUS is killed by such
+//!   a store, as by a load from a view.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -74,12 +94,15 @@ impl Region {
                 word.store(before | bits, Relaxed);
             }
         }
-        // If another thread sets a constant in between, the region is only prepared again.
-        let count = self.count.load(Relaxed).saturating_add(added);
-        if added > 0 {
-            self.count.store(count, Relaxed);
+        let before = self.count.load(Relaxed);
+        // Another thread may have prepared it, or failed to.
+        if before >= REFUSED {
+            return false;
         }
-        added == 0 && count >= MANY_PAGES
+        if added > 0 {
+            self.count.store(before + added, Relaxed);
+        }
+        added == 0 && before >= MANY_PAGES
     }
 }
 
@@ -190,6 +213,16 @@ mod tests {
         assert_eq!(rewritten.note(pages(0, 0), 9), How::Write);
         rewritten.note_prepared(pages(0, REGION_PAGES), false);
         assert_eq!(rewritten.note(pages(1, 4), 9), How::Write);
+    }
+
+    #[test]
+    fn a_region_that_another_thread_could_not_prepare_stays_refused() {
+        let region = Region::default();
+        for count in [REFUSED, PREPARED] {
+            region.count.store(count, Relaxed);
+            assert!(!region.add(3, 4));
+            assert_eq!(region.count.load(Relaxed), count);
+        }
     }
 
     #[test]
