@@ -34,8 +34,8 @@ fn child() {
 }
 
 fn options() -> PoolOptions {
-    // A wait this long is a deadlock.
-    Pool::options().stall_timeout(Duration::from_secs(4)).background(false)
+    // A wait this long is a deadlock. Pages that were never used are taken more than once.
+    Pool::options().stall_timeout(Duration::from_secs(4)).background(false).fresh_step_pages(32)
 }
 
 fn hasty() -> PoolOptions {

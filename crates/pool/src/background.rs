@@ -30,8 +30,7 @@ impl Worker {
         let bell = core.checkpoint_bell.get_or_init(Arc::default).clone();
         Self::start(core, c"aquifer-ckpt", bell, |core, _| {
             // A failure is recorded for all processes, and the next call of each returns it.
-            let outcome = core.raise_fresh_ahead().and_then(|()| core.checkpoint());
-            report_checkpoint(core, &outcome);
+            report_checkpoint(core, &core.checkpoint_ahead());
         })
     }
 

@@ -33,6 +33,8 @@
 //! `Members::held`, the buffers of the log and the state of the heartbeat are held for a few
 //! instructions; inside, only the byte of an inode is taken, which does not wait.
 
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use aquifer_sys::lock::LockKind;
@@ -59,6 +61,8 @@ pub(crate) struct Core {
     pub places: Places,
     /// Rung when a checkpoint is due.
     pub checkpoint_bell: OnceLock<Arc<Bell>>,
+    /// The tail for which it was rung because of freed pages.
+    rung_tail_lsn: AtomicU64,
 }
 
 impl std::fmt::Debug for Core {
@@ -86,6 +90,7 @@ impl Core {
             handle,
             places,
             checkpoint_bell: OnceLock::new(),
+            rung_tail_lsn: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -93,6 +98,15 @@ impl Core {
     pub fn checkpoint_soon(&self) {
         if let Some(bell) = self.checkpoint_bell.get() {
             bell.ring();
+        }
+    }
+
+    /// As [`Core::checkpoint_soon`], once for each position of the tail: while a checkpoint is being
+    /// made for the pages that wait for the tail, a second one has little to free.
+    pub fn move_tail_soon(&self, tail_lsn: u64) {
+        // Relaxed: the value orders nothing else.
+        if self.rung_tail_lsn.swap(tail_lsn, Relaxed) != tail_lsn {
+            self.checkpoint_soon();
         }
     }
 
@@ -120,7 +134,9 @@ impl Core {
                 && members.locks.try_lock(Byte::Openers, LockKind::Exclusive).unwrap_or(false);
             if is_last {
                 point::pass("close-last");
-                let closed = self.lower_fresh().and_then(|()| self.checkpoint()).and_then(|()| {
+                // If it cannot be lowered, some free pages are no longer known to be zero.
+                let _ = self.lower_fresh();
+                let closed = self.checkpoint().and_then(|()| {
                     point::pass("close-checkpoint");
                     self.write_closed_superblock()
                 });

@@ -200,7 +200,7 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
             let freed = entry(control, next);
             freed.kept.set((run, owner));
             freed.lsn.store(end_lsn, Relaxed);
-            control.freed_pages.fetch_add(run.pages, Relaxed);
+            control.behind_tail_pages.fetch_add(run.pages, Relaxed);
             point::pass("apply-noting");
             // Release: the entry counts from here on.
             control.freed_next.store(next + 1, Release);
@@ -315,6 +315,7 @@ pub(crate) fn release(locked: &Locked<'_>, pins: &PinPlaces) {
     if due().is_none() || control.freed_looked_lsn.load(Relaxed) == passed_lsn {
         return;
     }
+    count_behind_tail(control);
     let look = Look::new(locked, pins);
     while let Some((first, freed)) = due() {
         let found = freed.kept.get();
@@ -325,8 +326,6 @@ pub(crate) fn release(locked: &Locked<'_>, pins: &PinPlaces) {
             control.freed_looked_lsn.store(passed_lsn, Relaxed);
             return;
         }
-        let waiting_pages = control.freed_pages.load(Relaxed);
-        control.freed_pages.store(waiting_pages.saturating_sub(found.0.pages), Relaxed);
         // Release: if this process dies before it, the run is freed twice, before any process can
         // have taken it.
         control.freed_first.store(first + 1, Release);
@@ -394,7 +393,7 @@ pub(crate) fn settle(control: &Control) {
 pub(crate) fn forget(locked: &Locked<'_>) {
     let control = locked.control();
     control.freed_first.store(control.freed_next.load(Relaxed), Relaxed);
-    control.freed_pages.store(0, Relaxed);
+    control.behind_tail_pages.store(0, Relaxed);
     control.held_count.store(0, Relaxed);
     control.moved_count.store(0, Relaxed);
 }
@@ -409,39 +408,53 @@ pub(crate) fn waiting(control: &Control) -> (impl Iterator<Item = Run>, impl Ite
     )
 }
 
-/// Whether so many pages wait for the tail that a checkpoint is due: more than a quarter of the free
-/// ones, and enough to be worth one.
-pub(crate) fn is_tail_due(locked: &Locked<'_>) -> bool {
+/// Counts the pages that wait for the tail. Not those that it has passed: these wait for pins, and
+/// no checkpoint frees them.
+pub(crate) fn count_behind_tail(control: &Control) {
+    let tail_lsn = control.tail_lsn.load(Relaxed);
+    let pages = (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
+        .rev()
+        .map(|index| entry(control, index))
+        .take_while(|freed| freed.lsn.load(Relaxed) > tail_lsn)
+        .map(|freed| freed.kept.get().0.pages)
+        .sum();
+    control.behind_tail_pages.store(pages, Relaxed);
+}
+
+/// The tail, if so many pages wait for it to move that a checkpoint is due: more than a quarter of
+/// the free ones, and enough to be worth one.
+pub(crate) fn due_tail(locked: &Locked<'_>) -> Option<u64> {
     const LEAST_PART: u64 = 64;
     let control = locked.control();
     let least_pages = locked.handle().layout.page_count / LEAST_PART;
-    control.freed_pages.load(Relaxed) > (control.free_count.load(Relaxed) / 4).max(least_pages)
+    let most_pages = (control.free_count.load(Relaxed) / 4).max(least_pages);
+    (control.behind_tail_pages.load(Relaxed) > most_pages).then(|| control.tail_lsn.load(Relaxed))
 }
 
-/// The runs that records between these positions have freed, sorted. Nothing names them at
-/// `end_lsn`, if the log is not durable up to there: pages are reused only after that.
+/// The runs that records between these positions have freed, in no order: there may be 65,536, too
+/// many to sort while the metadata mutex is held. Nothing names them at `end_lsn`, if the log is not
+/// durable up to there: pages are reused only after that.
 pub(crate) fn freed_between(locked: &Locked<'_>, lsn: u64, end_lsn: u64) -> Vec<Run> {
     let control = locked.control();
     // What later records have freed has a name at `end_lsn`.
     let is_before = |freed_lsn| {
         freed_lsn <= end_lsn || mutant::is(locked.handle().mutant, Mutant::FreedTooEarly)
     };
-    let mut runs: Vec<Run> = (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
+    (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
         .rev()
         .map(|index| entry(control, index))
         .take_while(|freed| freed.lsn.load(Relaxed) > lsn)
         .filter(|freed| is_before(freed.lsn.load(Relaxed)))
         .map(|freed| freed.kept.get().0)
-        .collect();
-    runs.sort_unstable();
-    runs
+        .collect()
 }
 
-/// The parts of `ranges` that lie in none of `runs`, which must be sorted.
-pub(crate) fn outside(ranges: Vec<ByteRange>, runs: &[Run]) -> Vec<ByteRange> {
+/// The parts of `ranges` that lie in none of `runs`.
+pub(crate) fn outside(ranges: Vec<ByteRange>, mut runs: Vec<Run>) -> Vec<ByteRange> {
     if runs.is_empty() {
         return ranges;
     }
+    runs.sort_unstable();
     let mut left = Vec::new();
     for range in ranges {
         let mut at_bytes = range.offset_bytes;
@@ -487,7 +500,14 @@ pub(crate) fn check_not_pinned(locked: &Locked<'_>) -> Result<()> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::format::file::{FileInode, FileKind};
+    use crate::format::slots::ChangeSlots;
+    use crate::pool::Pool;
+    use crate::repair;
+    use crate::transaction::{Durability, Transaction};
 
     fn owned(inode: u64, start_page: u64, pages: u64) -> Owned {
         (Run { start_page, pages }, PinValue::of_freed(inode, 3))
@@ -507,8 +527,8 @@ mod tests {
         let run = |start_page, pages| Run { start_page, pages };
         let page = 4096;
         let ranges = vec![range(8 * page, 4 * page), range(100, 50), range(2 * page + 7, 3 * page)];
-        assert_eq!(outside(ranges.clone(), &[]), ranges);
-        let left = outside(ranges, &[run(1, 2), run(4, 1), run(9, 1), run(12, 3)]);
+        assert_eq!(outside(ranges.clone(), vec![]), ranges);
+        let left = outside(ranges, vec![run(12, 3), run(9, 1), run(1, 2), run(4, 1)]);
         let expected = [
             range(8 * page, page),
             range(10 * page, 2 * page),
@@ -517,7 +537,7 @@ mod tests {
             range(5 * page, 7),
         ];
         assert_eq!(left, expected);
-        assert_eq!(outside(vec![range(page, page)], &[run(0, 1), run(1, 1)]), []);
+        assert_eq!(outside(vec![range(page, page)], vec![run(1, 1), run(0, 1)]), []);
     }
 
     #[test]
@@ -527,5 +547,65 @@ mod tests {
         let moved = between_inodes(&before, &after);
         assert_eq!(moved, [owned(1, 14, 6), owned(2, 22, 4)]);
         assert_eq!(between_inodes(&before, &before), []);
+    }
+
+    /// A view keeps so many runs that the ring waits for it: then no checkpoint frees what is in it.
+    #[test]
+    fn what_only_pins_keep_calls_for_no_checkpoint() {
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let options = Pool::options().log_bytes(64 << 10).exclusive(true).background(false);
+        let pool = options.create(directory.path().join("pool"), 4 << 20).unwrap();
+        let (core, control) = (pool.core(), pool.core().handle.control());
+        // No thread hears it.
+        let bell = core.checkpoint_bell.get_or_init(Arc::default);
+        let create = |pages| {
+            let reservation = pool.reserve(pages, 1).unwrap();
+            let runs = reservation.runs().to_vec();
+            core.transact(Durability::Later, vec![reservation], |transaction| {
+                let number = transaction.take_slot()?;
+                let generation = transaction.new_generation(number)?;
+                let mut file = FileInode::new(FileKind::File, number, generation);
+                (file.runs, file.pages) = (runs.clone(), pages);
+                ChangeSlots::put(transaction, number, file.encode().unwrap());
+                Ok::<_, PoolError>(file)
+            })
+            .unwrap()
+        };
+        let remove = |file: &FileInode| {
+            let remove = |transaction: &mut Transaction<'_>| transaction.give_back(file.number);
+            core.transact(Durability::Later, vec![], remove).unwrap();
+        };
+        let is_due = || due_tail(&core.log.lock().unwrap()).is_some();
+        let [pinned, other, another] = [300, 200, 200].map(create);
+        let _pin = pool.pin(pinned.number, pinned.layout_version).unwrap();
+        let owner = PinValue::of_freed(pinned.number, pinned.layout_version);
+        for (index, kept) in (0..).zip(&control.held) {
+            kept.set((Run { start_page: 2 * index, pages: 1 }, owner));
+        }
+        control.held_count.store(HELD as u64, Relaxed);
+
+        let before = bell.ticket();
+        remove(&pinned);
+        let rung = bell.ticket();
+        assert!(is_due() && rung != before);
+        pool.checkpoint().unwrap();
+        assert_eq!(waiting(control).0.map(|run| run.pages).sum::<u64>(), 300);
+        for _ in 0..5 {
+            remove(&create(1));
+            assert!(!is_due() && bell.ticket() == rung);
+            pool.checkpoint().unwrap();
+        }
+        // What the tail has not passed calls for one, once.
+        remove(&other);
+        let rung_again = bell.ticket();
+        assert!(is_due() && rung_again != rung);
+        remove(&another);
+        assert!(is_due() && bell.ticket() == rung_again);
+        repair::rebuild(&core.log.lock().unwrap()).unwrap();
+        assert!(is_due());
+        pool.checkpoint().unwrap();
+        assert!(!is_due());
+        // The runs in it were never freed.
+        control.held_count.store(0, Relaxed);
     }
 }

@@ -35,23 +35,17 @@ use crate::error::{PoolError, Result};
 use crate::mutant::{self, Mutant};
 use crate::transaction::Durability;
 
-/// The most by which the head is raised at a time: a gigabyte.
-const FRESH_STEP_PAGES: u64 = 1 << 18;
+/// By how much the head is raised at a time: a gigabyte, or up to the end of a smaller pool.
+pub(crate) const FRESH_STEP_PAGES: u64 = 1 << 18;
 
 impl Core {
-    /// The step by which the head is raised.
-    fn fresh_step_pages(&self) -> u64 {
-        // The pools of tests are small, and must be raised several times as well.
-        let parts = if cfg!(feature = "mutants") { 32 } else { 1 };
-        (self.handle.layout.page_count / parts).clamp(1, FRESH_STEP_PAGES)
-    }
-
     /// Records that pages before `end_page` are about to be written to. From then on their position
     /// does not mark them as zero, even if the writer dies before an inode names them. Durable on
     /// return.
     pub fn use_fresh_pages(&self, end_page: u64) -> Result<()> {
         let control = self.handle.control();
-        // Relaxed: only the process that closes the pool uses it, after all others have left.
+        // Relaxed: the process that closes the pool loads it after all others have left, and for all
+        // others it is a hint.
         let mut used_to_page = control.used_to_page.load(Relaxed);
         if used_to_page < end_page {
             used_to_page = control.used_to_page.fetch_max(end_page, Relaxed);
@@ -59,7 +53,7 @@ impl Core {
         // Acquire: pairs with the Release of the `fetch_max` below.
         let durable_page = control.durable_fresh_from_page.load(Acquire);
         if end_page <= durable_page || mutant::is(self.handle.mutant, Mutant::FreshUnsaid) {
-            let raise_at_page = durable_page.saturating_sub(self.fresh_step_pages() / 2);
+            let raise_at_page = durable_page.saturating_sub(self.handle.fresh_step_pages / 2);
             let is_due = used_to_page <= raise_at_page && raise_at_page < end_page;
             if is_due && durable_page < self.handle.layout.page_count {
                 self.checkpoint_soon();
@@ -85,17 +79,24 @@ impl Core {
         Ok(())
     }
 
-    fn raised(&self, page: u64) -> u64 {
-        page.saturating_add(self.fresh_step_pages()).min(self.handle.layout.page_count)
+    /// Makes a checkpoint that no thread waits for because it lacks room: it raises the head as
+    /// well, if half of the last step is used, so that no thread waits for that. If it cannot be
+    /// raised, the checkpoint is made all the same, before the error is returned.
+    pub fn checkpoint_ahead(&self) -> Result<()> {
+        let raised = self.raise_fresh_ahead();
+        self.checkpoint().and(raised)
     }
 
-    /// Raises the head if half of the last step is used. Durable after the next checkpoint, so that
-    /// no thread that needs pages waits for it.
-    pub fn raise_fresh_ahead(&self) -> Result<()> {
+    fn raised(&self, page: u64) -> u64 {
+        page.saturating_add(self.handle.fresh_step_pages).min(self.handle.layout.page_count)
+    }
+
+    /// Durable after the next checkpoint.
+    fn raise_fresh_ahead(&self) -> Result<()> {
         let fresh_from_page = self.image.head()?.fresh_from_page;
         let used_to_page = self.handle.control().used_to_page.load(Relaxed);
         if fresh_from_page == self.handle.layout.page_count
-            || used_to_page.saturating_add(self.fresh_step_pages() / 2) <= fresh_from_page
+            || used_to_page.saturating_add(self.handle.fresh_step_pages / 2) <= fresh_from_page
         {
             return Ok(());
         }
@@ -124,5 +125,34 @@ impl Core {
             transaction.lower_fresh(used_to_page);
             Ok::<_, PoolError>(())
         })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::format::inode::HEAD_SLOT;
+    use crate::pool::Pool;
+
+    /// The head of the pool is damaged, so it can neither be raised nor lowered.
+    #[test]
+    fn checkpoints_are_made_even_if_the_head_cannot_be_changed() {
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let path = directory.path().join("pool");
+        let options = Pool::options().log_bytes(64 << 10).background(false);
+        let pool = options.create(&path, 4 << 20).unwrap();
+        drop(pool.reserve(1, 1).unwrap());
+        let (core, control) = (pool.core(), pool.core().handle.control());
+        let damaged = core.handle.segment.slot(HEAD_SLOT).unwrap();
+        damaged.iter().for_each(|word| word.store(u64::MAX, Relaxed));
+        let before_lsn = control.tail_lsn.load(Relaxed);
+        let error = pool.checkpoint().unwrap_err();
+        assert!(matches!(error, PoolError::Damaged { .. }), "{error}");
+        assert!(control.tail_lsn.load(Relaxed) > before_lsn);
+        // When it is closed, the superblock records that no process has it open.
+        let names_a_segment = || std::fs::read(&path).unwrap()[96..112] != [0; 16];
+        assert!(names_a_segment());
+        drop(pool);
+        assert!(!names_a_segment());
     }
 }

@@ -32,6 +32,8 @@ pub(crate) struct Handle {
     pub segment_id: Uuid,
     pub segment: Segment,
     pub mutant: Option<Mutant>,
+    /// By how many pages the first fresh page is raised at a time.
+    pub fresh_step_pages: u64,
     /// Sends heartbeats while this process waits for its media.
     pub heartbeat: Heartbeat,
 }

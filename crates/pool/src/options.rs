@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::fresh::FRESH_STEP_PAGES;
 use crate::media::{self, PersistenceDomain, WriteWindows};
 use crate::mutant::Mutant;
 
@@ -43,6 +44,8 @@ pub struct PoolOptions {
     pub(crate) mutant: Option<Mutant>,
     /// Whether checkpoints and zeroing run in the background.
     pub(crate) background: bool,
+    /// By how many pages the first fresh page is raised at a time.
+    pub(crate) fresh_step_pages: u64,
     /// Opens a pool for writing even if its link counts are wrong, to recount them.
     pub(crate) repairs: bool,
 }
@@ -68,6 +71,7 @@ impl Default for PoolOptions {
             boot: None,
             mutant: None,
             background: true,
+            fresh_step_pages: FRESH_STEP_PAGES,
             repairs: false,
         }
     }
@@ -211,6 +215,13 @@ impl PoolOptions {
     /// full.
     pub fn background(mut self, background: bool) -> Self {
         self.background = background;
+        self
+    }
+
+    /// Raises the first fresh page by this many pages at a time, instead of by a gigabyte: pools of
+    /// tests are smaller.
+    pub fn fresh_step_pages(mut self, fresh_step_pages: u64) -> Self {
+        self.fresh_step_pages = fresh_step_pages;
         self
     }
 }

@@ -222,7 +222,7 @@ impl Log {
             let locked = self.lock()?;
             let freed = freed::freed_between(&locked, append.lsn, append.end_lsn);
             drop(locked);
-            exposed = freed::outside(exposed, &freed);
+            exposed = freed::outside(exposed, freed);
         }
         let close = self.read_counted(pending.close_lsn.load(Relaxed))?.header;
         // Relaxed: a hint for waiters.

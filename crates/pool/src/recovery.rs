@@ -239,6 +239,7 @@ fn new_core(
         segment_id,
         segment,
         mutant: options.mutant,
+        fresh_step_pages: options.fresh_step_pages.clamp(1, superblock.layout.page_count),
         heartbeat: Heartbeat::default(),
     };
     Core::new(handle, pins, places)

@@ -89,10 +89,8 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
     }
     object_names::build(&handle.segment);
     let (waiting, held) = freed::waiting(control);
-    let mut waiting_pages = 0;
-    let waiting = waiting.inspect(|run| waiting_pages += run.pages);
     waiting.chain(held).for_each(mark);
-    control.freed_pages.store(waiting_pages, Relaxed);
+    freed::count_behind_tail(control);
     for (index, process) in control.processes.iter().enumerate() {
         if handle.members.locks.is_alive(index) {
             reservations(process).for_each(mark)

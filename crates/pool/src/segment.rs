@@ -163,8 +163,9 @@ pub(crate) struct Control {
     /// their positions.
     pub freed_first: AtomicU64,
     pub freed_next: AtomicU64,
-    /// Pages of these entries; after a death possibly one entry too many or too few.
-    pub freed_pages: AtomicU64,
+    /// Pages of those entries whose records the tail had not passed when it moved last; after a
+    /// death possibly one entry too many.
+    pub behind_tail_pages: AtomicU64,
     /// The end of the log when `freed` was last examined, with a first entry that only pins keep.
     pub freed_looked_lsn: AtomicU64,
     /// Entries of `held` in use are the first ones, in no order.

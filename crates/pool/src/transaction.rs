@@ -444,11 +444,11 @@ impl Core {
         let frees = freeing.frees();
         freed::note_change(locked, freeing, end_lsn);
         apply::apply_noted(locked, builder.slots(record), end_lsn);
-        let is_tail_due = frees && freed::is_tail_due(locked);
+        let due_tail = if frees { freed::due_tail(locked) } else { None };
         transaction.end(reservations);
-        if is_tail_due {
+        if let Some(tail_lsn) = due_tail {
             // In time for the thread that needs the pages.
-            self.checkpoint_soon();
+            self.move_tail_soon(tail_lsn);
         }
         Ok(())
     }

@@ -381,12 +381,14 @@ fn a_fork_shares_nothing() {
     let scene = scene();
     let pool = Arc::new(Pool::open(&scene.path).unwrap());
     let inode = find(&pool, b"object-0").unwrap().unwrap();
+    let data = pool.layout().data().offset_bytes;
     let lock = pool.lock_inode(inode.number, LockMode::Exclusive).unwrap();
     let (mut reading, writing) = std::io::pipe().unwrap();
     // SAFETY: the child only calls what is tested, and ends without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let refused = matches!(pool.checkpoint(), Err(PoolError::Forked));
+        let refused = matches!(pool.checkpoint(), Err(PoolError::Forked))
+            && matches!(pool.store_unguarded(data, &[1]), Err(PoolError::Forked));
         drop(lock);
         drop(pool);
         drop(reading);

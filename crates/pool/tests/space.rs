@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use aquifer_check::{CheckOptions, check as check_pool};
 use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_crashkit::{CrashMedia, CrashState, Plan, Recording, Verdict, explore};
 use aquifer_pool::format::PAGE_BYTES;
@@ -18,7 +19,8 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 use aquifer_pool::{
-    ChangeSlots, InodeUse, Mutant, Pool, PoolError, ReadSlots, Transaction, end_thread_at,
+    ChangeSlots, InodeUse, Mutant, Pool, PoolError, PoolOptions, ReadSlots, Transaction,
+    end_thread_at,
 };
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child::{self, Reaped};
@@ -644,9 +646,11 @@ fn files_grow_in_place_and_long_runs_are_aligned() {
 }
 
 /// Random changes of files, with and without power cuts between them: packed, so they become
-/// durable in any order.
+/// durable in any order. The first fresh page is raised as in every pool of this size, at once to
+/// its end, or several times.
 fn record(seed: u64, domain: PersistenceDomain, mutant: Option<Mutant>) -> Outcome<Recording> {
     let options = alone().mutant(mutant).boot(1);
+    let options = if seed.is_multiple_of(2) { options } else { options.fresh_step_pages(4) };
     let fresh = Arc::new(CrashMedia::new(512 << 10, domain).unwrap());
     drop(small(alone()).create_on(fresh.clone()).unwrap());
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), domain).unwrap());
@@ -837,17 +841,23 @@ fn no_crash_shows_earlier_bytes_in_a_file_that_was_about_to_be_removed() {
 /// for a step at most.
 #[test]
 fn fresh_pages_stay_fresh_when_the_pool_is_closed() {
+    let all = POOL_BYTES as u64 / PAGE_BYTES;
+    stay_fresh(alone(), all);
+    stay_fresh(alone().fresh_step_pages(all / 32), all / 32);
+}
+
+fn stay_fresh(options: PoolOptions, step: u64) {
+    const PAGES: u64 = 24;
     let media = FileMedia::of(&vec![0; POOL_BYTES]);
-    let mut pool = small(alone()).create_on(media.clone()).unwrap();
+    let mut pool = small(options.clone()).create_on(media.clone()).unwrap();
     let first = pool.info().unwrap().zeroed_pages;
-    let step = (POOL_BYTES as u64 / PAGE_BYTES) / 32;
-    for pages in [1, 3 * step] {
+    for pages in [1, PAGES] {
         let before = pool.info().unwrap().zeroed_pages;
         let made = create(&pool, pages, 7).unwrap();
         assert_eq!(made.runs.len(), 1);
         assert_eq!(pool.info().unwrap().zeroed_pages, before - pages);
         drop(pool);
-        pool = alone().open_on(media.clone()).unwrap();
+        pool = options.open_on(media.clone()).unwrap();
         assert_eq!(pool.info().unwrap().zeroed_pages, before - pages);
     }
     // What was taken and given up may have been written to.
@@ -855,16 +865,97 @@ fn fresh_pages_stay_fresh_when_the_pool_is_closed() {
     pool.store_unguarded(given_up.whole().bytes().offset_bytes, &filled(9, 5)).unwrap();
     drop(given_up);
     drop(pool);
-    pool = alone().open_on(media.clone()).unwrap();
-    assert_eq!(pool.info().unwrap().zeroed_pages, first - 1 - 3 * step - 5);
-    drop(create(&pool, 1, 7).unwrap());
+    pool = options.open_on(media.clone()).unwrap();
+    assert_eq!(pool.info().unwrap().zeroed_pages, first - 1 - PAGES - 5);
+    // More than that, so that the head is raised again.
+    create(&pool, 6, 7).unwrap();
     let before = pool.info().unwrap().zeroed_pages;
     pool.die();
-    pool = alone().open_on(media).unwrap();
+    pool = options.open_on(media).unwrap();
     let zeroed_pages = pool.info().unwrap().zeroed_pages;
-    assert!((before - step..=before).contains(&zeroed_pages), "{zeroed_pages} of {before}");
-    let zeros = pool.reserve_some(zeroed_pages, None, true).unwrap();
+    assert!(
+        (before.saturating_sub(step)..=before).contains(&zeroed_pages),
+        "{zeroed_pages} of {before}"
+    );
+    let zeros = pool.reserve_some(zeroed_pages.max(1), None, true).unwrap();
     assert!(is_zero(&pool, zeros.whole()));
+}
+
+/// The last writer closes while a reader, in this process or another one, has the pool open. What it
+/// changed is durable, the reader sees the same as before, and so does the next writer.
+#[test]
+fn a_writer_closes_under_a_reader() {
+    for is_elsewhere in [false, true] {
+        // On a disk, if temporary files are.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let options = shared().domain(PersistenceDomain::PageCache).fresh_step_pages(20);
+        let pool = small(options.clone()).create(&path, POOL_BYTES as u64).unwrap();
+        let made = create(&pool, 30, 7).unwrap();
+        let reader = options.clone().read_only(true).open(&path).unwrap();
+        let child = is_elsewhere.then(|| spawn("opener", &path, true, "opened"));
+        let reader = (!is_elsewhere).then_some(reader);
+        let more = create(&pool, 5, 8).unwrap();
+        let before = pool.info().unwrap();
+        let seen = |pool: &Pool| -> Vec<_> {
+            files(pool).into_iter().map(|file| (file.seed, file.runs)).collect()
+        };
+        let expected = seen(&pool);
+        drop(pool);
+
+        // After a power cut, for an opener of what is on the disk.
+        let copy = path.with_extension("copy");
+        std::fs::copy(&path, &copy).unwrap();
+        let after = alone().domain(PersistenceDomain::PageCache).boot(1).open(&copy).unwrap();
+        assert_eq!(seen(&after), expected);
+        assert_zeroed_pages_are_zero(&after, &[&made, &more]);
+        drop(after);
+
+        if let Some(reader) = &reader {
+            assert_eq!(seen(reader), expected);
+            assert!(words(reader, more.runs[0]).iter().all(|word| *word == 8));
+        }
+        let pool = options.open(&path).unwrap();
+        let info = pool.info().unwrap();
+        assert_eq!(info.recovered_records, 0);
+        assert_eq!((info.zeroed_pages, info.free_pages), (before.zeroed_pages, before.free_pages));
+        let last = create(&pool, 40, 9).unwrap();
+        if let Some(reader) = &reader {
+            assert!(words(reader, last.runs[0]).iter().all(|word| *word == 9));
+        }
+        let all = [&made, &more, &last];
+        assert_zeroed_pages_are_zero(&pool, &all);
+        drop(pool);
+        drop((reader, child));
+        // Now a writer is the first one.
+        drop(options.open(&path).unwrap());
+        let options_of_check = CheckOptions { fresh_pages: true, ..CheckOptions::default() };
+        let report = check_pool(&path, &options_of_check).unwrap();
+        assert!(report.is_sound(), "{report}");
+        assert_zeroed_pages_are_zero(&options.open(&path).unwrap(), &all);
+    }
+}
+
+/// Checks all pages that count as zero, and those of the files.
+fn assert_zeroed_pages_are_zero(pool: &Pool, files: &[&FileInode]) {
+    let mut held = Vec::new();
+    let mut left_pages = pool.info().unwrap().zeroed_pages;
+    let mut pages = left_pages;
+    while pages > 0 {
+        match pool.reserve_ready(pages).unwrap() {
+            Some(ready) => {
+                assert!(is_zero(pool, ready.whole()));
+                left_pages -= ready.whole().pages;
+                pages = left_pages.min(pages);
+                held.push(ready);
+            }
+            None => pages /= 2,
+        }
+    }
+    assert_eq!(left_pages, 0);
+    for file in files {
+        assert!(words(pool, file.runs[0]).iter().all(|word| *word == file.seed));
+    }
 }
 
 /// Pages that were reserved for a change, but not named by it, are free again.

@@ -276,6 +276,20 @@ impl FileMapping {
         unsafe { memory::advise(start, len_bytes, Advice::Collapse) }.is_ok()
     }
 
+    /// Prepares a range for stores if all of it is in the page cache: page-table entries are made,
+    /// and pages count as changed. Returns whether it did. The contents do not change. False where
+    /// a store that fails would end the process, and where pages are larger than 4 KiB: then the
+    /// kernel fills in fewer bytes than are checked here.
+    pub fn prepare_stores(&self, offset_bytes: u64, len_bytes: usize) -> bool {
+        let Ok(start) = self.writable_place(offset_bytes, len_bytes) else { return false };
+        let mut resident = vec![0; len_bytes.div_ceil(SMALL_PAGE_BYTES)];
+        fallible::SUPPORTED
+            && memory::residency(start, len_bytes, &mut resident).is_ok()
+            && resident.iter().all(|page| page & 1 == 1)
+            // SAFETY: inside the mapping; the contents stay what they are.
+            && unsafe { memory::advise(start, len_bytes, Advice::PopulateWrite) }.is_ok()
+    }
+
     /// Passes a range to a closure. If the closure reads a byte that cannot be accessed, returns an
     /// error and drops the closure's result. `file` is the mapped file.
     pub fn guarded<T>(

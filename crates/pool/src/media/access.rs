@@ -91,8 +91,9 @@ impl dyn Media {
 
     /// Stores bytes, visible to all processes at once, without a system call where they are memory.
     ///
-    /// Where they are page cache, this is a write: a store to an uncached page would first read it,
-    /// and a store to a page of a large folio would have the whole folio written back.
+    /// Where they are page cache, this is a write, except to pages that were written a short time
+    /// ago: a store to an uncached page would first read it, and a store to a page of a large folio
+    /// would have the whole folio written back.
     ///
     /// # Safety
     /// As for [`Media::write_at`].

@@ -50,6 +50,7 @@ mod file;
 mod mapped;
 mod new_file;
 mod open;
+mod rewritten;
 mod windows;
 
 pub use aquifer_format::ByteRange;

@@ -129,7 +129,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Media`](crate::PoolError::Media); the pool is read-only from then on.
     pub fn checkpoint(&self) -> Result<()> {
-        let outcome = self.core().checkpoint();
+        let outcome = self.core().checkpoint_ahead();
         background::report_checkpoint(self.core(), &outcome);
         outcome
     }

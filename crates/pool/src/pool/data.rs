@@ -20,7 +20,7 @@ impl Pool {
     /// processes at once, durable after [`Pool::make_durable`].
     ///
     /// # Errors
-    /// [`PoolError::Media`].
+    /// [`PoolError::Media`]; [`PoolError::Forked`].
     ///
     /// # Safety
     /// As for [`Media::write_at`](crate::media::Media::write_at): the caller must ensure that no
@@ -28,6 +28,8 @@ impl Pool {
     /// value of an attached object. A layer may store to the pages of inodes that it manages, by
     /// its own rules, and to pages that it has reserved.
     pub unsafe fn store(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        // A child has other memory where its parent has the mapping.
+        self.check_process()?;
         // SAFETY: the caller upholds the same contract.
         unsafe { self.media().store(offset_bytes, bytes)? };
         Ok(())

@@ -167,7 +167,9 @@ pub fn fill(pool: &Pool) -> Result<()> {
 /// The bytes of such a pool after a crash.
 pub fn crashed_image(len_bytes: usize) -> Vec<u8> {
     let media = super::FileMedia::of(&vec![0; len_bytes]);
-    let pool = super::small(super::alone()).create_on(media.clone()).expect("a pool");
+    // So that some pages are never used.
+    let options = super::small(super::alone()).fresh_step_pages(4);
+    let pool = options.create_on(media.clone()).expect("a pool");
     fill(&pool).expect("room for everything");
     media.image()
 }

@@ -9,12 +9,13 @@
 //!
 //! `prezeroed_…`: the file grows once, into space of a new pool, which is known to be zero.
 //! `sustained_…`: the file is removed and grows again several times, so that space must be reused.
+//! Ratios without either word are the lower of the two, on a disk.
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
 
-use super::{ANY_MMAP, check_warm};
+use super::{ANY_MMAP, check_warm, on_some};
 use crate::benches::declaration::{Bench, Contenders};
 use crate::benches::files::{
     Ground, Lowest, file_systems, grounds, job, lowest_ratios, run_block_after,
@@ -121,6 +122,14 @@ fn definitions(options: &Options, grounds: &[Ground]) -> Vec<Lowest> {
                     format!("{}_append_{kind}_vs_{name}_append_{}", ours.name, piece.suffix());
                 all.push(Lowest::everywhere(name, others, ours, &metric, grounds));
             }
+        }
+    }
+    for piece in &options.pieces {
+        let metrics = TIMES.map(|(kind, _)| format!("{kind}_{}", piece.suffix()));
+        let calls: &[&Contender] = &[SYSCALLS];
+        for (ours, name, others) in [(VIEW, "mmap", ANY_MMAP), (POOL, "write", calls)] {
+            let name = format!("{}_append_vs_{name}_append_{}", ours.name, piece.suffix());
+            all.push(on_some(&name, others, ours, &metrics, grounds, false));
         }
     }
     all
