@@ -46,6 +46,8 @@ impl Shared {
         let hash = parts.and_then(|(directory, _)| self.known_paths.hash(directory));
         if let Some((_, name)) = parts
             && let Some(known) = hash.and_then(|hash| self.known_paths.find(hash))
+            // While a change is being applied, `slots` may show it before the version tells of it.
+            && self.pool.metadata_version().is_multiple_of(2)
             && known.names_version == self.pool.names_version()
             && let Ok(place) = walk::entry(slots, (known.inode, known.generation), name, path)
             && let Some(found) = place.found

@@ -11,16 +11,17 @@
 //!                                └─ length unknown ─▶ read to the end of the file ─▶ buffer
 //! ```
 //! Most files are short, and `statx` costs three times as much as a read at the end of the file. If
-//! the thread's previous file was mapped, `statx` comes first, because the next one is probably as
-//! long, and the first read would be for nothing. The end is detected by a read of 0 bytes, not by a short read: pipes and generated files arrive
-//! in pieces.
+//! the thread's previous file was longer than 32 KiB, the next one probably is, too: then `statx`
+//! comes first, and the file is read at once, or mapped. The end is detected by a read of 0 bytes,
+//! not by a short read: pipes and generated files arrive in pieces.
 //!
 //! # The threshold
-//! 256 KiB at first. Measured once for files in memory and once for those on storage
-//! ([`calibrate`]), when files of at least 128 KiB with 256 MiB in all have passed, so that a
-//! program that reads less does not pay for it: measuring takes 1 to 2 ms. After measuring took too
-//! long three times, it stays 256 KiB. The threshold of a device is looked up by its number,
-//! without a lock. Files on hugetlbfs are read.
+//! 256 KiB at first. Measured for files in memory and for those on storage ([`calibrate`]), when
+//! files of at least 128 KiB with 256 MiB in all have passed, so that a program that reads less does
+//! not pay for it: measuring takes 1 to 2 ms. Lengths up to 1 MiB are measured; if the file is
+//! shorter, those above it on a later file. After measuring took too long three times, the threshold
+//! stays 256 KiB. The threshold of a device is looked up by its number, without a lock. Files on
+//! hugetlbfs are read.
 //!
 //! ```
 //! use aquifer_mapper::{Mapper, read_once};
@@ -71,7 +72,7 @@ const MOST_THRESHOLD_BYTES: u64 = 2 << 20;
 /// Most bytes that are read from a file of unknown length.
 const UNKNOWN_LENGTH_BYTES: usize = 1 << 30;
 /// The smallest file that is used for measuring.
-const SMALLEST_MEASURED_BYTES: u64 = 1 << 20;
+const SMALLEST_MEASURED_BYTES: u64 = 256 << 10;
 /// The longest part of it that is mapped and read to measure.
 const MOST_MEASURED_BYTES: u64 = 1 << 20;
 /// Bytes that pass in files that could be mapped before the first measurement.
@@ -83,14 +84,14 @@ const ROUNDS: usize = 3;
 const ATTEMPTS: u32 = 3;
 /// The threshold where files are never mapped.
 const NEVER: u32 = u32::MAX;
-/// Bit in a threshold that is provisional until a file large enough to measure is read.
+/// Bit in a threshold that is provisional until all lengths were measured.
 const FOR_NOW: u32 = 1;
 
 thread_local! {
     /// Taken while in use, so that a nested call gets another buffer.
     static BUFFER: Cell<PageBuffer> = const { Cell::new(PageBuffer::new()) };
-    /// Whether the previous file was to be mapped.
-    static EXPECTS_LARGE: Cell<bool> = const { Cell::new(false) };
+    /// Whether the previous file was longer than [`FIRST_BYTES`].
+    static EXPECTS_LONG: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The measured costs of reading and mapping on one kind of file system.
@@ -108,7 +109,8 @@ pub struct ReadOnceCalibration {
 
 static DONE: Mutex<Vec<ReadOnceCalibration>> = Mutex::new(Vec::new());
 static FAILED_ATTEMPTS: AtomicU32 = AtomicU32::new(0);
-/// Bytes of files that could be mapped, by a threshold that is provisional.
+/// Bytes of files that could be mapped, by a threshold that is provisional, since the last
+/// measurement.
 static PASSED_BYTES: AtomicU64 = AtomicU64::new(0);
 /// Whether a thread is measuring; other threads do not wait.
 static IS_MEASURING: AtomicBool = AtomicBool::new(false);
@@ -125,8 +127,8 @@ pub fn calibrations() -> Vec<ReadOnceCalibration> {
 }
 
 /// Returns the calibration for the kind of file system that a file is on, measured on this file if
-/// it is the first. `None` if the file is smaller than 1 MiB, cannot be mapped, consists of huge
-/// pages, or if measuring took too long.
+/// none was measured on a file that is as long (from 1 MiB on, all are). `None` if the file is
+/// smaller than 256 KiB, cannot be mapped, consists of huge pages, or if measuring took too long.
 pub fn calibrate(file: &File) -> Option<ReadOnceCalibration> {
     match residency::backing(file.as_fd()).ok()? {
         Backing::HugePages => None,
@@ -134,34 +136,40 @@ pub fn calibrate(file: &File) -> Option<ReadOnceCalibration> {
     }
 }
 
+impl ReadOnceCalibration {
+    /// The greatest length that was measured.
+    fn measured_to_bytes(&self) -> u64 {
+        self.measured.last().map_or(0, |(len_bytes, ..)| *len_bytes)
+    }
+}
+
 /// Applies `ask` to the calibration of a kind of file system; `None` if there is none yet and the
-/// file is too small to measure on, or `measures` is not set.
+/// file is too small to measure on, or `measures` is not set. With `measures`, lengths are measured
+/// that this file has and the calibration has not.
 fn calibrated<T>(
     file: &File,
     in_memory: bool,
     measures: bool,
     ask: impl Fn(&ReadOnceCalibration) -> T,
 ) -> std::result::Result<Option<T>, CannotMeasure> {
-    let is_it = |known: &&ReadOnceCalibration| known.in_memory == in_memory;
-    if let Some(known) = done().iter().find(is_it) {
-        return Ok(Some(ask(known)));
-    }
-    if !measures {
-        return Ok(None);
+    let is_it = |known: &ReadOnceCalibration| known.in_memory == in_memory;
+    let known = || done().iter().find(|known| is_it(known)).map(&ask);
+    let measured_to_bytes =
+        done().iter().find(|known| is_it(known)).map_or(0, ReadOnceCalibration::measured_to_bytes);
+    if !measures || measured_to_bytes == MOST_MEASURED_BYTES {
+        return Ok(known());
     }
     let len_bytes = residency::file_len_bytes(file.as_fd()).map_err(|_| CannotMeasure)?;
-    if len_bytes < SMALLEST_MEASURED_BYTES {
-        return Ok(None);
+    if len_bytes < SMALLEST_MEASURED_BYTES || len_bytes < 2 * measured_to_bytes {
+        return Ok(known());
     }
     aquifer_vm::router::install().map_err(|_| CannotMeasure)?;
     let measured = measure(file, len_bytes).ok_or(CannotMeasure)?;
     let threshold_bytes = threshold_of(&measured);
-    let mut done = done();
-    if let Some(other) = done.iter().find(is_it) {
-        return Ok(Some(ask(other)));
-    }
     let found = ReadOnceCalibration { in_memory, threshold_bytes, measured };
     let answer = ask(&found);
+    let mut done = done();
+    done.retain(|known| !is_it(known));
     done.push(found);
     Ok(Some(answer))
 }
@@ -248,12 +256,16 @@ fn is_mapped(file: &File, status: &FileStatus) -> bool {
 
 #[cold]
 fn find_threshold(file: &File, device: u64, measures: bool) -> u32 {
-    // Relaxed, twice: it orders nothing, it only spares a second thread the work.
+    // Relaxed, here and below: it orders nothing, it only spares a second thread the work.
     let measures = measures && !IS_MEASURING.swap(true, Ordering::Relaxed);
+    if measures {
+        PASSED_BYTES.store(0, Ordering::Relaxed);
+    }
     let found = match residency::backing(file.as_fd()) {
         Ok(Backing::HugePages) => Ok(Some(NEVER)),
         Ok(backing) => calibrated(file, backing == Backing::Memory, measures, |found| {
-            found.threshold_bytes as u32
+            let is_for_now = found.measured_to_bytes() < MOST_MEASURED_BYTES;
+            found.threshold_bytes as u32 | if is_for_now { FOR_NOW } else { 0 }
         }),
         Err(_) => Err(CannotMeasure),
     };
@@ -282,8 +294,12 @@ pub(crate) fn read_once_with<T, L: FnOnce(Bytes<'_>) -> T>(
     map: impl FnOnce(File, FileStatus, L) -> Result<T>,
 ) -> Result<T> {
     let mut buffer = BUFFER.take();
-    let content = read(path, &file, &mut buffer, UNKNOWN_LENGTH_BYTES, EXPECTS_LARGE.get());
-    EXPECTS_LARGE.set(matches!(content, Ok(Content::Large(_))));
+    let content = read(path, &file, &mut buffer, UNKNOWN_LENGTH_BYTES, EXPECTS_LONG.get());
+    EXPECTS_LONG.set(match content {
+        Ok(Content::Here(len)) => len > FIRST_BYTES,
+        Ok(Content::Large(_)) => true,
+        Err(_) => false,
+    });
     match content {
         Ok(Content::Here(len)) => {
             // SAFETY: `len` bytes of the buffer are initialised, and the buffer is not changed
@@ -323,28 +339,27 @@ fn read(
     file: &File,
     buffer: &mut PageBuffer,
     most_bytes: usize,
-    expects_large: bool,
+    expects_long: bool,
 ) -> Result<Content> {
     let failed = |source| MapError::Read { path: path.to_owned(), source };
-    let is_regular = |status: &FileStatus| status.mode & libc::S_IFMT == libc::S_IFREG;
-    if expects_large {
-        let status = residency::file_status(file.as_fd()).map_err(failed)?;
-        if is_regular(&status) && is_mapped(file, &status) {
-            return Ok(Content::Large(status));
-        }
-    }
-    buffer.lengthen(FIRST_BYTES);
+    let ask = || residency::file_status(file.as_fd()).map_err(failed);
+    let is_long = |status: &FileStatus| {
+        status.mode & libc::S_IFMT == libc::S_IFREG && status.len_bytes > FIRST_BYTES as u64
+    };
     let mut len = 0;
-    while len < FIRST_BYTES {
-        match read_some(file, &mut buffer.bytes()[len..FIRST_BYTES]).map_err(failed)? {
-            0 => return Ok(Content::Here(len)),
-            got => len += got,
+    let known = expects_long.then(ask).transpose()?.filter(is_long);
+    if known.is_none() {
+        buffer.lengthen(FIRST_BYTES);
+        while len < FIRST_BYTES {
+            match read_some(file, &mut buffer.bytes()[len..FIRST_BYTES]).map_err(failed)? {
+                0 => return Ok(Content::Here(len)),
+                got => len += got,
+            }
         }
     }
-    let status = residency::file_status(file.as_fd()).map_err(failed)?;
-    let is_regular = is_regular(&status);
-    // If it was expected to be mapped, this was decided above.
-    if is_regular && !expects_large && is_mapped(file, &status) {
+    let status = known.map_or_else(ask, Ok)?;
+    let is_regular = status.mode & libc::S_IFMT == libc::S_IFREG;
+    if is_regular && is_mapped(file, &status) {
         return Ok(Content::Large(status));
     }
     // A regular file that was truncated, or whose content is generated, has no reliable length.
@@ -405,20 +420,20 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_expected_to_be_large_is_read_as_any() {
+    fn a_file_that_was_expected_to_be_long_is_read_as_any() {
         let mut file = tempfile::tempfile().unwrap();
         let path = Path::new("file");
-        let of = |file: &File, expects_large| {
+        let of = |file: &File, expects_long| {
             let mut buffer = PageBuffer::new();
-            let content = read(path, file, &mut buffer, 1 << 20, expects_large).unwrap();
+            let content = read(path, file, &mut buffer, 1 << 20, expects_long).unwrap();
             (content, buffer.bytes().first().copied())
         };
         for len in [0, 1, FIRST_BYTES, FIRST_BYTES + 1, 100_000] {
             file.set_len(0).unwrap();
             file_io::write_all_at(file.as_fd(), &vec![7; len], 0).unwrap();
-            for expects_large in [false, true] {
+            for expects_long in [false, true] {
                 std::io::Seek::rewind(&mut file).unwrap();
-                let (content, first) = of(&file, expects_large);
+                let (content, first) = of(&file, expects_long);
                 assert_eq!(content, Content::Here(len));
                 assert!(len == 0 || first == Some(7));
             }
