@@ -123,6 +123,16 @@ impl Map {
         Ok(())
     }
 
+    /// Bytes of the mapping; the accesses may fault.
+    pub fn bytes(&self, offset_bytes: usize, len_bytes: usize) -> &[u8] {
+        assert!(offset_bytes + len_bytes <= self.len_bytes);
+        // SAFETY: the assertion keeps the sum inside the mapping.
+        let start = unsafe { self.base().add(offset_bytes) };
+        // SAFETY: inside the mapping and within the file, for as long as the map is borrowed. The
+        // contenders call this on files that nothing stores to.
+        unsafe { std::slice::from_raw_parts(start, len_bytes) }
+    }
+
     /// Copies bytes out of the mapping; the accesses may fault.
     pub fn copy_out(&self, offset_bytes: usize, target: &mut [u8]) {
         assert!(offset_bytes + target.len() <= self.len_bytes);

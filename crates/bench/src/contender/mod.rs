@@ -17,6 +17,7 @@ pub mod files;
 pub mod mmap;
 pub mod pooled;
 pub mod regions;
+pub mod rows;
 pub mod stores;
 pub mod user_cache;
 
@@ -44,6 +45,8 @@ pub struct Contender {
 pub struct Roles {
     /// Random pages of a data file, and searches in a graph file: runs the job on a [`PageFile`].
     pub pages: Option<Run>,
+    /// Rows of a data file, in batches.
+    pub rows: Option<Run>,
     /// Times the parts of a miss.
     pub anatomy: Option<Run>,
     /// Whole files, each accessed briefly: runs the job on [`Files`](files::Files).
@@ -73,6 +76,7 @@ impl Roles {
     /// No work at all, for declarations to start from.
     pub const NONE: Self = Self {
         pages: None,
+        rows: None,
         anatomy: None,
         files: None,
         maps: None,

@@ -8,6 +8,7 @@ mod files;
 mod graph;
 mod pooled;
 mod recover;
+mod rows;
 
 use anyhow::{Result, bail};
 
@@ -20,6 +21,7 @@ pub use files::flush::flushed_stores;
 pub use files::search::read_loop;
 pub use files::whole::summed_files;
 pub use pooled::record_files;
+pub use rows::{expected_answer, row_batches};
 
 /// Runs the job with this contender.
 pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
@@ -32,6 +34,7 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
         | Work::Miss
         | Work::Bfs { .. }
         | Work::Lookup { .. } => contender.role(roles.pages)?(job),
+        Work::Rows(_) => contender.role(roles.rows)?(job),
         Work::Anatomy => contender.role(roles.anatomy)?(job),
         Work::Commit(work) => commit::alone(job, &work, contender.role(roles.commits)?),
         Work::CommitTogether { threads, commit } => {
