@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_cache::{Cache, CacheError, Rows};
 use aquifer_device::{
-    Counting, Device, DeviceError, Direct, Fault, FaultRule, FaultTarget, Faulty, FileDevice,
-    MemoryDevice,
+    Batch, Counting, Device, DeviceError, Direct, Fault, FaultRule, FaultTarget, Faulty,
+    FileDevice, MemoryDevice, run_one,
 };
 use aquifer_testkit::rng::Rng;
 
-use support::{Hooked, random_bytes, seed, steps};
+use support::{Hooked, block_on, random_bytes, seed, steps};
 
 /// The kinds of device: each of these bytes.
 fn devices(bytes: &[u8]) -> Vec<(&'static str, Arc<dyn Device>, Option<tempfile::NamedTempFile>)> {
@@ -156,6 +156,11 @@ fn wrong_arguments_are_refused() {
     assert!(matches!(refused(large), CacheError::Budget { .. }));
     let endless = Rows::options(usize::MAX).budget_bytes(1 << 20);
     assert!(matches!(refused(endless), CacheError::Budget { .. }));
+    for alignment_bytes in [0, 3, 4 << 20] {
+        let device = Hooked { alignment_bytes, ..Hooked::new(Arc::new(device())) };
+        let refused = Rows::options(8).open_device(device).err().unwrap();
+        assert!(matches!(refused, CacheError::RowLayout { .. }));
+    }
     let missing = Rows::options(8).open("/nonexistent").err().unwrap();
     assert!(matches!(missing, CacheError::Open { .. }));
 
@@ -169,6 +174,77 @@ fn wrong_arguments_are_refused() {
     assert!(matches!(outside, CacheError::RowOutOfRange { row: u64::MAX, .. }));
     assert_eq!(rows.stats().misses, 0);
     rows.invalidate(5..u64::MAX).unwrap();
+}
+
+/// A device that does its worst within safe code: it is as long as a number allows, claims to read
+/// more than it was asked for, and completes only the first transfers.
+struct Liar {
+    len_bytes: u64,
+    claims_more: bool,
+    runs: usize,
+}
+
+impl Device for Liar {
+    fn name(&self) -> &str {
+        "liar"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.len_bytes)
+    }
+    fn is_writable(&self) -> bool {
+        false
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        assert!(offset_bytes <= i64::MAX as u64 && buffer.len() <= 64 << 10);
+        buffer.fill(7);
+        Ok(if self.claims_more { usize::MAX } else { buffer.len() })
+    }
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::ReadOnly)
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn queue_depth(&self) -> usize {
+        usize::MAX
+    }
+    fn run(&self, batch: &mut dyn Batch, _depth: usize) {
+        for _ in 0..self.runs {
+            let Some(request) = batch.next() else { return };
+            batch.complete(request.tag, run_one(self, &request));
+        }
+    }
+    fn access_path(&self) -> String {
+        "none".into()
+    }
+}
+
+#[test]
+fn a_device_of_any_length_is_read_inside_it() {
+    for (header_bytes, row_bytes) in [(0, 1), (0, 8), (3, 1000), (i64::MAX as u64 - 5000, 700)] {
+        let device = Liar { len_bytes: u64::MAX, claims_more: true, runs: usize::MAX };
+        let rows = Rows::options(row_bytes).header_bytes(header_bytes).budget_bytes(1 << 20);
+        let rows = rows.open_device(device).unwrap();
+        let wanted = [0, rows.len() / 2, rows.len() - 1, 1, rows.len() - 2];
+        rows.get_many(&wanted, |_, found| assert!(found.iter().all(|&byte| byte == 7))).unwrap();
+        rows.invalidate(..).unwrap();
+    }
+    let header = Rows::options(8).header_bytes(u64::MAX - 100);
+    let device = Liar { len_bytes: u64::MAX, claims_more: false, runs: 0 };
+    assert!(matches!(header.open_device(device), Err(CacheError::RowLayout { .. })));
+}
+
+#[test]
+fn a_row_that_the_device_leaves_out_is_an_error() {
+    for runs in 0..3 {
+        let device = Liar { len_bytes: 1 << 20, claims_more: false, runs };
+        let rows = Rows::options(3000).budget_bytes(1 << 20).open_device(device).unwrap();
+        let mut visits = 0;
+        let failed = rows.get_many(&[0, 100, 200], |_, _| visits += 1).unwrap_err();
+        let CacheError::Load { offset_bytes, source, .. } = failed else { panic!("{failed}") };
+        assert!(matches!(source, DeviceError::Unfinished { .. }), "{source}");
+        assert_eq!((visits, offset_bytes), (runs, runs as u64 * 100 * 3000));
+    }
 }
 
 #[test]
@@ -291,6 +367,40 @@ fn visits_may_call_and_panic() {
         rows.get_many(&wanted, |_, _| sum += 1).unwrap();
         assert_eq!(sum, wanted.len(), "{name}");
     }
+}
+
+#[test]
+fn batches_can_be_awaited() {
+    let bytes = random_bytes(1 << 20, 6);
+    let device = Arc::new(MemoryDevice::from_bytes(&bytes).unwrap());
+    let options = Rows::options(512).budget_bytes(64 << 10);
+    let rows = Arc::new(options.open_device(device.clone()).unwrap());
+    let seen = Arc::new(AtomicU64::new(0));
+    let counter = seen.clone();
+    let wanted: Vec<u64> = (0..300).map(|index| index * 6).collect();
+    let counted = rows.get_many_async(wanted.clone(), move |position, found| {
+        counter.fetch_add(position as u64 + found.len() as u64, Ordering::Relaxed);
+    });
+    let gathered = rows.gather_async(wanted.clone());
+    let panicked = rows.get_many_async(wanted.clone(), |_, _| panic!("a panic in a visit"));
+    let outside = rows.gather_async(vec![u64::MAX]);
+    drop(rows.gather_async(wanted.clone()));
+
+    let mut expected = vec![0; wanted.len() * 512];
+    rows.gather(&wanted, &mut expected).unwrap();
+    assert!(block_on(gathered).unwrap() == expected);
+    block_on(counted).unwrap();
+    assert_eq!(seen.load(Ordering::Relaxed), (0..300).sum::<u64>() + 300 * 512);
+    let panicked = std::panic::AssertUnwindSafe(|| block_on(panicked));
+    assert!(std::panic::catch_unwind(panicked).is_err());
+    assert!(matches!(block_on(outside), Err(CacheError::RowOutOfRange { .. })));
+
+    // The last use of the device ends with the last batch.
+    let last = rows.gather_async(wanted);
+    drop(rows);
+    assert!(block_on(last).unwrap() == expected);
+    let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
+    cache.map_mut(device).unwrap();
 }
 
 /// Bytes of a row that name it.

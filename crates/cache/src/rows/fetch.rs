@@ -27,8 +27,8 @@ const MOST_GAP_BYTES: u64 = 4096;
 const PAGE_BYTES: u64 = 4096;
 /// The longest transfer of several rows.
 const MOST_RUN_BYTES: usize = 16 << 10;
-/// Memory for the transfers of one call.
-const MOST_MEMORY_BYTES: usize = 4 << 20;
+/// Memory for the transfers of one call, if a row is no longer.
+pub(super) const MOST_MEMORY_BYTES: usize = 4 << 20;
 
 /// A row that the caller asked for and that is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,7 +106,7 @@ pub(super) fn fetch(
 ) -> Result<()> {
     // A batch ends with an emptying queue. With twice the device's depth it is full for longer, and
     // batches of 230 reads are 7 % faster on a virtio disk.
-    let depth = (2 * device.queue_depth()).min(misses.len());
+    let depth = device.queue_depth().saturating_mul(2).min(misses.len());
     let count = slots.provide(depth);
     let mut batch = Fetch {
         device,
@@ -131,14 +131,15 @@ pub(super) fn fetch(
 impl<F: FnMut(Miss, &[u8])> Fetch<'_, F> {
     /// The result, after the device has returned.
     fn finish(mut self) -> Result<()> {
-        if let Some(run) = self.runs.iter_mut().find_map(Option::take) {
+        // A transfer that the device has not completed, or one that it has not even asked for.
+        let unfinished = self.runs.iter_mut().find_map(Option::take).or_else(|| self.plan());
+        if let Some(run) = unfinished {
             let unfinished = DeviceError::Unfinished {
                 operation: IoOperation::Read,
                 offset_bytes: run.bytes.start,
                 len_bytes: (run.bytes.end - run.bytes.start) as usize,
             };
-            let row = self.misses[run.misses.start].row;
-            self.fail(row, unfinished);
+            self.fail(self.misses[run.misses.start].row, unfinished);
         }
         self.failed.map_or(Ok(()), Err)
     }
@@ -191,7 +192,10 @@ impl<F: FnMut(Miss, &[u8])> Fetch<'_, F> {
         let memory = self.memory.wrapping_add(slot * self.slot_bytes);
         // SAFETY: the slot is this batch's own, was initialised when it was allocated, and the
         // transfer that filled it has ended.
-        let transferred = unsafe { std::slice::from_raw_parts(memory, got.min(self.slot_bytes)) };
+        let slot = unsafe { std::slice::from_raw_parts(memory, self.slot_bytes) };
+        // What follows the transfer's end is left from an earlier one.
+        let asked_bytes = (run.bytes.end - run.bytes.start) as usize;
+        let transferred = &slot[..got.min(asked_bytes)];
         let there = run.bytes.start..run.bytes.start + transferred.len() as u64;
         let content = |row: u64| {
             let bytes = self.layout.bytes_of(row);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use aquifer_device::Device;
+use aquifer_sys::memory::REGION_BYTES;
 
 use super::table::MOST_ROWS;
 use crate::error::{CacheError, Result};
@@ -23,10 +24,17 @@ impl Layout {
         let name = || device.name().to_owned();
         let len_bytes =
             device.len_bytes().map_err(|source| CacheError::Device { device: name(), source })?;
-        if row_bytes == 0 {
-            let reason = "a row has at least one byte; set `row_bytes`".to_owned();
+        let alignment_bytes = device.alignment_bytes();
+        if !alignment_bytes.is_power_of_two() || alignment_bytes > REGION_BYTES {
+            let reason = format!("transfers aligned to {alignment_bytes} bytes are not supported");
             return Err(CacheError::RowLayout { device: name(), reason });
         }
+        if row_bytes == 0 {
+            let reason = "a row has at least one byte".to_owned();
+            return Err(CacheError::RowLayout { device: name(), reason });
+        }
+        // No transfer reaches further, and sums of offsets cannot overflow.
+        let len_bytes = len_bytes.min(i64::MAX as u64);
         let Some(body_bytes) = len_bytes.checked_sub(header_bytes) else {
             let reason =
                 format!("a header of {header_bytes} bytes exceeds the device of {len_bytes} bytes");
@@ -36,7 +44,7 @@ impl Layout {
             header_bytes,
             row_bytes,
             rows: (body_bytes / row_bytes as u64).min(MOST_ROWS),
-            alignment_bytes: device.alignment_bytes() as u64,
+            alignment_bytes: alignment_bytes as u64,
         })
     }
 

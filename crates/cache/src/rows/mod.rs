@@ -25,17 +25,20 @@ mod stats;
 mod table;
 
 use std::ops::{Bound, RangeBounds};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aquifer_device::{Device, FileDevice};
 use aquifer_sys::cpu;
 use aquifer_vm::ProcessMark;
+use aquifer_vm::worker::{JobThread, completion};
 
 use crate::claims::{Claim, Wanted};
 use crate::engine::Kind;
 use crate::error::{CacheError, Result};
-use fetch::{Miss, Slots, fetch};
+use crate::jobs::Task;
+use fetch::{MOST_MEMORY_BYTES, Miss, Slots, fetch};
 use layout::Layout;
 use stats::Counters;
 pub use stats::RowsStats;
@@ -59,9 +62,10 @@ impl RowsOptions {
     /// DRAM for rows and their bookkeeping (9 bytes a row), a quarter of the machine's memory by
     /// default.
     ///
-    /// Memory is taken when it is first used. In addition, each thread that reads missing rows takes
-    /// up to 4 MiB for transfers (a single [`Rows::get`] 16 KiB, or its row); as many such buffers as there are
-    /// processors are kept for later calls.
+    /// Memory is taken when it is first used. In addition, each call that reads missing rows takes
+    /// up to 4 MiB for transfers, or a row if that is longer (a single [`Rows::get`] 16 KiB, or its
+    /// row), and up to 48 bytes for each row of its list. As many such buffers as there are
+    /// processors are kept for later calls, but none for rows over 4 MiB and no list over 64 Ki rows.
     pub fn budget_bytes(mut self, bytes: u64) -> Self {
         self.budget_bytes = Some(bytes);
         self
@@ -80,7 +84,8 @@ impl RowsOptions {
     /// Opens the rows of a device.
     ///
     /// # Errors
-    /// [`CacheError::RowLayout`] if a row has no bytes or the header is longer than the device;
+    /// [`CacheError::RowLayout`] if a row has no bytes, the header is longer than the device, or
+    /// transfers need an alignment of more than 2 MiB;
     /// [`CacheError::Budget`] for a budget that is not enough for eight rows, or above the machine's
     /// memory; [`CacheError::AlreadyAttached`] if this process maps the device for writing;
     /// [`CacheError::Device`] if its length cannot be determined; [`CacheError::Kernel`] if the system
@@ -112,6 +117,8 @@ impl RowsOptions {
             table,
             counters: Counters::default(),
             scratch: Mutex::default(),
+            most_scratch: cpu::count(),
+            thread: JobThread::new(c"aquifer-rows", |task| task()),
             mark: ProcessMark::new(),
         })
     }
@@ -166,6 +173,10 @@ pub struct Rows {
     table: Table,
     counters: Counters,
     scratch: Mutex<Vec<Scratch>>,
+    /// How many of them are kept.
+    most_scratch: usize,
+    /// Runs what is awaited.
+    thread: JobThread<Task>,
     mark: ProcessMark,
 }
 
@@ -267,6 +278,76 @@ impl Rows {
         self.get_many(rows, |position, bytes| {
             target[position * row_bytes..][..row_bytes].copy_from_slice(bytes);
         })
+    }
+
+    /// As [`Rows::get_many`], awaitable on any executor.
+    ///
+    /// `visit` is called in a thread of these rows, which starts with the first such call and runs
+    /// the batches one after another: many rows in one batch are faster than many batches. So
+    /// `visit` must not wait for another batch. If it panics, so does the future. The batch runs
+    /// even if the future is dropped; the file stays in use until then.
+    ///
+    /// # Errors
+    /// As [`Rows::get_many`].
+    pub fn get_many_async<V: FnMut(usize, &[u8]) + Send + 'static>(
+        self: &Arc<Self>,
+        rows: Vec<u64>,
+        visit: V,
+    ) -> impl Future<Output = Result<()>> + Send + use<V> {
+        self.run_async(move |own| own.get_many(&rows, visit))
+    }
+
+    /// The rows of a list, one behind the other, awaitable on any executor; see
+    /// [`Rows::get_many_async`].
+    ///
+    /// ```
+    /// # use aquifer_cache::{CacheError, Rows};
+    /// # async fn example(table: std::sync::Arc<Rows>) -> Result<(), CacheError> {
+    /// let bytes = table.gather_async(vec![900, 3, 900]).await?;
+    /// let each: Vec<&[u8]> = bytes.chunks(table.row_bytes()).collect();
+    /// assert_eq!(each[0], each[2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Rows::get_many`].
+    pub fn gather_async(
+        self: &Arc<Self>,
+        rows: Vec<u64>,
+    ) -> impl Future<Output = Result<Vec<u8>>> + Send + use<> {
+        self.run_async(move |own| {
+            own.check(&rows)?;
+            let mut bytes = vec![0; rows.len() * own.layout.row_bytes];
+            own.gather(&rows, &mut bytes).map(|()| bytes)
+        })
+    }
+
+    /// Runs `work` on the thread; the future completes with its result.
+    fn run_async<T: Send + 'static, W: FnOnce(&Rows) -> Result<T> + Send + 'static>(
+        self: &Arc<Self>,
+        work: W,
+    ) -> impl Future<Output = Result<T>> + Send + use<T, W> {
+        let coming = self.mark.is_current().then(|| {
+            let (done, coming) = completion();
+            let own = self.clone();
+            self.thread.run(Box::new(move || {
+                // Otherwise the batches behind this one would never run. What a panic leaves of
+                // `work` nothing sees, and the rows are shared by threads that may panic anyway.
+                let result = catch_unwind(AssertUnwindSafe(|| work(&own)));
+                // Before the caller learns the result: it may want to map the file next.
+                drop(own);
+                done.complete(result);
+            }));
+            coming
+        });
+        async move {
+            let done = coming.ok_or(CacheError::Forked)?.await;
+            match done.map_err(|_| CacheError::Forked)? {
+                Ok(result) => result,
+                Err(panic) => resume_unwind(panic),
+            }
+        }
     }
 
     /// Discards rows from memory, because the file has changed: a call that starts afterwards reads
@@ -384,6 +465,9 @@ impl Rows {
     }
 
     fn keep_scratch(&self, mut scratch: Scratch) {
+        if self.layout.row_bytes > MOST_MEMORY_BYTES {
+            return;
+        }
         let Scratch { hits, misses, evicted, .. } = &mut scratch;
         hits.clear();
         misses.clear();
@@ -392,7 +476,7 @@ impl Rows {
             (*hits, *misses, *evicted) = Default::default();
         }
         let mut kept = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < std::thread::available_parallelism().map_or(1, usize::from) {
+        if kept.len() < self.most_scratch {
             kept.push(scratch);
         }
     }

@@ -96,9 +96,16 @@ impl Table {
         // Twice the rows: with as many places as rows some sets would overflow.
         let wanted = rows.saturating_mul(2).div_ceil(WAYS as u64).max(1);
         let sets = most.clamp(1, wanted) as usize;
-        let places = MemoryOnDemand::new(sets * WAYS * row_bytes, REGION_BYTES)?;
+        let places_bytes = sets * WAYS * row_bytes;
+        let places = MemoryOnDemand::new(places_bytes, REGION_BYTES)?;
         // Huge pages may be switched off; small ones work as well.
         let _ = places.advise(Advice::HugePage);
+        // In the last region a huge page would be memory beyond the budget.
+        let whole_bytes = places_bytes / REGION_BYTES * REGION_BYTES;
+        let rest = places.base().wrapping_add(whole_bytes);
+        // SAFETY: inside the table's own memory; the advice keeps contents.
+        let _ =
+            unsafe { memory::advise(rest, places.len_bytes() - whole_bytes, Advice::NoHugePage) };
         places.provide(usize::MAX)?;
         Ok(Table {
             versions: LazyArray::new(sets)?,
@@ -376,5 +383,30 @@ mod tests {
         assert_eq!(table.resident(), 0);
         assert_eq!(table.insert(1, &[0; 8], before, true), Inserted::No);
         assert_eq!(insert(&table, 1), Inserted::Filled);
+    }
+
+    #[test]
+    fn copies_are_never_torn() {
+        const ROW_BYTES: usize = 32 << 10;
+        let table = Table::new(Table::least_bytes(ROW_BYTES), ROW_BYTES, 1000).unwrap();
+        let together = std::sync::Barrier::new(3);
+        std::thread::scope(|scope| {
+            for thread in 0..3_u64 {
+                let (table, together) = (&table, &together);
+                scope.spawn(move || {
+                    let mut found = vec![0; ROW_BYTES];
+                    together.wait();
+                    for step in 0..30_000_u64 {
+                        let row = step * (7 + 2 * thread) % 16; // all of them, in different orders
+                        if table.copy_row(row, &mut found) {
+                            assert!(found.iter().all(|&byte| u64::from(byte) == row));
+                        } else {
+                            table.insert(row, &[row as u8; ROW_BYTES], table.epoch(), true);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(table.resident(), 8);
     }
 }
