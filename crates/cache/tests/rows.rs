@@ -51,13 +51,13 @@ fn rows_are_the_bytes_of_the_device() {
         let row_bytes = [1, 8, 100, 256, 700, 3072, 4096, 9000][rng.below(8) as usize];
         let header_bytes = [0, 1, 128, 4096, 5000][rng.below(5) as usize];
         let count = (bytes.len() - header_bytes) / row_bytes;
-        let budget = (row_bytes as u64 + 9) * (8 + rng.below(2 * count as u64));
+        let budget = (row_bytes as u64 + 10) * (8 + rng.below(2 * count as u64));
         for (name, device, _file) in devices(&bytes) {
             let context = format!(
                 "{name}, rows of {row_bytes} behind {header_bytes}, turn {turn}, seed {seed}"
             );
             let options = Rows::options(row_bytes).header_bytes(header_bytes as u64);
-            let rows = options.budget_bytes(budget.max(8 * row_bytes as u64 + 72));
+            let rows = options.budget_bytes(budget.max(8 * row_bytes as u64 + 80));
             let rows = rows.open_device(device).unwrap();
             assert_eq!(rows.len(), count as u64, "{context}");
             let expected = |row: u64| {
@@ -151,7 +151,7 @@ fn wrong_arguments_are_refused() {
     let header = Rows::options(8).header_bytes(10_001);
     assert!(matches!(refused(header), CacheError::RowLayout { .. }));
     let small = Rows::options(1000).budget_bytes(8000);
-    assert!(matches!(refused(small), CacheError::Budget { min_bytes: 8072, .. }));
+    assert!(matches!(refused(small), CacheError::Budget { min_bytes: 8080, .. }));
     let large = Rows::options(1000).budget_bytes(u64::MAX);
     assert!(matches!(refused(large), CacheError::Budget { .. }));
     let endless = Rows::options(usize::MAX).budget_bytes(1 << 20);
@@ -416,7 +416,7 @@ fn threads_share_a_small_table() {
         let bytes: Vec<u8> = (0..ROWS).flat_map(|row| named(row, 0, row_bytes)).collect();
         for (name, device, _file) in devices(&bytes) {
             // Three sets, so that threads meet in them.
-            let rows = Rows::options(row_bytes).budget_bytes(3 * 8 * (row_bytes as u64 + 9));
+            let rows = Rows::options(row_bytes).budget_bytes(3 * 8 * (row_bytes as u64 + 10));
             let rows = rows.open_device(device).unwrap();
             std::thread::scope(|scope| {
                 for thread in 0..4 {

@@ -59,7 +59,7 @@ impl RowsOptions {
         self
     }
 
-    /// DRAM for rows and their bookkeeping (9 bytes a row), a quarter of the machine's memory by
+    /// DRAM for rows and their bookkeeping (10 bytes a row), a quarter of the machine's memory by
     /// default.
     ///
     /// Memory is taken when it is first used. In addition, each call that reads missing rows takes

@@ -1,12 +1,13 @@
 //! The rows in memory: a set-associative table whose readers write nothing but a use count.
 //!
 //! ```text
-//!  row ──hash──▶ set: version │ 8 tags (row + 1, uses)      64 + 8 bytes a set
+//!  row ──hash──▶ set: version │ 8 tags (row + 1, uses)      64 + 16 bytes a set
+//!                             │ epoch of the last invalidation
 //!                             └ 8 places of `row_bytes`     in an arena with huge pages
 //! ```
 //! A set is a small cache of its own: a row may be in any of its eight places, and a row that comes
 //! in replaces one of the same set. So there is no list, no index to resize and no lock that all
-//! threads share, and a row costs nine bytes beside its own. Of the rows of a full set, the one that
+//! threads share, and a row costs ten bytes beside its own. Of the rows of a full set, the one that
 //! was used least is replaced; all counts of the set then fall by that row's count, so that rows
 //! that were popular once do not stay forever. Rows that nothing has asked for, which came with
 //! another one's transfer, have the count 0 and fill empty places only.
@@ -17,9 +18,10 @@
 //! other writers; it does not wait for one, because a row that is not inserted is only read again.
 //!
 //! A row that was read from the device before an invalidation must not be inserted after it. A
-//! loader takes the [`Epoch`] before it reads, an invalidation raises it before it takes the set, and
-//! an insertion compares it while it has the set: an insertion that comes first is swept away, one
-//! that comes later sees the new epoch, since it took the set after the invalidation released it.
+//! loader takes the [`Epoch`] before it reads. An invalidation begins a new one, takes each set that
+//! may have one of its rows, and leaves the new epoch there. An insertion that has the set before is
+//! swept away; one that has it afterwards finds an epoch later than its own, and gives up. So an
+//! invalidation costs the insertions into its own sets only, however often there is one.
 
 use std::io;
 use std::ops::Range;
@@ -34,7 +36,7 @@ use crate::version::Version;
 /// Places of a set.
 pub(super) const WAYS: usize = 8;
 /// Bytes of a set beside its rows.
-const SET_BYTES: usize = size_of::<Version>() + WAYS * size_of::<AtomicU64>();
+const SET_BYTES: usize = size_of::<Version>() + (WAYS + 1) * size_of::<AtomicU64>();
 /// How many times a copy is tried that a writer of the set disturbs.
 const TRIES: usize = 4;
 
@@ -56,8 +58,8 @@ fn holds(tag: u64, row: u64) -> bool {
     tag >> USE_BITS == row + 1
 }
 
-/// Raised by each invalidation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The number of invalidations that have begun.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Epoch(u64);
 
 /// What an insertion did.
@@ -75,6 +77,9 @@ pub(super) enum Inserted {
 pub(super) struct Table {
     versions: LazyArray<Version>,
     tags: LazyArray<AtomicU64>,
+    /// For each set the epoch that the last invalidation of it began; takes memory where there was
+    /// one.
+    invalidated: LazyArray<AtomicU64>,
     places: MemoryOnDemand,
     row_bytes: usize,
     sets: usize,
@@ -110,6 +115,7 @@ impl Table {
         Ok(Table {
             versions: LazyArray::new(sets)?,
             tags: LazyArray::new(sets * WAYS)?,
+            invalidated: LazyArray::new(sets)?,
             places,
             row_bytes,
             sets,
@@ -237,8 +243,8 @@ impl Table {
         let seen: [u64; WAYS] = std::array::from_fn(|way| tags[way].load(Ordering::Relaxed));
         // Relaxed: the version's acquire orders it after an invalidation of this set; see the module
         // documentation.
-        if self.epoch.load(Ordering::Relaxed) != epoch.0 || seen.iter().any(|&tag| holds(tag, row))
-        {
+        let is_stale = self.invalidated[set].load(Ordering::Relaxed) > epoch.0;
+        if is_stale || seen.iter().any(|&tag| holds(tag, row)) {
             return Inserted::No;
         }
         let empty = seen.iter().position(|&tag| tag == 0);
@@ -279,24 +285,26 @@ impl Table {
     /// afterwards.
     pub fn invalidate(&self, rows: Range<u64>) {
         // Release pairs with the acquire in `epoch`.
-        self.epoch.fetch_add(1, Ordering::Release);
+        let epoch = self.epoch.fetch_add(1, Ordering::Release) + 1;
         if rows.end.saturating_sub(rows.start) < self.sets as u64 {
             for row in rows {
-                self.discard(self.set_of(row), |tag| holds(tag, row));
+                self.discard(self.set_of(row), epoch, |tag| holds(tag, row));
             }
         } else {
             for set in 0..self.sets {
-                self.discard(set, |tag| rows.contains(&(tag >> USE_BITS).wrapping_sub(1)));
+                self.discard(set, epoch, |tag| rows.contains(&(tag >> USE_BITS).wrapping_sub(1)));
             }
         }
     }
 
-    /// Empties the places of a set whose tags match.
-    fn discard(&self, set: usize, matches: impl Fn(u64) -> bool) {
+    /// Empties the places of a set whose tags match, in the invalidation that began `epoch`.
+    fn discard(&self, set: usize, epoch: u64, matches: impl Fn(u64) -> bool) {
         while !self.versions[set].try_begin_change() {
             // Another thread copies a row.
             std::thread::yield_now();
         }
+        // Two invalidations of a set may come in either order.
+        self.invalidated[set].fetch_max(epoch, Ordering::Relaxed);
         for tag in self.tags_of(set) {
             if matches(tag.load(Ordering::Relaxed)) {
                 tag.store(0, Ordering::Relaxed);
@@ -383,6 +391,22 @@ mod tests {
         assert_eq!(table.resident(), 0);
         assert_eq!(table.insert(1, &[0; 8], before, true), Inserted::No);
         assert_eq!(insert(&table, 1), Inserted::Filled);
+    }
+
+    #[test]
+    fn an_invalidation_concerns_its_own_sets() {
+        let table = Table::new(16 * Table::least_bytes(8), 8, 1000).unwrap();
+        let before = table.epoch();
+        table.invalidate(3..4);
+        let (same, other): (Vec<u64>, Vec<u64>) =
+            (0..50).partition(|&row| table.set_of(row) == table.set_of(3));
+        for row in other {
+            assert_eq!(table.insert(row, &row.to_ne_bytes(), before, true), Inserted::Filled);
+        }
+        for row in same {
+            assert_eq!(table.insert(row, &row.to_ne_bytes(), before, true), Inserted::No);
+            assert_eq!(insert(&table, row), Inserted::Filled);
+        }
     }
 
     #[test]
