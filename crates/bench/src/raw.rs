@@ -124,12 +124,15 @@ impl Map {
     }
 
     /// Bytes of the mapping; the accesses may fault.
-    pub fn bytes(&self, offset_bytes: usize, len_bytes: usize) -> &[u8] {
+    ///
+    /// # Safety
+    /// Nothing stores to the file or truncates it while the bytes are borrowed.
+    pub unsafe fn bytes(&self, offset_bytes: usize, len_bytes: usize) -> &[u8] {
         assert!(offset_bytes + len_bytes <= self.len_bytes);
         // SAFETY: the assertion keeps the sum inside the mapping.
         let start = unsafe { self.base().add(offset_bytes) };
-        // SAFETY: inside the mapping and within the file, for as long as the map is borrowed. The
-        // contenders call this on files that nothing stores to.
+        // SAFETY: inside the mapping, for as long as the map is borrowed; the caller guarantees
+        // that the bytes do not change.
         unsafe { std::slice::from_raw_parts(start, len_bytes) }
     }
 
