@@ -211,6 +211,8 @@ fn kind_of_cache(error: &CacheError) -> Option<ErrorKind> {
         | CacheError::PageSize { .. }
         | CacheError::Alignment { .. }
         | CacheError::Empty { .. }
+        | CacheError::RowLayout { .. }
+        | CacheError::RowOutOfRange { .. }
         | CacheError::OutOfBounds { .. } => ErrorKind::InvalidInput,
         CacheError::ReadOnly { .. } => ErrorKind::ReadOnly,
         CacheError::Sync { .. } => ErrorKind::NotDurable,

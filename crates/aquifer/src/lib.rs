@@ -25,6 +25,8 @@
 //! * [`Mapping::visit_many`] and [`Pages::visit_many`] take all the ranges or pages that are needed,
 //!   in any order, and visit each as it has been read: several times faster than loads, where the
 //!   order does not matter.
+//! * [`Rows`] is a cache of fixed-length rows of a file, with a budget of its own: for embedding
+//!   tables and feature stores.
 //! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; implement the trait [`Device`]
 //!   for others.
 //!
@@ -129,8 +131,8 @@
 //! * *Durability.* Nothing is durable before a call that makes it durable has returned:
 //!   [`MappingMut::flush_all`], [`Attachment::psync`], [`FileView::flush`], [`Files::sync`],
 //!   [`File::sync_all`]. Creating, resizing and destroying objects is durable on return.
-//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Mapper`], [`FileView`], [`Pool`], [`Objects`],
-//!   [`Files`] and [`File`] can be shared between threads. An [`Attachment`] is changed by one
+//! * *Threads.* [`Cache`], [`Mapping`], [`Pages`], [`Rows`], [`Mapper`], [`FileView`], [`Pool`],
+//!   [`Objects`], [`Files`] and [`File`] can be shared between threads. An [`Attachment`] is changed by one
 //!   thread at a time, as `&mut` requires.
 //! * *Processes.* A cache belongs to one process. Many processes can open a pool; an object has one
 //!   writer or many readers, a file any number of both. In a forked child, inherited objects return
@@ -163,6 +165,7 @@
 //! shared_between_threads::<aquifer::Mapping>();
 //! shared_between_threads::<aquifer::MappingMut>();
 //! shared_between_threads::<aquifer::Pages>();
+//! shared_between_threads::<aquifer::Rows>();
 //! shared_between_threads::<aquifer::Mapper>();
 //! shared_between_threads::<aquifer::FileView>();
 //! shared_between_threads::<aquifer::Pool>();
@@ -180,8 +183,8 @@ pub mod metrics;
 pub use aquifer_cache::{
     Advice, Backend, Bytes, BytesReader, Cache, CacheBuilder, CacheError, Calibration, FrameId,
     Histogram, HistogramSnapshot, MapOptions, MappedArena, MappedVec, Mapping, MappingMut, PageId,
-    PageKey, PageMut, PageRef, Pages, Pinned, PinnedMut, Stats, StoreId, Visited, calibrate,
-    calibrations, policy, publish,
+    PageKey, PageMut, PageRef, Pages, Pinned, PinnedMut, Rows, RowsOptions, RowsStats, Stats,
+    StoreId, Visited, calibrate, calibrations, policy, publish,
 };
 pub use aquifer_check as check;
 pub use aquifer_device::{

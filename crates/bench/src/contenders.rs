@@ -19,6 +19,7 @@ use crate::contender::pooled::pool::{PooledFile, PooledGrowing, PooledPair};
 use crate::contender::pooled::whole::{PoolReads, PoolViews};
 use crate::contender::pooled::{OpenRecords, copied_pair, kernel};
 use crate::contender::regions::{self, OBJECTS, SHARED_FILES, objects, shared_file};
+use crate::contender::rows::{CachedRows, MmapRows};
 use crate::contender::stores::{
     Commits, LmdbStore, LogAlone,
     MemoryCommits::{Cells, Everything},
@@ -26,7 +27,7 @@ use crate::contender::stores::{
 };
 use crate::contender::user_cache::UserCache;
 use crate::contender::{Contender, Roles};
-use crate::workload::{anatomy, mapped, pages, read_loop, whole_files};
+use crate::workload::{anatomy, mapped, pages, read_loop, row_batches, whole_files};
 
 const READ_AND_WRITTEN: OpenRecords = |name, _| Ok(Box::new(CalledFile::open(name)?));
 const MAPPED: OpenRecords =
@@ -53,6 +54,9 @@ pub const MMAP_RANDOM: &Contender = &Contender {
     about: "a file mapping with MADV_RANDOM",
     roles: Roles {
         pages: Some(|job| pages(job, &MmapFile::open(Form::Random, &job.source)?)),
+        rows: Some(|job| {
+            row_batches(job, |row_bytes| MmapRows::open(Form::Random, &job.source, row_bytes))
+        }),
         anatomy: Some(anatomy::plain_mapping),
         maps: Some(|job| mapped(job, || Ok(PlainMaps(plain::Form::Random)))),
         ..Roles::NONE
@@ -64,6 +68,9 @@ pub const MMAP_WILLNEED: &Contender = &Contender {
     about: "a file mapping with MADV_WILLNEED for accesses known in advance",
     roles: Roles {
         pages: Some(|job| pages(job, &MmapFile::open(Form::WillNeed, &job.source)?)),
+        rows: Some(|job| {
+            row_batches(job, |row_bytes| MmapRows::open(Form::WillNeed, &job.source, row_bytes))
+        }),
         maps: Some(|job| mapped(job, || Ok(PlainMaps(plain::Form::WillNeed)))),
         ..Roles::NONE
     },
@@ -215,6 +222,15 @@ pub const PAGES_BATCHED: &Contender = &Contender {
     about: "Aquifer's pages, with those known in advance visited together",
     roles: Roles {
         pages: Some(|job| pages(job, &PagedFile::open(true, &job.source)?)),
+        ..Roles::NONE
+    },
+};
+
+pub const ROWS: &Contender = &Contender {
+    name: "rows",
+    about: "Aquifer's cache of rows: sector reads, batches in any order",
+    roles: Roles {
+        rows: Some(|job| row_batches(job, |row_bytes| CachedRows::open(&job.source, row_bytes))),
         ..Roles::NONE
     },
 };

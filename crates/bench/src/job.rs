@@ -112,6 +112,8 @@ pub enum Work {
         /// Makes the stored bytes differ from those of the previous measurement.
         salt: u64,
     },
+    /// Rows of a data file, in batches.
+    Rows(RowsWork),
     /// Pages never accessed before: every access misses.
     Miss,
     /// The parts of the time of one miss.
@@ -145,6 +147,27 @@ pub enum Work {
     Files(FilesWork),
     /// Files in a pool, and the same files of the kernel.
     Pooled(PooledWork),
+}
+
+/// Batches of rows of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RowsWork {
+    /// Length of a row.
+    pub row_bytes: u64,
+    /// Rows in a batch.
+    pub batch_rows: usize,
+    /// Which rows.
+    pub draw: Draw,
+}
+
+/// How items are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Draw {
+    /// All with equal probability.
+    Uniform,
+    /// By Zipf's law.
+    Zipf,
 }
 
 /// Work on ordinary files. The job's source is a file, or the directory of the files.

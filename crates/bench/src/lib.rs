@@ -37,6 +37,7 @@ mod pooled_set;
 mod raw;
 mod report;
 mod rng;
+mod row_file;
 mod scratch;
 mod source_tree;
 mod stats;

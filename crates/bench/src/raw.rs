@@ -124,6 +124,19 @@ impl Map {
         Ok(())
     }
 
+    /// Bytes of the mapping; the accesses may fault.
+    ///
+    /// # Safety
+    /// Nothing stores to the file or truncates it while the bytes are borrowed.
+    pub unsafe fn bytes(&self, offset_bytes: usize, len_bytes: usize) -> &[u8] {
+        assert!(offset_bytes + len_bytes <= self.len_bytes);
+        // SAFETY: the assertion keeps the sum inside the mapping.
+        let start = unsafe { self.base().add(offset_bytes) };
+        // SAFETY: inside the mapping, for as long as the map is borrowed; the caller guarantees
+        // that the bytes do not change.
+        unsafe { std::slice::from_raw_parts(start, len_bytes) }
+    }
+
     /// Copies bytes out of the mapping; the accesses may fault.
     pub fn copy_out(&self, offset_bytes: usize, target: &mut [u8]) {
         assert!(offset_bytes + target.len() <= self.len_bytes);

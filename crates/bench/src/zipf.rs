@@ -40,6 +40,54 @@ impl Zipf {
     }
 }
 
+/// The ranks of a distribution, from 0, without tables: for many items in little memory.
+///
+/// The approximation of Gray et al. (Quickly Generating Billion-Record Synthetic Databases, SIGMOD
+/// 1994), as in YCSB: exact for the first two ranks, close for the others.
+#[derive(Debug, Clone, Copy)]
+pub struct Ranks {
+    items: f64,
+    exponent: f64,
+    sum: f64,
+    eta: f64,
+}
+
+impl Ranks {
+    /// The ranks of `items` items with an exponent below 1.
+    pub fn new(items: u64, exponent: f64) -> Self {
+        assert!(items > 2 && exponent < 1.0, "the approximation holds for these only");
+        let count = items as f64;
+        let sum = sum_of_weights(items, exponent);
+        let first_two = 1.0 + 2_f64.powf(-exponent);
+        let eta = (1.0 - (2.0 / count).powf(1.0 - exponent)) / (1.0 - first_two / sum);
+        Self { items: count, exponent, sum, eta }
+    }
+
+    /// Draws a rank.
+    pub fn draw(&self, rng: &mut Rng) -> u64 {
+        let at = (rng.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        let weight = at * self.sum;
+        if weight < 1.0 {
+            return 0;
+        }
+        if weight < 1.0 + 2_f64.powf(-self.exponent) {
+            return 1;
+        }
+        let share = (self.eta * at - self.eta + 1.0).powf(1.0 / (1.0 - self.exponent));
+        (self.items * share).min(self.items - 1.0) as u64
+    }
+}
+
+/// The sum of `rank^-exponent` over all ranks from 1: the first ones one by one, the rest by the
+/// integral, whose error is below 1e-9 there.
+fn sum_of_weights(items: u64, exponent: f64) -> f64 {
+    let single = items.min(10_000);
+    let sum: f64 = (1..=single).map(|rank| (rank as f64).powf(-exponent)).sum();
+    let power = 1.0 - exponent;
+    let integral = |to: f64| to.powf(power) / power;
+    sum + integral(items as f64 + 0.5) - integral(single as f64 + 0.5)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +107,33 @@ mod tests {
             let found = f64::from(counts[zipf.item_of_rank[rank as usize - 1] as usize]);
             // Five standard deviations of a Poisson count.
             assert!((found - expected).abs() < 5.0 * expected.sqrt(), "{rank}: {found} {expected}");
+        }
+    }
+
+    #[test]
+    fn ranks_without_tables_are_those_of_the_tables() {
+        assert!(
+            (sum_of_weights(50_000, EXPONENT)
+                - (1..=50_000).map(|rank| f64::from(rank).powf(-EXPONENT)).sum::<f64>())
+            .abs()
+                < 1e-6
+        );
+        let ranks = Ranks::new(100_000, EXPONENT);
+        let mut rng = Rng::new(3);
+        let draws = 200_000;
+        let mut below = [0_u32; 5];
+        for _ in 0..draws {
+            let rank = ranks.draw(&mut rng);
+            assert!(rank < 100_000);
+            for (index, count) in below.iter_mut().enumerate() {
+                *count += u32::from(rank < 10_u64.pow(index as u32 + 1));
+            }
+        }
+        for (index, &count) in below.iter().enumerate() {
+            let up_to = 10_u64.pow(index as u32 + 1);
+            let share = sum_of_weights(up_to, EXPONENT) / sum_of_weights(100_000, EXPONENT);
+            let found = f64::from(count) / f64::from(draws);
+            assert!((found - share).abs() < 0.02, "ranks below {up_to}: {found}, expected {share}");
         }
     }
 

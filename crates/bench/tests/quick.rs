@@ -117,6 +117,19 @@ fn bfs() {
     }
 }
 
+#[test]
+fn rows() {
+    let report = report(&["rows", "--size", "64M"]);
+    for metric in ["3k_uniform", "256b_zipf"] {
+        let names = systems_of(&report, metric);
+        assert_contains(&names, &["mmap_random", "mmap_willneed", "rows"], &report);
+    }
+    if report["config"]["memory_limit"] == "none" {
+        return eprintln!("skipped: ratios, memory cannot be limited here");
+    }
+    assert_ratios(&report, &["rows_vs_mmap_random_3k_uniform", "rows_vs_mmap_random_256b_zipf"]);
+}
+
 fn assert_ratios(report: &Value, names: &[&str]) {
     for name in names {
         let value = report["ratios"][name].as_f64();

@@ -28,7 +28,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use aquifer_device::{Device, DeviceIdentity};
 use aquifer_vm::{PerProcess, ProcessMark};
 
-use crate::engine::{Engine, Kind};
+use crate::engine::Kind;
 use crate::error::{CacheError, Result};
 use crate::store::{PageMemory, Store};
 
@@ -77,7 +77,8 @@ impl Table {
 /// A use of a device that is requested.
 #[derive(Clone)]
 pub(crate) struct Wanted {
-    pub engine: Arc<Engine>,
+    /// The cache, as its engine's address.
+    pub cache: usize,
     pub device: Arc<dyn Device>,
     pub identity: DeviceIdentity,
     pub kind: Kind,
@@ -86,18 +87,14 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    fn cache(&self) -> usize {
-        Arc::as_ptr(&self.engine) as usize
-    }
-
     fn may_share(&self, entry: &Entry) -> bool {
-        entry.cache == self.cache() && entry.kind == self.kind && entry.len_bytes == self.len_bytes
+        entry.cache == self.cache && entry.kind == self.kind && entry.len_bytes == self.len_bytes
     }
 
     fn refused(&self, entry: &Entry) -> CacheError {
         let how = match () {
             () if entry.alone => "by an arena of vectors, which needs it alone",
-            () if entry.cache != self.cache() => "through another cache of this process",
+            () if entry.cache != self.cache => "through another cache of this process",
             () if entry.kind == Kind::Kernel => "by a mapping of the kernel backend",
             () if entry.kind == Kind::Arena && self.kind != Kind::Arena => "by `Pages`",
             () if entry.kind == Kind::Mapped && self.kind != Kind::Mapped => "by a mapping",
@@ -166,7 +163,7 @@ impl Entries {
         let number = self.next;
         self.by_device.entry(wanted.identity).or_default().push(Entry {
             number,
-            cache: wanted.cache(),
+            cache: wanted.cache,
             kind: wanted.kind,
             len_bytes: wanted.len_bytes,
             writable: wanted.writable,

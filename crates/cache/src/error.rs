@@ -50,6 +50,24 @@ pub enum CacheError {
         /// The device.
         device: String,
     },
+    /// The device cannot hold such rows.
+    #[error("{device}: {reason}")]
+    RowLayout {
+        /// The device.
+        device: String,
+        /// The reason, and a remedy.
+        reason: String,
+    },
+    /// A row outside the device.
+    #[error("{device}: row {row} lies outside its {rows} rows")]
+    RowOutOfRange {
+        /// The device.
+        device: String,
+        /// The row requested.
+        row: u64,
+        /// Rows that the device had when it was opened.
+        rows: u64,
+    },
     /// A range outside the mapping.
     #[error("range {offset_bytes}+{len_bytes} lies outside the mapping of {mapped_bytes} bytes")]
     OutOfBounds {
@@ -66,12 +84,12 @@ pub enum CacheError {
         /// The device.
         device: String,
     },
-    /// A page could not be read from its device. The page stays absent; a later access retries.
-    #[error("{device}: page at offset {offset_bytes}: {source}")]
+    /// A page or a row could not be read from its device. It stays absent; a later access retries.
+    #[error("{device}: data at offset {offset_bytes}: {source}")]
     Load {
         /// The device.
         device: String,
-        /// Start of the page.
+        /// Start of the page or row.
         offset_bytes: u64,
         /// The device's error.
         source: DeviceError,

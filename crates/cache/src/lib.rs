@@ -12,6 +12,8 @@
 //!            frames · policy · probation · jobs        what it is made of
 //! ```
 //!
+//! [`Rows`] stands beside this: a cache of fixed-length rows of one device, with a budget of its own.
+//!
 //! Start with [`Cache`]. The states of a page are in `page_word`, loading is in `store` and
 //! `batch`, eviction in `evict` and `writeback`.
 
@@ -54,6 +56,7 @@ mod pinned;
 pub mod policy;
 mod probation;
 pub mod publish;
+mod rows;
 mod running;
 mod stats;
 mod store;
@@ -74,5 +77,6 @@ pub use map_options::{Advice, Backend, MapOptions};
 pub use mapping::{Mapping, MappingMut};
 pub use pages::{PageMut, PageRef, Pages};
 pub use pinned::{Pinned, PinnedMut};
+pub use rows::{Rows, RowsOptions, RowsStats};
 pub use stats::{Histogram, HistogramSnapshot, Stats};
 pub use visit::Visited;

@@ -83,7 +83,7 @@ impl Mapping {
             return Err(CacheError::ReadOnly { device: device.name().to_owned() });
         }
         let wanted = Wanted {
-            engine: engine.clone(),
+            cache: Arc::as_ptr(engine).addr(),
             identity: device.identity(),
             device: device.clone(),
             kind: Kind::Mapped,

@@ -51,7 +51,7 @@ impl Pages {
         let geometry = Geometry::of_device(&*device, engine.options.page_bytes)?;
         let writable = device.is_writable();
         let wanted = Wanted {
-            engine: engine.clone(),
+            cache: Arc::as_ptr(&engine).addr(),
             identity: device.identity(),
             device: device.clone(),
             kind: Kind::Arena,

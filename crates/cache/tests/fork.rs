@@ -1,10 +1,14 @@
 //! What a fork of a process with mappings can do. A single test: a child has only the thread that
 //! forked.
 
+mod support;
+
 use std::sync::Arc;
 
-use aquifer_cache::{Cache, CacheError};
+use aquifer_cache::{Cache, CacheError, Rows};
 use aquifer_device::MemoryDevice;
+
+use support::block_on;
 
 fn cache() -> Cache {
     Cache::builder().budget_bytes(8 << 20).build().unwrap()
@@ -53,6 +57,24 @@ fn a_child_may_make_its_own_mappings_and_not_use_inherited_ones() {
         i32::from(seen != (4, 77) || !matches!(ours.resize(16 << 20), Err(CacheError::Forked)))
     });
     assert_eq!(own, Ok(0), "the child's own mapping");
+
+    let rows = Rows::options(64).open_device(device.clone());
+    assert!(matches!(rows, Err(CacheError::AlreadyAttached { .. })), "it is mapped for writing");
+    let rows = Rows::options(64).open_device(MemoryDevice::new(1 << 20).unwrap()).unwrap();
+    let rows = Arc::new(rows);
+    rows.get(1, &mut [0; 64]).unwrap();
+    assert_eq!(block_on(rows.gather_async(vec![1])).unwrap(), [0; 64]);
+    let inert = in_child(|| {
+        let refused = matches!(rows.get(1, &mut [0; 64]), Err(CacheError::Forked))
+            && matches!(rows.get_many(&[], |_, _| ()), Err(CacheError::Forked))
+            && matches!(rows.invalidate(..), Err(CacheError::Forked))
+            && matches!(block_on(rows.gather_async(vec![1])), Err(CacheError::Forked))
+            && rows.stats() == Default::default();
+        // SAFETY: the child's copy, which nothing uses afterwards.
+        unsafe { std::ptr::drop_in_place((&raw const rows).cast_mut()) };
+        i32::from(!refused)
+    });
+    assert_eq!(inert, Ok(0), "inherited rows are inert");
 
     let inherited = in_child(|| i32::from(at(3)));
     assert_eq!(inherited, Err(libc::SIGSEGV), "an inherited mapping is gone");

@@ -15,6 +15,7 @@ mod out_of_core;
 mod psync;
 mod ratio;
 mod recover;
+mod rows;
 mod setting;
 mod stage;
 
@@ -34,6 +35,7 @@ static ALL: &[Entry] = &[
     Entry::of::<hit::Hit>(),
     Entry::of::<fault::Fault>(),
     Entry::of::<out_of_core::OutOfCore>(),
+    Entry::of::<rows::RowsBench>(),
     Entry::of::<bfs::Bfs>(),
     Entry::of::<psync::Psync>(),
     Entry::of::<compute::Compute>(),
@@ -73,6 +75,7 @@ Examples:
   aquifer bench out-of-core                       2 GiB of data, 256 MiB of memory, this directory's disk
   aquifer bench out-of-core --device zram         the same on a fast device made for the run (root)
   aquifer bench bfs --dir /mnt/nvme --json        graph search on another disk, as one JSON object
+  aquifer bench rows                              rows of an embedding table, in batches
   aquifer bench hit --rounds 9                    what an access to resident memory costs
   aquifer bench psync --dir /mnt/nvme             durable commits beside LMDB, SQLite, redb and libpmemobj
   aquifer bench compute --rates 4                 matrices in persistent objects, made durable four times a second

@@ -17,6 +17,7 @@ pub mod files;
 pub mod mmap;
 pub mod pooled;
 pub mod regions;
+pub mod rows;
 pub mod stores;
 pub mod user_cache;
 
@@ -45,6 +46,8 @@ pub struct Contender {
 pub struct Roles {
     /// Random pages of a data file, and searches in a graph file: runs the job on a [`PageFile`].
     pub pages: Option<Run>,
+    /// Rows of a data file, in batches.
+    pub rows: Option<Run>,
     /// Times the parts of a miss.
     pub anatomy: Option<Run>,
     /// Whole files, each accessed briefly: runs the job on [`Files`](files::Files).
@@ -74,6 +77,7 @@ impl Roles {
     /// No work at all, for declarations to start from.
     pub const NONE: Self = Self {
         pages: None,
+        rows: None,
         anatomy: None,
         files: None,
         maps: None,

@@ -96,7 +96,7 @@ pub fn run<F: PageFile>(job: &Job, contender: &F) -> Result<Measured> {
 
 /// Fails if more of the file is cached afterwards than the limit allows: another control group
 /// would pay for it.
-fn check_limited(job: &Job, file: &File) -> Result<()> {
+pub(super) fn check_limited(job: &Job, file: &File) -> Result<()> {
     let (Some(cached), Some(limit)) = (cached_bytes(file)?, job.limit_bytes) else {
         return Ok(());
     };

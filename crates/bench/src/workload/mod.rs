@@ -9,6 +9,7 @@ mod graph;
 mod passes;
 mod pooled;
 mod recover;
+mod rows;
 
 use anyhow::{Result, bail};
 
@@ -21,6 +22,7 @@ pub use files::flush::flushed_stores;
 pub use files::search::read_loop;
 pub use files::whole::summed_files;
 pub use pooled::record_files;
+pub use rows::{expected_answer, row_batches};
 
 /// Runs the job with this contender.
 pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
@@ -33,6 +35,7 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
         | Work::Miss
         | Work::Bfs { .. }
         | Work::Passes { .. } => contender.role(roles.pages)?(job),
+        Work::Rows(_) => contender.role(roles.rows)?(job),
         Work::Anatomy => contender.role(roles.anatomy)?(job),
         Work::Commit(work) => commit::alone(job, &work, contender.role(roles.commits)?),
         Work::CommitTogether { threads, commit } => {
