@@ -16,7 +16,8 @@
 //!                                         └── short or interrupted: its next leg goes in again
 //! ```
 //! Waiting for an eighth instead of one completion reaps several per system call while seven
-//! eighths of the queue stay busy.
+//! eighths of the queue stay busy. A batch may work for long on a completion: then further requests
+//! are submitted before the next completion is reported, so that the queue does not run empty.
 //!
 //! # Invariants
 //! * A slot is occupied from the push of its first leg until its transfer has ended; it has exactly
@@ -29,6 +30,7 @@ use std::cell::Cell;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use io_uring::{Builder, IoUring, opcode, squeue, types};
 
@@ -41,6 +43,9 @@ use crate::{Batch, IoOperation, fork};
 const LARGEST_KEPT: usize = 64;
 /// Entries of the usual ring; deeper batches create a larger one.
 const USUAL_ENTRIES: usize = 64;
+
+/// Work of a batch on its completions after which further requests are submitted.
+const LONG_WORK: Duration = Duration::from_micros(50);
 
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
@@ -155,6 +160,7 @@ pub(super) fn run(file: &FileState, batch: &mut dyn Batch, depth: usize) -> Resu
     };
     let mut flight = Flight::new(&mut ring.ring, depth);
     let mut reaped = Vec::with_capacity(depth);
+    let mut ended = Vec::with_capacity(depth);
     loop {
         flight.fill(file, batch);
         if flight.in_flight == 0 {
@@ -168,9 +174,17 @@ pub(super) fn run(file: &FileState, batch: &mut dyn Batch, depth: usize) -> Resu
             return Err(NoRing);
         }
         flight.reap(&mut reaped);
-        for (slot, result) in reaped.drain(..) {
-            if let Some((tag, result)) = flight.advance(file, slot, result) {
-                batch.complete(tag, result);
+        let advanced =
+            reaped.drain(..).filter_map(|(slot, result)| flight.advance(file, slot, result));
+        ended.extend(advanced);
+        let mut submitted = Instant::now();
+        let mut reported = ended.drain(..).peekable();
+        while let Some((tag, result)) = reported.next() {
+            batch.complete(tag, result);
+            if reported.peek().is_some() && submitted.elapsed() > LONG_WORK {
+                flight.fill(file, batch);
+                flight.submit();
+                submitted = Instant::now();
             }
         }
     }
@@ -242,6 +256,11 @@ impl<'ring> Flight<'ring> {
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) };
         pushed.expect("a ring has at least as many entries as a flight has slots");
         self.pending_legs += 1;
+    }
+
+    /// Submits pushed legs without waiting. What the kernel does not take now, the next enter submits.
+    fn submit(&mut self) {
+        let _ = self.ring.submit();
     }
 
     /// Submits all pushed legs and waits for at least `wanted.max(1)` completions.
