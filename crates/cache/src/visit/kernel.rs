@@ -20,10 +20,10 @@ use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::kernel::KernelFile;
 
-/// Pages whose residency one system call tells.
+/// Most pages whose residency one system call tells.
 const WINDOW_PAGES: u64 = 64;
-/// Share of the budget that visits fill, in percent: less than the drop manager leaves.
-const FILL_PERCENT: u64 = 80;
+/// Share of the budget that visits fill, in percent: no more than the drop manager leaves.
+const FILL_PERCENT: u64 = 86;
 /// Reads that are requested together, and twice as many ahead of the visit.
 const ASKED_RUNS: usize = 16;
 
@@ -133,7 +133,12 @@ impl Source for KernelVisit<'_> {
         let (window, resident) = &mut *self.window.borrow_mut();
         if pages.start < window.start || pages.end > window.end {
             let first = pages.start;
-            *window = first..(first + WINDOW_PAGES).min(self.geometry().pages());
+            // Each page costs: only where items lie close together the next ones are asked about.
+            let is_close =
+                (window.end.saturating_sub(GAP_PAGES)..=window.end + GAP_PAGES).contains(&first);
+            let next = if is_close { 2 * (window.end - window.start) } else { 0 };
+            let len = next.max(pages.end - first).min(WINDOW_PAGES);
+            *window = first..(first + len).min(self.geometry().pages());
             let len = (window.end - first) as usize * SMALL_PAGE_BYTES;
             let address = self.file.address(first * SMALL_PAGE_BYTES as u64);
             if memory::residency(address, len, resident).is_err() {

@@ -7,7 +7,7 @@
 //!  ranges ─► sorted ─► in memory? ─ yes ─► visited at once, in place
 //!                          │ no
 //!                          ▼
-//!            runs: neighbours and gaps of up to two pages share a read of up to 128 KiB
+//!            runs: neighbours, and those a page apart, share a read of up to 128 KiB
 //!                          ▼
 //!            device queue, 8 to 64 runs in flight, refilled at every completion
 //!                          ▼
