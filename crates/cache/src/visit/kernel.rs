@@ -87,8 +87,9 @@ impl<'a> KernelVisit<'a> {
             to
         };
         let pages: u64 = runs.iter().map(|(pages, _)| pages.end - pages.start).sum();
-        // Until the drop manager counts again. Relaxed: an estimate.
-        self.file.engine().kernel_resident_pages.fetch_add(pages, Ordering::Relaxed);
+        // Until the drop manager counts again, in pages of the cache. Relaxed: an estimate.
+        let engine = self.file.engine();
+        engine.kernel_resident_pages.fetch_add(pages / self.cache_page(), Ordering::Relaxed);
         let (mut asked, mut done) = (0, 0);
         for index in 0..runs.len() {
             while asked < runs.len() && asked < index + 2 * ASKED_RUNS {
@@ -111,7 +112,13 @@ impl<'a> KernelVisit<'a> {
         let engine = self.file.engine();
         let share = engine.kernel_share_bytes() / SMALL_PAGE_BYTES as u64 * FILL_PERCENT / 100;
         // Relaxed: an estimate.
-        share.saturating_sub(engine.kernel_resident_pages.load(Ordering::Relaxed))
+        let resident = engine.kernel_resident_pages.load(Ordering::Relaxed) * self.cache_page();
+        share.saturating_sub(resident)
+    }
+
+    /// The cache's page size, in the system's pages.
+    fn cache_page(&self) -> u64 {
+        (self.file.engine().options.page_bytes / SMALL_PAGE_BYTES) as u64
     }
 }
 
