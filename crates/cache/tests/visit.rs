@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_cache::{Backend, CacheError, Mapping, PageId, Visited};
-use aquifer_device::{Counting, Device, DeviceError, FileDevice, IoOperation, MemoryDevice};
+use aquifer_device::{Counting, DeviceError, FileDevice, IoOperation, MemoryDevice};
 use aquifer_testkit::rng::Rng;
 use common::*;
-use support::{Hooked, io_error, memory, seed};
+use support::{Hooked, Late, io_error, memory, seed};
 
 /// Not a whole number of pages.
 const LEN: u64 = 20 * MIB + 1234;
@@ -325,38 +325,6 @@ fn only_pages_that_are_wanted_and_bad_are_errors() {
     assert_eq!((offset_bytes, source.raw_os_error()), (bad, Some(libc::EIO)));
     mapping.visit_many([bad + 8192..bad + 8200], |_| Continue(())).unwrap();
     assert!(cache.stats().is_consistent());
-}
-
-/// A device that calls a closure when a read has been made, before it is reported.
-struct Late<F> {
-    inner: MemoryDevice,
-    read: F,
-}
-
-impl<F: Fn(u64) + Send + Sync + 'static> Device for Late<F> {
-    fn name(&self) -> &str {
-        "late"
-    }
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        self.inner.len_bytes()
-    }
-    fn is_writable(&self) -> bool {
-        true
-    }
-    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        let got = self.inner.read_at(offset_bytes, buffer)?;
-        (self.read)(offset_bytes);
-        Ok(got)
-    }
-    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
-        self.inner.write_at(offset_bytes, buffer)
-    }
-    fn sync(&self) -> Result<(), DeviceError> {
-        self.inner.sync()
-    }
-    fn access_path(&self) -> String {
-        "memory".into()
-    }
 }
 
 #[test]
