@@ -8,7 +8,7 @@ use aquifer::Backend;
 use aquifer::mapper::Unmap;
 
 use crate::contender::anonymous::Anonymous;
-use crate::contender::aquifer::{MappedFile, PagedFile, Style};
+use crate::contender::aquifer::{Known, MappedFile, PagedFile, Style};
 use crate::contender::direct::DirectFile;
 use crate::contender::files::mapper::{MapperFiles, MapperMaps, ReadOnceFiles, WritableFile};
 use crate::contender::files::plain::{self, MappedFiles, PlainMaps, ReadFiles, SharedMap};
@@ -80,7 +80,18 @@ pub const MMAP_SORTED_WILLNEED: &Contender = &Contender {
     name: "mmap_sorted_willneed",
     about: "the same for a program that sorts its accesses by hand, in groups of 1024",
     roles: Roles {
-        pages: Some(|job| pages(job, &MmapFile::open(Form::SortedWillNeed, &job.source)?)),
+        pages: Some(|job| pages(job, &MmapFile::open(Form::Sorted { group: 1024 }, &job.source)?)),
+        ..Roles::NONE
+    },
+};
+
+pub const MMAP_SORTED_WILLNEED_16K: &Contender = &Contender {
+    name: "mmap_sorted_willneed_16k",
+    about: "the same in groups of 16,384",
+    roles: Roles {
+        pages: Some(|job| {
+            pages(job, &MmapFile::open(Form::Sorted { group: 16 << 10 }, &job.source)?)
+        }),
         ..Roles::NONE
     },
 };
@@ -187,6 +198,17 @@ pub const MAPPING_TOUCH: &Contender = &Contender {
 
 pub const MAPPING_BATCHED: &Contender = &Contender {
     name: "mapping_batched",
+    about: "Aquifer's mapping, with accesses known in advance touched together",
+    roles: Roles {
+        pages: Some(|job| {
+            pages(job, &MappedFile::open(Backend::Auto, Style::Batched, &job.source)?)
+        }),
+        ..Roles::NONE
+    },
+};
+
+pub const MAPPING_VISITED: &Contender = &Contender {
+    name: "mapping_visited",
     about: "Aquifer's mapping, with accesses known in advance visited together",
     roles: Roles {
         pages: Some(|job| {
@@ -196,8 +218,8 @@ pub const MAPPING_BATCHED: &Contender = &Contender {
     },
 };
 
-pub const MAPPING_USER_BATCHED: &Contender = &Contender {
-    name: "mapping_user_batched",
+pub const MAPPING_USER_VISITED: &Contender = &Contender {
+    name: "mapping_user_visited",
     about: "the same with the user backend",
     roles: Roles {
         pages: Some(|job| {
@@ -211,7 +233,7 @@ pub const PAGES: &Contender = &Contender {
     name: "pages",
     about: "Aquifer's page guards: optimistic reads, exclusive guards for stores",
     roles: Roles {
-        pages: Some(|job| pages(job, &PagedFile::open(false, &job.source)?)),
+        pages: Some(|job| pages(job, &PagedFile::open(Known::Single, &job.source)?)),
         anatomy: Some(anatomy::pages),
         ..Roles::NONE
     },
@@ -219,9 +241,18 @@ pub const PAGES: &Contender = &Contender {
 
 pub const PAGES_BATCHED: &Contender = &Contender {
     name: "pages_batched",
+    about: "Aquifer's page guards, with pages known in advance acquired together",
+    roles: Roles {
+        pages: Some(|job| pages(job, &PagedFile::open(Known::Batched, &job.source)?)),
+        ..Roles::NONE
+    },
+};
+
+pub const PAGES_VISITED: &Contender = &Contender {
+    name: "pages_visited",
     about: "Aquifer's pages, with those known in advance visited together",
     roles: Roles {
-        pages: Some(|job| pages(job, &PagedFile::open(true, &job.source)?)),
+        pages: Some(|job| pages(job, &PagedFile::open(Known::Visited, &job.source)?)),
         ..Roles::NONE
     },
 };

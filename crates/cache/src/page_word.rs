@@ -124,6 +124,12 @@ impl Seen {
         !matches!(self.state(), State::Absent | State::Loading | State::Probation)
     }
 
+    /// Whether a thread waits for the next transition.
+    #[cfg(test)]
+    pub fn has_waiters(self) -> bool {
+        self.0 & WAITERS != 0
+    }
+
     /// Whether a thread is working on the page and will finish soon.
     #[inline]
     pub fn is_transient(self) -> bool {

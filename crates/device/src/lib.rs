@@ -133,7 +133,8 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// A write completes with its whole length or an error: a caller treats a shorter length as a
     /// failure ([`DeviceError::ShortWrite`]), and also a transfer that was not completed on return
-    /// ([`DeviceError::Unfinished`]).
+    /// ([`DeviceError::Unfinished`]). In a child that the batch itself forked, transfers in flight are
+    /// not completed: they are the parent's.
     ///
     /// The default does one transfer at a time. When this returns or panics, no transfer may still
     /// be in flight: the batch's memory is reused afterwards.

@@ -6,7 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
 
-use aquifer_device::{AlignedBuffer, Counting, Device, DeviceError, FileDevice, IoOperation};
+use aquifer_device::{
+    AlignedBuffer, Batch, Counting, Device, DeviceError, FileDevice, IoOperation, Request,
+};
 use support::{ListBatch, Planned, Random};
 
 const BLOCK_BYTES: usize = 4096;
@@ -268,6 +270,72 @@ fn a_forked_child_has_its_own_queue() {
         // SAFETY: waits for the child made above; `status` outlives the call.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child's batch failed (io_uring: {io_uring})");
+    }
+}
+
+/// A batch that forks when it is asked for, or told about, a transfer; the parent waits for the child.
+struct Forking {
+    inner: ListBatch,
+    calls_left: usize,
+    is_child: bool,
+}
+
+impl Forking {
+    fn count(&mut self) {
+        self.calls_left = self.calls_left.wrapping_sub(1);
+        if self.calls_left != 0 {
+            return;
+        }
+        // SAFETY: the child leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            self.is_child = true;
+            // SAFETY: ends a child that hangs.
+            unsafe { libc::alarm(20) };
+            return;
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above; `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child failed");
+    }
+}
+
+// SAFETY: as for `ListBatch`.
+unsafe impl Batch for Forking {
+    fn next(&mut self) -> Option<Request> {
+        let request = self.inner.next();
+        self.count();
+        request
+    }
+
+    fn complete(&mut self, tag: u64, result: Result<usize, DeviceError>) {
+        self.inner.complete(tag, result);
+        self.count();
+    }
+}
+
+#[test]
+fn a_child_of_the_batch_itself_returns_and_leaves_the_queue_to_its_parent() {
+    let file = numbered_file(64);
+    for (io_uring, calls_left) in
+        [true, false].into_iter().flat_map(|on| [(on, 1), (on, 20), (on, 50)])
+    {
+        let device = open(file.path(), io_uring);
+        let inner = ListBatch::reads(64, BLOCK_BYTES);
+        let mut batch = Forking { inner, calls_left, is_child: false };
+        device.run(&mut batch, 16);
+        if batch.is_child {
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                assert!(batch.inner.planned.iter().any(|planned| planned.result.is_none()));
+                let mut batch = ListBatch::reads(64, BLOCK_BYTES);
+                device.run(&mut batch, 16);
+                check_numbered(&batch);
+            }));
+            // SAFETY: ends the child without running any of the parent's code.
+            unsafe { libc::_exit(i32::from(outcome.is_err())) };
+        }
+        check_numbered(&batch.inner);
     }
 }
 

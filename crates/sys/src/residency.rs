@@ -121,6 +121,21 @@ pub fn file_identity(file: BorrowedFd<'_>) -> io::Result<FileIdentity> {
     file_status(file).map(|status| status.identity)
 }
 
+/// Whether the kernel tells the calling thread which pages of a file are in the page cache
+/// ([`residency`](crate::memory::residency)): only about files that it owns or may write. About
+/// others it says that all pages are.
+pub fn is_revealed(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: no preconditions.
+    let user = unsafe { libc::geteuid() };
+    if file_status(file).is_ok_and(|status| status.owner == user) {
+        return true;
+    }
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let path = path.expect("no zero byte");
+    // SAFETY: the path is a string.
+    unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::W_OK, libc::AT_EACCESS) == 0 }
+}
+
 /// The kind of a file system, with regard to its page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {

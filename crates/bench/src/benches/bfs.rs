@@ -4,8 +4,8 @@
 //! for `mmap_willneed` the frontier is prefetched with vectored `process_madvise(WILLNEED)`,
 //! exactly where the mapping's own prefetch is called. These read the frontier in the order in which
 //! its vertices were found. `mmap_sorted_willneed` is a program that sorts each frontier by hand and
-//! prefetches groups of 1024 vertices; `mapping_batched` passes the ranges of a frontier to
-//! `visit_many`. Each contender gets the budget plus the memory of the search itself (levels and
+//! prefetches groups of 1024 vertices, `_16k` groups of 16,384; `mapping_visited` passes the ranges of
+//! so many vertices to `visit_many`. Each contender gets the budget plus the memory of the search itself (levels and
 //! frontiers, 12 bytes per vertex). The largest requested number of threads is used.
 
 use anyhow::Result;
@@ -16,8 +16,8 @@ use super::ratio::Ratio;
 use super::setting::Defaults;
 use crate::contender::Contender;
 use crate::contenders::{
-    MAPPING, MAPPING_BATCHED, MAPPING_USER_BATCHED, MMAP, MMAP_RANDOM, MMAP_SORTED_WILLNEED,
-    MMAP_WILLNEED,
+    MAPPING, MAPPING_USER_VISITED, MAPPING_VISITED, MMAP, MMAP_RANDOM, MMAP_SORTED_WILLNEED,
+    MMAP_SORTED_WILLNEED_16K, MMAP_WILLNEED,
 };
 use crate::options::{CacheOptions, Common};
 use crate::report::Report;
@@ -27,10 +27,13 @@ const SYSTEMS: &[&Contender] = &[
     MMAP_RANDOM,
     MMAP_WILLNEED,
     MMAP_SORTED_WILLNEED,
+    MMAP_SORTED_WILLNEED_16K,
     MAPPING,
-    MAPPING_BATCHED,
-    MAPPING_USER_BATCHED,
+    MAPPING_VISITED,
+    MAPPING_USER_VISITED,
 ];
+
+const SORTED_BY_HAND: &[&Contender] = &[MMAP_SORTED_WILLNEED, MMAP_SORTED_WILLNEED_16K];
 
 /// The declaration of the bench.
 pub struct Bfs;
@@ -68,6 +71,6 @@ fn definitions() -> Vec<Ratio> {
     vec![
         Ratio::new("mapping_vs_mmap", all, MAPPING, "search"),
         Ratio::new("mapping_vs_plain_mmap", &[MMAP, MMAP_RANDOM], MAPPING, "search"),
-        Ratio::new("visit_vs_sorted_willneed", &[MMAP_SORTED_WILLNEED], MAPPING_BATCHED, "search"),
+        Ratio::new("visit_vs_sorted_willneed", SORTED_BY_HAND, MAPPING_VISITED, "search"),
     ]
 }

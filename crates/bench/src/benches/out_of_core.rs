@@ -12,8 +12,8 @@ use super::ratio::{Figure, Ratio};
 use super::setting::{Defaults, Setting};
 use crate::contender::Contender;
 use crate::contenders::{
-    MAPPING, MAPPING_BATCHED, MAPPING_KERNEL, MAPPING_TOUCH, MAPPING_USER, MMAP, MMAP_RANDOM,
-    MMAP_WILLNEED, PAGES, PAGES_BATCHED, PREAD_DIRECT, USER_CACHE,
+    MAPPING, MAPPING_BATCHED, MAPPING_KERNEL, MAPPING_TOUCH, MAPPING_USER, MAPPING_VISITED, MMAP,
+    MMAP_RANDOM, MMAP_WILLNEED, PAGES, PAGES_BATCHED, PAGES_VISITED, PREAD_DIRECT, USER_CACHE,
 };
 use crate::data::{DataFile, expected_sample};
 use crate::harness::Cell;
@@ -34,7 +34,8 @@ const READERS: &[&Contender] = &[
     MAPPING_TOUCH,
     PAGES,
 ];
-const BATCHERS: &[&Contender] = &[MMAP_WILLNEED, MAPPING_BATCHED, PAGES_BATCHED];
+const BATCHERS: &[&Contender] =
+    &[MMAP_WILLNEED, MAPPING_BATCHED, MAPPING_VISITED, PAGES_BATCHED, PAGES_VISITED];
 const WRITERS: &[&Contender] = &[MMAP, MMAP_RANDOM, PREAD_DIRECT, MAPPING, MAPPING_TOUCH, PAGES];
 
 /// Pages in a batch.
@@ -153,7 +154,7 @@ fn definitions(threads: &[u32]) -> Vec<Ratio> {
         other_metric: "read_1t".to_owned(),
         ..Ratio::new(serial, ANY_MMAP, MAPPING_BATCHED, &batch)
     });
-    for ours in [MAPPING_BATCHED, PAGES_BATCHED] {
+    for ours in [MAPPING_BATCHED, MAPPING_VISITED, PAGES_BATCHED, PAGES_VISITED] {
         let name = format!("{}_vs_willneed", ours.name);
         all.push(Ratio::new(name, &[MMAP_WILLNEED], ours, &batch));
     }

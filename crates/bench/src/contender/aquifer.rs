@@ -43,6 +43,8 @@ pub enum Style {
     Bare,
     /// [`Mapping::touch`] first, so that a miss is a call.
     Touch,
+    /// [`Mapping::touch_many`] first where accesses are known in advance.
+    Batched,
     /// [`Mapping::visit_many`] where accesses are known in advance.
     Visited,
 }
@@ -190,10 +192,15 @@ impl Lane for MappedLane<'_> {
     }
 
     fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
-        if self.style == Style::Visited {
+        if matches!(self.style, Style::Batched | Style::Visited) {
             self.ranges.clear();
             let bytes = PAGE_BYTES as u64;
             self.ranges.extend(pages.iter().map(|page| page * bytes..(page + 1) * bytes));
+        }
+        if self.style == Style::Batched {
+            self.mapping.touch_many(&self.ranges)?;
+        }
+        if self.style == Style::Visited {
             return Ok(self.mapping.visit_many(self.ranges.iter().cloned(), |visited| {
                 look(pages[visited.index], visited.bytes.as_ptr());
                 ControlFlow::Continue(())
@@ -222,19 +229,30 @@ impl Lane for MappedLane<'_> {
     }
 }
 
+/// How pages known in advance are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    /// One by one.
+    Single,
+    /// [`Pages::get_many`].
+    Batched,
+    /// [`Pages::visit_many`].
+    Visited,
+}
+
 /// The data file as [`Pages`].
 pub struct PagedFile {
     cache: Cache,
     pages: Pages,
-    batched: bool,
+    known: Known,
 }
 
 impl PagedFile {
-    /// Opens the file. `batched`: pages known in advance are visited together.
-    pub fn open(batched: bool, source: &Source) -> Result<Self> {
+    /// Opens the file.
+    pub fn open(known: Known, source: &Source) -> Result<Self> {
         let (cache, device) = open(source)?;
         let pages = cache.pages(device)?;
-        Ok(Self { cache, pages, batched })
+        Ok(Self { cache, pages, known })
     }
 }
 
@@ -267,7 +285,7 @@ impl Lane for PagedLane<'_> {
     }
 
     fn batch(&mut self, pages: &[u64], mut look: impl FnMut(u64, *const u8)) -> Result<()> {
-        if !self.file.batched {
+        if self.file.known == Known::Single {
             for &page in pages {
                 look(page, self.file.pages.get(PageId(page))?.as_ptr());
             }
@@ -275,6 +293,12 @@ impl Lane for PagedLane<'_> {
         }
         self.ids.clear();
         self.ids.extend(pages.iter().copied().map(PageId));
+        if self.file.known == Known::Batched {
+            for guard in self.file.pages.get_many(&self.ids)? {
+                look(guard.id().0, guard.as_ptr());
+            }
+            return Ok(());
+        }
         self.ids.sort_unstable();
         let ids = &self.ids;
         Ok(self.file.pages.visit_many(ids.iter().copied(), |page, bytes| {

@@ -18,8 +18,8 @@ pub enum Form {
     Random,
     /// The same, with vectored `MADV_WILLNEED` for accesses known in advance.
     WillNeed,
-    /// The same, in a program that sorts them first.
-    SortedWillNeed,
+    /// The same, in a program that sorts them first and announces `group` of them at a time.
+    Sorted { group: usize },
 }
 
 /// A shared mapping of the data file.
@@ -27,7 +27,7 @@ pub enum Form {
 pub struct MmapFile {
     map: Map,
     will_need: Option<WillNeed>,
-    is_sorted_by_hand: bool,
+    sorted_group: Option<usize>,
 }
 
 impl MmapFile {
@@ -47,7 +47,7 @@ impl MmapFile {
             no_huge_pages(&map)?;
         }
         let will_need = match form {
-            Form::WillNeed | Form::SortedWillNeed => {
+            Form::WillNeed | Form::Sorted { .. } => {
                 let will_need = WillNeed::new().map_err(unavailable)?;
                 // One real range tells whether this kernel has the vectored call.
                 will_need.advise(&[range(map.base(), 0, PAGE_BYTES)]).map_err(unavailable)?;
@@ -55,7 +55,11 @@ impl MmapFile {
             }
             Form::Plain | Form::Random => None,
         };
-        Ok(Self { map, will_need, is_sorted_by_hand: form == Form::SortedWillNeed })
+        let sorted_group = match form {
+            Form::Sorted { group } => Some(group),
+            _ => None,
+        };
+        Ok(Self { map, will_need, sorted_group })
     }
 
     /// The mapping itself.
@@ -133,8 +137,8 @@ impl Contiguous for MmapFile {
         Ok(will_need.advise(&vector)?)
     }
 
-    fn is_sorted_by_hand(&self) -> bool {
-        self.is_sorted_by_hand
+    fn sorted_group(&self) -> Option<usize> {
+        self.sorted_group
     }
 }
 

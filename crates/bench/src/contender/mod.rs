@@ -171,9 +171,9 @@ pub trait Contiguous: Sync {
     /// soon. Does nothing for contenders that represent programs without prefetch.
     fn prefetch(&self, ranges: &[(u64, u64)]) -> Result<()>;
 
-    /// Whether the program sorts what it is about to read, and announces it in large groups.
-    fn is_sorted_by_hand(&self) -> bool {
-        false
+    /// How many accesses the program announces at a time, if it sorts them first.
+    fn sorted_group(&self) -> Option<usize> {
+        None
     }
 }
 

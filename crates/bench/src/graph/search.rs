@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::csr::Graph;
-use super::rows::{self, GROUP, Rows, SORTED_GROUP, VISITED_GROUP};
+use super::rows::{self, GROUP, Rows, VISITED_GROUP};
 use crate::contender::{Contiguous, Visitor};
 use crate::rng::mix;
 use crate::threads::join_all;
@@ -50,8 +50,9 @@ impl Reader<'_> {
     /// groups are spread over less of the file.
     fn groups(self) -> (usize, bool) {
         match self {
-            Reader::Streamed(memory) if memory.is_sorted_by_hand() => (SORTED_GROUP, true),
-            Reader::Streamed(_) => (GROUP, false),
+            Reader::Streamed(memory) => {
+                memory.sorted_group().map_or((GROUP, false), |group| (group, true))
+            }
             Reader::Visited(_) => (VISITED_GROUP, true),
         }
     }

@@ -72,6 +72,8 @@ pub(crate) struct KernelFile {
     pub geometry: Geometry,
     pub identity: FileIdentity,
     pub backing: Backing,
+    /// Whether the kernel tells which pages are in the page cache.
+    pub residency_is_revealed: bool,
     replaceable: Replaceable,
     pattern: Mutex<Pattern>,
     pins: Mutex<Pins>,
@@ -100,6 +102,7 @@ impl KernelFile {
             Ok(found) => found,
             Err(error) => return Ok(Err(format!("its file system cannot be told: {error}"))),
         };
+        let residency_is_revealed = residency::is_revealed(file);
         let geometry = Geometry::new(len_bytes, SMALL_PAGE_BYTES);
         let mapped_bytes = geometry.pages() as usize * SMALL_PAGE_BYTES;
         let reservation = Arena::global()?.allocate(mapped_bytes)?;
@@ -114,6 +117,7 @@ impl KernelFile {
             geometry,
             identity,
             backing,
+            residency_is_revealed,
             replaceable: Replaceable::new(),
             pattern: Mutex::new(Pattern {
                 advice: memory::Advice::Normal,

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use aquifer_vm::Bytes;
 
 use super::kernel::KernelVisit;
-use super::{Item, Order, sort, visit, visit_residents};
+use super::{Item, ONE_PIECE_BYTES, Order, pieces, sort, visit, visit_residents};
 use crate::asynchronous;
 use crate::engine::InUse;
 use crate::error::Result;
@@ -43,64 +43,85 @@ type Look<'a> = dyn FnMut(&Item, Bytes<'_>) -> ControlFlow<()> + 'a;
 fn visit_store<M: PageMemory>(
     store: &Store<M>,
     mut items: Vec<Item>,
+    one_piece: u64,
     look: &mut Look<'_>,
 ) -> Result<()> {
     sort(&mut items);
-    if visit_residents(store, &mut items, &mut *look)?.is_break() {
-        return Ok(());
-    }
-    let mut items = items.into_iter();
-    visit(store, Order::AsRead, || items.next().map(Ok), look)
+    let absent = match visit_residents(store, items, one_piece, &mut *look)? {
+        ControlFlow::Continue(absent) => absent,
+        ControlFlow::Break(()) => return Ok(()),
+    };
+    let mut absent = absent.into_iter();
+    visit(store, Order::AsRead, pieces(one_piece, || absent.next().map(Ok)), look)
 }
 
 /// The same for a kernel-backed mapping.
 fn visit_file(file: &KernelFile, mut items: Vec<Item>, look: &mut Look<'_>) -> Result<()> {
     sort(&mut items);
     let source = KernelVisit::new(file);
-    if visit_residents(&source, &mut items, &mut *look)?.is_break()
-        || source.visit_what_fits(&mut items, &mut *look)?.is_break()
-    {
-        return Ok(());
-    }
-    let mut items = items.into_iter();
-    visit(&source, Order::AsRead, || items.next().map(Ok), look)
+    let absent = match visit_residents(&source, items, ONE_PIECE_BYTES, &mut *look)? {
+        ControlFlow::Continue(absent) => absent,
+        ControlFlow::Break(()) => return Ok(()),
+    };
+    let mut absent = absent.into_iter();
+    let feed = pieces(ONE_PIECE_BYTES, || absent.next().map(Ok));
+    visit_fed(&source, Order::AsRead, feed, look)
 }
 
-/// The items of ranges that come one by one.
+/// Visits what `feed` names: through the page cache while the budget has room, then past it.
+fn visit_fed(
+    source: &KernelVisit<'_>,
+    order: Order,
+    mut feed: impl FnMut() -> Option<Result<Item>>,
+    look: &mut Look<'_>,
+) -> Result<()> {
+    match source.visit_what_fits(order, &mut feed, &mut *look)? {
+        ControlFlow::Continue(Some(first)) => {
+            let mut first = Some(Ok(first));
+            visit(source, order, || first.take().or_else(&mut feed), look)
+        }
+        ControlFlow::Continue(None) | ControlFlow::Break(()) => Ok(()),
+    }
+}
+
+/// The pieces of ranges that come one by one.
 fn feed(
     mut next: impl FnMut() -> Option<Result<Range<u64>>>,
 ) -> impl FnMut() -> Option<Result<Item>> {
-    let mut index = 0;
-    let mut pieces: Option<Box<dyn Iterator<Item = Item>>> = None;
-    move || loop {
-        if let Some(item) = pieces.as_mut().and_then(Iterator::next) {
-            return Some(Ok(item));
-        }
-        match next()? {
-            Ok(range) if range.end - range.start <= super::ONE_PIECE_BYTES => {
-                let (item, is_empty) =
-                    (Item { index, start: range.start, end: range.end }, range.is_empty());
-                index += 1;
-                if !is_empty {
-                    return Some(Ok(item));
-                }
-            }
-            Ok(range) => {
-                pieces = Some(Box::new(Item::pieces(index, range)));
-                index += 1;
-            }
+    let mut indices = 0..;
+    let next_item = move || loop {
+        let range = match next()? {
+            Ok(range) => range,
             Err(error) => return Some(Err(error)),
+        };
+        let index = indices.next()?;
+        if !range.is_empty() {
+            return Some(Ok(Item { index, start: range.start, end: range.end }));
         }
+    };
+    pieces(ONE_PIECE_BYTES, next_item)
+}
+
+/// Runs `work` on what it visits, with the closure that it calls. What is visited goes first: the
+/// closure may hold the last handle of it, and dropping that waits for all other uses.
+fn job<S, L>(
+    source: S,
+    mut look: L,
+    work: impl FnOnce(&S, &mut L) -> Result<()>,
+) -> impl FnOnce() -> std::thread::Result<Result<()>> {
+    move || {
+        let ended = catch_unwind(AssertUnwindSafe(|| work(&source, &mut look)));
+        drop(source);
+        catch_unwind(AssertUnwindSafe(|| drop(look))).and(ended)
     }
 }
 
 /// Runs a visit on a worker of the cache; a panic of the closure reaches the task that awaits it.
-fn on_worker<W: FnOnce() -> Result<()> + Send + 'static>(
+fn on_worker<W: FnOnce() -> std::thread::Result<Result<()>> + Send + 'static>(
     jobs: &Jobs,
     work: Option<W>,
 ) -> impl Future<Output = Result<()>> + Send + use<W> {
-    let work = work.map(|work| move || Ok(catch_unwind(AssertUnwindSafe(work))));
-    let coming = asynchronous::run(jobs, work);
+    let coming = asynchronous::run(jobs, work.map(|work| move || Ok(work())));
     async move { coming.await?.unwrap_or_else(|payload| resume_unwind(payload)) }
 }
 
@@ -112,15 +133,23 @@ impl Mapping {
     /// to 128 KiB, and up to 64 reads are in flight; each range is visited when it has been read.
     /// On a disk that is several times faster than loads in the order of discovery, and faster than
     /// [`Mapping::touch_many`] followed by loads, which waits for all pages and needs frames for
-    /// them: a visit evicts nothing, and keeps what it has read only while frames are free.
+    /// them: a visit evicts nothing, and keeps what it has read only while frames are free. The
+    /// exception is a page whose region is written back again and again meanwhile: it is loaded.
     ///
     /// `visit` is called for each range that is not empty, with all its bytes if it has at most 64
     /// KiB, otherwise with pieces of it, in any order. It may access the mapping, also to store
     /// ([`MappingMut`](crate::MappingMut)), and visit other ranges. `Break` ends the visit early,
     /// without an error.
     ///
-    /// The bytes include every store that happened before the call, and those of one page are as
-    /// they were at one moment during the call. Any number of threads may visit at the same time.
+    /// The bytes include every store that happened before the call, and every store that `visit` has
+    /// made. Those that other threads make meanwhile may be seen or not, also in part, as by loads; a
+    /// write-back meanwhile is not visible. Any number of threads may visit at the same time.
+    ///
+    /// The call keeps a list of the ranges, some 50 bytes for each; a long range is cut into pieces as
+    /// the visit reaches them.
+    ///
+    /// If `visit` forks, the child must not use the bytes. Where it returns from `visit` the call
+    /// fails with [`CacheError::Forked`](crate::CacheError::Forked), and the parent's goes on.
     ///
     /// # Errors
     /// [`CacheError::OutOfBounds`](crate::CacheError::OutOfBounds) before anything is visited. Those of
@@ -154,7 +183,7 @@ impl Mapping {
         let items = self.items(ranges)?;
         let look = &mut |item: &Item, bytes: Bytes<'_>| visit(Visited::new(item, bytes));
         match &self.served {
-            Served::User(store, _) => visit_store(store, items, look),
+            Served::User(store, _) => visit_store(store, items, ONE_PIECE_BYTES, look),
             Served::Kernel(file, _) => visit_file(file, items, look),
         }
     }
@@ -163,6 +192,12 @@ impl Mapping {
     /// threads; a panic in it reaches the task that awaits the visit.
     ///
     /// The visit runs even if the future is dropped.
+    ///
+    /// The cache has few such threads ([`CacheBuilder::io_threads`](crate::CacheBuilder::io_threads)),
+    /// which also run prefetches: a long visit holds them up. `visit` must not wait for another
+    /// asynchronous call of the same cache, which may need the same thread. It may own the last handle
+    /// of the mapping, which is dropped after the visit, but must not drop it itself: that would wait
+    /// for the visit.
     pub fn visit_many_async<R, V>(
         &self,
         ranges: R,
@@ -174,16 +209,14 @@ impl Mapping {
     {
         let items = self.items(ranges);
         let engine = &self.running.engine;
-        let work = || -> Box<dyn FnOnce() -> Result<()> + Send> {
-            let mut look = move |item: &Item, bytes: Bytes<'_>| visit(Visited::new(item, bytes));
+        let work = || -> Box<dyn FnOnce() -> std::thread::Result<Result<()>> + Send> {
+            let look = move |item: &Item, bytes: Bytes<'_>| visit(Visited::new(item, bytes));
             match &self.served {
-                Served::User(store, _) => {
-                    let store = self.in_use(store);
-                    Box::new(move || visit_store(&store, items?, &mut look))
-                }
+                Served::User(store, _) => Box::new(job(self.in_use(store), look, |store, look| {
+                    visit_store(store, items?, ONE_PIECE_BYTES, look)
+                })),
                 Served::Kernel(file, _) => {
-                    let file = file.clone();
-                    Box::new(move || visit_file(&file, items?, &mut look))
+                    Box::new(job(file.clone(), look, |file, look| visit_file(file, items?, look)))
                 }
             }
         };
@@ -194,9 +227,11 @@ impl Mapping {
     ///
     /// The iterator is asked for further ranges whenever there is room in the device's queue, which
     /// therefore never drains between batches: for a program that must process in order and knows
-    /// what comes next. The iterator may depend on what was visited: after `None` it is asked again
-    /// when another range was visited, and the visit ends with a `None` while nothing is under way.
-    /// Otherwise as [`Mapping::visit_many`]; the pieces of a long range come in order.
+    /// what comes next. Up to 32,768 ranges are asked for ahead of the visit.
+    ///
+    /// The iterator may depend on what was visited: after `None` it is asked again, at the latest when
+    /// all ranges under way have been visited, and the visit ends with a `None` while nothing is under
+    /// way. Otherwise as [`Mapping::visit_many`]; the pieces of a long range come in order.
     ///
     /// # Errors
     /// As [`Mapping::visit_many`], also [`CacheError::OutOfBounds`](crate::CacheError::OutOfBounds)
@@ -212,11 +247,11 @@ impl Mapping {
             let range = ranges.next()?;
             Some(self.pages_of(&range).map(|_| range))
         };
-        let look = |item: &Item, bytes: Bytes<'_>| visit_one(Visited::new(item, bytes));
+        let look = &mut |item: &Item, bytes: Bytes<'_>| visit_one(Visited::new(item, bytes));
         match &self.served {
             Served::User(store, _) => visit(&**store, Order::AsGiven, feed(next), look),
             Served::Kernel(file, _) => {
-                visit(&KernelVisit::new(file), Order::AsGiven, feed(next), look)
+                visit_fed(&KernelVisit::new(file), Order::AsGiven, feed(next), look)
             }
         }
     }
@@ -226,7 +261,9 @@ impl Mapping {
         let mut items = vec![];
         for (index, range) in ranges.into_iter().enumerate() {
             self.pages_of(&range)?;
-            items.extend(Item::pieces(index, range));
+            if !range.is_empty() {
+                items.push(Item { index, start: range.start, end: range.end });
+            }
         }
         Ok(items)
     }
@@ -244,7 +281,8 @@ impl Pages {
     /// in any order, for example the set bits of a bitmap; each is visited once.
     ///
     /// `visit` may access other pages, but must not take a writing guard on the page that it looks
-    /// at. `Break` ends the visit early, without an error.
+    /// at, nor wait for a thread that takes one: the page may be pinned meanwhile. `Break` ends the
+    /// visit early, without an error.
     ///
     /// # Errors
     /// As [`Pages::get`]; the visit ends, and other pages may have been visited or not.
@@ -278,13 +316,14 @@ impl Pages {
         let items = self.items(pages)?;
         let look =
             &mut |item: &Item, bytes: Bytes<'_>| visit(PageId(item.index as u64), content(bytes));
-        visit_store(&self.store, items, look)
+        visit_store(&self.store, items, u64::MAX, look)
     }
 
     /// [`Pages::visit_many`], awaitable on any executor. `visit` runs on one of the cache's I/O
     /// threads; a panic in it reaches the task that awaits the visit.
     ///
-    /// The visit runs even if the future is dropped.
+    /// The visit runs even if the future is dropped. What `visit` must not do:
+    /// [`Mapping::visit_many_async`].
     pub fn visit_many_async<P, V>(
         &self,
         pages: P,
@@ -298,10 +337,10 @@ impl Pages {
         let engine = &self.running.engine;
         let work = || {
             let store = InUse::new(self.store.clone(), engine.clone());
-            let mut look = move |item: &Item, bytes: Bytes<'_>| {
+            let look = move |item: &Item, bytes: Bytes<'_>| {
                 visit(PageId(item.index as u64), content(bytes))
             };
-            move || visit_store(&store, items?, &mut look)
+            job(store, look, |store, look| visit_store(store, items?, u64::MAX, look))
         };
         on_worker(&engine.jobs, engine.mark.is_current().then(work))
     }

@@ -4,28 +4,34 @@
 //! are read into the page cache ahead of the visit; all others are read from the device, past the
 //! page cache, so that a pass over data larger than the budget drops nothing. A direct read of the
 //! kernel writes dirty pages of the range back first: it is as current as a load.
+//!
+//! Where the kernel does not tell what is in the page cache, nothing counts as being there.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_device::{Device, DeviceError};
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use aquifer_vm::Bytes;
 
-use super::{Item, RUN_BYTES, Source};
+use super::{Item, Order, RUN_BYTES, Source};
 use crate::batch::GAP_PAGES;
 use crate::bounce::BouncePool;
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::kernel::KernelFile;
 
-/// Pages whose residency one system call tells.
+/// Most pages whose residency one system call tells.
 const WINDOW_PAGES: u64 = 64;
-/// Share of the budget that visits fill, in percent: less than the drop manager leaves.
-const FILL_PERCENT: u64 = 80;
-/// Reads that are requested together, and twice as many ahead of the visit.
+/// Share of the budget that visits fill, in percent: no more than the drop manager leaves.
+const FILL_PERCENT: u64 = 86;
+/// Most reads that are requested together, and most items in them.
 const ASKED_RUNS: usize = 16;
+const ASKED_ITEMS: usize = 4 << 10;
+/// Requests ahead of the visit.
+const AHEAD: usize = 3;
 
 /// A visit of a kernel-backed mapping.
 pub(crate) struct KernelVisit<'a> {
@@ -33,86 +39,134 @@ pub(crate) struct KernelVisit<'a> {
     /// First page, and whether it and the next ones were in the page cache.
     window: RefCell<(Range<u64>, [u8; WINDOW_PAGES as usize])>,
     scratch: RefCell<Vec<u8>>,
+    /// The system's pages of the last of the cache's pages reserved that are not used yet.
+    reserved: Cell<u64>,
 }
 
 impl<'a> KernelVisit<'a> {
     pub fn new(file: &'a KernelFile) -> KernelVisit<'a> {
         let window = RefCell::new((0..0, [0; WINDOW_PAGES as usize]));
-        KernelVisit { file, window, scratch: RefCell::new(vec![]) }
+        KernelVisit { file, window, scratch: RefCell::new(vec![]), reserved: Cell::new(0) }
     }
 
-    /// Visits as many of the items, which are sorted, as the budget has room for, and leaves their
-    /// pages in the page cache. The others remain in the list.
+    /// Visits items in their order while the budget has room for them, and leaves their pages in
+    /// the page cache. Returns the first item without room; without one, `feed` has ended.
     pub fn visit_what_fits(
         &self,
-        items: &mut Vec<Item>,
+        order: Order,
+        mut feed: impl FnMut() -> Option<Result<Item>>,
         mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
-        let geometry = self.geometry();
-        let mut room = self.room_pages();
-        // Page ranges to read, each with the end of its items.
-        let mut runs: Vec<(Range<u64>, usize)> = vec![];
-        for (index, item) in items.iter().enumerate() {
-            let its = item.pages(geometry);
-            let most = RUN_BYTES / SMALL_PAGE_BYTES as u64;
-            let more = match runs.last_mut() {
-                Some((pages, end))
-                    if its.start <= pages.end + GAP_PAGES && its.end - pages.start <= most =>
-                {
-                    let more = its.end.saturating_sub(pages.end);
-                    (pages.end, *end) = (pages.end.max(its.end), index + 1);
-                    more
+    ) -> Result<ControlFlow<(), Option<Item>>> {
+        let mut batches = VecDeque::new();
+        let mut next = None;
+        let mut has_room = true;
+        loop {
+            while has_room && batches.len() < AHEAD {
+                let batch;
+                (batch, has_room) = self.ask(order, &mut feed, &mut next)?;
+                if batch.is_empty() {
+                    break;
                 }
-                _ => {
-                    if its.end - its.start > room {
-                        break;
-                    }
-                    let more = its.end - its.start;
-                    runs.push((its, index + 1));
-                    more
-                }
-            };
-            room = room.saturating_sub(more);
-        }
-        let page_bytes = SMALL_PAGE_BYTES as u64;
-        let ask = |from: usize| {
-            let to = runs.len().min(from + ASKED_RUNS);
-            let bytes: Vec<Range<u64>> = runs[from..to]
-                .iter()
-                .map(|(pages, _)| {
-                    pages.start * page_bytes..(pages.end * page_bytes).min(geometry.len_bytes)
-                })
-                .collect();
-            self.file.will_need(&bytes);
-            to
-        };
-        let pages: u64 = runs.iter().map(|(pages, _)| pages.end - pages.start).sum();
-        // Until the drop manager counts again. Relaxed: an estimate.
-        self.file.engine().kernel_resident_pages.fetch_add(pages, Ordering::Relaxed);
-        let (mut asked, mut done) = (0, 0);
-        for index in 0..runs.len() {
-            while asked < runs.len() && asked < index + 2 * ASKED_RUNS {
-                asked = ask(asked);
+                batches.push_back(batch);
             }
-            let end = runs[index].1;
-            for item in &items[done..end] {
-                if self.look_in_memory(item, |bytes| visit(item, bytes))?.is_break() {
+            let Some(batch) = batches.pop_front() else {
+                return Ok(ControlFlow::Continue(next));
+            };
+            for item in &batch {
+                let flow = self.look_in_memory(item, |bytes| visit(item, bytes))?;
+                self.check_process()?;
+                if flow.is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }
-            done = end;
         }
-        items.drain(..done);
-        Ok(ControlFlow::Continue(()))
     }
 
-    /// Pages that may come into the page cache.
-    fn room_pages(&self) -> u64 {
-        let engine = self.file.engine();
-        let share = engine.kernel_share_bytes() / SMALL_PAGE_BYTES as u64 * FILL_PERCENT / 100;
-        // Relaxed: an estimate.
-        share.saturating_sub(engine.kernel_resident_pages.load(Ordering::Relaxed))
+    /// Requests the pages of further items; returns the items, and whether there was room for the
+    /// next one. `next` is an item that `feed` has named and that is in no batch yet.
+    fn ask(
+        &self,
+        order: Order,
+        mut feed: impl FnMut() -> Option<Result<Item>>,
+        next: &mut Option<Item>,
+    ) -> Result<(Vec<Item>, bool)> {
+        let geometry = self.geometry();
+        let page_bytes = SMALL_PAGE_BYTES as u64;
+        let (mut items, mut runs) = (vec![], Vec::<Range<u64>>::with_capacity(ASKED_RUNS));
+        let mut has_room = true;
+        while items.len() < ASKED_ITEMS {
+            let item = match next.take() {
+                Some(item) => item,
+                None => {
+                    let named = feed();
+                    self.check_process()?;
+                    match named {
+                        Some(item) => item?,
+                        None => break,
+                    }
+                }
+            };
+            // With `AsRead` those in memory have been visited.
+            if order == Order::AsGiven && self.is_in_memory(&item) {
+                items.push(item);
+                continue;
+            }
+            let its = item.pages(geometry);
+            let joins = |pages: &&mut Range<u64>| {
+                (pages.start..=pages.end + GAP_PAGES).contains(&its.start)
+                    && its.end.max(pages.end) - pages.start <= RUN_BYTES / page_bytes
+            };
+            let is_full = runs.len() == ASKED_RUNS;
+            match runs.last_mut().filter(joins) {
+                Some(pages) if self.reserve(its.end.saturating_sub(pages.end)) => {
+                    pages.end = pages.end.max(its.end);
+                }
+                None if is_full => {
+                    *next = Some(item);
+                    break;
+                }
+                None if self.reserve(its.end - its.start) => runs.push(its),
+                _ => {
+                    *next = Some(item);
+                    has_room = false;
+                    break;
+                }
+            }
+            items.push(item);
+        }
+        let bytes = |pages: &Range<u64>| {
+            pages.start * page_bytes..(pages.end * page_bytes).min(geometry.len_bytes)
+        };
+        self.file.will_need(&runs.iter().map(bytes).collect::<Vec<_>>());
+        Ok((items, has_room))
     }
+
+    /// Counts pages that are about to come into the page cache, if the budget has room for them. The
+    /// drop manager corrects the count when it measures.
+    fn reserve(&self, pages: u64) -> bool {
+        let reserved = self.reserved.get();
+        let more = pages.saturating_sub(reserved).div_ceil(self.cache_page());
+        let engine = self.file.engine();
+        let most =
+            engine.kernel_share_bytes() / engine.options.page_bytes as u64 * FILL_PERCENT / 100;
+        let has_room = more == 0 || add_up_to(&engine.kernel_resident_pages, more, most);
+        if has_room {
+            self.reserved.set(reserved + more * self.cache_page() - pages);
+        }
+        has_room
+    }
+
+    /// The cache's page size, in the system's pages.
+    fn cache_page(&self) -> u64 {
+        (self.file.engine().options.page_bytes / SMALL_PAGE_BYTES) as u64
+    }
+}
+
+/// Adds to a count if that makes it no larger than `most`.
+fn add_up_to(count: &AtomicU64, more: u64, most: u64) -> bool {
+    let sum = |count: u64| Some(count + more).filter(|&sum| sum <= most);
+    // Relaxed: a count, which publishes nothing.
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum).is_ok()
 }
 
 impl Source for KernelVisit<'_> {
@@ -129,11 +183,19 @@ impl Source for KernelVisit<'_> {
     }
 
     fn is_in_memory(&self, item: &Item) -> bool {
+        if !self.file.residency_is_revealed {
+            return false;
+        }
         let pages = item.pages(self.geometry());
         let (window, resident) = &mut *self.window.borrow_mut();
         if pages.start < window.start || pages.end > window.end {
             let first = pages.start;
-            *window = first..(first + WINDOW_PAGES).min(self.geometry().pages());
+            // Each page costs: only where items lie close together the next ones are asked about.
+            let is_close =
+                (window.end.saturating_sub(GAP_PAGES)..=window.end + GAP_PAGES).contains(&first);
+            let next = if is_close { 2 * (window.end - window.start) } else { 0 };
+            let len = next.max(pages.end - first).min(WINDOW_PAGES);
+            *window = first..(first + len).min(self.geometry().pages());
             let len = (window.end - first) as usize * SMALL_PAGE_BYTES;
             let address = self.file.address(first * SMALL_PAGE_BYTES as u64);
             if memory::residency(address, len, resident).is_err() {
@@ -159,6 +221,10 @@ impl Source for KernelVisit<'_> {
         0
     }
 
+    fn is_outdated(&self, _pages: &Range<u64>, _stamp: u64) -> bool {
+        false
+    }
+
     unsafe fn settle(&self, _: u64, _: &Range<u64>, _: u64, _: *mut u8) -> Result<()> {
         Ok(())
     }
@@ -173,11 +239,32 @@ impl Source for KernelVisit<'_> {
         work()
     }
 
+    fn check_process(&self) -> Result<()> {
+        if self.file.engine().mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
+    }
+
     fn failed(&self, page: u64, source: DeviceError) -> CacheError {
         CacheError::Load {
             device: self.file.device.name().to_owned(),
             offset_bytes: self.geometry().offset_of(page),
             source,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_together_reserve_no_more_than_the_room() {
+        let count = AtomicU64::new(7);
+        let reserve =
+            || std::iter::repeat(()).take_while(|()| add_up_to(&count, 3, 30_000)).count();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(reserve)).collect();
+            let reserved: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            assert_eq!(reserved, (30_000 - 7) / 3);
+        });
     }
 }

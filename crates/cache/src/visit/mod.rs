@@ -7,7 +7,7 @@
 //!  ranges ─► sorted ─► in memory? ─ yes ─► visited at once, in place
 //!                          │ no
 //!                          ▼
-//!            runs: neighbours and gaps of up to two pages share a read of up to 128 KiB
+//!            runs: neighbours, and those a page apart, share a read of up to 128 KiB
 //!                          ▼
 //!            device queue, 8 to 64 runs in flight, refilled at every completion
 //!                          ▼
@@ -28,10 +28,16 @@
 //!   each region (`Store::write_backs_ended`), before its pages become Clean. So if a page is
 //!   absent, or in another state in which its bytes equal the device's, and the count is the same
 //!   as before the read, then no write of the page overlapped the read: the buffer is current.
-//! * Otherwise the page's bytes are copied out of its frame; it is loaded if necessary.
+//!   Loading is no such state: a page may be installed for stores a moment before it is Dirty.
+//! * Otherwise the page's bytes are copied out of its frame; it is loaded if necessary. Since loads
+//!   evict, a run whose count has changed is first read a second time.
 //!
-//! So a visit sees every store that happened before the call, and the bytes of a page are those of
-//! one moment during the call, not torn by a write-back.
+//! Each range is settled right before it is visited. So a visit sees every store that happened
+//! before the call, and those that the closure made to ranges that come later.
+//!
+//! # Forks
+//! A child that the closure forks ends the visit with [`CacheError::Forked`]: the reads in flight,
+//! and the pins, are its parent's.
 //!
 //! # Memory
 //! Buffers come from a pool of their own. A caller that finds it empty has runs in flight, or
@@ -41,6 +47,8 @@
 mod interface;
 mod kernel;
 mod store;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub use interface::Visited;
 
@@ -66,6 +74,10 @@ const RUN_BYTES: u64 = 128 << 10;
 /// twice as many a search was no faster.
 const MOST_RUNS: usize = 64;
 const MOST_BYTES: u64 = 8 * RUN_BYTES;
+/// Most items of [`Order::AsGiven`] that wait for their turn, in runs or behind them.
+const MOST_ITEMS: usize = 32 << 10;
+/// Items for which a free run keeps memory.
+const KEPT_ITEMS: usize = 4 << 10;
 /// Buffers of all visits of a cache.
 const BUFFERS: usize = 96;
 
@@ -84,16 +96,15 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// The pieces of a range: it is cut where reads end, so that each piece fits into a buffer.
-    pub fn pieces(index: usize, range: Range<u64>) -> impl Iterator<Item = Item> {
-        let is_whole = range.end - range.start <= ONE_PIECE_BYTES;
-        let mut start = range.start;
-        std::iter::from_fn(move || {
-            let at = start;
-            let cut = if is_whole { range.end } else { (at / RUN_BYTES + 1) * RUN_BYTES };
-            start = cut.min(range.end);
-            (at < start).then_some(Item { index, start: at, end: start })
-        })
+    /// The first piece, and the rest: an item of more than `one_piece` bytes is cut where reads end,
+    /// so that each piece fits into a buffer.
+    fn split(self, one_piece: u64) -> (Item, Option<Item>) {
+        if self.end - self.start <= one_piece {
+            return (self, None);
+        }
+        let cut = ((self.start / RUN_BYTES + 1) * RUN_BYTES).min(self.end);
+        let rest = (cut < self.end).then_some(Item { start: cut, ..self });
+        (Item { end: cut, ..self }, rest)
     }
 
     fn pages(&self, geometry: Geometry) -> Range<u64> {
@@ -115,6 +126,9 @@ pub(crate) trait Source {
 
     /// A number that changes when the device's bytes of these pages may be about to change.
     fn stamp(&self, pages: Range<u64>) -> u64;
+
+    /// Whether a page would be loaded to be settled.
+    fn is_outdated(&self, pages: &Range<u64>, stamp: u64) -> bool;
 
     /// Makes the bytes of `page` in a buffer current, which a read of `pages` placed there.
     ///
@@ -140,6 +154,9 @@ pub(crate) trait Source {
     /// Runs `work`, the caller's code, inside of [`Source::calling`].
     fn outside<T>(&self, work: impl FnOnce() -> T) -> T;
 
+    /// Fails in a child of the process that the visit is of.
+    fn check_process(&self) -> Result<()>;
+
     /// The error of a page that the device did not read.
     fn failed(&self, page: u64, source: DeviceError) -> CacheError;
 }
@@ -160,28 +177,60 @@ pub(crate) fn sort(items: &mut [Item]) {
     }
 }
 
-/// Visits items in memory, and removes them from the list; the others remain, in order.
-pub(crate) fn visit_residents<S: Source>(
-    source: &S,
-    items: &mut Vec<Item>,
-    mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
-) -> Result<ControlFlow<()>> {
-    let mut kept = 0;
-    for index in 0..items.len() {
-        let item = items[index];
-        if !source.is_in_memory(&item) {
-            items[kept] = item;
-            kept += 1;
-        } else if source.look_in_memory(&item, |bytes| visit(&item, bytes))?.is_break() {
-            return Ok(ControlFlow::Break(()));
-        }
+/// The pieces of items; see [`Item::split`].
+pub(crate) fn pieces(
+    one_piece: u64,
+    mut next: impl FnMut() -> Option<Result<Item>>,
+) -> impl FnMut() -> Option<Result<Item>> {
+    let mut rest: Option<Item> = None;
+    move || {
+        let item = match rest.take() {
+            Some(item) => item,
+            None => match next()? {
+                Ok(item) => item,
+                failed => return Some(failed),
+            },
+        };
+        let (piece, left) = item.split(one_piece);
+        rest = left;
+        Some(Ok(piece))
     }
-    items.truncate(kept);
-    Ok(ControlFlow::Continue(()))
 }
 
-/// Visits the items that `feed` names. After a `None` it is asked again when items were visited
-/// since; the visit ends with a `None` while nothing is under way, or when `visit` breaks.
+/// Visits the pieces of items that are in memory. Returns what remains of the items, in order.
+pub(crate) fn visit_residents<S: Source>(
+    source: &S,
+    items: Vec<Item>,
+    one_piece: u64,
+    mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
+) -> Result<ControlFlow<(), Vec<Item>>> {
+    let mut absent: Vec<Item> = vec![];
+    for item in items {
+        let mut rest = Some(item);
+        while let Some(item) = rest {
+            let piece;
+            (piece, rest) = item.split(one_piece);
+            if !source.is_in_memory(&piece) {
+                match absent.last_mut() {
+                    Some(last) if last.index == piece.index && last.end == piece.start => {
+                        last.end = piece.end;
+                    }
+                    _ => absent.push(piece),
+                }
+                continue;
+            }
+            let flow = source.look_in_memory(&piece, |bytes| visit(&piece, bytes))?;
+            source.check_process()?;
+            if flow.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+    }
+    Ok(ControlFlow::Continue(absent))
+}
+
+/// Visits the items that `feed` names. It is asked whenever there is room, also after it returned
+/// `None`; the visit ends with a `None` while nothing is under way, or when `visit` breaks.
 pub(crate) fn visit<S: Source>(
     source: &S,
     order: Order,
@@ -197,8 +246,10 @@ pub(crate) fn visit<S: Source>(
         runs: vec![],
         free_runs: vec![],
         turns: VecDeque::new(),
+        again: vec![],
         in_flight: 0,
         held_bytes: 0,
+        waiting: 0,
         end: None,
     };
     let device = source.device();
@@ -252,6 +303,8 @@ struct Run<'a> {
     buffer: Option<Buffer<'a>>,
     stamp: u64,
     state: Progress,
+    /// Whether it is read for the second time.
+    is_second: bool,
 }
 
 impl Run<'_> {
@@ -278,9 +331,13 @@ struct VisitBatch<'a, S, F, V> {
     free_runs: Vec<usize>,
     /// With [`Order::AsGiven`], the runs that are not visited yet, in order.
     turns: VecDeque<usize>,
+    /// Runs to read a second time; they count as in flight in their state only.
+    again: Vec<usize>,
     in_flight: usize,
     /// Bytes of the runs that are not visited yet.
     held_bytes: u64,
+    /// Items that are not visited yet.
+    waiting: usize,
     end: Option<End>,
 }
 
@@ -295,7 +352,13 @@ where
     fn call<T>(&mut self, code: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let source = self.source;
         match source.outside(|| catch_unwind(AssertUnwindSafe(|| code(self)))) {
-            Ok(value) => Some(value),
+            Ok(value) => match source.check_process() {
+                Ok(()) => Some(value),
+                Err(forked) => {
+                    self.end = Some(End::Failed(forked));
+                    None
+                }
+            },
             Err(payload) => {
                 self.end = Some(End::Panicked(payload));
                 None
@@ -316,8 +379,14 @@ where
     /// A place for a run.
     fn place(&mut self) -> usize {
         self.free_runs.pop().unwrap_or_else(|| {
-            let (pages, items) = (0..0, vec![]);
-            self.runs.push(Run { pages, items, buffer: None, stamp: 0, state: Progress::Idle });
+            self.runs.push(Run {
+                pages: 0..0,
+                items: vec![],
+                buffer: None,
+                stamp: 0,
+                state: Progress::Idle,
+                is_second: false,
+            });
             self.runs.len() - 1
         })
     }
@@ -334,20 +403,52 @@ where
         }
     }
 
+    /// Whether no further item may come. Then something is in flight.
+    fn is_full(&self) -> bool {
+        self.held_bytes >= MOST_BYTES || self.has_enough_items()
+    }
+
+    /// The items of [`Order::AsRead`] are in a list anyway.
+    fn has_enough_items(&self) -> bool {
+        self.order == Order::AsGiven && self.waiting >= MOST_ITEMS
+    }
+
+    /// Adds the pending item to a run.
+    fn take_pending(&mut self, place: usize) {
+        self.runs[place].items.extend(self.pending.take());
+        self.waiting += 1;
+    }
+
+    /// A run of [`Order::AsGiven`] at the end, for items in memory.
+    fn last_in_memory(&mut self) -> usize {
+        if let Some(&last) = self.turns.back()
+            && self.runs[last].state == Progress::InMemory
+        {
+            return last;
+        }
+        let place = self.place();
+        self.runs[place].state = Progress::InMemory;
+        self.turns.push_back(place);
+        place
+    }
+
     /// The next run to read.
     fn begin_run(&mut self) -> Option<usize> {
         let geometry = self.source.geometry();
         loop {
-            if self.end.is_some() || self.held_bytes >= MOST_BYTES {
+            if self.end.is_some() {
+                return None;
+            }
+            if let Some(place) = self.again.pop() {
+                return Some(place);
+            }
+            if self.is_full() {
                 return None;
             }
             let first = self.peek()?;
             if self.order == Order::AsGiven && self.source.is_in_memory(&first) {
-                self.pending = None;
-                let place = self.place();
-                self.runs[place].items.push(first);
-                self.runs[place].state = Progress::InMemory;
-                self.turns.push_back(place);
+                let place = self.last_in_memory();
+                self.take_pending(place);
                 self.take_turns();
                 continue;
             }
@@ -355,10 +456,11 @@ where
             let place = self.place();
             let most = (self.source.buffers().buffer_bytes() / geometry.page_bytes) as u64;
             let mut pages = first.pages(geometry);
-            self.pending = None;
-            self.runs[place].items.push(first);
+            self.take_pending(place);
             let mut last = first.start;
-            while let Some(item) = self.peek() {
+            while !self.has_enough_items()
+                && let Some(item) = self.peek()
+            {
                 let its = item.pages(geometry);
                 if item.start < last
                     || its.start > pages.end + GAP_PAGES
@@ -366,8 +468,7 @@ where
                 {
                     break;
                 }
-                self.pending = None;
-                self.runs[place].items.push(item);
+                self.take_pending(place);
                 last = item.start;
                 pages.end = pages.end.max(its.end);
             }
@@ -377,6 +478,7 @@ where
             run.pages = pages;
             run.buffer = Some(buffer);
             run.state = Progress::InFlight;
+            run.is_second = false;
             if self.order == Order::AsGiven {
                 self.turns.push_back(place);
             }
@@ -412,7 +514,9 @@ where
             }
         }
         self.held_bytes -= self.source.geometry().offset_of(pages.end - pages.start);
+        self.waiting -= items.len();
         items.clear();
+        items.shrink_to(KEPT_ITEMS);
         self.runs[place].items = items;
         self.free_runs.push(place);
     }
@@ -427,34 +531,34 @@ where
     ) -> Result<ControlFlow<()>> {
         let source = self.source;
         let geometry = source.geometry();
-        if let Some(data) = data {
-            let at = |page: u64| data.wrapping_add(geometry.offset_of(page - pages.start) as usize);
-            let mut from = pages.start;
-            for item in items {
-                let its = item.pages(geometry);
-                let wanted = its.start.max(from)..its.end.max(from);
-                for page in wanted.clone() {
-                    // SAFETY: the buffer holds `pages`, and belongs to this run.
-                    unsafe { source.settle(page, pages, stamp, at(page)) }?;
-                }
-                if !wanted.is_empty() {
-                    from = wanted.end;
-                    // SAFETY: as above; a page that was not current is not absent.
-                    unsafe { source.keep(wanted.clone(), pages, stamp, at(wanted.start)) };
-                }
-            }
-        }
+        let mut kept = pages.start;
         for item in items {
             let flow = match data {
                 Some(data) => {
+                    let at = |page: u64| {
+                        data.wrapping_add(geometry.offset_of(page - pages.start) as usize)
+                    };
+                    let its = item.pages(geometry);
+                    // Again for a page of several items: the closure may have stored to it.
+                    for page in its.clone() {
+                        // SAFETY: the buffer holds `pages`, and belongs to this run.
+                        unsafe { source.settle(page, pages, stamp, at(page)) }?;
+                    }
+                    let new = its.start.max(kept)..its.end;
+                    if !new.is_empty() {
+                        kept = new.end;
+                        // SAFETY: as above; a page that was not current is not absent.
+                        unsafe { source.keep(new.clone(), pages, stamp, at(new.start)) };
+                    }
                     let at = (item.start - geometry.offset_of(pages.start)) as usize;
                     let len = (item.end - item.start) as usize;
-                    // SAFETY: inside the buffer, which nothing changes until the run is freed.
+                    // SAFETY: inside the buffer, which nothing changes during the call.
                     let bytes = unsafe { Bytes::new(data.wrapping_add(at), len) };
                     (self.visit)(item, bytes)
                 }
                 None => source.look_in_memory(item, |bytes| (self.visit)(item, bytes))?,
             };
+            source.check_process()?;
             if flow.is_break() {
                 return Ok(flow);
             }
@@ -499,6 +603,12 @@ where
             let memory = run.buffer.as_mut().expect("a run that is read has a buffer").as_ptr();
             // SAFETY: inside the buffer, and the transfer has ended.
             unsafe { std::ptr::write_bytes(memory.add(wanted), 0, whole - wanted) };
+        }
+        if is_read && !run.is_second && self.source.is_outdated(&run.pages, run.stamp) {
+            run.is_second = true;
+            run.stamp = self.source.stamp(run.pages.clone());
+            self.again.push(place);
+            return;
         }
         run.state = if is_read { Progress::Read } else { Progress::InMemory };
         match self.order {

@@ -24,8 +24,9 @@ struct Pins<'a, M: PageMemory> {
 
 impl<M: PageMemory> Drop for Pins<'_, M> {
     fn drop(&mut self) {
-        for page in self.pages.clone() {
-            self.store.unpin(page);
+        // In a child of a fork the page words are wiped.
+        if self.store.engine.mark.is_current() {
+            self.pages.clone().for_each(|page| self.store.unpin(page));
         }
     }
 }
@@ -112,6 +113,13 @@ impl<M: PageMemory> Source for Store<M> {
         if first == last { ended(first) } else { ended(first) << 32 | ended(last) }
     }
 
+    fn is_outdated(&self, pages: &Range<u64>, stamp: u64) -> bool {
+        self.stamp(pages.clone()) != stamp
+            && pages
+                .clone()
+                .any(|page| matches!(self.seen(page).state(), State::Absent | State::Probation))
+    }
+
     unsafe fn settle(
         &self,
         page: u64,
@@ -123,7 +131,7 @@ impl<M: PageMemory> Source for Store<M> {
         // sees them Clean, or evicted, also sees the count.
         let equals_device = matches!(
             self.seen(page).state(),
-            State::Absent | State::Probation | State::Loading | State::Clean | State::Evicting
+            State::Absent | State::Probation | State::Clean | State::Evicting
         );
         if equals_device && self.stamp(pages.clone()) == stamp {
             return Ok(());
@@ -166,6 +174,10 @@ impl<M: PageMemory> Source for Store<M> {
 
     fn outside<T>(&self, work: impl FnOnce() -> T) -> T {
         duties::outside(work)
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.engine.mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
     }
 
     fn failed(&self, page: u64, source: DeviceError) -> CacheError {

@@ -106,6 +106,38 @@ impl Device for Hooked {
     }
 }
 
+/// A device that calls a closure when a read has been made, before it is reported.
+pub struct Late<F> {
+    pub inner: MemoryDevice,
+    pub read: F,
+}
+
+impl<F: Fn(u64) + Send + Sync + 'static> Device for Late<F> {
+    fn name(&self) -> &str {
+        "late"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.inner.len_bytes()
+    }
+    fn is_writable(&self) -> bool {
+        true
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        let got = self.inner.read_at(offset_bytes, buffer)?;
+        (self.read)(offset_bytes);
+        Ok(got)
+    }
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(offset_bytes, buffer)
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        self.inner.sync()
+    }
+    fn access_path(&self) -> String {
+        "memory".into()
+    }
+}
+
 /// A wrapper that a cache treats as a different device: for tests that compare two interfaces over
 /// the same bytes, which a cache refuses if one of them may write.
 pub fn unrelated(device: Arc<dyn Device>) -> Arc<Hooked> {

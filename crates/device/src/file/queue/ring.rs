@@ -5,8 +5,15 @@
 //! cheapest modes of io_uring (single issuer, deferred task work) bind a ring to the thread that
 //! created it. At most [`LARGEST_KEPT`] rings are kept in the process; beyond that a thread creates
 //! a ring for one batch and drops it, so that a program with a thousand threads does not use a
-//! thousand descriptors. A ring inherited through `fork` is dropped, which closes only the child's
-//! copy of it, and created anew.
+//! thousand descriptors.
+//!
+//! # Forks
+//! A forked child does not have its parent's rings: their memory is not inherited, so a child cannot
+//! change the parent's queues, and a ring that is dropped in a child only closes its descriptor. The
+//! memory's addresses may belong to another mapping there.
+//!
+//! A batch may run code of an application, and that may fork: in the child [`run`] then returns with
+//! its transfers not completed.
 //!
 //! # Loop
 //! ```text
@@ -16,7 +23,8 @@
 //!                                         └── short or interrupted: its next leg goes in again
 //! ```
 //! Waiting for an eighth instead of one completion reaps several per system call while seven
-//! eighths of the queue stay busy.
+//! eighths of the queue stay busy. A batch may work for long on a completion: then further requests
+//! are submitted before the next completion is reported, so that the queue does not run empty.
 //!
 //! # Invariants
 //! * A slot is occupied from the push of its first leg until its transfer has ended; it has exactly
@@ -26,9 +34,11 @@
 //!   freed.
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use io_uring::{Builder, IoUring, opcode, squeue, types};
 
@@ -42,6 +52,9 @@ const LARGEST_KEPT: usize = 64;
 /// Entries of the usual ring; deeper batches create a larger one.
 const USUAL_ENTRIES: usize = 64;
 
+/// Work of a batch on its completions after which further requests are submitted.
+const LONG_WORK: Duration = Duration::from_micros(50);
+
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -52,9 +65,28 @@ thread_local! {
 pub(super) struct NoRing;
 
 struct Ring {
-    ring: IoUring,
+    ring: ManuallyDrop<IoUring>,
     entries: usize,
     generation: u64,
+}
+
+impl Ring {
+    /// Whether the calling process created it.
+    fn is_own(&self) -> bool {
+        self.generation == fork::generation()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.is_own() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        } else {
+            // SAFETY: the child's copy of the descriptor, which only the ring used.
+            unsafe { libc::close(self.ring.as_raw_fd()) };
+        }
+    }
 }
 
 /// A ring kept by a thread, counted in [`KEPT`] until it is used or dropped.
@@ -107,16 +139,16 @@ fn make(entries: usize) -> std::io::Result<Ring> {
     let generation = fork::generation();
     let builders: [fn() -> Builder; 3] = [
         // 6.1: completions are processed by this thread when it enters the kernel, all at once.
-        || IoUring::builder().setup_single_issuer().setup_defer_taskrun().clone(),
+        || IoUring::builder().dontfork().setup_single_issuer().setup_defer_taskrun().clone(),
         // 5.19: at least the thread is not interrupted for each completion.
-        || IoUring::builder().setup_coop_taskrun().clone(),
-        IoUring::builder,
+        || IoUring::builder().dontfork().setup_coop_taskrun().clone(),
+        || IoUring::builder().dontfork().clone(),
     ];
     let mut refused = std::io::Error::from_raw_os_error(libc::EINVAL);
     for builder in builders {
         match builder().build(entries as u32) {
             Ok(ring) => {
-                return Ok(Ring { ring, entries, generation });
+                return Ok(Ring { ring: ManuallyDrop::new(ring), entries, generation });
             }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
             Err(error) => return Err(error),
@@ -129,7 +161,7 @@ fn make(entries: usize) -> std::io::Result<Ring> {
 fn take(depth: usize) -> Option<Ring> {
     let kept = RING.try_with(Cell::take).ok().flatten();
     if let Some(KeptRing { ring, .. }) = kept
-        && ring.generation == fork::generation()
+        && ring.is_own()
         && ring.entries >= depth
     {
         return Some(ring);
@@ -148,16 +180,17 @@ fn keep(ring: Ring) {
     }
 }
 
-/// Runs a batch; fails if no ring is available.
+/// Runs a batch; fails if no ring is available. Returns at once in a child that the batch forked.
 pub(super) fn run(file: &FileState, batch: &mut dyn Batch, depth: usize) -> Result<(), NoRing> {
     let Some(mut ring) = take(depth) else {
         return Err(NoRing);
     };
-    let mut flight = Flight::new(&mut ring.ring, depth);
+    let mut flight = Flight::new(&mut ring, depth);
     let mut reaped = Vec::with_capacity(depth);
+    let mut ended = Vec::with_capacity(depth);
     loop {
         flight.fill(file, batch);
-        if flight.in_flight == 0 {
+        if flight.in_flight == 0 || !flight.ring.is_own() {
             break;
         }
         if flight.enter(flight.in_flight / 8).is_err() {
@@ -168,14 +201,30 @@ pub(super) fn run(file: &FileState, batch: &mut dyn Batch, depth: usize) -> Resu
             return Err(NoRing);
         }
         flight.reap(&mut reaped);
-        for (slot, result) in reaped.drain(..) {
-            if let Some((tag, result)) = flight.advance(file, slot, result) {
-                batch.complete(tag, result);
+        let advanced =
+            reaped.drain(..).filter_map(|(slot, result)| flight.advance(file, slot, result));
+        ended.extend(advanced);
+        let mut submitted = Instant::now();
+        let mut reported = ended.drain(..).peekable();
+        while let Some((tag, result)) = reported.next() {
+            batch.complete(tag, result);
+            if !flight.ring.is_own() {
+                return Ok(());
+            }
+            if reported.peek().is_some() && submitted.elapsed() > LONG_WORK {
+                flight.fill(file, batch);
+                if !flight.ring.is_own() {
+                    return Ok(());
+                }
+                flight.submit();
+                submitted = Instant::now();
             }
         }
     }
     drop(flight);
-    keep(ring);
+    if ring.is_own() {
+        keep(ring);
+    }
     Ok(())
 }
 
@@ -187,7 +236,7 @@ struct Slot {
 
 /// The transfers of one batch that are in the ring.
 struct Flight<'ring> {
-    ring: &'ring mut IoUring,
+    ring: &'ring mut Ring,
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     /// Occupied slots.
@@ -198,7 +247,7 @@ struct Flight<'ring> {
 }
 
 impl<'ring> Flight<'ring> {
-    fn new(ring: &'ring mut IoUring, depth: usize) -> Self {
+    fn new(ring: &'ring mut Ring, depth: usize) -> Self {
         Flight {
             ring,
             slots: (0..depth).map(|_| None).collect(),
@@ -208,10 +257,13 @@ impl<'ring> Flight<'ring> {
         }
     }
 
-    /// Takes requests while slots are free.
+    /// Takes requests while slots are free, and until the batch has forked.
     fn fill(&mut self, file: &FileState, batch: &mut dyn Batch) {
         while let Some(&slot) = self.free.last() {
             let Some(request) = batch.next() else { return };
+            if !self.ring.is_own() {
+                return;
+            }
             match Transfer::begin(file, &request) {
                 Begun::Ended(result) => batch.complete(request.tag, result),
                 Begun::Going(transfer) => {
@@ -239,14 +291,19 @@ impl<'ring> Flight<'ring> {
         // SAFETY: the leg's memory is valid until its transfer ends (contract of `Batch`), the
         // file's descriptors live as long as `file`, and `Flight` waits for the leg before either
         // is dropped.
-        let pushed = unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) };
+        let pushed = unsafe { self.ring.ring.submission().push(&entry.user_data(slot as u64)) };
         pushed.expect("a ring has at least as many entries as a flight has slots");
         self.pending_legs += 1;
     }
 
+    /// Submits pushed legs without waiting. What the kernel does not take now, the next enter submits.
+    fn submit(&mut self) {
+        let _ = self.ring.ring.submit();
+    }
+
     /// Submits all pushed legs and waits for at least `wanted.max(1)` completions.
     fn enter(&mut self, wanted: usize) -> std::io::Result<()> {
-        match self.ring.submit_and_wait(wanted.max(1)) {
+        match self.ring.ring.submit_and_wait(wanted.max(1)) {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
                 // Interrupted, or the kernel needs completions reaped or memory first: the caller
@@ -260,7 +317,7 @@ impl<'ring> Flight<'ring> {
     /// Collects completions, so that the batch can be called without borrowing the queue.
     fn reap(&mut self, reaped: &mut Vec<(usize, Result<usize, i32>)>) {
         let before = reaped.len();
-        reaped.extend(self.ring.completion().map(|entry| {
+        reaped.extend(self.ring.ring.completion().map(|entry| {
             let result = entry.result();
             (entry.user_data() as usize, usize::try_from(result).map_err(|_| -result))
         }));
@@ -295,7 +352,7 @@ impl<'ring> Flight<'ring> {
 
     /// Returns the number of legs that the kernel has not taken.
     fn unsubmitted(&mut self) -> usize {
-        self.ring.submission().len()
+        self.ring.ring.submission().len()
     }
 
     /// After a failed enter: performs the legs that the kernel has not taken with blocking calls.
@@ -315,8 +372,12 @@ impl<'ring> Flight<'ring> {
 }
 
 impl Drop for Flight<'_> {
-    /// Waits for everything in flight. There is something only if the batch panicked.
+    /// Waits for everything in flight. There is something only if the batch panicked, or in a child,
+    /// whose parent waits.
     fn drop(&mut self) {
+        if !self.ring.is_own() {
+            return;
+        }
         let mut reaped = Vec::new();
         while self.pending_legs > 0 {
             if self.enter(1).is_err() {

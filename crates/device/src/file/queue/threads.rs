@@ -10,12 +10,14 @@
 //! ```
 //!
 //! A forked child has the pool's memory but not its threads, and a lock in it may be held by a
-//! thread that does not exist in the child: it leaks that pool and creates its own.
+//! thread that does not exist in the child: it leaks that pool and creates its own. A child that a
+//! batch forks leaks the batch's inbox as well.
 //!
 //! Lock order: a pool's queue and a batch's inbox are never held together, nor across a system call
 //! or a call to the batch.
 
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -55,14 +57,23 @@ struct Inbox {
     has_results: Condvar,
 }
 
-/// Runs a batch on the pool; on the calling thread if no thread can be started.
+/// Runs a batch on the pool; on the calling thread if no thread can be started. Returns at once in a
+/// child that the batch forked: its transfers are not completed.
 pub(super) fn run(file: &Arc<FileState>, batch: &mut dyn Batch, depth: usize) {
     let pool = pool();
     let depth = depth.min(pool.ensure_threads(depth));
-    let mut flight = Flight { inbox: Arc::default(), in_flight: 0, arrived: Vec::new() };
+    let mut flight = Flight {
+        inbox: ManuallyDrop::default(),
+        in_flight: 0,
+        arrived: Vec::new(),
+        generation: pool.generation,
+    };
     loop {
         while flight.in_flight < depth.max(1) {
             let Some(request) = batch.next() else { break };
+            if flight.is_inherited() {
+                return;
+            }
             match Transfer::begin(file, &request) {
                 Begun::Ended(result) => batch.complete(request.tag, result),
                 Begun::Going(transfer) if depth == 0 => {
@@ -79,25 +90,36 @@ pub(super) fn run(file: &Arc<FileState>, batch: &mut dyn Batch, depth: usize) {
                 }
             }
         }
-        if flight.in_flight == 0 {
+        if flight.in_flight == 0 || flight.is_inherited() {
             return;
         }
         flight.wait();
         while let Some((tag, result)) = flight.arrived.pop() {
             batch.complete(tag, result);
+            if flight.is_inherited() {
+                return;
+            }
         }
     }
 }
 
 /// The transfers of one batch that are in the pool.
 struct Flight {
-    inbox: Arc<Inbox>,
+    /// In a child a worker that does not exist there may hold its lock: it is leaked.
+    inbox: ManuallyDrop<Arc<Inbox>>,
     in_flight: usize,
     /// Taken out of the inbox, not yet reported to the batch.
     arrived: Vec<(u64, TransferResult)>,
+    /// The process that started it.
+    generation: u64,
 }
 
 impl Flight {
+    /// Whether this process is a child that the batch forked.
+    fn is_inherited(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
     /// Waits for at least one result and takes all available.
     fn wait(&mut self) {
         let mut results = lock(&self.inbox.results);
@@ -111,12 +133,18 @@ impl Flight {
 }
 
 impl Drop for Flight {
-    /// Waits for everything in flight. There is something only if the batch panicked.
+    /// Waits for everything in flight. There is something only if the batch panicked, or in a child,
+    /// whose parent waits.
     fn drop(&mut self) {
+        if self.is_inherited() {
+            return;
+        }
         while self.in_flight > 0 {
             self.arrived.clear();
             self.wait();
         }
+        // SAFETY: dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.inbox) };
     }
 }
 
