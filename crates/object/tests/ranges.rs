@@ -1,5 +1,7 @@
 //! psync of named ranges: exactly their bytes become durable, and all others wait for the next psync.
 
+#![allow(clippy::single_range_in_vec_init, reason = "one range is a list of ranges here")]
+
 mod support;
 
 use std::ops::Range;
