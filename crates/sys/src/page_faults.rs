@@ -197,6 +197,25 @@ pub fn faults_of_process() -> u64 {
     usage.ru_minflt as u64 + usage.ru_majflt as u64
 }
 
+/// Whether a thread of this process may be between the account of a fault and its record, where it
+/// does not sleep: `false` if it sleeps or has ended. Faults accounted before the call are then
+/// recorded, and visible to the next [`FaultLog::take`].
+pub fn may_be_recording(thread: libc::pid_t) -> bool {
+    let Ok(stat) = std::fs::read(format!("/proc/self/task/{thread}/stat")) else { return false };
+    // The name before the state is in parentheses, and may contain any byte.
+    let behind_name = stat.iter().rposition(|&byte| byte == b')').map(|at| at + 2);
+    let state = behind_name.and_then(|at| stat.get(at).copied());
+    // The log's head is loaded after this.
+    std::sync::atomic::fence(Ordering::SeqCst);
+    !matches!(state, Some(b'S' | b'D' | b'Z' | b'X'))
+}
+
+/// The calling thread, by the kernel's number.
+pub fn this_thread() -> libc::pid_t {
+    // SAFETY: returns the calling thread's number.
+    unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t }
+}
+
 /// The threads of this process, by the kernel's numbers.
 ///
 /// # Errors
@@ -215,13 +234,13 @@ mod tests {
 
     #[test]
     fn faults_of_user_mode_are_recorded_and_those_of_system_calls_are_only_counted() {
-        // SAFETY: returns the calling thread's number.
-        let this = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
+        let this = this_thread();
         let mut log = match FaultLog::open(this) {
             Ok(log) => log,
             Err(error) => return println!("skipped: {error}"),
         };
         assert!(threads().unwrap().contains(&this));
+        assert!(may_be_recording(this));
         let pages = 3000;
         let base = memory::map_anonymous(pages * SMALL_PAGE_BYTES).unwrap();
         // SAFETY: our own mapping.
@@ -270,11 +289,15 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         let (go_on, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            // SAFETY: returns the calling thread's number.
-            sender.send(unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t).unwrap();
+            sender.send(this_thread()).unwrap();
             told.recv().unwrap();
         });
-        let log = FaultLog::open(receiver.recv().unwrap());
+        let number = receiver.recv().unwrap();
+        let log = FaultLog::open(number);
+        // It will sleep.
+        while may_be_recording(number) {
+            std::thread::yield_now();
+        }
         go_on.send(()).unwrap();
         thread.join().unwrap();
         match log {

@@ -169,7 +169,7 @@ pub struct DirtyTracker {
     scan: Option<Scan>,
     /// Scans of all pages.
     complete_scans: u64,
-    /// Where a scan may look; `None` when comparing.
+    /// Where a scan need not look; `None` when comparing, and for short ranges.
     faulted: Option<FaultedPages>,
     /// Whether PAGEMAP_SCAN may be used to find private pages when comparing.
     scans_private: bool,
@@ -230,7 +230,9 @@ impl DirtyTracker {
             map,
             mark: ProcessMark::new(),
             scan: (form == TrackerForm::Scan).then(|| Scan::new(range)),
-            faulted: (form == TrackerForm::Scan).then(|| FaultedPages::new(range.addresses())),
+            faulted: (form == TrackerForm::Scan)
+                .then(|| FaultedPages::new(range.addresses()))
+                .flatten(),
             complete_scans: 0,
             known: PageBits::new(range.pages),
             pending: Vec::new(),

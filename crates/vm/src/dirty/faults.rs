@@ -22,7 +22,10 @@
 //! * *The check* takes the logs first and reads `F` after that. It holds if `F = R + unrecorded`.
 //!   Faults in between can only make `F` larger, and the check fail.
 //! * *The start* reads `F` first and takes the logs after that: `unrecorded = F − R` is at most `M`
-//!   at that time. Faults in between can only make it smaller, and the next check fail.
+//!   at that time. Faults in between can only make it smaller, and the next check fail. A thread
+//!   that is between the account of a fault and its record would make it larger. It does not sleep
+//!   there, so between the two steps every other thread with a log must be found asleep, or ended;
+//!   otherwise the start is put off to the next take.
 //! * So if the check holds, `M` now is at most `M` at the start, and equal: no fault was without a
 //!   record since then. The scan of all pages that belongs to the start comes after it, and finds
 //!   what was stored before.
@@ -31,9 +34,13 @@
 //!   during the take is left for the next take as before, and its record too, or it was taken out
 //!   of the log by this take, whose scan then comes after the page was made writable, and finds it.
 //!
-//! It does not matter which threads have logs, whether they ended, or why a record is missing. All
-//! that costs is a scan of all pages. Logs are opened once several takes in a row were incomplete,
-//! for all threads there are then, and closed if that does not help.
+//! Apart from starts, it does not matter which threads have logs, whether they ended, or why a record is missing. All
+//! that costs is a scan of all pages.
+//!
+//! # When faults are recorded
+//! A record makes a fault 0.35 µs slower, which pays if takes find few pages. So logs are opened on
+//! trial, for all threads there are then, and closed again if a number of takes in a row scanned all
+//! pages nevertheless. The pauses until the next trial grow.
 //!
 //! # What is not seen
 //! Faults that another process or a thread of the kernel takes for this memory
@@ -53,27 +60,57 @@ use aquifer_sys::page_faults::{self, FaultLog};
 
 use crate::fork::{NotInherited, PerProcess};
 
-/// The most pages to scan one by one: a scan of everything is cheaper above that.
-const MOST_PAGES: usize = 64;
+/// To record the fault of a page and scan the page alone takes about as long as a scan of this many
+/// pages.
+const PAGES_OF_A_SCAN: usize = 256;
+/// The most pages to scan one by one, half of what a log has room for.
+const MOST_PAGES: usize = 1024;
 /// The most threads with logs.
 const MOST_THREADS: usize = 32;
+/// Takes before the first trial.
+const FIRST_PAUSE: u32 = 3;
+/// Takes between the first trials, if they fail; each further pause is four times as long.
+const SHORTEST_PAUSE: u32 = 64;
+const LONGEST_PAUSE: u32 = 1 << 14;
+/// A trial ends after this many takes in a row that scanned all pages.
+const MOST_MISSES: u32 = 16;
+/// After this many such takes there may be new threads.
+const MISSES_OF_NEW_THREADS: u32 = 4;
 /// After this many takes a tracker scans everything.
 pub(super) const TAKES_BETWEEN_SCANS: u32 = 256;
 
-#[derive(Default)]
 struct State {
     watched: Vec<Watched>,
     /// Faults taken out of logs.
     recorded: u64,
-    /// Faults without a record at the last start, or fewer.
-    unrecorded: u64,
+    /// Faults without a record at the last start, or fewer; `None` if it was put off.
+    unrecorded: Option<u64>,
     /// Raised by each start: trackers that have not scanned everything since must do so.
     starts: u64,
-    /// Takes in a row for which faults were missing.
+    /// Takes in a row that scanned all pages, in this trial.
     misses: u32,
+    /// Takes until the next trial, and then until the one after it.
+    pause: u32,
+    next_pause: u32,
     is_refused: bool,
     /// By the first address of the tracked range.
     trackers: BTreeMap<usize, Found>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            watched: Vec::new(),
+            recorded: 0,
+            unrecorded: None,
+            starts: 0,
+            misses: 0,
+            pause: FIRST_PAUSE,
+            next_pause: SHORTEST_PAUSE,
+            is_refused: false,
+            trackers: BTreeMap::new(),
+        }
+    }
 }
 
 struct Watched {
@@ -86,8 +123,10 @@ struct Watched {
 /// The faults in one tracked range.
 struct Found {
     end: usize,
-    /// First addresses of pages; more than [`MOST_PAGES`] if there were more.
+    /// First addresses of pages; more than `most_pages` if there were more.
     pages: Vec<usize>,
+    /// With more pages than this a scan of everything is cheaper.
+    most_pages: usize,
     starts: u64,
     takes: u32,
 }
@@ -106,7 +145,7 @@ impl State {
             *recorded += one.log.take(|address| {
                 let below = trackers.range_mut(..=address).next_back();
                 if let Some((_, found)) = below.filter(|(_, found)| address < found.end)
-                    && found.pages.len() <= MOST_PAGES
+                    && found.pages.len() <= found.most_pages
                 {
                     let page = address / SMALL_PAGE_BYTES * SMALL_PAGE_BYTES;
                     if found.pages.last() != Some(&page) {
@@ -119,39 +158,56 @@ impl State {
 
     /// Whether every fault since the last start was recorded.
     fn is_complete(&mut self) -> bool {
-        if self.watched.is_empty() {
-            return false;
-        }
         self.take_logs();
+        let Some(unrecorded) = self.unrecorded else { return false };
         // Read behind the logs: see the module's documentation.
-        page_faults::faults_of_process() == self.recorded + self.unrecorded
+        page_faults::faults_of_process() == self.recorded + unrecorded
     }
 
     fn start(&mut self) {
         // Read before the logs: see the module's documentation.
         let faults = page_faults::faults_of_process();
+        let caller = page_faults::this_thread();
+        let mut others = self.watched.iter().filter(|one| one.thread != caller);
+        let is_put_off = others.any(|one| page_faults::may_be_recording(one.thread));
         self.take_logs();
-        self.unrecorded = faults.saturating_sub(self.recorded);
+        self.unrecorded = (!is_put_off).then(|| faults.saturating_sub(self.recorded));
         self.starts += 1;
     }
 
-    /// Opens and closes logs, at takes that are further and further apart.
-    fn reconsider(&mut self) {
-        self.misses = self.misses.saturating_add(1);
-        if self.is_refused || !self.misses.is_power_of_two() {
+    /// Opens and closes logs. `is_useful` tells whether this take need not scan all pages.
+    fn reconsider(&mut self, is_useful: bool) {
+        if self.is_refused {
             return;
         }
-        match self.misses.trailing_zeros() {
-            // The 4th in a row, the 64th, the 1024th.
-            2 | 6 | 10 => self.watch(),
-            // The 16th, the 256th, the 4096th: without use, they only make faults slower.
-            4 | 8 | 12 => self.watched.clear(),
-            _ => {}
+        if self.watched.is_empty() {
+            match self.pause.checked_sub(1) {
+                Some(rest) => self.pause = rest,
+                None => self.watch(),
+            }
+        } else if is_useful {
+            self.misses = 0;
+            self.next_pause = SHORTEST_PAUSE;
+        } else {
+            self.misses += 1;
+            match self.misses {
+                MISSES_OF_NEW_THREADS => self.watch(),
+                MOST_MISSES => {
+                    self.watched.clear();
+                    self.unrecorded = None;
+                    self.misses = 0;
+                    self.pause = self.next_pause;
+                    self.next_pause = (4 * self.next_pause).min(LONGEST_PAUSE);
+                }
+                _ => {}
+            }
         }
     }
 
-    /// Opens a log for each thread that has none.
+    /// Opens a log for each thread that has none. A start must follow: a new log may get the record
+    /// of a fault that was accounted before.
     fn watch(&mut self) {
+        self.unrecorded = None;
         self.watched.retain(|one| !one.log.has_ended());
         for thread in page_faults::threads().unwrap_or_default() {
             let is_new = self.watched.iter().all(|one| one.thread != thread);
@@ -165,12 +221,10 @@ impl State {
                 }
                 // It has ended.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(_) => {
-                    self.is_refused = self.watched.is_empty();
-                    return;
-                }
+                Err(_) => break,
             }
         }
+        self.is_refused = self.watched.is_empty();
     }
 }
 
@@ -181,11 +235,22 @@ pub(super) struct FaultedPages {
 }
 
 impl FaultedPages {
-    /// Registers a range of addresses, which no other tracker has.
-    pub fn new(addresses: Range<usize>) -> FaultedPages {
-        let found = Found { end: addresses.end, pages: Vec::new(), starts: 0, takes: 0 };
+    /// Registers a range of addresses, which no other tracker has. `None` if scanning all of it is
+    /// cheap.
+    pub fn new(addresses: Range<usize>) -> Option<FaultedPages> {
+        let most_pages = addresses.len() / SMALL_PAGE_BYTES / PAGES_OF_A_SCAN;
+        if most_pages < 2 {
+            return None;
+        }
+        let found = Found {
+            end: addresses.end,
+            pages: Vec::new(),
+            most_pages: most_pages.min(MOST_PAGES),
+            starts: 0,
+            takes: 0,
+        };
         state().trackers.insert(addresses.start, found);
-        FaultedPages { start: addresses.start }
+        Some(FaultedPages { start: addresses.start })
     }
 
     /// Returns the pages (first addresses, ascending) to scan for the stores since the last take;
@@ -193,25 +258,17 @@ impl FaultedPages {
     pub fn take(&self) -> Option<Vec<usize>> {
         let mut state = state();
         let is_complete = state.is_complete();
-        if is_complete {
-            state.misses = 0;
-        } else {
-            if !state.is_refused {
-                state.reconsider();
-            }
-            if !state.watched.is_empty() {
-                state.start();
-            }
-        }
-        let has_logs = !state.watched.is_empty();
-        let starts = state.starts;
         let found = state.trackers.get_mut(&self.start)?;
         let mut pages = std::mem::take(&mut found.pages);
-        let is_known = is_complete
-            && found.starts == starts
-            && found.takes < TAKES_BETWEEN_SCANS
-            && pages.len() <= MOST_PAGES;
-        if is_known {
+        let is_useful = is_complete && pages.len() <= found.most_pages;
+        state.reconsider(is_useful);
+        let has_logs = !state.watched.is_empty();
+        if !is_complete && has_logs {
+            state.start();
+        }
+        let starts = state.starts;
+        let found = state.trackers.get_mut(&self.start)?;
+        if is_useful && found.starts == starts && found.takes < TAKES_BETWEEN_SCANS {
             found.takes += 1;
             pages.sort_unstable();
             pages.dedup();
