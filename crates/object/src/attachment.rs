@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_pool::format::PAGE_BYTES;
+use aquifer_vm::dirty::Stores;
 
 use crate::access::Access;
 use crate::attach::Attached;
@@ -14,7 +15,6 @@ use crate::error::{ObjectError, Result};
 use crate::heap::ObjectHeap;
 use crate::name::ObjectName;
 use crate::psync;
-use crate::writing::Stores;
 
 /// An attached object; detached when dropped.
 ///
@@ -156,8 +156,8 @@ impl Attachment {
     /// As for [`Attachment::psync`].
     ///
     /// # Safety
-    /// No thread stores to the object during the call, and no reference through which that could
-    /// happen is alive.
+    /// No thread stores to the object during the call, by a system call neither, and no reference
+    /// through which that could happen is alive.
     pub unsafe fn psync_shared(&self) -> Result<()> {
         psync::psync(&[&self.attached], Stores::Excluded)
     }

@@ -35,7 +35,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_pool::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches, PoolError};
-use aquifer_vm::dirty::PageRun;
+use aquifer_vm::dirty::{PageRun, Stores};
 
 use crate::access::Access;
 use crate::attach::{Attached, Held};
@@ -47,7 +47,7 @@ use crate::memory::Object;
 use crate::ranges::NamedRanges;
 use crate::shadow;
 use crate::shared::Shared;
-use crate::writing::{Stores, Writing};
+use crate::writing::Writing;
 
 /// How often a blocking psync retries to commit the pages of failed earlier commits.
 const ATTEMPTS: usize = 3;

@@ -14,7 +14,7 @@ use aquifer_sys::page_faults::FaultLog;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use aquifer_vm::dirty::{DirtyTracker, TrackedKind, TrackerForm};
+use aquifer_vm::dirty::{DirtyTracker, Stores, TrackedKind, TrackerForm};
 use aquifer_vm::fixed::{FixedRange, random_base};
 
 const PAGE: usize = 4096;
@@ -55,9 +55,9 @@ impl Tracked {
         self.range.address().addr() + page * PAGE
     }
 
-    fn take(&mut self, what: &str) {
+    fn take(&mut self, what: &str, stores: Stores) {
         let mut runs = Vec::new();
-        self.tracker.take(&mut |_| true, &mut runs).unwrap();
+        self.tracker.take(stores, &mut |_| true, &mut runs).unwrap();
         let taken: BTreeSet<usize> =
             runs.iter().flat_map(|run| run.pages()).map(|page| page.0 as usize).collect();
         let lost: Vec<_> = self.stored.difference(&taken).collect();
@@ -103,7 +103,12 @@ impl Storing {
 
 #[test]
 fn child() {
-    child::play(&[("permitted", permitted), ("refused", refused), ("ends", ends)]);
+    child::play(&[
+        ("permitted", permitted),
+        ("refused", refused),
+        ("ends", ends),
+        ("uncounted", uncounted),
+    ]);
 }
 
 #[test]
@@ -122,6 +127,11 @@ fn no_store_is_lost_where_recording_is_refused_later() {
     child::succeeds("ends");
 }
 
+#[test]
+fn no_store_is_lost_where_counting_is_refused() {
+    child::succeeds("uncounted");
+}
+
 fn permitted() {
     let (narrow, takes) = store_and_take();
     if FaultLog::open(0).is_ok() {
@@ -131,6 +141,15 @@ fn permitted() {
 
 fn refused() {
     if forbid(libc::SYS_perf_event_open, libc::EPERM) {
+        let (narrow, takes) = store_and_take();
+        assert!(takes > 0 && narrow == 0);
+    }
+}
+
+/// Without the kernel's count no take knows that all faults were recorded.
+fn uncounted() {
+    store_and_take();
+    if forbid(libc::SYS_getrusage, libc::EPERM) {
         let (narrow, takes) = store_and_take();
         assert!(takes > 0 && narrow == 0);
     }
@@ -246,10 +265,13 @@ fn store_and_take() -> (usize, usize) {
         }
         for one in &mut both {
             if rng.chance(0.8) {
+                let stores = if rng.chance(0.1) { Stores::InProgress } else { Stores::Excluded };
                 let before = one.tracker.complete_scans();
-                one.take(&what);
+                one.take(&what, stores);
+                let is_narrow = one.tracker.complete_scans() == before;
+                assert!(!is_narrow || stores == Stores::Excluded, "{what}");
                 takes += 1;
-                narrow += usize::from(one.tracker.complete_scans() == before);
+                narrow += usize::from(is_narrow);
             }
         }
     }
