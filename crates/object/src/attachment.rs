@@ -223,8 +223,11 @@ impl Attachment {
     ///
     /// # Errors
     /// [`ObjectError::OutsideObject`] for a range that is not one of the object's;
-    /// [`ObjectError::HoldsHeap`], because a heap is consistent only as a whole. As for
-    /// [`Attachment::psync`]. After any of these, the bytes are in memory as before, and the next
+    /// [`ObjectError::HoldsHeap`], because a heap is consistent only as a whole;
+    /// [`PoolError::TooLargeForLog`](aquifer_pool::PoolError::TooLargeForLog) if the named parts of
+    /// pages exceed half the log, or if the whole pages exceed a quarter of it and lie in more runs
+    /// than a record has room for: name fewer, or call [`Attachment::psync`], which has no limit. As
+    /// for [`Attachment::psync`]. After any of these, the bytes are in memory as before, and the next
     /// psync that covers them commits them.
     pub fn psync_ranges(&mut self, ranges: &[Range<u64>]) -> Result<()> {
         // SAFETY: `self` is borrowed mutably, so no reference into the object is alive.

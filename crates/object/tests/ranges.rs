@@ -187,6 +187,26 @@ fn scattered_pages_that_do_not_fit_into_the_log_are_refused() {
     object.detach().unwrap();
 }
 
+/// Parts of pages are not put aside: they must fit into half the log.
+#[test]
+fn parts_of_pages_that_do_not_fit_into_the_log_are_refused() {
+    let (media, objects) = created(64 << 10);
+    let mut object = objects.attach_mut("object").unwrap();
+    object.as_mut_slice().unwrap().fill(3);
+    let parts = |pages: u64| -> Vec<_> { (0..pages).map(|n| n * 4096..n * 4096 + 4088).collect() };
+    let error = object.psync_ranges(&parts(10)).unwrap_err();
+    assert!(matches!(error, ObjectError::Pool(PoolError::TooLargeForLog { .. })), "{error}");
+    assert!(survivor(&media).iter().all(|&byte| byte == 0));
+    // More than is put aside of whole pages, and less than half the log.
+    object.psync_ranges(&parts(7)).unwrap();
+    let found = survivor(&media);
+    let is_named = |at: usize| at < 7 * PAGE && at % PAGE < 4088;
+    assert!((0..PAGES * PAGE).all(|at| found[at] == if is_named(at) { 3 } else { 0 }));
+    object.psync().unwrap();
+    assert!(survivor(&media).iter().all(|&byte| byte == 3));
+    object.detach().unwrap();
+}
+
 #[test]
 fn bytes_whose_commit_failed_are_part_of_the_next_psync() {
     let (media, objects) = created(1 << 20);
