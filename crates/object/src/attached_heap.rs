@@ -10,13 +10,14 @@
 use std::marker::PhantomData;
 use std::ops::Deref;
 
+use aquifer_vm::dirty::Stores;
+
 use crate::access::Access;
 use crate::attach::Attached;
 use crate::attachment::Attachment;
 use crate::error::{ObjectError, Result};
 use crate::heap::{HeapError, ObjectHeap, Placement, Scope};
 use crate::psync;
-use crate::writing::Stores;
 
 /// The heap in an attached object, borrowed from the attachment:
 ///
@@ -121,7 +122,7 @@ impl<'h> ScopePsync<'h, '_> {
     /// # Errors
     /// As for [`Attachment::psync`].
     pub fn psync(&self, scope: &mut Scope<'h>) -> Result<()> {
-        scope.quiesced(|| psync::psync(&[self.attached], Stores::OutOfReach)).map_err(|source| {
+        scope.quiesced(|| psync::psync(&[self.attached], Stores::InProgress)).map_err(|source| {
             ObjectError::Heap { name: self.attached.object.name_text(), source }
         })?
     }

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_pool::format::PAGE_BYTES;
+use aquifer_vm::dirty::Stores;
 
 use crate::access::Access;
 use crate::attach::Attached;
@@ -14,7 +15,6 @@ use crate::error::{ObjectError, Result};
 use crate::heap::ObjectHeap;
 use crate::name::ObjectName;
 use crate::psync;
-use crate::writing::Stores;
 
 /// An attached object; detached when dropped.
 ///
@@ -156,8 +156,8 @@ impl Attachment {
     /// As for [`Attachment::psync`].
     ///
     /// # Safety
-    /// No thread stores to the object during the call, and no reference through which that could
-    /// happen is alive.
+    /// No thread stores to the object during the call, by a system call neither, and no reference
+    /// through which that could happen is alive.
     pub unsafe fn psync_shared(&self) -> Result<()> {
         psync::psync(&[&self.attached], Stores::Excluded)
     }
@@ -223,8 +223,11 @@ impl Attachment {
     ///
     /// # Errors
     /// [`ObjectError::OutsideObject`] for a range that is not one of the object's;
-    /// [`ObjectError::HoldsHeap`], because a heap is consistent only as a whole. As for
-    /// [`Attachment::psync`]. After any of these, the bytes are in memory as before, and the next
+    /// [`ObjectError::HoldsHeap`], because a heap is consistent only as a whole;
+    /// [`PoolError::TooLargeForLog`](aquifer_pool::PoolError::TooLargeForLog) if the named parts of
+    /// pages exceed half the log, or if the whole pages exceed a quarter of it and lie in more runs
+    /// than a record has room for: name fewer, or call [`Attachment::psync`], which has no limit. As
+    /// for [`Attachment::psync`]. After any of these, the bytes are in memory as before, and the next
     /// psync that covers them commits them.
     pub fn psync_ranges(&mut self, ranges: &[Range<u64>]) -> Result<()> {
         // SAFETY: `self` is borrowed mutably, so no reference into the object is alive.

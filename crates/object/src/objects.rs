@@ -9,6 +9,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::Inode;
 use aquifer_pool::{Holder, Pool};
 use aquifer_vm::ProcessMark;
+use aquifer_vm::dirty::Stores;
 
 use crate::access::Access;
 use crate::attach::Attached;
@@ -21,7 +22,6 @@ use crate::options::ObjectOptions;
 use crate::psync;
 use crate::shared::{Shared, content};
 use crate::states::{ObjectState, Unapplied};
-use crate::writing::Stores;
 
 /// The objects of an open pool. Cheap to clone; can be shared between threads.
 #[derive(Clone)]

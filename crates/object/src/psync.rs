@@ -35,7 +35,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_pool::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches, PoolError};
-use aquifer_vm::dirty::PageRun;
+use aquifer_vm::dirty::{PageRun, Stores};
 
 use crate::access::Access;
 use crate::attach::{Attached, Held};
@@ -47,7 +47,7 @@ use crate::memory::Object;
 use crate::ranges::NamedRanges;
 use crate::shadow;
 use crate::shared::Shared;
-use crate::writing::{Stores, Writing};
+use crate::writing::Writing;
 
 /// How often a blocking psync retries to commit the pages of failed earlier commits.
 const ATTEMPTS: usize = 3;
@@ -155,7 +155,13 @@ fn begin(parts: &mut [Part<'_>], what: What<'_>) -> Result<Option<Commit>> {
         return Ok(None);
     }
     let sizes: Vec<u64> = parts.iter_mut().map(|part| part.writing().changes.len_bytes()).collect();
-    let is_aside = shadow::too_large(&sizes, pool.max_commit_bytes());
+    let mut is_aside = shadow::too_large(&sizes, pool.max_commit_bytes());
+    if let What::Named(_) = what {
+        // Parts of pages are not put aside: the other bytes of the pages were not named.
+        for (part, is_aside) in parts.iter_mut().zip(&mut is_aside) {
+            *is_aside &= !part.writing().changes.whole.is_empty();
+        }
+    }
     let most_entries =
         shadow::most_entries(pool, is_aside.iter().filter(|is_aside| **is_aside).count());
     let mut copied: Vec<CommitCopied> = Vec::new();

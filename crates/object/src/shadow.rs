@@ -206,14 +206,13 @@ mod tests {
     use aquifer_crashkit::{CrashMedia, Trigger};
     use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
     use aquifer_pool::{Pool, PoolOptions};
-    use aquifer_vm::dirty::PageIndex;
+    use aquifer_vm::dirty::{PageIndex, Stores};
 
     use super::*;
     use crate::access::Access;
     use crate::attach::Attached;
     use crate::psync::psync;
     use crate::psync::tests::PANICS;
-    use crate::writing::Stores;
     use crate::{ObjectOptions, Objects};
 
     #[test]
@@ -313,7 +312,7 @@ mod tests {
         let log = objects.pool().layout().log();
         let gate = media.hold(Trigger::on(MediaOperation::WriteDurable).within(log));
         std::thread::scope(|scope| {
-            let committing = scope.spawn(|| psync(&[&attached], Stores::OutOfReach));
+            let committing = scope.spawn(|| psync(&[&attached], Stores::InProgress));
             gate.wait_until_reached();
             fill(&attached, CLEAN, 2, 8);
             gate.open();

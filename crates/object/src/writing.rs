@@ -9,23 +9,13 @@
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_sys::memory::copy_racy;
 use aquifer_vm::DirtyTracker;
-use aquifer_vm::dirty::{PageIndex, PageRun};
+use aquifer_vm::dirty::{PageIndex, PageRun, Stores};
 
 use crate::base::{Bases, Changes, Page};
 use crate::error::{ObjectError, Result, text};
 use crate::memory::Object;
 use crate::ranges::NamedRanges;
 use crate::shadow::Shadow;
-
-/// Whether other threads may store to the objects during a capture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stores {
-    /// No stores: guaranteed by the caller.
-    Excluded,
-    /// Only to memory that is unreachable in the object. Private copies are not dropped then: a
-    /// store between comparing a page and dropping it would be lost.
-    OutOfReach,
-}
 
 /// The writing side of an attachment.
 pub(crate) struct Writing {
@@ -51,13 +41,17 @@ pub(crate) struct Writing {
 impl Writing {
     /// Takes the pages stored to since the last capture, and those of failed commits, into
     /// `captured`. An error loses no page.
+    ///
+    /// With [`Stores::InProgress`], other threads store only to memory that is unreachable in the
+    /// object. Private copies are not dropped then: a store between comparing a page and dropping it
+    /// would be lost.
     pub fn collect(&mut self, object: &Object, stores: Stores) -> Result<()> {
         // Not empty if the last capture panicked.
         self.give_back();
         self.trim(object, stores);
         let mut last = LastCommit::new(object, self.last_lsn);
         self.tracker
-            .take(&mut |page| last.differs(page), &mut self.captured)
+            .take(stores, &mut |page| last.differs(page), &mut self.captured)
             .map_err(|source| ObjectError::Memory { name: text(&object.name), source })
     }
 

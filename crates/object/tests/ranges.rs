@@ -1,5 +1,7 @@
 //! psync of named ranges: exactly their bytes become durable, and all others wait for the next psync.
 
+#![allow(clippy::single_range_in_vec_init, reason = "one range is a list of ranges here")]
+
 mod support;
 
 use std::ops::Range;
@@ -180,6 +182,26 @@ fn scattered_pages_that_do_not_fit_into_the_log_are_refused() {
     for (page, bytes) in found.chunks(PAGE).enumerate() {
         assert!(bytes == [if is_named(page) { 3 } else { 0 }; PAGE], "page {page}");
     }
+    object.psync().unwrap();
+    assert!(survivor(&media).iter().all(|&byte| byte == 3));
+    object.detach().unwrap();
+}
+
+/// Parts of pages are not put aside: they must fit into half the log.
+#[test]
+fn parts_of_pages_that_do_not_fit_into_the_log_are_refused() {
+    let (media, objects) = created(64 << 10);
+    let mut object = objects.attach_mut("object").unwrap();
+    object.as_mut_slice().unwrap().fill(3);
+    let parts = |pages: u64| -> Vec<_> { (0..pages).map(|n| n * 4096..n * 4096 + 4088).collect() };
+    let error = object.psync_ranges(&parts(10)).unwrap_err();
+    assert!(matches!(error, ObjectError::Pool(PoolError::TooLargeForLog { .. })), "{error}");
+    assert!(survivor(&media).iter().all(|&byte| byte == 0));
+    // More than is put aside of whole pages, and less than half the log.
+    object.psync_ranges(&parts(7)).unwrap();
+    let found = survivor(&media);
+    let is_named = |at: usize| at < 7 * PAGE && at % PAGE < 4088;
+    assert!((0..PAGES * PAGE).all(|at| found[at] == if is_named(at) { 3 } else { 0 }));
     object.psync().unwrap();
     assert!(survivor(&media).iter().all(|&byte| byte == 3));
     object.detach().unwrap();

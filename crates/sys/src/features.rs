@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use linux_raw_sys::general as raw;
 
 use crate::memory::{self, Advice, Protection, Range, SMALL_PAGE_BYTES};
-use crate::page_faults::FaultLog;
+use crate::page_faults::{self, FaultLog};
 use crate::pagemap::Pagemap;
 use crate::pkey;
 use crate::uffd::{Delivery, Uffd};
@@ -228,7 +228,7 @@ pub fn probe_all() -> Vec<Probe> {
         probe(
             "perf_event_open, page faults",
             "a psync scans the pages that faulted; otherwise the whole object",
-            FaultLog::open(0).map(|_| String::new()),
+            FaultLog::open(page_faults::this_thread()).map(|_| String::new()),
         ),
         probe(
             "MADV_POPULATE_READ",

@@ -15,7 +15,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::check;
 use crate::memory::{self, Protection, SMALL_PAGE_BYTES};
@@ -63,6 +63,7 @@ const LOG_BYTES: usize = SMALL_PAGE_BYTES + RING_BYTES;
 /// It must not be dropped in a forked child, where its memory is not mapped.
 #[derive(Debug)]
 pub struct FaultLog {
+    thread: libc::pid_t,
     minor: OwnedFd,
     major: OwnedFd,
     /// The kernel's page, and the ring behind it.
@@ -102,12 +103,27 @@ fn open(config: u64, thread: libc::pid_t) -> io::Result<OwnedFd> {
 }
 
 impl FaultLog {
-    /// Records the faults of a thread of this process from now on; 0 is the calling thread.
+    /// Records the faults of a thread of this process from now on.
     ///
     /// # Errors
     /// `EACCES` or `EPERM` where the system forbids it (`kernel.perf_event_paranoid` above 2, a
-    /// system call filter), `ENOSYS` where the kernel lacks it, `ESRCH` if the thread has ended.
+    /// system call filter), `ENOSYS` where the kernel lacks it, `ESRCH` if the thread has ended or
+    /// belongs to another process.
     pub fn open(thread: libc::pid_t) -> io::Result<FaultLog> {
+        let log = FaultLog::of_number(thread)?;
+        // The thread may have ended before the call, and its number passed to another process's.
+        // The events are of the thread that has the number, as long as that thread has not ended.
+        let this = std::process::id();
+        // SAFETY: signal 0 is not sent; it checks that the thread belongs to this process.
+        check(unsafe { libc::syscall(libc::SYS_tgkill, this, thread, 0) })?;
+        if log.has_ended() {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        Ok(log)
+    }
+
+    /// A log of a thread of any process of this user.
+    fn of_number(thread: libc::pid_t) -> io::Result<FaultLog> {
         let minor = open(PERF_COUNT_SW_PAGE_FAULTS_MIN, thread)?;
         let memory = memory::map_file(LOG_BYTES, Protection::ReadWrite, minor.as_fd(), 0)?;
         let major = open(PERF_COUNT_SW_PAGE_FAULTS_MAJ, thread).and_then(|major| {
@@ -117,7 +133,7 @@ impl FaultLog {
             Ok(major)
         });
         match major {
-            Ok(major) => Ok(FaultLog { minor, major, memory, tail: 0 }),
+            Ok(major) => Ok(FaultLog { thread, minor, major, memory, tail: 0 }),
             Err(error) => {
                 // SAFETY: mapped above, and no other code has its address.
                 unsafe { memory::unmap(memory, LOG_BYTES) }?;
@@ -131,12 +147,36 @@ impl FaultLog {
         [self.minor.as_fd(), self.major.as_fd()]
     }
 
+    /// The thread, by the kernel's number.
+    pub fn thread(&self) -> libc::pid_t {
+        self.thread
+    }
+
     /// Whether the thread has ended.
     pub fn has_ended(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.minor.as_raw_fd(), events: 0, revents: 0 };
-        // SAFETY: one structure on this stack.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0
+        // Either event is enough: the kernel ends all events of a thread before it frees the number.
+        self.descriptors().iter().any(|event| {
+            let mut poll = libc::pollfd { fd: event.as_raw_fd(), events: 0, revents: 0 };
+            // SAFETY: one structure on this stack.
+            let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+            ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0
+        })
+    }
+
+    /// Whether the thread may be between the account of a fault and its record. The kernel does not
+    /// sleep there, so this is `false` for the calling thread, and for one that is seen asleep or has
+    /// ended: then all faults that the kernel accounted to it before the call are recorded, and
+    /// visible to the next [`FaultLog::take`]. `true` if that cannot be determined.
+    pub fn may_be_recording(&self) -> bool {
+        if self.thread == this_thread() {
+            return false;
+        }
+        let state = std::fs::read(format!("/proc/self/task/{}/stat", self.thread))
+            .ok()
+            .and_then(|stat| state_in(&stat));
+        // The log's head is loaded after this.
+        fence(Ordering::SeqCst);
+        !matches!(state, Some(b'S' | b'D' | b'Z' | b'X')) && !self.has_ended()
     }
 
     fn position(&self, field: usize) -> &AtomicU64 {
@@ -188,20 +228,40 @@ impl Drop for FaultLog {
 
 /// The number of page faults, minor and major, that the kernel has accounted to the threads of this
 /// process, ended ones included. It never decreases.
-pub fn faults_of_process() -> u64 {
+///
+/// # Errors
+/// Those of a system call filter that refuses `getrusage`.
+pub fn faults_of_process() -> io::Result<u64> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: fills in the structure on this stack; it cannot fail with these arguments.
-    unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
-    // SAFETY: filled in above.
+    // SAFETY: fills in the structure on this stack.
+    check(unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) }.into())?;
+    // SAFETY: filled in above, because the call succeeded.
     let usage = unsafe { usage.assume_init() };
-    usage.ru_minflt as u64 + usage.ru_majflt as u64
+    Ok(usage.ru_minflt as u64 + usage.ru_majflt as u64)
+}
+
+/// The state of a thread in its `stat` file.
+fn state_in(stat: &[u8]) -> Option<u8> {
+    // The name before the state is in parentheses, and may contain any byte.
+    let end_of_name = stat.iter().rposition(|&byte| byte == b')')?;
+    stat.get(end_of_name + 2).copied()
+}
+
+/// The calling thread, by the kernel's number.
+pub fn this_thread() -> libc::pid_t {
+    // SAFETY: returns the calling thread's number.
+    unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t }
 }
 
 /// The threads of this process, by the kernel's numbers.
 ///
 /// # Errors
-/// Those of reading `/proc/self/task`.
+/// Those of reading `/proc`; also if it numbers threads as another PID namespace does.
 pub fn threads() -> io::Result<Vec<libc::pid_t>> {
+    let this = format!("{}/task/{}", std::process::id(), this_thread());
+    if std::fs::read_link("/proc/thread-self")?.as_os_str() != this.as_str() {
+        return Err(io::Error::other("/proc belongs to another PID namespace"));
+    }
     let entries = std::fs::read_dir("/proc/self/task")?;
     let number = |entry: io::Result<std::fs::DirEntry>| {
         entry.ok()?.file_name().to_str()?.parse::<libc::pid_t>().ok()
@@ -215,8 +275,7 @@ mod tests {
 
     #[test]
     fn faults_of_user_mode_are_recorded_and_those_of_system_calls_are_only_counted() {
-        // SAFETY: returns the calling thread's number.
-        let this = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
+        let this = this_thread();
         let mut log = match FaultLog::open(this) {
             Ok(log) => log,
             Err(error) => return println!("skipped: {error}"),
@@ -246,14 +305,14 @@ mod tests {
         assert_eq!(taken(&mut log), (10..500).collect::<Vec<_>>());
         (10..500).for_each(touch);
         assert_eq!(taken(&mut log), []);
-        let before = faults_of_process();
+        let before = faults_of_process().unwrap();
         let mut zero = std::fs::File::open("/dev/zero").unwrap();
         // SAFETY: a page of the mapping, to which no other reference exists.
         let place =
             unsafe { std::slice::from_raw_parts_mut(base.add(700 * SMALL_PAGE_BYTES), 4096) };
         std::io::Read::read_exact(&mut zero, place).unwrap();
         assert_eq!(taken(&mut log), []);
-        assert!(faults_of_process() > before);
+        assert!(faults_of_process().unwrap() > before);
         // More than there is room for.
         (800..pages).for_each(touch);
         let found = taken(&mut log).len();
@@ -270,11 +329,17 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         let (go_on, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            // SAFETY: returns the calling thread's number.
-            sender.send(unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t).unwrap();
+            sender.send(this_thread()).unwrap();
             told.recv().unwrap();
         });
         let log = FaultLog::open(receiver.recv().unwrap());
+        if let Ok(log) = &log {
+            // It will sleep.
+            while log.may_be_recording() {
+                std::thread::yield_now();
+            }
+            assert!(!log.has_ended());
+        }
         go_on.send(()).unwrap();
         thread.join().unwrap();
         match log {
@@ -284,8 +349,54 @@ mod tests {
                 while !log.has_ended() {
                     std::thread::yield_now();
                 }
+                assert!(!log.may_be_recording());
                 log.take(|_| ());
             }
         }
+    }
+
+    #[test]
+    fn a_thread_that_runs_may_be_recording() {
+        let ends = std::sync::atomic::AtomicBool::new(false);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                sender.send(this_thread()).unwrap();
+                while !ends.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let log = FaultLog::open(receiver.recv().unwrap());
+            // It may still be sleeping in the call of `send`.
+            while log.as_ref().is_ok_and(|log| !log.may_be_recording()) {
+                std::thread::yield_now();
+            }
+            ends.store(true, Ordering::Relaxed);
+            match log.and_then(|_| FaultLog::open(this_thread())) {
+                Ok(own) => assert!(!own.may_be_recording()),
+                Err(error) => println!("skipped: {error}"),
+            }
+        });
+    }
+
+    #[test]
+    fn threads_of_other_processes_get_no_log() {
+        if let Err(error) = FaultLog::open(this_thread()) {
+            return println!("skipped: {error}");
+        }
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let number = other.id() as libc::pid_t;
+        let refused = FaultLog::open(number).unwrap_err();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let refused = refused.raw_os_error().unwrap();
+        assert!([libc::ESRCH, libc::EACCES, libc::EPERM].contains(&refused), "{refused}");
+    }
+
+    #[test]
+    fn the_state_of_a_thread_follows_its_name() {
+        assert_eq!(state_in(b"12 (a) R (b)) S 1 12"), Some(b'S'));
+        assert_eq!(state_in(b"12 (a)"), None);
+        assert_eq!(state_in(b""), None);
     }
 }

@@ -12,7 +12,8 @@
 //!   this way brings in one page per fault where an ordinary one brings in many, so only pieces of
 //!   2 MiB in which stores happen are tracked, from the first take after the first store on: see
 //!   `pieces` for when, `scan` for how. Where the system lets the process record its own page faults
-//!   (`perf_event_open`), a take scans only the pages at which there were any: see `faults`.
+//!   (`perf_event_open`), a take during which no store is in progress scans only the pages at which
+//!   there were any: see `faults`.
 //! * [`Compare`](TrackerForm::Compare) works everywhere: the caller compares pages that have a
 //!   private copy with the content of the last commit. It costs one comparison per private page and
 //!   take.
@@ -23,13 +24,15 @@
 //!
 //! # Guarantees
 //! * A store that happened before a take began is reported by it or by an earlier one.
-//! * A store that races with a take is reported by this one or by the next.
+//! * A store that races with a take is reported by this one or by the next. The caller says so
+//!   ([`Stores::InProgress`]).
 //! * `Scan` reports pages that were stored to, `Compare` pages whose content differs. Neither
 //!   reports a page that was only loaded.
 //! * Stores by system calls count like any other, once the call has returned. During an
 //!   asynchronous read into the object with O_DIRECT, the device stores without using the page
 //!   tables: a later take may not report that page.
-//! * Stores by other processes, such as a debugger's, are reported by one of the next 256 takes.
+//! * Stores by other processes, such as a debugger's, are reported by one of the next 256 takes with
+//!   [`Stores::Excluded`], or by the next with [`Stores::InProgress`].
 //!
 //! # Restrictions
 //! The tracker owns the mapping's page tables: no other code drops pages of it, registers it with a
@@ -37,7 +40,7 @@
 //! after it is the caller's task. A tracker is inert in a forked child and must not be used there.
 //!
 //! ```
-//! use aquifer_vm::dirty::{DirtyTracker, PageRun, TrackedKind};
+//! use aquifer_vm::dirty::{DirtyTracker, PageRun, Stores, TrackedKind};
 //! use aquifer_vm::fixed::{FixedRange, random_base};
 //!
 //! # fn main() -> Result<(), aquifer_vm::VmError> {
@@ -53,7 +56,7 @@
 //! let mut stored = Vec::new();
 //! // Nothing was committed before, so every page that holds data has changed.
 //! let mut is_changed = |page| [2, 3, 7].map(aquifer_vm::PageIndex).contains(&page);
-//! tracker.take(&mut is_changed, &mut stored)?;
+//! tracker.take(Stores::Excluded, &mut is_changed, &mut stored)?;
 //! assert_eq!(stored, [PageRun::new(2..4), PageRun::new(7..8)]);
 //! # Ok(())
 //! # }
@@ -138,6 +141,18 @@ pub enum TrackedKind {
     Anonymous,
 }
 
+/// Whether threads may be storing to the mapping during a take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stores {
+    /// The caller guarantees that no thread is in a store to the mapping, nor in a system call that
+    /// stores to it or makes its pages writable (`mlock`, `MADV_POPULATE_WRITE`). A take may then
+    /// scan only pages with recorded faults. If the guarantee is broken, a store that happened before
+    /// the take may be reported late, by one of the next 256.
+    Excluded,
+    /// Threads may be storing. A take scans all pages.
+    InProgress,
+}
+
 fn tracking(doing: &'static str, source: io::Error) -> VmError {
     VmError::Tracking { doing, source }
 }
@@ -169,7 +184,8 @@ pub struct DirtyTracker {
     scan: Option<Scan>,
     /// Scans of all pages.
     complete_scans: u64,
-    /// Where a scan may look; `None` when comparing.
+    /// Where scans need not look; `None` when comparing, for short ranges, and before the first take
+    /// with stores excluded.
     faulted: Option<FaultedPages>,
     /// Whether PAGEMAP_SCAN may be used to find private pages when comparing.
     scans_private: bool,
@@ -230,7 +246,7 @@ impl DirtyTracker {
             map,
             mark: ProcessMark::new(),
             scan: (form == TrackerForm::Scan).then(|| Scan::new(range)),
-            faulted: (form == TrackerForm::Scan).then(|| FaultedPages::new(range.addresses())),
+            faulted: None,
             complete_scans: 0,
             known: PageBits::new(range.pages),
             pending: Vec::new(),
@@ -248,7 +264,7 @@ impl DirtyTracker {
         self.range.pages
     }
 
-    /// How many takes had to scan all pages. The others knew from page faults where stores may have
+    /// How many takes scanned all pages. The others knew from page faults where stores may have
     /// happened.
     pub fn complete_scans(&self) -> u64 {
         self.complete_scans
@@ -262,16 +278,17 @@ impl DirtyTracker {
     /// them. From then on they are tracked anew. After an error nothing is lost: the next take
     /// reports all of them.
     ///
-    /// `is_changed` returns whether a page differs from the last commit. It is called for pages
+    /// `stores` says whether threads may be storing meanwhile. `is_changed` returns whether a page differs from the last commit. It is called for pages
     /// with a private copy when comparing, and rarely when scanning. If it cannot tell, it returns
     /// true.
     pub fn take(
         &mut self,
+        stores: Stores,
         is_changed: &mut dyn FnMut(PageIndex) -> bool,
         out: &mut Vec<PageRun>,
     ) -> Result<(), VmError> {
         self.check_process()?;
-        self.collect(is_changed)?;
+        self.collect(stores, is_changed)?;
         out.clear();
         runs::normalise(&mut self.pending);
         out.append(&mut self.pending);
@@ -279,10 +296,23 @@ impl DirtyTracker {
     }
 
     /// Adds the pages stored to since the last call to `pending`.
-    fn collect(&mut self, is_changed: &mut dyn FnMut(PageIndex) -> bool) -> Result<(), VmError> {
+    fn collect(
+        &mut self,
+        stores: Stores,
+        is_changed: &mut dyn FnMut(PageIndex) -> bool,
+    ) -> Result<(), VmError> {
         if let Some(scan) = &mut self.scan {
+            let faulted = match stores {
+                Stores::Excluded => {
+                    if self.faulted.is_none() {
+                        self.faulted = FaultedPages::new(self.range.addresses());
+                    }
+                    self.faulted.as_ref().and_then(FaultedPages::take)
+                }
+                Stores::InProgress => None,
+            };
             let (map, known, found) = (&*self.map, &mut self.known, &mut self.pending);
-            let result = match self.faulted.as_ref().and_then(FaultedPages::take) {
+            let result = match faulted {
                 Some(pages) => {
                     let mut runs = Vec::with_capacity(pages.len());
                     for start in pages {
@@ -352,7 +382,7 @@ impl DirtyTracker {
     pub fn reset_baseline(&mut self) -> Result<(), VmError> {
         self.check_process()?;
         if self.scan.is_some() {
-            self.collect(&mut |_| false)?;
+            self.collect(Stores::InProgress, &mut |_| false)?;
         }
         self.pending.clear();
         Ok(())

@@ -1,7 +1,7 @@
 //! Takes that scan only pages with recorded faults: no store is lost, whichever thread makes it, and
 //! whatever becomes of its record.
 //!
-//! One test in a process of its own, because every thread of a process counts.
+//! Each test is a process of its own, because every thread of a process counts.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,9 +10,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use aquifer_sys::memory::Protection;
+use aquifer_sys::page_faults::FaultLog;
 use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use aquifer_vm::dirty::{DirtyTracker, TrackedKind, TrackerForm};
+use aquifer_vm::dirty::{DirtyTracker, Stores, TrackedKind, TrackerForm};
 use aquifer_vm::fixed::{FixedRange, random_base};
 
 const PAGE: usize = 4096;
@@ -53,9 +55,9 @@ impl Tracked {
         self.range.address().addr() + page * PAGE
     }
 
-    fn take(&mut self, what: &str) {
+    fn take(&mut self, what: &str, stores: Stores) {
         let mut runs = Vec::new();
-        self.tracker.take(&mut |_| true, &mut runs).unwrap();
+        self.tracker.take(stores, &mut |_| true, &mut runs).unwrap();
         let taken: BTreeSet<usize> =
             runs.iter().flat_map(|run| run.pages()).map(|page| page.0 as usize).collect();
         let lost: Vec<_> = self.stored.difference(&taken).collect();
@@ -100,9 +102,102 @@ impl Storing {
 }
 
 #[test]
+fn child() {
+    child::play(&[
+        ("permitted", permitted),
+        ("refused", refused),
+        ("ends", ends),
+        ("uncounted", uncounted),
+    ]);
+}
+
+#[test]
 fn no_store_is_lost() {
+    child::succeeds("permitted");
+}
+
+#[test]
+fn no_store_is_lost_where_recording_is_refused() {
+    child::succeeds("refused");
+}
+
+/// Threads that start after a sandbox was entered have no logs.
+#[test]
+fn no_store_is_lost_where_recording_is_refused_later() {
+    child::succeeds("ends");
+}
+
+#[test]
+fn no_store_is_lost_where_counting_is_refused() {
+    child::succeeds("uncounted");
+}
+
+fn permitted() {
+    let (narrow, takes) = store_and_take();
+    if FaultLog::open(0).is_ok() {
+        assert!(narrow > takes / 4, "{narrow} of {takes}");
+    }
+}
+
+fn refused() {
+    if forbid(libc::SYS_perf_event_open, libc::EPERM) {
+        let (narrow, takes) = store_and_take();
+        assert!(takes > 0 && narrow == 0);
+    }
+}
+
+/// Without the kernel's count no take knows that all faults were recorded.
+fn uncounted() {
+    store_and_take();
+    if forbid(libc::SYS_getrusage, libc::EPERM) {
+        let (narrow, takes) = store_and_take();
+        assert!(takes > 0 && narrow == 0);
+    }
+}
+
+fn ends() {
+    store_and_take();
+    if forbid(libc::SYS_perf_event_open, libc::EACCES) {
+        store_and_take();
+    }
+}
+
+/// Lets the calling thread, and those that it starts, make no such call.
+fn forbid(call: libc::c_long, errno: i32) -> bool {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let filter = [
+        // The number of the call is the first word of what a filter sees.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            jt: 0,
+            jf: 1,
+            k: call as u32,
+        },
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: no memory is involved.
+    let privileged = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0;
+    // SAFETY: `program` and `filter` outlive the call, which copies them.
+    let is_forbidden = !privileged
+        && unsafe {
+            let mode = libc::SECCOMP_MODE_FILTER;
+            libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program, 0, 0) == 0
+        };
+    if !is_forbidden {
+        println!("skipped: cannot install a seccomp filter");
+    }
+    is_forbidden
+}
+
+/// Stores in all ways, and takes. Returns how many takes scanned only pages with faults, and how
+/// many there were.
+fn store_and_take() -> (usize, usize) {
     if let Err(error) = TrackerForm::Scan.available() {
-        return println!("skipped: {error}");
+        println!("skipped: {error}");
+        return (1, 1);
     }
     let seed = seed(1);
     let mut rng = Rng::new(seed);
@@ -155,7 +250,7 @@ fn no_store_is_lost() {
                 // SAFETY: waits for the child made above.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             }
-            _ if kind % 2 == 0 => store(&addresses),
+            _ if kind.is_multiple_of(2) => store(&addresses),
             _ => {
                 let thread = &threads[rng.below(threads.len() as u64) as usize];
                 thread.orders.send(addresses).unwrap();
@@ -170,18 +265,17 @@ fn no_store_is_lost() {
         }
         for one in &mut both {
             if rng.chance(0.8) {
+                let stores = if rng.chance(0.1) { Stores::InProgress } else { Stores::Excluded };
                 let before = one.tracker.complete_scans();
-                one.take(&what);
+                one.take(&what, stores);
+                let is_narrow = one.tracker.complete_scans() == before;
+                assert!(!is_narrow || stores == Stores::Excluded, "{what}");
                 takes += 1;
-                narrow += usize::from(one.tracker.complete_scans() == before);
+                narrow += usize::from(is_narrow);
             }
         }
     }
     println!("{narrow} of {takes} takes scanned only pages with faults");
-    // SAFETY: returns the calling thread's number.
-    let this = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
-    if aquifer_sys::page_faults::FaultLog::open(this).is_ok() {
-        assert!(narrow > takes / 4, "{narrow} of {takes}");
-    }
     threads.into_iter().for_each(Storing::end);
+    (narrow, takes)
 }

@@ -66,7 +66,7 @@ use aquifer_sys::range_sync::RangeSync;
 
 use super::error::{FlushCause, MapError, Result};
 use super::writable::Writable;
-use aquifer_vm::dirty::runs;
+use aquifer_vm::dirty::{Stores, runs};
 use aquifer_vm::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
 
 use base::Bases;
@@ -173,7 +173,8 @@ impl State {
             there.is_err() || page_there != page_now
         };
         let mut stored = Vec::new();
-        self.tracker.take(&mut is_changed, &mut stored)?;
+        // Stores go on during a flush.
+        self.tracker.take(Stores::InProgress, &mut is_changed, &mut stored)?;
         self.dirty.append(&mut stored);
         runs::normalise(&mut self.dirty);
         Ok(())

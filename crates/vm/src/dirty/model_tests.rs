@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_testkit::rng::Rng;
 
-use super::test_support::{PAGES_PER_PIECE, Source, Subject, combinations, reclaim, word};
+use super::test_support::{PAGES_PER_PIECE, Source, Subject, Way, combinations, reclaim, word};
 use super::*;
 
 fn seed(usual: u64) -> u64 {
@@ -137,6 +137,10 @@ fn no_store_is_lost_to_a_take_that_races_with_it() {
             loop {
                 // The take after the last store sees all of them.
                 let last = stop.load(Ordering::Acquire);
+                subject.stores = match way {
+                    Way::ScanFaulted if last => Stores::Excluded,
+                    _ => Stores::InProgress,
+                };
                 let runs = subject.take().unwrap();
                 for page in runs.iter().flat_map(|run| run.pages()) {
                     subject.committed[page.0 as usize] = subject.load(page.0);

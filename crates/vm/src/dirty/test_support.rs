@@ -32,7 +32,7 @@ pub(super) enum Source {
 pub(super) enum Way {
     /// All pages, at each take.
     Scan,
-    /// The pages that faulted, where all faults are known.
+    /// The pages that faulted, where all faults are known and no store is in progress.
     ScanFaulted,
     Compare,
     /// Comparing, with the page table entries read as before Linux 6.7.
@@ -64,6 +64,8 @@ pub(super) fn can_scan() -> bool {
 pub(super) struct Subject {
     // Dropped before or after the mapping: both orders must work.
     pub tracker: DirtyTracker,
+    /// What takes are told.
+    pub stores: Stores,
     pub range: FixedRange,
     pub file: Option<File>,
     /// The content at the last commit, which the file holds too.
@@ -104,11 +106,9 @@ impl Subject {
         let tracker = unsafe { DirtyTracker::new(range.address(), len_bytes, Some(form), kind) };
         let mut tracker = tracker.unwrap();
         tracker.scans_private &= way != Way::CompareEntries;
-        if way == Way::Scan {
-            tracker.faulted = None;
-        }
         assert_eq!(tracker.form(), form);
-        Subject { tracker, range, file, committed, next_value: 1 << 32 }
+        let stores = if way == Way::Scan { Stores::InProgress } else { Stores::Excluded };
+        Subject { tracker, stores, range, file, committed, next_value: 1 << 32 }
     }
 
     pub fn pages(&self) -> u64 {
@@ -142,7 +142,7 @@ impl Subject {
         let mut is_changed = |page: PageIndex| {
             word(base, pages, page.0).load(Ordering::Relaxed) != committed[page.0 as usize]
         };
-        self.tracker.take(&mut is_changed, &mut out)?;
+        self.tracker.take(self.stores, &mut is_changed, &mut out)?;
         let gaps = out.windows(2).all(|two| two[0].end() < two[1].first);
         assert!(gaps && out.iter().all(|run| run.count > 0), "not normalised: {out:?}");
         Ok(out)

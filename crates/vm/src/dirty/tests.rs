@@ -384,7 +384,7 @@ fn an_error_forgets_nothing_that_was_pending() {
                 assert!(calls < 2, "a failing comparison");
                 true
             };
-            subject.tracker.take(&mut is_changed, &mut Vec::new())
+            subject.tracker.take(Stores::Excluded, &mut is_changed, &mut Vec::new())
         }));
         // Only comparing calls `is_changed`.
         if let Ok(result) = result {
@@ -429,7 +429,8 @@ fn a_forked_child_cannot_use_its_parents_tracker() {
         if child == 0 {
             let mut yes = |_: PageIndex| true;
             let tracker = &mut subject.tracker;
-            let mut used = i32::from(tracker.take(&mut yes, &mut Vec::new()).is_ok());
+            let mut used =
+                i32::from(tracker.take(subject.stores, &mut yes, &mut Vec::new()).is_ok());
             used |= i32::from(tracker.private_pages().is_ok()) << 1;
             used |= i32::from(tracker.reset_baseline().is_ok()) << 2;
             // SAFETY: refused in a child before anything is done.
