@@ -409,6 +409,18 @@ pub fn system_page_bytes() -> u64 {
     u64::try_from(bytes).expect("every Linux has a page size")
 }
 
+/// `posix_fadvise`.
+fn advise_file(
+    file: &File,
+    offset_bytes: i64,
+    len_bytes: i64,
+    advice: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    let error = unsafe { libc::posix_fadvise(file.as_raw_fd(), offset_bytes, len_bytes, advice) };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
 /// How long the number of cached pages has to stay the same for [`drop_cache`] to give up.
 const DROP_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -419,12 +431,8 @@ pub fn drop_cache(file: &File) -> io::Result<()> {
     file.sync_all()?;
     let (mut last, mut since) = (None, Instant::now());
     loop {
-        // SAFETY: takes no pointers.
-        let error =
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
-        }
+        // Length 0 means to the end of the file.
+        advise_file(file, 0, 0, libc::POSIX_FADV_DONTNEED)?;
         let cached = cached_bytes(file)?;
         if cached.is_none_or(|bytes| bytes == 0) {
             return Ok(());
@@ -522,24 +530,14 @@ mod tests {
     #[test]
     fn pages_that_are_being_read_are_dropped_too() {
         let mut file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let len_bytes = 64 << 20;
+        let (len_bytes, piece_bytes) = (64 << 20, 128 << 10);
         file.write_all(&vec![7; len_bytes]).unwrap();
         if cached_bytes(&file).unwrap().is_none() {
             return eprintln!("skipped: this kernel has no cachestat");
         }
         drop_cache(&file).unwrap();
-        let piece_bytes = 128 << 10;
-        for offset in (0..len_bytes).step_by(2 * piece_bytes) {
-            // SAFETY: takes no pointers.
-            let error = unsafe {
-                libc::posix_fadvise(
-                    file.as_raw_fd(),
-                    offset as i64,
-                    piece_bytes as i64,
-                    libc::POSIX_FADV_WILLNEED,
-                )
-            };
-            assert_eq!(error, 0);
+        for offset in (0..len_bytes as i64).step_by(2 * piece_bytes) {
+            advise_file(&file, offset, piece_bytes as i64, libc::POSIX_FADV_WILLNEED).unwrap();
         }
         drop_cache(&file).unwrap();
         assert_eq!(cached_bytes(&file).unwrap(), Some(0));

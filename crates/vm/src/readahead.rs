@@ -1,8 +1,8 @@
 //! The reach of read-ahead: how many pages to bring in at a fault, with the one that was missed.
 //!
-//! The rule is map-ahead's (Choi, Kim and Han, HotStorage'17, where the reach is called a window): the
-//! reach doubles at a sequential fault and halves at a random one, down to one page; some of it is
-//! brought in before the access continues and the rest in the background. Added here: several
+//! The rule is map-ahead's (Choi, Kim and Han, HotStorage'17, where the reach is called a window):
+//! the reach doubles at a sequential fault and halves at a random one, down to one page; some of it
+//! is brought in before the access continues and the rest in the background. Added here: several
 //! streams are tracked at once, so that interleaved scans keep their reaches.
 //!
 //! ```text
