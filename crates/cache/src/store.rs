@@ -520,10 +520,11 @@ impl<M: PageMemory> Store<M> {
         self.pool().inserted(frame, self.key(page));
     }
 
-    /// Counts a write of pages of a region that has ended, before they leave Cleaning.
+    /// Counts a write-back of pages of a region that has ended, before they leave Cleaning; also
+    /// one that found nothing to write, since the pages become Clean all the same.
     pub fn write_back_ended(&self, region: usize) {
-        // Relaxed: the page words' transitions publish it.
-        self.write_backs[region].fetch_add(1, Ordering::Relaxed);
+        // Release: a thread that sees the count and then reads the device gets what was written.
+        self.write_backs[region].fetch_add(1, Ordering::Release);
     }
 
     /// The number of write-backs that ended in a region, modulo 2³².

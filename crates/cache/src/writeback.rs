@@ -336,6 +336,8 @@ impl<M: PageMemory> Store<M> {
             let run = runs.places[index];
             if run.guessed && self.was_only_read(run.first) {
                 self.dirty.unmark(run.first);
+                // A visit may have copied bytes out of the frame that were stored and taken back.
+                self.write_back_ended(self.geometry.region_of(run.first));
                 self.word(run.first).finish_clean(true);
             } else {
                 runs.add(first, Run { guessed: false, ..run }, most);

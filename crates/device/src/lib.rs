@@ -110,6 +110,9 @@ pub trait Device: Send + Sync + 'static {
 
     /// Reads `buffer.len()` bytes at `offset_bytes`; returns less only at the end of the device.
     ///
+    /// Another thread may be writing the same bytes: then the result may be a mix of old and new
+    /// ones, or an error, and a caller that needs the bytes reads again.
+    ///
     /// Must not allocate, log, or take a lock that may be held while mapped memory is accessed.
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError>;
 

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use aquifer_sys::copy;
+use aquifer_sys::memory::copy_racy;
 
 /// Mapped bytes.
 #[derive(Debug)]
@@ -81,8 +82,9 @@ impl Region {
     /// If the range is outside.
     pub(crate) fn read(&self, offset_bytes: u64, buffer: &mut [u8]) {
         let source = self.at(offset_bytes, buffer.len());
-        // SAFETY: `at` checked the range; the buffer is the caller's own, outside this mapping.
-        unsafe { copy::copy_from_device(buffer.as_mut_ptr(), source, buffer.len()) };
+        // SAFETY: `at` checked the range; the buffer is the caller's own, outside this mapping. Another
+        // transfer may write the bytes.
+        unsafe { copy_racy(source, buffer.as_mut_ptr(), buffer.len()) };
     }
 
     /// Copies into the region with non-temporal stores.

@@ -3,8 +3,8 @@
 //! * To the device ([`copy_to_device`]) with *non-temporal* stores: they go to memory without first
 //!   reading the line they overwrite, do not displace the working set from the CPU's caches, and on
 //!   persistent memory need no flush afterwards.
-//! * From the device ([`copy_from_device`]) with ordinary stores, because the bytes read are about
-//!   to be used. The non-temporal *load* instruction is no different from an ordinary load on
+//! * From the device ([`copy_racy`](crate::memory::copy_racy)) with ordinary stores, because the
+//!   bytes read are about to be used. The non-temporal *load* instruction is no different from an ordinary load on
 //!   write-back memory, which all of this is.
 //!
 //! The widest form that the CPU supports is detected once, at run time. [`CopyForm`] names the
@@ -111,7 +111,8 @@ impl CopyForm {
 }
 
 /// Copies `len_bytes` to a byte-addressable device with non-temporal stores, in the widest form
-/// this CPU has. Ends with a store fence. Partial lines at the ends are stored normally.
+/// this CPU has. To other threads it is as ordered as a `memcpy`. Partial lines at the ends are stored
+/// normally.
 ///
 /// # Safety
 /// `source` is valid for reads and `destination` for writes of `len_bytes`; they do not overlap.
@@ -119,20 +120,6 @@ impl CopyForm {
 pub unsafe fn copy_to_device(destination: *mut u8, source: *const u8, len_bytes: usize) {
     // SAFETY: forwarded to the caller; `best` is available.
     unsafe { CopyForm::best().copy_to_device(destination, source, len_bytes) }
-}
-
-/// Copies `len_bytes` from a byte-addressable device to memory that is about to be used: an
-/// ordinary `memcpy`, for which the C library picks the widest loads and stores.
-///
-/// For a destination that will *not* be read soon (read-ahead into cold frames), [`copy_to_device`]
-/// is faster in this direction too.
-///
-/// # Safety
-/// `source` is valid for reads and `destination` for writes of `len_bytes`; they do not overlap.
-#[inline]
-pub unsafe fn copy_from_device(destination: *mut u8, source: *const u8, len_bytes: usize) {
-    // SAFETY: forwarded to the caller.
-    unsafe { std::ptr::copy_nonoverlapping(source, destination, len_bytes) }
 }
 
 /// Copies to persistent memory and makes the bytes durable: on return they are in the persistence
@@ -419,8 +406,6 @@ mod tests {
     fn chosen_copies_copy_exactly_their_range() {
         // SAFETY: `check` hands valid, separate ranges.
         check(|to, from, len_bytes| unsafe { copy_to_device(to, from, len_bytes) });
-        // SAFETY: as above.
-        check(|to, from, len_bytes| unsafe { copy_from_device(to, from, len_bytes) });
         check(|to, from, len_bytes| {
             // SAFETY: as above.
             let durable = unsafe { copy_and_persist(to, from, len_bytes) };

@@ -238,8 +238,10 @@ impl Rows {
         self.counters.misses.add(1);
         let mut scratch = self.take_scratch();
         let miss = Miss { row, position: 0 };
-        let read =
-            self.fetch(&mut scratch.slots, &[miss], |_, bytes| target.copy_from_slice(bytes));
+        let read = self.fetch(&mut scratch.slots, &[miss], |_, bytes| {
+            target.copy_from_slice(bytes);
+            Ok(())
+        });
         self.keep_scratch(scratch);
         read
     }
@@ -254,7 +256,7 @@ impl Rows {
     /// # Errors
     /// [`CacheError::RowOutOfRange`] for any row of the list, before the first visit.
     /// [`CacheError::Load`] for the first row that cannot be read; some of the others have then been
-    /// visited.
+    /// visited. [`CacheError::Forked`] in a child that `visit` forked, when it returns there.
     pub fn get_many(&self, rows: &[u64], mut visit: impl FnMut(usize, &[u8])) -> Result<()> {
         self.check(rows)?;
         let mut scratch = self.take_scratch();
@@ -397,7 +399,7 @@ impl Rows {
         &self,
         slots: &mut Slots,
         misses: &[Miss],
-        visit: impl FnMut(Miss, &[u8]),
+        visit: impl FnMut(Miss, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let place = (&*self.device, &self.layout);
         fetch(place, &self.table, &self.counters, slots, misses, visit)
@@ -421,14 +423,18 @@ impl Rows {
             }
         }
         let mut found = 0;
-        let mut visit_hit = |position: usize, visit: &mut dyn FnMut(usize, &[u8])| {
+        let mut show = |position: usize, bytes: &[u8]| {
+            visit(position, bytes);
+            if self.mark.is_current() { Ok(()) } else { Err(CacheError::Forked) }
+        };
+        let mut hit = |position: usize, show: &mut dyn FnMut(usize, &[u8]) -> Result<()>| {
             let row = rows[position];
             if self.table.copy_row(row, copy) {
                 found += 1;
-                visit(position, copy);
-            } else {
-                evicted.push(Miss { row, position });
+                return show(position, copy);
             }
+            evicted.push(Miss { row, position });
+            Ok(())
         };
         if !misses.is_empty() {
             misses.sort_unstable();
@@ -436,13 +442,12 @@ impl Rows {
             // The hits are spread over the reads: while the thread copies, the device works.
             let share = hits.len().div_ceil(misses.len());
             self.fetch(slots, misses, |miss, bytes| {
-                visit(miss.position, bytes);
-                for position in hits.drain(hits.len() - share.min(hits.len())..) {
-                    visit_hit(position, visit);
-                }
+                show(miss.position, bytes)?;
+                let mut next = hits.drain(hits.len() - share.min(hits.len())..);
+                next.try_for_each(|position| hit(position, &mut show))
             })?;
         }
-        hits.drain(..).for_each(|position| visit_hit(position, visit));
+        hits.drain(..).try_for_each(|position| hit(position, &mut show))?;
         self.counters.hits.add(found);
         if evicted.is_empty() {
             return Ok(());
@@ -450,7 +455,7 @@ impl Rows {
         // Evicted since the first look, by other threads or by the reads of this batch.
         evicted.sort_unstable();
         self.counters.misses.add(evicted.len() as u64);
-        self.fetch(slots, evicted, |miss, bytes| visit(miss.position, bytes))
+        self.fetch(slots, evicted, |miss, bytes| show(miss.position, bytes))
     }
 
     fn take_scratch(&self) -> Scratch {
@@ -465,7 +470,8 @@ impl Rows {
     }
 
     fn keep_scratch(&self, mut scratch: Scratch) {
-        if self.layout.row_bytes > MOST_MEMORY_BYTES {
+        // In a child a thread of the parent may hold the lock.
+        if self.layout.row_bytes > MOST_MEMORY_BYTES || !self.mark.is_current() {
             return;
         }
         let Scratch { hits, misses, evicted, .. } = &mut scratch;

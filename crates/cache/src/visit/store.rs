@@ -15,6 +15,7 @@ use crate::ids::FrameId;
 use crate::page_word::{PinKind, State};
 use crate::stats::count;
 use crate::store::{Access, MAX_RUN_PAGES, PageMemory, Refused, Store};
+use crate::sync::{Ordering, fence};
 
 /// Pages pinned for loads.
 struct Pins<'a, M: PageMemory> {
@@ -79,6 +80,12 @@ impl<M: PageMemory> Store<M> {
     }
 }
 
+/// Orders what the device's read loaded before the loads that tell whether it overlapped a write: the
+/// read may be a copy by this thread, in plain loads.
+fn after_the_read() {
+    fence(Ordering::Acquire);
+}
+
 impl<M: PageMemory> Source for Store<M> {
     fn geometry(&self) -> Geometry {
         self.geometry
@@ -114,6 +121,7 @@ impl<M: PageMemory> Source for Store<M> {
     }
 
     fn is_outdated(&self, pages: &Range<u64>, stamp: u64) -> bool {
+        after_the_read();
         self.stamp(pages.clone()) != stamp
             && pages
                 .clone()
@@ -127,6 +135,7 @@ impl<M: PageMemory> Source for Store<M> {
         stamp: u64,
         target: *mut u8,
     ) -> Result<()> {
+        after_the_read();
         // The word first: a write-back is counted before its pages become Clean, so a thread that
         // sees them Clean, or evicted, also sees the count.
         let equals_device = matches!(
@@ -162,7 +171,10 @@ impl<M: PageMemory> Source for Store<M> {
                 continue;
             }
             let data = data.wrapping_add(self.geometry.offset_of(first - pages.start) as usize);
-            let is_current = || self.stamp(run.clone()) == stamp;
+            let is_current = || {
+                after_the_read();
+                self.stamp(run.clone()) == stamp
+            };
             // SAFETY: `data` is readable for all of `pages`.
             unsafe { self.install_kept(first, &frames[..kept], data, is_current) };
         }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Bell, Worker};
@@ -10,7 +11,7 @@ use super::{Bell, Worker};
 /// Runs jobs one after another on one thread, which starts with the first. Dropping it completes
 /// all jobs and ends the thread.
 ///
-/// A panic in a job ends the thread: the jobs behind it do not run.
+/// A panic in a job is printed, and ends that job: those behind it belong to other callers.
 pub struct JobThread<J> {
     queue: ManuallyDrop<Arc<Queue<J>>>,
     name: &'static CStr,
@@ -58,7 +59,13 @@ impl<J> Queue<J> {
             let ticket = self.bell.ticket();
             let job = self.jobs().pop_front();
             match job {
-                Some(job) => (self.run)(job),
+                // What a panic leaves of a job nothing sees.
+                Some(job) => {
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.run)(job))) {
+                        // The destructor of its value could panic as well.
+                        std::mem::forget(panic);
+                    }
+                }
                 None if ticket.is_stopped() => return,
                 None => self.bell.sleep(ticket, None),
             }
