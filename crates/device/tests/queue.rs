@@ -5,6 +5,7 @@ mod support;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use aquifer_device::{
     AlignedBuffer, Batch, Counting, Device, DeviceError, FileDevice, IoOperation, Request,
@@ -44,6 +45,37 @@ fn a_batch_reaches_its_depth_and_never_exceeds_it() {
             check_numbered(&batch);
             let counts = device.counters().snapshot();
             assert_eq!((counts.reads, counts.batches), (200, 1));
+            assert_eq!(counts.most_in_flight, depth as u64, "{}", device.access_path());
+        }
+    }
+}
+
+/// A batch that works for long on each completion.
+struct Slow(ListBatch);
+
+// SAFETY: as for `ListBatch`.
+unsafe impl Batch for Slow {
+    fn next(&mut self) -> Option<Request> {
+        self.0.next()
+    }
+
+    fn complete(&mut self, tag: u64, result: Result<usize, DeviceError>) {
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_micros(100) {}
+        self.0.complete(tag, result);
+    }
+}
+
+#[test]
+fn a_batch_that_works_for_long_never_exceeds_its_depth() {
+    let file = numbered_file(200);
+    for io_uring in [true, false] {
+        for depth in [1, 7, 32] {
+            let device = Counting::new(open(file.path(), io_uring));
+            let mut batch = Slow(ListBatch::reads(200, BLOCK_BYTES));
+            device.run(&mut batch, depth);
+            check_numbered(&batch.0);
+            let counts = device.counters().snapshot();
             assert_eq!(counts.most_in_flight, depth as u64, "{}", device.access_path());
         }
     }

@@ -206,7 +206,9 @@ pub(super) fn run(file: &FileState, batch: &mut dyn Batch, depth: usize) -> Resu
         ended.extend(advanced);
         let mut submitted = Instant::now();
         let mut reported = ended.drain(..).peekable();
-        while let Some((tag, result)) = reported.next() {
+        while let Some((slot, tag, result)) = reported.next() {
+            // Not earlier: to the batch, a transfer is in flight until it is reported.
+            flight.free.push(slot);
             batch.complete(tag, result);
             if !flight.ring.is_own() {
                 return Ok(());
@@ -324,30 +326,25 @@ impl<'ring> Flight<'ring> {
         self.pending_legs -= reaped.len() - before;
     }
 
-    /// Processes one completion: returns the transfer's result if it has ended, else pushes its
-    /// next leg.
+    /// Processes one completion: if the transfer has ended, returns its result, and its slot, which
+    /// the caller frees; otherwise pushes the next leg.
     fn advance(
         &mut self,
         file: &FileState,
         slot: usize,
         result: Result<usize, i32>,
-    ) -> Option<(u64, TransferResult)> {
+    ) -> Option<(usize, u64, TransferResult)> {
         let occupant = self.slots[slot].as_mut().expect("completions name occupied slots");
         if let Some(result) = occupant.transfer.absorb(file, occupant.leg, result) {
             let tag = occupant.tag;
-            self.release(slot);
-            return Some((tag, result));
+            self.slots[slot] = None;
+            self.in_flight -= 1;
+            return Some((slot, tag, result));
         }
         let leg = occupant.transfer.leg(file);
         occupant.leg = leg;
         self.push(file, slot, leg);
         None
-    }
-
-    fn release(&mut self, slot: usize) {
-        self.slots[slot] = None;
-        self.free.push(slot);
-        self.in_flight -= 1;
     }
 
     /// Returns the number of legs that the kernel has not taken.
