@@ -157,7 +157,8 @@ impl Attachment {
     ///
     /// # Safety
     /// No thread stores to the object during the call, by a system call neither, and no reference
-    /// through which that could happen is alive.
+    /// through which that could happen is alive. No thread is in a system call that makes pages of
+    /// the object writable without storing to them (`mlock`, `mlockall`, `MADV_POPULATE_WRITE`).
     pub unsafe fn psync_shared(&self) -> Result<()> {
         psync::psync(&[&self.attached], Stores::Excluded)
     }

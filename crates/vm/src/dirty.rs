@@ -278,9 +278,9 @@ impl DirtyTracker {
     /// them. From then on they are tracked anew. After an error nothing is lost: the next take
     /// reports all of them.
     ///
-    /// `stores` says whether threads may be storing meanwhile. `is_changed` returns whether a page differs from the last commit. It is called for pages
-    /// with a private copy when comparing, and rarely when scanning. If it cannot tell, it returns
-    /// true.
+    /// `stores` says whether threads may be storing meanwhile. `is_changed` returns whether a page
+    /// differs from the last commit. It is called for pages with a private copy when comparing, and
+    /// rarely when scanning. If it cannot tell, it returns true.
     pub fn take(
         &mut self,
         stores: Stores,

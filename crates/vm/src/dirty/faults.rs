@@ -45,7 +45,9 @@
 //! # When faults are recorded
 //! A record makes a fault 0.35 µs slower, which pays if takes find few pages. So logs are opened on
 //! trial, for all threads there are then, and closed again if a number of takes in a row scanned all
-//! pages nevertheless. The pauses until the next trial grow.
+//! pages nevertheless. The pauses until the next trial grow. A log takes two descriptors: when the
+//! process has none left, all logs are closed. `AQUIFER_NO_PERF_EVENTS` forbids them, for a sandbox
+//! that ends a process for asking.
 //!
 //! # What is not seen
 //! Faults that another process or a thread of the kernel takes for this memory
@@ -88,13 +90,17 @@ const LONGEST_PAUSE: u32 = 1 << 14;
 const MOST_MISSES: u32 = 16;
 /// After this many such takes there may be new threads.
 const MISSES_OF_NEW_THREADS: u32 = 4;
-/// After this many takes a tracker scans everything.
+/// Of so many takes in a row a tracker scans everything in one at least.
 pub(super) const TAKES_BETWEEN_SCANS: u32 = 256;
 
 /// What the rules need of the kernel.
 trait Kernel {
     /// The record of a thread's faults.
     type Log;
+    /// Whether the user does not want faults to be recorded.
+    fn is_forbidden(&self) -> bool {
+        false
+    }
     /// The threads of this process.
     fn threads(&mut self) -> io::Result<Vec<libc::pid_t>>;
     fn open(&mut self, thread: libc::pid_t) -> io::Result<Self::Log>;
@@ -120,6 +126,11 @@ struct Watched {
 
 impl Kernel for System {
     type Log = Watched;
+
+    fn is_forbidden(&self) -> bool {
+        std::env::var_os("AQUIFER_NO_PERF_EVENTS")
+            .is_some_and(|value| !value.is_empty() && value != "0")
+    }
 
     fn threads(&mut self) -> io::Result<Vec<libc::pid_t>> {
         page_faults::threads()
@@ -196,7 +207,6 @@ fn state() -> MutexGuard<'static, State<System>> {
 impl<K: Kernel> State<K> {
     fn new(kernel: K) -> State<K> {
         State {
-            kernel,
             logs: Vec::new(),
             recorded: 0,
             unrecorded: None,
@@ -204,7 +214,8 @@ impl<K: Kernel> State<K> {
             misses: 0,
             pause: FIRST_PAUSE,
             next_pause: SHORTEST_PAUSE,
-            is_refused: false,
+            is_refused: kernel.is_forbidden(),
+            kernel,
             trackers: BTreeMap::new(),
         }
     }
@@ -298,6 +309,12 @@ impl<K: Kernel> State<K> {
                 Ok(log) => logs.push(log),
                 // It has ended.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    // The program needs its last descriptors itself.
+                    logs.clear();
+                    self.pause = LONGEST_PAUSE;
+                    return;
+                }
                 Err(_) => break,
             }
         }
@@ -317,7 +334,7 @@ impl<K: Kernel> State<K> {
         }
         let starts = self.starts;
         let found = self.trackers.get_mut(&start)?;
-        if is_useful && found.starts == starts && found.takes < TAKES_BETWEEN_SCANS {
+        if is_useful && found.starts == starts && found.takes + 1 < TAKES_BETWEEN_SCANS {
             found.takes += 1;
             pages.sort_unstable();
             pages.dedup();

@@ -394,3 +394,56 @@ fn no_random_order_loses_a_store() {
     println!("{narrow} takes scanned only pages with faults");
     assert!(narrow > 0);
 }
+
+/// A process of three threads that has a descriptor left for one log.
+#[derive(Default)]
+struct FewDescriptors {
+    opened: usize,
+}
+
+impl Kernel for FewDescriptors {
+    type Log = libc::pid_t;
+
+    fn threads(&mut self) -> io::Result<Vec<libc::pid_t>> {
+        Ok(vec![1, 2, 3])
+    }
+
+    fn open(&mut self, thread: libc::pid_t) -> io::Result<libc::pid_t> {
+        self.opened += 1;
+        if thread == 1 { Ok(thread) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
+    }
+
+    fn thread_of(log: &libc::pid_t) -> libc::pid_t {
+        *log
+    }
+
+    fn has_ended(&mut self, _: &libc::pid_t) -> bool {
+        false
+    }
+
+    fn may_be_recording(&mut self, _: &libc::pid_t) -> bool {
+        false
+    }
+
+    fn take(&mut self, _: &mut libc::pid_t, _: &mut dyn FnMut(usize)) -> u64 {
+        0
+    }
+
+    fn faults(&mut self) -> io::Result<u64> {
+        Ok(0)
+    }
+}
+
+#[test]
+fn the_last_descriptors_are_left_to_the_program() {
+    let mut state = State::new(FewDescriptors::default());
+    state.add(0..PAGES * SMALL_PAGE_BYTES, PAGES);
+    for _ in 0..=LONGEST_PAUSE {
+        assert_eq!(state.take(0), None);
+        assert!(state.logs.is_empty());
+    }
+    assert_eq!(state.kernel.opened, 2, "it is tried again, but not soon");
+    while state.kernel.opened == 2 {
+        state.take(0);
+    }
+}
