@@ -105,7 +105,7 @@ pub enum Entry {
         range: ByteRange,
     },
     /// Bytes that an inode names from this record on, and did not before. They are durable if a
-    /// later record that closes packed ones is marked.
+    /// later record that closes packed ones is marked, unless a packed record in between frees them.
     Exposed {
         /// Their place on media.
         range: ByteRange,

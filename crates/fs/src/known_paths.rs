@@ -1,4 +1,4 @@
-//! Cache of path lookups, so that a file is found again with one cache line.
+//! Cache of path lookups, so that a file or directory is found again with one cache line.
 //!
 //! An entry holds the inode that a path referred to, the file's length, and, if its content was one
 //! run, where that lies. If the metadata of the pool have not changed since

@@ -104,7 +104,8 @@ pub(crate) fn report_checkpoint(_core: &Core, outcome: &Result<()>) {
             error,
             pool = %_core.handle.media.path().display(),
             error = %_error,
-            "checkpoint failed: the pool is read-only from now on"
+            is_read_only = _core.handle.control().check_not_failed().is_err(),
+            "checkpoint failed"
         ),
     }
 }

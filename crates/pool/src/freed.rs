@@ -414,6 +414,7 @@ pub(crate) fn count_behind_tail(control: &Control) {
     let tail_lsn = control.tail_lsn.load(Relaxed);
     let pages = (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
         .rev()
+        .take(FREED)
         .map(|index| entry(control, index))
         .take_while(|freed| freed.lsn.load(Relaxed) > tail_lsn)
         .map(|freed| freed.kept.get().0.pages)
@@ -442,6 +443,7 @@ pub(crate) fn freed_between(locked: &Locked<'_>, lsn: u64, end_lsn: u64) -> Vec<
     };
     (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
         .rev()
+        .take(FREED)
         .map(|index| entry(control, index))
         .take_while(|freed| freed.lsn.load(Relaxed) > lsn)
         .filter(|freed| is_before(freed.lsn.load(Relaxed)))

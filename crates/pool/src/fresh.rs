@@ -11,9 +11,10 @@
 //! No page is handed out before the pool's head records, durably, that it is no longer fresh
 //! (`fresh_from_page`). That is a record in the log, which becomes durable with everything before
 //! it: with all bytes that earlier records expose. So it must not be needed often. The head is
-//! raised by a gigabyte at a time, and in the background once half of that is used. The thread that
-//! writes waits only for the first raise, when there is little to write back, or if it is faster
-//! than the media for half a gigabyte.
+//! raised by a gigabyte at a time, by the first checkpoint after the pool was opened, and by later ones
+//! once half of that is used. A thread that writes waits only if it comes before the first
+//! checkpoint, when there is little to write back, or if it is faster than the media for half a
+//! gigabyte.
 //!
 //! # Closing
 //! Pages between what was handed out and the head are zero, and only the segment knows it. The last
@@ -23,7 +24,7 @@
 //! | a crash | finds the head | because |
 //! |---|---|---|
 //! | before the lowering is durable | raised | pages below it count as written, whatever they hold |
-//! | after it | at `used_to_page` | no page from there on was written in this time, as it was not handed out; none is afterwards, since only the closing process has the pool; and at recovery the head was not above it |
+//! | after it | at `used_to_page` | no page from there on was written in this time but with zeros, as it was not handed out; none is afterwards, since only the closing process has the pool; and at recovery the head was not above it |
 //!
 //! So a crash costs the knowledge that at most two gigabytes of free pages are zero, and no more.
 
@@ -80,7 +81,7 @@ impl Core {
     }
 
     /// Makes a checkpoint that no thread waits for because it lacks room: it raises the head as
-    /// well, if half of the last step is used, so that no thread waits for that. If it cannot be
+    /// well, if less than half of a step is left, so that no thread waits for that. If it cannot be
     /// raised, the checkpoint is made all the same, before the error is returned.
     pub fn checkpoint_ahead(&self) -> Result<()> {
         let raised = self.raise_fresh_ahead();

@@ -17,7 +17,7 @@
 //! | the end is moved | yes | a record that counts and is not applied: [`Locked::repair_packed`] |
 //! | the close is written, the end is moved | yes | an append that nothing may follow: the next holder abandons it, and a process that needs it adopts it |
 //! | the append is adopted | yes | an append whose owner is dead: the next process adopts it |
-//! | exposed bytes are flushed, the mark is set, all of it is durable | no | the same; each of these can be repeated |
+//! | exposed bytes are flushed (but for those freed again by then), the mark is set, all of it is durable | no | the same; each of these can be repeated |
 //!
 //! There is always room for a close behind a packed record, in its page or including the next one,
 //! and before the end of the ring: an append never crosses that.
@@ -117,8 +117,9 @@ impl Locked<'_> {
         }
         let bytes = if whole_pages.is_empty() { bytes } else { &whole_pages };
         let position = self.handle().log_position(lsn);
+        // In the page cache by a call: a store may first prepare 2 MiB, and the mutex is held.
         // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
-        let write = || unsafe { self.handle().media.store(position, bytes) };
+        let write = || unsafe { self.handle().media.store_small(position, bytes) };
         // A failed write may have written everything. If the record then counts, it is harmless
         // only because the pool has failed.
         write().or_else(|_| write()).map_err(|error| {

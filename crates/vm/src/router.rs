@@ -12,8 +12,9 @@
 //! handle, as language run-times do. [`is_installed`] returns whether ours is the outermost one.
 //!
 //! A thread that blocks SIGBUS is killed at its first miss through a bare pointer, because the
-//! kernel turns a blocked synchronous signal into termination. The calls that return `Result` need
-//! no signal.
+//! kernel turns a blocked synchronous signal into termination. Calls of a cache or a mapping that
+//! return `Result` need no signal. Reads and writes of files in pools need it where the bytes are not
+//! there: in a file that was cut short, or on a disk that fails.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

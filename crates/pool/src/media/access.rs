@@ -3,7 +3,7 @@
 use aquifer_vm::Bytes;
 use aquifer_vm::file_mapping::FileMapping;
 
-use super::{ByteRange, Media, MediaError, MediaOperation};
+use super::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use crate::format::PAGE_BYTES;
 use crate::image_words::before_bytes_are_stored;
 
@@ -91,9 +91,9 @@ impl dyn Media {
 
     /// Stores bytes, visible to all processes at once, without a system call where they are memory.
     ///
-    /// Where they are page cache, this is a write, except to pages that were written a short time
-    /// ago: a store to an uncached page would first read it, and a store to a page of a large folio
-    /// would have the whole folio written back.
+    /// Where they are page cache, this is a write, except for pieces of up to 16 KiB in regions that
+    /// are written densely: a store to an uncached page would first read it, and a store to a page of
+    /// a large folio would have the whole folio written back.
     ///
     /// # Safety
     /// As for [`Media::write_at`].
@@ -101,5 +101,23 @@ impl dyn Media {
         before_bytes_are_stored();
         // SAFETY: the caller upholds the same contract.
         unsafe { self.store_at(offset_bytes, bytes) }
+    }
+
+    /// As [`Media::store`], and by a call where they are page cache: prepares nothing.
+    ///
+    /// # Safety
+    /// As for [`Media::write_at`].
+    pub(crate) unsafe fn store_small(
+        &self,
+        offset_bytes: u64,
+        bytes: &[u8],
+    ) -> Result<(), MediaError> {
+        before_bytes_are_stored();
+        match self.domain() {
+            // SAFETY: the caller upholds the same contract.
+            PersistenceDomain::PageCache => unsafe { self.write_at(offset_bytes, bytes) },
+            // SAFETY: as above.
+            _ => unsafe { self.store_at(offset_bytes, bytes) },
+        }
     }
 }

@@ -60,9 +60,9 @@ const ZEROS_WINDOW_BYTES: u64 = 64 << 20;
 pub struct FileMedia {
     path: PathBuf,
     file: File,
-    /// The length of a block device; `None` for a file, whose length is read each time.
+    /// The length of a block device; `None` for a file, whose length is read where it may have changed.
     device_bytes: Option<u64>,
-    /// The greatest length that was read.
+    /// The greatest length that the file was seen to have.
     known_bytes: AtomicU64,
     /// `None` if opened for reading.
     descriptors: Option<Descriptors>,
@@ -72,7 +72,7 @@ pub struct FileMedia {
     /// Errno of the first failure of write-back; 0 if there was none.
     lost: AtomicI32,
     growing: Mutex<()>,
-    /// Whether the mapping is read-only. Bytes are written by system calls in either case.
+    /// Whether the mapping is read-only: bytes are written by system calls only.
     is_guarded: bool,
     /// Created on first use; the inner value is `None` if the file cannot be mapped.
     mapping: OnceLock<Option<FileMapping>>,
@@ -86,7 +86,8 @@ impl FileMedia {
     /// # Errors
     /// The system's errors when the file is inspected.
     pub fn new(file: File, path: PathBuf, writable: bool) -> io::Result<FileMedia> {
-        let is_device = file.metadata()?.file_type().is_block_device();
+        let metadata = file.metadata()?;
+        let is_device = metadata.file_type().is_block_device();
         let magic = file_system::magic(file.as_fd())?;
         let device_bytes =
             is_device.then(|| file_io::block_device_len_bytes(file.as_fd())).transpose()?;
@@ -99,7 +100,7 @@ impl FileMedia {
             path,
             file,
             device_bytes,
-            known_bytes: AtomicU64::new(0),
+            known_bytes: AtomicU64::new(device_bytes.unwrap_or(metadata.len())),
             descriptors,
             ranges: RangeSync::new(commits),
             has_durable_writes: AtomicBool::new(commits),
@@ -134,24 +135,36 @@ impl FileMedia {
 
     /// The length; an error if it was cut short, also if writes have made it longer again.
     fn present_len_bytes(&self) -> io::Result<u64> {
-        let len_bytes = self.read_len_bytes()?;
-        // Relaxed: the value orders nothing else.
-        let known_bytes = self.known_bytes.fetch_max(len_bytes, Ordering::Relaxed);
+        // Before the length: the file may be growing. Relaxed: the value orders nothing else.
+        let known_bytes = self.known_bytes.load(Ordering::Relaxed);
+        let len_bytes = self.see_len_bytes()?;
         check_inside(ByteRange { offset_bytes: 0, len_bytes: known_bytes }, len_bytes)?;
         Ok(len_bytes)
     }
 
-    /// Checks that a range lies in the file as it was when its length was read last: reading it
-    /// takes a third as long as writing a record of the log. A write to a file that was cut short
-    /// since makes it longer again, but not as long as it was: only a write of the last byte could,
-    /// and that reads the length. So the next operation that makes bytes durable fails.
+    /// The length; the next operations know it.
+    fn see_len_bytes(&self) -> io::Result<u64> {
+        let len_bytes = self.read_len_bytes()?;
+        // Relaxed: as above.
+        self.known_bytes.fetch_max(len_bytes, Ordering::Relaxed);
+        Ok(len_bytes)
+    }
+
+    /// Checks that a range lies in the file before it is written: a write to a file that was cut short
+    /// would make it longer again, with zeros in place of what it had. The last byte that the file
+    /// was seen to have tells by a load; asking for the length takes a third as long as writing a
+    /// record of the log.
     fn check_known(&self, range: ByteRange) -> io::Result<()> {
         // Relaxed: as above.
         let known_bytes = self.known_bytes.load(Ordering::Relaxed);
-        if check_inside(range, known_bytes.saturating_sub(1)).is_ok() {
+        let has_last = |mapping: &FileMapping| mapping.read(known_bytes - 1, &mut [0]).is_ok();
+        if known_bytes > 0
+            && check_inside(range, known_bytes).is_ok()
+            && self.mapping().is_some_and(has_last)
+        {
             return Ok(());
         }
-        check_inside(range, self.present_len_bytes()?)
+        check_inside(range, self.see_len_bytes()?)
     }
 
     fn writing(&self) -> io::Result<&Descriptors> {
@@ -178,7 +191,10 @@ impl FileMedia {
 
     fn is_prepared(&self, mapping: &FileMapping, how: How) -> bool {
         let How::Prepare(region) = how else { return true };
-        let is_prepared = mapping.prepare_stores(region.offset_bytes, region.len_bytes as usize);
+        let is_prepared = aquifer_vm::router::is_installed()
+            && !aquifer_sys::signal::is_blocked(libc::SIGBUS)
+            && aquifer_sys::residency::is_revealed(self.file.as_fd())
+            && mapping.prepare_stores(region.offset_bytes, region.len_bytes as usize);
         self.rewritten.note_prepared(region, is_prepared);
         is_prepared
     }
@@ -586,36 +602,39 @@ mod tests {
         assert_eq!(media.how_to_write(PAGE), How::Write);
     }
 
+    /// Not by a store to a region that was prepared either, nor in its first operation.
     #[test]
-    fn what_cannot_be_stored_is_written_by_a_call() {
-        let (file, media) = file_of_regions();
-        write_densely(&media);
-        file.as_file().set_len(4096).unwrap();
+    fn a_file_that_was_cut_short_is_not_written_and_makes_nothing_durable() {
+        let (file, stored) = file_of_regions();
+        write_densely(&stored);
+        let open = || FileMedia::new(file.reopen().unwrap(), file.path().to_path_buf(), true);
+        // The length is no multiple of a page, and that of a pool in it is.
+        file.as_file().set_len((6 << 20) + 1000).unwrap();
+        let (written, new) = (open().unwrap(), open().unwrap());
         // SAFETY: no pool is on the file.
-        unsafe { media.store_at(PAGE.offset_bytes, &piece(5, 4)) }.unwrap();
-        assert_eq!(media.read_len_bytes().unwrap(), PAGE.end_bytes());
-        let mut bytes = [0; 4096];
-        file.as_file().read_exact_at(&mut bytes, PAGE.offset_bytes).unwrap();
-        assert!(bytes == piece(5, 4));
-        media.write_back(&[PAGE]).unwrap_err();
-    }
-
-    #[test]
-    fn a_file_that_was_cut_short_makes_nothing_durable() {
-        let (file, media) = file_of_regions();
-        // SAFETY: no pool is on the file.
-        unsafe { media.write_at(0, &[1; 100]) }.unwrap();
+        unsafe { written.write_at(0, &[1; 100]) }.unwrap();
+        assert_eq!(stored.len_bytes(), (6 << 20) + 1000);
         file.as_file().set_len(4096).unwrap();
-        // SAFETY: as above.
-        let _ = unsafe { media.write_at(1 << 20, &[1; 100]) };
-        // It would have its length again.
-        // SAFETY: as above.
-        unsafe { media.write_at((6 << 20) - 100, &[1; 100]) }.unwrap_err();
-        let page = ByteRange { offset_bytes: 0, len_bytes: 4096 };
-        let error = media.write_back(&[page]).unwrap_err();
-        assert_eq!(error.source.kind(), io::ErrorKind::UnexpectedEof);
-        // SAFETY: as above.
-        unsafe { media.write_durable(0, &[1; 100]) }.unwrap_err();
-        media.flush().unwrap_err();
+        for media in [&stored, &written, &new] {
+            for offset_bytes in [PAGE.offset_bytes, 1 << 20, (6 << 20) - 4096] {
+                // SAFETY: as above.
+                let errors = unsafe {
+                    [
+                        media.store_at(offset_bytes, &[1; 4096]),
+                        media.write_at(offset_bytes, &[1; 100]),
+                    ]
+                };
+                for error in errors.map(Result::unwrap_err) {
+                    assert_eq!(error.source.kind(), io::ErrorKind::UnexpectedEof);
+                }
+            }
+            assert_eq!(media.read_len_bytes().unwrap(), 4096);
+            let page = ByteRange { offset_bytes: 0, len_bytes: 4096 };
+            let error = media.write_back(&[page]).unwrap_err();
+            assert_eq!(error.source.kind(), io::ErrorKind::UnexpectedEof);
+            // SAFETY: as above.
+            unsafe { media.write_durable(0, &[1; 100]) }.unwrap_err();
+            media.flush().unwrap_err();
+        }
     }
 }

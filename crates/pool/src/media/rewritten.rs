@@ -6,9 +6,9 @@
 //!
 //! | cost of a store | why it is small here |
 //! |---|---|
-//! | a page that is not cached is read | a region is prepared only if all of it is cached; dirty pages stay cached, for [`RECENT_SECONDS`] at least |
+//! | a page that is not cached is read | a region is prepared only if all of it is cached, and the kernel tells this user so; dirty pages mostly stay cached for [`RECENT_SECONDS`] |
 //! | the first one to a page, after each write-back, is a fault of some microseconds | the region is prepared by one call, which takes a quarter of a microsecond a page; nothing is known any more of a region that was written back |
-//! | it makes the whole folio dirty: a sync may write 2 MiB instead of 4 KiB | half of the region was written before |
+//! | it makes the whole folio dirty: a sync may write 2 MiB instead of 4 KiB | half of the region was written before, or all of the one in front of it |
 //!
 //! A region is prepared when a page of it is written again after half of its pages were, or if it is
 //! being written from its beginning, in small pieces, behind one that was written completely.
@@ -33,9 +33,13 @@
 //!   server is gone, another thread's failed read has a page of zeros in its place) reports that
 //!   ([`FileMapping::write`](aquifer_vm::file_mapping::FileMapping::write)), and the bytes are
 //!   written by a call, which returns the system's error. Where a failed store would end the
-//!   process instead, no region is ever prepared; nor where pages are larger than 4 KiB, media were
-//!   opened for reading, or write windows guard them. A thread that blocks SIGBUS is killed by such
-//!   a store, as by a load from a view.
+//!   process instead, no region is prepared: on other CPUs, in a thread that blocks SIGBUS, and
+//!   where the program has put a handler of its own before ours; nor where pages are larger than
+//!   4 KiB, media were opened for reading, or write windows guard them. A thread that blocks SIGBUS
+//!   and stores to a region that another thread has prepared is killed by such a store, as by a load
+//!   from a view.
+//! * *Waiting*: to prepare a region may wait for the media, as a write may. So records that are
+//!   written with the metadata mutex held are always written by calls.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;

@@ -7,7 +7,7 @@
 //! | [`Calls`](WriteWindows::Calls) | read-only | by system calls | SIGSEGV |
 //!
 //! The linear mapping has no key, because threads that are older than the key, and signal handlers,
-//! could not read it then. Media in the page cache are written by calls in every mode. While a call
+//! could not read it then. Media in the page cache are written by calls in both modes. While a call
 //! writes, another thread may read its bytes torn at any byte; stores are torn only at words of
 //! eight bytes.
 

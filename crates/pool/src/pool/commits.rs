@@ -124,10 +124,14 @@ impl Pool {
         is_snapshot.then_some(&self.shared.overlay)
     }
 
-    /// Brings the media up to date with the log, so that log space and freed pages can be reused.
+    /// Brings the media up to date with the log, so that log space and freed pages can be reused, and
+    /// prepares pages that were never used.
     ///
     /// # Errors
     /// [`PoolError::Media`](crate::PoolError::Media); the pool is read-only from then on.
+    /// [`PoolError::Damaged`](crate::PoolError::Damaged) and
+    /// [`PoolError::Stalled`](crate::PoolError::Stalled) if no pages could be prepared; what the log
+    /// held is applied all the same.
     pub fn checkpoint(&self) -> Result<()> {
         let outcome = self.core().checkpoint_ahead();
         background::report_checkpoint(self.core(), &outcome);
