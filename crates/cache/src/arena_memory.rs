@@ -1,36 +1,55 @@
 //! The memory behind `Pages`: frames of a huge-page arena, translated in software.
+//!
+//! The table of page words holds the version of each page's bytes as well, beside the word: an
+//! optimistic read needs both, and finds them in one cache line.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::engine::{Engine, Kind};
-use crate::error::{CacheError, Result};
+use crate::error::Result;
 use crate::frames::FramePool;
 use crate::geometry::Geometry;
 use crate::ids::FrameId;
-use crate::lazy::LazyArray;
-use crate::store::PageMemory;
+use crate::lazy::{LazyArray, ZeroInit};
+use crate::page_word::PageWord;
+use crate::store::{PageMemory, page_table};
 use crate::sync::{Ordering, fence};
 use crate::version::Version;
+
+/// The state of a page and the version of its bytes.
+#[repr(C, align(16))]
+pub(crate) struct Entry {
+    pub word: PageWord,
+    pub version: Version,
+}
+
+// SAFETY: two words for which zero is valid: an absent page, and a version at rest.
+unsafe impl ZeroInit for Entry {}
 
 /// The memory of an arena's frames, which are always mapped: pages need no installing or
 /// discarding.
 pub(crate) struct ArenaMemory {
     engine: Arc<Engine>,
-    versions: LazyArray<Version>,
+    entries: LazyArray<Entry>,
     page_bytes: usize,
 }
 
 impl ArenaMemory {
     pub fn new(engine: Arc<Engine>, geometry: Geometry) -> Result<ArenaMemory> {
-        let versions = LazyArray::new(geometry.pages() as usize)
-            .map_err(|source| CacheError::Kernel { what: "reserving page versions", source })?;
-        Ok(ArenaMemory { engine, versions, page_bytes: geometry.page_bytes })
+        let entries = page_table(geometry.pages())?;
+        Ok(ArenaMemory { engine, entries, page_bytes: geometry.page_bytes })
+    }
+
+    /// The entry of a page; `None` if the device has no such page.
+    #[inline]
+    pub fn entry(&self, page: u64) -> Option<&Entry> {
+        self.entries.get(usize::try_from(page).ok()?)
     }
 
     #[inline]
     pub fn version(&self, page: u64) -> &Version {
-        &self.versions[page as usize]
+        &self.entries[page as usize].version
     }
 
     /// A fence before bytes are written to a frame. The frame may just have been another page's,
@@ -46,6 +65,12 @@ impl PageMemory for ArenaMemory {
     const PROTECTS: bool = false;
     const KIND: Kind = Kind::Arena;
 
+    #[inline]
+    fn word(&self, page: u64) -> &PageWord {
+        &self.entries[page as usize].word
+    }
+
+    #[inline]
     fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
         &engine.arena
     }

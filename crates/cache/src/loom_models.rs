@@ -871,10 +871,7 @@ impl Paged {
         let halves = self.slot.get();
         fence(Ordering::Acquire);
         let after = self.word.load();
-        (after.is_readable()
-            && after.frame() == seen.frame()
-            && self.slot.version.is_still(version))
-        .then_some(halves)
+        (after.is_where_it_was(seen) && self.slot.version.is_still(version)).then_some(halves)
     }
 
     /// Writes bytes to the frame, as in `ArenaMemory`.

@@ -18,13 +18,16 @@ use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
 use crate::geometry::{Geometry, MAX_REGION_PAGES};
 use crate::ids::FrameId;
-use crate::store::PageMemory;
+use crate::lazy::LazyArray;
+use crate::page_word::PageWord;
+use crate::store::{PageMemory, page_table};
 
 /// The memory of a mapping. See the module documentation.
 pub(crate) struct MappedMemory {
     /// Before `engine` in drop order: the range is registered with the engine's userfaultfd.
     pub reservation: Reservation,
     engine: Arc<Engine>,
+    words: LazyArray<PageWord>,
     page_bytes: usize,
     len_bytes: usize,
     /// Whether stores to clean pages can be made to fault. If not, the mapping is read-only.
@@ -34,6 +37,7 @@ pub(crate) struct MappedMemory {
 impl MappedMemory {
     /// Maps and registers the range; no page is present yet.
     pub fn new(engine: Arc<Engine>, geometry: Geometry, writable: bool) -> Result<MappedMemory> {
+        let words = page_table(geometry.pages())?;
         let len = geometry.pages() as usize * geometry.page_bytes;
         let reservation = Arena::global()?.allocate(len)?;
         let protection = if writable { Protection::ReadWrite } else { Protection::Read };
@@ -57,6 +61,7 @@ impl MappedMemory {
         Ok(MappedMemory {
             reservation,
             engine,
+            words,
             page_bytes: geometry.page_bytes,
             len_bytes: len,
             protects,
@@ -91,6 +96,12 @@ impl PageMemory for MappedMemory {
     const PROTECTS: bool = true;
     const KIND: Kind = Kind::Mapped;
 
+    #[inline]
+    fn word(&self, page: u64) -> &PageWord {
+        &self.words[page as usize]
+    }
+
+    #[inline]
     fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool {
         &engine.mapped
     }

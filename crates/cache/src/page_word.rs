@@ -40,6 +40,8 @@ use crate::lazy::ZeroInit;
 use crate::sync::{self, AtomicU64, Ordering};
 
 const STATE_MASK: u64 = 0xf;
+/// The states with this bit are those in which a page can be read: every hit tests it.
+const READABLE: u64 = 8;
 const WAITERS: u64 = 1 << 4;
 const PIN_ONE: u64 = 1 << 5;
 const PIN_MASK: u64 = 0xfff << 5;
@@ -60,13 +62,13 @@ pub const MAX_PINS: u64 = PIN_MASK / PIN_ONE - SNAPSHOT_PINS;
 pub enum State {
     Absent = 0,
     Loading = 1,
-    Clean = 2,
-    Dirty = 3,
-    Unprotecting = 4,
-    Cleaning = 5,
-    Evicting = 6,
-    Exclusive = 7,
-    Probation = 8,
+    Unprotecting = 2,
+    Evicting = 3,
+    Exclusive = 4,
+    Probation = 5,
+    Clean = READABLE as u8,
+    Dirty = READABLE as u8 + 1,
+    Cleaning = READABLE as u8 + 2,
 }
 
 /// A value read from a page word.
@@ -80,13 +82,13 @@ impl Seen {
         match self.0 & STATE_MASK {
             0 => State::Absent,
             1 => State::Loading,
-            2 => State::Clean,
-            3 => State::Dirty,
-            4 => State::Unprotecting,
-            5 => State::Cleaning,
-            6 => State::Evicting,
-            7 => State::Exclusive,
-            8 => State::Probation,
+            2 => State::Unprotecting,
+            3 => State::Evicting,
+            4 => State::Exclusive,
+            5 => State::Probation,
+            8 => State::Clean,
+            9 => State::Dirty,
+            10 => State::Cleaning,
             other => unreachable!("page state {other}"),
         }
     }
@@ -112,10 +114,15 @@ impl Seen {
     /// Whether the holder of a pin may read the page's bytes, and a pin may be taken.
     #[inline]
     pub fn is_readable(self) -> bool {
-        // One bit test instead of decoding the state: this is on the path of every hit.
-        const READABLE: u64 =
-            1 << State::Clean as u64 | 1 << State::Dirty as u64 | 1 << State::Cleaning as u64;
-        READABLE >> (self.0 & STATE_MASK) & 1 != 0
+        self.0 & READABLE != 0
+    }
+
+    /// Whether the page can be read and was in the same frame when its word was `before`, which
+    /// could be read too.
+    #[inline]
+    pub fn is_where_it_was(self, before: Seen) -> bool {
+        // Almost always nothing has changed at all, which takes one comparison.
+        self == before || (self.is_readable() && self.frame() == before.frame())
     }
 
     /// Whether the page occupies a frame.

@@ -65,8 +65,8 @@ impl Drop for FatalPanic {
         if std::thread::panicking() {
             let name = self.0.to_string_lossy();
             eprintln!(
-                "aquifer: the background thread {name} panicked, in a device, a policy or a waker; \
-                 the cache cannot go on without it"
+                "aquifer: the background thread {name} panicked, in a device or a policy; the cache \
+                 cannot go on without it"
             );
             std::process::abort();
         }

@@ -37,7 +37,7 @@ use crate::gate::Gates;
 use crate::geometry::Geometry;
 use crate::guess::Guesses;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
-use crate::lazy::LazyArray;
+use crate::lazy::{LazyArray, ZeroInit};
 use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::stats::count;
 use crate::write_style::WriteStyle;
@@ -50,6 +50,9 @@ pub(crate) trait PageMemory: Send + Sync + 'static {
     const PROTECTS: bool;
     /// The share of the budget that its frames come from.
     const KIND: Kind;
+
+    /// The word of a page.
+    fn word(&self, page: u64) -> &PageWord;
 
     /// The frame pool of these pages.
     fn pool<'a>(&self, engine: &'a Engine) -> &'a FramePool;
@@ -133,6 +136,16 @@ impl Refused {
     }
 }
 
+/// A table with an entry for each page of a device.
+///
+/// Wiped on fork: in a child every page reads as absent, so the hot paths, which check only the
+/// word, fall through to the slow paths, which return an error.
+pub(crate) fn page_table<T: ZeroInit>(pages: u64) -> Result<LazyArray<T>> {
+    LazyArray::new(pages as usize)
+        .and_then(LazyArray::wiped_on_fork)
+        .map_err(|source| CacheError::Kernel { what: "reserving page tables", source })
+}
+
 /// One attached device. See the module documentation.
 pub(crate) struct Store<M: PageMemory> {
     pub id: StoreId,
@@ -144,8 +157,8 @@ pub(crate) struct Store<M: PageMemory> {
     pub geometry: Geometry,
     pub height: Height,
     writable: AtomicBool,
+    /// With the table of page words.
     pub memory: M,
-    pub words: LazyArray<PageWord>,
     pub dirty: DirtyMap,
     pub gates: Gates,
     pub readahead: ReadAhead,
@@ -176,11 +189,6 @@ impl<M: PageMemory> Store<M> {
         memory: M,
     ) -> Result<Store<M>> {
         let kernel = |source| CacheError::Kernel { what: "reserving page tables", source };
-        // Wiped on fork: in a child every page reads as absent, so the hot paths, which check only the
-        // word, fall through to the slow paths, which return an error.
-        let words = LazyArray::new(geometry.pages() as usize)
-            .and_then(LazyArray::wiped_on_fork)
-            .map_err(kernel)?;
         let dirty = DirtyMap::new(geometry.pages()).map_err(kernel)?;
         let gates = Gates::new(geometry.regions()).map_err(kernel)?;
         let loaded = Bits::new(geometry.regions()).map_err(kernel)?;
@@ -188,7 +196,6 @@ impl<M: PageMemory> Store<M> {
         let store = Store {
             // Reserved after everything that can fail.
             id: engine.reserve_id(),
-            words,
             dirty,
             gates,
             readahead: ReadAhead::new(engine.bounce.buffer_bytes() / geometry.page_bytes),
@@ -224,6 +231,7 @@ impl<M: PageMemory> Store<M> {
         }
     }
 
+    #[inline]
     pub fn pool(&self) -> &FramePool {
         self.memory.pool(&self.engine)
     }
@@ -262,7 +270,7 @@ impl<M: PageMemory> Store<M> {
 
     #[inline]
     pub fn word(&self, page: u64) -> &PageWord {
-        &self.words[page as usize]
+        self.memory.word(page)
     }
 
     /// Converts a refusal into the caller's error. Allocates, so it is not for the fault path.
@@ -668,11 +676,13 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Unpins a page.
+    #[inline]
     pub fn unpin(&self, page: u64) {
         self.word(page).unpin();
     }
 
     /// The page word's current value.
+    #[inline]
     pub fn seen(&self, page: u64) -> Seen {
         self.word(page).load()
     }

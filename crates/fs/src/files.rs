@@ -10,9 +10,9 @@ use aquifer_sys::credentials::Credentials;
 use aquifer_vm::stitched::Stitcher;
 
 use crate::error::{FsError, Result};
-use crate::known_paths::KnownPaths;
+use crate::known_paths::{Known, KnownPaths, Versions};
 use crate::names::{Gone, Names, New};
-use crate::open_inodes::{OpenInode, OpenInodes};
+use crate::open_inodes::{OpenInode, OpenInodes, ToOpen};
 use crate::walk::{self, Last, walk};
 
 /// The files of an open pool. Cheap to clone; can be shared between threads.
@@ -274,9 +274,53 @@ impl Shared {
         unsafe { self.pool.try_change(Vec::new(), |slots| change(&mut Names { slots, now_ns })) }
     }
 
+    fn open_pinned(&self, inode: ToOpen) -> Result<Arc<OpenInode>> {
+        self.opened.open(inode, || self.pool.pin_inode(inode.number, InodeUse::Open))
+    }
+
+    /// Opens the file that a path is known to refer to; `None` if it may refer to another one by now.
+    pub fn open_known(&self, path: &[u8]) -> Result<Option<Arc<OpenInode>>> {
+        let known = self.known_paths.hash(path).and_then(|hash| self.known_paths.find(hash));
+        let is_current = |known: &Known| self.pool.names_version() == known.names_version;
+        // Without a run it may be a directory.
+        let known = known.filter(|known| !known.run.is_empty() && is_current(known));
+        let Some(known) = known else { return Ok(None) };
+        let Known { inode: number, generation, layout_version, run, .. } = known;
+        // The usual read begins at the start of the file.
+        self.pool.prefetch(run.bytes());
+        let known_run = Some((layout_version, run));
+        let open =
+            self.open_pinned(ToOpen { number, generation, kind: FileKind::File, known_run })?;
+        // After the pin, as in `open_inode`; and after the pin the path still refers to the file.
+        let now = self.pool.file_state(number);
+        let is_there = now.is_some_and(|now| now.generation == generation && now.links > 0)
+            && is_current(&known);
+        if !is_there {
+            self.close(open, false);
+            return Ok(None);
+        }
+        Ok(Some(open))
+    }
+
+    /// As [`Shared::look_up`] of a path that is to be opened for reading: caches what it finds.
+    pub fn look_up_to_read(&self, path: &[u8]) -> Result<FileInode> {
+        let versions = Versions::of(&self.pool);
+        let inode = self.look_up(path, Last::Follow)?;
+        // A longer table would have to be read for that. A hole has no place.
+        if let [run] = inode.runs[..]
+            && inode.kind == FileKind::File
+            && inode.part == 0
+            && !run.is_hole()
+            && let Some(hash) = self.known_paths.hash(path)
+        {
+            self.known_paths.learn(hash, Known::found(&inode, run, &versions, &self.pool));
+        }
+        Ok(inode)
+    }
+
     /// Opens an inode that was just looked up; `None` if it was removed since.
     pub fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
-        let open = self.opened.open(inode, || self.pool.pin_inode(inode.number, InodeUse::Open))?;
+        let open = self.open_pinned(inode.into())?;
         // After the pin: a process that removes the last link either sees the pin and leaves the
         // inode, or has removed the link already, which this check finds.
         let now = match self.pool.file_state(inode.number) {

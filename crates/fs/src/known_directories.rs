@@ -4,7 +4,8 @@
 //! directory that the first of these paths leads to is cached under the path without its last
 //! component ([`KnownPaths`](crate::known_paths::KnownPaths)), and is the answer as long as no name
 //! of the pool has changed: the others then take one lookup, however long the path is. (Opening a
-//! file and reading its metadata are not worth it: programs that do so often change names as well.)
+//! file caches only its own path, and reading its metadata none: programs that do so often change
+//! names as well.)
 //!
 //! Both the comparison of the version and the lookup are made on one state of the metadata, so the
 //! result is that of [`walk`] on the same state. Whatever is not plainly there (a link to follow, an

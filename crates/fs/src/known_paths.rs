@@ -19,7 +19,7 @@ use std::hash::Hasher;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use aquifer_pool::Pool;
-use aquifer_pool::format::file::FileState;
+use aquifer_pool::format::file::{FileInode, FileState};
 use aquifer_pool::format::run::Run;
 use siphasher::sip128::{Hasher128, SipHasher13};
 #[cfg(not(loom))]
@@ -51,6 +51,19 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// What a lookup found that began at these versions; `run` is empty if the content is not one.
+    pub fn found(inode: &FileInode, run: Run, versions: &Versions, pool: &impl Versioned) -> Known {
+        Known {
+            inode: inode.number,
+            generation: inode.generation,
+            layout_version: inode.layout_version,
+            size_bytes: inode.size_bytes,
+            run,
+            names_version: versions.names,
+            metadata_version: versions.metadata_if_unchanged(pool),
+        }
+    }
+
     /// Brings the entry up to date; `None` if the path may refer to another inode, or the content
     /// lies elsewhere.
     #[inline]

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use arc_swap::{ArcSwap, Guard};
 
-use aquifer_pool::format::file::FileInode;
+use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::format::run::Run;
 use aquifer_pool::{OwnedPin, PoolError};
 
 use crate::error::Result;
@@ -19,7 +20,10 @@ use crate::file_table::FileTable;
 pub(crate) struct OpenInode {
     pub number: u64,
     pub generation: u64,
-    pub kind: aquifer_pool::format::file::FileKind,
+    pub kind: FileKind,
+    /// The layout version and the run of a file that was opened by a cached lookup: it can be read
+    /// without a table while it has this layout.
+    pub known_run: Option<(u64, Run)>,
     /// Tells all processes that the inode is open.
     _pin: OwnedPin,
     /// Whether the file was given room to grow into.
@@ -29,12 +33,31 @@ pub(crate) struct OpenInode {
     table: OnceLock<ArcSwap<FileTable>>,
 }
 
+/// An inode to be opened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ToOpen {
+    pub number: u64,
+    pub generation: u64,
+    pub kind: FileKind,
+    /// See [`OpenInode::known_run`].
+    pub known_run: Option<(u64, Run)>,
+}
+
+impl From<&FileInode> for ToOpen {
+    fn from(inode: &FileInode) -> ToOpen {
+        let &FileInode { number, generation, kind, .. } = inode;
+        ToOpen { number, generation, kind, known_run: None }
+    }
+}
+
 impl OpenInode {
-    fn new(inode: &FileInode, pin: OwnedPin) -> OpenInode {
+    fn new(inode: ToOpen, pin: OwnedPin) -> OpenInode {
+        let ToOpen { number, generation, kind, known_run } = inode;
         OpenInode {
-            number: inode.number,
-            generation: inode.generation,
-            kind: inode.kind,
+            number,
+            generation,
+            kind,
+            known_run,
             _pin: pin,
             has_room_ahead: AtomicBool::new(false),
             table: OnceLock::new(),
@@ -91,31 +114,46 @@ impl Hasher for NumberHasher {
 
 type ByNumber = HashMap<u64, Weak<OpenInode>, BuildHasherDefault<NumberHasher>>;
 
-/// All inodes that this process has open.
+/// Parts of the map of open inodes, so that threads that open different files rarely wait.
+const PARTS: usize = 64;
+
+/// The open inodes whose numbers have the same remainder. Aligned so that no two share a cache line.
 #[derive(Debug, Default)]
+#[repr(align(128))]
+struct Part(Mutex<ByNumber>);
+
+/// All inodes that this process has open.
+#[derive(Debug)]
 pub(crate) struct OpenInodes {
-    by_number: Mutex<ByNumber>,
+    parts: Box<[Part]>,
+}
+
+impl Default for OpenInodes {
+    fn default() -> OpenInodes {
+        OpenInodes { parts: (0..PARTS).map(|_| Part::default()).collect() }
+    }
 }
 
 impl OpenInodes {
-    fn lock(&self) -> MutexGuard<'_, ByNumber> {
-        self.by_number.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self, number: u64) -> MutexGuard<'_, ByNumber> {
+        let part = &self.parts[(number % PARTS as u64) as usize];
+        part.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the open inode of this number and generation; pins it if it is new.
     pub fn open(
         &self,
-        inode: &FileInode,
+        inode: ToOpen,
         pin: impl FnOnce() -> std::result::Result<OwnedPin, PoolError>,
     ) -> Result<Arc<OpenInode>> {
-        let mut by_number = self.lock();
+        let mut by_number = self.lock(inode.number);
         if let Some(open) = by_number.get(&inode.number).and_then(Weak::upgrade)
             && open.generation == inode.generation
         {
             return Ok(open);
         }
         let open = Arc::new(OpenInode::new(inode, pin()?));
-        by_number.insert(inode.number, Arc::downgrade(&open));
+        by_number.insert(open.number, Arc::downgrade(&open));
         if by_number.len() >= FEW && by_number.len().is_power_of_two() {
             by_number.retain(|_, open| open.strong_count() > 0);
         }
@@ -125,7 +163,7 @@ impl OpenInodes {
     /// Drops a handle's reference to an inode. Returns whether it was the last one, so that the
     /// inode is no longer pinned as open.
     pub fn close(&self, open: Arc<OpenInode>) -> bool {
-        let mut by_number = self.lock();
+        let mut by_number = self.lock(open.number);
         // Under the lock no thread can take a reference from the map, and other holders can only
         // clone theirs.
         let is_last = Arc::strong_count(&open) == 1;

@@ -83,7 +83,7 @@ impl Files {
             let pin = self.shared.pool.pin_inode(inode.number, InodeUse::Open)?;
             Ok((inode, pin))
         })?;
-        let opened = self.shared.opened.open(&inode, || Ok(pin))?;
+        let opened = self.shared.opened.open((&inode).into(), || Ok(pin))?;
         Ok(File::new(self.clone(), opened, flags))
     }
 }

@@ -180,7 +180,13 @@ fn ranges_and_paths_that_are_none_are_refused() {
 fn a_known_path_leads_where_it_leads_now() {
     let (scratch, files) = scratch();
     let other = scratch.open();
-    let look = |path: &str| files.view(path, ..).map(|view| bytes_of(&view));
+    let look = |path: &str| -> Result<Vec<u8>, FsError> {
+        let (viewed, read) = (files.view(path, ..), files.read(path));
+        assert_eq!(viewed.is_ok(), read.is_ok(), "{path}");
+        let (viewed, read) = (bytes_of(&viewed?), read?);
+        assert_eq!(viewed, read, "{path}");
+        Ok(read)
+    };
     file_of(&files, "/a", &[1]);
     file_of(&files, "/b", &[2]);
     files.symlink("a", "/link").unwrap();
@@ -211,6 +217,57 @@ fn a_known_path_leads_where_it_leads_now() {
     other.rename("/d", "/e").unwrap();
     assert!(look("/d/a").is_err());
     assert_eq!(look("/e/a").unwrap(), [5; PAGE]);
+}
+
+/// A file that was opened by a cached lookup is read as it is at each time, also when its pages are
+/// others than at the lookup, and exists until it is closed.
+#[test]
+fn a_file_opened_by_a_known_path_is_read_as_it_is() {
+    let (scratch, files) = scratch();
+    let other = scratch.open();
+    let writer = file_of(&other, "/f", &[1, 2]);
+    assert_eq!(files.open_file("/f").unwrap().read_at(&mut [0; 9], 0).unwrap(), 9);
+    let known = files.open_file("/f").unwrap();
+    let read = |offset: usize| {
+        let mut bytes = vec![77; 4 * PAGE];
+        let got = known.read_at(&mut bytes, offset as u64).unwrap();
+        bytes.truncate(got);
+        bytes
+    };
+    assert_eq!(read(PAGE - 1), [&[1][..], &[2; PAGE]].concat());
+    assert_eq!(read(2 * PAGE), []);
+    writer.set_len(5 * PAGE as u64 / 2).unwrap();
+    assert_eq!(read(PAGE), [[2; PAGE].as_slice(), &[0; PAGE / 2]].concat(), "a hole at the end");
+    writer.write_all_at(&[3; PAGE], 2 * PAGE as u64).unwrap();
+    assert_eq!(read(PAGE), [[2; PAGE], [3; PAGE]].concat(), "other pages");
+    writer.write_atomic(&[4; PAGE], 0).unwrap();
+    assert_eq!(read(0)[..PAGE], [4; PAGE]);
+    writer.set_len(7).unwrap();
+    assert_eq!(read(0), [4; 7]);
+
+    // Known again, and removed: it exists as long as it is open, and then no longer.
+    assert_eq!(files.read("/f").unwrap(), [4; 7]);
+    let again = files.open_file("/f").unwrap();
+    other.remove_file("/f").unwrap();
+    drop((writer, known));
+    assert_eq!(again.read_at(&mut [0; 9], 0).unwrap(), 7);
+    assert!(matches!(files.open_file("/f"), Err(FsError::NotFound { .. })));
+    let orphans = || other.pool().orphans().unwrap().len();
+    assert_eq!(orphans(), 1);
+    drop(again);
+    assert_eq!(orphans(), 0);
+    // Not followed, or for writing, a path is looked up.
+    files.write("/g", "text").unwrap();
+    files.symlink("g", "/link").unwrap();
+    assert_eq!(
+        (files.read("/link").unwrap(), files.read("/link").unwrap()),
+        (b"text".into(), b"text".into())
+    );
+    let mut unfollowed = files.options();
+    unfollowed.read(true).custom_flags(libc::O_NOFOLLOW);
+    assert!(matches!(unfollowed.open("/link"), Err(FsError::LinkLoop { .. })));
+    assert!(files.options().read(true).write(true).open("/g").unwrap().write_at(b"T", 0).is_ok());
+    assert_eq!(files.read("/g").unwrap(), b"Text");
 }
 
 /// Whatever any process does to the file, no other file gets its pages while the view exists.

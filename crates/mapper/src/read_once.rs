@@ -5,15 +5,20 @@
 //! buffer.
 //!
 //! ```text
-//!  open ─ read 32 KiB ─┬─ end of file reached ─▶ buffer
+//!  open ─ read 32 KiB ─┬─ end of file reached ─▶ buffer            (one read if all of it is cached)
 //!                      └─ statx ─┬─ a regular file below the threshold ─▶ read the rest ─▶ buffer
 //!                                ├─ a regular file above it ─▶ map
 //!                                └─ length unknown ─▶ read to the end of the file ─▶ buffer
 //! ```
 //! Most files are short, and `statx` costs three times as much as a read at the end of the file. If
 //! the thread's previous file was longer than 32 KiB, the next one probably is, too: then `statx`
-//! comes first, and the file is read at once, or mapped. The end is detected by a read of 0 bytes,
-//! not by a short read: pipes and generated files arrive in pieces.
+//! comes first, and the file is read at once, or mapped.
+//!
+//! The end is detected by a read of 0 bytes, not by a short read: pipes and generated files arrive in
+//! pieces. Only the first read can do without, because it asks for what is cached (`RWF_NOWAIT`).
+//! Where that is possible a file consists of pages of the page cache, and a read that does not end
+//! where a page ends has met the end of the file. Pipes and generated files refuse it, as do some
+//! file systems: then it is not tried again for a while.
 //!
 //! # The threshold
 //! 256 KiB at first. Measured for files in memory and for those on storage ([`calibrate`]), when
@@ -48,6 +53,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -64,6 +70,9 @@ use aquifer_vm::bytes::Bytes;
 
 /// Bytes that are read before the file's status is queried. Nine of ten source files are shorter.
 const FIRST_BYTES: usize = 32 << 10;
+/// Files read in the usual way after one that refused to be read from the page cache only: the
+/// others are probably on the same file system.
+const UNASKED_AFTER_REFUSAL: u32 = 256;
 /// The threshold without a measurement.
 const USUAL_THRESHOLD_BYTES: u32 = 256 << 10;
 /// Bounds of the threshold.
@@ -90,6 +99,9 @@ const FOR_NOW: u32 = 1;
 thread_local! {
     /// Taken while in use, so that a nested call gets another buffer.
     static BUFFER: Cell<PageBuffer> = const { Cell::new(PageBuffer::new()) };
+    /// How many files are read in the usual way before the page cache is asked again: 0 unless it
+    /// has refused.
+    static UNASKED_FILES: Cell<u32> = const { Cell::new(0) };
     /// Whether the previous file was longer than [`FIRST_BYTES`].
     static EXPECTS_LONG: Cell<bool> = const { Cell::new(false) };
 }
@@ -348,10 +360,19 @@ fn read(
     };
     let mut len = 0;
     let known = expects_long.then(ask).transpose()?.filter(is_long);
+    // Whether to read at offsets. A file without them is read from its position.
+    let mut has_offsets = false;
     if known.is_none() {
         buffer.lengthen(FIRST_BYTES);
+        if let Some(got) = read_cached(file, &mut buffer.bytes()[..FIRST_BYTES]) {
+            if !got.is_multiple_of(SMALL_PAGE_BYTES) {
+                return Ok(Content::Here(got));
+            }
+            (len, has_offsets) = (got, true);
+        }
         while len < FIRST_BYTES {
-            match read_some(file, &mut buffer.bytes()[len..FIRST_BYTES]).map_err(failed)? {
+            let target = &mut buffer.bytes()[len..FIRST_BYTES];
+            match read_some(file, has_offsets.then_some(len), target).map_err(failed)? {
                 0 => return Ok(Content::Here(len)),
                 got => len += got,
             }
@@ -377,7 +398,8 @@ fn read(
             buffer.lengthen((2 * len).min(most_bytes));
         }
         let end = expected.unwrap_or(usize::MAX).min(buffer.bytes().len());
-        match read_some(file, &mut buffer.bytes()[len..end]).map_err(failed)? {
+        let target = &mut buffer.bytes()[len..end];
+        match read_some(file, has_offsets.then_some(len), target).map_err(failed)? {
             0 => break,
             got => len += got,
         }
@@ -385,9 +407,28 @@ fn read(
     Ok(Content::Here(len))
 }
 
-fn read_some(mut file: &File, target: &mut [u8]) -> io::Result<usize> {
+/// Reads the beginning of a file as far as it is cached; `None` if the file does not allow that.
+fn read_cached(file: &File, target: &mut [u8]) -> Option<usize> {
+    if let Some(left) = UNASKED_FILES.get().checked_sub(1) {
+        UNASKED_FILES.set(left);
+        return None;
+    }
+    let read = file_io::read_resident_at(file.as_fd(), target, 0);
+    if read.is_err() {
+        UNASKED_FILES.set(UNASKED_AFTER_REFUSAL);
+    }
+    // The usual read reports what is wrong with the file, if anything is.
+    read.ok()
+}
+
+/// Reads once, at an offset or from the position of the file.
+fn read_some(mut file: &File, offset: Option<usize>, target: &mut [u8]) -> io::Result<usize> {
     loop {
-        match file.read(target) {
+        let read = match offset {
+            Some(offset) => file.read_at(target, offset as u64),
+            None => file.read(target),
+        };
+        match read {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => return result,
         }
@@ -428,7 +469,8 @@ mod tests {
             let content = read(path, file, &mut buffer, 1 << 20, expects_long).unwrap();
             (content, buffer.bytes().first().copied())
         };
-        for len in [0, 1, FIRST_BYTES, FIRST_BYTES + 1, 100_000] {
+        let page = SMALL_PAGE_BYTES;
+        for len in [0, 1, page, 2 * page, 2 * page + 1, FIRST_BYTES, FIRST_BYTES + 1, 100_000] {
             file.set_len(0).unwrap();
             file_io::write_all_at(file.as_fd(), &vec![7; len], 0).unwrap();
             for expects_long in [false, true] {
@@ -438,9 +480,33 @@ mod tests {
                 assert!(len == 0 || first == Some(7));
             }
         }
-        let generated = File::open("/proc/self/status").unwrap();
-        let (content, first) = of(&generated, true);
-        assert!(matches!(content, Content::Here(1..)) && first == Some(b'N'), "{content:?}");
+        for expects_long in [true, false, false] {
+            let generated = File::open("/proc/self/status").unwrap();
+            let (content, first) = of(&generated, expects_long);
+            assert!(matches!(content, Content::Here(1..)) && first == Some(b'N'), "{content:?}");
+        }
+    }
+
+    /// Every byte of a pipe is read, in however many pieces it arrives; and files of all lengths
+    /// after it, which is not asked for its cached pages.
+    #[test]
+    fn what_arrives_in_pieces_is_read_to_its_end() {
+        for round in 0..2 {
+            let (reading, mut writing) = io::pipe().unwrap();
+            UNASKED_FILES.set(0);
+            let writer = std::thread::spawn(move || {
+                for piece in 0..10 {
+                    io::Write::write_all(&mut writing, &[piece; 1001]).unwrap();
+                    std::thread::yield_now();
+                }
+            });
+            let mut buffer = PageBuffer::new();
+            let pipe = File::from(std::os::fd::OwnedFd::from(reading));
+            let content = read(Path::new("pipe"), &pipe, &mut buffer, 1 << 20, round == 1);
+            assert_eq!(content.unwrap(), Content::Here(10_010));
+            assert_eq!(buffer.bytes()[10_009], 9);
+            writer.join().unwrap();
+        }
     }
 
     #[test]

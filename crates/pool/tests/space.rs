@@ -17,7 +17,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
-use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
+use aquifer_pool::media::{ByteRange, Media, MediaOperation, PersistenceDomain};
 use aquifer_pool::{
     ChangeSlots, InodeUse, Mutant, Pool, PoolError, PoolOptions, ReadSlots, Transaction,
     end_thread_at,
@@ -506,6 +506,29 @@ fn pins_are_inert_in_a_fork() {
     assert_eq!(pool.info().unwrap().pins, 1);
     drop(pin);
     assert_eq!(pool.info().unwrap().pins, 0);
+}
+
+/// In a forked child other memory may lie where the parent has the mapping, so nothing is read.
+#[test]
+fn data_is_not_read_in_a_fork() {
+    let directory = scratch();
+    let pool = shared_pool(directory.path());
+    let data = pool.layout().data();
+    // SAFETY: the child only calls what is tested, and ends without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut bytes = [0; 8];
+        let loaded = pool.load(data.offset_bytes, &mut bytes);
+        let seen = pool.look_at(ByteRange { len_bytes: 8, ..data }, |bytes| bytes.len());
+        let refused = matches!(loaded, Err(PoolError::Forked));
+        let refused = refused && matches!(seen, Err(PoolError::Forked));
+        // SAFETY: `_exit` ends the child without running destructors.
+        unsafe { libc::_exit(i32::from(!refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: our child; `status` outlives the call.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
 }
 
 /// Readers read pages while other threads free them and fill them with something else.

@@ -153,6 +153,7 @@ impl Engine {
     }
 
     /// The memory of the arena's frames.
+    #[inline]
     pub fn arena_memory(&self) -> &FrameArena {
         &self.arena_memory
     }

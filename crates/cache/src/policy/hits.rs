@@ -43,7 +43,9 @@ pub enum HitMode {
 pub struct HitTable {
     words: LazyArray<AtomicU32>,
     mode: HitMode,
-    now: AtomicU32,
+    /// The value of a word that a hit does not change: the maximum of a counter, or the logical
+    /// time.
+    full: AtomicU32,
 }
 
 impl HitTable {
@@ -53,7 +55,11 @@ impl HitTable {
     /// If the process has no address space left for it.
     pub fn new(mode: HitMode, max_frames: usize) -> HitTable {
         let words = LazyArray::new(max_frames).expect("address space for the hit table");
-        HitTable { words, mode, now: AtomicU32::new(0) }
+        let full = match mode {
+            HitMode::Count { max } => max,
+            HitMode::Ignore | HitMode::Timestamp => 0,
+        };
+        HitTable { words, mode, full: AtomicU32::new(full) }
     }
 
     /// How hits are recorded.
@@ -65,20 +71,21 @@ impl HitTable {
     #[inline]
     pub fn hit(&self, frame: FrameId) {
         let word = &self.words[frame.0 as usize];
+        let (value, full) = (word.load(Ordering::Relaxed), self.full.load(Ordering::Relaxed));
+        // Nearly always equal for a page that is hit often: one comparison, whatever the mode.
+        if value != full {
+            self.change(word, value, full);
+        }
+    }
+
+    #[inline(never)]
+    fn change(&self, word: &AtomicU32, value: u32, full: u32) {
         match self.mode {
             HitMode::Ignore => {}
-            HitMode::Count { max } => {
-                let count = word.load(Ordering::Relaxed);
-                if count < max {
-                    word.store(count + 1, Ordering::Relaxed);
-                }
-            }
-            HitMode::Timestamp => {
-                let now = self.now.load(Ordering::Relaxed);
-                if word.load(Ordering::Relaxed) != now {
-                    word.store(now, Ordering::Relaxed);
-                }
-            }
+            // A policy may have set a larger value.
+            HitMode::Count { .. } if value < full => word.store(value + 1, Ordering::Relaxed),
+            HitMode::Count { .. } => {}
+            HitMode::Timestamp => word.store(full, Ordering::Relaxed),
         }
     }
 
@@ -94,8 +101,8 @@ impl HitTable {
             HitMode::Count { .. } => 0,
             HitMode::Timestamp => {
                 // A load and a store suffice: the policy lock makes this the only writer.
-                let now = self.now.load(Ordering::Relaxed).wrapping_add(1);
-                self.now.store(now, Ordering::Relaxed);
+                let now = self.full.load(Ordering::Relaxed).wrapping_add(1);
+                self.full.store(now, Ordering::Relaxed);
                 now
             }
         };
@@ -114,10 +121,12 @@ impl HitTable {
         self.words[frame.0 as usize].store(value, Ordering::Relaxed);
     }
 
-    /// The logical time: insertions so far, wrapping. Constant unless the mode is
-    /// [`HitMode::Timestamp`].
+    /// The logical time: insertions so far, wrapping. 0 unless the mode is [`HitMode::Timestamp`].
     pub fn now(&self) -> u32 {
-        self.now.load(Ordering::Relaxed)
+        match self.mode {
+            HitMode::Timestamp => self.full.load(Ordering::Relaxed),
+            HitMode::Ignore | HitMode::Count { .. } => 0,
+        }
     }
 
     /// How many insertions ago `frame` was last hit or loaded ([`HitMode::Timestamp`] only).
@@ -134,7 +143,7 @@ mod tests {
     #[test]
     fn timestamps_count_insertions_and_wrap() {
         let hits = HitTable::new(HitMode::Timestamp, 2);
-        hits.now.store(u32::MAX, Ordering::Relaxed);
+        hits.full.store(u32::MAX, Ordering::Relaxed);
         hits.hit(FrameId(0));
         hits.reset(FrameId(1));
         assert_eq!(hits.now(), 0);

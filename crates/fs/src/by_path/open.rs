@@ -6,6 +6,7 @@ use crate::by_path::FileOptions;
 use crate::error::Result;
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
+use crate::walk::bytes_of;
 
 impl Files {
     /// Returns options to open a file with, which allow nothing yet. As
@@ -45,7 +46,18 @@ impl Files {
     /// [`FsError::NotFound`](crate::FsError::NotFound),
     /// [`FsError::IsADirectory`](crate::FsError::IsADirectory), and other errors of the path.
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.options().read(true).open(path)
+        let flags = OpenFlags { read: true, ..OpenFlags::default() };
+        match self.open_known(bytes_of(path.as_ref()), flags)? {
+            Some(file) => Ok(file),
+            None => self.options().read(true).open(path),
+        }
+    }
+
+    /// Opens the file that a path is known to refer to, for reading; `None` if that has to be
+    /// looked up.
+    pub(crate) fn open_known(&self, path: &[u8], flags: OpenFlags) -> Result<Option<File>> {
+        let opened = self.shared.open_known(path)?;
+        Ok(opened.map(|opened| File::new(self.clone(), opened, flags)))
     }
 
     /// Opens a file for writing: creates it if it does not exist, truncates it if it does.

@@ -135,11 +135,18 @@ impl FileOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = bytes_of(path.as_ref());
         self.flags.check(path)?;
+        let shared = &self.files.shared;
+        let only_reads = !self.flags.writes() && self.flags.last() == Last::Follow;
+        if only_reads && let Some(file) = self.files.open_known(path, self.flags)? {
+            return Ok(file);
+        }
         loop {
             let (inode, is_new) = if self.flags.makes() {
                 self.open_or_make(path)?
+            } else if only_reads {
+                (shared.look_up_to_read(path)?, false)
             } else {
-                (self.files.shared.look_up(path, self.flags.last())?, false)
+                (shared.look_up(path, self.flags.last())?, false)
             };
             // `None`: the inode was removed between lookup and open. The path now refers to
             // something else or to nothing, so look it up again.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use aquifer_pool::format::run::Run;
 use arc_swap::Guard;
 
 use super::File;
@@ -122,6 +123,12 @@ impl File {
     }
 }
 
+/// Where the pages of a file are.
+enum Pages {
+    Run(Run),
+    Table(Guard<Arc<FileTable>>),
+}
+
 /// Runs `copy` on a state of the file, and retries until the state's layout version (the first part
 /// of the tuple) is still current afterwards.
 #[inline]
@@ -149,18 +156,35 @@ impl Shared {
     ) -> Result<usize> {
         copy_of_one_layout(
             || {
-                let (size_bytes, layout_version, table) = self.state(open)?;
-                Ok((layout_version, (size_bytes, table)))
+                let (size_bytes, layout_version, pages) = self.pages(open)?;
+                Ok((layout_version, (size_bytes, pages)))
             },
-            |(size_bytes, table)| {
+            |(size_bytes, pages)| {
                 let left = size_bytes.saturating_sub(offset_bytes);
                 let len = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                let range = FileBytes { offset_bytes, len_bytes: len as u64 };
-                self.copy_out(table, range, &mut bytes[..len])?;
+                match pages {
+                    Pages::Run(run) => self.copy_of_run(*run, offset_bytes, &mut bytes[..len])?,
+                    Pages::Table(table) => {
+                        let range = FileBytes { offset_bytes, len_bytes: len as u64 };
+                        self.copy_out(table, range, &mut bytes[..len])?;
+                    }
+                }
                 Ok(len)
             },
             |version| Ok(self.pool.has_layout(open.number, open.generation, version)?),
         )
+    }
+
+    /// Returns the size, the layout version, and where the pages of that version are.
+    fn pages(&self, open: &OpenInode) -> Result<(u64, u64, Pages)> {
+        if let Some((layout_version, run)) = open.known_run
+            && let Some(state) = self.pool.file_state(open.number)
+            && (state.generation, state.layout_version) == (open.generation, layout_version)
+        {
+            return Ok((state.size_bytes, layout_version, Pages::Run(run)));
+        }
+        let (size_bytes, layout_version, table) = self.state(open)?;
+        Ok((size_bytes, layout_version, Pages::Table(table)))
     }
 
     /// Returns the size, the layout version, and the table of that version.
@@ -178,6 +202,19 @@ impl Shared {
             }
             // Another thread has published another table in between.
         }
+    }
+
+    /// Copies bytes of a file that is this run from page 0 on, and beyond it a hole.
+    fn copy_of_run(&self, run: Run, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
+        let place = run.bytes();
+        let left = place.len_bytes.saturating_sub(offset_bytes);
+        let len = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let (inside, beyond) = bytes.split_at_mut(len);
+        beyond.fill(0);
+        if !inside.is_empty() {
+            self.pool.load(place.offset_bytes + offset_bytes, inside)?;
+        }
+        Ok(())
     }
 
     /// Copies bytes of a file with this table. The range must not extend beyond the end of the

@@ -159,16 +159,8 @@ impl Files {
             })?;
             shared.learn_directory(directory, versions.names);
             if let Some(hash) = hash {
-                let Layout { inode: number, generation, layout_version } = Layout::of(&inode);
-                let known = Known {
-                    inode: number,
-                    generation,
-                    layout_version,
-                    size_bytes: inode.size_bytes,
-                    run: table.as_one_run().unwrap_or_default(),
-                    names_version: versions.names,
-                    metadata_version: versions.metadata_if_unchanged(&shared.pool),
-                };
+                let run = table.as_one_run().unwrap_or_default();
+                let known = Known::found(&inode, run, &versions, &shared.pool);
                 shared.known_paths.learn(hash, known);
             }
             let range = resolve(&range, inode.size_bytes)?;

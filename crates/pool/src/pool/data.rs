@@ -11,8 +11,10 @@ impl Pool {
     /// changes may make the copy torn.
     ///
     /// # Errors
-    /// [`PoolError::Media`].
+    /// [`PoolError::Media`]; [`PoolError::Forked`].
     pub fn load(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
+        // A child has other memory where its parent has the mapping.
+        self.check_process()?;
         Ok(self.media().load(offset_bytes, bytes)?)
     }
 

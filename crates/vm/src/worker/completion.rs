@@ -1,6 +1,7 @@
 //! The end of work that another thread does.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -53,12 +54,17 @@ pub struct Completer<T>(Arc<Shared<T>>);
 
 impl<T> Completer<T> {
     /// Passes the result on, once. The calling thread runs the waker, which must not do anything
-    /// long.
+    /// long. A panic of the waker is printed and ends here.
     pub fn complete(&self, result: T) {
         let before = std::mem::replace(&mut *self.0.lock(), Progress::Done(result));
         self.0.done.notify_all();
         if let Progress::Pending(Some(waker)) = before {
-            waker.wake();
+            // The waker is the application's, the thread is shared: what is queued behind this must
+            // still complete. `wake` consumes the waker, so nothing sees what a panic leaves of it.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                // The destructor of its value could panic as well.
+                std::mem::forget(panic);
+            }
         }
     }
 }

@@ -92,6 +92,28 @@ fn a_completion_wakes_its_last_waker_or_the_thread_that_waits() {
     });
 }
 
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker of the application");
+    }
+}
+
+/// The thread belongs to all futures, and the waker to one.
+#[test]
+fn a_waker_that_panics_does_not_keep_later_futures_from_completing() {
+    let jobs = JobThread::new(c"aquifer-test", |done: Completer<()>| done.complete(()));
+    let ((first, mut woken), (second, later)) = (completion(), completion());
+    let waker = Waker::from(Arc::new(Panics));
+    let polled = std::pin::pin!(&mut woken).poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    jobs.run(first);
+    jobs.run(second);
+    drop(jobs); // ends the thread when it has run both
+    assert!(woken.is_done() && later.is_done());
+}
+
 /// Where the threads do not exist, nothing waits for them and nothing runs in their place.
 #[test]
 fn a_forked_child_neither_waits_nor_runs_jobs() {
