@@ -109,17 +109,13 @@ impl Run {
     }
 }
 
-/// The runs of one region. On the stack, as the fault path writes back too.
-struct Runs {
-    places: [Run; MAX_REGION_PAGES],
+/// The runs of one region, in memory that the caller provides: the fault path has it on its stack.
+struct Runs<'a> {
+    places: &'a mut [Run; MAX_REGION_PAGES],
     len: usize,
 }
 
-impl Runs {
-    const fn new() -> Runs {
-        Runs { places: [Run::EMPTY; MAX_REGION_PAGES], len: 0 }
-    }
-
+impl Runs<'_> {
     fn as_slice(&self) -> &[Run] {
         &self.places[..self.len]
     }
@@ -255,7 +251,7 @@ impl<M: PageMemory> Store<M> {
         &self,
         pages: Range<u64>,
         snapshots: bool,
-        runs: &mut Runs,
+        runs: &mut Runs<'_>,
         other: &mut dyn FnMut(u64),
     ) {
         let largest =
@@ -299,7 +295,7 @@ impl<M: PageMemory> Store<M> {
 
     /// Of the sealed and protected runs, makes guessed pages Clean without a transfer if their
     /// content is unchanged, and merges the others with adjacent runs.
-    fn leave_out_unchanged(&self, most: u64, runs: &mut Runs) {
+    fn leave_out_unchanged(&self, most: u64, runs: &mut Runs<'_>) {
         let end = std::mem::take(&mut runs.len);
         for index in 0..end {
             let run = runs.places[index];
@@ -317,7 +313,7 @@ impl<M: PageMemory> Store<M> {
     /// Stores to them now would be lost, so the pages are Dirty again, and a flush writes snapshots
     /// of them. The caller holds the region's gate.
     #[cold]
-    fn take_seals_back(&self, snapshots: bool, runs: &mut Runs, other: &mut dyn FnMut(u64)) {
+    fn take_seals_back(&self, snapshots: bool, runs: &mut Runs<'_>, other: &mut dyn FnMut(u64)) {
         // Stays empty, and allocates nothing, if there are no snapshots.
         let mut kept = vec![];
         for &run in runs.as_slice() {
@@ -389,13 +385,14 @@ impl<M: PageMemory> Store<M> {
         failed: &mut Option<Failed>,
         other: &mut dyn FnMut(u64),
     ) {
-        let (mut sealed, mut flight) = (Runs::new(), [Run::EMPTY; MOST_IN_FLIGHT]);
+        let mut places = [Run::EMPTY; MAX_REGION_PAGES];
+        let mut flight = [Run::EMPTY; MOST_IN_FLIGHT];
         let mut batch = WriteBatch {
             store: self,
             unsealed: pages,
             flush,
             other,
-            sealed: &mut sealed,
+            sealed: Runs { places: &mut places, len: 0 },
             next: 0,
             most: 0,
             flight: &mut flight,
@@ -453,7 +450,7 @@ struct WriteBatch<'a, M: PageMemory> {
     flush: bool,
     other: &'a mut dyn FnMut(u64),
     /// The runs of the region sealed last; those from `next` on are waiting.
-    sealed: &'a mut Runs,
+    sealed: Runs<'a>,
     next: usize,
     /// How many more transfers may start.
     most: usize,
@@ -485,7 +482,7 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
             let part = first..region.end.min(self.unsealed.end);
             self.unsealed.start = part.end;
             (self.next, self.sealed.len) = (0, 0);
-            store.seal(part, self.flush, self.sealed, self.other);
+            store.seal(part, self.flush, &mut self.sealed, self.other);
             self.snapshots += self.sealed.as_slice().iter().filter(|run| run.snapshot).count();
         }
         true
