@@ -378,7 +378,7 @@ impl Mapped {
         self.summary.load(Ordering::Acquire) != 0 && self.mark.load(Ordering::Acquire) != 0
     }
 
-    /// As `seal`, `write_runs` and `settle`; a flush (`waits`) waits for other cleaners.
+    /// As `seal`, `WriteBatch` and `settle`; a flush (`waits`) waits for other cleaners.
     fn clean_up(&self, written: bool, waits: bool) {
         while self.is_marked() {
             let gate = self.gate.exclusive();
@@ -409,7 +409,7 @@ impl Mapped {
         }
     }
 
-    /// As `seal` and `write_runs` in a flush of a page that is pinned for writing.
+    /// As `seal` and `WriteBatch` in a flush of a page that is pinned for writing.
     fn write_snapshot(&self) {
         if self.word.begin_clean().is_ok() {
             // Not pinned: `clean_up` covers that case, so continue as if the write had failed.

@@ -38,7 +38,7 @@ impl WriteStyle {
     }
 
     pub fn learn(&self, transfers: usize, switches: u64) {
-        if transfers >= SAMPLE || self.style.load(Ordering::Relaxed) == 0 {
+        if transfers >= SAMPLE || transfers > 0 && self.style.load(Ordering::Relaxed) == 0 {
             let style = if switches * 2 > transfers as u64 { WAITING } else { COPYING };
             self.style.store(style, Ordering::Relaxed);
         }

@@ -6,6 +6,10 @@
 //!        ─► Clean, or Dirty again where a write failed           ─► sync the device (flush only)
 //! ```
 //!
+//! The device pulls: when it has taken all transfers of one region, the next region is sealed, while
+//! those transfers are in flight. So the device's queue does not run empty between regions, and a
+//! page is sealed only shortly before it is written.
+//!
 //! While a page is Cleaning its bytes do not change: stores wait, loads proceed. A page that is
 //! *pinned for writing* cannot be sealed; `flush` writes a snapshot of it and leaves it dirty.
 //!
@@ -25,6 +29,7 @@ use std::io;
 use std::ops::Range;
 
 use aquifer_device::{Batch, DeviceError, IoOperation, Request, run_serially};
+use aquifer_sys::futex::MutexGuard;
 use aquifer_sys::{cpu, memory};
 
 use crate::bounce::Bounce;
@@ -35,8 +40,10 @@ use crate::page_word::State;
 use crate::stats::count;
 use crate::store::{OnUnwind, PageMemory, Store};
 
-/// Regions sealed at a time: bounds how long a store can block, and the memory of the batch.
-const REGIONS_AT_A_TIME: u64 = 16;
+/// Transfers of one write-back that may be in flight: more than the queue of a device gains from.
+const MOST_IN_FLIGHT: usize = 128;
+/// Serial transfers after which [`WriteStyle`](crate::write_style::WriteStyle) decides anew.
+const MOST_SERIAL: usize = 1024;
 /// Largest transfer.
 const MAX_TRANSFER_BYTES: usize = 1 << 20;
 
@@ -83,24 +90,18 @@ pub(crate) struct Run {
     snapshot: bool,
     /// A page that was installed writable by a guess, and may only have been read.
     guessed: bool,
-    /// The state of the transfer.
-    progress: Progress,
-}
-
-/// The state of a transfer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
-    Waiting,
-    InFlight,
-    Ended,
 }
 
 impl Run {
     /// An unused place for a run.
-    pub const EMPTY: Run = Run::new(0, 0, false);
+    const EMPTY: Run = Run::new(0, 0, false);
 
     const fn new(first: u64, count: u32, snapshot: bool) -> Run {
-        Run { first, count, snapshot, guessed: false, progress: Progress::Waiting }
+        Run { first, count, snapshot, guessed: false }
+    }
+
+    fn is_empty(self) -> bool {
+        self.count == 0
     }
 
     fn pages(self) -> Range<u64> {
@@ -108,37 +109,25 @@ impl Run {
     }
 }
 
-/// Runs in memory that the caller provides, one place for each page of the range to be sealed. The
-/// fault path has it on its stack.
+/// The runs of one region, in memory that the caller provides: the fault path has it on its stack.
 struct Runs<'a> {
-    places: &'a mut [Run],
+    places: &'a mut [Run; MAX_REGION_PAGES],
     len: usize,
 }
 
-impl<'a> Runs<'a> {
-    fn new(places: &'a mut [Run]) -> Runs<'a> {
-        Runs { places, len: 0 }
-    }
-
+impl Runs<'_> {
     fn as_slice(&self) -> &[Run] {
         &self.places[..self.len]
     }
 
-    fn as_mut_slice(&mut self) -> &mut [Run] {
-        &mut self.places[..self.len]
-    }
-
     /// Adds a run; extends the last run if it is adjacent and the transfer has room.
-    ///
-    /// Runs before index `first` are not extended: they belong to another region, and each region's
-    /// runs are protected with that region's gate held.
-    fn add(&mut self, first: usize, run: Run, most: u64) {
+    fn add(&mut self, run: Run, most: u64) {
         let joins = |last: &Run| {
             !(run.snapshot || run.guessed || last.snapshot || last.guessed)
                 && last.pages().end == run.first
                 && u64::from(last.count + run.count) <= most
         };
-        match self.places[first..self.len].last_mut() {
+        match self.places[..self.len].last_mut() {
             Some(last) if joins(last) => last.count += run.count,
             _ => {
                 self.places[self.len] = run;
@@ -190,27 +179,12 @@ impl<M: PageMemory> Store<M> {
 
     /// With `flush`, the outcome includes every dirty page of the range.
     fn write_back_all(&self, pages: Range<u64>, flush: bool) -> Option<Failed> {
-        let mut failed = None;
-        let step = REGIONS_AT_A_TIME * self.geometry.pages_per_region();
-        let mut places = vec![];
-        let mut first = pages.start;
-        while first < pages.end {
-            let end = (first / step + 1) * step;
-            let part = first..end.min(pages.end);
-            first = end;
-            if !self.is_marked(part.clone()) {
-                continue;
-            }
-            places.resize((part.end - part.start) as usize, Run::EMPTY);
-            let mut runs = Runs::new(&mut places);
-            let mut others = vec![];
-            self.seal(part, flush, &mut runs, |page| others.push(page));
-            self.write_runs(runs.as_mut_slice(), &mut failed);
-            if flush {
-                // Pages that another thread was cleaning: this flush waits for their outcome.
-                for page in others {
-                    self.settle(page, &mut failed);
-                }
+        let (mut failed, mut others) = (None, vec![]);
+        self.write_out(pages, flush, false, &mut failed, &mut |page| others.push(page));
+        if flush {
+            // Pages that another thread was cleaning: this flush waits for their outcome.
+            for page in others {
+                self.settle(page, &mut failed);
             }
         }
         failed
@@ -222,10 +196,13 @@ impl<M: PageMemory> Store<M> {
     /// Failures are counted; the pages stay dirty and the next flush reports them. The fault path
     /// must pass `serially`, because the device's queue may allocate.
     pub fn clean_region(&self, region: usize, serially: bool) {
-        let mut places = [Run::EMPTY; MAX_REGION_PAGES];
-        let mut runs = Runs::new(&mut places);
-        self.seal(self.geometry.pages_of_region(region), false, &mut runs, |_| ());
-        self.write_runs_as(runs.as_mut_slice(), serially, &mut None);
+        self.write_out(
+            self.geometry.pages_of_region(region),
+            false,
+            serially,
+            &mut None,
+            &mut |_| (),
+        );
     }
 
     /// Whether a faulting thread, which may be in a signal handler, may write back itself instead
@@ -244,11 +221,8 @@ impl<M: PageMemory> Store<M> {
                 others.push(page);
                 continue;
             }
-            // `seal` returns the page in `others` if a third thread took it first.
-            let mut place = [Run::EMPTY];
-            let mut runs = Runs::new(&mut place);
-            self.seal(page..page + 1, true, &mut runs, |page| others.push(page));
-            self.write_runs(runs.as_mut_slice(), failed);
+            // The page comes back in `others` if a third thread took it first.
+            self.write_out(page..page + 1, true, false, failed, &mut |page| others.push(page));
         }
     }
 
@@ -262,77 +236,68 @@ impl<M: PageMemory> Store<M> {
         self.word(page).finish_clean(false);
     }
 
-    fn is_marked(&self, pages: Range<u64>) -> bool {
-        let mut any = false;
-        self.dirty.walk(pages, |_| {
-            any = true;
+    fn first_marked(&self, pages: Range<u64>) -> Option<u64> {
+        let mut first = None;
+        self.dirty.walk(pages, |page| {
+            first = Some(page);
             false
         });
-        any
+        first
     }
 
-    /// Seals the dirty pages of a range and adds their transfers to `runs`. Pages that another
-    /// thread is working on go to `other`.
+    /// Seals the dirty pages of a range, which lies in one region, and puts their transfers in
+    /// `runs`, which is empty. Pages that another thread is working on go to `other`.
     fn seal(
         &self,
         pages: Range<u64>,
         snapshots: bool,
         runs: &mut Runs<'_>,
-        mut other: impl FnMut(u64),
+        other: &mut dyn FnMut(u64),
     ) {
         let largest =
             if M::CONTIGUOUS { MAX_TRANSFER_BYTES } else { self.engine.bounce.buffer_bytes() };
         let most = (largest / self.geometry.page_bytes) as u64;
-        let mut page = pages.start;
-        while page < pages.end {
-            let region = self.geometry.region_of(page);
-            let part = page..self.geometry.pages_of_region(region).end.min(pages.end);
-            page = part.end;
-            if !self.is_marked(part.clone()) {
-                continue;
-            }
-            let gate = M::PROTECTS.then(|| self.gates.exclusive(region));
-            let first_run = runs.len;
-            let mut any_guessed = false;
-            self.dirty.walk(part, |page| {
-                match self.word(page).begin_clean() {
-                    Ok(_) => {
-                        let guessed = self.is_guessed(page);
-                        any_guessed |= guessed;
-                        runs.add(first_run, Run { guessed, ..Run::new(page, 1, false) }, most);
-                    }
-                    // Pinned for writing. A snapshot pin keeps the page resident while it is
-                    // copied, and keeps it from being cleaned. If the page is no longer Dirty, or
-                    // has too many snapshot pins, `settle` handles it.
-                    Err(seen) if seen.state() == State::Dirty => {
-                        if snapshots {
-                            match self.word(page).pin_for_snapshot() {
-                                Ok(_) => runs.add(first_run, Run::new(page, 1, true), most),
-                                Err(_) => other(page),
-                            }
+        let region = self.geometry.region_of(pages.start);
+        let gate = M::PROTECTS.then(|| self.gates.exclusive(region));
+        let mut any_guessed = false;
+        self.dirty.walk(pages, |page| {
+            match self.word(page).begin_clean() {
+                Ok(_) => {
+                    let guessed = self.is_guessed(page);
+                    any_guessed |= guessed;
+                    runs.add(Run { guessed, ..Run::new(page, 1, false) }, most);
+                }
+                // Pinned for writing. A snapshot pin keeps the page resident while it is copied,
+                // and keeps it from being cleaned. If the page is no longer Dirty, or has too many
+                // snapshot pins, `settle` handles it.
+                Err(seen) if seen.state() == State::Dirty => {
+                    if snapshots {
+                        match self.word(page).pin_for_snapshot() {
+                            Ok(_) => runs.add(Run::new(page, 1, true), most),
+                            Err(_) => other(page),
                         }
                     }
-                    Err(seen) if seen.is_transient() => other(page),
-                    Err(_) => {}
                 }
-                true
-            });
-            if !self.protect_runs(&runs.as_slice()[first_run..]) {
-                self.take_seals_back(first_run, snapshots, runs, &mut other);
-                continue;
+                Err(seen) if seen.is_transient() => other(page),
+                Err(_) => {}
             }
-            drop(gate);
-            if any_guessed {
-                self.leave_out_unchanged(first_run, most, runs);
-            }
+            true
+        });
+        if !self.protect_runs(runs.as_slice()) {
+            self.take_seals_back(snapshots, runs, other);
+            return;
+        }
+        drop(gate);
+        if any_guessed {
+            self.leave_out_unchanged(most, runs);
         }
     }
 
-    /// Of the sealed and protected runs from index `first` on, makes guessed pages Clean without a
-    /// transfer if their content is unchanged, and merges the others with adjacent runs.
-    fn leave_out_unchanged(&self, first: usize, most: u64, runs: &mut Runs<'_>) {
-        let end = std::mem::replace(&mut runs.len, first);
-        for index in first..end {
+    /// Of the sealed and protected runs, makes guessed pages Clean without a transfer if their
+    /// content is unchanged, and merges the others with adjacent runs.
+    fn leave_out_unchanged(&self, most: u64, runs: &mut Runs<'_>) {
+        let end = std::mem::take(&mut runs.len);
+        for index in 0..end {
             let run = runs.places[index];
             if run.guessed && self.was_only_read(run.first) {
                 self.dirty.unmark(run.first);
@@ -340,28 +305,20 @@ impl<M: PageMemory> Store<M> {
                 self.write_back_ended(self.geometry.region_of(run.first));
                 self.word(run.first).finish_clean(true);
             } else {
-                runs.add(first, Run { guessed: false, ..run }, most);
+                runs.add(Run { guessed: false, ..run }, most);
             }
         }
     }
 
-    /// Undoes the seals of the runs from index `first` on, whose pages the kernel could not
-    /// protect.
+    /// Undoes the seals of runs whose pages the kernel could not protect.
     ///
     /// Stores to them now would be lost, so the pages are Dirty again, and a flush writes snapshots
     /// of them. The caller holds the region's gate.
     #[cold]
-    fn take_seals_back(
-        &self,
-        first: usize,
-        snapshots: bool,
-        runs: &mut Runs<'_>,
-        other: &mut impl FnMut(u64),
-    ) {
+    fn take_seals_back(&self, snapshots: bool, runs: &mut Runs<'_>, other: &mut dyn FnMut(u64)) {
         // Stays empty, and allocates nothing, if there are no snapshots.
         let mut kept = vec![];
-        for index in first..runs.len {
-            let run = runs.places[index];
+        for &run in runs.as_slice() {
             if run.snapshot {
                 kept.push(run);
                 continue;
@@ -381,8 +338,8 @@ impl<M: PageMemory> Store<M> {
         }
         // There is one place for each page, so a run of many pages has room for that many
         // single-page runs.
-        runs.len = first + kept.len();
-        runs.places[first..runs.len].copy_from_slice(&kept);
+        runs.len = kept.len();
+        runs.places[..kept.len()].copy_from_slice(&kept);
     }
 
     /// Write-protects the sealed pages with as few calls as possible.
@@ -417,37 +374,64 @@ impl<M: PageMemory> Store<M> {
         between.into_iter().all(|page| self.seen(page).state() != State::Dirty)
     }
 
-    /// Runs the transfers: serially where writes are CPU work, else at the device's queue depth.
-    fn write_runs(&self, runs: &mut [Run], failed: &mut Option<Failed>) {
-        self.write_runs_as(runs, false, failed);
-    }
-
-    fn write_runs_as(&self, runs: &mut [Run], serially: bool, failed: &mut Option<Failed>) {
-        let count = runs.len();
-        if count == 0 {
+    /// Writes the dirty pages of a range to the device: serially where writes are CPU work, else at
+    /// the device's queue depth. A region is sealed when the transfers of the one before have been
+    /// handed to the device, so that its queue does not run empty in between.
+    ///
+    /// Pages that another thread is working on go to `other`.
+    fn write_out(
+        &self,
+        pages: Range<u64>,
+        flush: bool,
+        serially: bool,
+        failed: &mut Option<Failed>,
+        other: &mut dyn FnMut(u64),
+    ) {
+        let mut places = [Run::EMPTY; MAX_REGION_PAGES];
+        let mut flight = [Run::EMPTY; MOST_IN_FLIGHT];
+        let mut batch = WriteBatch {
+            store: self,
+            unsealed: pages,
+            flush,
+            other,
+            sealed: Runs { places: &mut places, len: 0 },
+            next: 0,
+            most: 0,
+            flight: &mut flight,
+            free: 0,
+            in_flight: 0,
+            copies: vec![],
+            snapshots: 0,
+            in_turn: None,
+            failed,
+        };
+        if !batch.seal_more() {
             return;
         }
-        let _in_turn = runs.iter().any(|run| run.snapshot).then(|| self.snapshots.lock());
-        let mut batch =
-            WriteBatch { store: self, runs, next: 0, end: 0, in_flight: 0, copies: vec![], failed };
         // No other thread can take over pages in flight, and it is unknown which of them were
         // written: abort.
         let fatal = OnUnwind(|| {
             eprintln!("aquifer: a device panicked while it was written to");
             std::process::abort();
         });
-        let serial = if serially { count } else { self.write_style.serial_part(count) };
         let device = self.device();
         duties::writing_back(&self.height, || {
-            if serial > 0 {
-                let switches = cpu::voluntary_switches();
-                batch.end = serial;
-                run_serially(&**device, &mut batch);
-                self.write_style.learn(serial, cpu::voluntary_switches() - switches);
-            }
-            if serial < count {
-                batch.end = count;
-                device.run(&mut batch, device.queue_depth());
+            while batch.seal_more() {
+                let serial = if serially {
+                    usize::MAX
+                } else {
+                    self.write_style.serial_part(batch.transfers_left()).min(MOST_SERIAL)
+                };
+                if serial > 0 {
+                    let switches = cpu::voluntary_switches();
+                    batch.most = serial;
+                    run_serially(&**device, &mut batch);
+                    let switches = cpu::voluntary_switches() - switches;
+                    self.write_style.learn(serial - batch.most, switches);
+                } else {
+                    batch.most = usize::MAX;
+                    device.run(&mut batch, device.queue_depth());
+                }
                 batch.fail_unfinished();
             }
         });
@@ -456,24 +440,87 @@ impl<M: PageMemory> Store<M> {
 }
 
 /// The transfers of one write-back.
+///
+/// ```text
+///  unsealed pages ──seal_more──► sealed runs of one region ──next──► in flight ──complete──► Clean
+/// ```
 struct WriteBatch<'a, M: PageMemory> {
     store: &'a Store<M>,
-    runs: &'a mut [Run],
+    /// The pages that have not been looked at yet.
+    unsealed: Range<u64>,
+    /// Whether pages that are pinned for writing are written as snapshots.
+    flush: bool,
+    other: &'a mut dyn FnMut(u64),
+    /// The runs of the region sealed last; those from `next` on are waiting.
+    sealed: Runs<'a>,
     next: usize,
-    /// The end of the current part of the batch.
-    end: usize,
+    /// How many more transfers may start.
+    most: usize,
+    /// The transfers in flight, by their tags; the other places are empty.
+    flight: &'a mut [Run; MOST_IN_FLIGHT],
+    /// Where to look for an empty place first.
+    free: usize,
     in_flight: usize,
     /// Buffers of transfers that are not made in place, with their tags. Empty for a mapping's
     /// evictions.
-    copies: Vec<(u64, Bounce<'a>)>,
+    copies: Vec<(usize, Bounce<'a>)>,
+    /// Snapshots that are waiting or in flight.
+    snapshots: usize,
+    /// Held from the first of them on until the last one ends. See [`Store::snapshots`].
+    in_turn: Option<MutexGuard<'a, ()>>,
     failed: &'a mut Option<Failed>,
 }
 
 impl<'a, M: PageMemory> WriteBatch<'a, M> {
-    /// The address of a run's bytes: in place, or gathered in a buffer.
-    fn memory_of(&mut self, index: usize) -> Option<*mut u8> {
+    /// Seals regions until a transfer is waiting; returns false if none is left.
+    fn seal_more(&mut self) -> bool {
         let store = self.store;
-        let run = self.runs[index];
+        while self.next == self.sealed.len {
+            let Some(first) = store.first_marked(self.unsealed.clone()) else {
+                self.unsealed.start = self.unsealed.end;
+                return false;
+            };
+            let region = store.geometry.pages_of_region(store.geometry.region_of(first));
+            let part = first..region.end.min(self.unsealed.end);
+            self.unsealed.start = part.end;
+            (self.next, self.sealed.len) = (0, 0);
+            store.seal(part, self.flush, &mut self.sealed, self.other);
+            self.snapshots += self.sealed.as_slice().iter().filter(|run| run.snapshot).count();
+        }
+        true
+    }
+
+    /// How many transfers are left, if no region is left to be sealed; otherwise many.
+    fn transfers_left(&self) -> usize {
+        match self.store.first_marked(self.unsealed.clone()) {
+            None => self.sealed.len - self.next,
+            Some(_) => usize::MAX,
+        }
+    }
+
+    /// Whether a snapshot may be taken now: if no other flush takes any.
+    ///
+    /// Waits for the other flush only with nothing in flight, because transfers in flight hold
+    /// buffers that it may be waiting for.
+    fn is_our_turn(&mut self) -> bool {
+        if self.in_turn.is_none() {
+            let snapshots = &self.store.snapshots;
+            self.in_turn =
+                if self.in_flight == 0 { Some(snapshots.lock()) } else { snapshots.try_lock() };
+        }
+        self.in_turn.is_some()
+    }
+
+    fn snapshot_ended(&mut self) {
+        self.snapshots -= 1;
+        if self.snapshots == 0 {
+            self.in_turn = None;
+        }
+    }
+
+    /// The address of a run's bytes: in place, or gathered in a buffer for the transfer `tag`.
+    fn memory_of(&mut self, run: Run, tag: usize) -> Option<*mut u8> {
+        let store = self.store;
         // Cleaning or pinned, so each page keeps its frame.
         let bytes_of = |page| store.memory.bytes(page, store.seen(page).frame());
         if !run.snapshot && (M::CONTIGUOUS || run.count == 1) {
@@ -492,49 +539,57 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
             }
         }
         let memory = bounce.as_ptr();
-        self.copies.push((index as u64, bounce));
+        self.copies.push((tag, bounce));
         Some(memory)
     }
 
     /// The request of a transfer whose bytes are at `memory`.
-    fn request(&self, index: usize, memory: *mut u8) -> Request {
-        let (geometry, pages) = (self.store.geometry, self.runs[index].pages());
+    fn request(&self, run: Run, tag: usize, memory: *mut u8) -> Request {
+        let (geometry, pages) = (self.store.geometry, run.pages());
         Request {
             operation: IoOperation::Write,
             offset_bytes: geometry.offset_of(pages.start),
             memory,
             len_bytes: geometry.bytes_in(pages),
-            tag: index as u64,
+            tag: tag as u64,
         }
     }
 
     /// Fails the transfers that the device did not complete, or did not take, before it returned.
     /// Their pages become Dirty again; left Cleaning, they would block every store to them forever.
     fn fail_unfinished(&mut self) {
-        for index in 0..self.end {
-            if self.runs[index].progress != Progress::Ended {
-                let Request { operation, offset_bytes, len_bytes, .. } =
-                    self.request(index, std::ptr::null_mut());
-                let unfinished = DeviceError::Unfinished { operation, offset_bytes, len_bytes };
-                self.end(index, Err(unfinished));
+        for tag in 0..MOST_IN_FLIGHT {
+            if !self.flight[tag].is_empty() {
+                self.fail(tag);
             }
+        }
+        while let Some(Request { tag, .. }) = self.next() {
+            self.fail(tag as usize);
         }
     }
 
+    fn fail(&mut self, tag: usize) {
+        let Request { operation, offset_bytes, len_bytes, .. } =
+            self.request(self.flight[tag], tag, std::ptr::null_mut());
+        self.end(tag, Err(DeviceError::Unfinished { operation, offset_bytes, len_bytes }));
+    }
+
     /// Ends a transfer with its result.
-    fn end(&mut self, index: usize, result: std::result::Result<usize, DeviceError>) {
-        self.runs[index].progress = Progress::Ended;
-        if let Some(copy) = self.copies.iter().position(|&(of, _)| of == index as u64) {
+    fn end(&mut self, tag: usize, result: std::result::Result<usize, DeviceError>) {
+        let run = std::mem::replace(&mut self.flight[tag], Run::EMPTY);
+        self.free = tag;
+        self.in_flight -= 1;
+        if let Some(copy) = self.copies.iter().position(|&(of, _)| of == tag) {
             self.copies.swap_remove(copy);
         }
         let store = self.store;
-        let run = self.runs[index];
         let counters = &store.engine.counters;
         let written = result.is_ok();
         store.write_back_ended(store.geometry.region_of(run.first));
         for page in run.pages() {
             if run.snapshot {
                 store.unpin(page);
+                self.snapshot_ended();
                 continue;
             }
             if written {
@@ -563,33 +618,35 @@ impl<'a, M: PageMemory> WriteBatch<'a, M> {
 // to a buffer that is kept until the completion.
 unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
     fn next(&mut self) -> Option<Request> {
-        loop {
-            let index = self.next;
-            if index == self.end {
+        while self.most > 0 && self.in_flight < MOST_IN_FLIGHT && self.seal_more() {
+            let run = self.sealed.places[self.next];
+            if run.snapshot && !self.is_our_turn() {
                 return None;
             }
-            let memory = self.memory_of(index)?;
+            let empty = |tag: &usize| self.flight[*tag].is_empty();
+            let tag = (self.free..MOST_IN_FLIGHT).chain(0..self.free).find(empty)?;
+            let memory = self.memory_of(run, tag)?;
             self.next += 1;
-            let run = self.runs[index];
             if run.snapshot && self.store.is_snapshot_of_what_was_only_read(run.first, memory) {
                 // Nothing to write; the page stays Dirty.
-                self.runs[index].progress = Progress::Ended;
-                self.copies.retain(|&(of, _)| of != index as u64);
+                self.copies.retain(|&(of, _)| of != tag);
                 self.store.unpin(run.first);
+                self.snapshot_ended();
                 continue;
             }
+            self.flight[tag] = run;
             self.in_flight += 1;
-            self.runs[index].progress = Progress::InFlight;
-            return Some(self.request(index, memory));
+            self.most -= 1;
+            return Some(self.request(run, tag, memory));
         }
+        None
     }
 
     fn complete(&mut self, tag: u64, result: std::result::Result<usize, DeviceError>) {
-        let index = tag as usize;
-        let in_flight = self.runs.get(index).is_some_and(|run| run.progress == Progress::InFlight);
-        assert!(in_flight, "a device completes the transfers that it took, each once");
-        self.in_flight -= 1;
-        let Request { offset_bytes, len_bytes, .. } = self.request(index, std::ptr::null_mut());
+        let tag = tag as usize;
+        let run = self.flight.get(tag).copied().unwrap_or(Run::EMPTY);
+        assert!(!run.is_empty(), "a device completes the transfers that it took, each once");
+        let Request { offset_bytes, len_bytes, .. } = self.request(run, tag, std::ptr::null_mut());
         let whole = result.and_then(|wrote_bytes| {
             if wrote_bytes < len_bytes {
                 Err(DeviceError::ShortWrite { offset_bytes, len_bytes, wrote_bytes })
@@ -597,6 +654,6 @@ unsafe impl<M: PageMemory> Batch for WriteBatch<'_, M> {
                 Ok(len_bytes)
             }
         });
-        self.end(index, whole);
+        self.end(tag, whole);
     }
 }

@@ -136,13 +136,15 @@ enum Conduct {
     Abandons,
     /// Returns after the third transfer, even if the batch has more.
     Leaves,
+    /// Takes all that the batch has before it completes the first. This keeps the contract.
+    Hoards,
 }
 
 /// A device in memory that sleeps in each blocking write, so that the cache gives it batches.
 struct Misbehaving {
     inner: Arc<MemoryDevice>,
     conduct: AtomicU8,
-    /// Transfers that `run` has taken.
+    /// Transfers that `run` has taken; with `Hoards`, the most at a time.
     taken: AtomicUsize,
 }
 
@@ -186,6 +188,18 @@ impl Device for Misbehaving {
         let conduct = self.conduct.load(Ordering::SeqCst);
         if conduct == Conduct::Good as u8 {
             return run_serially(self, batch);
+        }
+        if conduct == Conduct::Hoards as u8 {
+            loop {
+                let hoard: Vec<Request> = std::iter::from_fn(|| batch.next()).collect();
+                if hoard.is_empty() {
+                    return;
+                }
+                self.taken.fetch_max(hoard.len(), Ordering::SeqCst);
+                hoard
+                    .iter()
+                    .for_each(|request| batch.complete(request.tag, run_one(self, request)));
+            }
         }
         while let Some(request) = batch.next() {
             let taken = self.taken.fetch_add(1, Ordering::SeqCst) + 1;
@@ -266,6 +280,82 @@ fn what_a_device_did_not_write_whole_is_an_error_and_stays_dirty() {
         drop(map);
         assert_eq!(cache.stats().dirty_pages, 0);
     }
+}
+
+const REGIONS: usize = 20;
+
+/// A page in each of many regions: all of them are in the device's queue together.
+#[test]
+fn a_flush_fills_the_queue_across_regions() {
+    let device = Misbehaving::new(REGIONS * REGION);
+    let cache = cache(16 << 20);
+    let map = cache.map_mut(device.clone()).unwrap();
+    let store_all = |value: u8| (0..REGIONS).for_each(|n| store(&map, n * REGION, value));
+    // From the first flush the cache learns that writes to this device block.
+    store_all(1);
+    map.flush_all().unwrap();
+    device.set(Conduct::Hoards);
+    store_all(2);
+    map.flush_all().unwrap();
+    assert_eq!(device.taken.load(Ordering::SeqCst), REGIONS);
+    assert!((0..REGIONS).all(|n| byte_of(&*device, n * REGION) == 2));
+}
+
+/// What the device did not ask for was not even sealed; a flush fails for that as well.
+#[test]
+fn regions_that_a_device_did_not_ask_for_are_an_error_and_stay_dirty() {
+    let device = Misbehaving::new(REGIONS * REGION);
+    let cache = cache(16 << 20);
+    let map = cache.map_mut(device.clone()).unwrap();
+    (0..REGIONS).for_each(|n| store(&map, n * REGION, 1));
+    map.flush_all().unwrap();
+    device.set(Conduct::Leaves);
+    (0..REGIONS).for_each(|n| store(&map, n * REGION, 2));
+    let failed = map.flush_all();
+    let Err(CacheError::WriteBack { source, pages, offset_bytes, end_bytes, .. }) = failed else {
+        panic!("{failed:?}")
+    };
+    assert!(matches!(source, DeviceError::Unfinished { .. }), "{source}");
+    let last = (REGIONS - 1) * REGION + PAGE;
+    assert_eq!((pages, offset_bytes, end_bytes), (17, 3 * REGION as u64, last as u64));
+    assert_eq!(cache.stats().dirty_pages, 17);
+    device.set(Conduct::Good);
+    map.flush_all().unwrap();
+    assert!((0..REGIONS).all(|n| byte_of(&*device, n * REGION) == 2));
+}
+
+/// Flushes of pages pinned for writing take turns, and each has many regions to write.
+#[test]
+fn flushes_of_pinned_pages_in_many_regions_do_not_wait_for_each_other_forever() {
+    let device = Misbehaving::new(REGIONS * REGION);
+    let cache = cache(16 << 20);
+    let map = cache.map_mut(device.clone()).unwrap();
+    device.set(Conduct::Hoards);
+    must_end(move || {
+        let range = |n: usize| (n * REGION) as u64..(n * REGION + PAGE) as u64;
+        let pinned: Vec<_> =
+            (0..REGIONS).step_by(3).map(|n| map.pin_mut(range(n)).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for value in 1..=3 {
+                let map = &map;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        (0..REGIONS)
+                            .filter(|n| n % 3 != 0)
+                            .for_each(|n| store(map, n * REGION, value));
+                        map.flush_all().unwrap();
+                    }
+                });
+            }
+        });
+        for page in &pinned {
+            // SAFETY: pinned for writing.
+            unsafe { page.as_mut_ptr().write_volatile(9) };
+        }
+        map.flush_all().unwrap();
+        drop(pinned);
+    });
+    assert!((0..REGIONS).step_by(3).all(|n| byte_of(&*device, n * REGION) == 9));
 }
 
 #[test]

@@ -24,7 +24,7 @@ use aquifer_sys::signal;
 
 use crate::VmError;
 
-/// Size of a pooled stack: serving a fault takes less than 40 KiB in a debug build.
+/// Size of a pooled stack: serving a fault takes less than 48 KiB in a debug build.
 const STACK_BYTES: usize = 256 << 10;
 const OWN_STACK_BYTES: usize = 64 << 10;
 const GUARD_BYTES: usize = 4 << 10;
