@@ -234,7 +234,7 @@ fn begin(parts: &mut [Part<'_>], what: What<'_>) -> Result<Option<Commit>> {
         let writing = part.writing();
         let is_aside = aside.is_some();
         let twins = if is_aside { None } else { twins.next() };
-        writing.committed(aside.as_deref(), twins.unwrap_or_default());
+        writing.committed(aside.as_deref(), &twins.unwrap_or_default());
         if is_aside {
             writing.shadow.named_by(commit.end_lsn());
         }

@@ -11,11 +11,12 @@ use aquifer_sys::memory::copy_racy;
 use aquifer_vm::DirtyTracker;
 use aquifer_vm::dirty::{PageIndex, PageRun, Stores};
 
-use crate::base::{Bases, Changes, Page};
+use crate::base::{Bases, Changes};
 use crate::error::{ObjectError, Result, text};
 use crate::memory::Object;
 use crate::ranges::NamedRanges;
 use crate::shadow::Shadow;
+use crate::twins::Page;
 
 /// The writing side of an attachment.
 pub(crate) struct Writing {
@@ -79,8 +80,8 @@ impl Writing {
     }
 
     /// Updates the bases to what is in the log: the changes, and all the pages that were put
-    /// `aside`, among them clean ones. `twins` are copies of the whole pages as logged.
-    pub fn committed(&mut self, aside: Option<&[PageRun]>, twins: Vec<(PageIndex, Page)>) {
+    /// `aside`, among them clean ones. `twins` are copies of whole pages as logged.
+    pub fn committed(&mut self, aside: Option<&[PageRun]>, twins: &[Page]) {
         if self.captured.is_empty() {
             return;
         }
