@@ -57,7 +57,7 @@ impl<'a> ObjectOptions<'a> {
     /// Whether the heap of an object attached for writing, and the collections in it, record where
     /// they store. [`Attachment::psync`](crate::Attachment::psync) then commits these bytes, and
     /// neither looks for stores nor compares pages: for many small commits of a large heap. A store
-    /// takes some 40 ns longer. Objects without a heap are not affected. By default off.
+    /// takes about 15 ns longer. Objects without a heap are not affected. By default off.
     ///
     /// All stores of safe code are recorded. A psync looks for stores as without this option
     /// * if it is the first one, or follows a psync in the middle of a scope or a failed one;

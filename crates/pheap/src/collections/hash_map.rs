@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 
 use super::place::{Place, array_layout, free};
 use super::stable_hash::StableHash;
-use crate::heap::recorded::{note, note_drop};
+use crate::heap::recorded::note;
 use crate::heap::{HeapError, HeapRef};
 use crate::persist::{Persist, Shape};
 
@@ -289,10 +289,9 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         for index in 0..self.slots {
             if self.hash_at(index) != 0 {
                 // Clear the hash first, so that an entry whose drop panics is not dropped again.
+                // This notes the whole slot, which the drops may store to.
                 self.set_empty(index);
                 self.len -= 1;
-                note_drop(self.key_at(index), 1);
-                note_drop(self.value_at(index), 1);
                 // SAFETY: the slot was occupied and is marked empty, so this is its only drop.
                 unsafe { self.key_at(index).drop_in_place() };
                 // SAFETY: as above.
