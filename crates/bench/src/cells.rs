@@ -56,6 +56,11 @@ impl CellArray {
         self.pages as usize * PAGE_BYTES
     }
 
+    /// The index of a record's first cell in memory.
+    pub fn first_cell(&self, record: u32) -> usize {
+        offset_bytes(record, 0) / 8
+    }
+
     /// The initial content of a record.
     pub fn initial(&self, record: u32) -> Record {
         let base = mix(self.seed ^ mix(u64::from(record)));

@@ -21,7 +21,7 @@ use crate::contender::pooled::{OpenRecords, copied_pair, kernel};
 use crate::contender::regions::{self, OBJECTS, SHARED_FILES, objects, shared_file};
 use crate::contender::rows::{CachedRows, MmapRows};
 use crate::contender::stores::{
-    Commits, LmdbStore, LogAlone,
+    Commits, HeapStore, LmdbStore, LogAlone,
     MemoryCommits::{Cells, Everything},
     MemoryStore, PmemobjStore, RedbStore, SqliteStore, single,
 };
@@ -292,6 +292,18 @@ pub const OBJECT_RANGES: &Contender = &Contender {
                 MemoryStore::create(objects::create, Cells, home, array, lanes)
             },
             open: |home, array, lanes| MemoryStore::open(objects::open, Cells, home, array, lanes),
+        }),
+        ..Roles::NONE
+    },
+};
+
+pub const OBJECT_HEAP: &Contender = &Contender {
+    name: "object_heap",
+    about: "a vector in the heap of an object of Aquifer; the heap records what is stored",
+    roles: Roles {
+        commits: Some(Commits {
+            create: |home, array, lanes| single(lanes, || HeapStore::create(home, array)),
+            open: |home, array, lanes| single(lanes, || HeapStore::open(home, array)),
         }),
         ..Roles::NONE
     },

@@ -11,7 +11,7 @@
 //! the drop, undoes an attachment in reverse order. In a forked child all of it is inert: the
 //! memory is not mapped, and the lock is the parent's.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_pool::format::PAGE_BYTES;
@@ -35,6 +35,8 @@ pub(crate) struct Attached {
     pub access: Access,
     pub is_relocatable: bool,
     pub is_heap: bool,
+    /// Whether its heap is to record stores: off once a pointer to the memory was given out.
+    pub records_stores: AtomicBool,
     pub process: ProcessMark,
     pub psyncs: AtomicU64,
     pub psync_pages: AtomicU64,
@@ -167,6 +169,7 @@ impl Attached {
                     is_behind: false,
                     is_captured: false,
                     last_lsn: 0,
+                    named_pages: 0,
                     shadow: Shadow::found(inode.shadow),
                     budget_pages: budget_bytes / PAGE_BYTES,
                 })
@@ -184,6 +187,7 @@ impl Attached {
             access,
             is_relocatable: inode.is_relocatable,
             is_heap: inode.is_heap,
+            records_stores: AtomicBool::new(options.records_stores && access == Access::Write),
             process: ProcessMark::new(),
             psyncs: AtomicU64::new(0),
             psync_pages: AtomicU64::new(0),

@@ -9,6 +9,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_vm::dirty::Stores;
 
@@ -58,15 +59,19 @@ impl Attachment {
         }
         if self.heap.is_none() {
             let opened = self.open_heap();
-            self.heap =
-                Some(opened.map_err(|source| ObjectError::Heap { name: self.name(), source })?);
+            let heap = opened.map_err(|source| ObjectError::Heap { name: self.name(), source })?;
+            // Relaxed: the attachment is borrowed mutably.
+            if self.attached.records_stores.load(Relaxed) {
+                heap.record_stores();
+            }
+            self.heap = Some(heap);
         }
         let heap = self.heap.as_mut().expect("opened just now");
         Ok(AttachedHeap { heap, attached: &self.attached })
     }
 
     fn open_heap(&self) -> std::result::Result<ObjectHeap, HeapError> {
-        let (start, len_bytes) = (self.start(), self.len_bytes());
+        let (start, len_bytes) = (self.first_byte(), self.len_bytes());
         if self.access() == Access::Read {
             // SAFETY: the memory is mapped and readable as long as the attachment lives, which
             // drops the heap first. The shared lock excludes writers. Safe code can only leave

@@ -52,6 +52,16 @@ pub struct Attachment {
     pub(crate) attached: Attached,
 }
 
+/// A heap whose recorded stores are not durable yet. Dropped after an error or a panic: the next
+/// psync looks for stores.
+struct Unsaved<'a>(&'a mut ObjectHeap);
+
+impl Drop for Unsaved<'_> {
+    fn drop(&mut self) {
+        self.0.forget_recorded();
+    }
+}
+
 /// Totals of an attachment's psyncs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PsyncStatistics {
@@ -93,8 +103,15 @@ impl Attachment {
     }
 
     /// A pointer to the first byte. Valid for [`Attachment::len_bytes`] in this process while this
-    /// attachment lives; stores are allowed only if it is attached for writing.
+    /// attachment lives; stores are allowed only if it is attached for writing. Ends the effect of
+    /// [`ObjectOptions::record_stores`](crate::ObjectOptions::record_stores).
     pub fn start(&self) -> NonNull<u8> {
+        // Relaxed: whether the heap records stores is asked with the attachment borrowed mutably.
+        self.attached.records_stores.store(false, Relaxed);
+        self.first_byte()
+    }
+
+    pub(crate) fn first_byte(&self) -> NonNull<u8> {
         NonNull::new(self.attached.object.address as *mut u8)
             .expect("addresses of objects are not null")
     }
@@ -112,7 +129,7 @@ impl Attachment {
     /// [`ObjectError::Forked`].
     pub fn as_slice(&self) -> Result<&[u8]> {
         self.attached.check_process()?;
-        let start = self.start().as_ptr();
+        let start = self.first_byte().as_ptr();
         // SAFETY: mapped and readable as long as `self` lives. Other processes cannot store to it:
         // they do not hold the lock. This process stores through `as_mut_slice`, which borrows
         // `self` mutably, or through unsafe code, which must not do so while the slice lives.
@@ -131,7 +148,7 @@ impl Attachment {
         if self.access() == Access::Read {
             return Err(ObjectError::AttachedForReading { name: self.name() });
         }
-        let start = self.start().as_ptr();
+        let start = self.first_byte().as_ptr();
         // SAFETY: as in `as_slice`; the mapping is writable, and `self` is borrowed mutably.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, self.len_bytes() as usize) })
     }
@@ -147,7 +164,19 @@ impl Attachment {
     /// the pool is read-only from then on, and after a restart the object has either its previous
     /// or its current content.
     pub fn psync(&mut self) -> Result<()> {
-        psync::psync(&[&self.attached], Stores::Excluded)
+        let attached = [&self.attached];
+        // Relaxed: the attachment is borrowed mutably.
+        let heap = self.heap.as_mut().filter(|_| self.attached.records_stores.load(Relaxed));
+        let Some(heap) = heap else { return psync::psync(&attached, Stores::Excluded) };
+        // No reference into the heap is alive.
+        let recorded = heap.take_recorded();
+        let unsaved = Unsaved(heap);
+        match recorded {
+            Some(ranges) => psync::psync_recorded(&self.attached, &ranges),
+            None => psync::psync(&attached, Stores::Excluded),
+        }?;
+        std::mem::forget(unsaved);
+        Ok(())
     }
 
     /// [`Attachment::psync`] for programs whose threads share the attachment.

@@ -16,8 +16,6 @@
 //! primary itself. Captured commits count, not durable ones: if a commit fails, all commits behind
 //! it fail too, and their pages are returned ([`Bases::forget`]).
 
-use std::collections::HashMap;
-
 use aquifer_pool::Patches;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::media::PersistenceDomain;
@@ -26,13 +24,7 @@ use aquifer_vm::dirty::{PageBits, PageIndex, PageRun, runs};
 
 use crate::memory::Object;
 use crate::ranges::NamedRanges;
-
-const PAGE: usize = PAGE_BYTES as usize;
-
-/// A page's buffer. A copy of a page takes several times as long if the buffer lies a few bytes
-/// ahead of the page modulo 4,096 ([`copy_racy`]), which this alignment excludes.
-#[repr(align(64))]
-struct Aligned([u8; PAGE]);
+use crate::twins::{PAGE, Page, Twins};
 
 /// A page whose patches would exceed this is committed whole. On a disk, because writing the whole
 /// page costs about the same and is simpler to read; where writing is copying, because finding the
@@ -44,12 +36,9 @@ fn most_patch_bytes(domain: PersistenceDomain) -> usize {
     }
 }
 
-/// The content of a page.
-pub(crate) type Page = Box<[u8; PAGE]>;
-
 /// The bases of an object's pages.
 pub(crate) struct Bases {
-    twins: HashMap<PageIndex, Page>,
+    twins: Twins,
     behind: Behind,
     /// Pages of which most changed when they were compared last.
     rewritten: PageBits,
@@ -98,9 +87,10 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// Copies the whole pages into `target`, which has their total length. Twins are copied from
-    /// `target`, so that a twin equals what is logged even if the page is stored to concurrently.
-    pub fn copy_whole(&self, object: &Object, target: &mut [u8]) -> Vec<(PageIndex, Page)> {
+    /// Copies the whole pages into `target`, which has their total length. Returns the content of
+    /// those that are to get a twin, in order, copied from `target`, so that a twin equals what is
+    /// logged even if the page is stored to concurrently.
+    pub fn copy_whole(&self, object: &Object, target: &mut [u8]) -> Vec<Page> {
         let mut twins = Vec::with_capacity(self.wanted.len());
         let mut wanted = self.wanted.iter().copied().peekable();
         let pages = self.whole.iter().flat_map(|run| run.pages());
@@ -108,7 +98,7 @@ impl Changes {
             // SAFETY: a page of the mapping, and a buffer of one page.
             unsafe { copy_racy(object.page(page), bytes.as_mut_ptr(), PAGE) };
             if wanted.next_if_eq(&page).is_some() {
-                twins.push((page, Box::new(*bytes)));
+                twins.push(Page(*bytes));
             }
         }
         twins
@@ -154,7 +144,7 @@ impl Bases {
     pub fn new(pages: u64, domain: PersistenceDomain) -> Bases {
         let none = || PageBits::new(pages);
         Bases {
-            twins: HashMap::new(),
+            twins: Twins::default(),
             behind: Behind { older: none(), newer: none(), mark_lsn: 0 },
             rewritten: none(),
             most_patch_bytes: most_patch_bytes(domain),
@@ -163,7 +153,7 @@ impl Bases {
 
     /// The number of twins.
     pub fn twins(&self) -> u64 {
-        self.twins.len() as u64
+        self.twins.count()
     }
 
     /// Notes that everything committed before `applied_lsn` is applied. The last commit ends at
@@ -178,14 +168,14 @@ impl Bases {
         for &run in runs {
             self.behind.newer.insert_run(run);
             if !self.twins.is_empty() {
-                run.pages().for_each(|page| _ = self.twins.remove(&page));
+                run.pages().for_each(|page| self.twins.remove(page));
             }
         }
     }
 
     /// Drops all twins.
     pub fn drop_twins(&mut self) {
-        for (page, _) in std::mem::take(&mut self.twins) {
+        for page in self.twins.take() {
             self.behind.newer.insert_run(PageRun { first: page, count: 1 });
         }
     }
@@ -200,10 +190,9 @@ impl Bases {
         changes: &mut Changes,
     ) {
         changes.clear();
-        let (mut now, mut place) = (Aligned([0; PAGE]), Aligned([0; PAGE]));
-        let (now, place) = (&mut now.0, &mut place.0);
+        let (mut now, mut place) = (Page([0; PAGE]), Page([0; PAGE]));
         for page in captured.iter().flat_map(|run| run.pages()) {
-            let twin = self.twins.get(&page);
+            let twin = self.twins.get(page);
             let has_twin = twin.is_some();
             let may_have_twin = most_twins > self.twins() + changes.wanted.len() as u64;
             if !has_twin && self.behind.contains(page) {
@@ -213,17 +202,17 @@ impl Bases {
                 }
                 continue;
             }
-            if !has_twin && !read_primary(object, page, &mut place[..]) {
+            if !has_twin && !read_primary(object, page, &mut place.0) {
                 changes.push_whole(page);
                 continue;
             }
-            let base = twin.map_or(&*place, |twin| twin);
+            let base = twin.unwrap_or(&place.0);
             // SAFETY: a page of the mapping, and a buffer of one page.
-            unsafe { copy_racy(object.page(page), now.as_mut_ptr(), PAGE) };
+            unsafe { copy_racy(object.page(page), now.0.as_mut_ptr(), PAGE) };
             let run = PageRun { first: page, count: 1 };
             // The cast is lossless: an object has at most 2^24 pages.
             let most_bytes = self.most_patch_bytes;
-            if !changes.patches.push_difference(page.0 as u32, base, &*now, most_bytes) {
+            if !changes.patches.push_difference(page.0 as u32, base, &now.0, most_bytes) {
                 self.rewritten.insert_run(run);
                 changes.push_whole(page);
                 continue;
@@ -232,7 +221,7 @@ impl Bases {
             if !has_twin && may_have_twin {
                 // The content as of the last commit: correct whether the current one succeeds or
                 // not.
-                self.twins.insert(page, Box::new(*place));
+                self.twins.insert(page, &place);
             }
         }
     }
@@ -253,7 +242,7 @@ impl Bases {
             runs::push(captured, PageRun { first: page, count: 1 });
             if part.is_whole() {
                 changes.push_whole(page);
-                if self.twins.contains_key(&page) {
+                if self.twins.get(page).is_some() {
                     changes.wanted.push(page);
                 }
                 continue;
@@ -266,13 +255,13 @@ impl Bases {
         }
     }
 
-    /// Notes that the changes are in the log, with `twins` as the content of whole pages.
-    pub fn commit(&mut self, changes: &Changes, twins: Vec<(PageIndex, Page)>) {
+    /// Notes that the changes are in the log, with `twins` as the content of the pages that are to get one.
+    pub fn commit(&mut self, changes: &Changes, twins: &[Page]) {
         self.forget(&changes.whole);
-        self.twins.extend(twins);
+        changes.wanted.iter().zip(twins).for_each(|(page, twin)| self.twins.insert(*page, twin));
         for patch in changes.patches.iter() {
             let page = PageIndex(patch.page.into());
-            match self.twins.get_mut(&page) {
+            match self.twins.get_mut(page) {
                 Some(twin) => {
                     twin[patch.offset.into()..][..patch.bytes.len()].copy_from_slice(patch.bytes);
                 }

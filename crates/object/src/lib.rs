@@ -113,6 +113,7 @@ mod resize;
 mod shadow;
 mod shared;
 mod states;
+mod twins;
 mod writing;
 
 pub use aquifer_pheap::{collections, heap, persist, pointer};

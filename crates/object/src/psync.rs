@@ -28,6 +28,9 @@
 //! * pages are committed whole only if all their bytes are named, and are put aside one run at a
 //!   time, never joined over a gap.
 //!
+//! The heap can record all ranges that were stored to; then naming them is a psync of everything
+//! ([`psync_recorded`]).
+//!
 //! Lock order: attachments by inode number, their flights, the pool's locks.
 
 use std::ops::Range;
@@ -47,7 +50,7 @@ use crate::memory::Object;
 use crate::ranges::NamedRanges;
 use crate::shadow;
 use crate::shared::Shared;
-use crate::writing::Writing;
+use crate::writing::{Writing, pages_of};
 
 /// How often a blocking psync retries to commit the pages of failed earlier commits.
 const ATTEMPTS: usize = 3;
@@ -234,7 +237,7 @@ fn begin(parts: &mut [Part<'_>], what: What<'_>) -> Result<Option<Commit>> {
         let writing = part.writing();
         let is_aside = aside.is_some();
         let twins = if is_aside { None } else { twins.next() };
-        writing.committed(aside.as_deref(), twins.unwrap_or_default());
+        writing.committed(aside.as_deref(), &twins.unwrap_or_default());
         if is_aside {
             writing.shadow.named_by(commit.end_lsn());
         }
@@ -243,10 +246,6 @@ fn begin(parts: &mut [Part<'_>], what: What<'_>) -> Result<Option<Commit>> {
         attached.psync_bytes.fetch_add(bytes, Relaxed);
     }
     Ok(Some(commit))
-}
-
-fn pages_of(runs: &[PageRun]) -> u64 {
-    runs.iter().map(|run| run.count).sum()
 }
 
 /// Hands the captured pages over to a flight.
@@ -301,6 +300,36 @@ pub(crate) fn psync_ranges(attached: &Attached, ranges: &[Range<u64>]) -> Result
         Some(flight) => flight.finish(),
         None => Ok(()),
     }
+}
+
+/// Makes everything stored to the object durable, atomically: these ranges cover all stores since the
+/// last psync. The caller excludes stores during the call.
+///
+/// Named ranges do not bring along what else a psync of everything does. It is called instead if
+/// pages of failed commits are to be committed, and if private copies may exceed the budget.
+pub(crate) fn psync_recorded(attached: &Attached, ranges: &[Range<u64>]) -> Result<()> {
+    attached.check_process()?;
+    let object = &attached.object;
+    let everything = || psync(&[attached], Stores::Excluded);
+    let is_enough = {
+        let held = attached.held();
+        let writing = held.as_ref().and_then(|held| held.writing.as_ref());
+        writing.is_some_and(|writing| !writing.is_everything_due(object))
+    };
+    if !is_enough {
+        return everything();
+    }
+    // "Everything" includes commits begun before.
+    let earlier = object.flights.earlier(&object.name);
+    let named = NamedRanges::new(object, ranges)?;
+    if !named.is_empty() {
+        match capture(&[attached], What::Named(&named)) {
+            Ok(Captured { flight, .. }) => flight.map_or(Ok(()), Flight::finish)?,
+            // The ranges may be too many for a record.
+            Err(_) => return everything(),
+        }
+    }
+    earlier.wait().or_else(|_| everything())
 }
 
 /// Captures now and makes the commit durable in the background. The caller excludes stores during

@@ -11,11 +11,15 @@ use aquifer_sys::memory::copy_racy;
 use aquifer_vm::DirtyTracker;
 use aquifer_vm::dirty::{PageIndex, PageRun, Stores};
 
-use crate::base::{Bases, Changes, Page};
+use crate::base::{Bases, Changes};
 use crate::error::{ObjectError, Result, text};
 use crate::memory::Object;
 use crate::ranges::NamedRanges;
 use crate::shadow::Shadow;
+use crate::twins::Page;
+
+/// Above as many pages it pays to bring the primary up to date, and commit only those that changed.
+const MANY_PAGES: u64 = 64;
 
 /// The writing side of an attachment.
 pub(crate) struct Writing {
@@ -32,6 +36,9 @@ pub(crate) struct Writing {
     pub last_lsn: u64,
     /// Whether the captured pages are in the log but not yet noted in their bases.
     pub is_captured: bool,
+    /// Pages committed by name since stores were looked for last; pages committed several times count
+    /// as often.
+    pub named_pages: u64,
     /// The run for large commits.
     pub shadow: Shadow,
     /// The number of private copies and twins above which they are dropped where possible.
@@ -60,10 +67,29 @@ impl Writing {
         // Not empty if the last capture panicked.
         self.give_back();
         self.bases.take_named(object, ranges, &mut self.captured, &mut self.changes);
+        self.named_pages += pages_of(&self.captured);
+    }
+
+    /// Whether a commit of named ranges would leave undone what a psync of everything must do: take
+    /// pages back that were not committed, and look for private copies, which may be too many.
+    pub fn is_everything_due(&self, object: &Object) -> bool {
+        let copies = self.tracker.known_private_pages() + self.named_pages + self.bases.twins();
+        self.is_behind
+            || !self.captured.is_empty()
+            || object.flights.has_returned()
+            || (self.named_pages > 0 && copies > self.budget_pages)
     }
 
     /// Finds the changes in the captured pages.
     pub fn compare(&mut self, object: &Object) {
+        let named_pages = std::mem::take(&mut self.named_pages);
+        if named_pages.min(pages_of(&self.captured)) > MANY_PAGES {
+            // Pages that were committed by name are captured again, most of them unchanged. Only in
+            // pages that the primary shows as of their last commit this can be seen.
+            object.flights.wait_landed(object.flights.last_begun());
+            // If it fails, they are committed whole.
+            let _ = object.shared.pool.apply_through(self.last_lsn);
+        }
         self.bases.catch_up(object.shared.pool.applied_lsn(), self.last_lsn);
         let most_twins = self.budget_pages.saturating_sub(self.tracker.known_private_pages());
         self.bases.compare(object, &self.captured, most_twins, &mut self.changes);
@@ -79,8 +105,8 @@ impl Writing {
     }
 
     /// Updates the bases to what is in the log: the changes, and all the pages that were put
-    /// `aside`, among them clean ones. `twins` are copies of the whole pages as logged.
-    pub fn committed(&mut self, aside: Option<&[PageRun]>, twins: Vec<(PageIndex, Page)>) {
+    /// `aside`, among them clean ones. `twins` are copies of whole pages as logged.
+    pub fn committed(&mut self, aside: Option<&[PageRun]>, twins: &[Page]) {
         if self.captured.is_empty() {
             return;
         }
@@ -128,6 +154,10 @@ impl Writing {
             self.tracker.drop_clean(wanted, &mut |page| last.differs(page), &mut |_| true)
         };
     }
+}
+
+pub(crate) fn pages_of(runs: &[PageRun]) -> u64 {
+    runs.iter().map(|run| run.count).sum()
 }
 
 /// The content of the object as of its last commit: the primary, once that commit is applied.

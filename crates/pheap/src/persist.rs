@@ -95,12 +95,14 @@ pub struct Shape {
     /// Types already added. Types may contain each other through owners, and each is added once.
     /// Identified by `TypeId`, not by name: two types in one function may have the same name.
     told: Vec<TypeId>,
+    /// Whether a type holds addresses, or its implementation does not say.
+    may_point: bool,
 }
 
 impl Shape {
     /// The shape of `T`; never 0.
     pub fn of<'h, T: Persist<'h>>() -> u64 {
-        let mut shape = Shape { hash: 0, told: Vec::new() };
+        let mut shape = Shape { hash: 0, told: Vec::new(), may_point: false };
         T::shape(&mut shape);
         shape.hash.max(1)
     }
@@ -113,20 +115,41 @@ impl Shape {
         self.hash = xxh3_64_with_seed(&bytes, self.hash);
     }
 
+    /// Whether values of `T` and all they own are stored to through references only, which this
+    /// crate's own types and types declared by [`persist!`](crate::persist!) record: it holds no
+    /// addresses, and no type with an implementation by hand.
+    pub(crate) fn is_recorded<'h, T: Persist<'h>>() -> bool {
+        let mut shape = Shape { hash: 0, told: Vec::new(), may_point: false };
+        T::shape(&mut shape);
+        !shape.may_point
+    }
+
     /// Adds a type without parts. Its name is part of the format and must never change.
     pub fn leaf<T>(&mut self, name: &str) {
+        self.may_point = true;
+        self.own_leaf::<T>(name);
+    }
+
+    fn own_leaf<T>(&mut self, name: &str) {
         self.add(name, [size_of::<T>() as u64, align_of::<T>() as u64]);
     }
 
     /// Adds a type whose parts `tell` adds. The kind's name is part of the format.
     pub fn parts<T>(&mut self, kind: &str, tell: impl FnOnce(&mut Shape)) {
+        self.may_point = true;
+        self.own_parts::<T>(kind, tell);
+    }
+
+    /// [`Shape::parts`] for this crate's types and macros.
+    #[doc(hidden)]
+    pub fn own_parts<T>(&mut self, kind: &str, tell: impl FnOnce(&mut Shape)) {
         let id = id_but_for_lifetimes::<T>();
         if let Some(index) = self.told.iter().position(|&told| told == id) {
             self.add("told", [index as u64, 0]);
             return;
         }
         self.told.push(id);
-        self.leaf::<T>(kind);
+        self.own_leaf::<T>(kind);
         tell(self);
         self.add("end", [0, 0]);
     }
@@ -166,7 +189,7 @@ macro_rules! leaves {
         // SAFETY: plain data whose layout the language defines.
         unsafe impl<'h> Persist<'h> for $type {
             fn shape(shape: &mut Shape) {
-                shape.leaf::<$type>($name);
+                shape.own_leaf::<$type>($name);
             }
         }
     )* };
@@ -182,13 +205,13 @@ macro_rules! non_zero {
         // SAFETY: plain data whose layout the language defines.
         unsafe impl<'h> Persist<'h> for $type {
             fn shape(shape: &mut Shape) {
-                shape.leaf::<$type>("non-zero");
+                shape.own_leaf::<$type>("non-zero");
             }
         }
         // SAFETY: the language defines the layout as the number, with 0 for `None`.
         unsafe impl<'h> Persist<'h> for Option<$type> {
             fn shape(shape: &mut Shape) {
-                shape.leaf::<$type>("optional non-zero");
+                shape.own_leaf::<$type>("optional non-zero");
             }
         }
     )* };
@@ -211,7 +234,7 @@ non_zero!(
 // SAFETY: consecutive elements, each of which is `Persist`.
 unsafe impl<'h, T: Persist<'h>, const N: usize> Persist<'h> for [T; N] {
     fn shape(shape: &mut Shape) {
-        shape.leaf::<Self>("array");
+        shape.own_leaf::<Self>("array");
         T::shape(shape);
     }
 }
@@ -276,7 +299,7 @@ macro_rules! persist {
         // SAFETY: a number, valid only for the variants' values; the shape includes those values.
         unsafe impl<'heap> $crate::persist::Persist<'heap> for $name {
             fn shape(shape: &mut $crate::persist::Shape) {
-                shape.parts::<Self>("enum", |shape| {
+                shape.own_parts::<Self>("enum", |shape| {
                     $(shape.at($name::$variant as usize);)*
                 });
             }
@@ -286,7 +309,7 @@ macro_rules! persist {
         // SAFETY: `repr(C)`, and every field is `Persist`: the macro calls each field's `shape`.
         unsafe impl<$heap> $crate::persist::Persist<$heap> for $type {
             fn shape(shape: &mut $crate::persist::Shape) {
-                shape.parts::<Self>("struct", |shape| {
+                shape.own_parts::<Self>("struct", |shape| {
                     let _ = &shape;
                     $(
                         shape.at(::core::mem::offset_of!(Self, $field));

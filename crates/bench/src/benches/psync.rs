@@ -24,7 +24,8 @@ use super::ratio::{Ratio, ratios};
 use super::stage::Stage;
 use crate::contender::Contender;
 use crate::contenders::{
-    LIBPMEMOBJ, LIBPMEMOBJ_RECORDS, LMDB, LOG_ALONE, MSYNC, OBJECT, OBJECT_RANGES, REDB, SQLITE,
+    LIBPMEMOBJ, LIBPMEMOBJ_RECORDS, LMDB, LOG_ALONE, MSYNC, OBJECT, OBJECT_HEAP, OBJECT_RANGES,
+    REDB, SQLITE,
 };
 use crate::harness::Cell;
 use crate::job::{CommitWork, Domain, Job, LaneAnswer, Measured, Work};
@@ -35,7 +36,7 @@ use crate::scratch::{Scratch, scratch_directory};
 use aquifer_host::{Bytes, Place, free_bytes};
 
 const SYSTEMS: &[&Contender] =
-    &[OBJECT, OBJECT_RANGES, LMDB, SQLITE, REDB, LIBPMEMOBJ, MSYNC, LOG_ALONE];
+    &[OBJECT, OBJECT_RANGES, OBJECT_HEAP, LMDB, SQLITE, REDB, LIBPMEMOBJ, MSYNC, LOG_ALONE];
 /// Contenders that can share a file with other data, or commit from several threads.
 const SHARING: &[&Contender] = &[OBJECT, MSYNC];
 const DAX: &[&Contender] = &[OBJECT, LIBPMEMOBJ, LIBPMEMOBJ_RECORDS];
@@ -261,9 +262,11 @@ fn definitions(options: &Options) -> Vec<Ratio> {
             let name = format!("psync_vs_{}_{pages}p", other[0].name);
             all.push(Ratio::new(name, other, OBJECT, format!("commit_{pages}p")));
         }
-        for other in [&[LOG_ALONE], &[SQLITE]] {
-            let name = format!("psync_ranges_vs_{}_{pages}p", other[0].name);
-            all.push(Ratio::new(name, other, OBJECT_RANGES, format!("commit_{pages}p")));
+        for (ours, contender) in [("psync_ranges", OBJECT_RANGES), ("psync_heap", OBJECT_HEAP)] {
+            for other in [&[LOG_ALONE], &[SQLITE]] {
+                let name = format!("{ours}_vs_{}_{pages}p", other[0].name);
+                all.push(Ratio::new(name, other, contender, format!("commit_{pages}p")));
+            }
         }
     }
     // The time with unrelated dirty pages over the time without: smaller is better.

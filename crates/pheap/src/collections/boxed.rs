@@ -7,6 +7,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
 use super::place::Place;
+use crate::heap::recorded::{note, note_drop};
 use crate::heap::{HeapError, HeapRef};
 use crate::persist::{Persist, Shape};
 
@@ -25,14 +26,14 @@ const _: () = assert!(size_of::<Option<PBox<'static, u8>>>() == 8);
 // `'h`.
 unsafe impl<'h, T: Persist<'h>> Persist<'h> for PBox<'h, T> {
     fn shape(shape: &mut Shape) {
-        shape.parts::<Self>("box", T::shape);
+        shape.own_parts::<Self>("box", T::shape);
     }
 }
 
 // SAFETY: the language defines the layout of an `Option` of a transparent number that is not zero.
 unsafe impl<'h, T: Persist<'h>> Persist<'h> for Option<PBox<'h, T>> {
     fn shape(shape: &mut Shape) {
-        shape.parts::<Self>("optional box", T::shape);
+        shape.own_parts::<Self>("optional box", T::shape);
     }
 }
 
@@ -43,6 +44,7 @@ impl<'h, T: Persist<'h>> PBox<'h, T> {
     /// Those of [`ObjectHeap::alloc`](crate::heap::ObjectHeap::alloc); the value is dropped then.
     pub fn new_in(value: T, heap: HeapRef<'h>) -> Result<PBox<'h, T>, HeapError> {
         let memory = heap.shared().allocate(Layout::new::<T>())?.cast::<T>();
+        note(memory, 1);
         // SAFETY: just allocated for a `T`.
         unsafe { memory.write(value) };
         Ok(PBox { place: Place::of(memory.cast()), value: PhantomData })
@@ -69,8 +71,10 @@ impl<'h, T: Persist<'h>> Deref for PBox<'h, T> {
 
 impl<'h, T: Persist<'h>> DerefMut for PBox<'h, T> {
     fn deref_mut(&mut self) -> &mut T {
+        let mut value = self.place.pointer::<T>();
+        note(value, 1);
         // SAFETY: as above, and it is borrowed uniquely.
-        unsafe { self.place.pointer::<T>().as_mut() }
+        unsafe { value.as_mut() }
     }
 }
 
@@ -79,8 +83,10 @@ impl<'h, T: Persist<'h>> Drop for PBox<'h, T> {
         if self.place.is_parents() {
             return;
         }
+        let value = self.place.pointer::<T>();
+        note_drop(value, 1);
         // SAFETY: the box owns a value there, which is not used any more.
-        unsafe { self.place.pointer::<T>().drop_in_place() };
+        unsafe { value.drop_in_place() };
         // SAFETY: as above.
         unsafe { self.place.free() };
     }

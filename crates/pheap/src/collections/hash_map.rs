@@ -22,6 +22,7 @@ use std::ptr::NonNull;
 
 use super::place::{Place, array_layout, free};
 use super::stable_hash::StableHash;
+use crate::heap::recorded::note;
 use crate::heap::{HeapError, HeapRef};
 use crate::persist::{Persist, Shape};
 
@@ -49,7 +50,7 @@ pub struct PHashMap<'h, K: Persist<'h>, V: Persist<'h>> {
 // slots.
 unsafe impl<'h, K: Persist<'h>, V: Persist<'h>> Persist<'h> for PHashMap<'h, K, V> {
     fn shape(shape: &mut Shape) {
-        shape.parts::<Self>("hash map", |shape| {
+        shape.own_parts::<Self>("hash map", |shape| {
             K::shape(shape);
             V::shape(shape);
         });
@@ -116,8 +117,11 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
             while unsafe { table.add(target as usize).as_ref() }.hash != 0 {
                 target = (target + 1) & (slots - 1);
             }
+            // SAFETY: as above.
+            let target = unsafe { table.add(target as usize) };
+            note(target, 1);
             // SAFETY: as above; the new table owns the entry from now on.
-            unsafe { old.copy_to_nonoverlapping(table.add(target as usize), 1) };
+            unsafe { old.copy_to_nonoverlapping(target, 1) };
         }
         let old = (self.slots > 0).then(|| self.place.pointer::<u8>());
         self.place.set(table.cast());
@@ -192,8 +196,10 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
     where
         K: Borrow<Q>,
     {
+        let mut value = self.value_at(self.find(key)?);
+        note(value, 1);
         // SAFETY: an occupied slot has a value, and the map is borrowed mutably.
-        self.find(key).map(|index| unsafe { self.value_at(index).as_mut() })
+        Some(unsafe { value.as_mut() })
     }
 
     /// Whether the key has a value.
@@ -224,6 +230,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
             index = self.next(index);
         }
         let slot = Slot { hash, key: MaybeUninit::new(key), value: MaybeUninit::new(value) };
+        note(self.slot(index), 1);
         // SAFETY: an empty slot.
         unsafe { self.slot(index).write(slot) };
         self.len += 1;
@@ -259,6 +266,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
             // before its preferred slot.
             let distance = |from: u64| at.wrapping_sub(from) & (self.slots - 1);
             if distance(self.hash_at(at)) >= distance(hole) {
+                note(self.slot(hole), 1);
                 // SAFETY: two different slots; the entry in the hole was moved out.
                 unsafe { self.slot(at).copy_to_nonoverlapping(self.slot(hole), 1) };
                 hole = at;
@@ -271,6 +279,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
     }
 
     fn set_empty(&mut self, index: u64) {
+        note(self.slot(index), 1);
         // SAFETY: a slot whose entry was moved out.
         unsafe { (&raw mut (*self.slot(index).as_ptr()).hash).write(0) };
     }
@@ -280,6 +289,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PHashMap<'h, K, V> {
         for index in 0..self.slots {
             if self.hash_at(index) != 0 {
                 // Clear the hash first, so that an entry whose drop panics is not dropped again.
+                // This notes the whole slot, which the drops may store to.
                 self.set_empty(index);
                 self.len -= 1;
                 // SAFETY: the slot was occupied and is marked empty, so this is its only drop.
@@ -361,8 +371,10 @@ impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for IterMut<'a, 'h, K, V> 
         self.index = index + 1;
         // SAFETY: an occupied slot has a key.
         let key = unsafe { map.key_at(index).as_ref() };
+        let mut value = map.value_at(index);
+        note(value, 1);
         // SAFETY: it also has a value, which is lent once.
-        Some((key, unsafe { map.value_at(index).as_mut() }))
+        Some((key, unsafe { value.as_mut() }))
     }
 }
 

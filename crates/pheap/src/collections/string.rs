@@ -21,7 +21,7 @@ pub struct PString<'h> {
 // text.
 unsafe impl<'h> Persist<'h> for PString<'h> {
     fn shape(shape: &mut Shape) {
-        shape.parts::<Self>("string", PVec::<'h, u8>::shape);
+        shape.own_parts::<Self>("string", PVec::<'h, u8>::shape);
     }
 }
 

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Index, IndexMut};
 use std::ptr::NonNull;
+use std::slice::SliceIndex;
 
 use super::place::{Place, array_layout};
+use crate::heap::recorded::{note, note_bytes, note_drop};
 use crate::heap::{HeapError, HeapRef};
 use crate::persist::{Persist, Shape};
 
@@ -25,7 +27,7 @@ pub struct PVec<'h, T: Persist<'h>> {
 // SAFETY: `repr(C)`: two numbers and the address of the elements in the heap `'h`.
 unsafe impl<'h, T: Persist<'h>> Persist<'h> for PVec<'h, T> {
     fn shape(shape: &mut Shape) {
-        shape.parts::<Self>("vec", T::shape);
+        shape.own_parts::<Self>("vec", T::shape);
     }
 }
 
@@ -61,6 +63,7 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
 
     /// Converts to a vector of `allocator-api2`, without moving the elements.
     pub fn into_vec(self, heap: HeapRef<'h>) -> allocator_api2::vec::Vec<T, HeapRef<'h>> {
+        heap.shared().lend_pointers();
         let this = ManuallyDrop::new(self);
         let (len, capacity) = (this.len as usize, this.capacity as usize);
         if capacity == 0 {
@@ -142,7 +145,10 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
     pub fn push(&mut self, element: T) -> Result<(), HeapError> {
         self.reserve(1)?;
         // SAFETY: there is room for it.
-        unsafe { self.start().add(self.len()).write(element) };
+        let place = unsafe { self.start().add(self.len()) };
+        note(place, 1);
+        // SAFETY: as above.
+        unsafe { place.write(element) };
         self.len += 1;
         Ok(())
     }
@@ -167,6 +173,7 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         self.reserve(1)?;
         // SAFETY: at most just after the last element.
         let place = unsafe { self.start().add(index) };
+        note(place, len + 1 - index);
         // SAFETY: there is room for one more.
         unsafe { place.copy_to(place.add(1), len - index) };
         // SAFETY: the previous element was moved on.
@@ -186,6 +193,7 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         let place = unsafe { self.start().add(index) };
         // SAFETY: the slot is overwritten below, or lies after the last element then.
         let removed = unsafe { place.read() };
+        note(place, len - index);
         // SAFETY: the elements after it.
         unsafe { place.copy_from(place.add(1), len - index - 1) };
         self.len -= 1;
@@ -198,8 +206,27 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
     /// If there is none.
     pub fn swap_remove(&mut self, index: usize) -> T {
         let last = self.len().checked_sub(1).expect("removal of no elements");
-        self.swap(index, last);
+        assert!(index <= last, "removal at {index} of {} elements", last + 1);
+        for moved in [index, last] {
+            // SAFETY: an element.
+            note(unsafe { self.start().add(moved) }, 1);
+        }
+        self.elements_mut().swap(index, last);
         self.pop().expect("it has a last element")
+    }
+
+    /// The elements, mutably, without recording that they may be stored to.
+    fn elements_mut(&mut self) -> &mut [T] {
+        // SAFETY: the first `len` elements are initialized, and the vector is borrowed mutably.
+        unsafe { NonNull::slice_from_raw_parts(self.start(), self.len as usize).as_mut() }
+    }
+
+    /// An element or a part of the vector, mutably, like `slice::get_mut`; records this part only as
+    /// stored to ([`ObjectHeap::record_stores`](crate::heap::ObjectHeap::record_stores)).
+    pub fn get_mut<I: SliceIndex<[T]>>(&mut self, index: I) -> Option<&mut I::Output> {
+        let part = self.elements_mut().get_mut(index)?;
+        note_bytes(NonNull::from(&mut *part).cast(), size_of_val(part));
+        Some(part)
     }
 
     /// Drops the elements from `len` on.
@@ -208,7 +235,9 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         // Set first, so that an element whose drop panics is not dropped again.
         self.len = len as u64;
         // SAFETY: the elements after the new length.
-        let behind = NonNull::slice_from_raw_parts(unsafe { self.start().add(len) }, surplus);
+        let behind = unsafe { self.start().add(len) };
+        note_drop(behind, surplus);
+        let behind = NonNull::slice_from_raw_parts(behind, surplus);
         // SAFETY: the vector does not own them any more.
         unsafe { behind.drop_in_place() };
     }
@@ -229,6 +258,7 @@ impl<'h, T: Persist<'h>> PVec<'h, T> {
         self.reserve(elements.len())?;
         // SAFETY: there is room.
         let end = unsafe { self.start().add(self.len()) };
+        note(end, elements.len());
         // SAFETY: a slice cannot overlap memory that is borrowed mutably.
         unsafe { end.copy_from_nonoverlapping(NonNull::from(elements).cast(), elements.len()) };
         self.len += elements.len() as u64;
@@ -262,8 +292,24 @@ impl<'h, T: Persist<'h>> Deref for PVec<'h, T> {
 
 impl<'h, T: Persist<'h>> DerefMut for PVec<'h, T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and the vector is borrowed mutably.
-        unsafe { NonNull::slice_from_raw_parts(self.start(), self.len as usize).as_mut() }
+        note(self.start(), self.len());
+        self.elements_mut()
+    }
+}
+
+impl<'h, T: Persist<'h>, I: SliceIndex<[T]>> Index<I> for PVec<'h, T> {
+    type Output = I::Output;
+    fn index(&self, index: I) -> &I::Output {
+        &(**self)[index]
+    }
+}
+
+/// Records the part as stored to, where `DerefMut` records the whole vector.
+impl<'h, T: Persist<'h>, I: SliceIndex<[T]>> IndexMut<I> for PVec<'h, T> {
+    fn index_mut(&mut self, index: I) -> &mut I::Output {
+        let part = &mut self.elements_mut()[index];
+        note_bytes(NonNull::from(&mut *part).cast(), size_of_val(part));
+        part
     }
 }
 

@@ -65,6 +65,7 @@ fn empty(layout: Layout) -> NonNull<[u8]> {
 
 impl Shared {
     fn allocate_any(&self, layout: Layout, zeroed: bool) -> Result<NonNull<[u8]>, AllocError> {
+        self.lend_pointers();
         let allocated = match (layout.size(), zeroed) {
             (0, _) => return Ok(empty(layout)),
             (_, false) => self.allocate(layout),
@@ -92,6 +93,7 @@ impl Shared {
         old: Layout,
         new: Layout,
     ) -> Result<NonNull<[u8]>, AllocError> {
+        self.lend_pointers();
         match (old.size(), new.size()) {
             (0, _) => self.allocate_any(new, false),
             (_, 0) => {

@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::error::{Damage, HeapError};
 use super::layout::PAGE_BYTES;
+use super::recorded::note_bytes;
 
 /// Memory of a known length.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +66,7 @@ impl Memory {
 
     pub fn store<T: IntoBytes + Immutable>(&self, offset: u64, value: T) -> Result<(), HeapError> {
         let place = self.at(offset, size_of::<T>() as u64)?;
+        note_bytes(place, size_of::<T>());
         // SAFETY: inside the memory.
         unsafe { place.cast::<T>().write_unaligned(value) };
         Ok(())
@@ -80,6 +82,7 @@ impl Memory {
 
     pub fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<(), HeapError> {
         let place = self.at(offset, len)?;
+        note_bytes(place, len as usize);
         // SAFETY: inside the memory.
         unsafe { place.write_bytes(byte, len as usize) };
         Ok(())

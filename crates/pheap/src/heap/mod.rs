@@ -100,7 +100,7 @@
 //! All methods may be called from many threads; the allocator's lock is in DRAM. An object has one
 //! writing process at a time. Calls in a forked child fail with [`HeapError::Forked`].
 //!
-//! Lock order: no other lock is taken while the registry's lock or a heap's state lock is held.
+//! Lock order: a heap's state, the registry, a heap's recorded stores.
 
 mod allocator;
 mod error;
@@ -109,6 +109,7 @@ mod index;
 mod layout;
 mod memory;
 mod pages;
+pub(crate) mod recorded;
 pub(crate) mod registry;
 mod root;
 mod scope;
@@ -299,6 +300,7 @@ impl ObjectHeap {
 
     /// The heap's first byte.
     pub fn start(&self) -> NonNull<u8> {
+        self.shared.lend_pointers();
         self.shared.base()
     }
 
@@ -331,6 +333,7 @@ impl ObjectHeap {
     /// [`HeapError::Full`]; [`HeapError::Alignment`] above 4096 in a relocatable heap;
     /// [`HeapError::ReadOnly`]; [`HeapError::Damaged`].
     pub fn alloc(&self, layout: Layout) -> Result<NonNull<u8>, HeapError> {
+        self.shared.lend_pointers();
         self.shared.allocate(layout).map(NonNull::cast)
     }
 
@@ -339,6 +342,7 @@ impl ObjectHeap {
     /// # Errors
     /// Those of [`ObjectHeap::alloc`].
     pub fn alloc_zeroed(&self, layout: Layout) -> Result<NonNull<u8>, HeapError> {
+        self.shared.lend_pointers();
         self.shared.allocate_zeroed(layout).map(NonNull::cast)
     }
 
@@ -369,6 +373,7 @@ impl ObjectHeap {
         pointer: NonNull<u8>,
         layout: Layout,
     ) -> Result<NonNull<u8>, HeapError> {
+        self.shared.lend_pointers();
         // SAFETY: the caller's promise.
         unsafe { self.shared.reallocate(pointer, layout) }.map(NonNull::cast)
     }
@@ -385,6 +390,7 @@ impl ObjectHeap {
         pointer: NonNull<u8>,
         size_bytes: usize,
     ) -> Result<bool, HeapError> {
+        self.shared.lend_pointers();
         // SAFETY: the caller's promise.
         let resized = unsafe { self.shared.resize_in_place(pointer, size_bytes) }?;
         Ok(resized.is_some())
@@ -448,6 +454,7 @@ impl Drop for ObjectHeap {
     fn drop(&mut self) {
         // A forked child does not own the heap.
         if self.shared.is_ours() {
+            self.shared.recorded().end();
             registry::remove(&self.shared);
         }
     }

@@ -6,6 +6,7 @@
 //! A forked child gets its own registry: the parent's may have been locked by a thread that does
 //! not exist in the child. The parent's registry stays in the child's memory, unreachable.
 
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -72,6 +73,14 @@ impl Registry {
         self.heaps.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn note(&self, addresses: Range<u64>) {
+        let heaps = self.read();
+        let at = heaps.partition_point(|entry| entry.end <= addresses.start);
+        if let Some(entry) = heaps.get(at).filter(|entry| entry.start <= addresses.start) {
+            entry.heap.recorded().note(addresses);
+        }
+    }
+
     fn heap_at(&self, address: u64) -> Option<Arc<Shared>> {
         let heaps = self.read();
         let at = heaps.partition_point(|entry| entry.end <= address);
@@ -109,6 +118,11 @@ pub(crate) fn grow(heap: &Arc<Shared>, len_bytes: u64) {
 /// The heap that contains an address.
 pub(crate) fn heap_at(address: u64) -> Option<Arc<Shared>> {
     Registry::here().heap_at(address)
+}
+
+/// Notes that the heap that contains these addresses, if there is one, is stored to there.
+pub(crate) fn note(addresses: Range<u64>) {
+    Registry::here().note(addresses);
 }
 
 /// Whether an address is in a heap that only this process's parent has open.

@@ -80,6 +80,7 @@ impl ObjectHeap {
     /// [`HeapError::NoRoot`]; [`HeapError::RootType`] if it was set with another id, size or
     /// alignment; [`HeapError::Damaged`].
     pub fn root<T>(&self, type_id: u64) -> Result<NonNull<T>, HeapError> {
+        self.shared().lend_pointers();
         let root = self.shared().root(|found| RootTag::of::<T>(type_id, found.shape))?;
         Ok(root.cast())
     }

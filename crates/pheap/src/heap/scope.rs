@@ -50,6 +50,7 @@ use std::marker::PhantomData;
 
 use super::ObjectHeap;
 use super::error::{HeapError, RootTag};
+use super::recorded;
 use super::shared::Shared;
 use crate::persist::{Persist, Shape};
 
@@ -129,6 +130,7 @@ impl<'h> Scope<'h> {
             return Err(HeapError::ReadOnly);
         }
         let mut root = self.find::<T>(type_id)?;
+        recorded::note(root, 1);
         // SAFETY: its tag shows that a `T` was stored there; the scope is borrowed mutably.
         Ok(unsafe { root.as_mut() })
     }
@@ -156,10 +158,12 @@ impl<'h> Scope<'h> {
     pub fn insert_root<T: Persist<'h>>(&mut self, type_id: u64, root: T) -> Result<(), HeapError> {
         let shared = self.heap.shared;
         self.check_fixed()?;
+        self.check_recording::<T>();
         if let Some(found) = shared.root_tag()? {
             return Err(HeapError::RootExists { found });
         }
         let place = shared.allocate(Layout::new::<T>())?.cast::<T>();
+        recorded::note(place, 1);
         // SAFETY: just allocated for a `T`.
         unsafe { place.write(root) };
         let tag = RootTag::of::<T>(type_id, Shape::of::<T>());
@@ -190,13 +194,23 @@ impl<'h> Scope<'h> {
     /// [`HeapError::Forked`].
     pub fn quiesced<R>(&mut self, take: impl FnOnce() -> R) -> Result<R, HeapError> {
         let _state = self.heap.shared.read()?;
+        // References to what values on the stack own live on.
+        self.heap.shared.recorded().is_incomplete();
         Ok(take())
     }
 
     fn find<T: Persist<'h>>(&self, type_id: u64) -> Result<std::ptr::NonNull<T>, HeapError> {
         self.check_fixed()?;
+        self.check_recording::<T>();
         let expected = RootTag::of::<T>(type_id, Shape::of::<T>());
         Ok(self.heap.shared.root(|_| expected)?.cast())
+    }
+
+    /// Ends recording if values of the type may lead to stores that are not recorded.
+    fn check_recording<T: Persist<'h>>(&self) {
+        if self.heap.shared.recorded().is_on() && !Shape::is_recorded::<T>() {
+            self.heap.shared.lend_pointers();
+        }
     }
 
     fn check_fixed(&self) -> Result<(), HeapError> {

@@ -4,11 +4,13 @@
 use std::alloc::Layout;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use aquifer_sys::futex::{Mutex, MutexGuard};
 use aquifer_vm::fork::ProcessMark;
 
 use super::error::{HeapError, NotAllocated};
+use super::recorded::{self, Recorded};
 use super::state::State;
 
 /// The state that all handles of a heap share.
@@ -17,6 +19,9 @@ pub(crate) struct Shared {
     writable: bool,
     mark: ProcessMark,
     state: Mutex<State>,
+    recorded: Recorded,
+    /// Whether code may have raw pointers into the heap.
+    lends_pointers: AtomicBool,
 }
 
 // SAFETY: the base is an address; its memory is accessed under the lock, or by the owners of
@@ -36,7 +41,14 @@ impl Shared {
     pub fn new(base: NonNull<u8>, writable: bool, state: State) -> Shared {
         // Addresses read from the object later become pointers into this memory again.
         base.as_ptr().expose_provenance();
-        Shared { base, writable, mark: ProcessMark::new(), state: Mutex::new(state) }
+        Shared {
+            base,
+            writable,
+            mark: ProcessMark::new(),
+            state: Mutex::new(state),
+            recorded: Recorded::default(),
+            lends_pointers: AtomicBool::new(false),
+        }
     }
 
     pub fn address(&self) -> u64 {
@@ -49,6 +61,24 @@ impl Shared {
 
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    pub fn recorded(&self) -> &Recorded {
+        &self.recorded
+    }
+
+    /// Notes that code gets a raw pointer into the heap: from now on it may store unrecorded.
+    pub fn lend_pointers(&self) {
+        // Relaxed: recording begins on the thread that has the heap exclusively, or at the lock
+        // that `end` takes.
+        if !self.lends_pointers.load(Relaxed) {
+            self.lends_pointers.store(true, Relaxed);
+            self.recorded.end();
+        }
+    }
+
+    pub fn lends_pointers(&self) -> bool {
+        self.lends_pointers.load(Relaxed)
     }
 
     /// Whether this process opened the heap, rather than the process it was forked from.
@@ -141,6 +171,7 @@ impl Shared {
         }
         let moved = self.allocate(layout)?;
         let common = moved.len().min(old_bytes as usize);
+        recorded::note_bytes(moved.cast(), common);
         // SAFETY: two distinct allocations, each at least `common` bytes long, both owned by the
         // caller.
         unsafe { pointer.copy_to_nonoverlapping(moved.cast(), common) };

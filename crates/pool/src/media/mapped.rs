@@ -22,8 +22,8 @@
 //! written back on its own.
 //!
 //! # Length
-//! Reads and `store_at` try the mapping first. If that fails, and in all other operations, the
-//! length is checked: a file that was cut short gives an error, and a file that another process
+//! Reads, `write_at` and `store_at` try the mapping first. If that fails, and in all other
+//! operations, the length is checked: a file that was cut short gives an error, and a file that another process
 //! made longer is mapped up to its new end. A file that is cut short *during* a transfer, broken
 //! memory and a page that cannot be allocated give errors, too (`sys::fallible`).
 
@@ -234,33 +234,38 @@ impl MappedMedia {
     ) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes: offset, len_bytes: bytes.len() as u64 };
         self.run(operation, range, || {
-            // No reference covers the range: the callers of the unsafe operations of `Media`
-            // guarantee it, and new pages have no references.
-            let by_memory = |mapping: &FileMapping| match self.flush {
-                Some(flush) => {
-                    // SAFETY: no reference covers the range, as stated above.
-                    let stored = unsafe { mapping.persist(offset, bytes, flush) };
-                    stored.map_err(self.explain(range))
-                }
-                // SAFETY: no reference covers the range, as stated above.
-                None => unsafe { mapping.write(offset, bytes) }.map_err(self.explain(range)),
-            };
-            match &self.stores {
-                Stores::Nowhere => Err(opened_for_reading()),
-                Stores::Linear => by_memory(&self.mapping),
-                Stores::Guarded { mapping, key } => {
-                    let _window = key.open();
-                    by_memory(mapping)
-                }
-                Stores::Calls => {
-                    file_io::write_all_at(self.file.as_fd(), bytes, offset)?;
-                    let Some(flush) = self.flush else { return Ok(()) };
-                    let flushed = self.mapping.flush(offset, bytes.len(), flush);
-                    copy::store_fence();
-                    flushed.map_err(self.explain(range))
-                }
+            if let Some(stored) = self.store_by_memory(offset, bytes) {
+                return stored.map_err(self.explain(range));
             }
+            if !self.is_writable() {
+                return Err(opened_for_reading());
+            }
+            file_io::write_all_at(self.file.as_fd(), bytes, offset)?;
+            let Some(flush) = self.flush else { return Ok(()) };
+            let flushed = self.mapping.flush(offset, bytes.len(), flush);
+            copy::store_fence();
+            flushed.map_err(self.explain(range))
         })
+    }
+
+    /// Stores to the mapping as the domain requires; `None` if bytes are not written by stores.
+    fn store_by_memory(&self, offset: u64, bytes: &[u8]) -> Option<Result<(), Inaccessible>> {
+        // No reference covers the range: the callers of the unsafe operations of `Media` guarantee
+        // it, and new pages have no references.
+        let store = |mapping: &FileMapping| match self.flush {
+            // SAFETY: no reference covers the range, as stated above.
+            Some(flush) => unsafe { mapping.persist(offset, bytes, flush) },
+            // SAFETY: as above.
+            None => unsafe { mapping.write(offset, bytes) },
+        };
+        match &self.stores {
+            Stores::Nowhere | Stores::Calls => None,
+            Stores::Linear => Some(store(&self.mapping)),
+            Stores::Guarded { mapping, key } => {
+                let _window = key.open();
+                Some(store(mapping))
+            }
+        }
     }
 
     /// Stores to the mapping with ordinary stores; false if the range is not mapped or not
@@ -397,6 +402,10 @@ impl Media for MappedMedia {
     }
 
     unsafe fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        // Mapped bytes can be stored without a length check, which `write_back` makes.
+        if let Some(Ok(())) = self.store_by_memory(offset_bytes, bytes) {
+            return Ok(());
+        }
         self.store(MediaOperation::Write, offset_bytes, bytes)
     }
 
@@ -415,16 +424,21 @@ impl Media for MappedMedia {
     }
 
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
+        let Some(&last) = ranges.iter().max_by_key(|range| range.end_bytes()) else {
+            return Ok(());
+        };
+        // One look at the length, which takes longer than to write a page back.
+        self.run(MediaOperation::WriteBack, last, || {
+            if self.is_writable() { Ok(()) } else { Err(opened_for_reading()) }
+        })?;
+        let Some(flush) = self.flush else { return Ok(()) };
         for &range in ranges {
-            self.run(MediaOperation::WriteBack, range, || match self.flush {
-                _ if !self.is_writable() => Err(opened_for_reading()),
-                Some(flush) => {
-                    let len_bytes = in_memory(range.len_bytes)?;
+            in_memory(range.len_bytes)
+                .and_then(|len_bytes| {
                     let flushed = self.mapping.flush(range.offset_bytes, len_bytes, flush);
                     flushed.map_err(self.explain(range))
-                }
-                None => Ok(()),
-            })?;
+                })
+                .map_err(MediaError::at(&self.path, MediaOperation::WriteBack, range))?;
         }
         Ok(())
     }

@@ -46,13 +46,22 @@ fn name_of(index: usize) -> String {
     format!("region-{index}")
 }
 
+/// Creates a pool for objects of this length together.
+pub fn create_pool(home: &Home, content_bytes: u64) -> Result<Objects> {
+    // Every object may put one large commit aside; the log takes a quarter.
+    let pool_bytes = 3 * content_bytes + OTHER_BYTES + (64 << 20);
+    Ok(Objects::new(open_options(home).create(path_of(home), pool_bytes)?))
+}
+
+/// Opens that pool.
+pub fn open_pool(home: &Home) -> Result<Objects> {
+    Ok(Objects::new(open_options(home).open(path_of(home))?))
+}
+
 /// Creates a pool with one object for each length.
 pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
     let content_bytes: u64 = lens_bytes.iter().map(|&len_bytes| len_bytes as u64).sum();
-    // Every object may put one large commit aside; the log takes a quarter.
-    let pool_bytes = 3 * content_bytes + OTHER_BYTES + (64 << 20);
-    let pool = open_options(home).create(path_of(home), pool_bytes)?;
-    let objects = Objects::new(pool);
+    let objects = create_pool(home, content_bytes)?;
     for (index, &len_bytes) in lens_bytes.iter().enumerate() {
         objects.create(name_of(index), len_bytes as u64)?;
     }
@@ -61,8 +70,7 @@ pub fn create(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>>
 
 /// Attaches the objects of that pool.
 pub fn open(home: &Home, lens_bytes: &[usize]) -> Result<Vec<Box<dyn Region>>> {
-    let objects = Objects::new(open_options(home).open(path_of(home))?);
-    attach(home, &objects, lens_bytes.len())
+    attach(home, &open_pool(home)?, lens_bytes.len())
 }
 
 fn attach(home: &Home, objects: &Objects, count: usize) -> Result<Vec<Box<dyn Region>>> {

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `object` | stores to memory, then `psync` | defaults |
 //! | `object_ranges` | the same, then `psync_ranges` of the cells | defaults |
+//! | `object_heap` | stores to a vector in a heap that records them, then `psync` | recording |
 //! | `lmdb` | get, change and put each record | default flags, map large enough from the start |
 //! | `sqlite` | the same, by incremental blob writes | WAL, `synchronous=FULL`, default checkpoints, a cache that holds the table |
 //! | `redb` | the same | default durability (`Immediate`) and cache |
@@ -22,6 +23,7 @@ mod log_alone;
 mod memory;
 #[cfg(not(feature = "databases"))]
 mod not_built;
+mod object_heap;
 mod pmemobj_library;
 #[cfg(feature = "databases")]
 mod redb;
@@ -49,6 +51,7 @@ pub use log_alone::LogAlone;
 pub use memory::{Commits as MemoryCommits, MemoryStore};
 #[cfg(not(feature = "databases"))]
 pub use not_built::{NotBuilt as LmdbStore, NotBuilt as RedbStore, NotBuilt as SqliteStore};
+pub use object_heap::HeapStore;
 #[cfg(feature = "databases")]
 pub use sqlite::SqliteStore;
 
@@ -155,9 +158,10 @@ mod tests {
     use crate::rng::Rng;
 
     const ARRAY: CellArray = CellArray { pages: 256, seed: 11 };
-    const ALL: [&Contender; 9] = [
+    const ALL: [&Contender; 10] = [
         contenders::OBJECT,
         contenders::OBJECT_RANGES,
+        contenders::OBJECT_HEAP,
         contenders::LMDB,
         contenders::SQLITE,
         contenders::REDB,

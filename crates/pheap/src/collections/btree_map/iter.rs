@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use super::PBTreeMap;
 use super::node::Node;
 use super::path::Path;
+use crate::heap::recorded::note;
 use crate::persist::Persist;
 
 /// The entries from one place up to another.
@@ -65,6 +66,7 @@ impl<'a, 'h, K: Persist<'h>, V: Persist<'h>> Iterator for IterMut<'a, 'h, K, V> 
     type Item = (&'a K, &'a mut V);
     fn next(&mut self) -> Option<Self::Item> {
         let (node, index) = self.span.next()?;
+        note(node.value(index), 1);
         // SAFETY: an entry of a map that is borrowed mutably; each is lent once.
         Some((unsafe { node.key(index).as_ref() }, unsafe { node.value(index).as_mut() }))
     }

@@ -23,6 +23,7 @@ use std::ops::{Bound, RangeBounds};
 pub use iter::{Iter, IterMut};
 
 use super::place::Place;
+use crate::heap::recorded::{note, note_drop};
 use crate::heap::shared::Shared;
 use crate::heap::{HeapError, HeapRef};
 use crate::persist::{Persist, Shape};
@@ -44,7 +45,7 @@ pub struct PBTreeMap<'h, K: Persist<'h>, V: Persist<'h>> {
 // defined by `node.rs`.
 unsafe impl<'h, K: Persist<'h>, V: Persist<'h>> Persist<'h> for PBTreeMap<'h, K, V> {
     fn shape(shape: &mut Shape) {
-        shape.parts::<Self>("b-tree map", |shape| {
+        shape.own_parts::<Self>("b-tree map", |shape| {
             shape.at(Node::<K, V>::CAPACITY);
             K::shape(shape);
             V::shape(shape);
@@ -119,8 +120,10 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
     where
         K: Borrow<Q>,
     {
+        let (node, index) = self.entry(key)?;
+        note(node.value(index), 1);
         // SAFETY: an initialized entry, and the map is borrowed mutably.
-        self.entry(key).map(|(node, index)| unsafe { node.value(index).as_mut() })
+        Some(unsafe { node.value(index).as_mut() })
     }
 
     /// Whether the key has a value.
@@ -141,6 +144,7 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
     {
         let (path, found) = self.find(&key);
         if found && let Some((node, index)) = path.last() {
+            note(node.value(index), 1);
             // SAFETY: an initialized entry, and the map is borrowed mutably.
             let old = unsafe { node.value(index).as_mut() };
             return Ok(Some(std::mem::replace(old, value)));
@@ -286,6 +290,8 @@ impl<'h, K: Persist<'h>, V: Persist<'h>> PBTreeMap<'h, K, V> {
     }
 
     fn drop_tree(node: Node<K, V>, heap: &Shared) {
+        note_drop(node.key(0), node.len());
+        note_drop(node.value(0), node.len());
         for index in 0..node.len() {
             // SAFETY: an entry of a tree that nothing refers to any more.
             unsafe { node.key(index).drop_in_place() };

@@ -19,6 +19,7 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 use crate::collections::place::free;
 use crate::heap::HeapError;
+use crate::heap::recorded::{note, note_bytes};
 use crate::heap::shared::Shared;
 
 /// The largest size of a leaf, unless entries are large.
@@ -95,6 +96,7 @@ impl<K, V> Node<K, V> {
     /// A new node without entries.
     pub fn allocate(heap: &Shared, level: usize) -> Result<Self, HeapError> {
         let node = Node::at(heap.allocate(Self::layout(level))?.cast());
+        note_bytes(node.at, HEADER_BYTES);
         // SAFETY: just allocated with this header.
         unsafe { node.at.cast::<[u32; 2]>().write([0, level as u32]) };
         Ok(node)
@@ -133,6 +135,7 @@ impl<K, V> Node<K, V> {
 
     fn set_len(self, len: usize) {
         debug_assert!(len <= Self::CAPACITY);
+        note_bytes(self.at, HEADER_BYTES);
         // SAFETY: every node begins with its length.
         unsafe { self.at.cast::<u32>().write(len as u32) };
     }
@@ -166,6 +169,7 @@ impl<K, V> Node<K, V> {
     }
 
     pub fn set_edge(self, index: usize, below: Self) {
+        note(self.edge_place(index), 1);
         // SAFETY: inside the node.
         unsafe { self.edge_place(index).write(below.at.as_ptr().expose_provenance() as u64) };
     }
@@ -180,6 +184,8 @@ impl<K, V> Node<K, V> {
     /// Moves entries to another node, or within this one. Overwritten entries are not dropped.
     fn move_entries(self, from: usize, target: Self, to: usize, count: usize) {
         if count > 0 {
+            note(target.key(to), count);
+            note(target.value(to), count);
             // SAFETY: inside the two nodes.
             unsafe { self.key(from).copy_to(target.key(to), count) };
             // SAFETY: as above.
@@ -190,12 +196,15 @@ impl<K, V> Node<K, V> {
     /// Like [`Node::move_entries`], for subtrees; does nothing in leaves.
     fn move_edges(self, from: usize, target: Self, to: usize, count: usize) {
         if !self.is_leaf() && count > 0 {
+            note(target.edge_place(to), count);
             // SAFETY: inside the two nodes, neither of which is a leaf.
             unsafe { self.edge_place(from).copy_to(target.edge_place(to), count) };
         }
     }
 
     fn write(self, index: usize, key: K, value: V) {
+        note(self.key(index), 1);
+        note(self.value(index), 1);
         // SAFETY: inside the node; the previous entry was moved out.
         unsafe { self.key(index).write(key) };
         // SAFETY: as above.
