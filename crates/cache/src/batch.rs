@@ -19,7 +19,7 @@ use crate::stats::count;
 use crate::store::{Access, MAX_RUN_PAGES, PageMemory, Refused, Store, check_length};
 
 /// Pages between two pages of a run that are read along.
-pub(crate) const GAP_PAGES: u64 = 1;
+const GAP_PAGES: u64 = 1;
 
 struct Run<'a> {
     pages: Range<u64>,

@@ -16,15 +16,16 @@ use aquifer_device::{Device, DeviceError};
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use aquifer_vm::Bytes;
 
-use super::{Item, Order, RUN_BYTES, Source};
-use crate::batch::GAP_PAGES;
+use super::{GAP_PAGES, Item, Order, RUN_BYTES, Source};
 use crate::bounce::BouncePool;
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::kernel::KernelFile;
 
 /// Most pages whose residency one system call tells.
-const WINDOW_PAGES: u64 = 64;
+const WINDOW_PAGES: u64 = 512;
+/// Items at most so far apart count as close together. A call costs as much as that many pages in it.
+const CLOSE_PAGES: u64 = 32;
 /// Share of the budget that visits fill, in percent: no more than the drop manager leaves.
 const FILL_PERCENT: u64 = 86;
 /// Most reads that are requested together, and most items in them.
@@ -191,8 +192,7 @@ impl Source for KernelVisit<'_> {
         if pages.start < window.start || pages.end > window.end {
             let first = pages.start;
             // Each page costs: only where items lie close together the next ones are asked about.
-            let is_close =
-                (window.end.saturating_sub(GAP_PAGES)..=window.end + GAP_PAGES).contains(&first);
+            let is_close = (window.start..=window.end + CLOSE_PAGES).contains(&first);
             let next = if is_close { 2 * (window.end - window.start) } else { 0 };
             let len = next.max(pages.end - first).min(WINDOW_PAGES);
             *window = first..(first + len).min(self.geometry().pages());

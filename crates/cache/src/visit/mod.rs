@@ -7,7 +7,7 @@
 //!  ranges ─► sorted ─► in memory? ─ yes ─► visited at once, in place
 //!                          │ no
 //!                          ▼
-//!            runs: neighbours, and those a page apart, share a read of up to 128 KiB
+//!            runs: neighbours, and those a few pages apart, share a read of up to 128 KiB
 //!                          ▼
 //!            device queue, 8 to 64 runs in flight, refilled at every completion
 //!                          ▼
@@ -40,9 +40,9 @@
 //! and the pins, are its parent's.
 //!
 //! # Memory
-//! Buffers come from a pool of their own. A caller that finds it empty has runs in flight, or
-//! allocates one buffer: visits nest, and waiting for a buffer that an outer visit of the same
-//! thread holds would never end.
+//! Runs share buffers: each has a part of one. Buffers come from a pool of their own. A caller that
+//! finds it empty has runs in flight, or allocates one buffer: visits nest, and waiting for a buffer
+//! that an outer visit of the same thread holds would never end.
 
 mod interface;
 mod kernel;
@@ -56,12 +56,12 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
 
 use aquifer_device::{AlignedBuffer, Batch, Device, DeviceError, IoOperation, Request};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_vm::Bytes;
 
-use crate::batch::GAP_PAGES;
 use crate::bounce::{Bounce, BouncePool};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
@@ -70,6 +70,9 @@ use crate::geometry::Geometry;
 pub(crate) const ONE_PIECE_BYTES: u64 = 64 << 10;
 /// Largest read.
 const RUN_BYTES: u64 = 128 << 10;
+/// Pages between two items of a run that are read along. A read costs as much as reading on for about
+/// so long.
+const GAP_PAGES: u64 = 2;
 /// Most runs in flight, and most bytes of them: 8 of the largest, which fit into a core's cache. With
 /// twice as many a search was no faster.
 const MOST_RUNS: usize = 64;
@@ -79,11 +82,12 @@ const MOST_ITEMS: usize = 32 << 10;
 /// Items for which a free run keeps memory.
 const KEPT_ITEMS: usize = 4 << 10;
 /// Buffers of all visits of a cache.
-const BUFFERS: usize = 96;
+const BUFFERS: usize = 48;
 
-/// The buffers of a cache's visits. They take memory where they are used.
+/// The buffers of a cache's visits, each for two of the largest runs. They take memory where they are
+/// used.
 pub(crate) fn buffers(page_bytes: usize) -> std::io::Result<BouncePool> {
-    BouncePool::new((RUN_BYTES as usize).max(page_bytes), BUFFERS)
+    BouncePool::new(2 * (RUN_BYTES as usize).max(page_bytes), BUFFERS)
 }
 
 /// A range to visit, or a piece of one.
@@ -245,6 +249,7 @@ pub(crate) fn visit<S: Source>(
         pending: None,
         runs: vec![],
         free_runs: vec![],
+        buffer: None,
         turns: VecDeque::new(),
         again: vec![],
         in_flight: 0,
@@ -271,17 +276,36 @@ pub(crate) fn visit<S: Source>(
     }
 }
 
-enum Buffer<'a> {
+enum Memory<'a> {
     Pooled(Bounce<'a>),
     Own(AlignedBuffer),
 }
 
-impl Buffer<'_> {
-    fn as_ptr(&mut self) -> *mut u8 {
-        match self {
-            Buffer::Pooled(bounce) => bounce.as_ptr(),
-            Buffer::Own(buffer) => buffer.as_mut_ptr(),
-        }
+/// Memory of several runs.
+struct Buffer<'a> {
+    base: *mut u8,
+    _memory: Memory<'a>,
+}
+
+impl<'a> Buffer<'a> {
+    fn new(mut memory: Memory<'a>) -> Buffer<'a> {
+        let base = match &mut memory {
+            Memory::Pooled(bounce) => bounce.as_ptr(),
+            Memory::Own(buffer) => buffer.as_mut_ptr(),
+        };
+        Buffer { base, _memory: memory }
+    }
+}
+
+/// The memory of one run: from an offset of a buffer on.
+struct Part<'a> {
+    buffer: Rc<Buffer<'a>>,
+    offset_bytes: usize,
+}
+
+impl Part<'_> {
+    fn as_ptr(&self) -> *mut u8 {
+        self.buffer.base.wrapping_add(self.offset_bytes)
     }
 }
 
@@ -300,7 +324,7 @@ enum Progress {
 struct Run<'a> {
     pages: Range<u64>,
     items: Vec<Item>,
-    buffer: Option<Buffer<'a>>,
+    memory: Option<Part<'a>>,
     stamp: u64,
     state: Progress,
     /// Whether it is read for the second time.
@@ -329,6 +353,8 @@ struct VisitBatch<'a, S, F, V> {
     pending: Option<Item>,
     runs: Vec<Run<'a>>,
     free_runs: Vec<usize>,
+    /// The buffer of the latest run, and the bytes of it that runs have been given.
+    buffer: Option<(Rc<Buffer<'a>>, usize)>,
     /// With [`Order::AsGiven`], the runs that are not visited yet, in order.
     turns: VecDeque<usize>,
     /// Runs to read a second time; they count as in flight in their state only.
@@ -382,7 +408,7 @@ where
             self.runs.push(Run {
                 pages: 0..0,
                 items: vec![],
-                buffer: None,
+                memory: None,
                 stamp: 0,
                 state: Progress::Idle,
                 is_second: false,
@@ -391,16 +417,34 @@ where
         })
     }
 
-    fn buffer(&self) -> Option<Buffer<'a>> {
+    /// Most bytes of a run.
+    fn most_bytes(&self) -> usize {
+        self.source.buffers().buffer_bytes() / 2
+    }
+
+    /// Memory for a run of any length. [`Self::begin_run`] counts what it uses.
+    fn memory(&mut self) -> Option<Part<'a>> {
         let pool = self.source.buffers();
-        match pool.try_take() {
-            Some(bounce) => Some(Buffer::Pooled(bounce)),
+        let most_bytes = self.most_bytes();
+        if let Some((buffer, given_bytes)) = &mut self.buffer {
+            if Rc::strong_count(buffer) == 1 {
+                *given_bytes = 0;
+            }
+            if *given_bytes + most_bytes <= pool.buffer_bytes() {
+                return Some(Part { buffer: buffer.clone(), offset_bytes: *given_bytes });
+            }
+        }
+        let memory = match pool.try_take() {
+            Some(bounce) => Memory::Pooled(bounce),
             // Nothing that completes would call `next` again.
             None if self.in_flight == 0 => {
-                Some(Buffer::Own(AlignedBuffer::new(pool.buffer_bytes(), SMALL_PAGE_BYTES)))
+                Memory::Own(AlignedBuffer::new(pool.buffer_bytes(), SMALL_PAGE_BYTES))
             }
-            None => None,
-        }
+            None => return None,
+        };
+        let buffer = Rc::new(Buffer::new(memory));
+        self.buffer = Some((buffer.clone(), 0));
+        Some(Part { buffer, offset_bytes: 0 })
     }
 
     /// Whether no further item may come. Then something is in flight.
@@ -452,9 +496,9 @@ where
                 self.take_turns();
                 continue;
             }
-            let buffer = self.buffer()?;
+            let memory = self.memory()?;
             let place = self.place();
-            let most = (self.source.buffers().buffer_bytes() / geometry.page_bytes) as u64;
+            let most = (self.most_bytes() / geometry.page_bytes) as u64;
             let mut pages = first.pages(geometry);
             self.take_pending(place);
             let mut last = first.start;
@@ -472,11 +516,15 @@ where
                 last = item.start;
                 pages.end = pages.end.max(its.end);
             }
-            self.held_bytes += geometry.offset_of(pages.end - pages.start);
+            let len_bytes = geometry.offset_of(pages.end - pages.start);
+            self.held_bytes += len_bytes;
+            if let Some((_, given_bytes)) = &mut self.buffer {
+                *given_bytes += len_bytes as usize;
+            }
             let run = &mut self.runs[place];
             run.stamp = self.source.stamp(pages.clone());
             run.pages = pages;
-            run.buffer = Some(buffer);
+            run.memory = Some(memory);
             run.state = Progress::InFlight;
             run.is_second = false;
             if self.order == Order::AsGiven {
@@ -501,11 +549,11 @@ where
         let run = &mut self.runs[place];
         let state = std::mem::replace(&mut run.state, Progress::Idle);
         let mut items = std::mem::take(&mut run.items);
-        let mut buffer = run.buffer.take();
+        let memory = run.memory.take();
         let pages = std::mem::replace(&mut run.pages, 0..0);
         let stamp = run.stamp;
         if self.end.is_none() {
-            let data = buffer.as_mut().filter(|_| state == Progress::Read).map(Buffer::as_ptr);
+            let data = memory.as_ref().filter(|_| state == Progress::Read).map(Part::as_ptr);
             let visited = self.call(|batch| batch.visit_items(&items, &pages, stamp, data));
             match visited {
                 Some(Ok(ControlFlow::Continue(()))) | None => {}
@@ -567,7 +615,8 @@ where
     }
 }
 
-// SAFETY: a run keeps its buffer until its completion, and no other run has that buffer.
+// SAFETY: a run keeps its buffer until its completion, and no other run has that part of it: what was
+// given to runs is given again when none of them is left.
 unsafe impl<S, F, V> Batch for VisitBatch<'_, S, F, V>
 where
     S: Source,
@@ -580,7 +629,7 @@ where
         let run = &mut self.runs[place];
         let (offset_bytes, wanted) = run.place(geometry);
         let whole = geometry.offset_of(run.pages.end - run.pages.start) as usize;
-        let memory = run.buffer.as_mut().expect("a run that is read has a buffer").as_ptr();
+        let memory = run.memory.as_ref().expect("a run that is read has memory").as_ptr();
         let len_bytes = wanted.next_multiple_of(self.source.device().alignment_bytes()).min(whole);
         self.in_flight += 1;
         let operation = IoOperation::Read;
@@ -600,7 +649,7 @@ where
         // is then loaded by itself, which tells.
         let is_read = result.is_ok_and(|got| got >= wanted);
         if is_read && wanted < whole {
-            let memory = run.buffer.as_mut().expect("a run that is read has a buffer").as_ptr();
+            let memory = run.memory.as_ref().expect("a run that is read has memory").as_ptr();
             // SAFETY: inside the buffer, and the transfer has ended.
             unsafe { std::ptr::write_bytes(memory.add(wanted), 0, whole - wanted) };
         }
