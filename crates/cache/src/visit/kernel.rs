@@ -16,7 +16,8 @@ use aquifer_device::{Device, DeviceError};
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use aquifer_vm::Bytes;
 
-use super::{GAP_PAGES, Item, Order, RUN_BYTES, Source};
+use super::{Item, RUN_BYTES, Source};
+use crate::batch::GAP_PAGES;
 use crate::bounce::BouncePool;
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
@@ -54,7 +55,6 @@ impl<'a> KernelVisit<'a> {
     /// the page cache. Returns the first item without room; without one, `feed` has ended.
     pub fn visit_what_fits(
         &self,
-        order: Order,
         mut feed: impl FnMut() -> Option<Result<Item>>,
         mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<(), Option<Item>>> {
@@ -64,7 +64,7 @@ impl<'a> KernelVisit<'a> {
         loop {
             while has_room && batches.len() < AHEAD {
                 let batch;
-                (batch, has_room) = self.ask(order, &mut feed, &mut next)?;
+                (batch, has_room) = self.ask(&mut feed, &mut next)?;
                 if batch.is_empty() {
                     break;
                 }
@@ -87,7 +87,6 @@ impl<'a> KernelVisit<'a> {
     /// next one. `next` is an item that `feed` has named and that is in no batch yet.
     fn ask(
         &self,
-        order: Order,
         mut feed: impl FnMut() -> Option<Result<Item>>,
         next: &mut Option<Item>,
     ) -> Result<(Vec<Item>, bool)> {
@@ -107,8 +106,7 @@ impl<'a> KernelVisit<'a> {
                     }
                 }
             };
-            // With `AsRead` those in memory have been visited.
-            if order == Order::AsGiven && self.is_in_memory(&item) {
+            if self.is_in_memory(&item) {
                 items.push(item);
                 continue;
             }
@@ -142,15 +140,27 @@ impl<'a> KernelVisit<'a> {
         Ok((items, has_room))
     }
 
+    /// Most of the cache's pages that visits fill.
+    fn most_pages(&self) -> u64 {
+        let engine = self.file.engine();
+        engine.kernel_share_bytes() / engine.options.page_bytes as u64 * FILL_PERCENT / 100
+    }
+
+    /// Whether the budget has room for a run. Without it a visit is faster that does not try.
+    pub fn has_room(&self) -> bool {
+        let run_pages = RUN_BYTES / SMALL_PAGE_BYTES as u64 / self.cache_page();
+        // Relaxed: a count, which publishes nothing.
+        let resident = self.file.engine().kernel_resident_pages.load(Ordering::Relaxed);
+        resident + run_pages <= self.most_pages()
+    }
+
     /// Counts pages that are about to come into the page cache, if the budget has room for them. The
     /// drop manager corrects the count when it measures.
     fn reserve(&self, pages: u64) -> bool {
         let reserved = self.reserved.get();
         let more = pages.saturating_sub(reserved).div_ceil(self.cache_page());
-        let engine = self.file.engine();
-        let most =
-            engine.kernel_share_bytes() / engine.options.page_bytes as u64 * FILL_PERCENT / 100;
-        let has_room = more == 0 || add_up_to(&engine.kernel_resident_pages, more, most);
+        let resident = &self.file.engine().kernel_resident_pages;
+        let has_room = more == 0 || add_up_to(resident, more, self.most_pages());
         if has_room {
             self.reserved.set(reserved + more * self.cache_page() - pages);
         }

@@ -4,7 +4,7 @@
 //! wait for any of them in particular:
 //!
 //! ```text
-//!  ranges ─► sorted ─► in memory? ─ yes ─► visited at once, in place
+//!  ranges ─► sorted ─► in memory? ─ yes ─► set aside, and visited in place while reads are in flight
 //!                          │ no
 //!                          ▼
 //!            runs: neighbours, and those a few pages apart, share a read of up to 128 KiB
@@ -62,6 +62,7 @@ use aquifer_device::{AlignedBuffer, Batch, Device, DeviceError, IoOperation, Req
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_vm::Bytes;
 
+use crate::batch::GAP_PAGES;
 use crate::bounce::{Bounce, BouncePool};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
@@ -70,15 +71,16 @@ use crate::geometry::Geometry;
 pub(crate) const ONE_PIECE_BYTES: u64 = 64 << 10;
 /// Largest read.
 const RUN_BYTES: u64 = 128 << 10;
-/// Pages between two items of a run that are read along. A read costs as much as reading on for about
-/// so long.
-const GAP_PAGES: u64 = 2;
 /// Most runs in flight, and most bytes of them: 8 of the largest, which fit into a core's cache. With
 /// twice as many a search was no faster.
 const MOST_RUNS: usize = 64;
 const MOST_BYTES: u64 = 8 * RUN_BYTES;
 /// Most items of [`Order::AsGiven`] that wait for their turn, in runs or behind them.
 const MOST_ITEMS: usize = 32 << 10;
+/// Most runs of items in memory that are set aside, and most items in each. They take about as long
+/// as a read, and may be evicted meanwhile.
+const ASIDE_RUNS: usize = 64;
+const ASIDE_ITEMS: usize = 64;
 /// Items for which a free run keeps memory.
 const KEPT_ITEMS: usize = 4 << 10;
 /// Buffers of all visits of a cache.
@@ -201,40 +203,9 @@ pub(crate) fn pieces(
     }
 }
 
-/// Visits the pieces of items that are in memory. Returns what remains of the items, in order.
-pub(crate) fn visit_residents<S: Source>(
-    source: &S,
-    items: Vec<Item>,
-    one_piece: u64,
-    mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
-) -> Result<ControlFlow<(), Vec<Item>>> {
-    let mut absent: Vec<Item> = vec![];
-    for item in items {
-        let mut rest = Some(item);
-        while let Some(item) = rest {
-            let piece;
-            (piece, rest) = item.split(one_piece);
-            if !source.is_in_memory(&piece) {
-                match absent.last_mut() {
-                    Some(last) if last.index == piece.index && last.end == piece.start => {
-                        last.end = piece.end;
-                    }
-                    _ => absent.push(piece),
-                }
-                continue;
-            }
-            let flow = source.look_in_memory(&piece, |bytes| visit(&piece, bytes))?;
-            source.check_process()?;
-            if flow.is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-        }
-    }
-    Ok(ControlFlow::Continue(absent))
-}
-
 /// Visits the items that `feed` names. It is asked whenever there is room, also after it returned
-/// `None`; the visit ends with a `None` while nothing is under way, or when `visit` breaks.
+/// `None`; the visit ends with a `None` while nothing is under way, or when `visit` breaks. With
+/// [`Order::AsRead`] the feed is not the caller's code.
 pub(crate) fn visit<S: Source>(
     source: &S,
     order: Order,
@@ -258,7 +229,12 @@ pub(crate) fn visit<S: Source>(
         end: None,
     };
     let device = source.device();
-    source.calling(|| device.run(&mut batch, device.queue_depth().min(MOST_RUNS)));
+    source.calling(|| {
+        device.run(&mut batch, device.queue_depth().min(MOST_RUNS));
+        // The device has asked for more after its last completion, and so there are none, unless it
+        // ended early.
+        while batch.visit_aside() {}
+    });
     let unfinished = batch.runs.iter().find(|run| run.state == Progress::InFlight);
     match batch.end.take() {
         Some(End::Stopped) => Ok(()),
@@ -355,7 +331,8 @@ struct VisitBatch<'a, S, F, V> {
     free_runs: Vec<usize>,
     /// The buffer of the latest run, and the bytes of it that runs have been given.
     buffer: Option<(Rc<Buffer<'a>>, usize)>,
-    /// With [`Order::AsGiven`], the runs that are not visited yet, in order.
+    /// With [`Order::AsGiven`], the runs that are not visited yet, in order. Otherwise runs of items in
+    /// memory, set aside for times at which the device is busy.
     turns: VecDeque<usize>,
     /// Runs to read a second time; they count as in flight in their state only.
     again: Vec<usize>,
@@ -394,7 +371,11 @@ where
 
     fn peek(&mut self) -> Option<Item> {
         if self.pending.is_none() {
-            match self.call(|batch| (batch.feed)())?? {
+            let named = match self.order {
+                Order::AsRead => (self.feed)(),
+                Order::AsGiven => self.call(|batch| (batch.feed)())?,
+            };
+            match named? {
                 Ok(item) => self.pending = Some(item),
                 Err(error) => self.end = Some(End::Failed(error)),
             }
@@ -463,17 +444,43 @@ where
         self.waiting += 1;
     }
 
-    /// A run of [`Order::AsGiven`] at the end, for items in memory.
-    fn last_in_memory(&mut self) -> usize {
-        if let Some(&last) = self.turns.back()
-            && self.runs[last].state == Progress::InMemory
-        {
-            return last;
+    /// Adds the pending item, which is in memory, to a run at the end of `turns`.
+    fn take_in_memory(&mut self, item: &Item) {
+        let is_long = |items: &[Item]| {
+            let start = items.first().map_or(item.start, |first| first.start);
+            // Pieces of a long item may come before an item that starts earlier.
+            items.len() >= ASIDE_ITEMS || item.end.saturating_sub(start) > ONE_PIECE_BYTES
+        };
+        let place = match self.turns.back() {
+            Some(&last)
+                if self.runs[last].state == Progress::InMemory
+                    && (self.order == Order::AsGiven || !is_long(&self.runs[last].items)) =>
+            {
+                last
+            }
+            _ => {
+                let place = self.place();
+                self.runs[place].state = Progress::InMemory;
+                self.turns.push_back(place);
+                place
+            }
+        };
+        self.take_pending(place);
+        if self.order == Order::AsRead && self.turns.len() > ASIDE_RUNS {
+            self.visit_aside();
         }
-        let place = self.place();
-        self.runs[place].state = Progress::InMemory;
-        self.turns.push_back(place);
-        place
+    }
+
+    /// Visits the run that was set aside first; returns whether there was one.
+    fn visit_aside(&mut self) -> bool {
+        if self.order == Order::AsGiven {
+            return false;
+        }
+        let Some(place) = self.turns.pop_front() else {
+            return false;
+        };
+        self.visit_run(place);
+        true
     }
 
     /// The next run to read.
@@ -490,10 +497,11 @@ where
                 return None;
             }
             let first = self.peek()?;
-            if self.order == Order::AsGiven && self.source.is_in_memory(&first) {
-                let place = self.last_in_memory();
-                self.take_pending(place);
-                self.take_turns();
+            if self.source.is_in_memory(&first) {
+                self.take_in_memory(&first);
+                if self.order == Order::AsGiven {
+                    self.take_turns();
+                }
                 continue;
             }
             let memory = self.memory()?;
@@ -506,6 +514,10 @@ where
                 && let Some(item) = self.peek()
             {
                 let its = item.pages(geometry);
+                if self.order == Order::AsRead && self.source.is_in_memory(&item) {
+                    self.take_in_memory(&item);
+                    continue;
+                }
                 if item.start < last
                     || its.start > pages.end + GAP_PAGES
                     || its.end.max(pages.end) - pages.start > most
@@ -624,7 +636,15 @@ where
     V: FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
 {
     fn next(&mut self) -> Option<Request> {
-        let place = self.begin_run()?;
+        let place = loop {
+            if let Some(place) = self.begin_run() {
+                break place;
+            }
+            // One at a time while reads are in flight, so that the device can look for completions.
+            if !self.visit_aside() || self.in_flight > 0 {
+                return None;
+            }
+        };
         let geometry = self.source.geometry();
         let run = &mut self.runs[place];
         let (offset_bytes, wanted) = run.place(geometry);
