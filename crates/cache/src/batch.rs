@@ -2,8 +2,8 @@
 //!
 //! The device pulls the batch: while it has room, the batch names the next absent pages, takes
 //! frames for them and moves them to Loading. Each completion is installed at once, while other
-//! transfers are in flight. Consecutive pages share a transfer, and so do pages with one
-//! other between them: reading it along, into the buffer only, costs less than a second transfer.
+//! transfers are in flight. Consecutive pages share a transfer, and so do pages with one or two
+//! others between them: reading these along, into the buffer only, costs less than a second transfer.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::stats::count;
 use crate::store::{Access, MAX_RUN_PAGES, PageMemory, Refused, Store, check_length};
 
 /// Pages between two pages of a run that are read along.
-pub(crate) const GAP_PAGES: u64 = 1;
+pub(crate) const GAP_PAGES: u64 = 2;
 
 struct Run<'a> {
     pages: Range<u64>,

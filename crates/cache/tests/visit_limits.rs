@@ -7,6 +7,7 @@ mod common;
 mod support;
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::ops::ControlFlow::{Break, Continue};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_cache::{Backend, Cache, CacheError, MapOptions, MappingMut, PageId, Visited};
-use aquifer_device::{Device, DeviceError, FileDevice, MemoryDevice};
+use aquifer_device::{Batch, Device, DeviceError, FileDevice, MemoryDevice, run_one};
 use common::*;
 use support::{Late, memory};
 
@@ -319,4 +320,67 @@ fn runs_of_a_file_of_another_user_are_read_together() {
         assert!((1..LEN / PAGE / 4).contains(&reads), "{reads} reads past the page cache");
     };
     std::thread::spawn(visit).join().unwrap();
+}
+
+/// A device that takes all requests that it can get before it performs the first.
+struct Queue(MemoryDevice);
+
+impl Device for Queue {
+    fn name(&self) -> &str {
+        "queue"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.0.len_bytes()
+    }
+    fn is_writable(&self) -> bool {
+        true
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        self.0.read_at(offset_bytes, buffer)
+    }
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_at(offset_bytes, buffer)
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        self.0.sync()
+    }
+    fn run(&self, batch: &mut dyn Batch, _depth: usize) {
+        let mut taken = VecDeque::new();
+        loop {
+            taken.extend(std::iter::from_fn(|| batch.next()));
+            let Some(request) = taken.pop_front() else { return };
+            batch.complete(request.tag, run_one(self, &request));
+        }
+    }
+    fn access_path(&self) -> String {
+        "memory".into()
+    }
+}
+
+#[test]
+fn ranges_in_memory_are_visited_while_others_are_read() {
+    let cache = cache_of(BUDGET);
+    let mapping = cache.map_mut(Queue(MemoryDevice::new(LEN as usize).unwrap())).unwrap();
+    mapping.touch_many(&[0..2 * PAGE]).unwrap();
+    let mut order = vec![];
+    let ranges = [0..10, 5 * MIB..5 * MIB + 10, PAGE..PAGE + 10, 9 * MIB..9 * MIB + 10];
+    mapping
+        .visit_many(ranges, |one| {
+            order.push(one.index);
+            Continue(())
+        })
+        .unwrap();
+    assert_eq!(order, [0, 2, 1, 3]);
+    // More than are set aside at once, and none that is read.
+    mapping.touch_many(&[0..5 * MIB]).unwrap();
+    let all: Vec<_> = (0..500_000).map(|row| row * 10..row * 10 + 10).collect();
+    let mut visits = 0;
+    mapping
+        .visit_many(all, |one| {
+            assert_eq!(one.index, visits);
+            visits += 1;
+            Continue(())
+        })
+        .unwrap();
+    assert_eq!(visits, 500_000);
 }

@@ -5,7 +5,7 @@
 //! exactly where the mapping's own prefetch is called. These read the frontier in the order in which
 //! its vertices were found. `mmap_sorted_willneed` is a program that sorts each frontier by hand and
 //! prefetches groups of 1024 vertices, `_16k` groups of 16,384; `mapping_visited` passes the ranges of
-//! so many vertices to `visit_many`. Each contender gets the budget plus the memory of the search itself (levels and
+//! at most so many vertices to `visit_many`. Each contender gets the budget plus the memory of the search itself (levels and
 //! frontiers, 12 bytes per vertex). The largest requested number of threads is used.
 
 use anyhow::Result;

@@ -141,31 +141,27 @@ impl Rows<'_> {
     }
 }
 
-/// As [`Rows::stream`], with a contender that chooses the order.
+/// As [`Rows::stream`], with a contender that chooses the order. The offsets of a group are visited
+/// together with the rows of the one before, so that the device has work at all times.
 pub fn visit<'v>(
     graph: &Graph,
     visitor: &dyn Visitor,
-    groups: impl Iterator<Item = &'v [u32]>,
+    mut groups: impl Iterator<Item = &'v [u32]>,
     deadline: Instant,
     mut visit: impl FnMut(u32),
 ) -> Result<u64> {
     let mut visited_entries = 0;
-    for vertices in groups {
-        let offsets: Vec<_> =
+    let mut rows = Vec::new();
+    let mut until_check = 0;
+    loop {
+        let vertices = groups.next().unwrap_or_default();
+        let mut ranges: Vec<_> =
             vertices.iter().map(|&vertex| (graph.offsets_at(vertex), 16)).collect();
-        let mut rows = Vec::with_capacity(vertices.len());
-        visitor.visit(&offsets, &mut |_, offsets| {
-            let (first, end) = (offsets.get::<u64>(0), offsets.get::<u64>(8));
-            assert!(first <= end && end <= graph.entries, "a damaged graph");
-            if first < end {
-                rows.push((graph.entries_at(first), (end - first) * 4));
-                visited_entries += end - first;
-            }
-            Ok(())
-        })?;
-        drop(offsets);
-        let mut until_check = 0;
-        visitor.visit(&rows, &mut |_, bytes| {
+        ranges.append(&mut rows);
+        if ranges.is_empty() {
+            return Ok(visited_entries);
+        }
+        visitor.visit(&ranges, &mut |index, bytes| {
             if until_check == 0 {
                 until_check = 1024;
                 if Instant::now() > deadline {
@@ -173,11 +169,19 @@ pub fn visit<'v>(
                 }
             }
             until_check -= 1;
+            if index < vertices.len() {
+                let (first, end) = (bytes.get::<u64>(0), bytes.get::<u64>(8));
+                assert!(first <= end && end <= graph.entries, "a damaged graph");
+                if first < end {
+                    rows.push((graph.entries_at(first), (end - first) * 4));
+                    visited_entries += end - first;
+                }
+                return Ok(());
+            }
             for index in 0..bytes.len() / 4 {
                 visit(bytes.get::<u32>(index * 4));
             }
             Ok(())
         })?;
     }
-    Ok(visited_entries)
 }

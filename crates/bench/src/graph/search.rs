@@ -46,14 +46,21 @@ pub enum Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Vertices in a group, and whether a frontier is sorted. It is also sorted for visits: sorted
-    /// groups are spread over less of the file.
-    fn groups(self) -> (usize, bool) {
+    /// Whether frontiers are sorted. They are also for visits: sorted groups are spread over less of
+    /// the file.
+    fn is_sorted(self) -> bool {
         match self {
-            Reader::Streamed(memory) => {
-                memory.sorted_group().map_or((GROUP, false), |group| (group, true))
-            }
-            Reader::Visited(_) => (VISITED_GROUP, true),
+            Reader::Streamed(memory) => memory.sorted_group().is_some(),
+            Reader::Visited(_) => true,
+        }
+    }
+
+    /// Vertices in a group of a frontier. Groups to visit are so small that no thread is left with a
+    /// large one.
+    fn group(self, frontier: usize, threads: usize) -> usize {
+        match self {
+            Reader::Streamed(memory) => memory.sorted_group().unwrap_or(GROUP),
+            Reader::Visited(_) => (frontier / (8 * threads)).clamp(GROUP, VISITED_GROUP),
         }
     }
 }
@@ -70,7 +77,6 @@ pub fn breadth_first_search(
     // Relaxed here and below: each level is an independent value, and the end of each scope orders
     // the levels.
     levels[graph.source as usize].store(0, Ordering::Relaxed);
-    let (group, is_sorted) = reader.groups();
     let mut frontier = vec![graph.source];
     let mut answer = Answer { reached: 0, visited_entries: 0, depth: 0, checksum: 0 };
     for level in 0.. {
@@ -80,6 +86,7 @@ pub fn breadth_first_search(
             let found = mix(u64::from(vertex) << 32 | u64::from(level));
             answer.checksum = answer.checksum.wrapping_add(found);
         }
+        let group = reader.group(frontier.len(), threads);
         let next_group = AtomicUsize::new(0);
         let found_by = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..threads)
@@ -120,7 +127,7 @@ pub fn breadth_first_search(
         if frontier.is_empty() {
             break;
         }
-        if is_sorted {
+        if reader.is_sorted() {
             frontier.sort_unstable();
         }
     }

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use aquifer_vm::Bytes;
 
 use super::kernel::KernelVisit;
-use super::{Item, ONE_PIECE_BYTES, Order, pieces, sort, visit, visit_residents};
+use super::{Item, ONE_PIECE_BYTES, Order, pieces, sort, visit};
 use crate::asynchronous;
 use crate::engine::InUse;
 use crate::error::Result;
@@ -47,25 +47,16 @@ fn visit_store<M: PageMemory>(
     look: &mut Look<'_>,
 ) -> Result<()> {
     sort(&mut items);
-    let absent = match visit_residents(store, items, one_piece, &mut *look)? {
-        ControlFlow::Continue(absent) => absent,
-        ControlFlow::Break(()) => return Ok(()),
-    };
-    let mut absent = absent.into_iter();
-    visit(store, Order::AsRead, pieces(one_piece, || absent.next().map(Ok)), look)
+    let mut items = items.into_iter();
+    visit(store, Order::AsRead, pieces(one_piece, || items.next().map(Ok)), look)
 }
 
 /// The same for a kernel-backed mapping.
 fn visit_file(file: &KernelFile, mut items: Vec<Item>, look: &mut Look<'_>) -> Result<()> {
     sort(&mut items);
-    let source = KernelVisit::new(file);
-    let absent = match visit_residents(&source, items, ONE_PIECE_BYTES, &mut *look)? {
-        ControlFlow::Continue(absent) => absent,
-        ControlFlow::Break(()) => return Ok(()),
-    };
-    let mut absent = absent.into_iter();
-    let feed = pieces(ONE_PIECE_BYTES, || absent.next().map(Ok));
-    visit_fed(&source, Order::AsRead, feed, look)
+    let mut items = items.into_iter();
+    let feed = pieces(ONE_PIECE_BYTES, || items.next().map(Ok));
+    visit_fed(&KernelVisit::new(file), Order::AsRead, feed, look)
 }
 
 /// Visits what `feed` names: through the page cache while the budget has room, then past it.
@@ -75,7 +66,10 @@ fn visit_fed(
     mut feed: impl FnMut() -> Option<Result<Item>>,
     look: &mut Look<'_>,
 ) -> Result<()> {
-    match source.visit_what_fits(order, &mut feed, &mut *look)? {
+    if !source.has_room() {
+        return visit(source, order, feed, look);
+    }
+    match source.visit_what_fits(&mut feed, &mut *look)? {
         ControlFlow::Continue(Some(first)) => {
             let mut first = Some(Ok(first));
             visit(source, order, || first.take().or_else(&mut feed), look)
@@ -129,8 +123,9 @@ impl Mapping {
     /// Visits many ranges in the order that costs least: for work in which the order does not
     /// matter, such as the rows that a search has found, or a scan with a filter.
     ///
-    /// Ranges in memory come first, in place. The others are sorted, neighbours share reads of up
-    /// to 128 KiB, and up to 64 reads are in flight; each range is visited when it has been read.
+    /// The ranges are sorted, neighbours share reads of up to 128 KiB, and up to 64 reads are in
+    /// flight; each range is visited when it has been read. Ranges in memory are visited in place,
+    /// meanwhile.
     /// On a disk that is several times faster than loads in the order of discovery, and faster than
     /// [`Mapping::touch_many`] followed by loads, which waits for all pages and needs frames for
     /// them: a visit evicts nothing, and keeps what it has read only while frames are free. The

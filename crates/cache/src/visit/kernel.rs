@@ -16,7 +16,7 @@ use aquifer_device::{Device, DeviceError};
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use aquifer_vm::Bytes;
 
-use super::{Item, Order, RUN_BYTES, Source};
+use super::{Item, RUN_BYTES, Source};
 use crate::batch::GAP_PAGES;
 use crate::bounce::BouncePool;
 use crate::error::{CacheError, Result};
@@ -24,7 +24,9 @@ use crate::geometry::Geometry;
 use crate::kernel::KernelFile;
 
 /// Most pages whose residency one system call tells.
-const WINDOW_PAGES: u64 = 64;
+const WINDOW_PAGES: u64 = 512;
+/// Items at most so far apart count as close together. A call costs as much as that many pages in it.
+const CLOSE_PAGES: u64 = 32;
 /// Share of the budget that visits fill, in percent: no more than the drop manager leaves.
 const FILL_PERCENT: u64 = 86;
 /// Most reads that are requested together, and most items in them.
@@ -53,7 +55,6 @@ impl<'a> KernelVisit<'a> {
     /// the page cache. Returns the first item without room; without one, `feed` has ended.
     pub fn visit_what_fits(
         &self,
-        order: Order,
         mut feed: impl FnMut() -> Option<Result<Item>>,
         mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<(), Option<Item>>> {
@@ -63,7 +64,7 @@ impl<'a> KernelVisit<'a> {
         loop {
             while has_room && batches.len() < AHEAD {
                 let batch;
-                (batch, has_room) = self.ask(order, &mut feed, &mut next)?;
+                (batch, has_room) = self.ask(&mut feed, &mut next)?;
                 if batch.is_empty() {
                     break;
                 }
@@ -86,7 +87,6 @@ impl<'a> KernelVisit<'a> {
     /// next one. `next` is an item that `feed` has named and that is in no batch yet.
     fn ask(
         &self,
-        order: Order,
         mut feed: impl FnMut() -> Option<Result<Item>>,
         next: &mut Option<Item>,
     ) -> Result<(Vec<Item>, bool)> {
@@ -106,8 +106,7 @@ impl<'a> KernelVisit<'a> {
                     }
                 }
             };
-            // With `AsRead` those in memory have been visited.
-            if order == Order::AsGiven && self.is_in_memory(&item) {
+            if self.is_in_memory(&item) {
                 items.push(item);
                 continue;
             }
@@ -141,15 +140,27 @@ impl<'a> KernelVisit<'a> {
         Ok((items, has_room))
     }
 
+    /// Most of the cache's pages that visits fill.
+    fn most_pages(&self) -> u64 {
+        let engine = self.file.engine();
+        engine.kernel_share_bytes() / engine.options.page_bytes as u64 * FILL_PERCENT / 100
+    }
+
+    /// Whether the budget has room for a run. Without it a visit is faster that does not try.
+    pub fn has_room(&self) -> bool {
+        let run_pages = RUN_BYTES / SMALL_PAGE_BYTES as u64 / self.cache_page();
+        // Relaxed: a count, which publishes nothing.
+        let resident = self.file.engine().kernel_resident_pages.load(Ordering::Relaxed);
+        resident + run_pages <= self.most_pages()
+    }
+
     /// Counts pages that are about to come into the page cache, if the budget has room for them. The
     /// drop manager corrects the count when it measures.
     fn reserve(&self, pages: u64) -> bool {
         let reserved = self.reserved.get();
         let more = pages.saturating_sub(reserved).div_ceil(self.cache_page());
-        let engine = self.file.engine();
-        let most =
-            engine.kernel_share_bytes() / engine.options.page_bytes as u64 * FILL_PERCENT / 100;
-        let has_room = more == 0 || add_up_to(&engine.kernel_resident_pages, more, most);
+        let resident = &self.file.engine().kernel_resident_pages;
+        let has_room = more == 0 || add_up_to(resident, more, self.most_pages());
         if has_room {
             self.reserved.set(reserved + more * self.cache_page() - pages);
         }
@@ -191,8 +202,7 @@ impl Source for KernelVisit<'_> {
         if pages.start < window.start || pages.end > window.end {
             let first = pages.start;
             // Each page costs: only where items lie close together the next ones are asked about.
-            let is_close =
-                (window.end.saturating_sub(GAP_PAGES)..=window.end + GAP_PAGES).contains(&first);
+            let is_close = (window.start..=window.end + CLOSE_PAGES).contains(&first);
             let next = if is_close { 2 * (window.end - window.start) } else { 0 };
             let len = next.max(pages.end - first).min(WINDOW_PAGES);
             *window = first..(first + len).min(self.geometry().pages());

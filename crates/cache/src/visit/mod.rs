@@ -4,10 +4,10 @@
 //! wait for any of them in particular:
 //!
 //! ```text
-//!  ranges ─► sorted ─► in memory? ─ yes ─► visited at once, in place
+//!  ranges ─► sorted ─► in memory? ─ yes ─► set aside, and visited in place while reads are in flight
 //!                          │ no
 //!                          ▼
-//!            runs: neighbours, and those a page apart, share a read of up to 128 KiB
+//!            runs: neighbours, and those a few pages apart, share a read of up to 128 KiB
 //!                          ▼
 //!            device queue, 8 to 64 runs in flight, refilled at every completion
 //!                          ▼
@@ -40,9 +40,9 @@
 //! and the pins, are its parent's.
 //!
 //! # Memory
-//! Buffers come from a pool of their own. A caller that finds it empty has runs in flight, or
-//! allocates one buffer: visits nest, and waiting for a buffer that an outer visit of the same
-//! thread holds would never end.
+//! Runs share buffers: each has a part of one. Buffers come from a pool of their own. A caller that
+//! finds it empty has runs in flight, or allocates one buffer: visits nest, and waiting for a buffer
+//! that an outer visit of the same thread holds would never end.
 
 mod interface;
 mod kernel;
@@ -56,6 +56,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
 
 use aquifer_device::{AlignedBuffer, Batch, Device, DeviceError, IoOperation, Request};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
@@ -76,14 +77,19 @@ const MOST_RUNS: usize = 64;
 const MOST_BYTES: u64 = 8 * RUN_BYTES;
 /// Most items of [`Order::AsGiven`] that wait for their turn, in runs or behind them.
 const MOST_ITEMS: usize = 32 << 10;
+/// Most runs of items in memory that are set aside, and most items in each. They take about as long
+/// as a read, and may be evicted meanwhile.
+const ASIDE_RUNS: usize = 64;
+const ASIDE_ITEMS: usize = 64;
 /// Items for which a free run keeps memory.
 const KEPT_ITEMS: usize = 4 << 10;
 /// Buffers of all visits of a cache.
-const BUFFERS: usize = 96;
+const BUFFERS: usize = 48;
 
-/// The buffers of a cache's visits. They take memory where they are used.
+/// The buffers of a cache's visits, each for two of the largest runs. They take memory where they are
+/// used.
 pub(crate) fn buffers(page_bytes: usize) -> std::io::Result<BouncePool> {
-    BouncePool::new((RUN_BYTES as usize).max(page_bytes), BUFFERS)
+    BouncePool::new(2 * (RUN_BYTES as usize).max(page_bytes), BUFFERS)
 }
 
 /// A range to visit, or a piece of one.
@@ -197,40 +203,9 @@ pub(crate) fn pieces(
     }
 }
 
-/// Visits the pieces of items that are in memory. Returns what remains of the items, in order.
-pub(crate) fn visit_residents<S: Source>(
-    source: &S,
-    items: Vec<Item>,
-    one_piece: u64,
-    mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
-) -> Result<ControlFlow<(), Vec<Item>>> {
-    let mut absent: Vec<Item> = vec![];
-    for item in items {
-        let mut rest = Some(item);
-        while let Some(item) = rest {
-            let piece;
-            (piece, rest) = item.split(one_piece);
-            if !source.is_in_memory(&piece) {
-                match absent.last_mut() {
-                    Some(last) if last.index == piece.index && last.end == piece.start => {
-                        last.end = piece.end;
-                    }
-                    _ => absent.push(piece),
-                }
-                continue;
-            }
-            let flow = source.look_in_memory(&piece, |bytes| visit(&piece, bytes))?;
-            source.check_process()?;
-            if flow.is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-        }
-    }
-    Ok(ControlFlow::Continue(absent))
-}
-
 /// Visits the items that `feed` names. It is asked whenever there is room, also after it returned
-/// `None`; the visit ends with a `None` while nothing is under way, or when `visit` breaks.
+/// `None`; the visit ends with a `None` while nothing is under way, or when `visit` breaks. With
+/// [`Order::AsRead`] the feed is not the caller's code.
 pub(crate) fn visit<S: Source>(
     source: &S,
     order: Order,
@@ -245,6 +220,7 @@ pub(crate) fn visit<S: Source>(
         pending: None,
         runs: vec![],
         free_runs: vec![],
+        buffer: None,
         turns: VecDeque::new(),
         again: vec![],
         in_flight: 0,
@@ -253,7 +229,12 @@ pub(crate) fn visit<S: Source>(
         end: None,
     };
     let device = source.device();
-    source.calling(|| device.run(&mut batch, device.queue_depth().min(MOST_RUNS)));
+    source.calling(|| {
+        device.run(&mut batch, device.queue_depth().min(MOST_RUNS));
+        // The device has asked for more after its last completion, and so there are none, unless it
+        // ended early.
+        while batch.visit_aside() {}
+    });
     let unfinished = batch.runs.iter().find(|run| run.state == Progress::InFlight);
     match batch.end.take() {
         Some(End::Stopped) => Ok(()),
@@ -271,17 +252,36 @@ pub(crate) fn visit<S: Source>(
     }
 }
 
-enum Buffer<'a> {
+enum Memory<'a> {
     Pooled(Bounce<'a>),
     Own(AlignedBuffer),
 }
 
-impl Buffer<'_> {
-    fn as_ptr(&mut self) -> *mut u8 {
-        match self {
-            Buffer::Pooled(bounce) => bounce.as_ptr(),
-            Buffer::Own(buffer) => buffer.as_mut_ptr(),
-        }
+/// Memory of several runs.
+struct Buffer<'a> {
+    base: *mut u8,
+    _memory: Memory<'a>,
+}
+
+impl<'a> Buffer<'a> {
+    fn new(mut memory: Memory<'a>) -> Buffer<'a> {
+        let base = match &mut memory {
+            Memory::Pooled(bounce) => bounce.as_ptr(),
+            Memory::Own(buffer) => buffer.as_mut_ptr(),
+        };
+        Buffer { base, _memory: memory }
+    }
+}
+
+/// The memory of one run: from an offset of a buffer on.
+struct Part<'a> {
+    buffer: Rc<Buffer<'a>>,
+    offset_bytes: usize,
+}
+
+impl Part<'_> {
+    fn as_ptr(&self) -> *mut u8 {
+        self.buffer.base.wrapping_add(self.offset_bytes)
     }
 }
 
@@ -300,7 +300,7 @@ enum Progress {
 struct Run<'a> {
     pages: Range<u64>,
     items: Vec<Item>,
-    buffer: Option<Buffer<'a>>,
+    memory: Option<Part<'a>>,
     stamp: u64,
     state: Progress,
     /// Whether it is read for the second time.
@@ -329,7 +329,10 @@ struct VisitBatch<'a, S, F, V> {
     pending: Option<Item>,
     runs: Vec<Run<'a>>,
     free_runs: Vec<usize>,
-    /// With [`Order::AsGiven`], the runs that are not visited yet, in order.
+    /// The buffer of the latest run, and the bytes of it that runs have been given.
+    buffer: Option<(Rc<Buffer<'a>>, usize)>,
+    /// With [`Order::AsGiven`], the runs that are not visited yet, in order. Otherwise runs of items in
+    /// memory, set aside for times at which the device is busy.
     turns: VecDeque<usize>,
     /// Runs to read a second time; they count as in flight in their state only.
     again: Vec<usize>,
@@ -368,7 +371,11 @@ where
 
     fn peek(&mut self) -> Option<Item> {
         if self.pending.is_none() {
-            match self.call(|batch| (batch.feed)())?? {
+            let named = match self.order {
+                Order::AsRead => (self.feed)(),
+                Order::AsGiven => self.call(|batch| (batch.feed)())?,
+            };
+            match named? {
                 Ok(item) => self.pending = Some(item),
                 Err(error) => self.end = Some(End::Failed(error)),
             }
@@ -382,7 +389,7 @@ where
             self.runs.push(Run {
                 pages: 0..0,
                 items: vec![],
-                buffer: None,
+                memory: None,
                 stamp: 0,
                 state: Progress::Idle,
                 is_second: false,
@@ -391,16 +398,34 @@ where
         })
     }
 
-    fn buffer(&self) -> Option<Buffer<'a>> {
+    /// Most bytes of a run.
+    fn most_bytes(&self) -> usize {
+        self.source.buffers().buffer_bytes() / 2
+    }
+
+    /// Memory for a run of any length. [`Self::begin_run`] counts what it uses.
+    fn memory(&mut self) -> Option<Part<'a>> {
         let pool = self.source.buffers();
-        match pool.try_take() {
-            Some(bounce) => Some(Buffer::Pooled(bounce)),
+        let most_bytes = self.most_bytes();
+        if let Some((buffer, given_bytes)) = &mut self.buffer {
+            if Rc::strong_count(buffer) == 1 {
+                *given_bytes = 0;
+            }
+            if *given_bytes + most_bytes <= pool.buffer_bytes() {
+                return Some(Part { buffer: buffer.clone(), offset_bytes: *given_bytes });
+            }
+        }
+        let memory = match pool.try_take() {
+            Some(bounce) => Memory::Pooled(bounce),
             // Nothing that completes would call `next` again.
             None if self.in_flight == 0 => {
-                Some(Buffer::Own(AlignedBuffer::new(pool.buffer_bytes(), SMALL_PAGE_BYTES)))
+                Memory::Own(AlignedBuffer::new(pool.buffer_bytes(), SMALL_PAGE_BYTES))
             }
-            None => None,
-        }
+            None => return None,
+        };
+        let buffer = Rc::new(Buffer::new(memory));
+        self.buffer = Some((buffer.clone(), 0));
+        Some(Part { buffer, offset_bytes: 0 })
     }
 
     /// Whether no further item may come. Then something is in flight.
@@ -419,17 +444,43 @@ where
         self.waiting += 1;
     }
 
-    /// A run of [`Order::AsGiven`] at the end, for items in memory.
-    fn last_in_memory(&mut self) -> usize {
-        if let Some(&last) = self.turns.back()
-            && self.runs[last].state == Progress::InMemory
-        {
-            return last;
+    /// Adds the pending item, which is in memory, to a run at the end of `turns`.
+    fn take_in_memory(&mut self, item: &Item) {
+        let is_long = |items: &[Item]| {
+            let start = items.first().map_or(item.start, |first| first.start);
+            // Pieces of a long item may come before an item that starts earlier.
+            items.len() >= ASIDE_ITEMS || item.end.saturating_sub(start) > ONE_PIECE_BYTES
+        };
+        let place = match self.turns.back() {
+            Some(&last)
+                if self.runs[last].state == Progress::InMemory
+                    && (self.order == Order::AsGiven || !is_long(&self.runs[last].items)) =>
+            {
+                last
+            }
+            _ => {
+                let place = self.place();
+                self.runs[place].state = Progress::InMemory;
+                self.turns.push_back(place);
+                place
+            }
+        };
+        self.take_pending(place);
+        if self.order == Order::AsRead && self.turns.len() > ASIDE_RUNS {
+            self.visit_aside();
         }
-        let place = self.place();
-        self.runs[place].state = Progress::InMemory;
-        self.turns.push_back(place);
-        place
+    }
+
+    /// Visits the run that was set aside first; returns whether there was one.
+    fn visit_aside(&mut self) -> bool {
+        if self.order == Order::AsGiven {
+            return false;
+        }
+        let Some(place) = self.turns.pop_front() else {
+            return false;
+        };
+        self.visit_run(place);
+        true
     }
 
     /// The next run to read.
@@ -446,15 +497,16 @@ where
                 return None;
             }
             let first = self.peek()?;
-            if self.order == Order::AsGiven && self.source.is_in_memory(&first) {
-                let place = self.last_in_memory();
-                self.take_pending(place);
-                self.take_turns();
+            if self.source.is_in_memory(&first) {
+                self.take_in_memory(&first);
+                if self.order == Order::AsGiven {
+                    self.take_turns();
+                }
                 continue;
             }
-            let buffer = self.buffer()?;
+            let memory = self.memory()?;
             let place = self.place();
-            let most = (self.source.buffers().buffer_bytes() / geometry.page_bytes) as u64;
+            let most = (self.most_bytes() / geometry.page_bytes) as u64;
             let mut pages = first.pages(geometry);
             self.take_pending(place);
             let mut last = first.start;
@@ -462,6 +514,10 @@ where
                 && let Some(item) = self.peek()
             {
                 let its = item.pages(geometry);
+                if self.order == Order::AsRead && self.source.is_in_memory(&item) {
+                    self.take_in_memory(&item);
+                    continue;
+                }
                 if item.start < last
                     || its.start > pages.end + GAP_PAGES
                     || its.end.max(pages.end) - pages.start > most
@@ -472,11 +528,15 @@ where
                 last = item.start;
                 pages.end = pages.end.max(its.end);
             }
-            self.held_bytes += geometry.offset_of(pages.end - pages.start);
+            let len_bytes = geometry.offset_of(pages.end - pages.start);
+            self.held_bytes += len_bytes;
+            if let Some((_, given_bytes)) = &mut self.buffer {
+                *given_bytes += len_bytes as usize;
+            }
             let run = &mut self.runs[place];
             run.stamp = self.source.stamp(pages.clone());
             run.pages = pages;
-            run.buffer = Some(buffer);
+            run.memory = Some(memory);
             run.state = Progress::InFlight;
             run.is_second = false;
             if self.order == Order::AsGiven {
@@ -501,11 +561,11 @@ where
         let run = &mut self.runs[place];
         let state = std::mem::replace(&mut run.state, Progress::Idle);
         let mut items = std::mem::take(&mut run.items);
-        let mut buffer = run.buffer.take();
+        let memory = run.memory.take();
         let pages = std::mem::replace(&mut run.pages, 0..0);
         let stamp = run.stamp;
         if self.end.is_none() {
-            let data = buffer.as_mut().filter(|_| state == Progress::Read).map(Buffer::as_ptr);
+            let data = memory.as_ref().filter(|_| state == Progress::Read).map(Part::as_ptr);
             let visited = self.call(|batch| batch.visit_items(&items, &pages, stamp, data));
             match visited {
                 Some(Ok(ControlFlow::Continue(()))) | None => {}
@@ -567,7 +627,8 @@ where
     }
 }
 
-// SAFETY: a run keeps its buffer until its completion, and no other run has that buffer.
+// SAFETY: a run keeps its buffer until its completion, and no other run has that part of it: what was
+// given to runs is given again when none of them is left.
 unsafe impl<S, F, V> Batch for VisitBatch<'_, S, F, V>
 where
     S: Source,
@@ -575,12 +636,20 @@ where
     V: FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
 {
     fn next(&mut self) -> Option<Request> {
-        let place = self.begin_run()?;
+        let place = loop {
+            if let Some(place) = self.begin_run() {
+                break place;
+            }
+            // One at a time while reads are in flight, so that the device can look for completions.
+            if !self.visit_aside() || self.in_flight > 0 {
+                return None;
+            }
+        };
         let geometry = self.source.geometry();
         let run = &mut self.runs[place];
         let (offset_bytes, wanted) = run.place(geometry);
         let whole = geometry.offset_of(run.pages.end - run.pages.start) as usize;
-        let memory = run.buffer.as_mut().expect("a run that is read has a buffer").as_ptr();
+        let memory = run.memory.as_ref().expect("a run that is read has memory").as_ptr();
         let len_bytes = wanted.next_multiple_of(self.source.device().alignment_bytes()).min(whole);
         self.in_flight += 1;
         let operation = IoOperation::Read;
@@ -600,7 +669,7 @@ where
         // is then loaded by itself, which tells.
         let is_read = result.is_ok_and(|got| got >= wanted);
         if is_read && wanted < whole {
-            let memory = run.buffer.as_mut().expect("a run that is read has a buffer").as_ptr();
+            let memory = run.memory.as_ref().expect("a run that is read has memory").as_ptr();
             // SAFETY: inside the buffer, and the transfer has ended.
             unsafe { std::ptr::write_bytes(memory.add(wanted), 0, whole - wanted) };
         }

@@ -24,7 +24,9 @@
 //! ```
 //! Waiting for an eighth instead of one completion reaps several per system call while seven
 //! eighths of the queue stay busy. A batch may work for long on a completion: then further requests
-//! are submitted before the next completion is reported, so that the queue does not run empty.
+//! are submitted before the next completion is reported, so that the queue does not run empty. For the
+//! same reason a queue that is filled from empty is submitted at 4, 8, 16, 32 requests: the device
+//! works on the first ones while the batch prepares the others.
 //!
 //! # Invariants
 //! * A slot is occupied from the push of its first leg until its transfer has ended; it has exactly
@@ -51,6 +53,9 @@ use crate::{Batch, IoOperation, fork};
 const LARGEST_KEPT: usize = 64;
 /// Entries of the usual ring; deeper batches create a larger one.
 const USUAL_ENTRIES: usize = 64;
+
+/// Legs that are submitted at once, at least, while the queue is filled.
+const FIRST_LEGS: usize = 4;
 
 /// Work of a batch on its completions after which further requests are submitted.
 const LONG_WORK: Duration = Duration::from_micros(50);
@@ -246,6 +251,8 @@ struct Flight<'ring> {
     /// Legs pushed whose completion has not been reaped yet. Differs from `in_flight` while
     /// completions are being reported to the batch, which may panic halfway.
     pending_legs: usize,
+    /// Of those, the ones pushed since the last submission.
+    pushed_legs: usize,
 }
 
 impl<'ring> Flight<'ring> {
@@ -256,6 +263,7 @@ impl<'ring> Flight<'ring> {
             free: (0..depth).rev().collect(),
             in_flight: 0,
             pending_legs: 0,
+            pushed_legs: 0,
         }
     }
 
@@ -274,6 +282,10 @@ impl<'ring> Flight<'ring> {
                     self.slots[slot] = Some(Slot { transfer, leg, tag: request.tag });
                     self.in_flight += 1;
                     self.push(file, slot, leg);
+                    let submitted_legs = self.pending_legs - self.pushed_legs;
+                    if self.pushed_legs >= submitted_legs.max(FIRST_LEGS) {
+                        self.submit();
+                    }
                 }
             }
         }
@@ -296,15 +308,18 @@ impl<'ring> Flight<'ring> {
         let pushed = unsafe { self.ring.ring.submission().push(&entry.user_data(slot as u64)) };
         pushed.expect("a ring has at least as many entries as a flight has slots");
         self.pending_legs += 1;
+        self.pushed_legs += 1;
     }
 
     /// Submits pushed legs without waiting. What the kernel does not take now, the next enter submits.
     fn submit(&mut self) {
+        self.pushed_legs = 0;
         let _ = self.ring.ring.submit();
     }
 
     /// Submits all pushed legs and waits for at least `wanted.max(1)` completions.
     fn enter(&mut self, wanted: usize) -> std::io::Result<()> {
+        self.pushed_legs = 0;
         match self.ring.ring.submit_and_wait(wanted.max(1)) {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
