@@ -124,8 +124,7 @@ impl Mapping {
     /// matter, such as the rows that a search has found, or a scan with a filter.
     ///
     /// The ranges are sorted, neighbours share reads of up to 128 KiB, and up to 64 reads are in
-    /// flight; each range is visited when it has been read. Ranges in memory are visited in place,
-    /// meanwhile.
+    /// flight; each range is visited when it has been read, ranges in memory meanwhile.
     /// On a disk that is several times faster than loads in the order of discovery, and faster than
     /// [`Mapping::touch_many`] followed by loads, which waits for all pages and needs frames for
     /// them: a visit evicts nothing, and keeps what it has read only while frames are free. The
@@ -222,7 +221,8 @@ impl Mapping {
     ///
     /// The iterator is asked for further ranges whenever there is room in the device's queue, which
     /// therefore never drains between batches: for a program that must process in order and knows
-    /// what comes next. Up to 32,768 ranges are asked for ahead of the visit.
+    /// what comes next. Up to 32,768 ranges are asked for ahead of the visit, not counting empty ones,
+    /// which are skipped.
     ///
     /// The iterator may depend on what was visited: after `None` it is asked again, at the latest when
     /// all ranges under way have been visited, and the visit ends with a `None` while nothing is under

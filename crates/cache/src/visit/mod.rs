@@ -130,7 +130,7 @@ pub(crate) trait Source {
     /// Calls `look` with the bytes of an item in memory; loads them if necessary.
     fn look_in_memory<T>(&self, item: &Item, look: impl FnOnce(Bytes<'_>) -> T) -> Result<T>;
 
-    /// A number that changes when the device's bytes of these pages may be about to change.
+    /// A number that has changed when the device's bytes of these pages may have been written since.
     fn stamp(&self, pages: Range<u64>) -> u64;
 
     /// Whether a page would be loaded to be settled.
@@ -218,6 +218,7 @@ pub(crate) fn visit<S: Source>(
         feed,
         visit,
         pending: None,
+        has_ended: false,
         runs: vec![],
         free_runs: vec![],
         buffer: None,
@@ -235,18 +236,18 @@ pub(crate) fn visit<S: Source>(
         // ended early.
         while batch.visit_aside() {}
     });
-    let unfinished = batch.runs.iter().find(|run| run.state == Progress::InFlight);
+    let left_out = batch.left_out();
     match batch.end.take() {
         Some(End::Stopped) => Ok(()),
         Some(End::Failed(error)) => Err(error),
         Some(End::Panicked(payload)) => resume_unwind(payload),
-        None => match unfinished {
+        None => match left_out {
             None => Ok(()),
-            Some(run) => {
-                let (offset_bytes, len_bytes) = run.place(source.geometry());
-                let operation = IoOperation::Read;
+            Some(item) => {
+                let (operation, offset_bytes) = (IoOperation::Read, item.start);
+                let len_bytes = (item.end - item.start) as usize;
                 let unfinished = DeviceError::Unfinished { operation, offset_bytes, len_bytes };
-                Err(source.failed(run.pages.start, unfinished))
+                Err(source.failed(source.geometry().page_of(item.start), unfinished))
             }
         },
     }
@@ -327,6 +328,8 @@ struct VisitBatch<'a, S, F, V> {
     visit: V,
     /// Named by `feed`, not in a run yet.
     pending: Option<Item>,
+    /// Whether `feed` had nothing to name while nothing was under way.
+    has_ended: bool,
     runs: Vec<Run<'a>>,
     free_runs: Vec<usize>,
     /// The buffer of the latest run, and the bytes of it that runs have been given.
@@ -375,12 +378,23 @@ where
                 Order::AsRead => (self.feed)(),
                 Order::AsGiven => self.call(|batch| (batch.feed)())?,
             };
+            // Until then the feed may have more to name, which depends on what is visited.
+            self.has_ended = named.is_none() && self.in_flight == 0 && self.turns.is_empty();
             match named? {
                 Ok(item) => self.pending = Some(item),
                 Err(error) => self.end = Some(End::Failed(error)),
             }
         }
         self.pending
+    }
+
+    /// After the device has returned: an item that it did not read, or did not even ask for.
+    fn left_out(&mut self) -> Option<Item> {
+        let mut under_way = self.runs.iter().filter(|run| run.state != Progress::Idle);
+        if let Some(&item) = under_way.find_map(|run| run.items.first()) {
+            return Some(item);
+        }
+        if self.end.is_none() && !self.has_ended { self.peek() } else { self.pending }
     }
 
     /// A place for a run.
