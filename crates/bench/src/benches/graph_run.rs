@@ -62,6 +62,7 @@ impl GraphRun {
         let mut job = Job::new(contender.name, self.file.path(), setting.stage.seed, work);
         job.source.pages = graph.file_bytes() / PAGE_BYTES as u64;
         job.source.cache_bytes = setting.cache_bytes();
+        job.source.page_cache_bytes = setting.page_cache_bytes();
         job.accesses = 20_000;
         job.deadline_ms = deadline_ms;
         job.limit_bytes = setting.limiter.as_ref().and(limit_bytes);
