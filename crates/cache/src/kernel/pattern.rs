@@ -8,14 +8,16 @@
 //! makes the neighbours of a fault look like hits.
 //!
 //! User space does not see the faults on a file mapping. It sees each region when the drop manager
-//! drops it:
+//! unmaps it:
 //! * with read-ahead, how many of its cached pages are mapped: nearly all after a scan, half or
 //!   fewer after random accesses;
-//! * without read-ahead, how full it is: a scan leaves full regions, random accesses sparse ones.
+//! * without read-ahead, how full it is: a scan leaves full regions, random accesses sparse ones. Of
+//!   data little larger than the budget random accesses leave full regions, too; but there, regions
+//!   that were dropped fill up again at once, so that the drop manager can tell.
 //!
 //! So a mapping starts with read-ahead, which below the budget never hurts for long, and is
-//! switched after it has streamed through the budget. Each change doubles the evidence needed for
-//! the next one.
+//! switched after it has streamed through the budget, or when the application prefetches scattered
+//! pages. Each change doubles the evidence needed for the next one.
 
 use aquifer_vm::drop_behind::REGION_PAGES;
 
@@ -44,11 +46,24 @@ impl Detector {
         }
     }
 
-    /// Records a region that is being dropped with `cached` of its pages cached; returns whether to
+    /// The application prefetches scattered pages: read-around each fault is waste from now on,
+    /// until regions show otherwise.
+    pub fn expect_random(&mut self) {
+        self.reads_ahead = false;
+        (self.cached, self.mapped, self.regions) = (0, 0, 0);
+    }
+
+    /// Records a region that is being unmapped with `cached` of its pages cached; returns whether to
     /// read ahead, if that changes.
     ///
-    /// `mapped` counts the mapped pages; it is called only if the count matters.
-    pub fn observe(&mut self, cached: u64, mapped: impl FnOnce() -> u64) -> Option<bool> {
+    /// `returns`: regions that are dropped fill up again at once, so that a full region is no sign of
+    /// a scan. `mapped` counts the mapped pages; it is called only if the count matters.
+    pub fn observe(
+        &mut self,
+        cached: u64,
+        returns: bool,
+        mapped: impl FnOnce() -> u64,
+    ) -> Option<bool> {
         // Without read-ahead, all pages of a sparse region were accessed.
         let is_dense = cached * 4 >= REGION_PAGES * 3;
         let mapped = if self.reads_ahead || is_dense { mapped() } else { cached };
@@ -65,7 +80,7 @@ impl Detector {
         let reads_ahead = if self.reads_ahead {
             self.mapped * 4 >= self.cached * 3
         } else {
-            self.cached * 4 >= self.regions * REGION_PAGES * 3
+            !returns && self.cached * 4 >= self.regions * REGION_PAGES * 3
         };
         let changed = reads_ahead != self.reads_ahead;
         if changed {
@@ -82,7 +97,7 @@ mod tests {
     use super::*;
 
     fn decide(detector: &mut Detector, cached: u64, mapped: u64) -> Option<bool> {
-        (0..4096).find_map(|_| detector.observe(cached, || mapped))
+        (0..4096).find_map(|_| detector.observe(cached, false, || mapped))
     }
 
     #[test]
@@ -92,6 +107,23 @@ mod tests {
         assert_eq!(decide(&mut detector, 64, 24), Some(false));
         assert_eq!(decide(&mut detector, 60, 60), None, "still random");
         assert_eq!(decide(&mut detector, REGION_PAGES, REGION_PAGES), Some(true), "a scan again");
+    }
+
+    #[test]
+    fn a_scattered_prefetch_ends_read_ahead_until_there_is_a_scan() {
+        let mut detector = Detector::new();
+        detector.expect_random();
+        assert_eq!(decide(&mut detector, 60, 60), None);
+        assert_eq!(decide(&mut detector, REGION_PAGES, REGION_PAGES), Some(true));
+    }
+
+    #[test]
+    fn full_regions_are_no_scan_while_dropped_ones_return_at_once() {
+        let mut detector = Detector::new();
+        detector.expect_random();
+        let full = || REGION_PAGES;
+        assert!((0..4096).all(|_| detector.observe(REGION_PAGES, true, full).is_none()));
+        assert_eq!(decide(&mut detector, REGION_PAGES, REGION_PAGES), Some(true));
     }
 
     #[test]
@@ -108,7 +140,7 @@ mod tests {
             loop {
                 let seen = if turn % 2 == 0 { (64, 20) } else { (REGION_PAGES, REGION_PAGES) };
                 pages += seen.0;
-                if detector.observe(seen.0, || seen.1).is_some() {
+                if detector.observe(seen.0, false, || seen.1).is_some() {
                     break;
                 }
             }

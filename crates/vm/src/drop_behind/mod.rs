@@ -1,29 +1,41 @@
 //! A thread that keeps the page cache of mapped files within a bound.
 //!
 //! Without it, the page cache grows until the kernel reclaims, on the fault path and page by page.
-//! This thread acts earlier: when more than 90 % of the bound is resident, it sweeps through the
-//! files in address order and returns whole regions, until 86 % are left. A region is unmapped with
-//! one call (one TLB shootdown) and its pages are dropped from the page cache with another, which
-//! only drops unmapped pages. First in, first out in address order measured as good as any policy
-//! that checks the pages first, because checking costs more than a page is worth. So streamed data
-//! drops behind.
+//! This thread acts earlier: when more than 99.4 % of the bound is resident, it sweeps through the
+//! files until 98.8 % are left. It leaves more room where pages arrive faster than it would notice.
 //!
-//! # How much is resident
-//! The number of file pages in this process's page tables costs a microsecond to read, so each
-//! check uses it. It also counts other mappings of the process, and misses pages that were read
-//! ahead but not mapped yet. So a correction is added to it, renewed from `cachestat` of the files
-//! for at most a fiftieth of the time. The result is an estimate, which other mappings of the
-//! process can raise by any amount: before anything is dropped the files are measured. Where
-//! `cachestat` is missing (before Linux 6.5, or for files of other users), the measurement counts
-//! the file's pages in this process's page tables, and misses pages read ahead.
+//! # What is dropped
+//! The sweep is CLOCK with two hands, and the page tables are its reference bits. The hands move
+//! through the files in address order. The front hand *unmaps* whole regions of 2 MiB: their pages
+//! stay in the page cache, and an access maps them again without I/O. The back hand follows a
+//! quarter of the resident pages later and *drops* from the page cache what was not mapped again. So
+//! streamed data drops behind, and pages in use stay, although no access is seen: one unmap and one
+//! drop for hundreds of pages, and a short fault for each page in use per lap.
+//!
+//! Data a little larger than the bound that is scanned again and again would be dropped before each
+//! use. There the sweep keeps a part, and drops the rest behind the reader (`cyclic`).
+//!
+//! # Short calls
+//! A thread whose page arrives while its CPU executes a system call of this thread waits for the
+//! end of that call (measured: the whole 6 ms that one `cachestat` of 60,000 pages takes), and often
+//! for the end of this thread's time slice. So each call covers a few hundred pages, and this thread
+//! naps after each such step, unless the bound is exceeded.
 //!
 //! # Sleeping
-//! The thread checks every 2 ms near the bound, and less often the farther it is from it, because
-//! no device fills memory faster than one page per half microsecond. While nothing changes, it
-//! checks every 20 ms, or every 100 ms far from the limit. Without files the thread sleeps until
-//! one is added.
+//! How much is resident is estimated (`resident`). The thread checks every half millisecond near
+//! the bound, and less often the farther the estimate is from it, because no device fills memory
+//! faster than one page per half microsecond. While nothing changes, it checks every 20 ms, or every
+//! 100 ms far from the limit. Without files the thread sleeps until one is added.
 //!
 //! Lock order: the list of files is a leaf; it is copied, so that files are used without it.
+
+mod cyclic;
+mod page_tables;
+mod resident;
+#[cfg(test)]
+mod tests;
+
+pub use page_tables::PageTables;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -33,19 +45,33 @@ use std::time::{Duration, Instant};
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
-use aquifer_sys::residency::{FileIdentity, MappedFilePages, Pagemap};
+use aquifer_sys::residency::FileIdentity;
 
+use self::cyclic::{Cyclic, Swept};
+use self::resident::Residency;
 use crate::worker::Bell;
 
 /// Pages of a region, the unit that one call unmaps. Not smaller, because page-cache folios of 2
 /// MiB exist and are dropped whole or not at all.
 pub const REGION_PAGES: u64 = (REGION_BYTES / SMALL_PAGE_BYTES) as u64;
-/// Regions skipped at once if none of their pages is cached.
-const SPAN_REGIONS: u64 = 32;
-const START_PERCENT: u64 = 90;
-const STOP_PERCENT: u64 = 86;
+/// Bytes skipped at once if none of their pages is cached.
+const SPAN: u64 = 32 * REGION;
+const REGION: u64 = REGION_BYTES as u64;
+/// Pages that one call drops, about. See "Short calls".
+const CHUNK_PAGES: u64 = 192;
+const MOST_CHUNK_REGIONS: u64 = 16;
+/// The front hand is ahead of the back hand by this part of the file's resident pages.
+const LEAD_PART: u64 = 4;
+/// A sweep starts this many thousandths of the bound below it, and stops as many below that.
+const ROOM_PERMILLE: u64 = 6;
+/// The room is at least what is brought in during this time, and at most this part of the bound
+/// (less than what `cyclic` does not keep).
+const ROOM_MS: u64 = 4;
+const MOST_ROOM_PART: u64 = 32;
 
-const SHORTEST_NAP: Duration = Duration::from_millis(2);
+const SHORTEST_NAP: Duration = Duration::from_micros(500);
+/// The nap between two steps of a sweep.
+const STEP_NAP: Duration = Duration::from_micros(50);
 const IDLE_NAP: Duration = Duration::from_millis(20);
 const LONGEST_NAP: Duration = Duration::from_millis(100);
 /// Longest nap after sweeps that dropped nothing: all pages are pinned, or mapped by other
@@ -59,12 +85,22 @@ pub trait Droppable: Send + Sync {
     fn identity(&self) -> FileIdentity;
     /// Length of the mapping, from the start of the file.
     fn len_bytes(&self) -> u64;
-    /// Where the sweep continues, in bytes.
-    fn cursor(&self) -> &AtomicU64;
+    /// Where the sweep is.
+    fn hands(&self) -> &Hands;
     /// Number of pages in the page cache (length 0: to the end of the file); `None` if unknown.
     fn cached(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64>;
-    /// Returns the pages of a range: unmaps them, and drops them from the page cache.
-    fn discard(&self, pages: Range<u64>);
+    /// Unmaps the pages of a range; they stay in the page cache.
+    fn unmap(&self, pages: &Range<u64>);
+    /// Drops the pages of a range from the page cache, except those that are mapped.
+    fn drop_unmapped(&self, pages: &Range<u64>);
+    /// Number of pages of a region that this process has mapped in; `None` if unknown.
+    fn present(&self, _region: &Range<u64>, _tables: &mut PageTables) -> Option<u64> {
+        None
+    }
+    /// Whether a region was asked for since it was unmapped, so that it is to be spared once.
+    fn take_asked(&self, _region: &Range<u64>) -> bool {
+        false
+    }
     /// A number that changes when pages may have been brought in without being mapped.
     fn asked(&self) -> u64 {
         0
@@ -74,11 +110,42 @@ pub trait Droppable: Send + Sync {
     fn mapped(&self, _tables: &mut PageTables) -> Option<u64> {
         None
     }
-    /// Called before a region with `_cached` cached pages is discarded.
-    fn observe(&self, _region: &Range<u64>, _cached: u64, _tables: &mut PageTables) {}
+    /// Called before a region with `_cached` cached pages is unmapped. `_returns`: regions that are
+    /// dropped fill up again at once, as with random accesses to data little larger than the bound.
+    fn observe(
+        &self,
+        _region: &Range<u64>,
+        _cached: u64,
+        _returns: bool,
+        _tables: &mut PageTables,
+    ) {
+    }
     /// Whether the file is to be removed: it is not checked again.
     fn is_gone(&self) -> bool {
         false
+    }
+}
+
+/// Where the sweep of a file is, in bytes.
+#[derive(Debug, Default)]
+pub struct Hands {
+    back: AtomicU64,
+    /// How far the front hand is ahead.
+    lead: AtomicU64,
+    /// The pages between the hands, approximately.
+    between: AtomicU64,
+    /// Pages of the file when they were last measured.
+    cached: AtomicU64,
+}
+
+impl Hands {
+    /// Continues the sweep at an offset.
+    pub fn start_at(&self, offset_bytes: u64) {
+        // Relaxed: a sweep in progress may overwrite this; nothing but the order of dropping
+        // depends on it.
+        self.lead.store(0, Ordering::Relaxed);
+        self.between.store(0, Ordering::Relaxed);
+        self.back.store(offset_bytes, Ordering::Relaxed);
     }
 }
 
@@ -135,8 +202,8 @@ impl<F: Droppable> DropBehind<F> {
     }
 
     /// The main function of the thread. At every check it reads `bound_bytes` and passes the
-    /// resident pages to `publish`.
-    pub fn run(&self, bound_bytes: impl Fn() -> u64, publish: impl Fn(u64)) {
+    /// resident pages, and the pages dropped since the last check, to `publish`.
+    pub fn run(&self, bound_bytes: impl Fn() -> u64, publish: impl Fn(u64, u64)) {
         let mut state = State::new();
         loop {
             let ticket = self.bell.ticket();
@@ -146,7 +213,8 @@ impl<F: Droppable> DropBehind<F> {
             let files = self.files.lock().clone();
             let nap = if files.is_empty() {
                 state.resident.forget();
-                publish(0);
+                state.cyclic.forget();
+                publish(0, 0);
                 None
             } else {
                 Some(self.check(&mut state, &files, bound_bytes(), &publish))
@@ -176,37 +244,63 @@ impl<F: Droppable> DropBehind<F> {
         state: &mut State,
         files: &[Arc<F>],
         bound_bytes: u64,
-        publish: &impl Fn(u64),
+        publish: &impl Fn(u64, u64),
     ) -> Duration {
         let share = bound_bytes / SMALL_PAGE_BYTES as u64;
-        let (start, stop) = (share * START_PERCENT / 100, share * STOP_PERCENT / 100);
         let mut resident = state.resident.estimate(files, &mut state.tables);
         let mut freed = 0;
-        if resident > start {
-            // Foreign mappings may have raised the estimate.
+        state.note_rate(resident);
+        let room = (state.pages_per_ms * ROOM_MS)
+            .min(share / MOST_ROOM_PART)
+            .max(share * ROOM_PERMILLE / 1000);
+        let (start, stop) = (share - room, share - room - share * ROOM_PERMILLE / 1000);
+        if resident > start && !state.resident.is_exact() {
+            // Foreign mappings and reads may have raised the estimate.
             resident = state.resident.measure(files, &mut state.tables);
         }
-        if resident > start {
-            freed = self.sweep(state, files, resident - stop);
+        state.bound = share;
+        state.clock = state.clock.max(state.freed + state.resident.lost() + resident);
+        check_probes(state, files);
+        let in_steps = state.resident.is_exact() && resident <= share;
+        state.is_sweeping = resident > start || (state.is_sweeping && in_steps && resident > stop);
+        if state.is_sweeping {
+            let excess = resident - stop;
+            let wanted = if in_steps { excess.min(CHUNK_PAGES) } else { excess };
+            freed = self.sweep(state, files, wanted);
+            if freed < wanted && state.cyclic.is_keeping() {
+                resident = state.resident.measure(files, &mut state.tables);
+                if resident > start {
+                    // What is not kept is not enough: the bound was lowered, or it is pinned.
+                    state.cyclic.give_up();
+                    freed += self.sweep(state, files, resident - stop);
+                }
+            }
+            if let Some(period) = state.period.take() {
+                keep_part(state, files, period, stop);
+            }
             resident = state.resident.estimate(files, &mut state.tables);
         }
-        publish(resident);
-        let idle = state.resident.idle();
+        publish(resident, freed);
+        let is_idle = state.resident.is_idle();
         if resident > start {
             // More was brought in during the sweep: check again at once, unless nothing can be
             // dropped.
             state.stuck = if freed == 0 { state.stuck + 1 } else { 0 };
             return match state.stuck {
+                0 if in_steps => STEP_NAP,
                 0 => Duration::ZERO,
                 times => (LONGEST_NAP * times).min(STUCK_NAP),
             };
         }
         state.stuck = 0;
+        if in_steps && freed > 0 && resident > stop {
+            return STEP_NAP;
+        }
         let room = u32::try_from(start - resident).unwrap_or(u32::MAX);
         let away = FASTEST_FILL.saturating_mul(room).clamp(SHORTEST_NAP, LONGEST_NAP);
         // Spend at most half of the time on measuring what foreign mappings add to the estimate.
-        let away = away.max(state.resident.cost);
-        if idle { away.max(IDLE_NAP) } else { away }
+        let away = if state.resident.is_exact() { away } else { away.max(state.resident.cost()) };
+        if is_idle { away.max(IDLE_NAP) } else { away }
     }
 
     /// Continues through the files where the last sweep ended, for at most one round. Returns how
@@ -217,7 +311,7 @@ impl<F: Droppable> DropBehind<F> {
         for _ in 0..=files.len() {
             let file = &files[state.turn];
             freed += self.sweep_file(state, file, wanted - freed);
-            if freed >= wanted || self.bell.is_stopped() {
+            if freed >= wanted || state.period.is_some() || self.bell.is_stopped() {
                 return freed;
             }
             state.turn = (state.turn + 1) % files.len();
@@ -225,72 +319,214 @@ impl<F: Droppable> DropBehind<F> {
         freed
     }
 
-    /// Sweeps a file from its cursor to its end, where the cursor wraps around.
+    /// Sweeps a file from its back hand to its end, where the hand wraps around.
     fn sweep_file(&self, state: &mut State, file: &F, wanted: u64) -> u64 {
-        const REGION: u64 = REGION_BYTES as u64;
-        const SPAN: u64 = SPAN_REGIONS * REGION;
-        let end = file.len_bytes();
+        let end = file.len_bytes().next_multiple_of(REGION);
+        let mut hands = Position::of(file.hands(), end);
+        let identity = file.identity();
+        let lead_pages = match state.cyclic.is_keeping() {
+            // Not beyond the reader: pages that it maps then would look as if used again.
+            true => 0,
+            false => file.hands().cached.load(Ordering::Relaxed) / LEAD_PART,
+        };
         let mut freed = 0;
-        let mut at = file.cursor().load(Ordering::Relaxed) / REGION * REGION;
-        if at >= end {
-            at = 0;
-        }
-        while at < end && freed < wanted && !self.bell.is_stopped() {
-            let span_end = (at / SPAN + 1) * SPAN;
+        while hands.at < end && freed < wanted && state.period.is_none() && !self.bell.is_stopped()
+        {
+            let at = hands.at;
+            if state.cyclic.keeps((identity, at / REGION)) {
+                hands.pass(at + REGION, 0);
+                continue;
+            }
+            let span_end = ((at / SPAN + 1) * SPAN).min(end);
             if at.is_multiple_of(SPAN) && file.cached(at, SPAN) == Some(0) {
-                at = span_end;
+                hands.pass(span_end, 0);
                 continue;
             }
-            let region = at..(at + REGION).min(end).next_multiple_of(SMALL_PAGE_BYTES as u64);
-            at += REGION;
-            let before = file.cached(region.start, REGION);
-            if before == Some(0) {
-                continue;
-            }
-            if let Some(before) = before {
-                file.observe(&region, before, &mut state.tables);
-            }
-            let mapped = state.resident.mapped();
-            file.discard(region.clone());
-            freed += match (before, file.cached(region.start, REGION)) {
-                (Some(before), Some(after)) => before.saturating_sub(after),
-                _ => mapped.saturating_sub(state.resident.mapped()),
+            let regions = match state.cyclic.is_keeping() {
+                true => 1,
+                false => (CHUNK_PAGES / state.region_pages.max(1)).clamp(1, MOST_CHUNK_REGIONS),
             };
+            let chunk = at..(at + regions * REGION).min(span_end);
+            while at + hands.lead < chunk.end
+                || (hands.between < lead_pages && hands.lead < end - REGION)
+            {
+                let (bytes, pages) =
+                    unmap_chunk(state, file, (at + hands.lead) % end, regions * REGION);
+                hands.lead += bytes;
+                hands.between += pages;
+            }
+            let spared = chunk
+                .clone()
+                .step_by(REGION_BYTES)
+                .find(|&region| file.take_asked(&(region..region + REGION)));
+            let chunk = at..spared.unwrap_or(chunk.end);
+            let (before, gone) = match chunk.is_empty() {
+                true => (0, 0),
+                false => drop_chunk(state, file, &chunk),
+            };
+            freed += gone;
+            watch_cycles(state, file, &chunk, gone);
+            hands.pass(spared.map_or(chunk.end, |spared| spared + REGION), before);
         }
-        file.cursor().store(if at >= end { 0 } else { at }, Ordering::Relaxed);
+        hands.store(file.hands(), end);
         freed
     }
 }
 
-/// The process's page tables, and a buffer to read them.
-pub struct PageTables {
-    pagemap: Option<Pagemap>,
-    entries: Box<[u64]>,
+/// Tells the detector of repeated scans what was swept: `gone` pages of whole regions.
+fn watch_cycles<F: Droppable>(state: &mut State, file: &F, chunk: &Range<u64>, gone: u64) {
+    let identity = file.identity();
+    let regions = (chunk.end - chunk.start) / REGION;
+    for at in chunk.clone().step_by(REGION_BYTES).filter(|_| gone > 0) {
+        let capacity = capacity(file, at);
+        let swept = Swept { key: (identity, at / REGION), cached: gone / regions, capacity };
+        let period = state.cyclic.dropped(swept, state.clock, state.bound);
+        state.period = state.period.or(period);
+    }
+    while let Some((owner, region)) = state.cyclic.due(state.clock, state.bound) {
+        if owner == identity {
+            let cached = file.cached(region * REGION, REGION).unwrap_or(0);
+            state.cyclic.refilled(cached, capacity(file, region * REGION));
+        }
+    }
 }
 
-impl PageTables {
-    fn new() -> PageTables {
-        PageTables {
-            pagemap: Pagemap::open().ok(),
-            entries: vec![0; REGION_PAGES as usize].into_boxed_slice(),
+/// The pages of the region at an offset.
+fn capacity<F: Droppable>(file: &F, at: u64) -> u64 {
+    let region = whole_pages(file, &(at..at + REGION));
+    // The file may be shorter by now.
+    region.end.saturating_sub(region.start) / SMALL_PAGE_BYTES as u64
+}
+
+/// Keeps a part of what is resident, the oldest first: the reader is about to come back to it.
+fn keep_part<F: Droppable>(state: &mut State, files: &[Arc<F>], period: u64, stop: u64) {
+    let room = Cyclic::room(state.bound, stop, REGION_PAGES);
+    let mut kept = 0;
+    for turn in 0..files.len() {
+        let file = &*files[(state.turn + turn) % files.len()];
+        let (identity, end) = (file.identity(), file.len_bytes().next_multiple_of(REGION));
+        let back = Position::of(file.hands(), end).at;
+        for at in (back..end).step_by(REGION_BYTES).chain((0..back).step_by(REGION_BYTES)) {
+            let cached = file.cached(at, REGION).unwrap_or(0);
+            if cached * 2 < capacity(file, at) || kept + cached > room {
+                continue;
+            }
+            kept += cached;
+            if state.cyclic.keep((identity, at / REGION)) {
+                file.unmap(&whole_pages(file, &(at..at + REGION)));
+            }
         }
+        file.hands().start_at(back);
+    }
+    state.cyclic.start_keeping(state.clock, period, kept);
+}
+
+/// Checks whether what is kept is used, when it is time.
+fn check_probes<F: Droppable>(state: &mut State, files: &[Arc<F>]) {
+    let Some(probes) = state.cyclic.probes_due(state.clock) else { return };
+    let (mut used, mut known, mut again) = (0, 0, vec![]);
+    for (identity, region) in probes {
+        let Some(file) = files.iter().find(|file| file.identity() == identity) else { continue };
+        let range = whole_pages(&**file, &(region * REGION..(region + 1) * REGION));
+        let Some(present) = file.present(&range, &mut state.tables) else { continue };
+        known += 1;
+        used += usize::from(present * 2 >= capacity(&**file, range.start));
+        again.push((file, range));
+    }
+    if state.cyclic.probed(used, known, state.clock) {
+        again.iter().for_each(|(file, range)| file.unmap(range));
+    }
+}
+
+/// The hands, while the thread moves them.
+struct Position {
+    at: u64,
+    lead: u64,
+    between: u64,
+}
+
+impl Position {
+    fn of(hands: &Hands, end: u64) -> Position {
+        let at = hands.back.load(Ordering::Relaxed) / REGION * REGION;
+        if at >= end {
+            return Position { at: 0, lead: 0, between: 0 };
+        }
+        let lead = hands.lead.load(Ordering::Relaxed);
+        Position { at, lead, between: hands.between.load(Ordering::Relaxed) }
     }
 
-    /// Number of pages mapped in, of one region at most; `None` if that cannot be read.
-    pub fn present(&mut self, address: *const u8, len_bytes: u64) -> Option<u64> {
-        let pages = (len_bytes / SMALL_PAGE_BYTES as u64) as usize;
-        self.pagemap.as_ref()?.present(address, self.entries.get_mut(..pages)?).ok()
+    /// Moves the back hand to an offset, over this many pages.
+    fn pass(&mut self, offset_bytes: u64, pages: u64) {
+        self.lead = self.lead.saturating_sub(offset_bytes - self.at);
+        self.between = self.between.saturating_sub(pages);
+        self.at = offset_bytes;
     }
 
-    /// As [`PageTables::present`], for any length in whole pages.
-    pub fn present_in(&mut self, address: *const u8, len_bytes: u64) -> Option<u64> {
-        let mut found = 0;
-        for at in (0..len_bytes).step_by(REGION_BYTES) {
-            let len = (len_bytes - at).min(REGION_BYTES as u64);
-            found += self.present(address.wrapping_add(at as usize), len)?;
-        }
-        Some(found)
+    fn store(&self, hands: &Hands, end: u64) {
+        let at = if self.at >= end { 0 } else { self.at };
+        hands.back.store(at, Ordering::Relaxed);
+        hands.lead.store(self.lead, Ordering::Relaxed);
+        hands.between.store(self.between, Ordering::Relaxed);
     }
+}
+
+/// A range of whole regions, as far as the file has pages.
+fn whole_pages<F: Droppable>(file: &F, regions: &Range<u64>) -> Range<u64> {
+    regions.start..regions.end.min(file.len_bytes().next_multiple_of(SMALL_PAGE_BYTES as u64))
+}
+
+/// Unmaps `len_bytes` from `at`, or less at the end of the file. Returns how many bytes were
+/// passed, and how many of their pages are in the page cache.
+fn unmap_chunk<F: Droppable>(state: &mut State, file: &F, at: u64, len_bytes: u64) -> (u64, u64) {
+    let end = file.len_bytes().next_multiple_of(REGION).min(at + len_bytes);
+    let (mut pages, mut is_known) = (0, true);
+    for start in (at..end).step_by(REGION_BYTES) {
+        let region = whole_pages(file, &(start..start + REGION));
+        match file.cached(start, REGION) {
+            Some(0) => {}
+            Some(cached) => {
+                pages += cached;
+                let returns = state.cyclic.returns();
+                file.observe(&region, cached, returns, &mut state.tables);
+            }
+            None => is_known = false,
+        }
+        // What was asked for before does not count.
+        file.take_asked(&region);
+    }
+    if pages == 0 && is_known {
+        return (end - at, 0);
+    }
+    let before = state.resident.mapped();
+    file.unmap(&whole_pages(file, &(at..end)));
+    let unmapped = before.saturating_sub(state.resident.mapped());
+    state.resident.unmapped(unmapped);
+    state.unmapped += unmapped;
+    (end - at, pages)
+}
+
+/// Drops what is not mapped of a range. Returns how many pages were in the page cache, and how many
+/// of them left it.
+fn drop_chunk<F: Droppable>(state: &mut State, file: &F, regions: &Range<u64>) -> (u64, u64) {
+    let len_bytes = regions.end - regions.start;
+    let unmapped = std::mem::take(&mut state.unmapped);
+    let before = file.cached(regions.start, len_bytes);
+    if before == Some(0) {
+        return (0, 0);
+    }
+    file.drop_unmapped(&whole_pages(file, regions));
+    let (before, freed) = match (before, file.cached(regions.start, len_bytes)) {
+        (Some(before), Some(after)) => {
+            let average = before / (len_bytes / REGION);
+            state.region_pages = (state.region_pages * 3 + average) / 4;
+            (before, before.saturating_sub(after))
+        }
+        // Without a lead, what was unmapped is dropped.
+        _ => (unmapped, unmapped),
+    };
+    state.resident.dropped(freed);
+    state.freed += freed;
+    (before, freed)
 }
 
 /// The state of the thread between checks.
@@ -299,226 +535,59 @@ struct State {
     tables: PageTables,
     /// Index of the file being swept.
     turn: usize,
+    /// The sweep goes on until enough is free.
+    is_sweeping: bool,
     /// Sweeps in a row that freed nothing.
     stuck: u32,
+    /// Cached pages of a region, a moving average over what was swept.
+    region_pages: u64,
+    /// Pages unmapped since the last drop.
+    unmapped: u64,
+    /// How fast pages are brought in, and since when that is being measured: time and clock.
+    pages_per_ms: u64,
+    rate_since: (Instant, u64),
+    cyclic: Cyclic,
+    /// Pages dropped so far.
+    freed: u64,
+    /// Pages brought in so far.
+    clock: u64,
+    /// The bound, in pages.
+    bound: u64,
+    /// The period of a repeated scan that was found in this sweep.
+    period: Option<u64>,
 }
 
 impl State {
     fn new() -> State {
-        State { resident: Residency::new(), tables: PageTables::new(), turn: 0, stuck: 0 }
-    }
-}
-
-/// Values that change when pages are brought in or dropped.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Activity {
-    mapped: u64,
-    asked: u64,
-}
-
-/// The estimate of resident pages. See the module documentation.
-struct Residency {
-    counter: Option<MappedFilePages>,
-    /// Added to the process's count.
-    correction: Option<i64>,
-    /// The activity at the last check, and at the last correction.
-    seen: Activity,
-    corrected: Activity,
-    unchanged: bool,
-    correct_next: Instant,
-    /// Duration of the last correction.
-    cost: Duration,
-}
-
-impl Residency {
-    fn new() -> Residency {
-        Residency {
-            counter: MappedFilePages::open().ok(),
-            correction: None,
-            seen: Activity::default(),
-            corrected: Activity::default(),
-            unchanged: false,
-            correct_next: Instant::now(),
-            cost: Duration::ZERO,
+        State {
+            resident: Residency::new(),
+            tables: PageTables::new(),
+            turn: 0,
+            is_sweeping: false,
+            stuck: 0,
+            region_pages: REGION_PAGES,
+            unmapped: 0,
+            pages_per_ms: 0,
+            rate_since: (Instant::now(), 0),
+            cyclic: Cyclic::default(),
+            freed: 0,
+            clock: 0,
+            bound: 0,
+            period: None,
         }
     }
 
-    /// File pages mapped in the process.
-    fn mapped(&self) -> u64 {
-        self.counter.as_ref().and_then(|counter| counter.read().ok()).unwrap_or(0)
-    }
-
-    /// Discards the correction when no file is left.
-    fn forget(&mut self) {
-        self.correction = None;
-    }
-
-    /// Whether nothing was mapped or unmapped between the last two checks.
-    fn idle(&self) -> bool {
-        self.unchanged
-    }
-
-    fn activity<F: Droppable>(&self, files: &[Arc<F>]) -> Activity {
-        let asked = files.iter().map(|file| file.asked());
-        Activity { mapped: self.mapped(), asked: asked.fold(0, u64::wrapping_add) }
-    }
-
-    fn estimate<F: Droppable>(&mut self, files: &[Arc<F>], tables: &mut PageTables) -> u64 {
-        let now = self.activity(files);
-        self.unchanged = now == self.seen;
-        self.seen = now;
-        let due = now != self.corrected && Instant::now() >= self.correct_next;
-        if due || self.correction.is_none() {
-            self.measure(files, tables);
+    /// Measures how fast pages are brought in.
+    fn note_rate(&mut self, resident: u64) {
+        let (since, before) = self.rate_since;
+        let (now, clock) = (Instant::now(), self.freed + self.resident.lost() + resident);
+        let elapsed_us = now.duration_since(since).as_micros() as u64;
+        if elapsed_us < 1000 {
+            return;
         }
-        now.mapped.saturating_add_signed(self.correction.unwrap_or(0))
-    }
-
-    /// Counts the files' pages, and renews the correction.
-    fn measure<F: Droppable>(&mut self, files: &[Arc<F>], tables: &mut PageTables) -> u64 {
-        let started = Instant::now();
-        self.corrected = self.activity(files);
-        let mapped = self.corrected.mapped;
-        let mut total = Some(0);
-        let mut counted = HashSet::new();
-        for file in files {
-            // A file that is mapped twice is in the page cache once.
-            if counted.contains(&file.identity()) {
-                continue;
-            }
-            let pages = match file.cached(0, 0) {
-                Some(cached) => {
-                    counted.insert(file.identity());
-                    Some(cached)
-                }
-                None => file.mapped(tables),
-            };
-            total = total.zip(pages).map(|(total, pages): (u64, u64)| total + pages);
-        }
-        match total {
-            Some(total) => self.correction = Some(total as i64 - mapped as i64),
-            // At the first check, attribute everything mapped so far to foreign mappings.
-            None if self.correction.is_none() => self.correction = Some(-(mapped as i64)),
-            None => {}
-        }
-        self.cost = started.elapsed();
-        self.correct_next = Instant::now() + (self.cost * 50).max(SHORTEST_NAP);
-        total.unwrap_or_else(|| mapped.saturating_add_signed(self.correction.unwrap_or(0)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use aquifer_sys::memory::{self, Protection};
-    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-
-    const MIB: u64 = 1 << 20;
-    const BOUND: u64 = 32 * MIB;
-
-    /// A file with the given number of pages in memory, by region.
-    struct Fake {
-        regions: Vec<AtomicU64>,
-        cursor: AtomicU64,
-        /// Whether `cached` or `mapped` returns its pages.
-        has_cachestat: bool,
-        discarded: AtomicU64,
-    }
-
-    impl Fake {
-        fn with(bytes: u64, has_cachestat: bool) -> Arc<Fake> {
-            Arc::new(Fake {
-                regions: (0..bytes / REGION_BYTES as u64)
-                    .map(|_| AtomicU64::new(REGION_PAGES))
-                    .collect(),
-                cursor: AtomicU64::new(0),
-                has_cachestat,
-                discarded: AtomicU64::new(0),
-            })
-        }
-
-        fn pages(&self) -> u64 {
-            self.regions.iter().map(|region| region.load(Ordering::Relaxed)).sum()
-        }
-
-        fn region(&self, offset_bytes: u64) -> &AtomicU64 {
-            &self.regions[(offset_bytes / REGION_BYTES as u64) as usize]
-        }
-    }
-
-    impl Droppable for Fake {
-        fn identity(&self) -> FileIdentity {
-            FileIdentity { device: 0, inode: 1 }
-        }
-
-        fn len_bytes(&self) -> u64 {
-            (self.regions.len() * REGION_BYTES) as u64
-        }
-
-        fn cursor(&self) -> &AtomicU64 {
-            &self.cursor
-        }
-
-        fn cached(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
-            self.has_cachestat.then(|| match len_bytes {
-                _ if len_bytes == 0 || len_bytes > REGION_BYTES as u64 => self.pages(),
-                _ => self.region(offset_bytes).load(Ordering::Relaxed),
-            })
-        }
-
-        fn mapped(&self, _tables: &mut PageTables) -> Option<u64> {
-            Some(self.pages())
-        }
-
-        fn discard(&self, pages: Range<u64>) {
-            let gone = self.region(pages.start).swap(0, Ordering::Relaxed);
-            self.discarded.fetch_add(gone, Ordering::Relaxed);
-        }
-    }
-
-    /// Maps a foreign file of this size, and faults it in.
-    fn unrelated(bytes: u64) {
-        // SAFETY: a NUL-terminated name.
-        let memory =
-            unsafe { libc::memfd_create(c"aquifer-unrelated".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: made above, and owned by nothing else.
-        let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(memory) });
-        file.set_len(bytes).unwrap();
-        let len = bytes as usize;
-        let address = memory::map_anonymous(len).unwrap();
-        // SAFETY: replaces the mapping made above, which stays until the process ends.
-        unsafe {
-            memory::map_file_at(address, len, Protection::Read, file.as_fd(), 0).unwrap();
-            memory::advise(address, len, memory::Advice::PopulateRead).unwrap();
-        }
-    }
-
-    #[test]
-    fn what_others_map_does_not_drop_our_pages() {
-        for has_cachestat in [true, false] {
-            let fake = Fake::with(16 * MIB, has_cachestat);
-            let (behind, mut state) = (DropBehind::new(), State::new());
-            let published = AtomicU64::new(0);
-            let check_once = |state: &mut State| {
-                let publish = |pages| published.store(pages, Ordering::Relaxed);
-                behind.check(state, std::slice::from_ref(&fake), BOUND, &publish);
-                published.load(Ordering::Relaxed)
-            };
-            check_once(&mut state);
-            // As after a measurement that took long.
-            state.resident.correct_next += Duration::from_secs(3600);
-            unrelated(2 * BOUND);
-            assert_eq!(check_once(&mut state), fake.pages(), "with cachestat: {has_cachestat}");
-            assert_eq!(fake.discarded.load(Ordering::Relaxed), 0);
-        }
-    }
-
-    #[test]
-    fn what_is_ours_and_too_much_is_dropped() {
-        let fake = Fake::with(40 * MIB, true);
-        let (behind, mut state) = (DropBehind::new(), State::new());
-        behind.check(&mut state, std::slice::from_ref(&fake), BOUND, &|_| ());
-        let most = BOUND / SMALL_PAGE_BYTES as u64 * STOP_PERCENT / 100;
-        assert!((most - REGION_PAGES..=most).contains(&fake.pages()), "{} pages", fake.pages());
+        let per_ms = clock.saturating_sub(before) * 1000 / elapsed_us;
+        // Rises at once, falls slowly.
+        self.pages_per_ms = per_ms.max((self.pages_per_ms * 15 + per_ms) / 16);
+        self.rate_since = (now, clock);
     }
 }
