@@ -96,7 +96,7 @@ impl Droppable for KernelFile {
         self.batches_asked.load(Ordering::Relaxed)
     }
 
-    fn observe(&self, region: &Range<u64>, cached: u64, returns: bool, tables: &mut PageTables) {
+    fn observe(&self, region: &Range<u64>, cached: u64, is_scattered: bool, tables: &mut PageTables) {
         if !self.detects() {
             return;
         }
@@ -104,6 +104,6 @@ impl Droppable for KernelFile {
         // pages.
         let len_bytes = region.end - region.start;
         let mapped = || tables.present(self.address(region.start), len_bytes).unwrap_or(0);
-        KernelFile::observe(self, cached, returns, mapped);
+        KernelFile::observe(self, cached, is_scattered, mapped);
     }
 }

@@ -574,10 +574,10 @@ impl KernelFile {
     }
 
     /// Reports a region that is being unmapped to the detector.
-    pub fn observe(&self, cached: u64, returns: bool, mapped: impl FnOnce() -> u64) {
+    pub fn observe(&self, cached: u64, is_scattered: bool, mapped: impl FnOnce() -> u64) {
         let mut pattern = self.pattern.lock();
         let Some(reads_ahead) =
-            pattern.detector.as_mut().and_then(|d| d.observe(cached, returns, mapped))
+            pattern.detector.as_mut().and_then(|d| d.observe(cached, is_scattered, mapped))
         else {
             return;
         };

@@ -11,9 +11,11 @@
 //! unmaps it:
 //! * with read-ahead, how many of its cached pages are mapped: nearly all after a scan, half or
 //!   fewer after random accesses;
-//! * without read-ahead, how full it is: a scan leaves full regions, random accesses sparse ones. Of
-//!   data little larger than the budget random accesses leave full regions, too; but there, regions
-//!   that were dropped fill up again at once, so that the drop manager can tell.
+//! * without read-ahead, how full it is: a scan leaves full regions, random accesses sparse ones.
+//!
+//! Of data little larger than the budget, random accesses leave full regions of mapped pages, too.
+//! But there, some pages of a region that was dropped come back soon, and not all: the drop manager
+//! sees that, and says that accesses are *scattered*.
 //!
 //! So a mapping starts with read-ahead, which below the budget never hurts for long, and is
 //! switched after it has streamed through the budget, or when the application prefetches scattered
@@ -56,12 +58,11 @@ impl Detector {
     /// Records a region that is being unmapped with `cached` of its pages cached; returns whether to
     /// read ahead, if that changes.
     ///
-    /// `returns`: regions that are dropped fill up again at once, so that a full region is no sign of
-    /// a scan. `mapped` counts the mapped pages; it is called only if the count matters.
+    /// `is_scattered`: a full region is no sign of a scan, see the module documentation. `mapped` counts the mapped pages; it is called only if the count matters.
     pub fn observe(
         &mut self,
         cached: u64,
-        returns: bool,
+        is_scattered: bool,
         mapped: impl FnOnce() -> u64,
     ) -> Option<bool> {
         // Without read-ahead, all pages of a sparse region were accessed.
@@ -77,11 +78,12 @@ impl Detector {
         if self.cached < self.evidence_pages {
             return None;
         }
-        let reads_ahead = if self.reads_ahead {
+        let looks_scanned = if self.reads_ahead {
             self.mapped * 4 >= self.cached * 3
         } else {
-            !returns && self.cached * 4 >= self.regions * REGION_PAGES * 3
+            self.cached * 4 >= self.regions * REGION_PAGES * 3
         };
+        let reads_ahead = looks_scanned && !is_scattered;
         let changed = reads_ahead != self.reads_ahead;
         if changed {
             self.evidence_pages = (self.evidence_pages * 2).min(MOST_EVIDENCE_PAGES);
@@ -118,10 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn full_regions_are_no_scan_while_dropped_ones_return_at_once() {
+    fn full_regions_are_no_scan_while_accesses_are_scattered() {
         let mut detector = Detector::new();
-        detector.expect_random();
         let full = || REGION_PAGES;
+        let ends = (0..4096).find_map(|_| detector.observe(REGION_PAGES, true, full));
+        assert_eq!(ends, Some(false));
         assert!((0..4096).all(|_| detector.observe(REGION_PAGES, true, full).is_none()));
         assert_eq!(decide(&mut detector, REGION_PAGES, REGION_PAGES), Some(true));
     }

@@ -9,8 +9,8 @@
 //! Seen from the sweep, a repeated scan looks like this, and other work does not:
 //! * a region that was dropped is full when the sweep comes back to it (not after a single pass,
 //!   and not after random accesses to data several times the bound);
-//! * in between, at most [`MOST_PERIOD`] times the bound was loaded (the *period*), so that keeping
-//!   a part saves much;
+//! * in between, at least the bound was loaded (the *period*), since a scan finds nothing that is
+//!   resident; and at most [`MOST_PERIOD`] times the bound, so that keeping a part saves much;
 //! * until three quarters of what the period exceeds the bound by have been loaded, a region that
 //!   was dropped is still empty (with other accesses to data little larger than the bound, some
 //!   regions return at once).
@@ -28,23 +28,31 @@ use std::collections::{HashMap, VecDeque};
 
 use aquifer_sys::residency::FileIdentity;
 
+use super::REGION_PAGES;
+
 /// The largest period, in bounds, for which a part is kept.
 const MOST_PERIOD: u64 = 4;
+/// The smallest period is the bound less this part.
+const LEAST_PERIOD_PART: u64 = 16;
 /// The evidence for keeping a part, in parts of the bound, and its largest multiple.
 const EVIDENCE_PART: u64 = 4;
 const MOST_EVIDENCE: u64 = 32;
 /// How long a dropped region must stay empty: three quarters of what the period exceeds the bound
 /// by, and at least this part of the bound.
 const EMPTY_PART: u64 = 32;
+/// Dropped regions that are watched at the same time.
+const MOST_RECENT: usize = 1024;
+const MOST_SCATTERED: i64 = 16;
 /// The part of the bound that is not kept, and its least number of regions: the reader's position
 /// and the kernel's read-ahead are in it.
 const WINDOW_PART: u64 = 16;
 const WINDOW_REGIONS: u64 = 6;
 /// One kept region in so many is a probe.
 const PROBE_ONE_IN: u64 = 8;
-/// Regions that are remembered, over all files: 16 bytes each. What lies beyond 2 TiB of a file is
-/// not watched.
-const MOST_REGIONS: usize = 1 << 20;
+/// Regions that are remembered: so many times those of the longest period. They take about a
+/// four-thousandth of the bound.
+const MOST_REMEMBERED: u64 = 2;
+const FEWEST_REMEMBERED: u64 = 1024;
 
 /// What is known of a region.
 #[derive(Debug, Clone, Copy, Default)]
@@ -62,16 +70,15 @@ pub(super) type Key = (FileIdentity, u64);
 /// brought in so far.
 #[derive(Default)]
 pub(super) struct Cyclic {
-    files: HashMap<FileIdentity, Vec<Region>>,
-    regions: usize,
+    regions: HashMap<Key, Region>,
     /// Regions dropped last, with the clock, until it is known whether they stay empty.
     recent: VecDeque<(Key, u64)>,
     /// The period, as seen last.
     period: u64,
     for_it: u64,
     against_it: u64,
-    /// Positive while regions that are dropped return at once.
-    returning: i64,
+    /// Positive while regions that are dropped return in part.
+    scattered: i64,
     /// Times the normal evidence that the next decision needs; 0 is 1.
     doubt: u64,
     keeping: Option<Keeping>,
@@ -96,19 +103,6 @@ pub(super) struct Swept {
 }
 
 impl Cyclic {
-    fn region(&mut self, key: Key) -> &mut Region {
-        if self.regions > MOST_REGIONS {
-            self.forget();
-        }
-        let file = self.files.entry(key.0).or_default();
-        let needed = key.1 as usize + 1;
-        if file.len() < needed {
-            self.regions += needed - file.len();
-            file.resize(needed, Region::default());
-        }
-        &mut file[key.1 as usize]
-    }
-
     /// Forgets everything. Nothing is kept.
     pub fn forget(&mut self) {
         *self = Cyclic { doubt: self.doubt, ..Cyclic::default() };
@@ -117,11 +111,7 @@ impl Cyclic {
     /// Whether the sweep passes over a region.
     pub fn keeps(&self, key: Key) -> bool {
         self.keeping.is_some()
-            && self
-                .files
-                .get(&key.0)
-                .and_then(|file| file.get(key.1 as usize))
-                .is_some_and(|region| region.is_kept)
+            && self.regions.get(&key).is_some_and(|region| region.is_kept)
     }
 
     pub fn is_keeping(&self) -> bool {
@@ -140,17 +130,17 @@ impl Cyclic {
 
     /// A region that was dropped a little while ago has this many pages again.
     pub fn refilled(&mut self, cached: u64, capacity: u64) {
-        if cached * 16 > capacity {
+        let (is_empty, is_full) = (cached * 16 <= capacity, cached * 8 >= capacity * 7);
+        if !is_empty {
             self.against(capacity);
-            self.returning = (self.returning + 4).min(64);
-        } else {
-            self.returning = (self.returning - 1).max(-64);
         }
+        let step = if is_empty || is_full { -1 } else { 4 };
+        self.scattered = (self.scattered + step).clamp(-MOST_SCATTERED, MOST_SCATTERED);
     }
 
-    /// Whether regions that are dropped fill up again at once.
-    pub fn returns(&self) -> bool {
-        self.returning > 0
+    /// Whether some pages of regions that are dropped come back at once, and not all of them.
+    pub fn is_scattered(&self) -> bool {
+        self.scattered > 0
     }
 
     fn against(&mut self, pages: u64) {
@@ -161,16 +151,20 @@ impl Cyclic {
     /// A region was dropped. Returns the period if it is time to keep a part: then the caller
     /// chooses with [`Cyclic::keep`].
     pub fn dropped(&mut self, swept: Swept, clock: u64, bound: u64) -> Option<u64> {
-        if swept.key.1 >= MOST_REGIONS as u64 {
-            return None;
+        let most = MOST_REMEMBERED * MOST_PERIOD * bound / REGION_PAGES;
+        if self.regions.len() as u64 > most.max(FEWEST_REMEMBERED) {
+            self.forget();
         }
         let was_keeping = self.is_keeping();
-        let region = self.region(swept.key);
+        let region = self.regions.entry(swept.key).or_default();
         let last = std::mem::replace(&mut region.dropped_at, clock.max(1));
         let period = clock - last.min(clock);
-        self.recent.push_back((swept.key, clock));
-        let repeats =
-            last > 0 && swept.cached * 8 >= swept.capacity * 7 && period <= MOST_PERIOD * bound;
+        if self.recent.len() < MOST_RECENT {
+            self.recent.push_back((swept.key, clock));
+        }
+        let least = if was_keeping { 0 } else { bound - bound / LEAST_PERIOD_PART };
+        let is_full = swept.cached * 8 >= swept.capacity * 7;
+        let repeats = last > 0 && is_full && (least..=MOST_PERIOD * bound).contains(&period);
         if !repeats {
             self.against(swept.capacity);
             if was_keeping && self.against_it > bound / 8 {
@@ -186,17 +180,14 @@ impl Cyclic {
     }
 
     /// How much may be kept of a bound that is held by dropping to `stop` pages.
-    pub fn room(bound: u64, stop: u64, region_pages: u64) -> u64 {
-        let window = (bound / WINDOW_PART).max(WINDOW_REGIONS * region_pages);
+    pub fn room(bound: u64, stop: u64) -> u64 {
+        let window = (bound / WINDOW_PART).max(WINDOW_REGIONS * REGION_PAGES);
         stop.saturating_sub(window)
     }
 
     /// Keeps a region. Returns whether it is a probe, which the caller unmaps.
     pub fn keep(&mut self, key: Key) -> bool {
-        if key.1 >= MOST_REGIONS as u64 {
-            return false;
-        }
-        let region = self.region(key);
+        let region = self.regions.entry(key).or_default();
         region.is_kept = true;
         region.is_probe = key.1.is_multiple_of(PROBE_ONE_IN);
         region.is_probe
@@ -215,11 +206,8 @@ impl Cyclic {
         if clock < self.keeping.as_ref()?.check_at {
             return None;
         }
-        let probes = self.files.iter().flat_map(|(&file, regions)| {
-            let probes = (0..).zip(regions).filter(|(_, region)| region.is_probe);
-            probes.map(move |(number, _)| (file, number))
-        });
-        Some(probes.collect())
+        let probes = self.regions.iter().filter(|(_, region)| region.is_probe);
+        Some(probes.map(|(&key, _)| key).collect())
     }
 
     /// So many of the probes were mapped again. Returns whether the part is kept further; then the
@@ -238,6 +226,6 @@ impl Cyclic {
     /// Keeps nothing any more.
     pub fn give_up(&mut self) {
         let doubt = (self.doubt.max(1) * 2).min(MOST_EVIDENCE);
-        *self = Cyclic { doubt, returning: self.returning, ..Cyclic::default() };
+        *self = Cyclic { doubt, scattered: self.scattered, ..Cyclic::default() };
     }
 }

@@ -110,13 +110,14 @@ pub trait Droppable: Send + Sync {
     fn mapped(&self, _tables: &mut PageTables) -> Option<u64> {
         None
     }
-    /// Called before a region with `_cached` cached pages is unmapped. `_returns`: regions that are
-    /// dropped fill up again at once, as with random accesses to data little larger than the bound.
+    /// Called before a region with `_cached` cached pages is unmapped. `_is_scattered`: of regions
+    /// that were dropped, some pages come back at once, and not all. Scans do not do that, but random
+    /// accesses to data little larger than the bound do.
     fn observe(
         &self,
         _region: &Range<u64>,
         _cached: u64,
-        _returns: bool,
+        _is_scattered: bool,
         _tables: &mut PageTables,
     ) {
     }
@@ -260,6 +261,7 @@ impl<F: Droppable> DropBehind<F> {
         }
         state.bound = share;
         state.clock = state.clock.max(state.freed + state.resident.lost() + resident);
+        check_dropped(state, files);
         check_probes(state, files);
         let in_steps = state.resident.is_exact() && resident <= share;
         state.is_sweeping = resident > start || (state.is_sweeping && in_steps && resident > stop);
@@ -350,10 +352,10 @@ impl<F: Droppable> DropBehind<F> {
             while at + hands.lead < chunk.end
                 || (hands.between < lead_pages && hands.lead < end - REGION)
             {
-                let (bytes, pages) =
-                    unmap_chunk(state, file, (at + hands.lead) % end, regions * REGION);
-                hands.lead += bytes;
-                hands.between += pages;
+                let front = (at + hands.lead) % end;
+                let ahead = front..(front + regions * REGION).min(end);
+                hands.between += unmap_chunk(state, file, &ahead);
+                hands.lead += ahead.end - ahead.start;
             }
             let spared = chunk
                 .clone()
@@ -383,10 +385,14 @@ fn watch_cycles<F: Droppable>(state: &mut State, file: &F, chunk: &Range<u64>, g
         let period = state.cyclic.dropped(swept, state.clock, state.bound);
         state.period = state.period.or(period);
     }
+}
+
+/// Tells the detector whether regions that were dropped a little while ago are still empty.
+fn check_dropped<F: Droppable>(state: &mut State, files: &[Arc<F>]) {
     while let Some((owner, region)) = state.cyclic.due(state.clock, state.bound) {
-        if owner == identity {
+        if let Some(file) = files.iter().find(|file| file.identity() == owner) {
             let cached = file.cached(region * REGION, REGION).unwrap_or(0);
-            state.cyclic.refilled(cached, capacity(file, region * REGION));
+            state.cyclic.refilled(cached, capacity(&**file, region * REGION));
         }
     }
 }
@@ -394,13 +400,12 @@ fn watch_cycles<F: Droppable>(state: &mut State, file: &F, chunk: &Range<u64>, g
 /// The pages of the region at an offset.
 fn capacity<F: Droppable>(file: &F, at: u64) -> u64 {
     let region = whole_pages(file, &(at..at + REGION));
-    // The file may be shorter by now.
-    region.end.saturating_sub(region.start) / SMALL_PAGE_BYTES as u64
+    (region.end - region.start) / SMALL_PAGE_BYTES as u64
 }
 
 /// Keeps a part of what is resident, the oldest first: the reader is about to come back to it.
 fn keep_part<F: Droppable>(state: &mut State, files: &[Arc<F>], period: u64, stop: u64) {
-    let room = Cyclic::room(state.bound, stop, REGION_PAGES);
+    let room = Cyclic::room(state.bound, stop);
     let mut kept = 0;
     for turn in 0..files.len() {
         let file = &*files[(state.turn + turn) % files.len()];
@@ -470,39 +475,40 @@ impl Position {
     }
 }
 
-/// A range of whole regions, as far as the file has pages.
+/// A range of whole regions, as far as the file has pages: it may be shorter by now.
 fn whole_pages<F: Droppable>(file: &F, regions: &Range<u64>) -> Range<u64> {
-    regions.start..regions.end.min(file.len_bytes().next_multiple_of(SMALL_PAGE_BYTES as u64))
+    let end = file.len_bytes().next_multiple_of(SMALL_PAGE_BYTES as u64);
+    regions.start..regions.end.min(end).max(regions.start)
 }
 
-/// Unmaps `len_bytes` from `at`, or less at the end of the file. Returns how many bytes were
-/// passed, and how many of their pages are in the page cache.
-fn unmap_chunk<F: Droppable>(state: &mut State, file: &F, at: u64, len_bytes: u64) -> (u64, u64) {
-    let end = file.len_bytes().next_multiple_of(REGION).min(at + len_bytes);
+/// Unmaps whole regions. Returns how many of their pages are in the page cache.
+fn unmap_chunk<F: Droppable>(state: &mut State, file: &F, regions: &Range<u64>) -> u64 {
     let (mut pages, mut is_known) = (0, true);
-    for start in (at..end).step_by(REGION_BYTES) {
+    for start in regions.clone().step_by(REGION_BYTES) {
         let region = whole_pages(file, &(start..start + REGION));
+        if region.is_empty() {
+            break;
+        }
         match file.cached(start, REGION) {
             Some(0) => {}
             Some(cached) => {
                 pages += cached;
-                let returns = state.cyclic.returns();
-                file.observe(&region, cached, returns, &mut state.tables);
+                let is_scattered = state.cyclic.is_scattered();
+                file.observe(&region, cached, is_scattered, &mut state.tables);
             }
             None => is_known = false,
         }
         // What was asked for before does not count.
         file.take_asked(&region);
     }
-    if pages == 0 && is_known {
-        return (end - at, 0);
+    if pages > 0 || !is_known {
+        let before = state.resident.mapped();
+        file.unmap(&whole_pages(file, regions));
+        let unmapped = before.saturating_sub(state.resident.mapped());
+        state.resident.unmapped(unmapped);
+        state.unmapped += unmapped;
     }
-    let before = state.resident.mapped();
-    file.unmap(&whole_pages(file, &(at..end)));
-    let unmapped = before.saturating_sub(state.resident.mapped());
-    state.resident.unmapped(unmapped);
-    state.unmapped += unmapped;
-    (end - at, pages)
+    pages
 }
 
 /// Drops what is not mapped of a range. Returns how many pages were in the page cache, and how many
@@ -514,7 +520,11 @@ fn drop_chunk<F: Droppable>(state: &mut State, file: &F, regions: &Range<u64>) -
     if before == Some(0) {
         return (0, 0);
     }
-    file.drop_unmapped(&whole_pages(file, regions));
+    let pages = whole_pages(file, regions);
+    if pages.is_empty() {
+        return (0, 0);
+    }
+    file.drop_unmapped(&pages);
     let (before, freed) = match (before, file.cached(regions.start, len_bytes)) {
         (Some(before), Some(after)) => {
             let average = before / (len_bytes / REGION);

@@ -1,7 +1,7 @@
 //! How many pages of the files are in the page cache: an estimate, and the measurement behind it.
 //!
 //! The measurement is `cachestat` of the files, at 20 to 100 ns a page. It is renewed for at most a
-//! fiftieth of the time. In between, what the process has read since is added to it, and what was
+//! fiftieth of the time, or a two-hundredth while it confirms the estimate. In between, what the process has read since is added to it, and what was
 //! dropped is subtracted. Both numbers that say what was read are inexact:
 //!
 //! * The process's count of bytes read from storage is exact while it reads these files only. It
@@ -28,8 +28,13 @@ use super::{Droppable, PageTables, SHORTEST_NAP};
 
 /// Bytes that one call measures at first: a thread that wakes up on this CPU waits for the end of
 /// the call, so a measurement of everything at once would stall it for milliseconds.
-const STEP_BYTES: u64 = 8 * REGION_BYTES as u64;
+const STEP_BYTES: u64 = 2 * REGION_BYTES as u64;
 const LONGEST_STEP_BYTES: u64 = 1 << 30;
+/// The time between measurements, in durations of one.
+const COST_SHARE: u32 = 50;
+const EXACT_COST_SHARE: u32 = 200;
+/// So many pages that were read, and were found in the page cache, confirm the estimate.
+const CONFIRMING_PAGES: u64 = 256;
 
 /// Counters that change when pages are brought in, in pages.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -177,7 +182,6 @@ impl Residency {
             total = total.zip(pages).map(|(total, pages): (u64, u64)| total + pages);
         }
         self.cost = started.elapsed();
-        self.measure_next = Instant::now() + (self.cost * 50).max(SHORTEST_NAP);
         let read = now.read.saturating_sub(self.based_on.read) as i64;
         let by_reads = self.base.map(|base| (base + read).max(0) as u64);
         let total = match total {
@@ -185,9 +189,13 @@ impl Residency {
             // At the first check, everything mapped so far is attributed to foreign mappings.
             None => self.base.map_or(0, |base| (base + self.grown(now)).max(0) as u64),
         };
-        self.is_exact =
+        let agrees =
             has_cachestat && by_reads.is_some_and(|pages| pages.abs_diff(total) <= total / 64);
-        if !self.is_exact {
+        // Where nothing was read there was nothing to confirm: the file system may not count.
+        self.is_exact = agrees && (self.is_exact || read as u64 > (total / 64).min(CONFIRMING_PAGES));
+        let share = if self.is_exact { EXACT_COST_SHARE } else { COST_SHARE };
+        self.measure_next = Instant::now() + (self.cost * share).max(SHORTEST_NAP);
+        if !agrees {
             self.lost += by_reads.map_or(0, |pages| pages.saturating_sub(total));
         }
         self.base = Some(total as i64);

@@ -11,6 +11,7 @@ struct Fake {
     /// Pages of each region that are mapped in.
     mapped: Vec<AtomicU64>,
     hands: Hands,
+    len_bytes: AtomicU64,
     /// Whether `cached` or `mapped` returns its pages.
     has_cachestat: bool,
     discarded: AtomicU64,
@@ -26,6 +27,7 @@ impl Fake {
                 .map(|_| AtomicU64::new(REGION_PAGES))
                 .collect(),
             hands: Hands::default(),
+            len_bytes: AtomicU64::new(bytes),
             has_cachestat,
             discarded: AtomicU64::new(0),
         })
@@ -48,11 +50,11 @@ fn pages_of(region: &AtomicU64) -> u64 {
 
 impl Droppable for Fake {
     fn identity(&self) -> FileIdentity {
-        FileIdentity { device: 0, inode: 1 }
+        FileIdentity { device: 0, inode: std::ptr::from_ref(self).addr() as u64 }
     }
 
     fn len_bytes(&self) -> u64 {
-        (self.regions.len() * REGION_BYTES) as u64
+        self.len_bytes.load(Ordering::Relaxed)
     }
 
     fn hands(&self) -> &Hands {
@@ -233,4 +235,37 @@ fn nothing_is_kept_of_one_scan_or_of_accesses_in_any_order() {
     });
     fake.access(&behind, &mut state, order);
     assert!(!state.cyclic.is_keeping());
+}
+
+#[test]
+fn a_part_of_a_scan_over_several_files_is_kept() {
+    let files: Vec<_> = (0..4).map(|_| empty(CYCLE / 4)).collect();
+    let (behind, mut state) = (DropBehind::new(), State::new());
+    let mut pass = || {
+        let mut loaded = 0;
+        let regions = files.iter().flat_map(|file| file.regions.iter().zip(&file.mapped));
+        for (pages, mapped) in regions {
+            loaded += u64::from(pages.swap(REGION_PAGES, Ordering::Relaxed) == 0);
+            mapped.store(REGION_PAGES, Ordering::Relaxed);
+            state.resident.forget();
+            behind.check(&mut state, &files, 2 * BOUND, &|_, _| ());
+        }
+        loaded
+    };
+    let passes: Vec<u64> = (0..10).map(|_| pass()).collect();
+    assert!(passes[6..].iter().all(|&loaded| loaded <= CYCLE * 3 / 5), "{passes:?}");
+}
+
+#[test]
+fn a_file_may_become_shorter() {
+    let fake = Fake::with(100 * MIB, true);
+    let (behind, mut state) = (DropBehind::new(), State::new());
+    for len_bytes in [100 * MIB, 100 * MIB, 70 * MIB + 5, 40 * MIB, 3, 0, 90 * MIB] {
+        fake.len_bytes.store(len_bytes, Ordering::Relaxed);
+        for region in fake.regions.iter().take(len_bytes.div_ceil(REGION) as usize) {
+            region.store(REGION_PAGES, Ordering::Relaxed);
+        }
+        state.resident.forget();
+        behind.check(&mut state, std::slice::from_ref(&fake), BOUND, &|_, _| ());
+    }
 }
