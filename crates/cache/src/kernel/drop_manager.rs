@@ -96,7 +96,13 @@ impl Droppable for KernelFile {
         self.batches_asked.load(Ordering::Relaxed)
     }
 
-    fn observe(&self, region: &Range<u64>, cached: u64, is_scattered: bool, tables: &mut PageTables) {
+    fn observe(
+        &self,
+        region: &Range<u64>,
+        cached: u64,
+        is_scattered: bool,
+        tables: &mut PageTables,
+    ) {
         if !self.detects() {
             return;
         }

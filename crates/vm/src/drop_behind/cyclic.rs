@@ -110,8 +110,7 @@ impl Cyclic {
 
     /// Whether the sweep passes over a region.
     pub fn keeps(&self, key: Key) -> bool {
-        self.keeping.is_some()
-            && self.regions.get(&key).is_some_and(|region| region.is_kept)
+        self.keeping.is_some() && self.regions.get(&key).is_some_and(|region| region.is_kept)
     }
 
     pub fn is_keeping(&self) -> bool {

@@ -192,7 +192,8 @@ impl Residency {
         let agrees =
             has_cachestat && by_reads.is_some_and(|pages| pages.abs_diff(total) <= total / 64);
         // Where nothing was read there was nothing to confirm: the file system may not count.
-        self.is_exact = agrees && (self.is_exact || read as u64 > (total / 64).min(CONFIRMING_PAGES));
+        self.is_exact =
+            agrees && (self.is_exact || read as u64 > (total / 64).min(CONFIRMING_PAGES));
         let share = if self.is_exact { EXACT_COST_SHARE } else { COST_SHARE };
         self.measure_next = Instant::now() + (self.cost * share).max(SHORTEST_NAP);
         if !agrees {
