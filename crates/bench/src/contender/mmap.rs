@@ -45,7 +45,7 @@ impl MmapFile {
         match form {
             Form::Plain => {}
             Form::Sequential => map.advise(Advice::Sequential)?,
-            Form::Random | Form::WillNeed => map.advise(Advice::Random)?,
+            Form::Random | Form::WillNeed | Form::Sorted { .. } => map.advise(Advice::Random)?,
         }
         if source.base_pages {
             no_huge_pages(&map)?;

@@ -153,6 +153,10 @@ impl KernelFile {
         Ok(Ok(mapped))
     }
 
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     pub fn file(&self) -> BorrowedFd<'_> {
         self.device.page_cache_file().expect("was there when the file was mapped")
     }
