@@ -270,7 +270,11 @@ impl Droppable for Entry {
                 let _ = memory::drop_cached(file.as_fd(), pages.start, len_bytes);
             }
             if mapped.is_none() && is_last {
-                self.is_done.store(true, Ordering::Relaxed);
+                // A region before this one may have been passed over.
+                let left = file.and_then(|file| memory::cachestat(file.as_fd(), 0, 0).ok());
+                if left.is_none_or(|left| left.cached == 0) {
+                    self.is_done.store(true, Ordering::Relaxed);
+                }
             }
         });
     }

@@ -9,13 +9,13 @@
 //! Seen from the sweep, a repeated scan looks like this, and other work does not:
 //! * a region that was dropped is full when the sweep comes back to it (not after a single pass,
 //!   and not after random accesses to data several times the bound);
-//! * in between, at least the bound was loaded (the *period*), since a scan finds nothing that is
-//!   resident; and at most [`MOST_PERIOD`] times the bound, so that keeping a part saves much;
+//! * in between, an eighth more than the bound was loaded (the *period*), since a scan finds nothing
+//!   that is resident; and at most [`MOST_PERIOD`] times the bound, so that keeping a part saves much;
 //! * until three quarters of what the period exceeds the bound by have been loaded, a region that
 //!   was dropped is still empty (with other accesses to data little larger than the bound, some
 //!   regions return at once).
 //!
-//! It takes a quarter of the bound, or more after it was wrong.
+//! It takes a quarter of the bound and at least [`LEAST_EVIDENCE`], or more after it was wrong.
 //!
 //! # Keeping no longer than it pays
 //! * One kept region in eight is unmapped, and must have been mapped again once the reader has come
@@ -32,10 +32,13 @@ use super::REGION_PAGES;
 
 /// The largest period, in bounds, for which a part is kept.
 const MOST_PERIOD: u64 = 4;
-/// The smallest period is the bound less this part.
-const LEAST_PERIOD_PART: u64 = 16;
+/// The smallest period is the bound and this part of it: with a shorter one, regions would have to
+/// stay empty for so short a time that they often do under random accesses.
+const LEAST_PERIOD_PART: u64 = 8;
 /// The evidence for keeping a part, in parts of the bound, and its largest multiple.
 const EVIDENCE_PART: u64 = 4;
+/// The least evidence, in pages: among random accesses to few regions, some stay empty by chance.
+const LEAST_EVIDENCE: u64 = 16 * REGION_PAGES;
 const MOST_EVIDENCE: u64 = 32;
 /// How long a dropped region must stay empty: three quarters of what the period exceeds the bound
 /// by, and at least this part of the bound.
@@ -161,7 +164,7 @@ impl Cyclic {
         if self.recent.len() < MOST_RECENT {
             self.recent.push_back((swept.key, clock));
         }
-        let least = if was_keeping { 0 } else { bound - bound / LEAST_PERIOD_PART };
+        let least = if was_keeping { 0 } else { bound + bound / LEAST_PERIOD_PART };
         let is_full = swept.cached * 8 >= swept.capacity * 7;
         let repeats = last > 0 && is_full && (least..=MOST_PERIOD * bound).contains(&period);
         if !repeats {
@@ -174,7 +177,7 @@ impl Cyclic {
         self.period = period;
         self.for_it += swept.capacity;
         self.against_it = self.against_it.saturating_sub(swept.capacity);
-        let needed = bound / EVIDENCE_PART * self.doubt.max(1);
+        let needed = (bound / EVIDENCE_PART).max(LEAST_EVIDENCE) * self.doubt.max(1);
         (!was_keeping && self.for_it > needed).then_some(period)
     }
 

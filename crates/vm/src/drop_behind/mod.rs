@@ -1,16 +1,23 @@
 //! A thread that keeps the page cache of mapped files within a bound.
 //!
 //! Without it, the page cache grows until the kernel reclaims, on the fault path and page by page.
-//! This thread acts earlier: when more than 99.4 % of the bound is resident, it sweeps through the
-//! files until 98.8 % are left. It leaves more room where pages arrive faster than it would notice.
+//! This thread acts earlier: when more than 99.9 % of the bound is resident, it sweeps through the
+//! files until 99.8 % are left. It leaves more room where pages arrive faster than it would notice.
 //!
 //! # What is dropped
-//! The sweep is CLOCK with two hands, and the page tables are its reference bits. The hands move
-//! through the files in address order. The front hand *unmaps* whole regions of 2 MiB: their pages
-//! stay in the page cache, and an access maps them again without I/O. The back hand follows a
-//! quarter of the resident pages later and *drops* from the page cache what was not mapped again. So
-//! streamed data drops behind, and pages in use stay, although no access is seen: one unmap and one
-//! drop for hundreds of pages, and a short fault for each page in use per lap.
+//! The sweep is CLOCK with two hands over regions of 2 MiB, and the page tables are its reference
+//! bits. The hands move through the files in address order. The front hand *unmaps* a region: its
+//! pages stay in the page cache, and an access maps them again without I/O. The back hand follows an
+//! eighth of the resident pages later. A region of which half or more was mapped again in that time
+//! is in use, and passed over; any other is *dropped* from the page cache as a whole. So streamed
+//! data drops behind, and regions in use stay, although no access is seen: one unmap and one drop
+//! for hundreds of pages.
+//!
+//! Single pages are not told apart. The kernel's fault-around maps 16 pages at once, so that most
+//! pages between a few used ones look used; and a drop that finds a mapped page waits until the
+//! kernel has emptied the page queues of all CPUs. Where nearly all regions look used, as under
+//! random accesses to data little larger than the bound, that tells nothing, and all are dropped in
+//! turn.
 //!
 //! Data a little larger than the bound that is scanned again and again would be dropped before each
 //! use. There the sweep keeps a part, and drops the rest behind the reader (`cyclic`).
@@ -60,10 +67,17 @@ const REGION: u64 = REGION_BYTES as u64;
 /// Pages that one call drops, about. See "Short calls".
 const CHUNK_PAGES: u64 = 192;
 const MOST_CHUNK_REGIONS: u64 = 16;
-/// The front hand is ahead of the back hand by this part of the file's resident pages.
-const LEAD_PART: u64 = 4;
-/// A sweep starts this many thousandths of the bound below it, and stops as many below that.
-const ROOM_PERMILLE: u64 = 6;
+/// The front hand is ahead of the back hand by this part of the file's resident pages, and by a
+/// region at least.
+const LEAD_PART: u64 = 8;
+/// If more than this share of the regions swept lately looked used, none is passed over for it.
+const MOST_USED: f64 = 0.75;
+/// The weight of one region in that share.
+const USED_WEIGHT: f64 = 1.0 / 16.0;
+/// A sweep starts this many thousandths of the bound below it, and stops as many below that. Where
+/// the files must be measured before each sweep, it stops lower.
+const ROOM_PERMILLE: u64 = 1;
+const ROOM_PERMILLE_INEXACT: u64 = 12;
 /// The room is at least what is brought in during this time, and at most this part of the bound
 /// (less than what `cyclic` does not keep).
 const ROOM_MS: u64 = 4;
@@ -133,8 +147,6 @@ pub struct Hands {
     back: AtomicU64,
     /// How far the front hand is ahead.
     lead: AtomicU64,
-    /// The pages between the hands, approximately.
-    between: AtomicU64,
     /// Pages of the file when they were last measured.
     cached: AtomicU64,
 }
@@ -145,7 +157,6 @@ impl Hands {
         // Relaxed: a sweep in progress may overwrite this; nothing but the order of dropping
         // depends on it.
         self.lead.store(0, Ordering::Relaxed);
-        self.between.store(0, Ordering::Relaxed);
         self.back.store(offset_bytes, Ordering::Relaxed);
     }
 }
@@ -254,7 +265,8 @@ impl<F: Droppable> DropBehind<F> {
         let room = (state.pages_per_ms * ROOM_MS)
             .min(share / MOST_ROOM_PART)
             .max(share * ROOM_PERMILLE / 1000);
-        let (start, stop) = (share - room, share - room - share * ROOM_PERMILLE / 1000);
+        let depth = if state.resident.is_exact() { ROOM_PERMILLE } else { ROOM_PERMILLE_INEXACT };
+        let (start, stop) = (share - room, share - room - share * depth / 1000);
         if resident > start && !state.resident.is_exact() {
             // Foreign mappings and reads may have raised the estimate.
             resident = state.resident.measure(files, &mut state.tables);
@@ -326,22 +338,25 @@ impl<F: Droppable> DropBehind<F> {
         let end = file.len_bytes().next_multiple_of(REGION);
         let mut hands = Position::of(file.hands(), end);
         let identity = file.identity();
-        let lead_pages = match state.cyclic.is_keeping() {
+        let lead_regions = match state.cyclic.is_keeping() {
             // Not beyond the reader: pages that it maps then would look as if used again.
             true => 0,
-            false => file.hands().cached.load(Ordering::Relaxed) / LEAD_PART,
+            false => {
+                let pages = file.hands().cached.load(Ordering::Relaxed) / LEAD_PART;
+                (pages / state.region_pages.max(1)).max(1)
+            }
         };
         let mut freed = 0;
         while hands.at < end && freed < wanted && state.period.is_none() && !self.bell.is_stopped()
         {
             let at = hands.at;
             if state.cyclic.keeps((identity, at / REGION)) {
-                hands.pass(at + REGION, 0);
+                hands.pass(at + REGION);
                 continue;
             }
             let span_end = ((at / SPAN + 1) * SPAN).min(end);
             if at.is_multiple_of(SPAN) && file.cached(at, SPAN) == Some(0) {
-                hands.pass(span_end, 0);
+                hands.pass(span_end);
                 continue;
             }
             let regions = match state.cyclic.is_keeping() {
@@ -349,26 +364,27 @@ impl<F: Droppable> DropBehind<F> {
                 false => (CHUNK_PAGES / state.region_pages.max(1)).clamp(1, MOST_CHUNK_REGIONS),
             };
             let chunk = at..(at + regions * REGION).min(span_end);
-            while at + hands.lead < chunk.end
-                || (hands.between < lead_pages && hands.lead < end - REGION)
-            {
+            let lead = (chunk.end - at + lead_regions * REGION).min(end);
+            while hands.lead < lead {
                 let front = (at + hands.lead) % end;
-                let ahead = front..(front + regions * REGION).min(end);
-                hands.between += unmap_chunk(state, file, &ahead);
+                let step = (regions * REGION).min(lead - hands.lead);
+                let ahead = front..(front + step).min(end);
+                unmap_chunk(state, file, &ahead);
                 hands.lead += ahead.end - ahead.start;
             }
-            let spared = chunk
-                .clone()
-                .step_by(REGION_BYTES)
-                .find(|&region| file.take_asked(&(region..region + REGION)));
+            let spared = chunk.clone().step_by(REGION_BYTES).find(|&start| {
+                let region = start..start + REGION;
+                // Both, since each clears what it tells.
+                let is_asked = file.take_asked(&region);
+                is_used(state, file, &region) || is_asked
+            });
             let chunk = at..spared.unwrap_or(chunk.end);
-            let (before, gone) = match chunk.is_empty() {
-                true => (0, 0),
-                false => drop_chunk(state, file, &chunk),
-            };
-            freed += gone;
-            watch_cycles(state, file, &chunk, gone);
-            hands.pass(spared.map_or(chunk.end, |spared| spared + REGION), before);
+            if !chunk.is_empty() {
+                let gone = drop_chunk(state, file, &chunk);
+                freed += gone;
+                watch_cycles(state, file, &chunk, gone);
+            }
+            hands.pass(spared.map_or(chunk.end, |spared| spared + REGION));
         }
         hands.store(file.hands(), end);
         freed
@@ -447,23 +463,20 @@ fn check_probes<F: Droppable>(state: &mut State, files: &[Arc<F>]) {
 struct Position {
     at: u64,
     lead: u64,
-    between: u64,
 }
 
 impl Position {
     fn of(hands: &Hands, end: u64) -> Position {
         let at = hands.back.load(Ordering::Relaxed) / REGION * REGION;
         if at >= end {
-            return Position { at: 0, lead: 0, between: 0 };
+            return Position { at: 0, lead: 0 };
         }
-        let lead = hands.lead.load(Ordering::Relaxed);
-        Position { at, lead, between: hands.between.load(Ordering::Relaxed) }
+        Position { at, lead: hands.lead.load(Ordering::Relaxed).min(end) }
     }
 
-    /// Moves the back hand to an offset, over this many pages.
-    fn pass(&mut self, offset_bytes: u64, pages: u64) {
+    /// Moves the back hand to an offset.
+    fn pass(&mut self, offset_bytes: u64) {
         self.lead = self.lead.saturating_sub(offset_bytes - self.at);
-        self.between = self.between.saturating_sub(pages);
         self.at = offset_bytes;
     }
 
@@ -471,7 +484,6 @@ impl Position {
         let at = if self.at >= end { 0 } else { self.at };
         hands.back.store(at, Ordering::Relaxed);
         hands.lead.store(self.lead, Ordering::Relaxed);
-        hands.between.store(self.between, Ordering::Relaxed);
     }
 }
 
@@ -481,9 +493,9 @@ fn whole_pages<F: Droppable>(file: &F, regions: &Range<u64>) -> Range<u64> {
     regions.start..regions.end.min(end).max(regions.start)
 }
 
-/// Unmaps whole regions. Returns how many of their pages are in the page cache.
-fn unmap_chunk<F: Droppable>(state: &mut State, file: &F, regions: &Range<u64>) -> u64 {
-    let (mut pages, mut is_known) = (0, true);
+/// Unmaps whole regions.
+fn unmap_chunk<F: Droppable>(state: &mut State, file: &F, regions: &Range<u64>) {
+    let mut may_be_mapped = false;
     for start in regions.clone().step_by(REGION_BYTES) {
         let region = whole_pages(file, &(start..start + REGION));
         if region.is_empty() {
@@ -492,51 +504,68 @@ fn unmap_chunk<F: Droppable>(state: &mut State, file: &F, regions: &Range<u64>) 
         match file.cached(start, REGION) {
             Some(0) => {}
             Some(cached) => {
-                pages += cached;
+                may_be_mapped = true;
                 let is_scattered = state.cyclic.is_scattered();
                 file.observe(&region, cached, is_scattered, &mut state.tables);
             }
-            None => is_known = false,
+            None => may_be_mapped = true,
         }
         // What was asked for before does not count.
         file.take_asked(&region);
     }
-    if pages > 0 || !is_known {
-        let before = state.resident.mapped();
-        file.unmap(&whole_pages(file, regions));
-        let unmapped = before.saturating_sub(state.resident.mapped());
-        state.resident.unmapped(unmapped);
-        state.unmapped += unmapped;
+    if may_be_mapped {
+        unmap(state, file, &whole_pages(file, regions));
     }
-    pages
 }
 
-/// Drops what is not mapped of a range. Returns how many pages were in the page cache, and how many
-/// of them left it.
-fn drop_chunk<F: Droppable>(state: &mut State, file: &F, regions: &Range<u64>) -> (u64, u64) {
+fn unmap<F: Droppable>(state: &mut State, file: &F, pages: &Range<u64>) {
+    let before = state.resident.mapped();
+    file.unmap(pages);
+    let unmapped = before.saturating_sub(state.resident.mapped());
+    state.resident.unmapped(unmapped);
+    state.unmapped += unmapped;
+}
+
+/// Whether a region is in use, and to be passed over: half of its cached pages were mapped again
+/// since it was unmapped, and that is an exception.
+fn is_used<F: Droppable>(state: &mut State, file: &F, region: &Range<u64>) -> bool {
+    let pages = whole_pages(file, region);
+    // What is being dropped behind the reader was unmapped just now.
+    if pages.is_empty() || state.cyclic.is_keeping() {
+        return false;
+    }
+    let Some(present) = file.present(&pages, &mut state.tables) else { return false };
+    let looks_used = present > 0
+        && file.cached(region.start, REGION).is_some_and(|cached| present * 2 >= cached);
+    state.used_share += (f64::from(u8::from(looks_used)) - state.used_share) * USED_WEIGHT;
+    looks_used && state.used_share <= MOST_USED
+}
+
+/// Drops a range, except what is mapped elsewhere. Returns how many pages left the page cache.
+fn drop_chunk<F: Droppable>(state: &mut State, file: &F, regions: &Range<u64>) -> u64 {
     let len_bytes = regions.end - regions.start;
-    let unmapped = std::mem::take(&mut state.unmapped);
     let before = file.cached(regions.start, len_bytes);
-    if before == Some(0) {
-        return (0, 0);
-    }
     let pages = whole_pages(file, regions);
-    if pages.is_empty() {
-        return (0, 0);
+    if before == Some(0) || pages.is_empty() {
+        state.unmapped = 0;
+        return 0;
     }
+    // Again: what was mapped since stays otherwise, and makes the drop wait for all CPUs.
+    unmap(state, file, &pages);
+    let unmapped = std::mem::take(&mut state.unmapped);
     file.drop_unmapped(&pages);
-    let (before, freed) = match (before, file.cached(regions.start, len_bytes)) {
+    let freed = match (before, file.cached(regions.start, len_bytes)) {
         (Some(before), Some(after)) => {
             let average = before / (len_bytes / REGION);
             state.region_pages = (state.region_pages * 3 + average) / 4;
-            (before, before.saturating_sub(after))
+            before.saturating_sub(after)
         }
-        // Without a lead, what was unmapped is dropped.
-        _ => (unmapped, unmapped),
+        // What was unmapped is dropped.
+        _ => unmapped,
     };
     state.resident.dropped(freed);
     state.freed += freed;
-    (before, freed)
+    freed
 }
 
 /// The state of the thread between checks.
@@ -553,6 +582,8 @@ struct State {
     region_pages: u64,
     /// Pages unmapped since the last drop.
     unmapped: u64,
+    /// The share of the regions swept lately that looked used.
+    used_share: f64,
     /// How fast pages are brought in, and since when that is being measured: time and clock.
     pages_per_ms: u64,
     rate_since: (Instant, u64),
@@ -577,6 +608,7 @@ impl State {
             stuck: 0,
             region_pages: REGION_PAGES,
             unmapped: 0,
+            used_share: 0.0,
             pages_per_ms: 0,
             rate_since: (Instant::now(), 0),
             cyclic: Cyclic::default(),

@@ -1,8 +1,9 @@
 //! How many pages of the files are in the page cache: an estimate, and the measurement behind it.
 //!
 //! The measurement is `cachestat` of the files, at 20 to 100 ns a page. It is renewed for at most a
-//! fiftieth of the time, or a two-hundredth while it confirms the estimate. In between, what the process has read since is added to it, and what was
-//! dropped is subtracted. Both numbers that say what was read are inexact:
+//! fiftieth of the time, or a two-hundredth while it confirms the estimate. In between, what the
+//! process has read since is added to it, and what was dropped is subtracted. Both numbers that say
+//! what was read are inexact:
 //!
 //! * The process's count of bytes read from storage is exact while it reads these files only. It
 //!   includes all other reads, and lacks those of file systems without a block device of their own
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use aquifer_sys::clock::thread_cpu_time;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{MappedFilePages, StorageReads};
 
@@ -30,7 +32,7 @@ use super::{Droppable, PageTables, SHORTEST_NAP};
 /// the call, so a measurement of everything at once would stall it for milliseconds.
 const STEP_BYTES: u64 = 2 * REGION_BYTES as u64;
 const LONGEST_STEP_BYTES: u64 = 1 << 30;
-/// The time between measurements, in durations of one.
+/// The time between measurements, in multiples of the CPU time that one takes.
 const COST_SHARE: u32 = 50;
 const EXACT_COST_SHARE: u32 = 200;
 /// So many pages that were read, and were found in the page cache, confirm the estimate.
@@ -42,6 +44,18 @@ struct Activity {
     read: u64,
     mapped: u64,
     asked: u64,
+}
+
+impl Activity {
+    /// The activity half-way to a later one.
+    fn midway(self, later: Activity) -> Activity {
+        Activity {
+            read: self.read.midpoint(later.read),
+            mapped: self.mapped.midpoint(later.mapped),
+            // What was asked for meanwhile may not be there yet.
+            asked: self.asked,
+        }
+    }
 }
 
 /// The estimate of resident pages. See the module documentation.
@@ -62,7 +76,7 @@ pub(super) struct Residency {
     seen: Activity,
     unchanged: bool,
     measure_next: Instant,
-    /// Duration of the last measurement.
+    /// CPU time of the last measurement.
     cost: Duration,
 }
 
@@ -98,7 +112,7 @@ impl Residency {
         self.unchanged
     }
 
-    /// Duration of the last measurement.
+    /// CPU time of the last measurement.
     pub fn cost(&self) -> Duration {
         self.cost
     }
@@ -159,8 +173,8 @@ impl Residency {
 
     /// Counts the files' pages.
     pub fn measure<F: Droppable>(&mut self, files: &[Arc<F>], tables: &mut PageTables) -> u64 {
-        let started = Instant::now();
-        let now = self.activity(files);
+        let started = thread_cpu_time();
+        let before = self.activity(files);
         let mut counted = HashSet::new();
         let mut total = Some(0);
         let mut has_cachestat = true;
@@ -181,7 +195,10 @@ impl Residency {
             };
             total = total.zip(pages).map(|(total, pages): (u64, u64)| total + pages);
         }
-        self.cost = started.elapsed();
+        // Not the time that passed: on busy CPUs it is a multiple, and the next measurement late.
+        self.cost = thread_cpu_time() - started;
+        // Of what was brought in during the measurement, about half was counted.
+        let now = before.midway(self.activity(files));
         let read = now.read.saturating_sub(self.based_on.read) as i64;
         let by_reads = self.base.map(|base| (base + read).max(0) as u64);
         let total = match total {
@@ -200,7 +217,6 @@ impl Residency {
             self.lost += by_reads.map_or(0, |pages| pages.saturating_sub(total));
         }
         self.base = Some(total as i64);
-        // What was brought in during the measurement may count twice, until the next one.
         self.based_on = now;
         self.unmapped = 0;
         total
