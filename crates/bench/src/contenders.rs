@@ -113,6 +113,7 @@ pub const MMAP_SEQUENTIAL: &Contender = &Contender {
     name: "mmap_sequential",
     about: "a file mapping with MADV_SEQUENTIAL",
     roles: Roles {
+        pages: Some(|job| pages(job, &MmapFile::open(Form::Sequential, &job.source)?)),
         maps: Some(|job| mapped(job, || Ok(PlainMaps(plain::Form::Sequential)))),
         ..Roles::NONE
     },

@@ -38,7 +38,14 @@ impl Job {
     pub fn new(contender: &str, path: PathBuf, seed: u64, work: impl Into<Work>) -> Self {
         Self {
             contender: contender.to_owned(),
-            source: Source { path, pages: 0, writable: false, cache_bytes: 0, base_pages: false },
+            source: Source {
+                path,
+                pages: 0,
+                writable: false,
+                cache_bytes: 0,
+                page_cache_bytes: 0,
+                base_pages: false,
+            },
             work: work.into(),
             seed,
             round: 0,
@@ -63,6 +70,9 @@ pub struct Source {
     /// The budget for a contender's private cache, bookkeeping included. For mappers, 0 is their
     /// default.
     pub cache_bytes: u64,
+    /// The budget for a contender that keeps its pages in the page cache; 0 if it is not limited
+    /// otherwise than `cache_bytes`.
+    pub page_cache_bytes: u64,
     /// Whether page tables are kept to base pages, so that all contenders have the same translation
     /// cost.
     pub base_pages: bool,
@@ -99,6 +109,15 @@ pub enum Work {
     Read {
         /// Number of threads.
         threads: u32,
+    },
+    /// As [`Work::Read`] with one thread, some pages much more often than others (Zipf).
+    Zipf,
+    /// All pages in order, again and again.
+    Cycle {
+        /// Passes before the clock starts.
+        warm_passes: u32,
+        /// Passes that are measured.
+        passes: u32,
     },
     /// Random pages in groups that are known in advance.
     Batch {

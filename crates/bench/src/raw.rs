@@ -409,6 +409,13 @@ pub fn system_page_bytes() -> u64 {
     u64::try_from(bytes).expect("every Linux has a page size")
 }
 
+/// Bytes that this process has caused to be read from storage.
+pub fn storage_reads() -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/io")?;
+    let number = text.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
+    number.ok_or_else(|| io::Error::other("/proc/self/io does not tell what was read"))
+}
+
 /// `posix_fadvise`.
 fn advise_file(
     file: &File,

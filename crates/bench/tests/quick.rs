@@ -134,6 +134,21 @@ fn rows() {
     assert_ratios(&report, &["rows_vs_mmap_random_3k_uniform", "rows_vs_mmap_random_256b_zipf"]);
 }
 
+#[test]
+fn cyclic() {
+    let report = report(&["cyclic"]);
+    for metric in ["cycle", "once", "random", "zipf"] {
+        let names = systems_of(&report, metric);
+        assert_contains(&names, &["mmap", "mapping", "mapping_kernel", "mapping_user"], &report);
+    }
+    if report["config"]["memory_limit"] == "none" {
+        return eprintln!("skipped: ratios, memory cannot be limited here");
+    }
+    let ratios = ["time_vs_mmap", "once_vs_mmap", "random_vs_mmap", "zipf_vs_mmap"];
+    assert_ratios(&report, &ratios);
+    assert_ratios(&report, &["bytes_read_kernel_vs_ours"]);
+}
+
 fn assert_ratios(report: &Value, names: &[&str]) {
     for name in names {
         let value = report["ratios"][name].as_f64();

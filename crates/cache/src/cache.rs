@@ -139,7 +139,7 @@ impl CacheBuilder {
             max_budget_bytes: memory,
             page_bytes: self.page_bytes,
             needs_user_backend: self.policy.is_some() || self.page_bytes != SMALL_PAGE_BYTES,
-            policy: self.policy.unwrap_or(PolicySource::BuiltIn(PolicyKind::Clock)),
+            policy: self.policy.unwrap_or(PolicySource::BuiltIn(PolicyKind::LoopClock)),
             io_threads: self.io_threads,
             serving_thread: self.serving_thread,
             without_vectored_discard: self.without_vectored_discard,

@@ -2,8 +2,9 @@
 //!
 //! Measured on the file that is about to be mapped, with random pages that are not in the page
 //! cache, alternating between a fault of a kernel file mapping and a fault served in user space
-//! (signal, read, copy). The medians decide. The cost of evicting pages is left out on both sides:
-//! background threads do it.
+//! (signal, read, copy). The lower quartiles decide: other work on the machine makes single misses
+//! slower, never faster, and disturbs medians of so few. The cost of evicting pages is left out on
+//! both sides: background threads do it.
 //!
 //! It takes at most [`TIME_LIMIT`]. It is skipped, and the kernel backend chosen, for files too
 //! small to matter, files that are already cached, and threads that block SIGBUS.
@@ -39,9 +40,9 @@ const ATTEMPTS: usize = 64;
 pub struct Calibration {
     /// The file system, as the `st_dev` of `stat`.
     pub device_id: u64,
-    /// Median time of a miss of a kernel-backed mapping, in nanoseconds.
+    /// Time of a miss of a kernel-backed mapping (the lower quartile), in nanoseconds.
     pub kernel_fault_ns: u64,
-    /// Median time of a miss of a user-backed mapping, in nanoseconds.
+    /// Time of a miss of a user-backed mapping (the lower quartile), in nanoseconds.
     pub user_fault_ns: u64,
     /// Number of misses measured with each backend.
     pub samples: usize,
@@ -131,15 +132,15 @@ fn measure(device: &Arc<dyn Device>, file: BorrowedFd<'_>, device_id: u64) -> Op
     }
     Some(Calibration {
         device_id,
-        kernel_fault_ns: median(&mut kernel_ns),
-        user_fault_ns: median(&mut user_ns),
+        kernel_fault_ns: lower_quartile(&mut kernel_ns),
+        user_fault_ns: lower_quartile(&mut user_ns),
         samples,
     })
 }
 
-fn median(values: &mut [u64]) -> u64 {
+fn lower_quartile(values: &mut [u64]) -> u64 {
     values.sort_unstable();
-    values[values.len() / 2]
+    values[values.len() / 4]
 }
 
 /// The file as the kernel backend maps it.

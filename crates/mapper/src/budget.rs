@@ -34,7 +34,7 @@ use super::descriptors::Kept;
 use super::error::{MapError, Result};
 use super::identity::FileId;
 use super::mapped::{self, Mapped};
-use aquifer_vm::drop_behind::{DropBehind, Droppable, PageTables};
+use aquifer_vm::drop_behind::{DropBehind, Droppable, Hands, PageTables};
 use aquifer_vm::worker::Worker;
 
 type Table = Mutex<HashMap<FileIdentity, Arc<Entry>>>;
@@ -53,7 +53,7 @@ struct Entry {
     table: Arc<Table>,
     identity: FileIdentity,
     len_bytes: AtomicU64,
-    cursor: AtomicU64,
+    hands: Hands,
     /// Serial number of its last mapping, among all mappings of the mapper.
     serial: AtomicU64,
     /// No pages of it are left to drop, unless it has been mapped again since.
@@ -75,7 +75,7 @@ impl ResidentBudget {
         let (thread_files, published) = (files.clone(), resident_pages.clone());
         let worker = Worker::new();
         let body = move || {
-            thread_files.run(|| bytes, |pages| published.store(pages, Ordering::Relaxed));
+            thread_files.run(|| bytes, |pages, _| published.store(pages, Ordering::Relaxed));
         };
         worker.start(c"aquifer-budget", body).map_err(MapError::Thread)?;
         Ok(ResidentBudget {
@@ -116,7 +116,7 @@ impl ResidentBudget {
             table: self.table.clone(),
             identity,
             len_bytes: AtomicU64::new(len_bytes),
-            cursor: AtomicU64::new(0),
+            hands: Hands::default(),
             serial: AtomicU64::new(serial),
             is_done: AtomicBool::new(false),
             state: Mutex::new(State {
@@ -199,8 +199,8 @@ impl Droppable for Entry {
         self.len_bytes.load(Ordering::Relaxed)
     }
 
-    fn cursor(&self) -> &AtomicU64 {
-        &self.cursor
+    fn hands(&self) -> &Hands {
+        &self.hands
     }
 
     fn cached(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
@@ -234,28 +234,47 @@ impl Droppable for Entry {
         self.serial.load(Ordering::Relaxed)
     }
 
-    fn discard(&self, pages: Range<u64>) {
-        let is_last = pages.end >= self.len_bytes();
-        self.with(|mapped, file| {
+    fn present(&self, region: &Range<u64>, tables: &mut PageTables) -> Option<u64> {
+        self.with(|mapped, _| {
+            let mapped = mapped?;
+            let there = mapped.range();
+            let inside = region.start >= there.start && region.end <= there.end;
+            let len_bytes = region.end - region.start;
+            inside.then(|| tables.present(mapped.address_of(region.start), len_bytes))?
+        })?
+    }
+
+    fn unmap(&self, pages: &Range<u64>) {
+        self.with(|mapped, _| {
+            let Some(mapped) = mapped else { return };
             // The file may have been mapped again since, with a shorter length: addresses behind it
             // belong to another mapping.
-            let there = mapped.map(|mapped| (mapped, mapped.range()));
-            let inside = there.map(|(mapped, there)| {
-                (mapped, pages.start.max(there.start)..pages.end.min(there.end))
-            });
-            if let Some((mapped, inside)) = inside.filter(|(_, inside)| !inside.is_empty()) {
-                let len = (inside.end - inside.start) as usize;
-                let address = mapped.address_of(inside.start).cast_mut();
-                // SAFETY: a mapping of the file's own pages, which `mapped` keeps alive: no
-                // contents are lost. A failure leaves the pages in memory.
-                let _ = unsafe { memory::advise(address, len, Advice::DontNeed) };
+            let there = mapped.range();
+            let inside = pages.start.max(there.start)..pages.end.min(there.end);
+            if inside.is_empty() {
+                return;
             }
+            let len = (inside.end - inside.start) as usize;
+            let address = mapped.address_of(inside.start).cast_mut();
+            // SAFETY: a mapping of the file's own pages, which `mapped` keeps alive: no contents are
+            // lost. A failure leaves the pages in memory.
+            let _ = unsafe { memory::advise(address, len, Advice::DontNeed) };
+        });
+    }
+
+    fn drop_unmapped(&self, pages: &Range<u64>) {
+        let is_last = pages.end >= self.len_bytes();
+        self.with(|mapped, file| {
             if let Some(file) = file {
                 let len_bytes = pages.end - pages.start;
                 let _ = memory::drop_cached(file.as_fd(), pages.start, len_bytes);
             }
             if mapped.is_none() && is_last {
-                self.is_done.store(true, Ordering::Relaxed);
+                // A region before this one may have been passed over.
+                let left = file.and_then(|file| memory::cachestat(file.as_fd(), 0, 0).ok());
+                if left.is_none_or(|left| left.cached == 0) {
+                    self.is_done.store(true, Ordering::Relaxed);
+                }
             }
         });
     }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::ratio::Ratio;
-use super::setting::{Defaults, Setting, own_cache_bytes};
+use super::setting::{Defaults, Setting, own_cache_bytes, page_cache_bytes};
 use super::stage::Answers;
 use crate::contender::Contender;
 use crate::graph::{Graph, GraphFile, Rmat, Shape, state_bytes};
@@ -56,9 +56,8 @@ impl GraphRun {
     ) -> Cell {
         let budget_bytes = self.setting.budget_bytes;
         let limit_bytes = budget_bytes + state_bytes(&self.graph());
-        let cache_bytes = own_cache_bytes(budget_bytes);
         let work = Work::Bfs { threads: self.threads() };
-        self.cell(metric, unit, contender, work, [limit_bytes, cache_bytes], deadline_ms)
+        self.cell(metric, unit, contender, work, [limit_bytes, budget_bytes], deadline_ms)
     }
 
     /// Passes over the file with this memory.
@@ -71,25 +70,27 @@ impl GraphRun {
         memory_bytes: u64,
         deadline_ms: u64,
     ) -> Cell {
-        let memory = [memory_bytes, own_cache_bytes(memory_bytes)];
+        let memory = [memory_bytes, memory_bytes];
         self.cell(metric, unit, contender, Work::Passes { passes }, memory, deadline_ms)
     }
 
-    /// `memory`: the limit, and the budget of a private cache.
+    /// `memory`: the limit, and the part of it for the data and what keeps it in memory.
     fn cell(
         &self,
         metric: &str,
         unit: (&'static str, f64),
         contender: &Contender,
         work: Work,
-        [limit_bytes, cache_bytes]: [u64; 2],
+        [limit_bytes, budget_bytes]: [u64; 2],
         deadline_ms: u64,
     ) -> Cell {
         let setting = &self.setting;
         let limit_bytes = Some(limit_bytes);
         let mut job = Job::new(contender.name, self.file.path(), setting.stage.seed, work);
-        job.source.pages = self.graph().file_bytes() / PAGE_BYTES as u64;
-        job.source.cache_bytes = cache_bytes;
+        let data_bytes = self.graph().file_bytes();
+        job.source.pages = data_bytes / PAGE_BYTES as u64;
+        job.source.cache_bytes = own_cache_bytes(budget_bytes);
+        job.source.page_cache_bytes = page_cache_bytes(budget_bytes, data_bytes);
         job.deadline_ms = deadline_ms;
         job.limit_bytes = setting.limiter.as_ref().and(limit_bytes);
         Cell { limit_bytes, ..Cell::new(metric, unit, job) }

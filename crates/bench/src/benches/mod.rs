@@ -5,6 +5,7 @@
 
 mod bfs;
 mod compute;
+mod cyclic;
 mod declaration;
 mod demo;
 mod fault;
@@ -37,6 +38,7 @@ static ALL: &[Entry] = &[
     Entry::of::<out_of_core::OutOfCore>(),
     Entry::of::<rows::RowsBench>(),
     Entry::of::<bfs::Bfs>(),
+    Entry::of::<cyclic::Cyclic>(),
     Entry::of::<psync::Psync>(),
     Entry::of::<compute::Compute>(),
     Entry::of::<recover::Recover>(),
@@ -76,6 +78,7 @@ Examples:
   aquifer bench out-of-core --device zram         the same on a fast device made for the run (root)
   aquifer bench bfs --dir /mnt/nvme --json        graph search on another disk, as one JSON object
   aquifer bench rows                              rows of an embedding table, in batches
+  aquifer bench cyclic                            passes over data a little larger than memory
   aquifer bench hit --rounds 9                    what an access to resident memory costs
   aquifer bench psync --dir /mnt/nvme             durable commits beside LMDB, SQLite, redb and libpmemobj
   aquifer bench compute --rates 4                 matrices in persistent objects, made durable four times a second

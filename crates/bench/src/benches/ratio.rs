@@ -15,6 +15,8 @@ pub enum Figure {
     Median,
     /// The 99.9th percentile.
     P999,
+    /// One of the details, of which less is better.
+    Detail(&'static str),
 }
 
 /// The definition of a ratio: the best of `others` over `ours`.
@@ -60,6 +62,7 @@ impl Ratio {
             match self.figure {
                 Figure::Median => Some(row.median),
                 Figure::P999 => row.p999,
+                Figure::Detail(name) => row.details.get(name).copied(),
             }
         };
         let ours = figure(self.ours, &self.our_metric)?;

@@ -1,7 +1,8 @@
 //! Aquifer: mappings with either backend, with and without touching first, and `Pages`.
 //!
-//! Each contender has its own cache, with the same budget as every other contender with a private
-//! cache. Nothing else is set: policy, page size and threads have their defaults.
+//! Each contender has its own cache. Its budget is that of every other contender with a private
+//! cache or, where the kernel backend serves, that of one in the page cache: this backend has neither
+//! frames nor their tables. Nothing else is set: policy, page size and threads have their defaults.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Deref, Range};
@@ -99,6 +100,9 @@ impl MappedFile {
         if backend != Backend::Auto && mapping.backend() != backend {
             let reason = format!("the {} backend is not to be had here", backend.name());
             return Err(Unavailable(reason).into());
+        }
+        if mapping.backend() == Backend::Kernel && source.page_cache_bytes > 0 {
+            cache.resize(source.page_cache_bytes)?;
         }
         Ok(Self { cache, mapping, style })
     }

@@ -16,7 +16,9 @@ pub enum Form {
     Plain,
     /// `MADV_RANDOM`.
     Random,
-    /// The same, with vectored `MADV_WILLNEED` for accesses known in advance.
+    /// `MADV_SEQUENTIAL`.
+    Sequential,
+    /// `MADV_RANDOM`, with vectored `MADV_WILLNEED` for accesses known in advance.
     WillNeed,
     /// The same, in a program that sorts them first and announces `group` of them at a time.
     Sorted { group: usize },
@@ -40,8 +42,10 @@ impl MmapFile {
             .with_context(|| format!("cannot open {}", source.path.display()))?;
         let len_bytes = usize::try_from(source.pages)? * PAGE_BYTES;
         let map = Map::file(&file, len_bytes, source.writable)?;
-        if form != Form::Plain {
-            map.advise(Advice::Random)?;
+        match form {
+            Form::Plain => {}
+            Form::Sequential => map.advise(Advice::Sequential)?,
+            Form::Random | Form::WillNeed | Form::Sorted { .. } => map.advise(Advice::Random)?,
         }
         if source.base_pages {
             no_huge_pages(&map)?;
@@ -53,7 +57,7 @@ impl MmapFile {
                 will_need.advise(&[range(map.base(), 0, PAGE_BYTES)]).map_err(unavailable)?;
                 Some(will_need)
             }
-            Form::Plain | Form::Random => None,
+            Form::Plain | Form::Random | Form::Sequential => None,
         };
         let sorted_group = match form {
             Form::Sorted { group } => Some(group),

@@ -28,10 +28,11 @@ use crate::contender::{Lane, PageFile};
 use crate::data::{STORE_OFFSET_BYTES, sample};
 use crate::file_set::{expect_cold, expect_warm};
 use crate::job::{Job, LaneAnswer, Measured, Work};
-use crate::raw::{PAGE_BYTES, cached_bytes, fill_cache, load_word};
+use crate::raw::{PAGE_BYTES, cached_bytes, fill_cache, load_word, storage_reads};
 use crate::rng::{Rng, mix};
 use crate::stats::Histogram;
 use crate::threads::join_all;
+use crate::zipf::{EXPONENT, Zipf};
 
 /// Threads that warm up: enough for a device's queue, few enough for their stacks not to matter.
 const WARM_THREADS: u32 = 8;
@@ -40,11 +41,24 @@ const WARM_STEP: usize = 64;
 /// Makes the warm-up accesses differ from the measured ones.
 const WARM_SEED: u64 = 0x7761_726d;
 
+/// Chooses which pages are popular.
+const POPULARITY_SEED: u64 = 0x7a69_7066;
+/// The detail that tells what a pass reads from the device.
+pub const READ_BYTES: &str = "read_bytes";
+
 /// The pages one thread accesses, in order.
-pub fn lane_pages(job: &Job, lane: u32) -> impl Iterator<Item = u64> + use<> {
+pub fn lane_pages(job: &Job, lane: u32) -> Box<dyn Iterator<Item = u64>> {
     let mut rng = Rng::for_lane(job.seed, job.round, lane);
     let pages = job.source.pages;
-    std::iter::repeat_with(move || rng.below(pages))
+    match job.work {
+        Work::Zipf => {
+            let items = u32::try_from(pages).expect("at most 16 TiB");
+            let zipf = Zipf::new(items, EXPONENT, job.seed ^ POPULARITY_SEED);
+            Box::new(std::iter::repeat_with(move || u64::from(zipf.draw(&mut rng))))
+        }
+        Work::Cycle { .. } => Box::new((0..pages).cycle()),
+        _ => Box::new(std::iter::repeat_with(move || rng.below(pages))),
+    }
 }
 
 /// The byte stored into a page: the same from every thread, so that the order of stores does not
@@ -76,6 +90,17 @@ pub fn run<F: PageFile>(job: &Job, contender: &F) -> Result<Measured> {
                 timed_reads(lane, job, lane_pages(job, number).take(count))
             })?
         }
+        Work::Zipf => {
+            let drawn = |job: &Job, count: u64| -> Result<Vec<u64>> {
+                Ok(lane_pages(job, 0).take(usize::try_from(count)?).collect())
+            };
+            let before = Job { round: !job.round, ..job.clone() };
+            touch_all(contender, job, &drawn(&before, job.warm_accesses)?)?;
+            // Drawn before the clock starts: it takes a good part of a microsecond.
+            let pages = drawn(job, job.accesses)?;
+            run_lanes(contender, job, 1, |lane, _| timed_reads(lane, job, pages.iter().copied()))?
+        }
+        Work::Cycle { warm_passes, passes } => cycle(contender, job, warm_passes, passes)?,
         Work::Batch { pages } => {
             warm_up(contender, job)?;
             run_lanes(contender, job, 1, |lane, number| timed_batches(lane, job, number, pages))?
@@ -92,6 +117,32 @@ pub fn run<F: PageFile>(job: &Job, contender: &F) -> Result<Measured> {
     check_limited(job, &file)?;
     measured.details.extend(contender.details()?);
     Ok(measured)
+}
+
+/// Passes over the whole file. The mean is that of a pass.
+fn cycle<F: PageFile>(contender: &F, job: &Job, warm_passes: u32, passes: u32) -> Result<Measured> {
+    let mut lane = contender.lane()?;
+    let mut pass = || {
+        (0..job.source.pages)
+            .try_fold(0_u64, |sum, page| anyhow::Ok(sum.wrapping_add(read_one(&mut lane, page)?)))
+    };
+    for _ in 0..warm_passes {
+        pass()?;
+    }
+    let (start, before) = (Instant::now(), storage_reads()?);
+    let mut checksum = 0_u64;
+    for _ in 0..passes {
+        checksum = checksum.wrapping_add(pass()?);
+    }
+    let elapsed = start.elapsed();
+    let read_bytes = (storage_reads()? - before) as f64 / f64::from(passes);
+    let accesses = u64::from(passes) * job.source.pages;
+    Ok(Measured {
+        mean_ns: elapsed.as_nanos() as f64 / f64::from(passes),
+        lanes: vec![LaneAnswer { accesses, checksum }],
+        details: [(READ_BYTES.to_owned(), read_bytes)].into(),
+        ..Measured::default()
+    })
 }
 
 /// Fails if more of the file is cached afterwards than the limit allows: another control group

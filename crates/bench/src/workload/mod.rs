@@ -17,7 +17,7 @@ use crate::contender::files::{Files, Maps};
 use crate::contender::{Contender, PageFile};
 use crate::job::{FilesWork, Job, Measured, PooledWork, Work};
 
-pub use access::{lane_pages, stored_byte};
+pub use access::{READ_BYTES, lane_pages, stored_byte};
 pub use files::flush::flushed_stores;
 pub use files::search::read_loop;
 pub use files::whole::summed_files;
@@ -30,6 +30,8 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
     match job.work {
         Work::Load
         | Work::Read { .. }
+        | Work::Zipf
+        | Work::Cycle { .. }
         | Work::Batch { .. }
         | Work::Write { .. }
         | Work::Miss

@@ -39,7 +39,7 @@ impl Shares {
 /// The bytes needed to keep a kernel-backed mapping of `mapped_bytes` resident: more than its
 /// length, because the drop manager starts dropping below its bound.
 fn kernel_need_bytes(mapped_bytes: u64) -> u64 {
-    (mapped_bytes + mapped_bytes / 8).next_multiple_of(REGION_BYTES as u64)
+    (mapped_bytes + mapped_bytes / 32).next_multiple_of(REGION_BYTES as u64)
 }
 
 impl Engine {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{Backing, FileIdentity};
-use aquifer_vm::drop_behind::{DropBehind, Droppable, PageTables};
+use aquifer_vm::drop_behind::{DropBehind, Droppable, Hands, PageTables};
 
 use super::KernelFile;
 use crate::engine::Engine;
@@ -40,13 +40,17 @@ impl DropManager {
 
     /// The loop of the drop manager's thread.
     pub fn run(&self) {
-        self.files.run(|| self.engine.kernel_share_bytes(), |pages| self.publish(pages));
+        self.files.run(
+            || self.engine.kernel_share_bytes(),
+            |resident, dropped| self.publish(resident, dropped),
+        );
     }
 
-    fn publish(&self, pages: u64) {
-        let bytes = pages * SMALL_PAGE_BYTES as u64;
+    fn publish(&self, resident: u64, dropped: u64) {
+        let bytes = resident * SMALL_PAGE_BYTES as u64;
         let pages = bytes / self.engine.options.page_bytes as u64;
         self.engine.kernel_resident_pages.store(pages, Ordering::Relaxed);
+        self.engine.kernel_dropped_pages.fetch_add(dropped, Ordering::Relaxed);
     }
 }
 
@@ -59,8 +63,8 @@ impl Droppable for KernelFile {
         self.geometry.len_bytes
     }
 
-    fn cursor(&self) -> &AtomicU64 {
-        &self.cursor
+    fn hands(&self) -> &Hands {
+        &self.hands
     }
 
     fn cached(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
@@ -72,17 +76,33 @@ impl Droppable for KernelFile {
         tables.present_in(self.address(0), len_bytes)
     }
 
-    fn discard(&self, pages: Range<u64>) {
-        KernelFile::discard(self, pages);
+    fn present(&self, region: &Range<u64>, tables: &mut PageTables) -> Option<u64> {
+        tables.present(self.address(region.start), region.end - region.start)
+    }
+
+    fn unmap(&self, pages: &Range<u64>) {
+        KernelFile::unmap(self, pages);
+    }
+
+    fn drop_unmapped(&self, pages: &Range<u64>) {
+        KernelFile::drop_unmapped(self, pages);
+    }
+
+    fn take_asked(&self, region: &Range<u64>) -> bool {
+        KernelFile::take_asked(self, region)
     }
 
     fn asked(&self) -> u64 {
         self.batches_asked.load(Ordering::Relaxed)
     }
 
-    fn observe(&self, region: &Range<u64>, cached: u64, tables: &mut PageTables) {
-        // Approximately the number of pages dropped now: the pinned ones stay, and are few.
-        self.engine().kernel_dropped_pages.fetch_add(cached, Ordering::Relaxed);
+    fn observe(
+        &self,
+        region: &Range<u64>,
+        cached: u64,
+        is_scattered: bool,
+        tables: &mut PageTables,
+    ) {
         if !self.detects() {
             return;
         }
@@ -90,6 +110,6 @@ impl Droppable for KernelFile {
         // pages.
         let len_bytes = region.end - region.start;
         let mapped = || tables.present(self.address(region.start), len_bytes).unwrap_or(0);
-        KernelFile::observe(self, cached, mapped);
+        KernelFile::observe(self, cached, is_scattered, mapped);
     }
 }

@@ -27,14 +27,15 @@ pub(crate) use drop_manager::DropManager;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use aquifer_device::Device;
 use aquifer_sys::fallible;
 use aquifer_sys::futex::Mutex;
-use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
+use aquifer_sys::memory::{self, Protection, REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileIdentity};
 use aquifer_sys::signal::FaultContext;
+use aquifer_vm::drop_behind::{Hands, REGION_PAGES};
 use aquifer_vm::guard::{Replaceable, Trouble};
 use aquifer_vm::{Arena, Bytes, FaultOwner, Reservation, Served};
 
@@ -44,11 +45,18 @@ use crate::engine::{BareCause, BareFault, Engine};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::{PageId, StoreId};
+use crate::lazy::LazyArray;
 use crate::map_options::Advice;
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// Ranges that `touch_many` reads ahead with one call, before it waits for the previous batch.
 const BATCH_RANGES: usize = 64;
+/// Requests for at least this part of a region keep it from being dropped once: before the
+/// application comes to read a large prefetch, the drop manager may.
+const SPARED_PAGES: u32 = REGION_PAGES as u32 / 8;
+/// A prefetch is scattered if it has at least this many ranges of at most so many bytes each.
+const SCATTERED_RANGES: usize = 8;
+const SCATTERED_BYTES: u64 = 64 << 10;
 const TRUNCATED: &str = "the file ends before it; it was truncated after it was mapped";
 const UNREADABLE: &str = "the system could not read it from the device";
 const UNSETTLED: &str =
@@ -77,10 +85,14 @@ pub(crate) struct KernelFile {
     replaceable: Replaceable,
     pattern: Mutex<Pattern>,
     pins: Mutex<Pins>,
-    /// The offset at which the drop manager continues, in bytes.
-    pub cursor: AtomicU64,
+    /// Where the drop manager is.
+    pub hands: Hands,
     /// Read-ahead batches requested so far: the count of mapped pages does not include their pages.
     pub batches_asked: AtomicU64,
+    /// Pages of each region for which read-ahead was requested since the region was unmapped.
+    asked: LazyArray<AtomicU32>,
+    /// Scattered pages were prefetched.
+    is_scattered: AtomicBool,
 }
 
 impl KernelFile {
@@ -109,6 +121,11 @@ impl KernelFile {
         if let Err(error) = reservation.map_file(mapped_bytes, Protection::Read, file) {
             return Ok(Err(error.to_string()));
         }
+        let regions = len_bytes.div_ceil(REGION_BYTES as u64) as usize;
+        let asked = LazyArray::new(regions).map_err(|source| CacheError::Kernel {
+            what: "reserving memory for the regions of a file",
+            source,
+        })?;
         let mut mapped = Arc::new(KernelFile {
             reservation,
             id: engine.reserve_id(),
@@ -124,8 +141,10 @@ impl KernelFile {
                 detector: Some(Detector::new()),
             }),
             pins: Mutex::new(Pins::default()),
-            cursor: AtomicU64::new(0),
+            hands: Hands::default(),
             batches_asked: AtomicU64::new(0),
+            asked,
+            is_scattered: AtomicBool::new(false),
         });
         let owner: *const KernelFile = Arc::as_ptr(&mapped);
         let reservation = &mut Arc::get_mut(&mut mapped).expect("not shared yet").reservation;
@@ -370,8 +389,48 @@ impl KernelFile {
         }
     }
 
+    /// Notes what is about to be read ahead.
+    fn note_asked(&self, pages: &Range<u64>) {
+        let region_bytes = REGION_BYTES as u64;
+        let mut at = pages.start;
+        while at < pages.end {
+            let end = ((at / region_bytes + 1) * region_bytes).min(pages.end);
+            // Relaxed: a hint.
+            self.asked[(at / region_bytes) as usize]
+                .fetch_add(((end - at) / PAGE) as u32, Ordering::Relaxed);
+            at = end;
+        }
+    }
+
+    /// Whether much of a region was asked for since this was called last.
+    pub fn take_asked(&self, region: &Range<u64>) -> bool {
+        let asked = &self.asked[(region.start / REGION_BYTES as u64) as usize];
+        asked.load(Ordering::Relaxed) > 0 && asked.swap(0, Ordering::Relaxed) >= SPARED_PAGES
+    }
+
+    /// Ends read-around at the first prefetch of scattered pages: the application says what it
+    /// needs, and their neighbours are not it.
+    fn note_scattered(&self, ranges: &[Range<u64>]) {
+        if ranges.len() < SCATTERED_RANGES || self.is_scattered.load(Ordering::Relaxed) {
+            return;
+        }
+        let total: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        let is_dense = ranges.windows(2).all(|pair| pair[0].end >= pair[1].start / PAGE * PAGE);
+        if total > ranges.len() as u64 * SCATTERED_BYTES || is_dense {
+            return;
+        }
+        self.is_scattered.store(true, Ordering::Relaxed);
+        let mut pattern = self.pattern.lock();
+        if let Some(detector) = &mut pattern.detector {
+            detector.expect_random();
+            pattern.advice = memory::Advice::Random;
+            self.apply(&pattern);
+        }
+    }
+
     /// Requests read-ahead of ranges, without waiting.
     pub fn will_need(&self, ranges: &[Range<u64>]) {
+        self.note_scattered(ranges);
         let mut most_bytes = self.engine.kernel_share_bytes();
         let mut vector =
             [memory::Range { address: std::ptr::null_mut(), len_bytes: 0 }; BATCH_RANGES];
@@ -382,6 +441,7 @@ impl KernelFile {
                 let len = (pages.end - pages.start).min(most_bytes) / PAGE * PAGE;
                 most_bytes -= len;
                 if len > 0 {
+                    self.note_asked(&(pages.start..pages.start + len));
                     vector[count] = memory::Range {
                         address: self.address(pages.start),
                         len_bytes: len as usize,
@@ -450,8 +510,14 @@ impl KernelFile {
 
     /// Drops the pages of a range, except the pinned ones.
     pub fn discard(&self, pages: Range<u64>) {
+        self.unmap(&pages);
+        self.drop_unmapped(&pages);
+    }
+
+    /// Unmaps the pages of a range, except the pinned ones.
+    pub fn unmap(&self, pages: &Range<u64>) {
         let pins = self.pins.lock();
-        for part in pins.gaps(pages) {
+        for part in pins.gaps(pages.clone()) {
             // SAFETY: a shared file mapping has the file's contents, so nothing is lost. On failure
             // the pages stay.
             let _ = unsafe {
@@ -461,9 +527,17 @@ impl KernelFile {
                     memory::Advice::DontNeed,
                 )
             };
-            if self.backing == Backing::Storage {
-                let _ = memory::drop_cached(self.file(), part.start, part.end - part.start);
-            }
+        }
+    }
+
+    /// Drops the pages of a range that are not mapped from the page cache, except the pinned ones.
+    pub fn drop_unmapped(&self, pages: &Range<u64>) {
+        if self.backing != Backing::Storage {
+            return;
+        }
+        let pins = self.pins.lock();
+        for part in pins.gaps(pages.clone()) {
+            let _ = memory::drop_cached(self.file(), part.start, part.end - part.start);
         }
     }
 
@@ -485,7 +559,7 @@ impl KernelFile {
                         memory::Advice::Cold,
                     )
                 };
-                self.cursor.store(pages.start, Ordering::Relaxed);
+                self.hands.start_at(pages.start);
             }
         }
     }
@@ -507,10 +581,11 @@ impl KernelFile {
         self.pattern.lock().detector.is_some()
     }
 
-    /// Reports a region that is being dropped to the detector.
-    pub fn observe(&self, cached: u64, mapped: impl FnOnce() -> u64) {
+    /// Reports a region that is being unmapped to the detector.
+    pub fn observe(&self, cached: u64, is_scattered: bool, mapped: impl FnOnce() -> u64) {
         let mut pattern = self.pattern.lock();
-        let Some(reads_ahead) = pattern.detector.as_mut().and_then(|d| d.observe(cached, mapped))
+        let Some(reads_ahead) =
+            pattern.detector.as_mut().and_then(|d| d.observe(cached, is_scattered, mapped))
         else {
             return;
         };

@@ -8,14 +8,18 @@
 //! makes the neighbours of a fault look like hits.
 //!
 //! User space does not see the faults on a file mapping. It sees each region when the drop manager
-//! drops it:
+//! unmaps it:
 //! * with read-ahead, how many of its cached pages are mapped: nearly all after a scan, half or
 //!   fewer after random accesses;
 //! * without read-ahead, how full it is: a scan leaves full regions, random accesses sparse ones.
 //!
+//! Of data little larger than the budget, random accesses leave full regions of mapped pages, too.
+//! But there, some pages of a region that was dropped come back soon, and not all: the drop manager
+//! sees that, and says that accesses are *scattered*.
+//!
 //! So a mapping starts with read-ahead, which below the budget never hurts for long, and is
-//! switched after it has streamed through the budget. Each change doubles the evidence needed for
-//! the next one.
+//! switched after it has streamed through the budget, or when the application prefetches scattered
+//! pages. Each change doubles the evidence needed for the next one.
 
 use aquifer_vm::drop_behind::REGION_PAGES;
 
@@ -44,11 +48,23 @@ impl Detector {
         }
     }
 
-    /// Records a region that is being dropped with `cached` of its pages cached; returns whether to
+    /// The application prefetches scattered pages: read-around each fault is waste from now on,
+    /// until regions show otherwise.
+    pub fn expect_random(&mut self) {
+        self.reads_ahead = false;
+        (self.cached, self.mapped, self.regions) = (0, 0, 0);
+    }
+
+    /// Records a region that is being unmapped with `cached` of its pages cached; returns whether to
     /// read ahead, if that changes.
     ///
-    /// `mapped` counts the mapped pages; it is called only if the count matters.
-    pub fn observe(&mut self, cached: u64, mapped: impl FnOnce() -> u64) -> Option<bool> {
+    /// `is_scattered`: a full region is no sign of a scan, see the module documentation. `mapped` counts the mapped pages; it is called only if the count matters.
+    pub fn observe(
+        &mut self,
+        cached: u64,
+        is_scattered: bool,
+        mapped: impl FnOnce() -> u64,
+    ) -> Option<bool> {
         // Without read-ahead, all pages of a sparse region were accessed.
         let is_dense = cached * 4 >= REGION_PAGES * 3;
         let mapped = if self.reads_ahead || is_dense { mapped() } else { cached };
@@ -62,11 +78,12 @@ impl Detector {
         if self.cached < self.evidence_pages {
             return None;
         }
-        let reads_ahead = if self.reads_ahead {
+        let looks_scanned = if self.reads_ahead {
             self.mapped * 4 >= self.cached * 3
         } else {
             self.cached * 4 >= self.regions * REGION_PAGES * 3
         };
+        let reads_ahead = looks_scanned && !is_scattered;
         let changed = reads_ahead != self.reads_ahead;
         if changed {
             self.evidence_pages = (self.evidence_pages * 2).min(MOST_EVIDENCE_PAGES);
@@ -82,7 +99,7 @@ mod tests {
     use super::*;
 
     fn decide(detector: &mut Detector, cached: u64, mapped: u64) -> Option<bool> {
-        (0..4096).find_map(|_| detector.observe(cached, || mapped))
+        (0..4096).find_map(|_| detector.observe(cached, false, || mapped))
     }
 
     #[test]
@@ -92,6 +109,24 @@ mod tests {
         assert_eq!(decide(&mut detector, 64, 24), Some(false));
         assert_eq!(decide(&mut detector, 60, 60), None, "still random");
         assert_eq!(decide(&mut detector, REGION_PAGES, REGION_PAGES), Some(true), "a scan again");
+    }
+
+    #[test]
+    fn a_scattered_prefetch_ends_read_ahead_until_there_is_a_scan() {
+        let mut detector = Detector::new();
+        detector.expect_random();
+        assert_eq!(decide(&mut detector, 60, 60), None);
+        assert_eq!(decide(&mut detector, REGION_PAGES, REGION_PAGES), Some(true));
+    }
+
+    #[test]
+    fn full_regions_are_no_scan_while_accesses_are_scattered() {
+        let mut detector = Detector::new();
+        let full = || REGION_PAGES;
+        let ends = (0..4096).find_map(|_| detector.observe(REGION_PAGES, true, full));
+        assert_eq!(ends, Some(false));
+        assert!((0..4096).all(|_| detector.observe(REGION_PAGES, true, full).is_none()));
+        assert_eq!(decide(&mut detector, REGION_PAGES, REGION_PAGES), Some(true));
     }
 
     #[test]
@@ -108,7 +143,7 @@ mod tests {
             loop {
                 let seen = if turn % 2 == 0 { (64, 20) } else { (REGION_PAGES, REGION_PAGES) };
                 pages += seen.0;
-                if detector.observe(seen.0, || seen.1).is_some() {
+                if detector.observe(seen.0, false, || seen.1).is_some() {
                     break;
                 }
             }

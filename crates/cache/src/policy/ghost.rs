@@ -73,27 +73,32 @@ impl Ghost {
         bucket.stamps[slot] = now;
     }
 
-    /// Forgets `page` and returns whether it was remembered.
-    pub(super) fn take(&mut self, page: PageKey) -> bool {
+    /// Forgets `page`. Returns how many pages were remembered after it, if it was.
+    pub(super) fn take(&mut self, page: PageKey) -> Option<u32> {
         let (bucket, fingerprint) = self.locate(page);
         let bucket = &mut self.buckets[bucket];
         for entry in 0..BUCKET_ENTRIES {
             let age = self.insertions.wrapping_sub(bucket.stamps[entry]);
             if bucket.fingerprints[entry] == fingerprint && age < self.capacity {
                 bucket.fingerprints[entry] = 0;
-                return true;
+                return Some(age);
             }
         }
-        false
+        None
     }
 
     /// The bucket and the fingerprint of `page`: disjoint parts of one 64-bit hash.
     fn locate(&self, page: PageKey) -> (usize, u32) {
-        let store = u64::from(page.store.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let hash = mix(page.page.0 ^ store);
+        let hash = hash_of(page);
         let bucket = (hash >> 32) as usize & (self.buckets.len() - 1);
         (bucket, (hash as u32).max(1))
     }
+}
+
+/// 64 bits that depend on the page.
+pub(super) fn hash_of(page: PageKey) -> u64 {
+    let store = u64::from(page.store.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mix(page.page.0 ^ store)
 }
 
 /// SplitMix64's finalizer (G. Steele, D. Lea and C. Flood, OOPSLA 2014): each input bit affects
@@ -121,9 +126,13 @@ mod tests {
             ghost.insert(page(number));
         }
         for number in 0..2000 {
-            assert_eq!(ghost.take(page(number)), (900..1000).contains(&number), "page {number}");
+            assert_eq!(
+                ghost.take(page(number)).is_some(),
+                (900..1000).contains(&number),
+                "page {number}"
+            );
         }
-        assert!(!ghost.take(page(950)), "taken twice");
+        assert!(ghost.take(page(950)).is_none(), "taken twice");
     }
 
     #[test]
@@ -136,7 +145,7 @@ mod tests {
                 ghost.insert(page(number));
             }
             let live = pages - capacity as u64..pages;
-            let remembered = live.filter(|&number| ghost.take(page(number))).count();
+            let remembered = live.filter(|&number| ghost.take(page(number)).is_some()).count();
             assert!(remembered * 100 >= capacity * 98, "{remembered} of {capacity}");
         }
     }
@@ -151,7 +160,7 @@ mod tests {
             ghost.resize(capacity);
             assert_eq!(ghost.buckets.len(), table);
         }
-        assert!(ghost.take(page));
+        assert!(ghost.take(page).is_some());
         ghost.resize(512);
         assert!(ghost.buckets.len() < table, "a much smaller one gives memory back");
     }
@@ -161,8 +170,8 @@ mod tests {
         let mut ghost = Ghost::default();
         ghost.resize(1000);
         ghost.insert(page(7));
-        assert!(!ghost.take(PageKey { store: StoreId(1), page: PageId(7) }));
-        assert!(ghost.take(page(7)));
+        assert!(ghost.take(PageKey { store: StoreId(1), page: PageId(7) }).is_none());
+        assert!(ghost.take(page(7)).is_some());
     }
 
     #[test]
@@ -172,7 +181,7 @@ mod tests {
         for number in 0..50 {
             ghost.insert(page(number));
         }
-        assert!((0..50).all(|number| ghost.take(page(number))));
+        assert!((0..50).all(|number| ghost.take(page(number)).is_some()));
     }
 
     #[test]
@@ -183,7 +192,7 @@ mod tests {
             ghost.insert(page(number));
         }
         ghost.resize_with_slack(90, 64);
-        assert!(!ghost.take(page(9)));
-        assert!(ghost.take(page(10)));
+        assert!(ghost.take(page(9)).is_none());
+        assert!(ghost.take(page(10)).is_some());
     }
 }

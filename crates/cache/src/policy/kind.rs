@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Clock, Fifo, Lru, Policy, S3Fifo, Sieve};
+use super::{Clock, Fifo, LoopClock, Lru, Policy, S3Fifo, Sieve};
 
 /// A built-in policy. Displays and parses as its [`Policy::name`].
 ///
@@ -25,6 +25,8 @@ pub enum PolicyKind {
     FifoProbation,
     /// [`Clock`].
     Clock,
+    /// [`LoopClock`].
+    LoopClock,
     /// [`Lru`].
     Lru,
     /// [`S3Fifo`].
@@ -37,7 +39,7 @@ impl PolicyKind {
     /// All built-in policies.
     pub const fn all() -> &'static [PolicyKind] {
         use PolicyKind::*;
-        &[Fifo, FifoProbation, Clock, Lru, S3Fifo, Sieve]
+        &[Fifo, FifoProbation, Clock, LoopClock, Lru, S3Fifo, Sieve]
     }
 
     /// The policy's name.
@@ -46,6 +48,7 @@ impl PolicyKind {
             PolicyKind::Fifo => "fifo",
             PolicyKind::FifoProbation => "fifo-probation",
             PolicyKind::Clock => "clock",
+            PolicyKind::LoopClock => "loop-clock",
             PolicyKind::Lru => "lru",
             PolicyKind::S3Fifo => "s3-fifo",
             PolicyKind::Sieve => "sieve",
@@ -60,6 +63,7 @@ impl PolicyKind {
                 Box::new(Fifo::with_probation(Fifo::DEFAULT_PROBATION_SHARE))
             }
             PolicyKind::Clock => Box::new(Clock::new()),
+            PolicyKind::LoopClock => Box::new(LoopClock::new()),
             PolicyKind::Lru => Box::new(Lru::new()),
             PolicyKind::S3Fifo => Box::new(S3Fifo::new()),
             PolicyKind::Sieve => Box::new(Sieve::new()),

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | [`Fifo`] | none | mappings, where hits are invisible; a probation area makes it segmented FIFO |
 //! | [`Clock`] | 1 bit | an LRU-like order for the price of one bit |
+//! | [`LoopClock`] | 1 bit | the default: CLOCK that keeps a part of a loop longer than the cache |
 //! | [`Lru`] | time | workloads with recency and without popularity |
 //! | [`S3Fifo`] | 0 to 3 | skewed popularity mixed with scans; remembers pages it evicted |
 //! | [`Sieve`] | 1 bit | skewed popularity; simpler than S3-FIFO, weaker if the same pages are scanned again |
@@ -107,6 +108,7 @@ mod ghost;
 mod hits;
 mod kind;
 mod list;
+mod loop_clock;
 mod lru;
 mod s3fifo;
 mod sieve;
@@ -117,6 +119,7 @@ pub use clock::Clock;
 pub use fifo::Fifo;
 pub use hits::{HitMode, HitTable};
 pub use kind::{PolicyKind, UnknownPolicy};
+pub use loop_clock::LoopClock;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;

@@ -145,7 +145,7 @@ impl Policy for S3Fifo {
     }
 
     fn inserted(&mut self, frame: FrameId, page: PageKey, _hits: &HitTable) {
-        let place = if self.ghost.take(page) { Place::Main } else { Place::Small };
+        let place = if self.ghost.take(page).is_some() { Place::Main } else { Place::Small };
         self.push(place, frame);
     }
 
@@ -184,7 +184,7 @@ impl Policy for S3Fifo {
 
     /// Puts the frame back into its queue: only victims of *small* are in the ghost queue.
     fn returned(&mut self, frame: FrameId, page: PageKey, _hits: &HitTable) {
-        let place = if self.ghost.take(page) { Place::Small } else { Place::Main };
+        let place = if self.ghost.take(page).is_some() { Place::Small } else { Place::Main };
         self.push(place, frame);
     }
 

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_device::{Device, DeviceError};
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
+use aquifer_sys::residency::Backing;
 use aquifer_vm::Bytes;
 
 use super::{Item, RUN_BYTES, Source};
@@ -28,7 +29,7 @@ const WINDOW_PAGES: u64 = 512;
 /// Items at most so far apart count as close together. A call costs as much as that many pages in it.
 const CLOSE_PAGES: u64 = 32;
 /// Share of the budget that visits fill, in percent: no more than the drop manager leaves.
-const FILL_PERCENT: u64 = 86;
+const FILL_PERCENT: u64 = 98;
 /// Most reads that are requested together, and most items in them.
 const ASKED_RUNS: usize = 16;
 const ASKED_ITEMS: usize = 4 << 10;
@@ -148,6 +149,9 @@ impl<'a> KernelVisit<'a> {
 
     /// Whether the budget has room for a run. Without it a visit is faster that does not try.
     pub fn has_room(&self) -> bool {
+        if self.file.backing != Backing::Storage {
+            return true;
+        }
         let run_pages = RUN_BYTES / SMALL_PAGE_BYTES as u64 / self.cache_page();
         // Relaxed: a count, which publishes nothing.
         let resident = self.file.engine().kernel_resident_pages.load(Ordering::Relaxed);
@@ -157,6 +161,10 @@ impl<'a> KernelVisit<'a> {
     /// Counts pages that are about to come into the page cache, if the budget has room for them. The
     /// drop manager corrects the count when it measures.
     fn reserve(&self, pages: u64) -> bool {
+        if self.file.backing != Backing::Storage {
+            // Such a file is in memory as it is, and the drop manager does not count it.
+            return true;
+        }
         let reserved = self.reserved.get();
         let more = pages.saturating_sub(reserved).div_ceil(self.cache_page());
         let resident = &self.file.engine().kernel_resident_pages;
@@ -228,6 +236,9 @@ impl Source for KernelVisit<'_> {
     }
 
     fn stamp(&self, _pages: Range<u64>) -> u64 {
+        // A device that cannot read past the page cache fills it: the drop manager is to look.
+        // Relaxed: a count, which publishes nothing.
+        self.file.batches_asked.fetch_add(1, Ordering::Relaxed);
         0
     }
 
