@@ -285,6 +285,7 @@ impl Shared {
         // Without a run it may be a directory.
         let known = known.filter(|known| !known.run.is_empty() && is_current(known));
         let Some(known) = known else { return Ok(None) };
+        self.pool.check_process()?;
         let Known { inode: number, generation, layout_version, run, .. } = known;
         // The usual read begins at the start of the file.
         self.pool.prefetch(run.bytes());
@@ -292,9 +293,9 @@ impl Shared {
         let open =
             self.open_pinned(ToOpen { number, generation, kind: FileKind::File, known_run })?;
         // After the pin, as in `open_inode`; and after the pin the path still refers to the file.
-        let now = self.pool.file_state(number);
-        let is_there = now.is_some_and(|now| now.generation == generation && now.links > 0)
-            && is_current(&known);
+        let now = self.generation_and_links(number)?;
+        let is_there =
+            now.is_some_and(|(now, links)| now == generation && links > 0) && is_current(&known);
         if !is_there {
             self.close(open, false);
             return Ok(None);
@@ -318,18 +319,24 @@ impl Shared {
         Ok(inode)
     }
 
+    /// The generation of an inode, and how many names it has; `None` if there is none.
+    pub fn generation_and_links(&self, number: u64) -> Result<Option<(u64, u32)>> {
+        match self.pool.file_state(number) {
+            Some(now) => Ok(Some((now.generation, now.links))),
+            // The image is being changed.
+            None => self.look(|slots| {
+                let now = walk::inode(slots, number).ok();
+                Ok(now.map(|now| (now.generation, now.links)))
+            }),
+        }
+    }
+
     /// Opens an inode that was just looked up; `None` if it was removed since.
     pub fn open_inode(&self, inode: &FileInode) -> Result<Option<Arc<OpenInode>>> {
         let open = self.open_pinned(inode.into())?;
         // After the pin: a process that removes the last link either sees the pin and leaves the
         // inode, or has removed the link already, which this check finds.
-        let now = match self.pool.file_state(inode.number) {
-            Some(now) => Some((now.generation, now.links)),
-            None => self.look(|slots| {
-                let now = walk::inode(slots, inode.number).ok();
-                Ok(now.map(|now| (now.generation, now.links)))
-            })?,
-        };
+        let now = self.generation_and_links(inode.number)?;
         // `inode.links == 0` at lookup: the link count of a named inode is wrong. No process that
         // would reap it can have the pool open.
         let is_there = now.is_some_and(|(generation, links)| {

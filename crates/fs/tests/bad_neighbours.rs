@@ -241,6 +241,10 @@ fn a_process_stopped_in_a_file_change_stalls_no_readers() {
             let known = files.view("/f", ..).unwrap();
             let open = reader.open_file("/f").unwrap();
             files.set_immutable("/g", true).unwrap();
+            // It would wait for ever for the metadata lock.
+            let patient = options().stall_timeout(Duration::from_secs(3600));
+            let patient = Files::new(patient.open(&scratch.path).unwrap());
+            patient.open_file("/g").unwrap(); // the path is known from now on
             let mut changer = Some(held(&scratch, "cuts", point));
             if ends == "is killed" {
                 changer.take().map(Actor::kill);
@@ -251,6 +255,7 @@ fn a_process_stopped_in_a_file_change_stalls_no_readers() {
                 assert!(read_all(files, "/f").unwrap().is_empty(), "{point}");
             }
             assert!(open.view(..).unwrap().is_empty(), "{point}");
+            patient.open_file("/g").unwrap();
             assert!(!before.is_current() && !known.is_current(), "{point}");
             // The other file is not affected.
             for files in [&reader, &files] {

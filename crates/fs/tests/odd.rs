@@ -447,6 +447,7 @@ fn is_told_of_fork(files: &Files, file: &File) -> bool {
         ("attribute", files.set_attribute("f", "user.a", b"", SetMode::Any).is_err_and(of_fork)),
     ];
     told.push(("read", file.read_at(&mut [0; 4], 0).is_err_and(of_fork)));
+    told.push(("open", files.open_file("f").is_err_and(of_fork)));
     told.push(("metadata", files.metadata("f").is_err_and(of_fork)));
     for (call, is_told) in &told {
         if !is_told {

@@ -17,7 +17,8 @@
 //! The end is detected by a read of 0 bytes, not by a short read: pipes and generated files arrive in
 //! pieces. Only the first read can do without, because it asks for what is cached (`RWF_NOWAIT`).
 //! Where that is possible a file consists of pages of the page cache, and a read that does not end
-//! where a page ends has met the end of the file. Pipes and generated files refuse it, as do some
+//! where a page ends has met the end of the file (or, on a DAX device, broken memory, which a load
+//! from a mapping would report). Pipes and generated files refuse it, as do some
 //! file systems: then it is not tried again for a while.
 //!
 //! # The threshold

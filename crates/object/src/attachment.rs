@@ -194,7 +194,8 @@ impl Attachment {
 
     /// Captures everything stored so far, and returns. The object may be stored to again while the
     /// commit becomes durable in the background. Commits are acknowledged in the order of their
-    /// captures.
+    /// captures. If many pages were committed by name since the last psync of everything
+    /// ([`Attachment::psync_ranges`], recorded stores), the call waits for earlier commits first.
     ///
     /// # Errors
     /// The errors of [`Attachment::psync`] that are known at that point; the result returns the

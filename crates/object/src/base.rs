@@ -156,6 +156,11 @@ impl Bases {
         self.twins.count()
     }
 
+    /// How many pages twins take memory for.
+    pub fn held_pages(&self) -> u64 {
+        self.twins.held()
+    }
+
     /// Notes that everything committed before `applied_lsn` is applied. The last commit ends at
     /// `last_lsn`.
     pub fn catch_up(&mut self, applied_lsn: u64, last_lsn: u64) {

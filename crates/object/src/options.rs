@@ -61,7 +61,7 @@ impl<'a> ObjectOptions<'a> {
     ///
     /// All stores of safe code are recorded. A psync looks for stores as without this option
     /// * if it is the first one, or follows a psync in the middle of a scope or a failed one;
-    /// * if more than 64 KiB or 256 places were stored to, or lent mutably: iterating over a
+    /// * if more than about 48 KiB or 192 places were stored to, or lent mutably: iterating over a
     ///   [`PVec`](crate::collections::PVec) lends all of it, indexing one element;
     /// * from now and then, when committed pages reach
     ///   [`shadow_budget_bytes`](ObjectOptions::shadow_budget_bytes);

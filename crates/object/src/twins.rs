@@ -32,6 +32,11 @@ impl Twins {
         self.places.len() as u64
     }
 
+    /// How many pages they take memory for.
+    pub fn held(&self) -> u64 {
+        (self.places.len() + self.unused.len()) as u64
+    }
+
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -68,6 +73,9 @@ impl Twins {
 
     pub fn remove(&mut self, page: PageIndex) {
         self.unused.extend(self.places.remove(&page));
+        if self.places.is_empty() {
+            *self = Twins::default();
+        }
     }
 
     /// Drops all pages, and returns which there were.
@@ -109,6 +117,7 @@ mod tests {
                 bytes[9] = 200;
             }
             assert_eq!((twins.count(), twins.is_empty()), (model.len() as u64, model.is_empty()));
+            assert!(twins.held() >= twins.count() && (twins.held() == 0) == twins.is_empty());
             for (&page, &number) in &model {
                 let bytes = twins.get(page).unwrap();
                 let changed = if page.0 == 7 { 200 } else { number };

@@ -73,7 +73,8 @@ impl Writing {
     /// Whether a commit of named ranges would leave undone what a psync of everything must do: take
     /// pages back that were not committed, and look for private copies, which may be too many.
     pub fn is_everything_due(&self, object: &Object) -> bool {
-        let copies = self.tracker.known_private_pages() + self.named_pages + self.bases.twins();
+        let copies =
+            self.tracker.known_private_pages() + self.named_pages + self.bases.held_pages();
         self.is_behind
             || !self.captured.is_empty()
             || object.flights.has_returned()
@@ -136,7 +137,7 @@ impl Writing {
         self.bases.forget(&returned);
         self.tracker.give_back(&returned);
         let private_pages = self.tracker.known_private_pages();
-        if private_pages + self.bases.twins() > self.budget_pages {
+        if private_pages + self.bases.held_pages() > self.budget_pages {
             self.bases.drop_twins();
         }
         if private_pages <= self.budget_pages || stores != Stores::Excluded {

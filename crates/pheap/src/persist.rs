@@ -82,7 +82,9 @@ use crate::pointer::RelPtr;
 /// * Heap memory that it owns belongs to the heap with the lifetime `'h`.
 /// * Shared references to it do not modify the object.
 /// * [`Persist::shape`] differs between types whose bytes must not be mistaken for each other, and
-///   does not depend on lifetimes.
+///   does not depend on lifetimes. It calls [`Shape::leaf`] or [`Shape::parts`] with the type itself:
+///   one that only calls the shape of another type would pass for that type, also where a heap asks
+///   whether all stores to its values are recorded.
 pub unsafe trait Persist<'h>: Sized {
     /// Adds the type's layout to `shape`.
     fn shape(shape: &mut Shape);

@@ -317,11 +317,11 @@ impl crate::files::Shared {
         if !self.opened.close(open) {
             return;
         }
-        // `None` while the inode is being changed: assume an orphan; `reap` checks again in a
-        // transaction. The number of a removed directory may now belong to another inode, which
-        // this handle's pin kept from being freed.
-        let may_be_orphan = self.pool.file_state(number).is_none_or(|state| state.links == 0);
-        if may_be_orphan {
+        // If that is unknown, assume an orphan; `reap` checks again in a transaction. The number of a
+        // removed directory may now belong to another inode, which this handle's pin kept from
+        // being freed.
+        let has_links = self.generation_and_links(number).ok().flatten();
+        if has_links.is_none_or(|(_, links)| links == 0) {
             let _ = self.reap(number);
         }
     }

@@ -20,8 +20,8 @@
 //!   [`persist!`](crate::persist!).
 //!
 //! # Bounds
-//! Above [`MOST_BYTES`], or [`MOST_RANGES`] even after joining, the ranges are given up and the next
-//! take returns `None`: finding pages is cheaper then. Until that take, noting costs one load.
+//! Above [`MOST_BYTES`] or [`MOST_RANGES`] the ranges are joined; if that leaves more than three
+//! quarters of either, they are given up and the next take returns `None`: finding pages is cheaper then. Until that take, noting costs one load.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -195,7 +195,7 @@ impl ObjectHeap {
     /// The bytes that may have been stored to since the last call, as offsets in the heap in any
     /// order, possibly overlapping; the next call returns those from here on. `None` if that is not
     /// known: stores can be anywhere. It is not known at the first call, if there were many stores
-    /// (more than 256 places, or 64 KiB), and if [`Scope::quiesced`](super::Scope::quiesced) was
+    /// (more than about 192 places, or 48 KiB), and if [`Scope::quiesced`](super::Scope::quiesced) was
     /// called.
     pub fn take_recorded(&mut self) -> Option<Vec<Range<u64>>> {
         let base = self.shared().address();

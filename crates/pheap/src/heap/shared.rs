@@ -71,7 +71,8 @@ impl Shared {
     pub fn lend_pointers(&self) {
         // Relaxed: recording begins on the thread that has the heap exclusively, or at the lock
         // that `end` takes.
-        if !self.lends_pointers.load(Relaxed) {
+        // In a forked child a thread of the parent may hold the lock.
+        if !self.lends_pointers.load(Relaxed) && self.is_ours() {
             self.lends_pointers.store(true, Relaxed);
             self.recorded.end();
         }

@@ -190,7 +190,8 @@ fn opened_for_reading() -> io::Error {
 /// operation.
 ///
 /// Ranges lie inside [`Media::len_bytes`]; a range outside is an error with
-/// [`io::ErrorKind::UnexpectedEof`]. No operation is ever short. All operations are safe to call
+/// [`io::ErrorKind::UnexpectedEof`]. If the file was cut short meanwhile, a write into its last page
+/// may succeed: then the next operation that makes bytes durable fails. No operation is ever short. All operations are safe to call
 /// from any thread.
 pub trait Media: Send + Sync + 'static {
     /// The path, for messages.
