@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use support::{Actor, command, hear, play, say};
@@ -14,6 +15,13 @@ use support::{Actor, command, hear, play, say};
 #[test]
 fn child() {
     play(&[("holder", holder)]);
+}
+
+/// Keeps other tests of this process from forking: a child that has not yet started its program, or
+/// starts none, has copies of all descriptors, and so keeps every lock.
+fn forks_alone() -> MutexGuard<'static, ()> {
+    static FORKS: Mutex<()> = Mutex::new(());
+    FORKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A test's private file, removed when dropped.
@@ -69,6 +77,7 @@ fn takes(file: &File, kind: LockKind) -> bool {
 
 #[test]
 fn one_writer_or_many_readers() {
+    let _alone = forks_alone();
     for place in places() {
         let scratch = Scratch::new(place);
         let file = scratch.open();
@@ -92,6 +101,7 @@ fn one_writer_or_many_readers() {
 
 #[test]
 fn a_killed_holder_does_not_block() {
+    let _alone = forks_alone();
     let scratch = Scratch::new(std::env::temp_dir());
     let file = scratch.open();
     for order in ["shared", "exclusive"] {
@@ -108,6 +118,7 @@ fn a_killed_holder_does_not_block() {
 
 #[test]
 fn a_forked_child_keeps_the_lock_until_it_closes_its_copy() {
+    let _alone = forks_alone();
     let scratch = Scratch::new(std::env::temp_dir());
     let held = scratch.open();
     let watching = scratch.open();
@@ -168,6 +179,7 @@ fn enter_pid_namespace() -> std::io::Result<()> {
 
 #[test]
 fn pid_namespaces_are_seen_through() {
+    let _alone = forks_alone();
     let scratch = Scratch::new(std::env::temp_dir());
     let file = scratch.open();
     let mut command = command(&format!("holder {}", scratch.0.display()));
