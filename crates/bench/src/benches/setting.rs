@@ -188,7 +188,7 @@ fn thread_counts(asked: &[u32]) -> Vec<u32> {
 /// transfer buffers of its own: the rest is for its program and stacks, and for what every mapping
 /// of a file has, the page tables and the index of the page cache. Those take 1/240 of the data
 /// at random accesses: a page of each for 2 MiB, and a node of 576 bytes for 256 KiB. The process
-/// is charged 1.5 MiB beside, and some more for the harness's draws during a warm-up.
+/// is charged 1.5 to 3 MiB beside, and some more for the harness's draws during a warm-up.
 pub fn page_cache_bytes(budget_bytes: u64, data_bytes: u64) -> u64 {
     budget_bytes - data_bytes.min(8 * budget_bytes) / 240 - (3 << 20)
 }

@@ -23,6 +23,8 @@ use crate::raw::load_word;
 
 /// Vertices in a group: enough for a batch of reads at queue depth.
 pub const GROUP: usize = 64;
+/// Fewest vertices of a group that is sorted by hand.
+pub const LEAST_SORTED_GROUP: usize = 1024;
 /// Vertices whose rows are visited together, in bounded memory.
 pub const VISITED_GROUP: usize = 16 << 10;
 /// Entries of a row prefetched at a time (256 KiB).

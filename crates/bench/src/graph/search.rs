@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::csr::Graph;
-use super::rows::{self, GROUP, Rows, VISITED_GROUP};
+use super::rows::{self, GROUP, LEAST_SORTED_GROUP, Rows, VISITED_GROUP};
 use crate::contender::{Contiguous, Visitor};
 use crate::rng::mix;
 use crate::threads::join_all;
@@ -55,13 +55,17 @@ impl Reader<'_> {
         }
     }
 
-    /// Vertices in a group of a frontier. Groups to visit are so small that no thread is left with a
+    /// Vertices in a group of a frontier. Sorted groups are so small that no thread is left with a
     /// large one.
     fn group(self, frontier: usize, threads: usize) -> usize {
-        match self {
-            Reader::Streamed(memory) => memory.sorted_group().unwrap_or(GROUP),
-            Reader::Visited(_) => (frontier / (8 * threads)).clamp(GROUP, VISITED_GROUP),
-        }
+        let (least, most) = match self {
+            Reader::Streamed(memory) => match memory.sorted_group() {
+                Some(group) => (group.min(LEAST_SORTED_GROUP), group),
+                None => return GROUP,
+            },
+            Reader::Visited(_) => (GROUP, VISITED_GROUP),
+        };
+        (frontier / (8 * threads)).clamp(least, most)
     }
 }
 

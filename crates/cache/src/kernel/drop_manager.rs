@@ -96,6 +96,10 @@ impl Droppable for KernelFile {
         self.batches_asked.load(Ordering::Relaxed)
     }
 
+    fn read_past(&self) -> u64 {
+        self.pages_read_past.load(Ordering::Relaxed)
+    }
+
     fn observe(
         &self,
         region: &Range<u64>,

@@ -89,6 +89,8 @@ pub(crate) struct KernelFile {
     pub hands: Hands,
     /// Read-ahead batches requested so far: the count of mapped pages does not include their pages.
     pub batches_asked: AtomicU64,
+    /// Pages that were read past the page cache.
+    pub pages_read_past: AtomicU64,
     /// Pages of each region for which read-ahead was requested since the region was unmapped.
     asked: LazyArray<AtomicU32>,
     /// Scattered pages were prefetched.
@@ -143,6 +145,7 @@ impl KernelFile {
             pins: Mutex::new(Pins::default()),
             hands: Hands::default(),
             batches_asked: AtomicU64::new(0),
+            pages_read_past: AtomicU64::new(0),
             asked,
             is_scattered: AtomicBool::new(false),
         });

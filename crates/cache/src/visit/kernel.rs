@@ -235,10 +235,15 @@ impl Source for KernelVisit<'_> {
         Ok(look(Bytes::from(&scratch[..len])))
     }
 
-    fn stamp(&self, _pages: Range<u64>) -> u64 {
-        // A device that cannot read past the page cache fills it: the drop manager is to look.
-        // Relaxed: a count, which publishes nothing.
-        self.file.batches_asked.fetch_add(1, Ordering::Relaxed);
+    fn stamp(&self, pages: Range<u64>) -> u64 {
+        // Relaxed: counts, which publish nothing.
+        if self.device().alignment_bytes() > 1 {
+            // Direct reads, which fill nothing.
+            self.file.pages_read_past.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+        } else {
+            // They fill the page cache: the drop manager is to look.
+            self.file.batches_asked.fetch_add(1, Ordering::Relaxed);
+        }
         0
     }
 

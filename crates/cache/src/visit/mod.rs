@@ -230,13 +230,13 @@ pub(crate) fn visit<S: Source>(
         end: None,
     };
     let device = source.device();
-    source.calling(|| {
+    let left_out = source.calling(|| {
         device.run(&mut batch, device.queue_depth().min(MOST_RUNS));
         // The device has asked for more after its last completion, and so there are none, unless it
         // ended early.
         while batch.visit_aside() {}
+        batch.left_out()
     });
-    let left_out = batch.left_out();
     match batch.end.take() {
         Some(End::Stopped) => Ok(()),
         Some(End::Failed(error)) => Err(error),

@@ -78,6 +78,11 @@ const USED_WEIGHT: f64 = 1.0 / 16.0;
 /// the files must be measured before each sweep, it stops lower.
 const ROOM_PERMILLE: u64 = 1;
 const ROOM_PERMILLE_INEXACT: u64 = 12;
+/// The files are measured again when this part of the bound was dropped since the last time: what was
+/// read may have been other files.
+const MOST_UNMEASURED_PART: u64 = 4;
+/// The fewest pages of a region to keep.
+const MIN_KEPT_PAGES: u64 = REGION / SMALL_PAGE_BYTES as u64 / 2;
 /// The room is at least what is brought in during this time, and at most this part of the bound
 /// (less than what `cyclic` does not keep).
 const ROOM_MS: u64 = 4;
@@ -117,6 +122,10 @@ pub trait Droppable: Send + Sync {
     }
     /// A number that changes when pages may have been brought in without being mapped.
     fn asked(&self) -> u64 {
+        0
+    }
+    /// Pages of the file that this process has read past the page cache.
+    fn read_past(&self) -> u64 {
         0
     }
     /// Number of pages that this process has mapped in; `None` if unknown. Used where
@@ -164,12 +173,13 @@ impl Hands {
 /// The files, and the commands to the thread. See the module documentation.
 pub struct DropBehind<F> {
     files: Mutex<Vec<Arc<F>>>,
+    removals: AtomicU64,
     bell: Bell,
 }
 
 impl<F> Default for DropBehind<F> {
     fn default() -> Self {
-        DropBehind { files: Mutex::new(vec![]), bell: Bell::new() }
+        DropBehind { files: Mutex::new(vec![]), removals: AtomicU64::new(0), bell: Bell::new() }
     }
 }
 
@@ -197,6 +207,8 @@ impl<F: Droppable> DropBehind<F> {
         let removed = {
             let mut files = self.files.lock();
             let at = files.iter().position(|other| Arc::ptr_eq(other, file));
+            // Relaxed, here and below: changed and loaded with the lock held.
+            self.removals.fetch_add(1, Ordering::Relaxed);
             at.map(|at| files.swap_remove(at))
         };
         drop(removed);
@@ -217,12 +229,19 @@ impl<F: Droppable> DropBehind<F> {
     /// resident pages, and the pages dropped since the last check, to `publish`.
     pub fn run(&self, bound_bytes: impl Fn() -> u64, publish: impl Fn(u64, u64)) {
         let mut state = State::new();
+        let mut removals = 0;
         loop {
             let ticket = self.bell.ticket();
             if ticket.is_stopped() {
                 return;
             }
-            let files = self.files.lock().clone();
+            let (files, removals_now) = {
+                let files = self.files.lock();
+                (files.clone(), self.removals.load(Ordering::Relaxed))
+            };
+            if std::mem::replace(&mut removals, removals_now) != removals_now {
+                state.resident.doubt();
+            }
             let nap = if files.is_empty() {
                 state.resident.forget();
                 state.cyclic.forget();
@@ -247,7 +266,9 @@ impl<F: Droppable> DropBehind<F> {
         let is_gone = |file: &Arc<F>| gone.contains(&Arc::as_ptr(file));
         state.turn -=
             files[..state.turn.min(files.len())].iter().filter(|file| is_gone(file)).count();
-        self.files.lock().retain(|file| !is_gone(file));
+        let mut files = self.files.lock();
+        self.removals.fetch_add(1, Ordering::Relaxed);
+        files.retain(|file| !is_gone(file));
     }
 
     /// Checks once, drops the excess, and returns when to check again.
@@ -267,7 +288,10 @@ impl<F: Droppable> DropBehind<F> {
             .max(share * ROOM_PERMILLE / 1000);
         let depth = if state.resident.is_exact() { ROOM_PERMILLE } else { ROOM_PERMILLE_INEXACT };
         let (start, stop) = (share - room, share - room - share * depth / 1000);
-        if resident > start && !state.resident.is_exact() {
+        // What may be dropped before the next measurement.
+        let trusted =
+            (share / MOST_UNMEASURED_PART).saturating_sub(state.resident.dropped_unmeasured());
+        if resident > start && !(state.resident.is_exact() && trusted > 0) {
             // Foreign mappings and reads may have raised the estimate.
             resident = state.resident.measure(files, &mut state.tables);
         }
@@ -279,7 +303,12 @@ impl<F: Droppable> DropBehind<F> {
         state.is_sweeping = resident > start || (state.is_sweeping && in_steps && resident > stop);
         if state.is_sweeping {
             let excess = resident - stop;
-            let wanted = if in_steps { excess.min(CHUNK_PAGES) } else { excess };
+            let wanted = match state.resident.is_exact() {
+                true if in_steps => excess.min(CHUNK_PAGES),
+                // Measured now, or not yet.
+                true => excess.min(trusted.max(CHUNK_PAGES)),
+                false => excess,
+            };
             freed = self.sweep(state, files, wanted);
             if freed < wanted && state.cyclic.is_keeping() {
                 resident = state.resident.measure(files, &mut state.tables);
@@ -427,7 +456,18 @@ fn keep_part<F: Droppable>(state: &mut State, files: &[Arc<F>], period: u64, sto
         let file = &*files[(state.turn + turn) % files.len()];
         let (identity, end) = (file.identity(), file.len_bytes().next_multiple_of(REGION));
         let back = Position::of(file.hands(), end).at;
+        let mut empty = 0..0;
         for at in (back..end).step_by(REGION_BYTES).chain((0..back).step_by(REGION_BYTES)) {
+            if kept + MIN_KEPT_PAGES > room {
+                break;
+            }
+            if empty.contains(&at) {
+                continue;
+            }
+            if at.is_multiple_of(SPAN) && file.cached(at, SPAN) == Some(0) {
+                empty = at..at + SPAN;
+                continue;
+            }
             let cached = file.cached(at, REGION).unwrap_or(0);
             if cached * 2 < capacity(file, at) || kept + cached > room {
                 continue;

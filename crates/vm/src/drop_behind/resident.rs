@@ -70,6 +70,8 @@ pub(super) struct Residency {
     lost: u64,
     /// Pages that were unmapped since: the count of mapped pages fell by them.
     unmapped: u64,
+    /// Pages that were dropped since.
+    dropped: u64,
     /// The last measurement confirmed what was read as the number of pages brought in.
     is_exact: bool,
     /// The activity at the last check.
@@ -90,6 +92,7 @@ impl Residency {
             is_exact: false,
             lost: 0,
             unmapped: 0,
+            dropped: 0,
             seen: Activity::default(),
             unchanged: false,
             measure_next: Instant::now(),
@@ -100,6 +103,16 @@ impl Residency {
     /// File pages mapped in the process.
     pub fn mapped(&self) -> u64 {
         self.maps.as_ref().and_then(|maps| maps.read().ok()).unwrap_or(0)
+    }
+
+    /// Notes that files were added or removed: the estimate counts others.
+    pub fn doubt(&mut self) {
+        self.is_exact = false;
+    }
+
+    /// Pages dropped since the last measurement.
+    pub fn dropped_unmeasured(&self) -> u64 {
+        self.dropped
     }
 
     /// Discards the measurement when no file is left.
@@ -129,6 +142,7 @@ impl Residency {
 
     /// `pages` were dropped from the page cache.
     pub fn dropped(&mut self, pages: u64) {
+        self.dropped += pages;
         self.base = self.base.map(|base| base - pages as i64);
     }
 
@@ -143,11 +157,20 @@ impl Residency {
         self.measure_next += Duration::from_secs(3600);
     }
 
+    /// Behaves as if the process had read so much of other files after an exact measurement.
+    #[cfg(test)]
+    pub fn others_were_read(&mut self, pages: u64) {
+        self.measured_long_ago();
+        self.is_exact = true;
+        self.base = self.base.map(|base| base + pages as i64);
+    }
+
     fn activity<F: Droppable>(&self, files: &[Arc<F>]) -> Activity {
         let read_bytes = self.reads.as_ref().and_then(|reads| reads.read().ok()).unwrap_or(0);
         let asked = files.iter().map(|file| file.asked());
+        let read_past: u64 = files.iter().map(|file| file.read_past()).sum();
         Activity {
-            read: read_bytes / SMALL_PAGE_BYTES as u64,
+            read: (read_bytes / SMALL_PAGE_BYTES as u64).saturating_sub(read_past),
             mapped: self.mapped(),
             asked: asked.fold(0, u64::wrapping_add),
         }
@@ -218,7 +241,7 @@ impl Residency {
         }
         self.base = Some(total as i64);
         self.based_on = now;
-        self.unmapped = 0;
+        (self.unmapped, self.dropped) = (0, 0);
         total
     }
 }

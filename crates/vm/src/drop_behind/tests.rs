@@ -136,6 +136,26 @@ fn what_others_map_does_not_drop_our_pages() {
 }
 
 #[test]
+fn what_others_read_drops_a_quarter_of_our_pages_at_most_and_none_after_a_change_of_files() {
+    let fake = Fake::with(30 * MIB, true);
+    let (behind, mut state) = (DropBehind::new(), State::new());
+    let mut check = |state: &mut State| {
+        for _ in 0..200 {
+            behind.check(state, std::slice::from_ref(&fake), BOUND, &|_, _| {});
+        }
+        fake.discarded.load(Ordering::Relaxed)
+    };
+    assert_eq!(check(&mut state), 0);
+    state.resident.others_were_read(5000);
+    state.resident.doubt();
+    assert_eq!(check(&mut state), 0);
+    state.resident.others_were_read(5000);
+    let dropped = check(&mut state);
+    let quarter = BOUND / SMALL_PAGE_BYTES as u64 / 4;
+    assert!((1..=quarter + REGION_PAGES).contains(&dropped), "{dropped} pages");
+}
+
+#[test]
 fn what_is_ours_and_too_much_is_dropped() {
     let fake = Fake::with(40 * MIB, true);
     let (behind, mut state) = (DropBehind::new(), State::new());
