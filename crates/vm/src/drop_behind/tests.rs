@@ -139,7 +139,7 @@ fn what_others_map_does_not_drop_our_pages() {
 fn what_others_read_drops_a_quarter_of_our_pages_at_most_and_none_after_a_change_of_files() {
     let fake = Fake::with(30 * MIB, true);
     let (behind, mut state) = (DropBehind::new(), State::new());
-    let mut check = |state: &mut State| {
+    let check = |state: &mut State| {
         for _ in 0..200 {
             behind.check(state, std::slice::from_ref(&fake), BOUND, &|_, _| {});
         }
