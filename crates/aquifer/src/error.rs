@@ -23,6 +23,7 @@ use aquifer_pool::media::{MediaError, OpenError};
 use aquifer_sys::shared_memory::SharedMemoryError;
 use aquifer_vm::VmError;
 use aquifer_vm::stitched::StitchError;
+use rustix::io::Errno;
 
 /// The result of an operation of Aquifer.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -126,6 +127,24 @@ impl Error {
     /// view or heap.
     pub fn offset(&self) -> Option<u64> {
         self.chain().find_map(offset_of)
+    }
+
+    /// The error as a number of `errno(3)`, for programs and protocols that know nothing else.
+    ///
+    /// The number of the system's error or of the file system call, where one of the causes has one
+    /// that means the same as [`Error::kind`]; otherwise one for the kind: `EUCLEAN` for damage, for
+    /// example, `ENODATA` for a file that was truncated, and `ECHILD` in a forked process.
+    ///
+    /// ```
+    /// let error = aquifer::Pool::open("/no/such/pool").err().unwrap();
+    /// assert_eq!(aquifer::Error::from(error).errno(), 2); // ENOENT
+    /// ```
+    pub fn errno(&self) -> i32 {
+        let kind = self.kind();
+        self.chain()
+            .find_map(number_of_cause)
+            .filter(|&(_, means)| means == kind)
+            .map_or_else(|| number_of_kind(kind).raw_os_error(), |(number, _)| number)
     }
 
     /// The error and its causes, from the outside in.
@@ -259,11 +278,16 @@ fn kind_of_map(error: &MapError) -> Option<ErrorKind> {
 fn kind_of_pool(error: &PoolError) -> Option<ErrorKind> {
     Some(match error {
         PoolError::NotAPool { .. } | PoolError::Parameter { .. } => ErrorKind::InvalidInput,
-        PoolError::FutureVersion { .. } | PoolError::Domain { .. } => ErrorKind::Unsupported,
+        PoolError::FutureVersion { .. }
+        | PoolError::LaterFeatures { .. }
+        | PoolError::NeedsUpgrade { .. }
+        | PoolError::Domain { .. } => ErrorKind::Unsupported,
         PoolError::Truncated { .. } => ErrorKind::Truncated,
         PoolError::Damaged { .. } | PoolError::DamagedLog { .. } => ErrorKind::Damaged,
         PoolError::ReadOnly { .. } => ErrorKind::ReadOnly,
         PoolError::Busy { .. }
+        | PoolError::SoleWriter { .. }
+        | PoolError::HasWriters { .. }
         | PoolError::MediaInUse { .. }
         | PoolError::BusyElsewhere { .. }
         | PoolError::UnknownSegment { .. }
@@ -386,7 +410,11 @@ fn kind_of_fs(error: &FsError) -> Option<ErrorKind> {
         FsError::Pool(_) | FsError::Stitch(_) => return None,
         FsError::Damaged { .. } => ErrorKind::Damaged,
         FsError::LayoutChanged => ErrorKind::Truncated,
-        FsError::NoAttribute { .. } => ErrorKind::NotFound,
+        FsError::HandOver { source } if source.kind() == io::ErrorKind::TimedOut => {
+            ErrorKind::TimedOut
+        }
+        FsError::HandOver { .. } => ErrorKind::Io,
+        FsError::NoAttribute { .. } | FsError::Stale { .. } => ErrorKind::NotFound,
         FsError::TooManyLinks { .. } | FsError::TooFragmented { .. } => ErrorKind::LimitReached,
         // The rest have the error number of the system call that fails in the same way; those that
         // the standard library has no kind for are wrong arguments.
@@ -461,6 +489,37 @@ fn kind_of_io(kind: io::ErrorKind) -> ErrorKind {
     }
 }
 
+/// The number that a cause has by itself, and the kind that it stands for.
+fn number_of_cause(error: Cause<'_>) -> Option<(i32, ErrorKind)> {
+    if let Some(error) = error.downcast_ref::<FsError>() {
+        return kind_of_fs(error).map(|kind| (error.errno(), kind));
+    }
+    // 0 is no error: a device may make one of an `errno` that was not set.
+    let number = error.downcast_ref::<io::Error>()?.raw_os_error().filter(|&number| number > 0)?;
+    Some((number, kind_of_io(io::Error::from_raw_os_error(number).kind())))
+}
+
+fn number_of_kind(kind: ErrorKind) -> Errno {
+    match kind {
+        ErrorKind::NotFound => Errno::NOENT,
+        ErrorKind::AlreadyExists => Errno::EXIST,
+        ErrorKind::PermissionDenied => Errno::ACCESS,
+        ErrorKind::ReadOnly => Errno::ROFS,
+        ErrorKind::Busy => Errno::BUSY,
+        ErrorKind::TimedOut => Errno::TIMEDOUT,
+        ErrorKind::Interrupted => Errno::INTR,
+        ErrorKind::InvalidInput => Errno::INVAL,
+        ErrorKind::Unsupported => Errno::OPNOTSUPP,
+        ErrorKind::NoSpace => Errno::NOSPC,
+        ErrorKind::LimitReached => Errno::NOMEM,
+        ErrorKind::Truncated => Errno::NODATA,
+        ErrorKind::Damaged => Errno::UCLEAN,
+        ErrorKind::Io | ErrorKind::NotDurable => Errno::IO,
+        ErrorKind::Forked => Errno::CHILD,
+        ErrorKind::Other => Errno::PROTO,
+    }
+}
+
 fn path_of(error: Cause<'_>) -> Option<&Path> {
     if let Some(error) = error.downcast_ref::<CacheError>() {
         return match error {
@@ -509,11 +568,15 @@ fn path_of(error: Cause<'_>) -> Option<&Path> {
             PoolError::Open { path, .. }
             | PoolError::NotAPool { path }
             | PoolError::FutureVersion { path, .. }
+            | PoolError::LaterFeatures { path, .. }
+            | PoolError::NeedsUpgrade { path, .. }
             | PoolError::Truncated { path, .. }
             | PoolError::Damaged { path, .. }
             | PoolError::DamagedLog { path, .. }
             | PoolError::ReadOnly { path, .. }
             | PoolError::Busy { path }
+            | PoolError::SoleWriter { path, .. }
+            | PoolError::HasWriters { path, .. }
             | PoolError::MediaInUse { path }
             | PoolError::BusyElsewhere { path, .. }
             | PoolError::UnknownSegment { path, .. }

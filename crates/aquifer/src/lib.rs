@@ -25,6 +25,8 @@
 //! * [`Mapping::visit_many`] and [`Pages::visit_many`] take all the ranges or pages that are needed,
 //!   in any order, and visit each as it has been read: several times faster than loads, where the
 //!   order does not matter.
+//! * Calls that end in `_async` return futures for any executor; [`Ready`] is for programs without
+//!   one, whose event loop waits for a file descriptor.
 //! * [`Rows`] is a cache of fixed-length rows of a file, with a budget of its own: for embedding
 //!   tables and feature stores.
 //! * [`FileDevice`], [`MemoryDevice`], [`DaxDevice`] are devices; implement the trait [`Device`]
@@ -104,6 +106,7 @@
 //!
 //! * [`Files`] gives access to the files of a pool, by path; [`File`] is an open one. More in
 //!   [`fs`].
+//! * Mounted by the kernel, it serves every program: module `fuse`, with the feature `fuse`.
 //! * From a shell: `aquifer put`, `ls`, `cat`, `get` and other commands, with paths like
 //!   `data.pool:/logs/current`.
 //!
@@ -175,16 +178,18 @@
 //! shared_between_threads::<aquifer::View>();
 //! shared_between_threads::<aquifer::ViewMut>();
 //! shared_between_threads::<aquifer::Attachment>();
+//! shared_between_threads::<aquifer::Ready<aquifer::Result<()>>>();
 //! ```
 
 mod error;
 pub mod metrics;
+mod ready;
 
 pub use aquifer_cache::{
     Advice, Backend, Bytes, BytesReader, Cache, CacheBuilder, CacheError, Calibration, FrameId,
     Histogram, HistogramSnapshot, MapOptions, MappedArena, MappedVec, Mapping, MappingMut, PageId,
-    PageKey, PageMut, PageRef, Pages, Pinned, PinnedMut, Rows, RowsOptions, RowsStats, Stats,
-    StoreId, Visited, calibrate, calibrations, policy, publish,
+    PageKey, PageMut, PageRef, Pages, Pinned, PinnedMut, RawPage, Rows, RowsOptions, RowsStats,
+    Stats, StoreId, Visited, calibrate, calibrations, policy, publish,
 };
 pub use aquifer_check as check;
 pub use aquifer_device::{
@@ -192,6 +197,8 @@ pub use aquifer_device::{
     Direct, Faulty, FileDevice, IoOperation, MemoryDevice, Request, Throttled,
 };
 pub use aquifer_fs::{self as fs, File, FileOptions, Files, FsError, Lease, View, ViewMut};
+#[cfg(feature = "fuse")]
+pub use aquifer_fuse as fuse;
 pub use aquifer_mapper::{self as mapper, FileAccess, FileView, MapError, Mapper, MapperBuilder};
 pub use aquifer_object::heap::{HeapError, ObjectHeap};
 pub use aquifer_object::pointer::RelPtr;
@@ -203,6 +210,7 @@ pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, Pool, PoolError, PoolInfo, PoolOptions};
 pub use aquifer_vm::prepare_thread;
 pub use error::{Error, ErrorKind, Result};
+pub use ready::Ready;
 pub use zerocopy;
 
 /// Compiles the README's example with the documentation.

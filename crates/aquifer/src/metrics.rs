@@ -143,6 +143,7 @@ impl Metrics {
                 ("pool_files", "Regular files", info.files),
                 ("pool_directories", "Directories, including the root", info.directories),
                 ("pool_symbolic_links", "Symbolic links", info.symbolic_links),
+                ("pool_special_files", "Named pipes, sockets and devices", info.special_files),
                 ("pool_damaged_inodes", "Metadata slots that are damaged", info.damaged_inodes),
                 ("pool_free_slots", "Empty metadata slots", info.free_slots),
                 ("pool_free_bytes", "Free space", info.free_pages * page_bytes),

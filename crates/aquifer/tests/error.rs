@@ -49,6 +49,15 @@ fn a_failed_transfer_has_its_offset_and_the_device_as_its_source() {
     assert!(matches!(&error, Error::Cache(inner) if inner.to_string() == error.to_string()));
 }
 
+#[test]
+fn a_device_that_fails_with_number_0_has_failed() {
+    let device = Faulty::new(MemoryDevice::new(16 * PAGE as usize).unwrap());
+    device.control().inject(FaultRule::new(FaultTarget::Reads, Fault::Errno(0)));
+    let mapping = cache().map_mut(device).unwrap();
+    let error = Error::from(mapping.touch(5 * PAGE).unwrap_err());
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::Io, libc::EIO));
+}
+
 /// A device whose data is a mapping of another cache passes that one's error on.
 #[test]
 fn an_error_inside_an_io_error_decides() {
@@ -134,4 +143,42 @@ fn a_truncated_file_and_a_store_to_what_is_read_only() {
     assert!(matches!(gone, Error::Map(MapError::Fault { .. })));
     let memory = MemoryDevice::from_bytes(&[0; 4096]).unwrap();
     assert_eq!(kind(memory.write_at(PAGE, b"behind").unwrap_err()), ErrorKind::InvalidInput);
+}
+
+fn number(error: impl Into<Error>) -> i32 {
+    error.into().errno()
+}
+
+#[test]
+fn the_number_is_the_systems_where_it_means_the_same() {
+    assert_eq!(number(cache().open("/no/such/file").unwrap_err()), libc::ENOENT);
+    let device = Faulty::new(MemoryDevice::new(16 * PAGE as usize).unwrap());
+    for (errno, expected) in
+        [(libc::EIO, libc::EIO), (libc::ENODEV, libc::ENODEV), (libc::ENOSPC, libc::ENOSPC)]
+    {
+        let rule = FaultRule::new(FaultTarget::Reads, Fault::Errno(errno));
+        let rule = device.control().inject(rule);
+        let source = device.read_at(0, &mut [0; 512]).unwrap_err();
+        device.control().remove(rule);
+        let error = CacheError::Load { device: "d".into(), offset_bytes: 0, source };
+        assert_eq!(number(error), expected);
+    }
+    // What could not be made durable is not cured by more space.
+    let source = DeviceError::Io {
+        operation: IoOperation::Sync,
+        offset_bytes: 0,
+        len_bytes: 0,
+        source: io::Error::from_raw_os_error(libc::ENOSPC),
+    };
+    assert_eq!(number(CacheError::Sync { device: "d".into(), source }), libc::EIO);
+}
+
+#[test]
+fn each_kind_has_a_number() {
+    assert_eq!(number(CacheError::Forked), libc::ECHILD);
+    assert_eq!(number(CacheError::Exhausted { pinned: 1, unwritable: 0 }), libc::ENOMEM);
+    assert_eq!(number(CacheError::ReadOnly { device: "d".into() }), libc::EROFS);
+    assert_eq!(number(FsError::Locked), libc::EWOULDBLOCK);
+    assert_eq!(number(FsError::OtherPool), libc::EXDEV);
+    assert_eq!(number(FsError::Pool(PoolError::Forked)), libc::ECHILD);
 }

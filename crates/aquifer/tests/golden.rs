@@ -8,6 +8,9 @@
 //! cargo test -p aquifer --test golden -- --ignored make_the_pool
 //! ```
 
+#[path = "golden/blocks.rs"]
+mod blocks;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,12 +20,12 @@ use aquifer::fs::{FallocateMode, FileKind, SetMode};
 use aquifer::object::collections::{PString, PVec};
 use aquifer::pool::media::PersistenceDomain;
 use aquifer::{CreateObject, Files, Objects, Pool};
+use blocks::{from_blocks, to_blocks};
 
 const PAGE: usize = 4096;
 const POOL_BYTES: u64 = 8 << 20;
 /// Files in one directory.
 const MANY: usize = 60;
-const BLOCK: usize = 512;
 const TYPE: u64 = 9;
 /// Differs from that of any machine that reads the pool.
 const BOOT: u64 = 0x0a91_f3e2_0000_0001;
@@ -159,26 +162,6 @@ fn make(path: &Path) {
     std::fs::write(blocks_path(), to_blocks(&image)).unwrap();
 }
 
-fn to_blocks(image: &[u8]) -> Vec<u8> {
-    let mut blocks = Vec::new();
-    for (number, block) in (0_u32..).zip(image.chunks(BLOCK)) {
-        if block.iter().any(|&byte| byte != 0) {
-            blocks.extend(number.to_le_bytes());
-            blocks.extend(block);
-        }
-    }
-    blocks
-}
-
-fn from_blocks(blocks: &[u8]) -> Vec<u8> {
-    let mut image = vec![0; POOL_BYTES as usize];
-    for block in blocks.chunks(4 + BLOCK) {
-        let number = u32::from_le_bytes(block[..4].try_into().unwrap()) as usize;
-        image[number * BLOCK..][..BLOCK].copy_from_slice(&block[4..]);
-    }
-    image
-}
-
 /// Objects are attached at fixed addresses, which are the same in all copies of the pool.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -187,7 +170,7 @@ fn found() -> ((MutexGuard<'static, ()>, tempfile::TempDir), PathBuf) {
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pool");
-    std::fs::write(&path, from_blocks(&std::fs::read(blocks_path()).unwrap())).unwrap();
+    std::fs::write(&path, from_blocks(&std::fs::read(blocks_path()).unwrap(), POOL_BYTES)).unwrap();
     ((alone, directory), path)
 }
 

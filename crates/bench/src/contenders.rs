@@ -6,6 +6,7 @@
 
 use aquifer::Backend;
 use aquifer::mapper::Unmap;
+use aquifer_fuse::Cache;
 
 use crate::contender::anonymous::Anonymous;
 use crate::contender::aquifer::{Known, MappedFile, PagedFile, Style};
@@ -13,6 +14,8 @@ use crate::contender::direct::DirectFile;
 use crate::contender::files::mapper::{MapperFiles, MapperMaps, ReadOnceFiles, WritableFile};
 use crate::contender::files::plain::{self, MappedFiles, PlainMaps, ReadFiles, SharedMap};
 use crate::contender::mmap::{Form, MmapFile};
+use crate::contender::mounted::Home;
+use crate::contender::open::{OPEN_COREUTILS, OPEN_POOL, OPEN_SQLITE};
 use crate::contender::pooled::kernel::{CalledFile, CalledGrowing, CopiedPair, MappedGrowing};
 use crate::contender::pooled::names::{KernelNames, PoolNames};
 use crate::contender::pooled::pool::{PooledFile, PooledGrowing, PooledPair};
@@ -319,7 +322,11 @@ pub const LMDB: &Contender = &Contender {
 pub const SQLITE: &Contender = &Contender {
     name: "sqlite",
     about: "SQLite with a write-ahead log and synchronous=FULL",
-    roles: Roles { commits: Some(Commits::on_device::<SqliteStore>()), ..Roles::NONE },
+    roles: Roles {
+        commits: Some(Commits::on_device::<SqliteStore>()),
+        open: Some(OPEN_SQLITE),
+        ..Roles::NONE
+    },
 };
 
 pub const REDB: &Contender = &Contender {
@@ -426,6 +433,12 @@ pub const SYSCALLS: &Contender = &Contender {
     },
 };
 
+pub const COREUTILS: &Contender = &Contender {
+    name: "coreutils",
+    about: "the commands cat and mkdir on files of the kernel",
+    roles: Roles { open: Some(OPEN_COREUTILS), ..Roles::NONE },
+};
+
 pub const POOL: &Contender = &Contender {
     name: "pool",
     about: "files of an Aquifer pool, read and written without system calls",
@@ -435,6 +448,7 @@ pub const POOL: &Contender = &Contender {
         growing: Some(|file_bytes| Ok(Box::new(PooledGrowing::create(file_bytes, false)?))),
         pair: Some(|names, file_bytes| Ok(Box::new(PooledPair::open(names, file_bytes)?))),
         names: Some(|directory| Ok(Box::new(PoolNames::create(directory)?))),
+        open: Some(OPEN_POOL),
         ..Roles::NONE
     },
 };
@@ -471,4 +485,40 @@ pub const LOG_ALONE: &Contender = &Contender {
     name: "log_alone",
     about: "appends to a log and device flushes: the lower bound of a commit",
     roles: Roles { commits: Some(Commits::on_device::<LogAlone>()), ..Roles::NONE },
+};
+
+pub const DISK: &Contender = &Contender {
+    name: "disk",
+    about: "a directory on the disk",
+    roles: Roles { home: Some(Home::Disk), ..Roles::NONE },
+};
+
+pub const TMPFS: &Contender = &Contender {
+    name: "tmpfs",
+    about: "a directory in memory, which fsync leaves as it is",
+    roles: Roles { home: Some(Home::Memory), ..Roles::NONE },
+};
+
+pub const PASS_THROUGH: &Contender = &Contender {
+    name: "pass_through",
+    about: "a FUSE server that passes on to a directory on the disk: the least that a mount costs",
+    roles: Roles { home: Some(Home::PassThrough), ..Roles::NONE },
+};
+
+pub const MOUNT: &Contender = &Contender {
+    name: "mount",
+    about: "an Aquifer pool, mounted with write-back",
+    roles: Roles { home: Some(Home::Pool(Cache::WriteBack)), ..Roles::NONE },
+};
+
+pub const MOUNT_WRITE_THROUGH: &Contender = &Contender {
+    name: "mount_write_through",
+    about: "an Aquifer pool, mounted with write-through",
+    roles: Roles { home: Some(Home::Pool(Cache::WriteThrough)), ..Roles::NONE },
+};
+
+pub const MOUNT_SHARED: &Contender = &Contender {
+    name: "mount_shared",
+    about: "an Aquifer pool, mounted so that others can change it too: the kernel caches nothing",
+    roles: Roles { home: Some(Home::Pool(Cache::Shared)), ..Roles::NONE },
 };

@@ -166,6 +166,107 @@ pub enum Work {
     Files(FilesWork),
     /// Files in a pool, and the same files of the kernel.
     Pooled(PooledWork),
+    /// Opening a store, or running a command that does. The job's source is the directory of the
+    /// store.
+    Open(OpenWork),
+    /// Work in a directory that may be a mount.
+    Mounted(MountedWork),
+}
+
+/// Work in a directory that may be a mount. The job's source is that directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MountedWork {
+    /// Serves the directory `mounted` of the source, until it is told to end.
+    Serve,
+    /// One operation, again and again.
+    Single(SingleWork),
+    /// A whole program, or a database.
+    Program(ProgramWork),
+}
+
+/// Operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SingleWork {
+    /// The attributes of a file.
+    Stat {
+        /// Of how many, in turn.
+        files: u64,
+    },
+    /// A whole file.
+    OpenReadClose {
+        /// Of how many, in turn.
+        files: u64,
+    },
+    /// A part of an open file.
+    Read {
+        /// Length of the part.
+        len_bytes: u64,
+    },
+    /// Overwrites a part of an open file.
+    Write {
+        /// Length of the part.
+        len_bytes: u64,
+    },
+    /// Overwrites 4 KiB, and makes them durable.
+    WriteAndSync {
+        /// By `fdatasync`, rather than by `fsync`.
+        data_only: bool,
+    },
+    /// Creates and removes an empty file.
+    CreateRemove,
+    /// Lists a directory.
+    List,
+}
+
+/// Programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProgramWork {
+    /// `git status`, of a tree without changes.
+    GitStatus,
+    /// Searches the files of a tree for a text.
+    Search,
+    /// `cp -r`.
+    Copy,
+    /// `tar -x`.
+    Unpack,
+    /// Transactions of SQLite.
+    Sqlite {
+        /// With a write-ahead log, rather than a rollback journal.
+        has_log: bool,
+    },
+    /// Keys of RocksDB, in random order.
+    Rocks {
+        /// Whether they are read, rather than written.
+        reads: bool,
+    },
+}
+
+/// Opens, each by a process of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OpenWork {
+    /// By a command, rather than by calls of a library.
+    pub by_command: bool,
+    /// For writing; the command makes a directory then, and else prints a file.
+    pub writes: bool,
+    /// While another process has the store open for writing.
+    pub is_joined: bool,
+    /// After the store was dropped from the page cache.
+    pub is_cold: bool,
+    /// The process; `None` for their parent.
+    pub part: Option<OpenPart>,
+}
+
+/// The processes of [`OpenWork`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpenPart {
+    /// Keeps the store open.
+    Holder,
+    /// Opens it, and is measured.
+    Opener,
 }
 
 /// Batches of rows of a file.
@@ -263,6 +364,13 @@ pub enum PooledWork {
     Append(AppendWork),
     /// Creates, looks up and removes a file.
     Names(TeamWork),
+    /// Looks up files by name in an open directory, or lists all of it, with their metadata.
+    LookUps {
+        /// Whether the directory is listed.
+        lists: bool,
+        /// The processes.
+        team: TeamWork,
+    },
     /// Replaces the content of one file by that of another.
     Replace {
         /// Length of both files.
@@ -356,6 +464,18 @@ impl Work {
 impl From<FilesWork> for Work {
     fn from(work: FilesWork) -> Self {
         Self::Files(work)
+    }
+}
+
+impl From<OpenWork> for Work {
+    fn from(work: OpenWork) -> Self {
+        Self::Open(work)
+    }
+}
+
+impl From<MountedWork> for Work {
+    fn from(work: MountedWork) -> Self {
+        Self::Mounted(work)
     }
 }
 

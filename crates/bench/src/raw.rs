@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 pub use files::{
-    device_written_bytes, keep_to_processors, minor_faults, open_at, open_directory,
+    Usage, device_written_bytes, keep_to_processors, len_at, minor_faults, open_at, open_directory,
     raise_file_limit,
 };
 

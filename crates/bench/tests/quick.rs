@@ -448,6 +448,11 @@ fn shared() {
 #[test]
 fn metadata() {
     let report = report(&["metadata", "--processes", "1,2"]);
+    for metric in ["node_lookup_stat", "node_list_stat"] {
+        for metric in everywhere(&report, metric) {
+            assert_contains(&systems_of(&report, &metric), &["syscalls", "pool"], &report);
+        }
+    }
     for processes in ["1p", "2p"] {
         for metric in everywhere(&report, &format!("create_stat_unlink_{processes}")) {
             assert_contains(&systems_of(&report, &metric), &["syscalls", "pool"], &report);
@@ -472,6 +477,70 @@ fn pswap() {
             assert_eq!(written_bytes, 0.0, "pages were exchanged and copied: {row}");
         }
     }
+}
+
+#[test]
+fn open() {
+    let report = report(&["open"]);
+    for metric in ["open_joined", "open_joined_rw", "open_alone_clean_2k", "open_alone_clean_2k_rw"]
+    {
+        assert_contains(&systems_of(&report, metric), &["pool", "sqlite"], &report);
+    }
+    let names = systems_of(&report, "open_alone_clean_2k_cold");
+    assert_contains(&names, &["pool", "sqlite"], &report);
+    for metric in ["command_cat_alone", "command_cat_joined", "command_mkdir_alone"] {
+        let names = systems_of(&report, metric);
+        assert_contains(&names, &["coreutils", "sqlite", "pool"], &report);
+    }
+    assert_ratios(&report, &["open_joined_ms", "open_alone_clean_ms", "open_alone_clean_rw_ms"]);
+}
+
+#[test]
+fn mount() {
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    let report = report(&["mount", "--tree", sources]);
+    let file_system = report["machine"]["file_system"].as_str().unwrap();
+    let operations = [
+        "stat",
+        "stat_of_300",
+        "open_read_close",
+        "open_read_close_of_300",
+        "pread_4k",
+        "pread_1m",
+        "pwrite_4k",
+        "pwrite_1m",
+        "create_unlink",
+        "readdir_10000",
+        "fsync_4k",
+        "fdatasync_4k",
+    ];
+    let programs = ["git_status", "rg", "cp_r", "untar", "sqlite_wal", "sqlite_rollback"];
+    let notes = report["notes"].to_string();
+    let is_left_out = |name: &str| notes.contains(&format!("{name} is left out"));
+    for metric in operations.iter().chain(&programs) {
+        let names = systems_of(&report, metric);
+        for name in
+            ["disk", "tmpfs", "pass_through", "mount", "mount_write_through", "mount_shared"]
+        {
+            if !is_left_out(name) {
+                assert_contains(&names, &[name], &report);
+            }
+        }
+    }
+    for name in ["pass_through", "mount", "mount_write_through", "mount_shared"] {
+        if is_left_out(name) {
+            return eprintln!("skipped: nothing can be mounted here, {notes}");
+        }
+    }
+    for metric in operations {
+        for end in ["", "_write_through", "_shared"] {
+            assert_ratios(&report, &[&format!("{metric}_vs_{file_system}{end}")]);
+        }
+    }
+    assert_ratios(&report, &["create_unlink_vs_passthrough_fuse"]);
+    let none = bench(&["mount", "--quick", "--metrics", "stat,speed"]);
+    let message = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(!none.status.success() && message.contains("`speed` is no metric"), "{message}");
 }
 
 fn demo_output(arguments: &[&str]) -> String {
@@ -558,6 +627,7 @@ fn contenders_that_do_not_take_part_are_refused() {
         ("unmap", "mapper_sync"),
         ("flush", "mapper, msync"),
         ("search", "mapper_read_once"),
+        ("mount", "disk, mount, mount_shared, mount_write_through, pass_through, tmpfs"),
     ] {
         let output = bench(&[name, "--quick", "--dir", path, "--only", "nobody"]);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -581,7 +651,7 @@ fn help_lists_the_contenders() {
 fn nothing_is_left_behind() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().to_str().unwrap();
-    for name in ["hit", "psync", "compute", "recover", "flush"] {
+    for name in ["hit", "psync", "compute", "recover", "flush", "open"] {
         let output = bench(&[name, "--quick", "--dir", path]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(directory.path().read_dir().unwrap().count(), 0, "{name}");

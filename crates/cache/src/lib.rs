@@ -75,7 +75,7 @@ pub use heap::{MappedArena, MappedVec};
 pub use ids::{FrameId, PageId, PageKey, StoreId};
 pub use map_options::{Advice, Backend, MapOptions};
 pub use mapping::{Mapping, MappingMut};
-pub use pages::{PageMut, PageRef, Pages};
+pub use pages::{PageMut, PageRef, Pages, RawPage};
 pub use pinned::{Pinned, PinnedMut};
 pub use rows::{Rows, RowsOptions, RowsStats};
 pub use stats::{Histogram, HistogramSnapshot, Stats};

@@ -325,6 +325,48 @@ impl PageRef<'_> {
     }
 }
 
+impl<'a> PageRef<'a> {
+    /// The guard as two plain words, for programs in other languages: the page stays guarded until
+    /// [`PageRef::from_raw`] takes the guard back.
+    ///
+    /// ```
+    /// use aquifer_cache::{Cache, PageId, PageRef};
+    ///
+    /// let cache = Cache::builder().budget_bytes(8 << 20).build()?;
+    /// let pages = cache.pages(aquifer_device::MemoryDevice::new(1 << 20)?)?;
+    /// let raw = pages.get(PageId(3))?.into_raw();
+    /// assert_eq!(raw.page, PageId(3));
+    /// // SAFETY: from these pages, and used once.
+    /// drop(unsafe { PageRef::from_raw(&pages, raw) });
+    /// let _alone = pages.get_mut(PageId(3))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into_raw(self) -> RawPage {
+        let raw = RawPage { page: self.page, bytes: self.bytes.cast_mut() };
+        std::mem::forget(self);
+        raw
+    }
+
+    /// The guard that [`PageRef::into_raw`] gave away.
+    ///
+    /// # Safety
+    /// `raw` comes from `into_raw` of a [`PageRef`] of these `pages`, and is used for one guard
+    /// only.
+    pub unsafe fn from_raw(pages: &'a Pages, raw: RawPage) -> PageRef<'a> {
+        PageRef { pages, page: raw.page, bytes: raw.bytes }
+    }
+}
+
+/// A guard without its type and lifetime: [`PageRef::into_raw`], [`PageMut::into_raw`]. Dropping it
+/// does not release the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawPage {
+    /// The guarded page.
+    pub page: PageId,
+    /// Its first byte. Only a writing guard may be stored through.
+    pub bytes: *mut u8,
+}
+
 impl Deref for PageRef<'_> {
     type Target = [u8];
     #[inline]
@@ -363,6 +405,25 @@ impl PageMut<'_> {
     /// The guarded page.
     pub fn id(&self) -> PageId {
         self.page
+    }
+}
+
+impl<'a> PageMut<'a> {
+    /// The guard as two plain words, for programs in other languages: the page stays guarded until
+    /// [`PageMut::from_raw`] takes the guard back, and until then the [`Pages`] must not be dropped.
+    pub fn into_raw(self) -> RawPage {
+        let raw = RawPage { page: self.page, bytes: self.bytes };
+        std::mem::forget(self);
+        raw
+    }
+
+    /// The guard that [`PageMut::into_raw`] gave away.
+    ///
+    /// # Safety
+    /// `raw` comes from `into_raw` of a [`PageMut`] of these `pages`, and is used for one guard
+    /// only.
+    pub unsafe fn from_raw(pages: &'a Pages, raw: RawPage) -> PageMut<'a> {
+        PageMut { pages, page: raw.page, bytes: raw.bytes }
     }
 }
 

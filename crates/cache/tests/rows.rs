@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_cache::{Cache, CacheError, Rows};
 use aquifer_device::{
-    Batch, Counting, Device, DeviceError, Direct, Fault, FaultRule, FaultTarget, Faulty,
-    FileDevice, MemoryDevice, run_one,
+    Counting, Device, DeviceError, Direct, Fault, FaultRule, FaultTarget, Faulty, FileDevice,
+    MemoryDevice,
 };
 use aquifer_testkit::rng::Rng;
 
-use support::{Hooked, block_on, random_bytes, seed, steps};
+use support::{Hooked, Liar, block_on, random_bytes, seed, steps};
 
 /// The kinds of device: each of these bytes.
 fn devices(bytes: &[u8]) -> Vec<(&'static str, Arc<dyn Device>, Option<tempfile::NamedTempFile>)> {
@@ -174,49 +174,6 @@ fn wrong_arguments_are_refused() {
     assert!(matches!(outside, CacheError::RowOutOfRange { row: u64::MAX, .. }));
     assert_eq!(rows.stats().misses, 0);
     rows.invalidate(5..u64::MAX).unwrap();
-}
-
-/// A device that does its worst within safe code: it is as long as a number allows, claims to read
-/// more than it was asked for, and completes only the first transfers.
-struct Liar {
-    len_bytes: u64,
-    claims_more: bool,
-    runs: usize,
-}
-
-impl Device for Liar {
-    fn name(&self) -> &str {
-        "liar"
-    }
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        Ok(self.len_bytes)
-    }
-    fn is_writable(&self) -> bool {
-        false
-    }
-    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        assert!(offset_bytes <= i64::MAX as u64 && buffer.len() <= 64 << 10);
-        buffer.fill(7);
-        Ok(if self.claims_more { usize::MAX } else { buffer.len() })
-    }
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
-        Err(DeviceError::ReadOnly)
-    }
-    fn sync(&self) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn queue_depth(&self) -> usize {
-        usize::MAX
-    }
-    fn run(&self, batch: &mut dyn Batch, _depth: usize) {
-        for _ in 0..self.runs {
-            let Some(request) = batch.next() else { return };
-            batch.complete(request.tag, run_one(self, &request));
-        }
-    }
-    fn access_path(&self) -> String {
-        "none".into()
-    }
 }
 
 #[test]

@@ -38,17 +38,7 @@ fn a_child_that_returns_from_the_closure_gets_an_error_and_does_not_disturb_its_
             }
             assert_eq!(bytes[7], byte_at(list[position] * ROW_BYTES + 7));
             if visits == at {
-                // SAFETY: the child only returns from here, and ends.
-                let child = unsafe { libc::fork() };
-                if child == 0 {
-                    // SAFETY: ends a child that hangs.
-                    unsafe { libc::alarm(20) };
-                } else {
-                    let mut status = 0;
-                    // SAFETY: waits for the child made above.
-                    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                    assert_eq!(status, 0, "{io_uring} {known} {at}");
-                }
+                fork_and_wait(&format!("{io_uring} {known} {at}"));
             }
             visits += 1;
         });

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use aquifer_cache::{Backend, Cache, CacheError, MapOptions, MappingMut, PageId, Visited};
 use aquifer_device::{Batch, Device, DeviceError, FileDevice, MemoryDevice, run_one};
 use common::*;
-use support::{Late, memory};
+use support::{Late, Liar, memory};
 
 const LEN: u64 = 20 * MIB;
 const BUDGET: u64 = 8 * MIB;
@@ -385,47 +385,11 @@ fn ranges_in_memory_are_visited_while_others_are_read() {
     assert_eq!(visits, 500_000);
 }
 
-/// A device that returns from a batch before it has asked for all of it.
-struct LeavesOut {
-    inner: MemoryDevice,
-    runs: usize,
-}
-
-impl Device for LeavesOut {
-    fn name(&self) -> &str {
-        "leaves out"
-    }
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        self.inner.len_bytes()
-    }
-    fn is_writable(&self) -> bool {
-        false
-    }
-    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        self.inner.read_at(offset_bytes, buffer)
-    }
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
-        Err(DeviceError::ReadOnly)
-    }
-    fn sync(&self) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn run(&self, batch: &mut dyn Batch, _depth: usize) {
-        for _ in 0..self.runs {
-            let Some(request) = batch.next() else { return };
-            batch.complete(request.tag, run_one(self, &request));
-        }
-    }
-    fn access_path(&self) -> String {
-        "none".into()
-    }
-}
-
 #[test]
 fn ranges_that_the_device_leaves_out_are_an_error() {
     for (runs, in_order) in (0..3).flat_map(|runs| [(runs, false), (runs, true)]) {
-        let inner = MemoryDevice::from_bytes(&vec![7; 4 << 20]).unwrap();
-        let mapping = cache_of(BUDGET).map(LeavesOut { inner, runs }).unwrap();
+        let device = Liar { len_bytes: 4 * MIB, claims_more: false, runs };
+        let mapping = cache_of(BUDGET).map(device).unwrap();
         let rows = [0, 1, 2, 3].map(|row| row * MIB..row * MIB + 100);
         let mut visits = 0;
         let look = |_: Visited<'_>| {

@@ -31,7 +31,7 @@
 //!
 //! # Repair
 //! [`repair`] makes only changes that lose nothing: it rewrites a damaged superblock from the other
-//! copy, replays the log, removes unused shared memory, recounts links, frees unreferenced parts,
+//! copy, discards a saved state that does not match the slots, replays the log, removes unused shared memory, recounts links, frees unreferenced parts,
 //! and names files that have lost their names in `/lost+found`. Everything else would be a guess
 //! about the content of an object, and is refused with the reason.
 //!
@@ -49,6 +49,7 @@ mod metadata;
 mod repair;
 mod report;
 mod run_time;
+mod saved;
 mod slots;
 mod superblocks;
 
@@ -180,6 +181,7 @@ impl Checker<'_> {
             files: metadata.links.files,
             directories: metadata.links.directories,
             symbolic_links: metadata.links.symbolic_links,
+            special_files: metadata.links.special_files,
             parts: metadata.links.parts,
             used_pages: metadata.used_pages,
             free_pages: metadata.free_pages,

@@ -184,6 +184,10 @@ fn kind_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::Directory => "directory",
         FileKind::Symlink => "symbolic link",
+        FileKind::Fifo => "named pipe",
+        FileKind::Socket => "socket",
+        FileKind::CharDevice => "character device",
+        FileKind::BlockDevice => "block device",
         _ => "file",
     }
 }

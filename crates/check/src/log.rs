@@ -385,13 +385,16 @@ fn inconsistencies_of(record: &Record, layout: &Layout) -> Vec<String> {
                         .push(format!("has content for byte {byte}, where no object can be"));
                 }
             }
-            Entry::NewRun { range } | Entry::Exposed { range } => {
-                if is_outside(range) {
-                    let byte = range.offset_bytes;
-                    inconsistencies
-                        .push(format!("takes pages at byte {byte}, where no object can be"));
-                }
+            Entry::NewRun { range } if is_outside(range) => {
+                let byte = range.offset_bytes;
+                inconsistencies.push(format!("takes pages at byte {byte}, where no object can be"));
             }
+            Entry::Exposed { range } if is_outside(range) => {
+                let byte = range.offset_bytes;
+                inconsistencies
+                    .push(format!("takes content from byte {byte}, where no object can be"));
+            }
+            Entry::NewRun { .. } | Entry::Exposed { .. } => {}
         }
     }
     inconsistencies

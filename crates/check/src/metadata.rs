@@ -14,6 +14,7 @@ use aquifer_vm::fixed::WINDOW;
 
 use super::log::LogView;
 use super::report::{FindingKind, Severity};
+use super::saved::Maps;
 use super::slots::Slots;
 use super::{Checker, RESTORE, at, quoted, text};
 
@@ -41,6 +42,7 @@ impl Checker<'_> {
         let mut inodes: Vec<Named> = Vec::new();
         let mut with_parts: Vec<u64> = Vec::new();
         let slots = Slots::new(self.media, layout, log);
+        let mut maps = (superblock.saved_sum != 0).then(|| Maps::new(&layout));
         let mut next = HEAD_SLOT;
         let read = |number| {
             // Slots that cannot be read and are not in the log are left out, and reported below.
@@ -51,13 +53,14 @@ impl Checker<'_> {
             // Some slots are read again; each is checked once.
             if number >= next {
                 next = number + 1;
+                maps.iter_mut().for_each(|maps| maps.note_slot(number, &bytes));
                 if !is_canonical(number, &bytes, head.as_ref()) {
                     not_canonical.push(number);
                 }
             }
             Some(bytes)
         };
-        let owners = Owners::new(&layout, read, |slot| match slot {
+        let owners = Owners::new(&layout, superblock.saved, read, |slot| match slot {
             Slot::Object(inode) => inodes.push(Named::of(inode)),
             Slot::File(inode)
                 if inode.part != 0 || inode.attributes != 0 || !inode.runs.is_empty() =>
@@ -87,6 +90,12 @@ impl Checker<'_> {
         }
         self.check_logged_content(superblock, log, &owners);
         let used = owners.used_runs();
+        if let (Some(maps), Some(head)) = (maps, head)
+            && owners.inconsistencies().is_empty()
+            && log.end_lsn == superblock.tail_lsn
+        {
+            self.check_saved(superblock, &head, maps, &used);
+        }
         let used_pages = used
             .iter()
             .map(|run| {
@@ -129,8 +138,8 @@ impl Checker<'_> {
                 FindingKind::MisplacedRun,
                 *number,
                 format!("Inode {number} names {}, where no content can be", pages_of(*run)),
-                "They are metadata, log, never used, or outside the pool; the object cannot be \
-                 read, and nothing can be changed"
+                "They are metadata, log, the saved state, never used, or outside the pool; the object \
+                 cannot be read, and nothing can be changed"
                     .to_owned(),
             ),
             Inconsistency::Shared { number, other, run } if number == other => (

@@ -60,15 +60,23 @@ pub fn repair(pool: impl Into<Source>, options: &CheckOptions) -> Result<RepairR
         repair_superblock(&*media, &before, &mut done)?;
         before
     };
-    let is_recoverable =
-        before.is_sound() && before.findings.iter().any(|f| f.severity == Severity::Repairable);
-    if is_recoverable {
+    let is_saved_state = |finding: &&Finding| finding.kind == FindingKind::SavedState;
+    let is_damage = |finding: &Finding| finding.severity == Severity::Damage;
+    let is_sound =
+        !before.findings.iter().filter(|finding| !is_saved_state(finding)).any(is_damage);
+    if is_sound && before.findings.iter().any(|finding| is_saved_state(&finding)) {
+        let _locks = internals::lock_for_one(&*media, &alone)?;
+        internals::discard_saved(&*media)?;
+        done.push("The saved state was discarded; closing the pool saves a new one.".to_owned());
+    }
+    if is_sound && before.findings.iter().any(|f| f.severity != Severity::Note) {
         // Opening recovers the pool, and closing removes all leftovers.
         let pool = alone.open_on(media.clone())?;
         let records = pool.info()?.recovered_records;
         let mended = mend_links(&pool)?;
         drop(pool);
-        if before.findings.iter().any(|finding| finding.kind != FindingKind::Superblock) {
+        let is_plain = |kind| matches!(kind, FindingKind::Superblock | FindingKind::SavedState);
+        if before.findings.iter().any(|finding| !is_plain(finding.kind)) {
             done.push(format!(
                 "The pool was opened and closed; {records} records of its log are \
              at their place now."
@@ -84,7 +92,7 @@ pub fn repair(pool: impl Into<Source>, options: &CheckOptions) -> Result<RepairR
     let refused = (before.findings.iter())
         .filter(|finding| finding.severity != Severity::Note)
         .filter_map(|finding| {
-            let reason = reason_to_refuse(finding, before.is_sound())?;
+            let reason = reason_to_refuse(finding, is_sound)?;
             Some(RefusedRepair { finding: finding.clone(), reason: reason.to_owned() })
         })
         .collect();
@@ -96,6 +104,7 @@ pub fn repair(pool: impl Into<Source>, options: &CheckOptions) -> Result<RepairR
 fn reason_to_refuse(finding: &Finding, is_sound: bool) -> Option<&'static str> {
     match (finding.severity, finding.kind) {
         (_, FindingKind::Superblock) if finding.severity == Severity::Repairable => None,
+        (_, FindingKind::SavedState) if is_sound => None,
         (Severity::Repairable, _) if is_sound => None,
         (Severity::Repairable, _) => {
             Some("the pool is damaged elsewhere, and recovery would write to it")

@@ -111,6 +111,8 @@ pub enum FindingKind {
     Target,
     /// Files without names are not freed yet.
     Orphans,
+    /// The state that was saved when the pool was closed does not match the slots.
+    SavedState,
 }
 
 impl FindingKind {
@@ -151,6 +153,7 @@ impl FindingKind {
             FindingKind::Attributes => "attributes",
             FindingKind::Target => "link-target",
             FindingKind::Orphans => "orphans",
+            FindingKind::SavedState => "saved-state",
         }
     }
 }
@@ -209,6 +212,8 @@ pub struct CheckedPool {
     pub directories: u64,
     /// Symbolic links.
     pub symbolic_links: u64,
+    /// Named pipes, sockets and devices.
+    pub special_files: u64,
     /// Slots that belong to files: nodes of directories, run lists, attributes, long targets.
     pub parts: u64,
     /// Pages that objects and files name.

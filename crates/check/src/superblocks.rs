@@ -91,6 +91,22 @@ impl Checker<'_> {
             );
             return true;
         }
+        if let Some(bits) = errors.iter().find_map(|error| match error {
+            FormatError::Features { bits } => Some(bits),
+            _ => None,
+        }) {
+            self.find(
+                Severity::Damage,
+                FindingKind::FutureVersion,
+                place_of(0),
+                text(
+                    format!("The pool uses features {bits:#x} that this program does not know"),
+                    "A later program made or upgraded it, so it cannot be checked here",
+                    "Use that program",
+                ),
+            );
+            return true;
+        }
         let is_foreign = |error: &&FormatError| matches!(error, FormatError::Magic);
         if errors.iter().all(is_foreign) || self.media.len_bytes() < COPIES * PAGE_BYTES {
             self.find(

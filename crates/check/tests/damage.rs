@@ -1,9 +1,14 @@
 //! Random damage: whatever happens to a pool, nothing crashes, hangs or panics, and no object shows
 //! bytes of another.
 //!
-//! Accidents flip bits, and zero, tear, copy and swap sectors and pages of superblocks, metadata
-//! and log. An adversary changes fields and recomputes the checksums. Content is left alone, which
-//! no checksum covers: writing to an object's pages changes the object.
+//! Accidents flip bits, and zero, tear, copy and swap sectors and pages of superblocks, metadata,
+//! log and saved state. An adversary changes fields and recomputes the checksums. Content is left
+//! alone, which no checksum covers: writing to an object's pages changes the object.
+//!
+//! A pool that was closed cleanly is opened without reading all its metadata: damage is found when
+//! it is used. Nothing compares all slots then, so an adversary who recomputes the digests as well
+//! can make two objects show the same bytes, but not where the pool is opened with
+//! [`PoolOptions::check`].
 
 mod support;
 
@@ -14,6 +19,7 @@ use std::time::Duration;
 use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity, check, repair};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
+use aquifer_pool::format::saved::{Map, SavedHeader};
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::{fuzz, seed, steps};
@@ -79,15 +85,18 @@ impl Story {
 
 /// Accidents happen anywhere except in content.
 fn spoil(rng: &mut Rng, image: &mut Vec<u8>, story: &mut Story) {
-    let layout = forge::superblock(image).layout;
-    // Superblocks, metadata, log; small parts are as likely as large ones.
+    let superblock = forge::superblock(image);
+    let (layout, saved) = (superblock.layout, superblock.saved.bytes());
+    // Superblocks, metadata, log, saved state; small parts are as likely as large ones.
     let parts = [
         0..2 * PAGE,
         layout.metadata().offset_bytes as usize..layout.metadata().end_bytes() as usize,
         layout.log().offset_bytes as usize..layout.log().end_bytes() as usize,
+        saved.offset_bytes as usize..saved.end_bytes() as usize,
     ];
+    let parts = if saved.len_bytes == 0 { &parts[..3] } else { &parts };
     for _ in 0..1 + rng.below(3) {
-        let part = parts[rng.below(3) as usize].clone();
+        let part = parts[rng.below(parts.len() as u64) as usize].clone();
         let unit = if rng.chance(0.5) { SECTOR } else { PAGE };
         let anywhere = 0..image.len();
         story.push(match rng.below(ACCIDENTS + 2) {
@@ -386,6 +395,164 @@ fn campaign(usual_seed: u64, cases: usize, damage: impl Fn(&mut Rng, &mut Vec<u8
     assert!(opened > 0, "damage so great that nothing is tested");
 }
 
+/// Changes bits of the maps, and the number of free pages to match.
+fn forge_maps(rng: &mut Rng, image: &mut [u8], story: &mut Story) {
+    let (layout, start) = forge::saved_state(image);
+    let maps = start + layout.table_pages as usize * PAGE;
+    for _ in 0..1 + rng.below(8) {
+        // The first bytes are those that are used.
+        let len = if rng.chance(0.8) { 16 } else { PAGE_BYTES };
+        let block = rng.below(layout.blocks) as usize;
+        let (at, bit) = (maps + block * PAGE + rng.below(len) as usize, rng.below(8));
+        image[at] ^= 1 << bit;
+        story.push(format!("bit {bit} of byte {} of block {block}", (at - maps) % PAGE));
+    }
+    let Ok(header) = SavedHeader::decode(&image[start..]) else { return };
+    let used = layout.blocks_of(Map::UsedPages);
+    let used = maps + used.start as usize * PAGE..maps + used.end as usize * PAGE;
+    let used: u64 = image[used].iter().map(|byte| u64::from(byte.count_ones())).sum();
+    let free_pages = forge::superblock(image).layout.page_count.saturating_sub(used);
+    let header = SavedHeader { free_pages, ..header }.encode();
+    image[start..start + header.len()].copy_from_slice(&header);
+}
+
+/// Runs every operation on a damaged pool that was closed cleanly.
+fn exercise_closed(rng: &mut Rng, image: &[u8], has_forged_digests: bool, has_forged_run: bool) {
+    let options = CheckOptions { fresh_pages: rng.chance(0.1), ..CheckOptions::default() };
+    let media = FileMedia::of(image);
+    let report = check(media.clone(), &options).unwrap();
+    let _ = format!("{report}\n{report:?}");
+    assert!(media.image() == image, "the check wrote something");
+    let note = |error: PoolError| {
+        assert!(!matches!(error, PoolError::Stalled { .. }), "it hangs: {error}");
+    };
+    let all = [false, true].map(|is_checked| [(reading(), is_checked), (patient(), is_checked)]);
+    for (options, is_checked) in all.into_iter().flatten() {
+        let media = FileMedia::of(image);
+        let pool = match options.check(is_checked).open_on(media.clone()) {
+            Ok(pool) => pool,
+            Err(error) => {
+                note(error);
+                assert!(media.image() == image, "an opening that failed wrote something");
+                continue;
+            }
+        };
+        // Whether each object can only show its own bytes.
+        let is_strict = !has_forged_digests || is_checked;
+        let read = |pool: &Pool| {
+            let read = if is_strict {
+                read_everything(pool, has_forged_run)
+            } else {
+                use_everything(pool)
+            };
+            read.map_or_else(note, drop);
+        };
+        read(&pool);
+        if !pool.is_writable() {
+            drop(pool);
+            assert!(media.image() == image, "a reader wrote something");
+            continue;
+        }
+        match sample::create(&pool, "fresh", 2, 0) {
+            Ok(inode) if is_strict => {
+                let bytes = sample::read(&pool, &inode).expect("just made");
+                assert!(bytes.iter().all(|&byte| byte == 0), "a new object is not zero");
+            }
+            made => drop(made.map_err(note)),
+        }
+        drop(pool);
+        match patient().open_on(media) {
+            Ok(pool) => read(&pool),
+            Err(error) => note(error),
+        }
+    }
+}
+
+/// Reads everything, whatever it is.
+fn use_everything(pool: &Pool) -> Result<(), PoolError> {
+    let _ = (pool.info()?, pool.orphans()?, pool.room()?);
+    for inode in pool.inodes()? {
+        let _ = pool.object_named(&inode.name);
+        let _ = sample::read(pool, &inode);
+    }
+    Ok(())
+}
+
+fn campaign_closed(
+    usual_seed: u64,
+    cases: usize,
+    damage: impl Fn(&mut Rng, &mut Vec<u8>, &mut Story) -> bool,
+) {
+    let seed = seed(usual_seed);
+    let watchdog = Watchdog::start(seed);
+    let closed = sample::closed_image(POOL_BYTES);
+    let mut resumed = 0;
+    for case in 0..steps(cases) as u64 {
+        watchdog.begin(case);
+        let mut rng = Rng::new(seed ^ case << 20);
+        let (mut image, mut story) = (closed.clone(), Story::default());
+        let has_forged_digests = damage(&mut rng, &mut image, &mut story);
+        resumed += u64::from(is_resumed(&image));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            exercise_closed(&mut rng, &image, has_forged_digests, story.has_forged_run);
+        }));
+        assert!(outcome.is_ok(), "case {case} of seed {seed}: {story:#?}");
+    }
+    println!("{} cases: {resumed} opened without a recovery", steps(cases));
+    assert!(resumed * 4 > steps(cases) as u64, "{resumed}: the saved state is hardly used");
+}
+
+/// Whether the saved state is used: then little of the log is read.
+fn is_resumed(image: &[u8]) -> bool {
+    if !forge::is_readable(image) {
+        return false;
+    }
+    let superblock = forge::superblock(image);
+    let log = superblock.layout.log();
+    let behind = (superblock.tail_lsn + 2 * PAGE_BYTES) % log.len_bytes;
+    let place = ByteRange { offset_bytes: log.offset_bytes + behind, len_bytes: PAGE_BYTES };
+    let media = FileMedia::of(image);
+    let is_open = reading().open_on(media.clone()).is_ok();
+    is_open && media.take_reads_of(place) == 0
+}
+
+#[test]
+fn no_accident_crashes_a_closed_pool_or_mixes_its_objects_up() {
+    campaign_closed(4, 500, |rng, image, story| {
+        if rng.chance(0.3) {
+            // Where an object lies: it would show the bytes of another one. Its slot is valid by
+            // itself, as one of an earlier moment is.
+            let layout = forge::superblock(image).layout;
+            let (number, bit) = (1 + rng.below(5), rng.below(5));
+            let slot = forge::slot(image, &layout, number);
+            slot[64] ^= 1 << bit;
+            forge::seal_slot(slot);
+            story.push(format!("bit {bit} of the first run of slot {number}"));
+        } else {
+            spoil(rng, image, story);
+        }
+        false
+    });
+}
+
+#[test]
+fn no_adversary_crashes_a_closed_pool() {
+    campaign_closed(5, 500, |rng, image, story| {
+        if rng.chance(0.3) {
+            forge_maps(rng, image, story);
+        } else {
+            forge(rng, image, story);
+            if forge::is_readable(image) {
+                forge::redigest(image);
+            }
+        }
+        if forge::is_readable(image) && rng.chance(0.9) {
+            forge::reseal(image);
+        }
+        true
+    });
+}
+
 #[test]
 fn no_accident_crashes_anything_or_mixes_objects_up() {
     campaign(1, 1500, spoil);
@@ -464,4 +631,9 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
 #[test]
 fn any_changes_of_a_pool() {
     fuzz(400, 64, support::any_changes::image);
+}
+
+#[test]
+fn any_changes_of_a_closed_pool() {
+    fuzz(400, 64, support::any_changes::saved);
 }

@@ -131,6 +131,16 @@ fn what_is_no_pool_is_said_to_be_none() {
         forge::seal_superblock(&mut image, copy);
     }
     only(&report_of(&image), FindingKind::FutureVersion);
+    // The pool is intact: no copy should replace it.
+    let mut image = closed_image();
+    for copy in 0..2 {
+        image[copy * PAGE + 120] |= 0x40;
+        forge::seal_superblock(&mut image, copy);
+    }
+    let report = report_of(&image);
+    let finding = only(&report, FindingKind::FutureVersion);
+    assert!(finding.what.contains("features 0x40"), "{finding}");
+    assert_eq!(report.findings.len(), 1, "{report}");
 }
 
 #[test]

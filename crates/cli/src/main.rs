@@ -5,9 +5,10 @@
 //! | `demo` | a demonstration that takes 20 seconds |
 //! | `doctor` | the mechanisms that this machine offers, and their costs |
 //! | `stat` | the state and activity of caches in running processes |
-//! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, serve |
+//! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, keep, serve |
 //! | `object` | the objects of a pool |
-//! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `stat`, `du`, `find` | the files of a pool |
+//! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `mkfifo`, `mknod`, `ln`, `stat`, `du`, `find` | the files of a pool |
+//! | `mount`, `umount`, `run` | pools as file systems for every program |
 //! | `bench` | Aquifer compared with mmap, direct reads and user-space caches |
 //! | `completions` | completion scripts for shells |
 //! | `version` | version and build |
@@ -22,6 +23,8 @@ mod bench;
 mod completions;
 mod doctor;
 mod files;
+mod man;
+mod mount;
 mod object;
 mod output;
 mod pool;
@@ -54,6 +57,7 @@ Examples:
   aquifer stat --watch 1                    show the activity of running caches, every second
   aquifer pool create data.pool --size 1G   create a pool for files and persistent objects
   aquifer put -r notes data.pool:/          copy a tree into it
+  aquifer mount data.pool /mnt              let every program use its files
   aquifer bench out-of-core                 compare Aquifer with mmap and others
 
 Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.";
@@ -66,18 +70,33 @@ enum Command {
     Doctor(doctor::Args),
     /// Show the caches of running processes, or the metadata of files in a pool
     Stat(stat::Args),
-    /// Create, inspect, verify, grow and serve pools of files and persistent objects
+    /// Create, inspect, verify, grow, keep and serve pools of files and persistent objects
     Pool(pool::Args),
     /// Create, list, inspect, resize, destroy and dump the persistent objects of a pool
     Object(object::Args),
     #[command(flatten)]
     Files(files::Command),
+    /// Mount a pool as a file system for every program, or show which pools are mounted
+    Mount(mount::Args),
+    /// Unmount pools, and wait until they are closed
+    Umount(mount::umount::Args),
+    /// Run a command that sees pools as directories
+    Run(mount::run::Args),
     /// Compare Aquifer with mmap, direct reads, user-space caches and databases
     Bench(bench::Args),
     /// Print a script that completes the commands and options of `aquifer` in a shell
     Completions(completions::Args),
     /// Show the version and kind of this build
     Version(version::Args),
+    /// Write the manual pages of all commands into a directory
+    #[command(hide = true)]
+    Man(man::Args),
+    /// Serves a mount, by other processes: started by `mount`
+    #[command(hide = true)]
+    MountKeeper,
+    /// Answers the requests of a mount: started by its keeper
+    #[command(hide = true)]
+    MountServer,
 }
 
 fn run(command: &Command) -> Result<()> {
@@ -88,14 +107,33 @@ fn run(command: &Command) -> Result<()> {
         Command::Pool(args) => pool::run(args),
         Command::Object(args) => object::run(args),
         Command::Files(command) => files::run(command),
+        Command::Mount(args) => mount::run(args),
+        Command::Umount(args) => mount::umount::run(args),
+        Command::Run(args) => mount::run::run(args),
         Command::Bench(args) => bench::run("bench", args),
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Version(args) => version::run(args),
+        Command::Man(args) => man::run(args, Cli::command()),
+        Command::MountKeeper => ended(aquifer::fuse::keeper_main()),
+        Command::MountServer => ended(aquifer::fuse::server_main()),
     }
+}
+
+/// What a process has to say that another program started, it has said.
+fn ended(status: ExitCode) -> Result<()> {
+    if status == ExitCode::SUCCESS { Ok(()) } else { Err(output::Said.into()) }
 }
 
 fn main() -> ExitCode {
     let arguments = files::with_two_dashes(std::env::args_os());
+    let arguments = match mount::translated(arguments) {
+        Ok(Some(arguments)) => arguments,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(reason) => {
+            output::print_error(&anyhow::anyhow!(reason));
+            return ExitCode::FAILURE;
+        }
+    };
     match run(&Cli::parse_from(arguments).command) {
         Err(error) if error.is::<output::Said>() => ExitCode::FAILURE,
         Err(error) if !output::is_closed_pipe(&error) => {

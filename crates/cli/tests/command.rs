@@ -36,14 +36,16 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains("Example"), "{command} shows no example");
         assert!(help.contains(&format!("aquifer {command}")), "{help}");
     }
-    let files = ["ls", "cat", "put", "get", "cp", "mv", "rm", "mkdir", "ln", "du", "find"];
+    let files = [
+        "ls", "cat", "put", "get", "cp", "mv", "rm", "mkdir", "mkfifo", "mknod", "ln", "du", "find",
+    ];
     for command in files {
         assert!(all.contains(&format!("\n  {command} ")), "{command} is not in the help");
         let help = works(&[command, "--help"]);
         let examples = help.matches(&format!("\n  aquifer {command} ")).count();
         assert!(examples >= 2, "{command} shows {examples} examples: {help}");
     }
-    let pool = &["create", "info", "check", "grow"][..];
+    let pool = &["create", "info", "check", "grow", "upgrade"][..];
     let object = &["create", "list", "info", "resize", "destroy", "dump"][..];
     for (group, commands) in [("pool", pool), ("object", object)] {
         let all = works(&[group, "--help"]);
@@ -90,7 +92,9 @@ fn shells_accept_their_completions() {
     for shell in ["bash", "zsh", "fish"] {
         let script = works(&["completions", shell]);
         assert!(
-            ["doctor", "no-costs", "mkdir", "maxdepth"].iter().all(|word| script.contains(word)),
+            ["doctor", "no-costs", "mkdir", "mknod", "maxdepth"]
+                .iter()
+                .all(|word| script.contains(word)),
             "{shell}: {script}"
         );
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

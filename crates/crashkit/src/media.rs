@@ -40,6 +40,7 @@ pub struct CrashMedia {
     shared: Arc<Shared>,
     unit_bytes: usize,
     writable: bool,
+    writes_flush: bool,
 }
 
 /// The state that the handles share.
@@ -59,6 +60,8 @@ struct Log {
     operations: Vec<Operation>,
     events: Vec<Event>,
     script: Script,
+    /// A flush of a durable write has failed: the system tells it once, and files remember it.
+    has_lost: bool,
 }
 
 impl Log {
@@ -106,7 +109,8 @@ impl CrashMedia {
             log: Mutex::new(Log { len_bytes: image.len() as u64, ..Log::default() }),
         };
         let unit_bytes = domain.atomic_bytes();
-        Ok(CrashMedia { shared: Arc::new(shared), unit_bytes, writable: true })
+        let writes_flush = false;
+        Ok(CrashMedia { shared: Arc::new(shared), unit_bytes, writable: true, writes_flush })
     }
 
     /// Changes the unit that a crash does not tear, a power of two of at least 8 bytes. A smaller
@@ -115,6 +119,14 @@ impl CrashMedia {
     pub fn with_unit_bytes(mut self, unit_bytes: usize) -> CrashMedia {
         assert!(unit_bytes >= 8 && unit_bytes.is_power_of_two(), "no unit: {unit_bytes} bytes");
         self.unit_bytes = unit_bytes;
+        self
+    }
+
+    /// Makes a durable write also flush what was handed over before, as files through the page cache
+    /// do: it is recorded as a write, the hand-over of its range, and a flush. If that flush fails, so
+    /// does every [`Media::flush`] from then on.
+    pub fn with_writes_that_flush(mut self, writes_flush: bool) -> CrashMedia {
+        self.writes_flush = writes_flush;
         self
     }
 
@@ -219,6 +231,23 @@ impl CrashMedia {
             return Err(self.error(operation, hull(ranges), Errno::ROFS.into()));
         }
         Ok(())
+    }
+
+    /// A flush, as if nothing had been lost.
+    fn flush_all(&self) -> Result<(), MediaError> {
+        let mut log = self.log();
+        self.check(&log, MediaOperation::Flush, &[])?;
+        let fate = fate(&mut log, MediaOperation::Flush, &[]);
+        let op = log.begin(MediaOperation::Flush, &[]);
+        log.events.push(Event::FlushBegin { op });
+        let mut log = self.middle(log, &fate);
+        match &fate.fault {
+            None => {
+                log.events.push(Event::Flushed { op });
+                Ok(())
+            }
+            Some(fault) => Err(self.end_failed(&mut log, op, fault)),
+        }
     }
 
     /// The middle of an operation: no lock is held, so other threads make progress.
@@ -333,7 +362,23 @@ impl Media for CrashMedia {
     }
 
     unsafe fn write_durable(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        if self.writes_flush {
+            self.write(MediaOperation::Write, offset_bytes, bytes)?;
+            self.write_back(&[ByteRange { offset_bytes, len_bytes: bytes.len() as u64 }])?;
+            return self.flush_all().inspect_err(|_| self.log().has_lost = true);
+        }
         self.write(MediaOperation::WriteDurable, offset_bytes, bytes)
+    }
+
+    fn check_kept(&self) -> Result<(), MediaError> {
+        if self.log().has_lost {
+            return Err(self.error(MediaOperation::Flush, hull(&[]), Errno::IO.into()));
+        }
+        Ok(())
+    }
+
+    fn durable_writes_flush(&self) -> bool {
+        self.writes_flush
     }
 
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError> {
@@ -353,19 +398,8 @@ impl Media for CrashMedia {
     }
 
     fn flush(&self) -> Result<(), MediaError> {
-        let mut log = self.log();
-        self.check(&log, MediaOperation::Flush, &[])?;
-        let fate = fate(&mut log, MediaOperation::Flush, &[]);
-        let op = log.begin(MediaOperation::Flush, &[]);
-        log.events.push(Event::FlushBegin { op });
-        let mut log = self.middle(log, &fate);
-        match &fate.fault {
-            None => {
-                log.events.push(Event::Flushed { op });
-                Ok(())
-            }
-            Some(fault) => Err(self.end_failed(&mut log, op, fault)),
-        }
+        self.check_kept()?;
+        self.flush_all()
     }
 
     fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {

@@ -450,3 +450,64 @@ fn a_sync_that_a_signal_interrupts_is_made_again() {
     };
     assert_eq!(answering.join().unwrap(), 4, "two interrupted, one made again, one more");
 }
+
+/// In a separate process, which closes descriptors and raises its limit.
+#[test]
+fn a_device_writes_to_no_file_that_has_its_number() {
+    let test = "alone_the_numbers_of_a_device_are_given_to_other_files";
+    let arguments = ["--exact", test, "--ignored", "--nocapture"];
+    let program = std::env::current_exe().unwrap();
+    let output = std::process::Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+}
+
+#[test]
+#[ignore = "run by a_device_writes_to_no_file_that_has_its_number, as it closes descriptors"]
+fn alone_the_numbers_of_a_device_are_given_to_other_files() {
+    // SAFETY: zeros are a value of the structure, and the calls only read and write it.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = limit.rlim_max;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+    let file = file_of(1 << 20);
+    let open = |direct| FileDevice::options().writable(true).direct(direct).open(file.path());
+    let devices = [Direct::Auto, Direct::Never].map(|direct| open(direct).unwrap());
+    let page = AlignedBuffer::new(4096, 4096);
+    devices[0].write_at(0, &page).unwrap();
+    let own = file_of(1 << 20);
+    own.as_file().write_all_at(&[3; 4096], 0).unwrap();
+    let link = |number: &i32| std::fs::read_link(format!("/proc/self/fd/{number}"));
+    let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers =
+        numbers.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let is_its = |number: &i32| {
+        *number != file.as_file().as_raw_fd()
+            && link(number).is_ok_and(|target| target == file.path())
+    };
+    let numbers: Vec<i32> = numbers.filter(is_its).collect();
+    assert!(!numbers.is_empty());
+    for &number in &numbers {
+        // SAFETY: replaces what the device uses, on purpose.
+        assert_eq!(unsafe { libc::dup2(own.as_file().as_raw_fd(), number) }, number);
+    }
+    let before = aquifer_sys::clock::coarse_ns();
+    while aquifer_sys::clock::coarse_ns() == before {
+        std::thread::yield_now();
+    }
+    for device in &devices {
+        let error = device.write_at(0, &page).unwrap_err();
+        let DeviceError::Io { source, .. } = error else { panic!("{error}") };
+        assert_eq!(source.raw_os_error(), Some(libc::EBADF));
+        assert!(device.sync().is_err());
+    }
+    drop(devices);
+    let mut bytes = [7; 4096];
+    own.as_file().read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, [3; 4096], "what the program wrote");
+    // SAFETY: changes no memory.
+    let is_open = |number: &i32| unsafe { libc::fcntl(*number, libc::F_GETFD) } >= 0;
+    assert!(numbers.iter().all(is_open), "the device closed them");
+}

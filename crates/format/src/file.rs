@@ -1,10 +1,14 @@
-//! Inodes of files, directories and symbolic links.
+//! Inodes of files, directories, symbolic links, and special files: named pipes, sockets, devices.
 //!
-//! | kind | `size_bytes` | `runs` | `part` | `parent` | `seed`, `entries` |
-//! |---|---|---|---|---|---|
-//! | file | of the content; may reach beyond the runs, or end before them | its pages, in order | more runs: a [`RunList`](crate::run_list::RunList) | | |
-//! | directory | | | the root of its tree: a [`Node`](crate::directory::Node) | the directory it is in | of its names |
-//! | link | of the target | | the target, if it is long: a [`ByteChain`](crate::byte_chain::ByteChain) | | |
+//! | kind | `size_bytes` | `runs` | `part` | `parent` | `seed`, `entries` | `device` |
+//! |---|---|---|---|---|---|---|
+//! | file | of the content; may reach beyond the runs, or end before them | its pages, in order | more runs: a [`RunList`](crate::run_list::RunList) | | | |
+//! | directory | | | the root of its tree: a [`Node`](crate::directory::Node) | the directory it is in | of its names | |
+//! | link | of the target | | the target, if it is long: a [`ByteChain`](crate::byte_chain::ByteChain) | | | |
+//! | named pipe, socket | | | | | | |
+//! | device | | | | | | its number |
+//!
+//! The last two rows need the feature [`SPECIAL`](crate::superblock::SPECIAL) of the pool.
 //!
 //! An inode without links is in use as long as a process has it open, and is removed when the pool
 //! is recovered.
@@ -37,14 +41,36 @@ pub enum FileKind {
     Directory,
     /// A symbolic link.
     Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
 }
 
 impl FileKind {
+    /// Whether it is a named pipe, a socket or a device: something that has no content.
+    pub fn is_special(self) -> bool {
+        matches!(self, FileKind::Fifo | FileKind::Socket) || self.is_device()
+    }
+
+    /// Whether it is a character device or a block device.
+    pub fn is_device(self) -> bool {
+        matches!(self, FileKind::CharDevice | FileKind::BlockDevice)
+    }
+
     pub(crate) fn code(self) -> u8 {
         match self {
             FileKind::File => 1,
             FileKind::Directory => 2,
             FileKind::Symlink => 3,
+            FileKind::Fifo => 4,
+            FileKind::Socket => 5,
+            FileKind::CharDevice => 6,
+            FileKind::BlockDevice => 7,
         }
     }
 
@@ -53,12 +79,16 @@ impl FileKind {
             1 => Some(FileKind::File),
             2 => Some(FileKind::Directory),
             3 => Some(FileKind::Symlink),
+            4 => Some(FileKind::Fifo),
+            5 => Some(FileKind::Socket),
+            6 => Some(FileKind::CharDevice),
+            7 => Some(FileKind::BlockDevice),
             _ => None,
         }
     }
 }
 
-/// An inode of a file, a directory or a symbolic link, decoded.
+/// An inode of a file of any kind, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileInode {
     /// Its slot.
@@ -104,6 +134,8 @@ pub struct FileInode {
     pub seed: u64,
     /// The number of names in a directory.
     pub entries: u64,
+    /// The number of a device: major in the upper half, minor in the lower one. 0 for other kinds.
+    pub device: u64,
     /// The first runs of a file.
     pub runs: Vec<Run>,
     /// The target of a symbolic link that has no part.
@@ -135,7 +167,9 @@ struct RawFile {
     seed: U64,
     entries: U64,
     run_count: U16,
-    reserved: [u8; 46],
+    reserved: [u8; 6],
+    device: U64,
+    reserved_too: [u8; 32],
     runs: [RawRun; FILE_RUNS],
     checksum: U64,
 }
@@ -145,6 +179,7 @@ const _: () = {
     // `image_slots::file_version` loads these two from the image as words.
     assert!(std::mem::offset_of!(RawFile, generation) == 16);
     assert!(std::mem::offset_of!(RawFile, layout_version) == 24);
+    assert!(std::mem::offset_of!(RawFile, device) == 144);
     assert!(std::mem::offset_of!(RawFile, runs) == 184);
     assert!(std::mem::offset_of!(RawFile, checksum) == 504);
 };
@@ -173,8 +208,12 @@ pub struct FileState {
     pub size_bytes: u64,
     /// When its content was last changed, in nanoseconds since 1970.
     pub modified_ns: i64,
+    /// Permissions: the lowest 12 bits as in `chmod`.
+    pub mode: u32,
     /// The names that refer to it.
     pub links: u32,
+    /// The first slot of its extended attributes; 0 if there are none.
+    pub attributes: u64,
     /// Whether it must not be changed.
     pub is_immutable: bool,
 }
@@ -191,7 +230,9 @@ impl FileState {
             layout_version: word(Self::LAYOUT_VERSION_OFFSET),
             size_bytes: word(Self::SIZE_OFFSET),
             modified_ns: word(Self::MODIFIED_OFFSET) as i64,
+            mode: word(Self::MODE_OFFSET) as u32,
             links: (word(Self::LINKS_OFFSET - 4) >> 32) as u32,
+            attributes: word(Self::ATTRIBUTES_OFFSET),
             is_immutable: flags & IMMUTABLE != 0,
         })
     }
@@ -201,11 +242,14 @@ impl FileState {
     pub const LAYOUT_VERSION_OFFSET: usize = std::mem::offset_of!(RawFile, layout_version);
     const SIZE_OFFSET: usize = std::mem::offset_of!(RawFile, size_bytes);
     const MODIFIED_OFFSET: usize = std::mem::offset_of!(RawFile, modified_ns);
+    const ATTRIBUTES_OFFSET: usize = std::mem::offset_of!(RawFile, attributes);
+    /// In the lower half of its word.
+    const MODE_OFFSET: usize = std::mem::offset_of!(RawFile, mode);
     /// In the upper half of its word.
     const LINKS_OFFSET: usize = std::mem::offset_of!(RawFile, links);
 }
 
-const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4);
+const _: () = assert!(FileState::LINKS_OFFSET % 8 == 4 && FileState::MODE_OFFSET.is_multiple_of(8));
 
 /// Whether a slot with these two words is an inode of a file without links. The bytes must be known
 /// to be valid.
@@ -286,6 +330,7 @@ impl FileInode {
             attributes: 0,
             seed: 0,
             entries: 0,
+            device: 0,
             runs: Vec::new(),
             target: Vec::new(),
         }
@@ -333,7 +378,8 @@ impl FileInode {
         raw.seed = U64::new(self.seed);
         raw.entries = U64::new(self.entries);
         raw.run_count = U16::new(self.runs.len() as u16);
-        raw.reserved = [0; 46];
+        (raw.reserved, raw.reserved_too) = ([0; 6], [0; 32]);
+        raw.device = U64::new(self.device);
         raw.runs = [RawRun::EMPTY; FILE_RUNS];
         raw.checksum = U64::new(UNSEALED);
         pack(&self.runs, &mut raw.runs)?;
@@ -394,9 +440,16 @@ impl FileInode {
             }
         } else {
             runs = unpack(&raw.runs, raw.run_count.get().into())?;
-            if kind == FileKind::Directory && !runs.is_empty() {
+            if kind != FileKind::File && !runs.is_empty() {
                 return Err(field("runs", runs.len() as u64));
             }
+        }
+        if kind.is_special() && (size_bytes, raw.part.get()) != (0, 0) {
+            return Err(field("size", size_bytes));
+        }
+        let device = raw.device.get();
+        if device != 0 && !kind.is_device() {
+            return Err(field("device", device));
         }
         Ok(FileInode {
             number,
@@ -420,6 +473,7 @@ impl FileInode {
             attributes: raw.attributes.get(),
             seed: raw.seed.get(),
             entries: raw.entries.get(),
+            device,
             runs,
             target,
         })
@@ -429,3 +483,35 @@ impl FileInode {
 /// The longest file: as many pages as a pool can have. The runs of a sparse file of this size fit
 /// into the pool.
 pub const MAX_FILE_BYTES: u64 = crate::run::MAX_PAGES * crate::PAGE_BYTES;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_files_have_no_content() {
+        for code in 0..=u8::MAX {
+            let Some(kind) = FileKind::from_code(code) else { continue };
+            assert_eq!(kind.code(), code);
+            assert_eq!(kind.is_special(), code >= 4);
+            let inode = FileInode { mode: 0o640, links: 1, ..FileInode::new(kind, 9, 1) };
+            if kind == FileKind::Symlink {
+                continue;
+            }
+            let device = FileInode { device: 250 << 32 | 70_000, ..inode.clone() };
+            let sized = FileInode { size_bytes: 1, ..inode.clone() };
+            let parted = FileInode { part: 5, ..inode.clone() };
+            let paged = FileInode { runs: vec![Run { start_page: 5, pages: 1 }], ..inode.clone() };
+            let is_refused = |inode: FileInode| {
+                let decoded = FileInode::decode(&inode.encode().unwrap(), 9);
+                assert!(decoded.is_err() || decoded == Ok(inode), "{kind:?}");
+                decoded.is_err()
+            };
+            assert!(!is_refused(inode));
+            assert_eq!(is_refused(device), !kind.is_device(), "{kind:?}");
+            assert_eq!(is_refused(sized), kind.is_special(), "{kind:?}");
+            assert_eq!(is_refused(parted), kind.is_special(), "{kind:?}");
+            assert_eq!(is_refused(paged), kind != FileKind::File, "{kind:?}");
+        }
+    }
+}

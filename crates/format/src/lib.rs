@@ -20,7 +20,7 @@
 //!   directory   file_table   byte_chain   structures over slots, each written against `slots`
 //!      │
 //!   superblock  inode  file  run_list     slots, the log's records, and what they are made of
-//!   slot  slot_change  record  patch  run  layout
+//!   slot  slot_change  record  patch  run  layout  saved
 //! ```
 //!
 //! ```
@@ -46,6 +46,7 @@ pub mod patch;
 pub mod record;
 pub mod run;
 pub mod run_list;
+pub mod saved;
 pub mod slot;
 pub mod slot_change;
 pub mod slots;

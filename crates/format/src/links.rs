@@ -220,9 +220,11 @@ pub struct LinkCounts {
     pub directories: u64,
     /// Symbolic links.
     pub symbolic_links: u64,
+    /// Named pipes, sockets and devices.
+    pub special_files: u64,
     /// Parts of all of these.
     pub parts: u64,
-    /// Files and symbolic links without links.
+    /// Inodes without links, except directories.
     pub orphans: u64,
 }
 
@@ -291,6 +293,10 @@ fn bit(kind: FileKind) -> u8 {
         FileKind::File => 1,
         FileKind::Directory => 2,
         FileKind::Symlink => 4,
+        FileKind::Fifo => 8,
+        FileKind::Socket => 16,
+        FileKind::CharDevice => 32,
+        FileKind::BlockDevice => 64,
     }
 }
 
@@ -357,7 +363,8 @@ impl Links {
                 let part = match inode.kind {
                     FileKind::File => Part::Runs,
                     FileKind::Directory => Part::Node,
-                    FileKind::Symlink => Part::Bytes,
+                    // A special file has no part.
+                    _ => Part::Bytes,
                 };
                 self.lead(number, inode.part, part);
                 self.lead(number, inode.attributes, Part::Bytes);
@@ -479,10 +486,11 @@ impl Links {
             Sort::Inode(FileKind::File) => counts.files += 1,
             Sort::Inode(FileKind::Directory) => counts.directories += 1,
             Sort::Inode(FileKind::Symlink) => counts.symbolic_links += 1,
+            Sort::Inode(_) => counts.special_files += 1,
             Sort::Part(_) => counts.parts += 1,
             Sort::Other | Sort::Damaged => {}
         }
-        let is_orphan = matches!(fact.sort, Sort::Inode(FileKind::File | FileKind::Symlink))
+        let is_orphan = matches!(fact.sort, Sort::Inode(kind) if kind != FileKind::Directory)
             && (fact.links, fact.names) == (0, 0);
         counts.orphans += u64::from(is_orphan);
     }

@@ -8,7 +8,8 @@
 //! * a slot that the head records as used is not zero: otherwise a lost sector would look like an
 //!   object that never was;
 //! * its pages are data, and lie below the head's first fresh page: everything from there on is
-//!   zero, so allocations there are not zeroed again;
+//!   zero, so allocations there are not zeroed again; the pages of the saved state lie below it, too,
+//!   and are no inode's;
 //! * no page is named twice;
 //! * slots refer to each other consistently: [`links`](crate::links).
 //!
@@ -116,7 +117,7 @@ impl Inconsistency {
 /// The owners of pages, as of one state of the metadata.
 #[derive(Debug, Default)]
 pub struct Owners {
-    /// All runs in order of their first page, with their inode.
+    /// All runs in order of their first page, with their inode; the saved state with the head.
     runs: Vec<(Run, u64)>,
     /// The shadow of each inode that has one.
     shadows: BTreeMap<u64, Run>,
@@ -128,9 +129,11 @@ pub struct Owners {
 
 impl Owners {
     /// Checks all slots, including the head's, as `read` returns them: `None` if they cannot be
-    /// read. Calls `visit` for every object and every inode of a file.
+    /// read. No slot may name pages of `saved`, which are those of the saved state. Calls `visit`
+    /// for every object and every inode of a file.
     pub fn new(
         layout: &Layout,
+        saved: Run,
         mut read: impl FnMut(u64) -> Option<SlotBytes>,
         mut visit: impl FnMut(&Slot),
     ) -> Owners {
@@ -147,12 +150,26 @@ impl Owners {
         for number in HEAD_SLOT + 1..layout.slots() {
             match read(number) {
                 Some(bytes) => {
-                    owners.add_slot(number, &bytes, &head, layout, &mut links, &mut visit);
+                    let is_misplaced = |run: Run| {
+                        run.start_page < layout.data_start_page
+                            || run.end_page() > head.fresh_from_page
+                            || run.overlaps(saved)
+                    };
+                    owners.add_slot(number, &bytes, &head, is_misplaced, &mut links, &mut visit);
                 }
                 None => links.add_damaged(number),
             }
         }
+        // Its bytes are not zero.
+        if saved.end_page() > head.fresh_from_page && !owners.has_no_head() {
+            let (field, value) = ("first fresh page", head.fresh_from_page);
+            owners.inconsistencies.push(Inconsistency::Head(FormatError::Field { field, value }));
+        }
         owners.find_shared();
+        if !saved.is_empty() {
+            let place = owners.runs.partition_point(|(run, _)| *run < saved);
+            owners.runs.insert(place, (saved, HEAD_SLOT));
+        }
         let (inconsistencies, counts) = links.finish(read);
         owners.inconsistencies.extend(inconsistencies.into_iter().map(Inconsistency::Link));
         owners.counts = counts;
@@ -167,7 +184,7 @@ impl Owners {
         number: u64,
         bytes: &SlotBytes,
         head: &PoolHead,
-        layout: &Layout,
+        is_misplaced: impl Fn(Run) -> bool,
         links: &mut Links,
         visit: &mut impl FnMut(&Slot),
     ) {
@@ -190,7 +207,7 @@ impl Owners {
             visit(&slot);
         }
         for run in slot.runs() {
-            if run.start_page < layout.data_start_page || run.end_page() > head.fresh_from_page {
+            if is_misplaced(run) {
                 self.inconsistencies.push(Inconsistency::Misplaced { number, run });
             }
             self.runs.push((run, number));
@@ -299,6 +316,8 @@ mod tests {
         data_start_page: 19,
     };
 
+    const SAVED: Run = Run { start_page: 100, pages: 6 };
+
     fn object(number: u64, start_page: u64, pages: u64) -> Inode {
         Inode {
             kind: InodeKind::Object,
@@ -311,6 +330,16 @@ mod tests {
 
     /// These inodes, with the root directory in slot 1.
     fn owners(inodes: &[Inode], fresh_from_page: u64, used_slots: u64) -> Owners {
+        owners_beside(Run::EMPTY, inodes, fresh_from_page, used_slots)
+    }
+
+    /// The same in a pool with a saved state.
+    fn owners_beside(
+        saved: Run,
+        inodes: &[Inode],
+        fresh_from_page: u64,
+        used_slots: u64,
+    ) -> Owners {
         let mut slots = [[0; SLOT_BYTES]; 8];
         slots[0] = PoolHead { fresh_from_page, used_slots }.encode();
         let root = FileInode { links: 2, parent: 1, ..FileInode::new(FileKind::Directory, 1, 1) };
@@ -318,7 +347,7 @@ mod tests {
         for inode in inodes {
             slots[inode.number as usize] = inode.encode().unwrap();
         }
-        Owners::new(&LAYOUT, |number| slots.get(number as usize).copied(), |_| {})
+        Owners::new(&LAYOUT, saved, |number| slots.get(number as usize).copied(), |_| {})
     }
 
     fn pages(start_page: u64, pages: u64) -> ByteRange {
@@ -365,6 +394,25 @@ mod tests {
             owners.inconsistencies().iter().map(Inconsistency::structure).collect();
         assert_eq!(inconsistencies, ["inode 2", "inode 3"]);
         assert_eq!(owners.owned(4, pages(30, 4)), pages(30, 4));
+    }
+
+    #[test]
+    fn pages_of_the_saved_state_are_not_fresh() {
+        let owners = owners_beside(SAVED, &[], 105, 2);
+        assert!(matches!(owners.inconsistencies(), [Inconsistency::Head(_)]));
+        assert!(owners.inconsistencies()[0].forbids_writing());
+    }
+
+    #[test]
+    fn pages_of_the_saved_state_belong_to_no_inode() {
+        let owners = owners_beside(SAVED, &[object(2, 98, 3), object(3, 106, 1)], 150, 4);
+        let inconsistencies: Vec<_> =
+            owners.inconsistencies().iter().map(Inconsistency::structure).collect();
+        assert_eq!(inconsistencies, ["inode 2"]);
+        let named = [Run { start_page: 98, pages: 9 }];
+        assert_eq!(owners.used_runs(), named, "with those of the saved state");
+        assert!(!owners.may_hold_content_for(&[2, 3], pages(105, 1)));
+        assert!(owners.may_hold_content_for(&[2, 3], pages(107, 1)));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::layout::Layout;
+use crate::run::Run;
 use crate::{FORMAT_VERSION, FormatError, MAX_FORMAT_VERSION, PAGE_BYTES, checksum};
 
 const MAGIC: [u8; 8] = *b"AQUIFER\0";
@@ -40,7 +41,22 @@ pub struct Superblock {
     /// that life lasts, everything that was written is present, whichever processes have died. 0 if
     /// the life is unknown; [`ANY_BOOT`] once all of it is durable.
     pub boot: u64,
+    /// What the pool uses beyond the first form of version 1: [`SAVED`], [`SPECIAL`].
+    pub features: u64,
+    /// The pages of the [saved state](crate::saved); empty without [`SAVED`]. They lie in the data,
+    /// and no slot names them.
+    pub saved: Run,
+    /// The checksum of the header of the saved state; 0 if nothing is saved: the pool is open, or
+    /// was not closed by its last writer.
+    pub saved_sum: u64,
 }
+
+/// The feature of pools that have pages for a [saved state](crate::saved).
+pub const SAVED: u64 = 1;
+/// The feature of pools that may contain named pipes, sockets and devices.
+pub const SPECIAL: u64 = 2;
+/// The features that this program knows. It refuses a pool with any other.
+pub const KNOWN_FEATURES: u64 = SAVED | SPECIAL;
 
 /// Replaces the number of a life: it is not known whether what was written is present.
 pub const UNKNOWN_BOOT: u64 = 0;
@@ -68,6 +84,10 @@ impl Superblock {
             tail_lsn: 0,
             segment: Uuid::nil(),
             boot: 0,
+            // A conversion of the pool changes them in one copy after the other.
+            features: 0,
+            saved: Run::EMPTY,
+            saved_sum: 0,
             ..superblock.clone()
         };
         fixed(self) == fixed(other)
@@ -113,7 +133,10 @@ struct Raw {
     incompatible_features: U64,
     copy: U64,
     boot: U64,
-    reserved: [u8; 360],
+    saved_start_page: U64,
+    saved_pages: U64,
+    saved_sum: U64,
+    reserved: [u8; 336],
     checksum: U64,
 }
 
@@ -126,6 +149,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Raw, generation) == 80);
     assert!(std::mem::offset_of!(Raw, segment) == 96);
     assert!(std::mem::offset_of!(Raw, copy) == 128);
+    assert!(std::mem::offset_of!(Raw, saved_start_page) == 144);
     assert!(std::mem::offset_of!(Raw, checksum) == 504);
 };
 
@@ -153,10 +177,13 @@ impl Superblock {
             tail_lsn: U64::new(self.tail_lsn),
             segment: *self.segment.as_bytes(),
             created_ns: U64::new(self.created_ns),
-            incompatible_features: U64::ZERO,
+            incompatible_features: U64::new(self.features),
             copy: U64::new(copy),
             boot: U64::new(self.boot),
-            reserved: [0; 360],
+            saved_start_page: U64::new(self.saved.start_page),
+            saved_pages: U64::new(self.saved.pages),
+            saved_sum: U64::new(self.saved_sum),
+            reserved: [0; 336],
             checksum: U64::ZERO,
         };
         raw.checksum = U64::new(raw.computed_checksum());
@@ -189,8 +216,9 @@ impl Superblock {
         if raw.checksum.get() != computed {
             return Err(damaged);
         }
-        if raw.incompatible_features.get() != 0 {
-            return Err(FormatError::Features { bits: raw.incompatible_features.get() });
+        let features = raw.incompatible_features.get();
+        if features & !KNOWN_FEATURES != 0 {
+            return Err(FormatError::Features { bits: features & !KNOWN_FEATURES });
         }
         if raw.copy.get() != copy {
             return Err(FormatError::Identity { found: raw.copy.get(), expected: copy });
@@ -220,6 +248,19 @@ impl Superblock {
                 return Err(FormatError::Field { field, value });
             }
         }
+        let saved = Run { start_page: raw.saved_start_page.get(), pages: raw.saved_pages.get() };
+        let is_inside = saved.start_page >= layout.data_start_page
+            && saved
+                .start_page
+                .checked_add(saved.pages)
+                .is_some_and(|end| end <= layout.page_count);
+        if if features & SAVED != 0 { saved.is_empty() || !is_inside } else { saved != Run::EMPTY }
+        {
+            return Err(FormatError::Field { field: "saved state", value: saved.start_page });
+        }
+        if raw.saved_sum.get() != 0 && features & SAVED == 0 {
+            return Err(FormatError::Field { field: "saved checksum", value: raw.saved_sum.get() });
+        }
         Ok(Superblock {
             uuid: Uuid::from_bytes(raw.uuid),
             sequence: raw.sequence.get(),
@@ -229,6 +270,77 @@ impl Superblock {
             segment: Uuid::from_bytes(raw.segment),
             created_ns: raw.created_ns.get(),
             boot: raw.boot.get(),
+            features,
+            saved,
+            saved_sum: raw.saved_sum.get(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock() -> Superblock {
+        Superblock {
+            uuid: Uuid::from_u128(1),
+            sequence: 1,
+            layout: Layout::new(4 << 20, 64, 64 << 10).unwrap(),
+            generation: 1,
+            tail_lsn: 0,
+            segment: Uuid::nil(),
+            created_ns: 0,
+            boot: 0,
+            features: KNOWN_FEATURES,
+            saved: Run { start_page: 30, pages: 6 },
+            saved_sum: 77,
+        }
+    }
+
+    fn decode(superblock: &Superblock) -> Result<Superblock, FormatError> {
+        Superblock::decode(&superblock.encode(1), 1)
+    }
+
+    #[test]
+    fn features_and_the_saved_state_are_kept() {
+        let superblock = superblock();
+        let page = superblock.encode(0);
+        assert_eq!(page[120..128], 3u64.to_le_bytes());
+        assert_eq!(page[144..152], 30u64.to_le_bytes());
+        assert_eq!(page[152..160], 6u64.to_le_bytes());
+        assert_eq!(page[160..168], 77u64.to_le_bytes());
+        assert!(page[168..504].iter().all(|&byte| byte == 0));
+        assert_eq!(decode(&superblock), Ok(superblock.clone()));
+        // A conversion that stopped between the two copies.
+        let before =
+            Superblock { features: 0, saved: Run::EMPTY, saved_sum: 0, ..superblock.clone() };
+        assert!(before.is_of_same_pool(&superblock));
+        assert_eq!(decode(&before), Ok(before.clone()));
+    }
+
+    #[test]
+    fn unknown_features_are_refused() {
+        let later = Superblock { features: KNOWN_FEATURES | 1 << 40, ..superblock() };
+        assert_eq!(decode(&later), Err(FormatError::Features { bits: 1 << 40 }));
+    }
+
+    #[test]
+    fn the_saved_state_lies_in_the_data_or_is_none() {
+        let refused = |change: fn(&mut Superblock)| {
+            let mut superblock = superblock();
+            change(&mut superblock);
+            assert!(
+                matches!(decode(&superblock), Err(FormatError::Field { .. })),
+                "{superblock:?}"
+            );
+        };
+        refused(|it| it.saved.pages = 0);
+        refused(|it| it.saved = Run::EMPTY);
+        refused(|it| it.saved.start_page = it.layout.data_start_page - 1);
+        refused(|it| it.saved.start_page = it.layout.page_count - 5);
+        refused(|it| it.saved.start_page = u64::MAX);
+        refused(|it| it.saved.pages = u64::MAX);
+        refused(|it| it.features = SPECIAL);
+        refused(|it| (it.features, it.saved) = (0, Run::EMPTY));
     }
 }

@@ -108,10 +108,14 @@ fn splice_model(model: &mut Model, range: FilePages, replacement: &Model) -> Mod
     for (index, page) in model.iter_mut().enumerate().take(end).skip(first) {
         *page = replacement.get(index - first).copied().flatten();
     }
+    trim(model);
+    removed
+}
+
+fn trim(model: &mut Model) {
     while model.last() == Some(&None) {
         model.pop();
     }
-    removed
 }
 
 fn compare(table: &FileTable, model: &Model) {
@@ -154,6 +158,8 @@ enum Edit {
     Punch { at: u64, pages: u64 },
     Truncate { at: u64 },
     Exchange { at: u64, other_at: u64, pages: u64 },
+    Collapse { at: u64, pages: u64 },
+    Insert { at: u64, pages: u64 },
     Load,
 }
 
@@ -172,6 +178,8 @@ fn edits() -> impl Strategy<Value = Vec<(bool, bool, Edit)>> {
         1 => (0..2000u64).prop_map(|at| Edit::Truncate { at }),
         2 => (0..1500u64, 0..1500u64, 1..300u64)
             .prop_map(|(at, other_at, pages)| Edit::Exchange { at, other_at, pages }),
+        2 => (0..1500u64, 1..300u64).prop_map(|(at, pages)| Edit::Collapse { at, pages }),
+        2 => (0..1500u64, 1..100u64).prop_map(|(at, pages)| Edit::Insert { at, pages }),
         1 => Just(Edit::Load),
     ];
     // Of the first or the second file; stored at once or together with later edits.
@@ -241,6 +249,24 @@ impl Files {
                 let removed = self.splice(file, *at, *pages, &taken);
                 self.splice(1 - file, *other_at, *pages, &removed);
                 self.store(1 - file);
+            }
+            Edit::Collapse { at, pages } => {
+                self.unsaved[file] += 1;
+                let (File { table, .. }, model) = &mut self.files[file];
+                let [first, end] = [*at, at + pages].map(|page| model.len().min(page as usize));
+                let removed: Model = model.drain(first..end).collect();
+                trim(model);
+                let range = FilePages { first: FilePage(*at), pages: *pages };
+                assert_eq!(expand(table.collapse(range)), removed);
+            }
+            Edit::Insert { at, pages } => {
+                self.unsaved[file] += 1;
+                let (File { table, .. }, model) = &mut self.files[file];
+                if (*at as usize) < model.len() {
+                    let at = *at as usize;
+                    model.splice(at..at, (0..*pages).map(|_| None));
+                }
+                table.insert(FilePages { first: FilePage(*at), pages: *pages }).unwrap();
             }
             Edit::Load => {
                 self.store(file);
@@ -388,6 +414,34 @@ fn what_is_unchanged_is_not_stored() {
     assert_eq!((slots.puts, &file.inode), (0, &inode));
     file.edit(&mut slots, pages(1, 1), &[]);
     assert_eq!(file.inode.layout_version, inode.layout_version + 1);
+}
+
+#[test]
+fn pages_move_without_touching_the_lists_behind() {
+    let mut slots = SlotMap::default();
+    let mut file = File::fragmented(7, &mut slots, 4000, 8);
+    let (inode, lists) = (file.inode.clone(), file.table.slot_count());
+    slots.count_anew();
+    file.table.insert(pages(1000, 5)).unwrap();
+    file.table.store(&mut file.inode, &mut slots).unwrap();
+    assert!(slots.puts <= 2, "{} slots of {lists}", slots.puts);
+    assert_eq!(file.inode.layout_version, inode.layout_version + 1);
+    assert_eq!(file.table.find(FilePage(1004)).unwrap().run, run(0, 1));
+    slots.count_anew();
+    assert_eq!(file.table.collapse(pages(1000, 5)), [run(0, 5)]);
+    file.table.store(&mut file.inode, &mut slots).unwrap();
+    assert!(slots.puts <= 2, "{} slots of {lists}", slots.puts);
+    assert_eq!((file.inode.pages, file.table.run_count()), (inode.pages, 4000));
+    // Behind the end there is nothing to move.
+    let inode = file.inode.clone();
+    assert!(file.table.collapse(pages(32_000, 5)).is_empty());
+    file.table.insert(pages(32_000, 5)).unwrap();
+    file.table.store(&mut file.inode, &mut slots).unwrap();
+    assert_eq!(file.inode, inode);
+    let error = file.table.insert(pages(0, MAX_PAGES - 31_999)).unwrap_err();
+    assert!(matches!(error, StructureError::FileTooLarge), "{error}");
+    file.table.insert(pages(0, MAX_PAGES - 32_000)).unwrap();
+    assert_eq!(file.table.pages(), MAX_PAGES);
 }
 
 #[test]

@@ -11,6 +11,11 @@ fn any_bytes_as_a_superblock() {
 }
 
 #[test]
+fn any_bytes_as_a_saved_state() {
+    fuzz(5000, 600, parsers::saved);
+}
+
+#[test]
 fn any_bytes_as_a_slot() {
     fuzz(5000, 520, parsers::slot);
 }

@@ -14,7 +14,7 @@
 //! attributes of an inode, with 5 bytes of overhead each, at most 128 KiB.
 
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
-use aquifer_pool::format::file::FileInode;
+use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{ChangeSlots, PoolError, ReadSlots};
 
 use crate::byte_chain;
@@ -89,6 +89,16 @@ fn check_name(name: &[u8]) -> Result<()> {
         Ok(())
     } else {
         Err(FsError::AttributeNamespace { name: name.to_vec() })
+    }
+}
+
+/// Checks that an inode of this kind may have the attribute, as on Linux.
+fn check_kind(inode: &FileInode, name: &[u8]) -> Result<()> {
+    let has_user = matches!(inode.kind, FileKind::File | FileKind::Directory);
+    if has_user || !name.starts_with(b"user.") {
+        Ok(())
+    } else {
+        Err(FsError::UserAttribute { name: name.to_vec() })
     }
 }
 
@@ -169,8 +179,9 @@ pub fn list(inode: &FileInode, slots: &impl ReadSlots<Error = PoolError>) -> Res
 /// Sets the value of an attribute. Changes the inode, which the caller puts.
 ///
 /// # Errors
-/// [`FsError::AttributeName`], [`FsError::AttributeNamespace`]; [`FsError::AttributeExists`] or
-/// [`FsError::NoAttribute`], depending on `mode`; [`FsError::AttributeTooLarge`],
+/// [`FsError::AttributeName`], [`FsError::AttributeNamespace`], [`FsError::UserAttribute`];
+/// [`FsError::AttributeExists`] or [`FsError::NoAttribute`], depending on `mode`;
+/// [`FsError::AttributeTooLarge`],
 /// [`FsError::AttributesFull`]; [`FsError::Damaged`]; those of `slots`: after these the transaction
 /// must not be committed.
 pub fn set(
@@ -182,6 +193,7 @@ pub fn set(
 ) -> Result<()> {
     check_name(name)?;
     check_value(value)?;
+    check_kind(inode, name)?;
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
     let mut attributes = parse(inode.number, &bytes)?;
     let found = attributes.iter_mut().find(|attribute| attribute.name == name);
@@ -208,6 +220,7 @@ pub fn remove(
     name: &[u8],
 ) -> Result<()> {
     check_name(name)?;
+    check_kind(inode, name)?;
     let bytes = byte_chain::read(slots, inode.number, inode.attributes)?;
     let mut attributes = parse(inode.number, &bytes)?;
     let index = attributes.iter().position(|attribute| attribute.name == name);

@@ -44,6 +44,16 @@ pub enum FsError {
         /// The path.
         path: PathBuf,
     },
+    /// The inode is no longer there: it was removed, and its number may belong to another one by now.
+    #[error(
+        "(inode {number}): Stale file handle: the inode of generation {generation} was removed; look its name up again"
+    )]
+    Stale {
+        /// The inode's number.
+        number: u64,
+        /// The generation of the inode that was meant.
+        generation: u64,
+    },
     /// The name already exists.
     #[error("{path}: File exists", path = path.display())]
     Exists {
@@ -148,6 +158,18 @@ pub enum FsError {
         /// The path.
         path: PathBuf,
     },
+    /// A named pipe, a socket or a device of a pool cannot be opened: it leads nowhere.
+    #[error("{path}: No such device or address: a pool keeps named pipes, sockets and devices, and cannot open them", path = path.display())]
+    Special {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Only files and directories have attributes whose names start with `user.`.
+    #[error("Operation not permitted: only files and directories have the attribute {name}", name = name.escape_ascii())]
+    UserAttribute {
+        /// The name.
+        name: Vec<u8>,
+    },
     /// The options to open a file contradict each other.
     #[error("{path}: Invalid argument: {reason}", path = path.display())]
     Options {
@@ -155,6 +177,30 @@ pub enum FsError {
         path: PathBuf,
         /// The contradiction.
         reason: &'static str,
+    },
+    /// The value is no access control list.
+    #[error("Invalid argument: this is no POSIX access control list: {reason}")]
+    Acl {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Symbolic links have no access control lists.
+    #[error("{path}: Operation not supported: symbolic links have no access control lists", path = path.display())]
+    NoAcl {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Only directories have default access control lists.
+    #[error("{path}: Permission denied: only directories have default access control lists", path = path.display())]
+    NoDefaultAcl {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The value is an access control list of another version.
+    #[error("Operation not supported: access control lists have version 2, not {version}")]
+    AclVersion {
+        /// Its version.
+        version: u32,
     },
     /// The file was not opened for this operation.
     #[error("Bad file descriptor: the file was not opened for {what}")]
@@ -225,8 +271,8 @@ pub enum FsError {
     /// The pieces of a file cannot be mapped contiguously.
     #[error(transparent)]
     Stitch(#[from] StitchError),
-    /// The ranges to be exchanged are not whole pages of both files.
-    #[error("these are not whole pages of both files: {reason}")]
+    /// A range that is to be exchanged, removed or inserted is not whole pages of its file.
+    #[error("these are not whole pages of the file: {reason}")]
     NotPages {
         /// Why not.
         reason: &'static str,
@@ -285,6 +331,12 @@ pub enum FsError {
     AttributesFull {
         /// The length of all attributes together.
         len_bytes: usize,
+    },
+    /// An open file was not handed over, or it is not known whether it was.
+    #[error("the file was not handed over to the other process: {source}")]
+    HandOver {
+        /// The error of the connection.
+        source: std::io::Error,
     },
     /// The metadata of a file are inconsistent.
     #[error(
@@ -373,6 +425,9 @@ impl FsError {
             | FsError::NotAFile { path }
             | FsError::NotUtf8 { path }
             | FsError::LinkLoop { path }
+            | FsError::Special { path }
+            | FsError::NoAcl { path }
+            | FsError::NoDefaultAcl { path }
             | FsError::TooManyLinks { path }
             | FsError::IntoItself { path }
             | FsError::Immutable { path }
@@ -407,20 +462,26 @@ impl FsError {
             | FsError::OutsideFile { .. }
             | FsError::OutsideView { .. }
             | FsError::NotResizable
+            | FsError::Acl { .. }
             | FsError::Options { .. } => libc::EINVAL,
             FsError::NotADirectory { .. } => libc::ENOTDIR,
             FsError::IsADirectory { .. } => libc::EISDIR,
             FsError::NotEmpty { .. } => libc::ENOTEMPTY,
             FsError::LinkLoop { .. } => libc::ELOOP,
+            FsError::Special { .. } => libc::ENXIO,
             FsError::TooManyLinks { .. } => libc::EMLINK,
             FsError::Immutable { .. }
             | FsError::NotImmutable { .. }
+            | FsError::UserAttribute { .. }
             | FsError::DirectoryLink { .. } => libc::EPERM,
             FsError::NotUtf8 { .. } => libc::EILSEQ,
             FsError::UnexpectedEof { .. } => libc::EIO,
             FsError::TooFragmented { .. } => libc::E2BIG,
-            FsError::LayoutChanged => libc::ESTALE,
-            FsError::NotMapped => libc::EOPNOTSUPP,
+            FsError::LayoutChanged | FsError::Stale { .. } => libc::ESTALE,
+            FsError::NotMapped | FsError::AclVersion { .. } | FsError::NoAcl { .. } => {
+                libc::EOPNOTSUPP
+            }
+            FsError::NoDefaultAcl { .. } => libc::EACCES,
             FsError::Stitch(_) => libc::ENOMEM,
             FsError::InUse { .. } | FsError::NotByName { .. } => libc::EBUSY,
             FsError::OtherPool => libc::EXDEV,
@@ -435,6 +496,10 @@ impl FsError {
             FsError::AttributeNamespace { name } if is_namespace(name) => libc::EINVAL,
             FsError::AttributeNamespace { .. } => libc::EOPNOTSUPP,
             FsError::AttributeTooLarge { .. } => libc::E2BIG,
+            FsError::HandOver { source } => match source.kind() {
+                ErrorKind::UnexpectedEof => libc::ECONNRESET,
+                _ => source.raw_os_error().unwrap_or(libc::EIO),
+            },
             // As Linux file systems return for damaged metadata.
             FsError::Damaged { .. } => libc::EUCLEAN,
             FsError::Pool(error) => errno_of_pool(error),
@@ -450,6 +515,8 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         | PoolError::TooLargeForLog { .. } => libc::ENOSPC,
         PoolError::ReadOnly { .. } => libc::EROFS,
         PoolError::Busy { .. }
+        | PoolError::SoleWriter { .. }
+        | PoolError::HasWriters { .. }
         | PoolError::BusyElsewhere { .. }
         | PoolError::MediaInUse { .. }
         | PoolError::UnknownSegment { .. }
@@ -457,7 +524,9 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
         PoolError::TooManyReservations { .. } => libc::EAGAIN,
         PoolError::TooManyRuns { .. } => libc::E2BIG,
+        PoolError::NeedsUpgrade { .. } => libc::EOPNOTSUPP,
         PoolError::Stalled { .. } => libc::ETIMEDOUT,
+        PoolError::LocksLost => libc::EBADF,
         PoolError::CannotLock { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         PoolError::Parameter { .. } => libc::EINVAL,
         PoolError::Damaged { .. } => libc::EUCLEAN,

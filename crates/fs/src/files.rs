@@ -2,16 +2,17 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::{InodeUse, MetadataView, Pool, PoolError, Transaction};
-use aquifer_sys::credentials::Credentials;
+use aquifer_pool::{InodeUse, MetadataView, OwnedPin, Pool, PoolError, Transaction};
 use aquifer_vm::stitched::Stitcher;
 
+use crate::caller::Caller;
 use crate::error::{FsError, Result};
 use crate::known_paths::{Known, KnownPaths, Versions};
-use crate::names::{Gone, Names, New};
+use crate::names::{Gone, Names};
+use crate::node::{Node, Nodes};
 use crate::open_inodes::{OpenInode, OpenInodes, ToOpen};
 use crate::walk::{self, Last, walk};
 
@@ -57,12 +58,10 @@ pub(crate) struct Shared {
     pub pool: Pool,
     pub opened: OpenInodes,
     pub known_paths: KnownPaths,
-    /// For views of fragmented files.
-    pub stitcher: Stitcher,
-    /// Permission bits that new files do not get.
-    pub umask: u32,
-    /// The owner of new files.
-    owner: Credentials,
+    /// For views of fragmented files; made at the first, because it counts the process's mappings.
+    stitcher: OnceLock<Stitcher>,
+    /// For whom paths create and change.
+    pub caller: Caller,
 }
 
 impl fmt::Debug for Files {
@@ -96,9 +95,11 @@ pub(crate) fn now_ns() -> i64 {
 pub struct Space {
     /// Bytes for content, used or free.
     pub total_bytes: u64,
-    /// Free bytes. Some may become usable only after the next checkpoint.
+    /// Free bytes, also those that were freed a moment ago: a call that needs them makes a checkpoint.
+    /// Not those that open files without names and views keep, and in a pool that was opened
+    /// read-only only those that need no checkpoint.
     pub free_bytes: u64,
-    /// The longest contiguous range of free bytes.
+    /// The longest contiguous range of bytes that are free without a checkpoint.
     pub largest_free_bytes: u64,
     /// Slots for inodes and their metadata, used or free.
     pub total_slots: u64,
@@ -127,21 +128,43 @@ impl Files {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(pool: Pool) -> Files {
-        let umask = aquifer_sys::credentials::umask();
-        let owner = aquifer_sys::credentials::effective();
+        let files = Files::without_reaping(pool);
+        if files.shared.pool.is_writable() {
+            files.reap_orphans();
+        }
+        files
+    }
+
+    /// As [`Files::new`], but leaves files without names for a later [`Files::reap_orphans`]: for a
+    /// server that takes over from another one, and first opens what that had open. Another process
+    /// that opens the pool for writing, or that runs out of room, frees them nevertheless; what must
+    /// not be lost is handed over ([`File::give`](crate::File::give)).
+    pub fn without_reaping(pool: Pool) -> Files {
+        let caller = Caller::of_process(pool.is_writable());
         let shared = Shared {
             pool,
             opened: OpenInodes::default(),
             known_paths: KnownPaths::new(),
-            stitcher: Stitcher::new(),
-            umask,
-            owner,
+            stitcher: OnceLock::new(),
+            caller,
         };
-        let files = Files { shared: Arc::new(shared) };
-        if files.shared.pool.is_writable() {
-            files.shared.reap_orphans();
-        }
-        files
+        Files { shared: Arc::new(shared) }
+    }
+
+    /// Frees the files without names that no process has open any more: processes that had them open
+    /// have died, or had opened the pool read-only. [`Files::new`] and a full pool do this as well.
+    /// Returns whether there was any.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// assert!(!files.reap_orphans());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reap_orphans(&self) -> bool {
+        self.shared.reap_orphans()
     }
 
     /// Opens a pool for reading and writing, and returns its files. With other options:
@@ -181,15 +204,36 @@ impl Files {
         &self.shared.pool
     }
 
-    pub(crate) fn new_of<'a>(&self, kind: FileKind, mode: u32, target: &'a [u8]) -> New<'a> {
-        let owner = self.shared.owner;
-        // If the system has no random numbers, an attacker can choose names that collide; nothing
-        // worse.
-        let seed = match kind {
-            FileKind::Directory => aquifer_sys::random::next_u64().unwrap_or(now_ns() as u64),
-            _ => 0,
-        };
-        New { kind, mode, uid: owner.uid, gid: owner.gid, target, seed }
+    /// The files as inodes, without paths: for servers, which get inode numbers from their clients.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir("/d")?;
+    /// let nodes = files.nodes();
+    /// let found = nodes.lookup(nodes.root()?, b"d")?;
+    /// assert_eq!(found.node(), files.metadata("/d")?.node());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn nodes(&self) -> Nodes {
+        Nodes::new(self.clone())
+    }
+
+    /// For whom the methods of `Files` and [`File`](crate::File) create and change: this process.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_file("/f")?;
+    /// assert!(files.caller().is_in(files.metadata("/f")?.gid()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn caller(&self) -> Caller {
+        self.shared.caller.clone()
     }
 
     /// Returns how much room there is.
@@ -210,8 +254,8 @@ impl Files {
         const PAGE_BYTES: u64 = aquifer_pool::format::PAGE_BYTES;
         let (layout, room) = (self.shared.pool.layout(), self.shared.pool.room()?);
         Ok(Space {
-            total_bytes: layout.data().len_bytes,
-            free_bytes: room.free_pages * PAGE_BYTES,
+            total_bytes: self.shared.pool.usable_pages() * PAGE_BYTES,
+            free_bytes: (room.free_pages + room.freed_pages) * PAGE_BYTES,
             largest_free_bytes: room.largest_free_pages * PAGE_BYTES,
             total_slots: layout.slots(),
             free_slots: room.free_slots,
@@ -238,6 +282,10 @@ impl Files {
 }
 
 impl Shared {
+    pub fn stitcher(&self) -> &Stitcher {
+        self.stitcher.get_or_init(Stitcher::new)
+    }
+
     /// Reads the metadata as of one moment.
     pub fn look<T>(&self, mut look: impl FnMut(&MetadataView<'_>) -> Result<T>) -> Result<T> {
         self.pool.look(|slots| look(slots))?
@@ -350,30 +398,74 @@ impl Shared {
         Ok(Some(open))
     }
 
-    /// Does the work that remains after a name was removed.
-    pub fn after(&self, gone: Gone) -> Result<()> {
-        match gone {
-            Gone::Orphan(number) => self.reap(number).map(drop),
-            Gone::Linked | Gone::Freed => Ok(()),
+    /// Opens an inode that was found in an earlier call, also one without names.
+    pub fn open_node(&self, inode: &FileInode) -> Result<Arc<OpenInode>> {
+        let named = if inode.links > 0 { self.open_inode(inode)? } else { None };
+        named.map_or_else(|| self.open_unnamed(Node::of(inode)), Ok)
+    }
+
+    /// Opens an inode that may have no names. A process that reaps such inodes looks for pins with
+    /// the metadata mutex held, so the pin is set with it held as well, as when one is created; a
+    /// process that cannot take it needs a handle to begin with.
+    fn open_unnamed(&self, node: Node) -> Result<Arc<OpenInode>> {
+        if let Some(open) = self.opened.find(node) {
+            return Ok(open);
+        }
+        if !self.pool.is_writable() {
+            return Err(node.stale());
+        }
+        let (inode, pin) = self.pin_unnamed(node)?;
+        self.opened.open((&inode).into(), || Ok(pin))
+    }
+
+    /// Pins an inode that may have no names, with the metadata mutex held: a process that looks for
+    /// pins holds it as well, and looks at them one after another, so that it could miss a pin that
+    /// is set meanwhile.
+    pub fn pin_unnamed(&self, node: Node) -> Result<(FileInode, OwnedPin)> {
+        self.change_once(|names| {
+            let inode = walk::live(names.slots, node)?;
+            Ok((inode, self.pool.pin_inode(node.number, InodeUse::Open)?))
+        })
+    }
+
+    /// Does the work that remains after a name was removed. The name is gone in any case: a failure
+    /// here is made up for the next time room is needed.
+    pub fn after(&self, gone: Gone) {
+        if let Some(node) = gone.orphan {
+            let _ = self.reap(node);
         }
     }
 
     /// Frees an inode without links, in as many transactions as needed, unless a process has it
     /// open. Returns whether it was freed.
-    pub fn reap(&self, number: u64) -> Result<bool> {
+    pub fn reap(&self, node: Node) -> Result<bool> {
+        // Not what a request is about; and another process may do it.
+        self.pool.without_note(|| self.reap_in_parts(node))
+    }
+
+    fn reap_in_parts(&self, node: Node) -> Result<bool> {
+        let mut left = node;
         loop {
-            let is_reaped = self.change_once(|names| {
-                if names.slots.is_used(number, InodeUse::Open) {
+            let step = self.change_once(|names| {
+                if names.slots.is_used(left.number, InodeUse::Open) {
                     Ok(None)
                 } else {
-                    names.reap(number).map(Some)
+                    names.reap(left).map(Some)
                 }
             })?;
-            match is_reaped {
+            match step {
                 None => return Ok(false),
-                Some(true) => return Ok(true),
-                Some(false) => {}
+                Some(None) => return Ok(true),
+                Some(Some(rest)) => left = rest,
             }
+        }
+    }
+
+    /// Frees the inode that has this number now, if it has no names and no process has it open.
+    pub fn reap_if_orphan(&self, number: u64) -> Result<bool> {
+        match self.generation_and_links(number)? {
+            Some((generation, 0)) => self.reap(Node { number, generation }),
+            _ => Ok(false),
         }
     }
 
@@ -383,7 +475,8 @@ impl Shared {
     pub fn reap_orphans(&self) -> bool {
         let orphans = self.pool.orphans().unwrap_or_default();
         // A failure here is retried the next time room is needed.
-        let reaped = orphans.into_iter().filter(|&number| self.reap(number).unwrap_or(false));
+        let reaped =
+            orphans.into_iter().filter(|&number| self.reap_if_orphan(number).unwrap_or(false));
         reaped.count() > 0
     }
 

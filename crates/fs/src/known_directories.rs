@@ -22,6 +22,7 @@ use crate::directory::Referent;
 use crate::error::Result;
 use crate::files::Shared;
 use crate::known_paths::{Known, PathHash};
+use crate::node::Node;
 use crate::walk::{self, Last, MAX_PATH_BYTES, walk};
 
 /// The directory of a path that was walked: inode and generation.
@@ -50,7 +51,7 @@ impl Shared {
             // While a change is being applied, `slots` may show it before the version tells of it.
             && self.pool.metadata_version().is_multiple_of(2)
             && known.names_version == self.pool.names_version()
-            && let Ok(place) = walk::entry(slots, (known.inode, known.generation), name, path)
+            && let Ok(place) = walk::entry(slots, Node { number: known.inode, generation: known.generation }, name)
             && let Some(found) = place.found
             && found.kind != FileKind::Symlink
         {

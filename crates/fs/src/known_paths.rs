@@ -11,9 +11,18 @@
 //! with a random key per process: without the key, colliding paths cannot be constructed, and
 //! by chance that happens once in 2¹¹⁰ lookups of a full table.
 //!
+//! # Growth
+//! The table begins with four pages of memory, and gets four more for each 16 paths, by linear
+//! hashing (Litwin, VLDB 1980): of the entries of as many old buckets, those whose hash now selects
+//! a new one are copied there. So few paths touch few pages: the first touch of a page takes longer
+//! than all that is done for a path. With four buckets for each path, one in thirty displaces another
+//! one.
+//!
 //! # Threads
 //! No thread blocks: an entry is a seqlock, whose version is odd during a write. A reader that
-//! overlaps a write finds nothing; a second writer skips its write.
+//! overlaps a write finds nothing; a second writer skips its write. While one thread adds buckets,
+//! others may miss an entry that is not copied yet, store one that is not copied any more, or find
+//! the copy of an older one: the first two cost a lookup, and the last is checked as any entry is.
 
 use std::hash::Hasher;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -21,14 +30,20 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use aquifer_pool::Pool;
 use aquifer_pool::format::file::{FileInode, FileState};
 use aquifer_pool::format::run::Run;
+#[cfg(not(loom))]
+use aquifer_vm::ZeroedSlice;
 use siphasher::sip128::{Hasher128, SipHasher13};
 #[cfg(not(loom))]
 use zerocopy::FromZeros;
 
-use crate::sync::{AtomicU64, fence};
+use crate::sync::{AtomicU64, AtomicUsize, fence};
 
-/// Buckets: 8 MiB in all, of which only the used part takes memory.
+/// The most buckets: 8 MiB in all.
 const BUCKETS: usize = if cfg!(loom) { 1 } else { 1 << 15 };
+/// Buckets at first, and how many are added at a time: 16 KiB.
+const STEP_BUCKETS: usize = if cfg!(loom) { 1 } else { 64 };
+/// Buckets for each path.
+const BUCKETS_PER_PATH: usize = 4;
 /// Entries per bucket.
 const WAYS: usize = 2;
 /// Bits for the length of a run; a longer run is not stored.
@@ -150,7 +165,20 @@ struct Entry {
 /// See the module's documentation.
 pub(crate) struct KnownPaths {
     key: (u64, u64),
-    buckets: Box<[[Entry; WAYS]]>,
+    /// Empty if there are no addresses for them.
+    buckets: Buckets,
+    /// How many of them are in use.
+    used: AtomicUsize,
+    growth: Growth,
+}
+
+/// Not in the cache line that each lookup loads.
+#[repr(align(128))]
+struct Growth {
+    /// How many buckets are in use, or will be once a thread has added some.
+    made: AtomicUsize,
+    /// How many paths were stored that had no entry.
+    learnt: AtomicUsize,
 }
 
 impl std::fmt::Debug for KnownPaths {
@@ -194,6 +222,12 @@ impl Entry {
         })
     }
 
+    /// The path that it is of, if it has ever been written.
+    fn path(&self) -> Option<PathHash> {
+        let [first, second] = [0, 1].map(|index: usize| self.words[index].load(Relaxed));
+        (self.version.load(Relaxed) != 0).then_some(PathHash(first, second))
+    }
+
     fn write(&self, path: PathHash, known: Known) {
         let version = self.version.load(Relaxed);
         let is_taken = !version.is_multiple_of(2)
@@ -231,12 +265,18 @@ impl Entry {
 }
 
 #[cfg(not(loom))]
-fn no_entries() -> Box<[[Entry; WAYS]]> {
-    <[[Entry; WAYS]]>::new_box_zeroed_with_elems(BUCKETS).unwrap_or_default()
+type Buckets = ZeroedSlice<[Entry; WAYS]>;
+
+#[cfg(loom)]
+type Buckets = Box<[[Entry; WAYS]]>;
+
+#[cfg(not(loom))]
+fn no_entries() -> Buckets {
+    ZeroedSlice::new(BUCKETS).unwrap_or_default()
 }
 
 #[cfg(loom)]
-fn no_entries() -> Box<[[Entry; WAYS]]> {
+fn no_entries() -> Buckets {
     let zero = || AtomicU64::new(0);
     let entry = || Entry { version: zero(), words: std::array::from_fn(|_| zero()) };
     (0..BUCKETS).map(|_| std::array::from_fn(|_| entry())).collect()
@@ -250,6 +290,8 @@ impl KnownPaths {
             // Without a key nothing is cached: see `hash`.
             key: drawn().zip(drawn()).unwrap_or((0, 0)),
             buckets: no_entries(),
+            used: AtomicUsize::new(STEP_BUCKETS),
+            growth: Growth { made: AtomicUsize::new(STEP_BUCKETS), learnt: AtomicUsize::new(0) },
         }
     }
 
@@ -265,8 +307,20 @@ impl KnownPaths {
         Some(PathHash(hash.h1, hash.h2))
     }
 
+    /// The index of the bucket of a path, of this many.
+    #[inline]
+    fn index(path: PathHash, used: usize) -> usize {
+        let bits = used.next_power_of_two() - 1;
+        match path.0 as usize & bits {
+            index if index < used => index,
+            index => index & (bits >> 1),
+        }
+    }
+
+    #[inline]
     fn bucket(&self, path: PathHash) -> &[Entry; WAYS] {
-        &self.buckets[path.0 as usize % BUCKETS]
+        // Relaxed, as in `grow`: a bucket without entries is all zero, and each entry is a seqlock.
+        &self.buckets[Self::index(path, self.used.load(Relaxed))]
     }
 
     /// Finds the entry of a path.
@@ -277,12 +331,46 @@ impl KnownPaths {
 
     /// Stores the entry of a path.
     pub fn learn(&self, path: PathHash, known: Known) {
-        let bucket = self.bucket(path);
-        let own = bucket.iter().position(|entry| entry.is_of(path));
-        let empty = || bucket.iter().position(|entry| entry.version.load(Relaxed) == 0);
+        let used = self.used.load(Relaxed);
+        let index = Self::index(path, used);
+        let bucket = &self.buckets[index];
+        if let Some(own) = bucket.iter().find(|entry| entry.is_of(path)) {
+            return own.write(path, known);
+        }
+        // An entry that was copied to another bucket is of no use here.
+        let is_free = |entry: &&Entry| entry.path().is_none_or(|of| Self::index(of, used) != index);
         // Bits that do not select the bucket.
-        let any = || (path.1 as usize) % WAYS;
-        bucket[own.or_else(empty).unwrap_or_else(any)].write(path, known);
+        let any = || &bucket[(path.1 as usize) % WAYS];
+        bucket.iter().find(is_free).unwrap_or_else(any).write(path, known);
+        if self.growth.learnt.fetch_add(1, Relaxed) >= used / BUCKETS_PER_PATH {
+            self.grow(used);
+        }
+    }
+
+    /// Adds buckets, unless there are all, or another thread is about to.
+    #[cold]
+    fn grow(&self, used: usize) {
+        let more = used + STEP_BUCKETS;
+        let is_own = || self.growth.made.compare_exchange(used, more, Relaxed, Relaxed).is_ok();
+        if more > BUCKETS || !is_own() {
+            return;
+        }
+        #[cfg(not(loom))]
+        self.buckets.populate(used..more);
+        self.used.store(more, Relaxed);
+        for index in used..more {
+            // The bucket that was selected by one bit less.
+            let before = &self.buckets[index - (1 << index.ilog2())];
+            for (entry, copy) in before.iter().zip(&self.buckets[index]) {
+                // Another thread may have found the new bucket by now.
+                if let Some(path) = entry.path().filter(|_| copy.path().is_none())
+                    && Self::index(path, more) == index
+                    && let Some(known) = entry.read(path)
+                {
+                    copy.write(path, known);
+                }
+            }
+        }
     }
 }
 
@@ -327,6 +415,50 @@ mod tests {
             paths.learn(*other, known(number));
             assert_eq!(paths.find(*other), Some(known(number)));
         }
+    }
+
+    /// The table grows with what is learnt: of few paths none is displaced, and few take little
+    /// memory; of half as many as there are buckets, most are kept.
+    #[test]
+    fn the_table_grows_with_the_number_of_paths() {
+        let paths = KnownPaths::new();
+        let hash = |number: u64| paths.hash(format!("/a/{number}").as_bytes()).unwrap();
+        let found = |count: u64| {
+            let is_found = |&number: &u64| paths.find(hash(number)) == Some(known(number));
+            (1..=count).filter(is_found).count() as u64
+        };
+        let used_bytes = || paths.used.load(Relaxed) * size_of::<[Entry; WAYS]>() / (64 << 10);
+        (1..=100).for_each(|number| paths.learn(hash(number), known(number)));
+        assert!(found(100) >= 90, "{}", found(100));
+        assert!(used_bytes() <= 2, "{} * 64 KiB", used_bytes());
+        let all = BUCKETS as u64 / 2;
+        (1..=all).for_each(|number| paths.learn(hash(number), known(number)));
+        assert!(found(all) > all / 10 * 9, "{}", found(all));
+        assert_eq!(paths.used.load(Relaxed), BUCKETS);
+    }
+
+    /// Threads learn different paths, while the table grows.
+    #[test]
+    fn threads_find_whole_entries_while_the_table_grows() {
+        let paths = &KnownPaths::new();
+        let hash = |number: u64| paths.hash(&number.to_le_bytes()).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || {
+                    for number in (1 + thread..20_000).step_by(2) {
+                        paths.learn(hash(number), known(number));
+                        for older in [number, number / 2 + 1] {
+                            let found = paths.find(hash(older));
+                            assert!(found.is_none_or(|found| found == known(older)));
+                        }
+                    }
+                });
+            }
+        });
+        // While a thread that adds buckets does not run, others displace entries.
+        (1..20_000).for_each(|number| paths.learn(hash(number), known(number)));
+        let found = (1..20_000).filter(|&number| paths.find(hash(number)).is_some()).count();
+        assert!(found > 18_000, "{found}");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!    Files (by_path)            what `std::fs` has, and more             POSIX names and semantics
-//!      │
+//!      │         Nodes (node)   the same by inode number and generation, for servers
+//!      ├───────────┘
 //!    names    file    view      names → inodes;  bytes → pages;  pages → pointers
 //!      │        │
 //!   aquifer_format                         directory  file_table  byte_chain: structures over slots
@@ -14,11 +15,14 @@
 //! one transaction of the pool: all processes see all of it or nothing, and it survives the death
 //! of any process at once; [`Files::sync`] and related calls make it durable.
 
+mod acl;
 pub mod attributes;
 mod by_path;
+mod caller;
 mod error;
 mod file;
 mod files;
+mod hand_over;
 mod known_directories;
 mod known_paths;
 #[cfg(all(test, loom))]
@@ -26,8 +30,11 @@ mod loom_models;
 mod lost_and_found;
 mod metadata;
 mod names;
+pub mod node;
 mod open_inodes;
 mod read_dir;
+mod rules;
+mod special;
 mod sync;
 mod unnamed;
 mod view;
@@ -42,14 +49,16 @@ pub mod internals {
     pub use crate::walk::{MAX_PATH_BYTES, target};
 }
 
+pub use acl::{ACCESS_ACL, Acl, AclEntry, AclTag, DEFAULT_ACL};
 pub use aquifer_format::{byte_chain, directory, file_table};
 pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;
 pub use by_path::{DirBuilder, FileOptions, RenameMode};
 pub use error::{FsError, Result};
-pub use file::{Defragmented, FallocateMode, File, FileRun, HeldRange};
+pub use file::{At, Defragmented, FallocateMode, File, FileRun, HeldRange, Synced, WriteHow};
 pub use files::{Files, Space};
 pub use metadata::{FileTimes, FileType, Metadata};
 pub use read_dir::{DirEntry, ReadDir};
+pub use special::SpecialFile;
 pub use view::{Lease, MAX_VIEW_PIECES, View, ViewMut};

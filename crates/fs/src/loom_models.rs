@@ -159,8 +159,9 @@ impl Pool {
             let copied = [first.load(Relaxed), second.load(Relaxed)];
             Ok((*page, copied))
         };
-        let copied =
-            copy_of_one_layout(state, copy, |version| Ok(has_layout(&self.inode, 1, version)));
+        let copied = copy_of_one_layout(state, copy, |version| {
+            Ok(has_layout(|| Some(&self.inode), 1, version))
+        });
         let (page, copied) = copied.unwrap();
         assert_eq!(copied, [page; 2], "bytes of another file");
         copied

@@ -3,6 +3,7 @@
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::{Pool, Result};
 
+use crate::caller::Caller;
 use crate::error::FsError;
 use crate::files::now_ns;
 use crate::names::{Names, New};
@@ -22,16 +23,9 @@ pub struct Adopted {
 /// # Errors
 /// Those of the pool. An error with one inode is left for the next check to report.
 pub fn adopt(pool: &Pool, lost: &[u64]) -> Result<Adopted> {
-    let owner = aquifer_sys::credentials::effective();
     let now_ns = now_ns();
-    let home = New {
-        kind: FileKind::Directory,
-        mode: 0o700,
-        uid: owner.uid,
-        gid: owner.gid,
-        target: &[],
-        seed: aquifer_sys::random::next_u64().unwrap_or(now_ns as u64),
-    };
+    let by = Caller::of_process(false);
+    let home = New::of(FileKind::Directory, 0o700, &[], &by);
     let mut done = Adopted::default();
     for &number in lost {
         // SAFETY: the inode gets a name, or is freed because it has no content; no leased file

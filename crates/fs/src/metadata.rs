@@ -8,11 +8,11 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 
 use crate::error::Result;
+use crate::node::Node;
 
-/// The metadata of a file, directory or symbolic link, as of one moment:
-/// [`std::fs::Metadata`], which only the system can make, for a pool. The methods of
-/// [`std::os::unix::fs::MetadataExt`] are methods, too, except `dev` and `rdev`: a pool is no
-/// device and holds none.
+/// The metadata of a file of any kind, as of one moment: [`std::fs::Metadata`], which only the
+/// system can make, for a pool. The methods of [`std::os::unix::fs::MetadataExt`] are methods, too,
+/// except `dev`: a pool is no device.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -54,13 +54,8 @@ fn nanoseconds(ns: i64) -> i64 {
     ns.rem_euclid(1_000_000_000)
 }
 
-pub(crate) fn set_owner(inode: &mut FileInode, uid: Option<u32>, gid: Option<u32>) {
-    inode.uid = uid.unwrap_or(inode.uid);
-    inode.gid = gid.unwrap_or(inode.gid);
-}
-
 /// The type of a file: [`std::fs::FileType`], which cannot be made for anything but the system's
-/// files. A pool has no devices, sockets and named pipes.
+/// files. The methods of [`std::os::unix::fs::FileTypeExt`] are methods, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileType {
     kind: FileKind,
@@ -89,6 +84,26 @@ impl FileType {
     /// Whether it is a symbolic link.
     pub fn is_symlink(&self) -> bool {
         self.kind == FileKind::Symlink
+    }
+
+    /// Whether it is a named pipe.
+    pub fn is_fifo(&self) -> bool {
+        self.kind == FileKind::Fifo
+    }
+
+    /// Whether it is a socket.
+    pub fn is_socket(&self) -> bool {
+        self.kind == FileKind::Socket
+    }
+
+    /// Whether it is a character device.
+    pub fn is_char_device(&self) -> bool {
+        self.kind == FileKind::CharDevice
+    }
+
+    /// Whether it is a block device.
+    pub fn is_block_device(&self) -> bool {
+        self.kind == FileKind::BlockDevice
     }
 }
 
@@ -129,10 +144,125 @@ impl FileTimes {
     pub fn set_modified(self, time: SystemTime) -> FileTimes {
         FileTimes { modified: Some(time), ..self }
     }
+}
 
-    pub(crate) fn apply(self, inode: &mut FileInode) {
-        inode.accessed_ns = self.accessed.map_or(inode.accessed_ns, to_ns);
-        inode.modified_ns = self.modified.map_or(inode.modified_ns, to_ns);
+/// What one call sets of permissions, owner, length and times; nothing at first. See
+/// [`Nodes::set`](crate::node::Nodes::set).
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::node::SetAttributes;
+///
+/// files.write("/f", "some text")?;
+/// let node = files.metadata("/f")?.node();
+/// let what = SetAttributes::new().mode(0o600).owner(Some(1000), None).len(4);
+/// let metadata = files.nodes().set(node, &what, &files.caller())?;
+/// assert_eq!((metadata.mode() & 0o777, metadata.uid(), metadata.len()), (0o600, 1000, 4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttributes {
+    pub(crate) mode: Option<u32>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    pub(crate) sets_owner: bool,
+    pub(crate) len_bytes: Option<u64>,
+    accessed: Option<SetTime>,
+    modified: Option<SetTime>,
+    changed_ns: Option<i64>,
+    pub(crate) clears_set_id: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SetTime {
+    Now,
+    At(i64),
+}
+
+impl SetTime {
+    fn ns(self, now_ns: i64) -> i64 {
+        match self {
+            SetTime::Now => now_ns,
+            SetTime::At(ns) => ns,
+        }
+    }
+}
+
+impl SetAttributes {
+    /// Sets nothing.
+    pub fn new() -> SetAttributes {
+        SetAttributes::default()
+    }
+
+    /// Sets the permissions: the lowest 12 bits of the mode.
+    #[must_use]
+    pub fn mode(self, mode: u32) -> SetAttributes {
+        SetAttributes { mode: Some(mode & 0o7777), ..self }
+    }
+
+    /// Sets user and group; `None` leaves one as it is. This also clears the set-user-ID and
+    /// set-group-ID bits of anything but a directory, as `chown` does; [`SetAttributes::mode`] of
+    /// the same call counts.
+    #[must_use]
+    pub fn owner(self, uid: Option<u32>, gid: Option<u32>) -> SetAttributes {
+        SetAttributes { uid, gid, sets_owner: true, ..self }
+    }
+
+    /// Sets the length of a file in bytes, as [`File::set_len`](crate::File::set_len).
+    #[must_use]
+    pub fn len(self, len_bytes: u64) -> SetAttributes {
+        SetAttributes { len_bytes: Some(len_bytes), ..self }
+    }
+
+    /// Sets the times that are set there.
+    #[must_use]
+    pub fn times(self, times: FileTimes) -> SetAttributes {
+        let at = |time: Option<SystemTime>| time.map(|time| SetTime::At(to_ns(time)));
+        SetAttributes {
+            accessed: at(times.accessed).or(self.accessed),
+            modified: at(times.modified).or(self.modified),
+            ..self
+        }
+    }
+
+    /// Sets the access time to the time of the call, by the clock of the pool's other times:
+    /// `UTIME_NOW`.
+    #[must_use]
+    pub fn accessed_now(self) -> SetAttributes {
+        SetAttributes { accessed: Some(SetTime::Now), ..self }
+    }
+
+    /// Sets the time of the last modification to the time of the call.
+    #[must_use]
+    pub fn modified_now(self) -> SetAttributes {
+        SetAttributes { modified: Some(SetTime::Now), ..self }
+    }
+
+    /// Sets the time of the last change, which otherwise is the time of the call: for a server whose
+    /// clients cache it.
+    #[must_use]
+    pub fn changed(self, time: SystemTime) -> SetAttributes {
+        SetAttributes { changed_ns: Some(to_ns(time)), ..self }
+    }
+
+    /// Clears the bits of a file that run it as its user or group: `FATTR_KILL_SUIDGID`. Without the
+    /// permission for the group to run it, the second bit means something else, and stays.
+    #[must_use]
+    pub fn clear_set_id(self) -> SetAttributes {
+        SetAttributes { clears_set_id: true, ..self }
+    }
+
+    /// Changes an inode, apart from its length and from what follows for its mode.
+    pub(crate) fn apply(&self, inode: &mut FileInode, now_ns: i64) {
+        inode.mode = self.mode.unwrap_or(inode.mode);
+        inode.uid = self.uid.unwrap_or(inode.uid);
+        inode.gid = self.gid.unwrap_or(inode.gid);
+        inode.accessed_ns = self.accessed.map_or(inode.accessed_ns, |time| time.ns(now_ns));
+        inode.modified_ns = self.modified.map_or(inode.modified_ns, |time| time.ns(now_ns));
+        inode.changed_ns = self.changed_ns.unwrap_or(now_ns);
     }
 }
 
@@ -206,6 +336,12 @@ impl Metadata {
         self.inode.generation
     }
 
+    /// Number and generation together, to reach the file without a path: see
+    /// [`Nodes`](crate::node::Nodes).
+    pub fn node(&self) -> Node {
+        Node::of(&self.inode)
+    }
+
     /// How many names it has; for a directory, 2 plus one for each subdirectory.
     pub fn nlink(&self) -> u64 {
         self.inode.links.into()
@@ -221,9 +357,20 @@ impl Metadata {
         let kind = match self.inode.kind {
             FileKind::Directory => libc::S_IFDIR,
             FileKind::Symlink => libc::S_IFLNK,
+            FileKind::Fifo => libc::S_IFIFO,
+            FileKind::Socket => libc::S_IFSOCK,
+            FileKind::CharDevice => libc::S_IFCHR,
+            FileKind::BlockDevice => libc::S_IFBLK,
             _ => libc::S_IFREG,
         };
         kind | self.inode.mode
+    }
+
+    /// The number of a device, as the system encodes it (`libc::major`, `libc::minor`); 0 for
+    /// anything else.
+    pub fn rdev(&self) -> u64 {
+        let device = self.inode.device;
+        libc::makedev((device >> 32) as u32, device as u32)
     }
 
     /// The user it belongs to.

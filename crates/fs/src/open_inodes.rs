@@ -1,9 +1,12 @@
 //! Inodes that this process has open: one [`OpenInode`] for all handles of an inode.
+//!
+//! Lock order: the metadata mutex of the pool, then a lock of the map. Nothing is waited for with
+//! the second held.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use arc_swap::{ArcSwap, Guard};
@@ -14,6 +17,7 @@ use aquifer_pool::{OwnedPin, PoolError};
 
 use crate::error::Result;
 use crate::file_table::FileTable;
+use crate::node::Node;
 
 /// An inode that is open in this process.
 #[derive(Debug)]
@@ -28,9 +32,20 @@ pub(crate) struct OpenInode {
     _pin: OwnedPin,
     /// Whether the file was given room to grow into.
     has_room_ahead: AtomicBool,
+    /// The last state whose metadata were made durable through a handle of this process.
+    synced: Mutex<Option<SyncedState>>,
+    /// The version of the metadata at which it was last found to have no capabilities; 1 at first.
+    no_capabilities: AtomicU64,
     /// The table that was read last, of the current layout version or an earlier one. Unset until
     /// first use: many files are only created or opened, and closed again.
     table: OnceLock<ArcSwap<FileTable>>,
+}
+
+/// What tells whether the metadata that are needed to read a file have changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SyncedState {
+    pub layout_version: u64,
+    pub size_bytes: u64,
 }
 
 /// An inode to be opened.
@@ -60,6 +75,8 @@ impl OpenInode {
             known_run,
             _pin: pin,
             has_room_ahead: AtomicBool::new(false),
+            synced: Mutex::new(None),
+            no_capabilities: AtomicU64::new(1),
             table: OnceLock::new(),
         }
     }
@@ -73,6 +90,29 @@ impl OpenInode {
     /// Whether [`OpenInode::note_ahead`] was called; the room may still be there.
     pub fn was_given_ahead(&self) -> bool {
         self.has_room_ahead.load(Relaxed)
+    }
+
+    /// Whether the metadata that are needed to read the file in this state are durable.
+    ///
+    /// A file that has its pages and its length again, after others in between, has the same ones: a
+    /// layout version names the pages, and bytes that a shorter length cut off are zeros.
+    pub fn is_synced(&self, state: SyncedState) -> bool {
+        *self.synced.lock().unwrap_or_else(PoisonError::into_inner) == Some(state)
+    }
+
+    /// Notes that they are. The state was read before they were made durable.
+    pub fn note_synced(&self, state: SyncedState) {
+        *self.synced.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
+    }
+
+    /// Whether [`OpenInode::note_no_capabilities`] was called with this version.
+    pub fn has_no_capabilities(&self, metadata_version: u64) -> bool {
+        self.no_capabilities.load(Relaxed) == metadata_version
+    }
+
+    /// Notes that the file had no capabilities when the metadata had this version, which is even.
+    pub fn note_no_capabilities(&self, metadata_version: u64) {
+        self.no_capabilities.store(metadata_version, Relaxed);
     }
 
     /// Returns the table that was read last, if any.
@@ -141,23 +181,37 @@ impl OpenInodes {
     }
 
     /// Returns the open inode of this number and generation; pins it if it is new.
+    ///
+    /// It is pinned without a lock of the map: setting a pin may wait for the metadata mutex, and a
+    /// thread that holds that mutex may open inodes (`Nodes::hold` while a name is removed).
     pub fn open(
         &self,
         inode: ToOpen,
         pin: impl FnOnce() -> std::result::Result<OwnedPin, PoolError>,
     ) -> Result<Arc<OpenInode>> {
+        let node = Node { number: inode.number, generation: inode.generation };
+        if let Some(open) = self.find(node) {
+            return Ok(open);
+        }
+        let new = Arc::new(OpenInode::new(inode, pin()?));
         let mut by_number = self.lock(inode.number);
+        // If another thread was first, this one's pin goes when the lock has gone.
         if let Some(open) = by_number.get(&inode.number).and_then(Weak::upgrade)
             && open.generation == inode.generation
         {
             return Ok(open);
         }
-        let open = Arc::new(OpenInode::new(inode, pin()?));
-        by_number.insert(open.number, Arc::downgrade(&open));
+        by_number.insert(new.number, Arc::downgrade(&new));
         if by_number.len() >= FEW && by_number.len().is_power_of_two() {
             by_number.retain(|_, open| open.strong_count() > 0);
         }
-        Ok(open)
+        Ok(new)
+    }
+
+    /// An inode that a handle of this process has open.
+    pub fn find(&self, node: Node) -> Option<Arc<OpenInode>> {
+        let open = self.lock(node.number).get(&node.number).and_then(Weak::upgrade)?;
+        (open.generation == node.generation).then_some(open)
     }
 
     /// Drops a handle's reference to an inode. Returns whether it was the last one, so that the

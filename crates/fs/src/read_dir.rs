@@ -9,9 +9,10 @@ use aquifer_pool::format::directory::DirectoryEntry;
 use aquifer_pool::format::file::FileInode;
 
 use crate::directory::Tree;
-use crate::error::Result;
+use crate::error::{FsError, Result};
 use crate::files::Files;
 use crate::metadata::{FileType, Metadata};
+use crate::node::Node;
 use crate::walk;
 
 /// How many names are read at a time, as of one moment.
@@ -34,8 +35,7 @@ const BATCH: usize = 128;
 pub struct ReadDir {
     files: Files,
     path: PathBuf,
-    number: u64,
-    generation: u64,
+    node: Node,
     entries: VecDeque<DirectoryEntry>,
     /// Where to continue; `None` at the end.
     next_hash: Option<u64>,
@@ -63,22 +63,22 @@ pub struct DirEntry {
 
 impl ReadDir {
     pub(crate) fn new(files: Files, path: PathBuf, inode: &FileInode) -> ReadDir {
-        let (number, generation) = (inode.number, inode.generation);
-        ReadDir { files, path, number, generation, entries: VecDeque::new(), next_hash: Some(0) }
+        let node = Node::of(inode);
+        ReadDir { files, path, node, entries: VecDeque::new(), next_hash: Some(0) }
     }
 
-    /// The directory's inode number and generation.
-    pub(crate) fn directory(&self) -> (u64, u64) {
-        (self.number, self.generation)
+    /// The directory.
+    pub(crate) fn directory(&self) -> Node {
+        self.node
     }
 
     fn read_on(&mut self) -> Result<()> {
         let Some(from_hash) = self.next_hash else { return Ok(()) };
         let batch = self.files.shared.look(|slots| {
-            let inode = match walk::inode(slots, self.number) {
-                Ok(inode) if inode.generation == self.generation => inode,
+            let inode = match walk::live(slots, self.node) {
                 // The directory was removed, so it has no names.
-                _ => return Ok(None),
+                Err(FsError::Stale { .. }) => return Ok(None),
+                inode => inode?,
             };
             let tree = Tree { owner: inode.number, seed: inode.seed, root: inode.part };
             Ok(Some(tree.read_from(slots, from_hash, BATCH)?))

@@ -18,7 +18,9 @@ use crate::by_path::FileOptions;
 use crate::error::{FsError, Result};
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
-use crate::walk::{self, bytes_of};
+use crate::names::New;
+use crate::node::Node;
+use crate::walk::{self, Last, bytes_of, walk};
 
 impl FileOptions {
     /// Creates an empty file that has no name, as `O_TMPFILE` does. Closing it frees it, unless
@@ -42,8 +44,8 @@ impl FileOptions {
     /// opened read-only.
     pub fn create_unnamed(&self) -> Result<File> {
         self.flags.check(b"")?;
-        let mode = self.flags.mode & !self.files.shared.umask;
-        self.files.make_unnamed(FileKind::File, mode, &[], self.flags)
+        let new = New::of(FileKind::File, self.flags.mode, &[], &self.files.shared.caller);
+        self.files.make_unnamed(new, None, self.flags, |_| Ok(()))
     }
 }
 
@@ -67,20 +69,23 @@ impl Files {
     pub fn symlink_unnamed(&self, target: impl AsRef<Path>) -> Result<File> {
         let target = bytes_of(target.as_ref());
         walk::check(target)?;
-        self.make_unnamed(FileKind::Symlink, 0o777, target, OpenFlags::default())
+        let new = New::of(FileKind::Symlink, 0o777, target, &self.shared.caller);
+        self.make_unnamed(new, None, OpenFlags::default(), |_| Ok(()))
     }
 
-    fn make_unnamed(
+    /// Creates an inode without a name, as if in that directory.
+    pub(crate) fn make_unnamed(
         &self,
-        kind: FileKind,
-        mode: u32,
-        target: &[u8],
+        new: New<'_>,
+        directory: Option<Node>,
         flags: OpenFlags,
+        mut born: impl FnMut(Node) -> Result<()>,
     ) -> Result<File> {
-        let new = self.new_of(kind, mode, target);
         let (inode, pin) = self.shared.change(|names| {
-            let inode = names.make_unnamed(new)?;
+            let directory = directory.map(|node| walk::live_directory(names.slots, node));
+            let inode = names.make_unnamed(new, directory.transpose()?.as_ref())?;
             let pin = self.shared.pool.pin_inode(inode.number, InodeUse::Open)?;
+            born(Node::of(&inode))?;
             Ok((inode, pin))
         })?;
         let opened = self.shared.opened.open((&inode).into(), || Ok(pin))?;
@@ -139,8 +144,10 @@ impl File {
         let shared = &self.files().shared;
         let gone = shared.change(|names| {
             let inode = own.read(names.slots)?;
-            names.link_open(inode, to, may_replace)
+            let place = walk(names.slots, to, Last::Name)?;
+            names.link_open(inode, &place, to, may_replace)
         })?;
-        shared.after(gone)
+        shared.after(gone);
+        Ok(())
     }
 }

@@ -9,14 +9,16 @@ use std::borrow::Cow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use aquifer_pool::format::file::{DirectoryFields, FileInode, FileKind, ROOT_INODE};
-use aquifer_pool::format::inode::{MAX_NAME_BYTES, SLOT_BYTES};
+use aquifer_pool::format::file::{DirectoryFields, FileInode, FileKind, FileState, ROOT_INODE};
+use aquifer_pool::format::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
+use aquifer_pool::format::slot;
 use aquifer_pool::{PoolError, ReadSlots};
 
 use crate::byte_chain;
 use crate::directory::{Referent, Tree};
 pub(crate) use crate::error::owned;
 use crate::error::{FsError, Result};
+use crate::node::Node;
 
 /// The longest path, in bytes.
 pub const MAX_PATH_BYTES: usize = 4095;
@@ -48,6 +50,12 @@ pub(crate) struct Place<'p> {
 }
 
 impl Place<'_> {
+    /// A directory itself, by `/`, `.` or `..`.
+    fn of_directory(number: u64) -> Self {
+        let found = Some(Referent { inode: number, kind: FileKind::Directory });
+        Place { directory: number, name: Cow::Borrowed(b""), found, wants_directory: true }
+    }
+
     /// Returns what the path refers to; fails if it does not exist.
     pub fn referent(&self, path: &[u8]) -> Result<Referent> {
         let found = self.named(path)?;
@@ -90,10 +98,55 @@ pub(crate) fn bytes_of(path: &Path) -> &[u8] {
 pub(crate) fn inode(slots: &impl ReadSlots<Error = PoolError>, number: u64) -> Result<FileInode> {
     let mut bytes = [0; SLOT_BYTES];
     slots.load(number, &mut bytes)?;
-    FileInode::decode_unsealed(&bytes, number).map_err(|error| FsError::Damaged {
+    decode(&bytes, number)
+}
+
+fn decode(bytes: &SlotBytes, number: u64) -> Result<FileInode> {
+    let decoded = FileInode::decode_unsealed(bytes, number).map_err(|error| FsError::Damaged {
         structure: format!("inode {number}"),
         reason: error.to_string(),
-    })
+    });
+    decoded.map(as_seen)
+}
+
+/// In the mode of a file without links: it was a directory, removed while in use.
+const WAS_DIRECTORY: u32 = libc::S_IFDIR;
+
+/// A removed directory that is kept is a directory without links to this crate, and a file without
+/// names and without content on media, where each directory has a name: so all programs free it like
+/// other such files when it is no longer in use.
+fn as_seen(inode: FileInode) -> FileInode {
+    match inode {
+        FileInode { kind: FileKind::File, links: 0, size_bytes: 0, part: 0, mode, .. }
+            if mode & WAS_DIRECTORY != 0 && inode.runs.is_empty() =>
+        {
+            FileInode { kind: FileKind::Directory, mode: mode & !WAS_DIRECTORY, ..inode }
+        }
+        inode => inode,
+    }
+}
+
+/// The inode as [`as_seen`] finds it again.
+pub(crate) fn as_stored(inode: &FileInode) -> Cow<'_, FileInode> {
+    if inode.kind == FileKind::Directory && inode.links == 0 {
+        let (kind, mode) = (FileKind::File, inode.mode | WAS_DIRECTORY);
+        Cow::Owned(FileInode { kind, mode, parent: 0, seed: 0, ..inode.clone() })
+    } else {
+        Cow::Borrowed(inode)
+    }
+}
+
+/// Decodes an inode that was found in an earlier call. What has the number now is that inode only if
+/// it has the generation.
+pub(crate) fn live(slots: &impl ReadSlots<Error = PoolError>, node: Node) -> Result<FileInode> {
+    let Node { number, generation } = node;
+    let mut bytes = [0; SLOT_BYTES];
+    slots.load(number, &mut bytes)?;
+    let now = FileState::read(|offset| u64::from_le_bytes(slot::word(&bytes, offset / 8)));
+    match now {
+        Some(now) if now.generation == generation => decode(&bytes, number),
+        _ => Err(node.stale()),
+    }
 }
 
 /// Decodes the inode that a name refers to, and checks that it has the kind that the name has.
@@ -109,6 +162,20 @@ pub(crate) fn referred(
             structure: format!("inode {}", found.inode),
             reason: "a name that leads to it says that it is something else".to_owned(),
         })
+    }
+}
+
+/// As [`live`], for what must be a directory. One that was removed and kept has nothing in it, and
+/// gets nothing.
+pub(crate) fn live_directory(
+    slots: &impl ReadSlots<Error = PoolError>,
+    node: Node,
+) -> Result<FileInode> {
+    let inode = live(slots, node)?;
+    match inode.kind {
+        FileKind::Directory if inode.links == 0 => Err(FsError::NotFound { path: node.to_path() }),
+        FileKind::Directory => Ok(inode),
+        _ => Err(FsError::NotADirectory { path: node.to_path() }),
     }
 }
 
@@ -130,23 +197,34 @@ pub fn target(slots: &impl ReadSlots<Error = PoolError>, link: &FileInode) -> Re
     }
 }
 
-/// Looks up a name in the directory of this number and generation, wherever that directory is.
-/// `path` is for messages.
+/// Looks up a name in a directory that was found in an earlier call, wherever it is now.
 pub(crate) fn entry<'n>(
     slots: &impl ReadSlots<Error = PoolError>,
-    (directory, generation): (u64, u64),
+    directory: Node,
     name: &'n [u8],
-    path: &[u8],
 ) -> Result<Place<'n>> {
-    let found = match inode(slots, directory) {
-        Ok(inode) if inode.generation == generation && inode.kind == FileKind::Directory => {
-            let tree = Tree { owner: directory, seed: inode.seed, root: inode.part };
-            tree.lookup(slots, name)?
-        }
-        // The directory was removed, and everything in it before.
-        _ => return Err(FsError::NotFound { path: owned(path) }),
+    let Node { number, generation } = directory;
+    let fields = if slots.generation(number)? == generation {
+        DirectoryFields::read(|index| slots.word(number, index))?
+    } else {
+        None
     };
-    Ok(Place { directory, name: Cow::Borrowed(name), found, wants_directory: false })
+    let Some(fields) = fields else {
+        live_directory(slots, directory)?;
+        return Err(directory.stale());
+    };
+    let here = match name {
+        b"." => number,
+        b".." => fields.parent,
+        _ => {
+            let tree = Tree { owner: number, seed: fields.seed, root: fields.part };
+            let is_too_long = name.len() > MAX_NAME_BYTES;
+            let found = if is_too_long { None } else { tree.lookup(slots, name)? };
+            let name = Cow::Borrowed(name);
+            return Ok(Place { directory: number, name, found, wants_directory: false });
+        }
+    };
+    Ok(Place::of_directory(here))
 }
 
 /// The result of following a path up to its end or to a symbolic link.
@@ -169,6 +247,17 @@ pub(crate) fn check(path: &[u8]) -> Result<()> {
     } else {
         Ok(())
     }
+}
+
+/// Fails if these bytes cannot be a name in a directory, nor `.` or `..`.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    let reason = match name {
+        b"" => return Err(FsError::NotFound { path: PathBuf::new() }),
+        _ if name.contains(&0) => "there is a NUL in it",
+        _ if name.contains(&b'/') => "there is a slash in it, and it is a name",
+        _ => return Ok(()),
+    };
+    Err(FsError::BadName { path: owned(name), reason })
 }
 
 /// Resolves a path.
@@ -219,14 +308,7 @@ fn step<'p>(
                 here = self::directory(slots, here)?.parent;
             }
             if is_last {
-                let found = Some(Referent { inode: here, kind: FileKind::Directory });
-                let name = Cow::Borrowed(&b""[..]);
-                return Ok(Step::Done(Place {
-                    directory: here,
-                    name,
-                    found,
-                    wants_directory: true,
-                }));
+                return Ok(Step::Done(Place::of_directory(here)));
             }
             rest = behind;
             continue;

@@ -76,7 +76,9 @@ fn turner() {
 /// complete another process's work.
 fn is_elsewhere(point: &str) -> bool {
     point.starts_with("help-")
+        || point.starts_with("note-")
         || point.starts_with("create-")
+        || point.starts_with("names-")
         || [
             "capture-reserved",
             "finish-filler",
@@ -128,6 +130,8 @@ fn a_process_may_die_at_every_point() {
             let (mut before, mut turns) = (State::default(), Rng::new(seed));
             (0..done).for_each(|_| before.apply(Turn::random(&mut turns).step));
             let next = Turn::random(&mut turns).step;
+            // Completes what the dead process has published: until then, readers see what was before.
+            files.sync().unwrap_or_else(|error| panic!("{when}: {error}"));
             let found = State::found(&files, "own");
             assert!(
                 found.may_be_between(&before, next),

@@ -1,6 +1,6 @@
 //! The operation mix of `fsx`: one file, random reads, writes, truncations, holes, zeroed and
-//! allocated ranges, appends, copies within it and reopening, all compared with an array in memory.
-//! On failure the last operations are printed, with the seed.
+//! allocated ranges, ranges removed and inserted, appends, copies within it and reopening, all
+//! compared with an array in memory. On failure the last operations are printed, with the seed.
 
 mod scratch;
 
@@ -117,12 +117,13 @@ impl Fsx {
                 self.file().write_all_at(&bytes, offset)?;
                 self.put(&bytes, offset);
             }
-            40..46 => {
+            40..43 => {
                 self.note(format!("write_atomic {offset}, {len}"));
                 let bytes = self.bytes(len);
                 self.file().write_atomic(&bytes, offset)?;
                 self.put(&bytes, offset);
             }
+            43..46 => self.write_ranges()?,
             46..54 => {
                 let len = if self.rng.chance(0.2) { 0 } else { offset };
                 self.note(format!("set_len {len}"));
@@ -134,11 +135,15 @@ impl Fsx {
                 self.file().allocate(FallocateMode::PunchHole, offset, len)?;
                 self.clear(offset, len, false);
             }
-            62..68 => {
-                self.note(format!("zero {offset}, {len}"));
-                self.file().allocate(FallocateMode::ZeroRange, offset, len)?;
-                self.clear(offset, len, true);
+            62..66 => {
+                let extends = self.rng.chance(0.5);
+                self.note(format!("zero {offset}, {len}, extends: {extends}"));
+                let mode =
+                    if extends { FallocateMode::ZeroRange } else { FallocateMode::ZeroKeepSize };
+                self.file().allocate(mode, offset, len)?;
+                self.clear(offset, len, extends);
             }
+            66..68 => self.shift(offset, len)?,
             68..74 => {
                 let extends = self.rng.chance(0.5);
                 self.note(format!("allocate {offset}, {len}, extends: {extends}"));
@@ -152,14 +157,15 @@ impl Fsx {
             74..80 => self.append(len)?,
             80..86 => self.copy(offset, len)?,
             86..90 => self.swap()?,
-            90..92 => {
+            90..91 => {
                 self.note("sync".to_owned());
                 self.file().sync_all()?;
             }
-            92..94 => {
+            91..92 => {
                 self.note("checkpoint".to_owned());
                 self.files.as_ref().unwrap().pool().checkpoint()?;
             }
+            92..94 => self.shift(offset, len)?,
             94..98 => {
                 self.note("open again".to_owned());
                 self.file = None;
@@ -199,6 +205,44 @@ impl Fsx {
         self.file().write_all_at(&bytes[..got], to)?;
         if got > 0 {
             self.put(&to_put, to);
+        }
+        Ok(())
+    }
+
+    fn write_ranges(&mut self) -> Result<(), FsError> {
+        let parts: Vec<(u64, Vec<u8>)> = (0..1 + self.rng.below(6))
+            .map(|_| {
+                let (offset, len) = self.range();
+                (offset, self.bytes(len))
+            })
+            .collect();
+        let parts: Vec<(u64, &[u8])> = parts.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
+        let ranges: Vec<_> = parts.iter().map(|(at, bytes)| (at, bytes.len())).collect();
+        self.note(format!("write_atomic_ranges {ranges:?}"));
+        self.file().write_atomic_ranges(&parts)?;
+        parts.iter().for_each(|(offset, bytes)| self.put(bytes, *offset));
+        Ok(())
+    }
+
+    /// Removes pages, or inserts a hole.
+    fn shift(&mut self, offset: u64, len: u64) -> Result<(), FsError> {
+        let size = self.model.len() as u64;
+        let offset = offset.min(size.saturating_sub(1)) / PAGE * PAGE;
+        if self.rng.chance(0.5) {
+            let len = len.min(size.saturating_sub(offset + 1)) / PAGE * PAGE;
+            if len > 0 {
+                self.note(format!("collapse {offset}, {len}"));
+                self.file().allocate(FallocateMode::CollapseRange, offset, len)?;
+                self.model.drain(offset as usize..(offset + len) as usize);
+            }
+        } else {
+            let len = len.min(MAX_BYTES.saturating_sub(size)) / PAGE * PAGE;
+            if len > 0 && size > 0 {
+                self.note(format!("insert {offset}, {len}"));
+                self.file().allocate(FallocateMode::InsertRange, offset, len)?;
+                let at = offset as usize;
+                self.model.splice(at..at, (0..len).map(|_| 0));
+            }
         }
         Ok(())
     }

@@ -10,17 +10,21 @@
 mod scratch;
 
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use aquifer_fs::{FallocateMode, File, FileTimes, Files, FsError, RenameMode, SetMode};
+use aquifer_fs::{
+    FallocateMode, File, FileTimes, Files, FsError, RenameMode, SetMode, SpecialFile,
+};
 use aquifer_pool::Pool;
 use aquifer_testkit::campaign::{seed, steps};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
-use rustix::fs::{AtFlags, CWD, FallocateFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, Mode, RenameFlags, Timespec, Timestamps, XattrFlags,
+};
 use scratch::soundness::assert_sound;
 use scratch::{Scratch, names};
 
@@ -48,6 +52,7 @@ enum Operation {
     Rename { from: String, to: String, mode: RenameMode },
     HardLink { from: String, to: String },
     Symlink { target: String, path: String },
+    Special { path: String, how: u8, mode: u32 },
     ReadLink { path: String },
     ReadDir { path: String },
     Permissions { path: String, mode: u32 },
@@ -119,6 +124,8 @@ fn rename_mode() -> impl Strategy<Value = RenameMode> {
         RenameMode::Replace,
         RenameMode::NoReplace,
         RenameMode::Exchange,
+        RenameMode::Whiteout,
+        RenameMode::WhiteoutNoReplace,
     ])
 }
 
@@ -160,6 +167,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         6 => (path(), path(), rename_mode()).prop_map(|(from, to, mode)| Rename { from, to, mode }),
         3 => (path(), path()).prop_map(|(from, to)| HardLink { from, to }),
         3 => (path(), path()).prop_map(|(target, path)| Symlink { target, path }),
+        3 => (path(), 0..6u8, mode()).prop_map(|(path, how, mode)| Special { path, how, mode }),
         1 => path().prop_map(|path| ReadLink { path }),
         1 => path().prop_map(|path| ReadDir { path }),
     ];
@@ -304,6 +312,13 @@ impl Both {
     fn open(&mut self, handle: usize, path: &str, flags: Flags, mode: u32) -> (Answer, Answer) {
         let [read, write, append, truncate, create, create_new, no_follow] = flags;
         let (pool, kernel) = self.paths(path);
+        // The kernel can open pipes and devices.
+        let follows = |path: &Path| std::fs::metadata(path).map(|of| of.file_type());
+        if follows(&kernel)
+            .is_ok_and(|of| of.is_fifo() || of.is_char_device() || of.is_block_device())
+        {
+            return (Ok(String::new()), Ok(String::new()));
+        }
         let ours = self
             .files()
             .options()
@@ -408,6 +423,8 @@ impl Both {
                     RenameMode::Replace => RenameFlags::empty(),
                     RenameMode::NoReplace => RenameFlags::NOREPLACE,
                     RenameMode::Exchange => RenameFlags::EXCHANGE,
+                    RenameMode::Whiteout => RenameFlags::WHITEOUT,
+                    RenameMode::WhiteoutNoReplace => RenameFlags::WHITEOUT | RenameFlags::NOREPLACE,
                 };
                 let theirs = rustix::fs::renameat_with(CWD, &from.1, CWD, &to.1, flags);
                 (of_pool(files.rename_with(from.0, to.0, *mode), done), of_rustix(theirs, done))
@@ -421,6 +438,25 @@ impl Both {
                 let (pool, kernel) = self.paths(path);
                 let theirs = std::os::unix::fs::symlink(target, kernel);
                 (of_pool(files.symlink(target, pool), done), of_kernel(theirs, done))
+            }
+            Special { path, how, mode } => {
+                let (pool, kernel) = self.paths(path);
+                let rdev = libc::makedev(250, 70_000 + u32::from(*how));
+                // An ordinary user may only make a device that stands for a removed name.
+                let (special, kind, rdev) = match how {
+                    0 | 1 => (SpecialFile::Socket, FileType::Socket, 0),
+                    2 | 3 => (SpecialFile::Fifo, FileType::Fifo, 0),
+                    4 if self.is_root => {
+                        (SpecialFile::BlockDevice(rdev), FileType::BlockDevice, rdev)
+                    }
+                    _ if self.is_root => {
+                        (SpecialFile::CharDevice(rdev), FileType::CharacterDevice, rdev)
+                    }
+                    _ => (SpecialFile::CharDevice(0), FileType::CharacterDevice, 0),
+                };
+                let raw = Mode::from_raw_mode(*mode);
+                let theirs = rustix::fs::mknodat(CWD, &kernel, kind, raw, rdev);
+                (of_pool(files.create_special(pool, special, *mode), done), of_rustix(theirs, done))
             }
             ReadLink { path } => {
                 let (pool, kernel) = self.paths(path);
@@ -553,7 +589,7 @@ impl Both {
         if self.has_attributes {
             self.compare_attributes(pool, kernel);
         }
-        if ours.is_dir() {
+        if !ours.is_file() {
             return;
         }
         let content = scratch::read_all(self.files(), pool).unwrap();
@@ -597,16 +633,16 @@ fn sorted(entries: std::fs::ReadDir) -> Vec<std::ffi::OsString> {
 
 fn describe(of: &aquifer_fs::Metadata) -> String {
     let len = if of.is_dir() { 0 } else { of.len() };
-    let what = [of.is_file(), of.is_dir(), of.is_symlink()];
-    let mode = if of.is_symlink() { 0o777 } else { of.mode() & 0o7777 };
-    format!("{what:?} {mode:o} {}:{} {len} bytes, {} links", of.uid(), of.gid(), of.nlink())
+    let mode = if of.is_symlink() { 0o120777 } else { of.mode() };
+    let (uid, gid, rdev) = (of.uid(), of.gid(), of.rdev());
+    format!("{mode:o} {uid}:{gid} {len} bytes, {} links, device {rdev:x}", of.nlink())
 }
 
 fn describe_kernel(of: &std::fs::Metadata) -> String {
     let len = if of.is_dir() { 0 } else { of.len() };
-    let what = [of.is_file(), of.is_dir(), of.is_symlink()];
-    let mode = if of.is_symlink() { 0o777 } else { of.mode() & 0o7777 };
-    format!("{what:?} {mode:o} {}:{} {len} bytes, {} links", of.uid(), of.gid(), of.nlink())
+    let mode = if of.is_symlink() { 0o120777 } else { of.mode() };
+    let (uid, gid, rdev) = (of.uid(), of.gid(), of.rdev());
+    format!("{mode:o} {uid}:{gid} {len} bytes, {} links, device {rdev:x}", of.nlink())
 }
 
 fn allocate(

@@ -53,6 +53,31 @@ fn in_pieces() -> (Scratch, Files) {
     (scratch, files)
 }
 
+/// What a call could have counts as free, though it waits for a checkpoint; what a view keeps does not.
+#[test]
+fn what_is_removed_is_free_at_once() {
+    const BYTES: usize = 4 << 20;
+    let scratch = Scratch::with_pool(8 << 20, &create(100, 128 << 10));
+    let files = Files::new(Pool::options().background(false).open(&scratch.path).unwrap());
+    let free_bytes = || files.space().unwrap().free_bytes;
+    let before = free_bytes();
+    files.write("/f", vec![1; BYTES]).unwrap();
+    let file = options(&files).open("/f").unwrap();
+    let view = file.view(0..BYTES as u64).unwrap();
+    file.set_len(0).unwrap();
+    assert_eq!(free_bytes(), before - BYTES as u64);
+    files.pool().checkpoint().unwrap();
+    assert_eq!(free_bytes(), before - BYTES as u64);
+    drop(view);
+    assert_eq!(free_bytes(), before);
+    files.write("/g", vec![1; BYTES]).unwrap();
+    files.remove_file("/g").unwrap();
+    assert!(files.pool().room().unwrap().free_pages * (PAGE as u64) < before);
+    assert_eq!(free_bytes(), before);
+    assert_eq!(file.write_at(&vec![1; before as usize], 0).unwrap() as u64, before);
+    assert_eq!(free_bytes(), 0);
+}
+
 /// Bytes in which no two pages are equal.
 fn pattern(pages: usize) -> Vec<u8> {
     (0..pages * PAGE / 8).flat_map(|word| (word as u64).to_le_bytes()).collect()

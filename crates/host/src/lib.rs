@@ -8,10 +8,12 @@
 //! | [`interrupt`] | Ctrl-C as an error |
 //! | [`machine`] | processors, memory, kernel |
 //! | [`place`] | a directory, its file system and device, and devices made for a run |
+//! | [`keep`] | keeping a pool open |
 //! | [`limit`] | memory limits by control groups |
 
 pub mod failure;
 pub mod interrupt;
+pub mod keep;
 pub mod limit;
 pub mod machine;
 pub mod place;

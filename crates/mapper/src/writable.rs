@@ -37,6 +37,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::fallible;
+use aquifer_sys::high_fd::HeldFile;
 use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::file_len_bytes;
 use aquifer_sys::signal::FaultContext;
@@ -114,7 +115,7 @@ pub(crate) struct Writable {
 struct Faults {
     start: usize,
     /// A dedicated open file description: it records its own write-back errors.
-    file: File,
+    file: HeldFile,
     /// File offset of the place: a multiple of the page size.
     first_byte: u64,
     replaceable: Replaceable,
@@ -437,6 +438,7 @@ impl Writable {
         };
         mapped.map_err(failed)?;
         keep_private(address, capacity_bytes).map_err(failed)?;
+        let file = HeldFile::own(file.into()).map_err(MapError::open(path))?;
         let words = capacity_bytes.div_ceil(64 * SMALL_PAGE_BYTES);
         let faults = Box::new(Faults {
             start: address as usize,
@@ -639,6 +641,10 @@ impl Writable {
         Ok(Some(start + before))
     }
 
+    fn duplicate(&self) -> io::Result<File> {
+        self.file().try_clone_to_owned().map(File::from)
+    }
+
     /// Extends the file by allocating blocks rather than only setting the length: then no store to
     /// them fails later, and the file is not truncated if another process extends it at the same
     /// time. The length changes only once all blocks are allocated, and is never set back: bytes
@@ -651,14 +657,14 @@ impl Writable {
         let added_bytes = end - present;
         match aquifer_sys::io::allocate_behind_end(self.file(), present, added_bytes) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                self.faults.file.set_len(end)
+                self.duplicate()?.set_len(end)
             }
             Err(error) => {
                 // Free the blocks that were allocated before space ran out, by setting the length
                 // to its current value. If another process has changed the length, leave the blocks
                 // allocated.
                 if self.file_len_bytes()? == present {
-                    let _ = self.faults.file.set_len(present);
+                    let _ = self.duplicate().and_then(|file| file.set_len(present));
                 }
                 Err(error)
             }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::{Inode, InodeKind};
-use aquifer_pool::{InodeLock, LockMode, PoolError};
+use aquifer_pool::{InodeLock, LockMode, OwnedPin, PoolError};
 use aquifer_vm::{DirtyTracker, FixedRange, ProcessMark};
 
 use crate::access::Access;
@@ -50,6 +50,8 @@ pub(crate) struct Held {
     pub writing: Option<Writing>,
     pub memory: FixedRange,
     pub lock: Arc<InodeLock>,
+    /// Of a handle that only reads.
+    pub pin: Option<OwnedPin>,
 }
 
 /// How many lookups are tried while the object keeps being replaced by another one of the same
@@ -102,6 +104,25 @@ impl Shared {
         Ok(is_same.then_some(inode))
     }
 
+    /// Pins the pages of an object that is locked for reading, and returns its inode as of then.
+    ///
+    /// The lock keeps its pages while all its holders live: one that died may have published a change
+    /// that frees them, and a handle that only reads cannot have it applied first, as a writer does
+    /// when it locks ([`aquifer_pool::Pool::lock_inode`]). Another process applies it at any time.
+    fn pin(&self, mut inode: Inode) -> Result<(Inode, OwnedPin)> {
+        // As often as such a change is applied.
+        loop {
+            let pin = self.pool.pin_owned(inode.number, inode.layout_version)?;
+            let Some(now) = self.unchanged(&inode)? else {
+                return Err(ObjectError::Destroyed { name: text(&inode.name) });
+            };
+            if now.layout_version == inode.layout_version {
+                return Ok((now, pin));
+            }
+            inode = now;
+        }
+    }
+
     fn lock(&self, inode: &Inode, mode: LockMode) -> Result<InodeLock> {
         let name = || text(&inode.name);
         self.pool.lock_inode(inode.number, mode).map_err(|error| match error {
@@ -129,6 +150,12 @@ impl Attached {
         options: &ObjectOptions<'_>,
     ) -> Result<Attached> {
         let (inode, lock) = shared.claim(name, access, options.key)?;
+        let (inode, pin) = if shared.pool.is_writable() {
+            (inode, None)
+        } else {
+            let (inode, pin) = shared.pin(inode)?;
+            (inode, Some(pin))
+        };
         let object = Object {
             shared: shared.clone(),
             name: name.to_vec(),
@@ -192,7 +219,7 @@ impl Attached {
             psyncs: AtomicU64::new(0),
             psync_pages: AtomicU64::new(0),
             psync_bytes: AtomicU64::new(0),
-            held: Mutex::new(Some(Held { writing, memory, lock: Arc::new(lock) })),
+            held: Mutex::new(Some(Held { writing, memory, lock: Arc::new(lock), pin })),
         })
     }
 
@@ -210,10 +237,11 @@ impl Attached {
     pub fn detach(&self) -> Result<()> {
         self.check_process()?;
         self.object.flights.wait_landed(u64::MAX);
-        let Some(Held { writing, memory, lock }) = self.held().take() else { return Ok(()) };
+        let Some(Held { writing, memory, lock, pin }) = self.held().take() else { return Ok(()) };
         let Some(writing) = writing else {
             // Unmap first: the next holder of the lock must find the addresses free.
             drop(memory);
+            drop(pin);
             drop(lock);
             return Ok(());
         };

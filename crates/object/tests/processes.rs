@@ -5,11 +5,14 @@
 mod actor;
 mod support;
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use actor::{Actor, hear, say, told};
+use actor::{Actor, command, hear, say, told};
+use aquifer_check::CheckOptions;
 use aquifer_object::{Access, Attachment, ObjectError, ObjectOptions, ObjectState, Objects};
 use aquifer_pool::Pool;
 use aquifer_pool::media;
@@ -28,6 +31,7 @@ fn child() {
         ("builder", builder),
         ("walker", walker),
         ("stuck writer", stuck_writer),
+        ("resizer", resizer),
     ]);
 }
 
@@ -37,6 +41,76 @@ fn objects() -> Objects {
 
 fn attach_as_told(objects: &Objects, name: &str) -> Result<Attachment, ObjectError> {
     if told("ACCESS") == "read" { objects.attach(name) } else { objects.attach_mut(name) }
+}
+
+// ---- a holder that dies between its change and the image ----------------------------------------
+
+/// Resizes an object, and dies in it.
+fn resizer() {
+    objects().resize("object", PAGE as u64).unwrap();
+}
+
+/// A process dies when its change of an object is published and not in the image yet. The next one
+/// finds the object as it is then, whatever it does with it, and has no page that others get.
+#[test]
+fn the_next_holder_sees_the_last_change_of_a_dead_one() {
+    let all = ["resize", "attach", "read", "read by a reader"];
+    let points = ["transact-published", "apply-odd", "apply-stored"];
+    for (point, then) in points.into_iter().flat_map(|point| all.map(|then| (point, then))) {
+        let place = Place::new();
+        let objects = place.create(4 << 20, 1 << 20);
+        let create = |name: &str, pages: usize, value| {
+            objects.create(name, (pages * PAGE) as u64)?;
+            let mut attached = objects.attach_mut(name).unwrap();
+            (0..pages).for_each(|page| store(&mut attached, page, value));
+            attached.psync()
+        };
+        create("object", 8, 7).unwrap();
+        let reader = place.open_for_reading();
+        let told = [("AQUIFER_DIE_AT", point)];
+        let mut resizer = command("resizer", &place.path(), &told);
+        let died = resizer.stdout(Stdio::null()).status().unwrap();
+        assert_eq!(died.signal(), Some(libc::SIGABRT));
+
+        let (mut kept, mut pages) = (None, 1);
+        match then {
+            "resize" => {
+                pages = 3;
+                objects.resize("object", 3 * PAGE as u64).unwrap();
+            }
+            "attach" => kept = Some(objects.attach_mut("object").unwrap()),
+            "read" => kept = Some(objects.attach("object").unwrap()),
+            _ => kept = Some(reader.attach("object").unwrap()),
+        }
+        // Others take all pages that are free now.
+        objects.pool().checkpoint().unwrap();
+        let others: Vec<(String, usize)> = (0..10)
+            .rev()
+            .flat_map(|bits| (0..2).map(move |copy| (format!("{bits} {copy}"), 1 << bits)))
+            .filter(|(name, pages)| create(name, *pages, 9).is_ok())
+            .collect();
+        objects.pool().checkpoint().unwrap();
+        if let Some(mut attached) = kept {
+            assert_eq!(load(&attached, 0), 7, "{point}, {then}");
+            let found = load_all(&attached);
+            assert!(found.iter().all(|value| *value == 7), "{point}, {then}: {found:?}");
+            if then == "attach" {
+                (0..found.len()).for_each(|page| store(&mut attached, page, 7));
+                attached.psync().unwrap();
+            }
+        }
+        let attached = objects.attach("object").unwrap();
+        assert_eq!(load_all(&attached), [7, 0, 0][..pages], "{point}, {then}");
+        for (name, pages) in others {
+            let attached = objects.attach(&name).unwrap();
+            assert_eq!(load_all(&attached), vec![9; pages], "{point}, {then}: {name}");
+        }
+        drop(attached);
+        drop(reader);
+        drop(objects);
+        let report = aquifer_check::check(&place.path(), &CheckOptions::default()).unwrap();
+        assert!(report.findings.is_empty(), "{point}, {then}: {report:?}");
+    }
 }
 
 // ---- access control -----------------------------------------------------------------------------

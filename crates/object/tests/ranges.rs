@@ -14,7 +14,7 @@ use aquifer_pool::media::MediaOperation;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::TrackerForm;
-use support::{PAGE, Place, on_media, operations, reopen};
+use support::{PAGE, Place, on_media, operations, survivor};
 
 const PAGES: usize = 48;
 
@@ -22,15 +22,6 @@ fn created(log_bytes: u64) -> (std::sync::Arc<CrashMedia>, Objects) {
     let (media, objects) = on_media(8 << 20, log_bytes);
     objects.create("object", (PAGES * PAGE) as u64).unwrap();
     (media, objects)
-}
-
-/// The object's bytes after a crash now.
-fn survivor(media: &CrashMedia) -> Vec<u8> {
-    let objects = reopen(media);
-    let info = objects.info("object").unwrap();
-    let mut bytes = vec![0; info.size_bytes as usize];
-    objects.pool().media().read_at(info.media_offset_bytes, &mut bytes).unwrap();
-    bytes
 }
 
 fn words(range: &Range<u64>) -> Range<usize> {

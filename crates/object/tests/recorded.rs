@@ -11,7 +11,7 @@ use aquifer_object::{Attachment, CreateObject, ObjectOptions, Objects};
 use aquifer_pool::media::MediaOperation;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::{on_media, reopen};
+use support::{on_media, survivor};
 
 const OBJECT_BYTES: u64 = 1 << 20;
 /// Where the tests store behind the heap's back.
@@ -72,15 +72,6 @@ fn created() -> (std::sync::Arc<CrashMedia>, Objects) {
     let (media, objects) = on_media(4 << 20, 256 << 10);
     CreateObject::new().heap(true).create(&objects, "object", OBJECT_BYTES).unwrap();
     (media, objects)
-}
-
-/// The object's bytes after a crash now.
-fn survivor(media: &CrashMedia) -> Vec<u8> {
-    let objects = reopen(media);
-    let info = objects.info("object").unwrap();
-    let mut bytes = vec![0; info.size_bytes as usize];
-    objects.pool().media().read_at(info.media_offset_bytes, &mut bytes).unwrap();
-    bytes
 }
 
 /// After a crash now, the object is as it is in memory, up to [`UNRECORDED`].

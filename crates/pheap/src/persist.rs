@@ -104,9 +104,17 @@ pub struct Shape {
 impl Shape {
     /// The shape of `T`; never 0.
     pub fn of<'h, T: Persist<'h>>() -> u64 {
+        Shape::told_by::<T>().hash()
+    }
+
+    pub(crate) fn told_by<'h, T: Persist<'h>>() -> Shape {
         let mut shape = Shape { hash: 0, told: Vec::new(), may_point: false };
         T::shape(&mut shape);
-        shape.hash.max(1)
+        shape
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash.max(1)
     }
 
     fn add(&mut self, kind: &str, numbers: [u64; 2]) {
@@ -117,13 +125,11 @@ impl Shape {
         self.hash = xxh3_64_with_seed(&bytes, self.hash);
     }
 
-    /// Whether values of `T` and all they own are stored to through references only, which this
+    /// Whether values of the type and all they own are stored to through references only, which this
     /// crate's own types and types declared by [`persist!`](crate::persist!) record: it holds no
     /// addresses, and no type with an implementation by hand.
-    pub(crate) fn is_recorded<'h, T: Persist<'h>>() -> bool {
-        let mut shape = Shape { hash: 0, told: Vec::new(), may_point: false };
-        T::shape(&mut shape);
-        !shape.may_point
+    pub(crate) fn is_recorded(&self) -> bool {
+        !self.may_point
     }
 
     /// Adds a type without parts. Its name is part of the format and must never change.

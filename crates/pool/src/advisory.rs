@@ -24,17 +24,17 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::lock::{self, LockRange};
-use aquifer_vm::NotInherited;
 
 use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
 use crate::handle::Handle;
 use crate::inode_lock::LockMode;
+use crate::lock_file::LockFile;
 use crate::membership::{FILE_BYTES, WHOLE_FILES};
 
 /// The sleep between two attempts of a lock with a timeout: the kernel's blocking lock has none.
@@ -60,14 +60,14 @@ pub struct HeldLock {
 }
 
 /// The advisory locks of one handle of a file. Dropping this, or the death of the process, releases
-/// them.
+/// them, unless another process has them as well ([`AdvisoryLocks::shared`]).
 #[derive(Debug)]
 pub struct AdvisoryLocks {
-    /// Refers to the descriptor below, so it is dropped first.
-    _not_inherited: NotInherited,
-    file: OwnedFd,
+    file: LockFile,
     handle: Arc<Handle>,
     inode: u64,
+    /// Whether dropping this leaves the locks as they are.
+    is_shared: bool,
 }
 
 /// No byte of a file from here on can be locked.
@@ -79,11 +79,27 @@ impl AdvisoryLocks {
     pub(crate) fn new(handle: &Arc<Handle>, inode: u64) -> Result<AdvisoryLocks> {
         handle.members.check_process()?;
         // A pool opened for reading gets a descriptor that cannot write.
-        let flags = if handle.members.is_writable { libc::O_RDWR } else { libc::O_RDONLY };
-        let file = aquifer_sys::io::reopen(handle.media.file(), flags)
+        let file = LockFile::open(handle.media.file(), handle.members.is_writable)
             .map_err(|source| PoolError::CannotLock { inode, source })?;
-        let _not_inherited = NotInherited::new(file.as_fd());
-        Ok(AdvisoryLocks { _not_inherited, file, handle: handle.clone(), inode })
+        Ok(AdvisoryLocks { file, handle: handle.clone(), inode, is_shared: false })
+    }
+
+    /// As of another holder of the inode's locks, in this process or in another one, whose descriptor
+    /// this is: both are one holder then.
+    pub(crate) fn adopt(handle: &Arc<Handle>, inode: u64, file: OwnedFd) -> Result<AdvisoryLocks> {
+        handle.members.check_process()?;
+        let file =
+            LockFile::adopt(file).map_err(|source| PoolError::CannotLock { inode, source })?;
+        Ok(AdvisoryLocks { file, handle: handle.clone(), inode, is_shared: true })
+    }
+
+    /// As this, and another process has a duplicate of the descriptor, for which locks outlive this
+    /// process: dropping this releases none, whether the process ends in order or not. They end when
+    /// either unlocks them, or when the last descriptor is closed.
+    #[must_use]
+    pub fn shared(mut self) -> AdvisoryLocks {
+        self.is_shared = true;
+        self
     }
 
     fn start(&self) -> u64 {
@@ -205,11 +221,18 @@ impl AdvisoryLocks {
     }
 }
 
+/// For another process: a duplicate of this descriptor keeps the locks, until either releases them.
+impl AsFd for AdvisoryLocks {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 impl Drop for AdvisoryLocks {
     fn drop(&mut self) {
         // Unlock before closing: a child process may have a copy of the descriptor. In a child the
         // locks belong to the parent.
-        if self.handle.members.process.is_current() {
+        if !self.is_shared && self.handle.members.process.is_current() {
             let _ = lock::unlock(self.file.as_fd(), LockRange::WHOLE);
         }
     }

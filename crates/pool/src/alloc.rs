@@ -1,10 +1,10 @@
 //! Page allocation: which pages are used and which are free, and where there is room.
 //!
 //! A page is used if a run of an inode names it, if a process has reserved it for something it is
-//! about to create ([`reservation`](crate::reservation)), or if it was freed and is waiting
-//! ([`freed`](crate::freed)). All other pages are free. Free space is not recorded on media: the
-//! map is computed from the inodes when the first process opens the pool, and after a holder of the
-//! metadata mutex died.
+//! about to create ([`reservation`](crate::reservation)), if it was freed and is waiting
+//! ([`freed`](crate::freed)), or if it belongs to the [saved state](crate::saved). All other pages are
+//! free. A clean close saves the map; otherwise it is computed from the inodes when the first process
+//! opens the pool, and after a holder of the metadata mutex died.
 //!
 //! # Zeros
 //! A free page is either known to be all zero or in an unknown state. Known zeros are the *fresh*
@@ -31,6 +31,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::bitmap;
+use crate::error::Result;
 use crate::format::file::{LINKS_WORD, is_unlinked};
 use crate::format::run::{MAX_RUN_PAGES, RawRun, Run};
 use crate::format::slot::{is_free_slot, is_object_slot};
@@ -71,12 +72,14 @@ pub(crate) enum Wanted {
     Unzeroed,
 }
 
-/// The maps that a search for free pages uses.
+/// The maps that a search for free pages uses. They end where no page was ever used: all pages behind
+/// that are free, and fresh unless memory for the maps was refused.
 pub(crate) struct PageMaps<'a> {
     control: &'a Control,
     used: &'a [AtomicU64],
     zeroed: &'a [AtomicU64],
     fresh_from_page: u64,
+    /// Where to search.
     data: Run,
 }
 
@@ -93,6 +96,13 @@ impl<'a> PageMaps<'a> {
         }
     }
 
+    /// The part of them for whose pages the maps have memory.
+    pub fn with_memory(self) -> PageMaps<'a> {
+        let end_page = self.data.end_page().min(self.used.len() as u64 * 64);
+        let pages = end_page.saturating_sub(self.data.start_page);
+        PageMaps { data: Run { pages, ..self.data }, ..self }
+    }
+
     /// Pages known to be zero. Pages in the fresh part count even if they are used.
     fn zero_word(&self, index: usize) -> u64 {
         let first_page = index as u64 * 64;
@@ -101,12 +111,12 @@ impl<'a> PageMaps<'a> {
             Some(before) if before < 64 => u64::MAX << before,
             Some(_) => 0,
         };
-        self.zeroed[index].load(Relaxed) | fresh
+        self.zeroed.get(index).map_or(0, |word| word.load(Relaxed)) | fresh
     }
 
     /// Free pages of the wanted kind.
     fn word(&self, wanted: Wanted, index: usize) -> u64 {
-        let free = !self.used[index].load(Relaxed);
+        let free = self.used.get(index).map_or(u64::MAX, |word| !word.load(Relaxed));
         match wanted {
             Wanted::Any => free,
             Wanted::Zeroed => free & self.zero_word(index),
@@ -117,7 +127,32 @@ impl<'a> PageMaps<'a> {
     /// Runs of wanted pages that lie in a range, in order.
     pub fn runs(&self, wanted: Wanted, from: u64, end: u64) -> impl Iterator<Item = Run> + '_ {
         let (from, end) = (from.max(self.data.start_page), end.min(self.data.end_page()));
-        bitmap::runs(move |index| self.word(wanted, index), from, end)
+        let mut bit = from;
+        std::iter::from_fn(move || {
+            let start_page = self.first(wanted, true, bit, end);
+            if start_page >= end {
+                return None;
+            }
+            bit = self.first(wanted, false, start_page, end);
+            Some(Run { start_page, pages: bit - start_page })
+        })
+    }
+
+    /// The first page from `page` on, before `end`, that is a wanted one, or is not; `end` if there
+    /// is none. Does not look at each page behind the maps.
+    fn first(&self, wanted: Wanted, is_wanted: bool, page: u64, end: u64) -> u64 {
+        let words = (self.used.len() as u64).max(self.fresh_from_page.div_ceil(64));
+        // A damaged head may have any number.
+        let known_end = end.min(words.saturating_mul(64));
+        let word = |index| {
+            let word = self.word(wanted, index);
+            if is_wanted { word } else { !word }
+        };
+        match bitmap::first(word, page, known_end) {
+            found if found < known_end => found,
+            _ if is_wanted == (wanted != Wanted::Unzeroed) => page.max(known_end),
+            _ => end,
+        }
     }
 
     /// All runs of wanted pages.
@@ -147,7 +182,9 @@ impl<'a> PageMaps<'a> {
             }
         }
         if is_first {
-            first_free_page.store(self.data.end_page(), Relaxed);
+            // One that begins at the end of what was searched may be long enough behind it.
+            let end_page = self.data.end_page().saturating_sub((1 << class) - 1);
+            first_free_page.store(end_page, Relaxed);
         }
         None
     }
@@ -219,13 +256,19 @@ fn part_of(free: Run, pages: u64) -> Run {
 }
 
 /// Marks pages as used.
-pub(crate) fn mark_used(locked: &Locked<'_>, run: Run) {
+///
+/// # Errors
+/// [`PoolError::SharedMemory`](crate::PoolError::SharedMemory) if they are the first ones of their
+/// part of the map, and there is no memory for it; then nothing has changed.
+pub(crate) fn mark_used(locked: &Locked<'_>, run: Run) -> Result<()> {
     let (segment, control) = (&locked.handle().segment, locked.control());
+    segment.allocate_maps(run.end_page())?;
     let taken = bitmap::set(segment.used_pages(), run, true);
     control.free_count.store(control.free_count.load(Relaxed).saturating_sub(taken), Relaxed);
     let cleared = bitmap::set(segment.zeroed_pages(), run, false);
     let zeroed = control.zeroed_count.load(Relaxed);
     control.zeroed_count.store(zeroed.saturating_sub(cleared), Relaxed);
+    Ok(())
 }
 
 /// Marks pages as free.
@@ -244,9 +287,9 @@ pub(crate) fn mark_free(locked: &Locked<'_>, run: Run) {
 }
 
 /// How many pages are free, including those that are being zeroed.
-pub(crate) fn free_count(control: &Control) -> u64 {
-    let being_zeroed = control.processes.iter().map(|one| one.zeroing_pages.load(Relaxed));
-    control.free_count.load(Relaxed) + being_zeroed.sum::<u64>()
+pub(crate) fn free_count(segment: &Segment) -> u64 {
+    let being_zeroed = segment.processes().map(|(_, one)| one.zeroing_pages.load(Relaxed));
+    segment.control().free_count.load(Relaxed) + being_zeroed.sum::<u64>()
 }
 
 /// Marks pages as all zero; they are free, or are about to be.
@@ -264,6 +307,8 @@ pub(crate) fn raise_fresh(locked: &Locked<'_>, page: u64) {
     if page <= before {
         return;
     }
+    // Without memory it is forgotten that they are zero.
+    let _ = locked.handle().segment.allocate_maps(page);
     let free: Vec<Run> = PageMaps::of(locked.handle()).runs(Wanted::Any, before, page).collect();
     free.into_iter().for_each(|run| mark_zeroed(locked, run));
     control.fresh_from_page.store(page, Relaxed);

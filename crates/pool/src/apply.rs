@@ -44,7 +44,7 @@ pub(crate) fn apply_noted<'a>(
     }
     point::pass("apply-odd");
     let mut changes_names = false;
-    for change in changes.filter(|change| change.slot < segment.allocated_slots()) {
+    for change in changes.filter(|change| change.slot < segment.slots()) {
         if change.slot == HEAD_SLOT && raises_fresh(segment, &change) {
             // Before the slot: if this process dies in between, applying the record again finds
             // nothing raised. Release: pairs with the Acquire in `use_fresh_pages`.

@@ -12,6 +12,9 @@
 //!                7. the tail moves: log space is free, freed pages are free
 //! ```
 //!
+//! The last one, which closes the pool, also writes the [saved state](crate::saved) in 4, and names it
+//! and no segment in 6.
+//!
 //! All under the maintenance mutex. A crash anywhere leaves the old tail, from which replay gives
 //! the same result. A failure in 3 to 6 makes the pool read-only: the kernel may have marked pages
 //! clean that never reached the disk, so a later successful flush would prove nothing. No data is
@@ -37,7 +40,17 @@ use crate::mutant::{self, Mutant};
 use crate::point;
 use crate::repair;
 use crate::replay::Committed;
+use crate::saved;
 use crate::superblocks::write_superblocks;
+
+/// Why a checkpoint is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// For room in the log, or among the freed pages.
+    Room,
+    /// The pool is being closed by its last writer, which has locked all others out.
+    Close,
+}
 
 /// The number of an image page, and its bytes.
 type ImagePage = (u64, Vec<u8>);
@@ -92,7 +105,15 @@ impl Log {
         // The tail must lie on a page boundary of the log.
         locked.close_packed()?;
         let mut pages = Vec::new();
-        for (index, word) in self.handle.segment.dirty_image_pages().iter().enumerate() {
+        let segment = &self.handle.segment;
+        let dirty = segment.dirty_image_pages().iter().zip(segment.written_image_pages());
+        for (index, (word, written)) in dirty.enumerate() {
+            let bits = word.load(Relaxed);
+            if bits == 0 {
+                continue;
+            }
+            // Before they are cleared: if this process dies in between, none is forgotten.
+            written.fetch_or(bits, Relaxed);
             let bits = word.swap(0, Relaxed);
             for bit in (0..64).filter(|bit| bits & (1 << bit) != 0) {
                 let page = index as u64 * 64 + bit;
@@ -121,16 +142,16 @@ impl Log {
 impl Maintaining<'_> {
     /// Copies to its place what was committed before `lsn` and is not there yet.
     fn apply(&self, committed: &Committed, lsn: u64) -> Result<()> {
-        let Handle { media, heartbeat, .. } = &*self.log().handle;
+        let Handle { media, heartbeat, members, .. } = &*self.log().handle;
         let control = self.log().control();
         if control.applied_lsn.load(Relaxed) >= lsn {
             return Ok(());
         }
-        let copied =
-            heartbeat.while_media_work(Held::Maintenance, || committed.copy_to_place(&**media));
+        let copy = || committed.copy_to_place(&**media, || members.check_kept());
+        let copied = heartbeat.while_media_work(Held::Maintenance, copy);
         copied.inspect_err(|error| {
             if let PoolError::Media(error) = error {
-                control.fail(FailureKind::Data, &error.source);
+                self.log().handle.fail_at_media(FailureKind::Data, &error.source);
             }
         })?;
         note_at_place(&control.applied_lsn, lsn);
@@ -151,12 +172,17 @@ impl Maintaining<'_> {
 impl Core {
     /// Makes a checkpoint, which frees the log up to its head at the time of the call.
     pub fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_for(Purpose::Room)
+    }
+
+    /// As [`Core::checkpoint`].
+    pub fn checkpoint_for(&self, purpose: Purpose) -> Result<()> {
         self.handle.check_writable()?;
         point::pass("checkpoint-begun");
         // Another process may be making a checkpoint, and this thread may hold a file's mutex.
         let maintaining =
             self.handle.heartbeat.while_media_work(Held::Files, || self.log.maintain())?;
-        let outcome = self.checkpoint_while(&maintaining);
+        let outcome = self.checkpoint_while(&maintaining, purpose);
         if self.handle.control().check_not_failed().is_err() {
             // Also records a failure of another thread, which could not take the mutex to record
             // it.
@@ -165,12 +191,12 @@ impl Core {
         outcome
     }
 
-    fn checkpoint_while(&self, maintaining: &Maintaining<'_>) -> Result<()> {
+    fn checkpoint_while(&self, maintaining: &Maintaining<'_>, purpose: Purpose) -> Result<()> {
         let control = self.handle.control();
         let tail_lsn = control.tail_lsn.load(Relaxed);
         let (head_lsn, pages) = self.log.take_changed_pages()?;
         point::pass("checkpoint-taken");
-        let outcome = self.write_checkpoint(maintaining, tail_lsn, head_lsn, &pages);
+        let outcome = self.write_checkpoint(maintaining, purpose, tail_lsn, head_lsn, &pages);
         if outcome.is_err() {
             maintaining.mark_changed(pages.iter().map(|(page, _)| *page));
         }
@@ -180,11 +206,13 @@ impl Core {
     fn write_checkpoint(
         &self,
         maintaining: &Maintaining<'_>,
+        purpose: Purpose,
         tail_lsn: u64,
         head_lsn: u64,
         pages: &[ImagePage],
     ) -> Result<()> {
-        if tail_lsn == head_lsn && pages.is_empty() {
+        let is_last = purpose == Purpose::Close;
+        if tail_lsn == head_lsn && pages.is_empty() && !is_last {
             let locked = self.log.lock()?;
             freed::look_again(&locked, &self.pins.places);
             repair::take_from_the_dead(&locked)?;
@@ -194,18 +222,30 @@ impl Core {
         let control = self.handle.control();
         self.log.wait_durable(head_lsn)?;
         point::pass("checkpoint-durable");
+        self.handle.members.check_kept_now()?;
         let committed = self.log.committed_between(tail_lsn, head_lsn)?;
         // Part of it may have been applied before: applying it again changes nothing.
         maintaining.apply(&committed, head_lsn)?;
         point::pass("checkpoint-applied");
         let mut ranges = committed.ranges();
         drop(committed);
-        let work = || -> std::result::Result<(), MediaError> {
+        let saved = if is_last { saved::state(self, head_lsn)? } else { None };
+        let mut saved_sum = 0;
+        let members = &self.handle.members;
+        let work = || -> Result<()> {
             for (page, bytes) in pages {
+                // Without the locks, others may have changed the page since.
+                members.check_kept()?;
                 let offset_bytes = (METADATA_START_PAGE + page) * PAGE_BYTES;
                 // SAFETY: a page of metadata: no reference to it is ever made.
                 unsafe { media.write_at(offset_bytes, bytes)? };
                 ranges.push(ByteRange { offset_bytes, len_bytes: PAGE_BYTES });
+            }
+            let unsaid = mutant::is(*mutant, Mutant::SavedUnflushed);
+            if let Some(state) = &saved
+                && !unsaid
+            {
+                saved_sum = state.write(&**media, &mut ranges)?;
             }
             point::pass("checkpoint-written");
             if !mutant::is(*mutant, Mutant::TailBeforeFlush) {
@@ -216,18 +256,28 @@ impl Core {
                 }
                 media.flush()?;
             }
+            if let Some(state) = saved.as_ref().filter(|_| unsaid) {
+                saved_sum = state.write(&**media, &mut ranges)?;
+            }
             Ok(())
         };
-        let written = heartbeat.while_media_work(Held::Maintenance, work);
-        written.inspect_err(|error| control.fail(FailureKind::Data, &error.source))?;
+        heartbeat.while_media_work(Held::Maintenance, work).inspect_err(|error| {
+            if let PoolError::Media(error) = error {
+                self.handle.fail_at_media(FailureKind::Data, &error.source);
+            }
+        })?;
         // The kernel may have reported lost bytes to another process and not to this one.
         control.check_not_failed()?;
         point::pass("checkpoint-flushed");
-        let superblock = self.handle.superblock(head_lsn);
+        self.handle.members.check_kept_now()?;
+        let mut superblock = self.handle.superblock(head_lsn);
+        if is_last {
+            superblock = Superblock { segment: uuid::Uuid::nil(), saved_sum, ..superblock };
+        }
         let write = || write_superblocks(&**media, &superblock, 0, *mutant);
-        heartbeat
-            .while_media_work(Held::Maintenance, write)
-            .inspect_err(|error| control.fail(FailureKind::Superblock, &error.source))?;
+        heartbeat.while_media_work(Held::Maintenance, write).inspect_err(|error| {
+            self.handle.fail_at_media(FailureKind::Superblock, &error.source)
+        })?;
         point::pass("checkpoint-superblocks");
         control.sequence.store(superblock.sequence, Relaxed);
         point::pass("checkpoint-sequence");
@@ -250,16 +300,5 @@ impl Core {
             return Err(PoolError::TooLargeForLog { len_bytes, log_bytes });
         }
         self.checkpoint()
-    }
-
-    /// Records in the superblock that no process has the pool open.
-    pub(crate) fn write_closed_superblock(&self) -> Result<()> {
-        let superblock = Superblock {
-            segment: uuid::Uuid::nil(),
-            ..self.handle.superblock(self.handle.control().tail_lsn.load(Relaxed))
-        };
-        write_superblocks(&*self.handle.media, &superblock, 0, self.handle.mutant)?;
-        self.handle.control().sequence.store(superblock.sequence, Relaxed);
-        Ok(())
     }
 }

@@ -1,50 +1,58 @@
 //! The open file descriptions on which this process has a pool open, or is opening or creating one.
 //!
-//! The locks that keep openers apart belong to an *open file description*, so two openers that use
-//! the same one do not conflict: one [`Media`](crate::media::Media) given twice, or media on
-//! duplicates of one descriptor. The second opener would recover a pool that the first has open,
-//! and its failure would release the locks of the first. Such openers are in one process (a forked
-//! child keeps no descriptor of a pool), so this list detects them.
+//! Media serve one opener at a time: those of one [`Media`](crate::media::Media) given twice, or of
+//! media on duplicates of one descriptor, would share what belongs to the *open file description*.
+//! That may include their locks ([`LockFile`](crate::lock_file::LockFile)): then the second opener
+//! would recover a pool that the first has open, and its failure would release the locks of the
+//! first. Such openers are in one process (a forked child keeps no descriptor of a pool), so this list
+//! detects them.
 //!
 //! The kernel decides whether two descriptors refer to one open file description
 //! ([`aquifer_sys::open_file`]). Locks could not tell: any process that may read the file can hold
 //! them.
 //!
-//! The list is per process.
+//! The list is per process, and looking something up in it takes as long however many pools are open.
 
-use std::fs::File;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use aquifer_sys::open_file;
+use aquifer_sys::high_fd::HeldFile;
+use aquifer_sys::open_file::{self, Identity};
 use aquifer_vm::{PerProcess, ProcessMark};
 
-/// The open file descriptions that this process has claimed.
-static CLAIMED: PerProcess<Mutex<Vec<Weak<OwnedFd>>>> = PerProcess::new();
+/// By identity: one for each, because descriptions that the pool has opened are marked. Those that
+/// it was given are not, and all of one file have one identity.
+type Claimed = BTreeMap<Identity, Vec<Weak<HeldFile>>>;
 
-fn claimed() -> MutexGuard<'static, Vec<Weak<OwnedFd>>> {
+/// The open file descriptions that this process has claimed.
+static CLAIMED: PerProcess<Mutex<Claimed>> = PerProcess::new();
+
+fn claimed() -> MutexGuard<'static, Claimed> {
     CLAIMED.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A claim on an open file description, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    file: Weak<OwnedFd>,
+    file: Weak<HeldFile>,
+    identity: Identity,
     process: ProcessMark,
 }
 
 impl Claim {
     /// Claims the open file description of a descriptor; `None` if it is already claimed.
-    pub fn take(file: &Arc<OwnedFd>) -> io::Result<Option<Claim>> {
+    pub fn take(file: &Arc<HeldFile>) -> io::Result<Option<Claim>> {
         let mut claimed = claimed();
         if is_among(&claimed, file.as_fd())? {
             return Ok(None);
         }
+        let identity = file.identity();
         let (file, process) = (Arc::downgrade(file), ProcessMark::new());
-        claimed.push(file.clone());
-        Ok(Some(Claim { file, process }))
+        claimed.entry(identity).or_default().push(file.clone());
+        Ok(Some(Claim { file, identity, process }))
     }
 
     /// Whether a pool of this process has claimed the open file description of a descriptor.
@@ -53,40 +61,73 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
-    fn drop(&mut self) {
-        // A claim inherited from the parent is not in the child's list.
+impl Claim {
+    /// Gives up the claim of a handle that has lost a descriptor, and calls `release` before, unless
+    /// another opener has claimed the open file description of `file` since.
+    pub fn give_up(self, file: BorrowedFd<'_>, release: impl FnOnce()) {
         if self.process.is_current() {
-            claimed().retain(|other| !other.ptr_eq(&self.file));
+            let mut claimed = claimed();
+            self.leave(&mut claimed);
+            if is_among(&claimed, file).is_ok_and(|is_others| !is_others) {
+                release();
+            }
+        }
+    }
+
+    fn leave(&self, claimed: &mut Claimed) {
+        if let Entry::Occupied(mut alike) = claimed.entry(self.identity) {
+            alike.get_mut().retain(|other| !other.ptr_eq(&self.file));
+            if alike.get().is_empty() {
+                alike.remove();
+            }
         }
     }
 }
 
-fn is_among(claimed: &[Weak<OwnedFd>], file: BorrowedFd<'_>) -> io::Result<bool> {
-    let wanted = identity(file)?;
-    for other in claimed.iter().filter_map(Weak::upgrade) {
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A claim inherited from the parent is not in the child's list.
+        if self.process.is_current() {
+            self.leave(&mut claimed());
+        }
+    }
+}
+
+fn is_among(claimed: &Claimed, file: BorrowedFd<'_>) -> io::Result<bool> {
+    let alike = claimed.get(&Identity::of(file)?).into_iter().flatten();
+    // What the program has closed is claimed no more, and its number may be this file's.
+    for other in alike.filter_map(Weak::upgrade).filter(|other| other.is_there()) {
         // Compared while the list is locked, so that no other thread compares the same file.
-        if identity(other.as_fd())? == wanted && open_file::is_same(other.as_fd(), file)? {
+        if open_file::is_same(other.as_fd(), file)? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Device and inode.
-fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
-    let metadata = File::from(file.try_clone_to_owned()?).metadata()?;
-    Ok((metadata.dev(), metadata.ino()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// However many handles of one file there are, looking one up compares it with none of the others.
+    #[test]
+    fn descriptions_of_one_file_are_told_apart_by_their_marks() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let again = || Arc::new(HeldFile::own(file.reopen().unwrap().into()).unwrap());
+        let files: Vec<_> = (0..10).map(|_| again()).collect();
+        let claims: Vec<_> = files.iter().map(|file| Claim::take(file).unwrap().unwrap()).collect();
+        let alike = |file: &Arc<HeldFile>| claimed().get(&file.identity()).map_or(0, Vec::len);
+        assert!(files.iter().all(|file| alike(file) == 1));
+        assert!(Claim::take(&files[3]).unwrap().is_none());
+        drop(claims);
+        assert!(files.iter().all(|file| alike(file) == 0));
+    }
+
     /// A thread that holds the list's lock at the fork does not exist in the child.
     #[test]
     fn a_forked_child_has_a_list_of_its_own() {
-        let file = || Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+        let file = || Arc::new(HeldFile::new(tempfile::tempfile().unwrap().into()).unwrap());
         let (first, other) = (file(), file());
         let _claim = Claim::take(&first).unwrap().expect("it is new");
         let locked = claimed();

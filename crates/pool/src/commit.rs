@@ -132,7 +132,7 @@ impl Core {
         content: &CommitContent<'_>,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Commit> {
-        self.handle.check_writable()?;
+        self.handle.check_may_change()?;
         for (inode, range) in content.ranges() {
             self.log.check_commit_range(inode, range)?;
         }
@@ -234,11 +234,30 @@ impl Log {
         self.or_fail(written)
     }
 
+    /// The first half of [`Log::make_durable`].
+    pub fn write_back(&self, ranges: &[ByteRange]) -> Result<()> {
+        self.handle.check_writable()?;
+        let Handle { media, heartbeat, .. } = &*self.handle;
+        self.or_fail(heartbeat.while_media_work(Held::Log, || media.write_back(ranges)))
+    }
+
+    /// An error if bytes that were handed to the media were lost since.
+    pub fn check_nothing_lost(&self) -> Result<()> {
+        self.or_fail(self.handle.media.check_kept())
+    }
+
+    /// The second half of it.
+    pub fn flush(&self) -> Result<()> {
+        let Handle { media, heartbeat, .. } = &*self.handle;
+        self.or_fail(heartbeat.while_media_work(Held::Log, || media.flush()))
+    }
+
     /// [`Log::make_durable`] while the pool is being opened: the caller handles the failure.
     pub fn make_durable_in_recovery(&self, ranges: &[ByteRange]) -> Result<()> {
         let media = &self.handle.media;
         let written = media.write_back(ranges).and_then(|()| media.flush());
-        Ok(written.inspect_err(|error| self.control().fail(FailureKind::Data, &error.source))?)
+        Ok(written
+            .inspect_err(|error| self.handle.fail_at_media(FailureKind::Data, &error.source))?)
     }
 
     /// [`Log::make_durable`] for any amount of data; calls `note_part` after each part.
@@ -263,7 +282,7 @@ impl Log {
 
     fn or_fail(&self, written: std::result::Result<(), MediaError>) -> Result<()> {
         if let Err(error) = written {
-            self.control().fail(FailureKind::Data, &error.source);
+            self.handle.fail_at_media(FailureKind::Data, &error.source);
             self.note_loss();
             return Err(error.into());
         }

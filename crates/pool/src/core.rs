@@ -37,16 +37,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use aquifer_sys::lock::LockKind;
-use aquifer_vm::worker::Bell;
-
-use crate::failure::FailureKind;
+use crate::background::Worker;
 use crate::handle::Handle;
 use crate::image::Image;
 use crate::log::Log;
-use crate::membership::Byte;
 use crate::pins::{PinPlaces, Pins};
-use crate::point;
 use crate::segment_place::Places;
 use crate::space::Space;
 
@@ -59,10 +54,10 @@ pub(crate) struct Core {
     pub handle: Arc<Handle>,
     /// The directories in which the segment may lie.
     pub places: Places,
-    /// Rung when a checkpoint is due.
-    pub checkpoint_bell: OnceLock<Arc<Bell>>,
-    /// The tail for which it was rung because of freed pages.
-    rung_tail_lsn: AtomicU64,
+    /// Called when a checkpoint is due; none if this handle has no background threads.
+    pub checkpointer: OnceLock<Worker>,
+    /// The tail for which it was called because of freed pages.
+    called_tail_lsn: AtomicU64,
 }
 
 impl std::fmt::Debug for Core {
@@ -82,22 +77,22 @@ impl Core {
                 pins: pins.clone(),
                 zeroing: Mutex::default(),
                 reserving: Mutex::default(),
-                zeroer_bell: OnceLock::new(),
+                zeroer: OnceLock::new(),
             },
             pins: Pins { handle: handle.clone(), log: log.clone(), places: pins },
             image: Image { handle: handle.clone(), log: log.clone(), distrusted: OnceLock::new() },
             log,
             handle,
             places,
-            checkpoint_bell: OnceLock::new(),
-            rung_tail_lsn: AtomicU64::new(u64::MAX),
+            checkpointer: OnceLock::new(),
+            called_tail_lsn: AtomicU64::new(u64::MAX),
         })
     }
 
     /// Requests a checkpoint in the background, if this handle has a background thread for it.
     pub fn checkpoint_soon(&self) {
-        if let Some(bell) = self.checkpoint_bell.get() {
-            bell.ring();
+        if let Some(checkpointer) = self.checkpointer.get() {
+            checkpointer.call();
         }
     }
 
@@ -105,56 +100,14 @@ impl Core {
     /// made for the pages that wait for the tail, a second one has little to free.
     pub fn move_tail_soon(&self, tail_lsn: u64) {
         // Relaxed: the value orders nothing else.
-        if self.rung_tail_lsn.swap(tail_lsn, Relaxed) != tail_lsn {
+        if self.called_tail_lsn.swap(tail_lsn, Relaxed) != tail_lsn {
             self.checkpoint_soon();
         }
     }
 
-    /// Leaves the pool. The last writer brings the media up to date, and removes the segment if no
-    /// reader uses it. If this fails, the next opener makes up for it, unless the machine is
-    /// restarted before.
-    ///
-    /// Readers can hold locks that hide from a writer that it is the last: then the segment stays,
-    /// and the media are brought up to date all the same, which needs no lock of the file.
-    pub fn close(&self) {
-        let (members, control) = (&self.handle.members, self.handle.control());
-        let recovery =
-            || members.locks.lock(Byte::Recovery, LockKind::Exclusive, members.stall_timeout);
-        if members.is_writable
-            && let Err(error) = self.handle.media.check_kept()
-        {
-            // If the kernel reported the loss to another program earlier, a process that opened the
-            // pool later does not get it.
-            control.fail(FailureKind::Data, &error.source);
-            self.log.note_loss();
-        }
-        if members.is_writable {
-            let knows_others = recovery().unwrap_or(false);
-            let is_last = knows_others
-                && members.locks.try_lock(Byte::Openers, LockKind::Exclusive).unwrap_or(false);
-            if is_last {
-                point::pass("close-last");
-                // If it cannot be lowered, some free pages are no longer known to be zero.
-                let _ = self.lower_fresh();
-                let closed = self.checkpoint().and_then(|()| {
-                    point::pass("close-checkpoint");
-                    self.write_closed_superblock()
-                });
-                point::pass("close-superblock");
-                // Then the superblock tells the next opener that there is no segment, or that bytes
-                // are lost. Otherwise the segment stays, which records whether they are.
-                if closed.is_ok() || (control.check_not_failed().is_err() && self.log.note_loss()) {
-                    self.places.remove(self.handle.segment_id);
-                }
-                point::pass("close-removed");
-            } else if !knows_others || !members.locks.has_writers() {
-                // Readers stay, and write nothing when they close: changes that are not durable now
-                // would be lost at a restart of the machine. Without the lock, other writers may be
-                // closing as well, and each may rely on the other.
-                let _ = self.checkpoint();
-            }
-        }
-        self.pins.places.leave();
-        members.locks.leave();
+    /// Ends the background threads that change the pool.
+    pub fn stop_workers(&self) {
+        let zeroer = self.space.zeroer.get().map(|zeroer| &zeroer.worker);
+        zeroer.into_iter().chain(self.checkpointer.get()).for_each(Worker::stop);
     }
 }

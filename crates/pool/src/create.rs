@@ -10,8 +10,10 @@ use crate::format::PAGE_BYTES;
 use crate::format::file::{FileInode, FileKind, ROOT_INODE};
 use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
-use crate::format::run::MAX_PAGES;
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::run::{MAX_PAGES, Run};
+use crate::format::saved::SavedLayout;
+use crate::format::superblock::{COPIES, SAVED, SPECIAL, Superblock};
+use crate::lock_file::LockFile;
 use crate::media::{ByteRange, Media};
 use crate::options::PoolOptions;
 use crate::random::new_uuid;
@@ -42,8 +44,12 @@ fn root_directory() -> Result<FileInode> {
     })
 }
 
-/// Keeps all openers out of media that may not contain a pool yet.
-pub(crate) fn lock_to_format(media: &dyn Media, options: &PoolOptions) -> Result<OnlyOne> {
+/// Keeps all openers out of media that may not contain a pool yet; `locks` keep them out already.
+pub(crate) fn lock_to_format(
+    media: &dyn Media,
+    options: &PoolOptions,
+    locks: Option<LockFile>,
+) -> Result<OnlyOne> {
     if !media.is_writable() {
         return Err(PoolError::ReadOnly {
             path: media.path().to_path_buf(),
@@ -51,7 +57,7 @@ pub(crate) fn lock_to_format(media: &dyn Media, options: &PoolOptions) -> Result
         });
     }
     let alone = options.clone().read_only(false).exclusive(true);
-    recovery::lock_for_one(media, &alone)
+    recovery::lock_for_one(media, &alone, locks)
 }
 
 impl PoolOptions {
@@ -86,6 +92,20 @@ impl PoolOptions {
         })
     }
 
+    /// The features of a new pool, and the pages of its saved state: the first ones of the data.
+    fn form(&self, layout: &Layout) -> (u64, Run) {
+        const MIN_SAVED_BYTES: u64 = 4 << 20;
+        const MOST_PART: u64 = 16;
+        let pages = SavedLayout::new(layout).pages();
+        let data_pages = layout.page_count - layout.data_start_page;
+        let has_room = layout.len_bytes() >= MIN_SAVED_BYTES && pages <= data_pages / MOST_PART;
+        let features = self.features.unwrap_or(if has_room { SAVED | SPECIAL } else { SPECIAL });
+        match features & SAVED {
+            0 => (features, Run::EMPTY),
+            _ => (features, Run { start_page: layout.data_start_page, pages }),
+        }
+    }
+
     /// Formats media that are not open elsewhere. Their previous content is lost.
     ///
     /// # Errors
@@ -94,7 +114,7 @@ impl PoolOptions {
     /// [`PoolError::Media`].
     pub fn format(&self, media: &Arc<dyn Media>) -> Result<()> {
         self.layout(media.len_bytes())?;
-        let _alone = lock_to_format(&**media, self)?;
+        let _alone = lock_to_format(&**media, self, None)?;
         self.format_alone(media)
     }
 
@@ -103,11 +123,12 @@ impl PoolOptions {
         const { assert!(MIN_LOG_PAGES * PAGE_BYTES <= 64 << 10) };
         let layout = self.layout(media.len_bytes())?;
         let zeros = vec![0; 1 << 20];
+        let (features, saved) = self.form(&layout);
         let head = PoolHead {
             fresh_from_page: if self.media_is_used {
                 layout.page_count
             } else {
-                layout.data_start_page
+                layout.data_start_page.max(saved.end_page())
             },
             used_slots: ROOT_INODE + 1,
         };
@@ -143,6 +164,9 @@ impl PoolOptions {
             segment: Uuid::nil(),
             created_ns: now_ns(),
             boot: 0,
+            features,
+            saved,
+            saved_sum: 0,
         };
         write_superblocks(&**media, &superblock, 0, None)?;
         Ok(())

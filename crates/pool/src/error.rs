@@ -14,6 +14,13 @@ pub enum PoolError {
     /// The media failed.
     #[error(transparent)]
     Media(#[from] MediaError),
+    /// The program has closed a file descriptor of this handle, or made it another file's. Nothing
+    /// is changed through this handle any more. For other processes it is as if this one had died.
+    #[error(
+        "this program has closed file descriptors that belong to the open pool; open the pool after closing \
+         descriptors, and close none that the program has not opened"
+    )]
+    LocksLost,
     /// The file at the path cannot be the media of a pool, or could not be created.
     #[error(transparent)]
     NotOpened(#[from] OpenError),
@@ -48,6 +55,28 @@ pub enum PoolError {
         path: PathBuf,
         /// Its version.
         found: u32,
+    },
+    /// The pool uses features that this program does not know.
+    #[error(
+        "{} uses features {bits:#x} that this program does not know: a later program made or upgraded it; use that program",
+        path.display()
+    )]
+    LaterFeatures {
+        /// The file.
+        path: PathBuf,
+        /// The unknown features, one bit for each.
+        bits: u64,
+    },
+    /// The pool was made by an earlier program, and its form has no place for this.
+    #[error(
+        "{} was made by an earlier program, whose form has no {what}; `aquifer pool upgrade` converts it",
+        path.display()
+    )]
+    NeedsUpgrade {
+        /// The file.
+        path: PathBuf,
+        /// What it has no place for.
+        what: &'static str,
     },
     /// The file is shorter than the pool in it.
     #[error(
@@ -110,6 +139,30 @@ pub enum PoolError {
     Busy {
         /// The file.
         path: PathBuf,
+    },
+    /// A writer keeps other writers out: see [`PoolOptions::sole`](crate::PoolOptions::sole).
+    #[error("only {} may write to {}{}", process_text(*.pid), path.display(), note_text(.note))]
+    SoleWriter {
+        /// The file.
+        path: PathBuf,
+        /// The process, as numbered in its own PID namespace; 0 if its shared memory cannot be
+        /// reached from here.
+        pid: u32,
+        /// What it says: why, and what to do.
+        note: String,
+    },
+    /// Others may not write to the pool at the same time as this writer, and one does
+    /// ([`PoolOptions::sole`](crate::PoolOptions::sole)).
+    #[error(
+        "{} has {} open for writing, and this needs to be the only writer; end it, or wait",
+        process_text(*.pid),
+        path.display()
+    )]
+    HasWriters {
+        /// The file.
+        path: PathBuf,
+        /// One such process, as numbered in its own PID namespace.
+        pid: u32,
     },
     /// This process already uses the open file description of these media for a pool.
     #[error(
@@ -303,13 +356,21 @@ fn stalled_text(pid: u32, what: &str) -> String {
              or another handle, has begun"
         );
     }
-    let process = match pid {
+    format!(
+        "{} holds {what} of the pool and does not go on (stopped?); continue it or end it",
+        process_text(pid)
+    )
+}
+
+fn process_text(pid: u32) -> String {
+    match pid {
         0 => "a process".to_owned(),
         pid => format!("process {pid}"),
-    };
-    format!(
-        "{process} holds {what} of the pool and does not go on (stopped?); continue it or end it"
-    )
+    }
+}
+
+fn note_text(note: &str) -> String {
+    if note.is_empty() { "; end it, or wait".to_owned() } else { format!(": {note}") }
 }
 
 fn holder_text(holder: Option<u32>) -> String {
@@ -321,3 +382,10 @@ fn holder_text(holder: Option<u32>) -> String {
 
 /// The result of an operation on a pool.
 pub type Result<T> = std::result::Result<T, PoolError>;
+
+impl PoolError {
+    /// Whether it says that the program has closed a descriptor of the pool.
+    pub(crate) fn is_of_closed_file(&self) -> bool {
+        matches!(self, PoolError::Media(error) if error.source.raw_os_error() == Some(libc::EBADF))
+    }
+}

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::error::{PoolError, Result};
+use crate::handle::Handle;
 use crate::segment::Control;
 
 /// The kind of failure that made the pool read-only.
@@ -31,6 +32,20 @@ impl FailureKind {
             FailureKind::Log => "writing the log",
             FailureKind::Data => "writing data back",
             FailureKind::Superblock => "writing a superblock",
+        }
+    }
+}
+
+impl Handle {
+    /// [`Control::fail`] because the media could not be read or written, unless the program has
+    /// closed a descriptor of this handle, which is what `EBADF` says (see [`media`](crate::media)):
+    /// then nothing that was written before is lost. That is as if the process had died here, and no
+    /// failure of the media: this handle ends.
+    pub fn fail_at_media(&self, kind: FailureKind, error: &io::Error) {
+        if error.raw_os_error() == Some(libc::EBADF) {
+            self.members.end();
+        } else {
+            self.control().fail(kind, error);
         }
     }
 }

@@ -52,7 +52,7 @@ use crate::media::ByteRange;
 use crate::mutant::{self, Mutant};
 use crate::pins::{PinPlaces, PinSet, PinValue};
 use crate::point;
-use crate::segment::{Control, FREED, Freed, HELD, Kept, MOVED, Segment};
+use crate::segment::{Control, FREED, Freed, HELD, Kept, List, MOVED, Segment};
 use crate::sync::AtomicU64;
 
 /// A run, and the inode and layout version that name it, or named it.
@@ -173,11 +173,13 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
         return;
     }
     for (run, _) in without(change.after.clone(), runs_of(&change.before)) {
-        alloc::mark_used(locked, run);
+        // They were reserved, and so have memory; in recovery the map is made afterwards.
+        let _ = alloc::mark_used(locked, run);
     }
     let control = locked.control();
+    let segment = &locked.handle().segment;
     for moved in change.moved() {
-        note_moved(control, moved);
+        note_moved(segment, moved);
     }
     // After a death in between, this runs again: the entries for this record are the last ones.
     let noted: Vec<Run> = (control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed))
@@ -195,7 +197,7 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
             continue;
         }
         // A transaction has checked that there is an entry; recovery frees all runs at its end.
-        if freed_left(control) > 0 {
+        if freed_left(control) > 0 && segment.has_entries(List::Freed, freed_to(control, 1)) {
             let next = control.freed_next.load(Relaxed);
             let freed = entry(control, next);
             freed.kept.set((run, owner));
@@ -208,11 +210,12 @@ pub(crate) fn note_change(locked: &Locked<'_>, change: Change, end_lsn: u64) {
     }
 }
 
-fn note_moved(control: &Control, moved: Owned) {
+fn note_moved(segment: &Segment, moved: Owned) {
+    let control = segment.control();
     let count = control.moved_count.load(Relaxed) as usize;
     let is_noted = control.moved[..count].iter().any(|kept| kept.get() == moved);
     // A transaction has checked that there is an entry; recovery forgets all runs at its end.
-    if !is_noted && count < MOVED {
+    if !is_noted && count < MOVED && segment.has_entries(List::Moved, count + 1) {
         control.moved[count].set(moved);
         // Release: the entry counts from here on.
         control.moved_count.store(count as u64 + 1, Release);
@@ -236,6 +239,11 @@ impl Kept {
 
 fn entry(control: &Control, index: u64) -> &Freed {
     &control.freed[index as usize % FREED]
+}
+
+/// How many entries of the ring, from its start in memory, `count` more entries take.
+fn freed_to(control: &Control, count: usize) -> usize {
+    (control.freed_next.load(Relaxed) as usize).saturating_add(count).min(FREED)
 }
 
 fn freed_left(control: &Control) -> usize {
@@ -322,7 +330,7 @@ pub(crate) fn release(locked: &Locked<'_>, pins: &PinPlaces) {
         if !look.keeps(found) {
             alloc::mark_free(locked, found.0);
             point::pass("release-run");
-        } else if !hold(control, found) {
+        } else if !hold(&locked.handle().segment, found) {
             control.freed_looked_lsn.store(passed_lsn, Relaxed);
             return;
         }
@@ -333,8 +341,9 @@ pub(crate) fn release(locked: &Locked<'_>, pins: &PinPlaces) {
     }
 }
 
-/// Moves a run to `held`; false if that is full.
-fn hold(control: &Control, found: Owned) -> bool {
+/// Moves a run to `held`; false if that is full, or has no memory.
+fn hold(segment: &Segment, found: Owned) -> bool {
+    let control = segment.control();
     let count = control.held_count.load(Relaxed) as usize;
     let (run, owner) = found;
     if let Some(last) = count.checked_sub(1).map(|last| &control.held[last]) {
@@ -347,7 +356,7 @@ fn hold(control: &Control, found: Owned) -> bool {
             return true;
         }
     }
-    if count == HELD {
+    if count == HELD || segment.allocate_entries(List::Held, count + 1).is_err() {
         return false;
     }
     control.held[count].set(found);
@@ -406,6 +415,20 @@ pub(crate) fn waiting(control: &Control) -> (impl Iterator<Item = Run>, impl Ite
         ring.take(FREED).map(|index| entry(control, index).kept.get().0),
         control.held[..held].iter().map(|kept| kept.get().0),
     )
+}
+
+/// How many of the freed pages a checkpoint would free now: those that no pin keeps.
+pub(crate) fn freeable_pages(locked: &Locked<'_>, pins: &PinPlaces) -> u64 {
+    let control = locked.control();
+    let ring = control.freed_first.load(Relaxed)..control.freed_next.load(Relaxed);
+    let held = control.held_count.load(Relaxed) as usize;
+    if ring.is_empty() && held == 0 {
+        return 0;
+    }
+    let look = Look::new(locked, pins);
+    let ring = ring.map(|index| entry(control, index).kept.get());
+    let all = ring.chain(control.held[..held].iter().map(Kept::get));
+    all.filter(|found| !look.keeps(*found)).map(|(run, _)| run.pages).sum()
 }
 
 /// Counts the pages that wait for the tail. Not those that it has passed: these wait for pins, and
@@ -480,13 +503,24 @@ pub(crate) fn outside(ranges: Vec<ByteRange>, mut runs: Vec<Run>) -> Vec<ByteRan
 }
 
 /// Whether a change that frees at most `freed` runs can be noted.
+///
+/// # Errors
+/// [`PoolError::TooManyRuns`] if it never can; [`PoolError::SharedMemory`] if the lists get no
+/// memory.
 pub(crate) fn has_room(locked: &Locked<'_>, change: &Change, freed: usize) -> Result<bool> {
     let control = locked.control();
     let moved = change.moved().len();
     if moved > MOVED || freed > FREED {
         return Err(PoolError::TooManyRuns { freed, most_freed: FREED, moved, most_moved: MOVED });
     }
-    Ok(freed_left(control) >= freed && MOVED - control.moved_count.load(Relaxed) as usize >= moved)
+    let moved_count = control.moved_count.load(Relaxed) as usize;
+    if freed_left(control) < freed || MOVED - moved_count < moved {
+        return Ok(false);
+    }
+    let segment = &locked.handle().segment;
+    segment.allocate_entries(List::Freed, freed_to(control, freed))?;
+    segment.allocate_entries(List::Moved, moved_count + moved)?;
+    Ok(true)
 }
 
 /// Returns an error if freed or moved runs wait for pins, and not only for the tail.
@@ -502,7 +536,7 @@ pub(crate) fn check_not_pinned(locked: &Locked<'_>) -> Result<()> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Arc;
+    use crate::background::Worker;
 
     use super::*;
     use crate::format::file::{FileInode, FileKind};
@@ -558,8 +592,8 @@ mod tests {
         let options = Pool::options().log_bytes(64 << 10).exclusive(true).background(false);
         let pool = options.create(directory.path().join("pool"), 4 << 20).unwrap();
         let (core, control) = (pool.core(), pool.core().handle.control());
-        // No thread hears it.
-        let bell = core.checkpoint_bell.get_or_init(Arc::default);
+        // A thread that makes no checkpoint.
+        let bell = core.checkpointer.get_or_init(|| Worker::new(c"test", |_| true)).bell();
         let create = |pages| {
             let reservation = pool.reserve(pages, 1).unwrap();
             let runs = reservation.runs().to_vec();

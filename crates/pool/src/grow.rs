@@ -4,6 +4,7 @@
 //!   1. recover                        the log is empty, everything is at its place
 //!   2. zero what the file has already behind the pool, make the file longer, both durably
 //!   3. superblocks with the new number of pages, one after the other
+//!   4. a longer run for the saved state, which grows with the pool (`upgrade`)
 //! ```
 //!
 //! A crash before 3 leaves the old pool in a longer file, which is harmless; during 3 each copy
@@ -20,12 +21,13 @@ use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::Layout;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{SAVED, Superblock};
 use crate::media::{self, ByteRange, Media};
 use crate::options::PoolOptions;
 use crate::pool::Pool;
 use crate::recovery;
 use crate::superblocks::write_superblocks;
+use crate::upgrade;
 
 impl Pool {
     /// Grows the pool in a file or device to `len_bytes`, rounded down to whole pages. `progress`
@@ -57,23 +59,46 @@ impl Pool {
         options: &PoolOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Layout> {
-        let options = PoolOptions {
-            exclusive: true,
-            background: false,
-            segment_directory: options.segment_directory.clone(),
-            ..PoolOptions::default()
+        let options = options.to_convert();
+        let core = recovery::open(media.clone(), &options, None, None)?.core;
+        let has_saved = core.handle.features & SAVED != 0;
+        let grown = match core.prepare_to_grow(len_bytes, progress) {
+            Ok(Some(superblock)) => {
+                let written =
+                    write_superblocks(&*core.handle.media, &superblock, 0, options.mutant);
+                // There is nothing that closing would have to write, and closing would write the old
+                // length.
+                core.handle.members.locks.leave_slot(core.handle.control());
+                written?;
+                superblock.layout
+            }
+            unchanged => {
+                // Opening has discarded the saved state.
+                core.close();
+                unchanged?;
+                core.handle.layout
+            }
         };
-        let core = recovery::open(media, &options, None)?.core;
-        let grown = core.grow(len_bytes, progress);
-        // There is nothing that closing would have to write, and closing would write the old
-        // length.
-        core.handle.members.locks.leave();
-        grown
+        drop(core);
+        if !has_saved {
+            return Ok(grown);
+        }
+        match upgrade::upgrade_to(media, &options, 0) {
+            // Fragmented, and hardly longer than before: it works without a saved state.
+            Err(PoolError::Full { .. }) => Ok(grown),
+            upgraded => upgraded.map(|_| grown),
+        }
     }
 }
 
 impl Core {
-    fn grow(&self, len_bytes: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<Layout> {
+    /// Makes the file longer. Returns the superblock of the longer pool; `None` if it is as long
+    /// already.
+    fn prepare_to_grow(
+        &self,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Option<Superblock>> {
         let (old, media) = (self.handle.layout, &*self.handle.media);
         let new = Layout { page_count: len_bytes / PAGE_BYTES, ..old };
         let refused = |reason| PoolError::Parameter {
@@ -86,7 +111,7 @@ impl Core {
         }
         new.validate().map_err(|_| refused("no pool can be that long"))?;
         if new == old {
-            return Ok(old);
+            return Ok(None);
         }
         // Bytes that another program wrote behind the pool are not zero.
         let behind = ByteRange {
@@ -98,9 +123,7 @@ impl Core {
             media.grow_with_progress(new.len_bytes(), progress)?;
         }
         let tail_lsn = self.handle.control().tail_lsn.load(Relaxed);
-        let superblock = Superblock { layout: new, ..self.handle.superblock(tail_lsn) };
-        write_superblocks(media, &superblock, 0, self.handle.mutant)?;
-        Ok(new)
+        Ok(Some(Superblock { layout: new, ..self.handle.superblock(tail_lsn) }))
     }
 }
 

@@ -1,8 +1,9 @@
 //! The handle of an open pool: what all [parts](crate::core) of it use, and what does not change
 //! while it is open.
 
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 
 use uuid::Uuid;
 
@@ -10,13 +11,15 @@ use crate::error::{PoolError, Result};
 use crate::format::FormatError;
 use crate::format::layout::Layout;
 use crate::format::record::LogIdentity;
+use crate::format::run::Run;
 use crate::format::superblock::{Superblock, UNKNOWN_BOOT, next_sequence};
 use crate::heartbeat::Heartbeat;
 use crate::log_reader::LogReader;
 use crate::media::Media;
 use crate::members::Members;
 use crate::mutant::{self, Mutant};
-use crate::segment::{Control, Segment};
+use crate::segment::{Control, FILE_MUTEXES, Segment};
+use crate::sole::Company;
 
 /// What all parts of an open pool use.
 pub(crate) struct Handle {
@@ -26,14 +29,24 @@ pub(crate) struct Handle {
     pub layout: Layout,
     pub uuid: Uuid,
     pub created_ns: u64,
+    /// The features that the pool uses.
+    pub features: u64,
+    /// The pages of its saved state.
+    pub saved: Run,
     /// The life in which this generation of the log began: see [`life`](crate::life).
     pub life: u64,
     /// The id that names the segment in the superblock; nil for a private one.
     pub segment_id: Uuid,
     pub segment: Segment,
     pub mutant: Option<Mutant>,
+    /// What this handle is to other writers.
+    pub company: Company,
+    /// The nonce by which others join this handle, if it is the sole writer.
+    pub sole_nonce: OnceLock<u64>,
     /// By how many pages the first fresh page is raised at a time.
     pub fresh_step_pages: u64,
+    /// How many of [`Control::writes`] are this handle's.
+    pub own_writes: Box<[AtomicU64; FILE_MUTEXES]>,
     /// Sends heartbeats while this process waits for its media.
     pub heartbeat: Heartbeat,
 }
@@ -106,6 +119,9 @@ impl Handle {
             tail_lsn,
             segment: self.segment_id,
             created_ns: self.created_ns,
+            features: self.features,
+            saved: self.saved,
+            saved_sum: 0,
             boot: match control.check_not_failed() {
                 Err(_) if !mutant::is(self.mutant, Mutant::TrustLostBytes) => UNKNOWN_BOOT,
                 _ => self.life,

@@ -6,15 +6,18 @@
 //! it: while such a call runs, that thread raises the progress counter that the waiters watch,
 //! every [`PERIOD`]. When the process is stopped, that thread is too, and the waiters time out.
 //!
-//! It sleeps while no call waits for the media. A call locks a mutex of the handle twice, briefly,
-//! and wakes the thread at most once in a period.
+//! It is started by the first call that waits for the media, also if no other process has the pool
+//! open: one may open it meanwhile, but not while the last one closes it. It sleeps while no call
+//! waits. A call locks a mutex of the handle twice, briefly, and wakes the thread at most once in a
+//! period.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use crate::background::Worker;
 use crate::segment::Control;
-use aquifer_vm::worker::Bell;
 
 /// Much shorter than any usual timeout,
 /// [`PoolOptions::stall_timeout`](crate::PoolOptions::stall_timeout).
@@ -32,12 +35,14 @@ pub(crate) enum Held {
     Files,
 }
 
-/// What this handle holds while it waits for its media, and the bell of the heartbeat thread;
-/// without a bell there are no heartbeats.
+/// What this handle holds while it waits for its media, and the heartbeat thread; without one there
+/// are no heartbeats.
 #[derive(Debug, Default)]
 pub(crate) struct Heartbeat {
-    pub bell: OnceLock<Arc<Bell>>,
+    pub worker: OnceLock<Worker>,
     state: Mutex<State>,
+    /// Whether no other process can wait for this one any more.
+    is_alone: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -52,17 +57,29 @@ impl Heartbeat {
     }
 
     fn begin(&self, held: Held) {
-        let Some(bell) = self.bell.get() else { return };
+        let Some(worker) = self.worker.get() else { return };
+        // Relaxed: set by the call that closes the pool, and there are no others then.
+        if self.is_alone.load(Relaxed) {
+            return;
+        }
         let mut state = self.state();
         state.waiting.push(held);
         if !std::mem::replace(&mut state.is_beating, true) {
             drop(state);
-            bell.ring();
+            if !worker.call() {
+                // The next wait tries again.
+                self.state().is_beating = false;
+            }
         }
     }
 
+    /// From now on no other process can wait for this one: it is closing the pool, as the last.
+    pub fn be_alone(&self) {
+        self.is_alone.store(true, Relaxed);
+    }
+
     fn end(&self, held: Held) {
-        if self.bell.get().is_some() {
+        if self.worker.get().is_some() {
             let mut state = self.state();
             if let Some(index) = state.waiting.iter().position(|one| *one == held) {
                 state.waiting.swap_remove(index);

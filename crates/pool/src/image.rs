@@ -20,7 +20,6 @@ use crate::format::record::Record;
 use crate::format::run::Run;
 use crate::format::slot::{Slot, word};
 use crate::handle::Handle;
-use crate::image_slots::{load_slot_into, load_word};
 use crate::image_words;
 use crate::log::Log;
 use crate::object_names;
@@ -39,19 +38,22 @@ impl ReadSlots for View<'_> {
     type Error = PoolError;
 
     fn slot(&self, number: u64) -> Result<SlotBytes> {
-        Ok(self.bytes(number))
+        self.bytes(number)
     }
 
     fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
-        self.copy(number, into);
-        Ok(())
+        self.copy(number, into)
     }
 
     #[inline]
     fn word(&self, number: u64, index: usize) -> Result<[u8; 8]> {
         match self.changing {
-            None if number < self.slots() => Ok(load_word(self.segment, number, index)),
-            _ => Ok(word(&self.bytes(number), index)),
+            None => match self.segment.slot_in_memory(number) {
+                Ok(Some(slot)) => Ok(image_words::word(slot, index)),
+                Ok(None) => Ok([0; 8]),
+                Err(_) => Ok(word(&self.bytes(number)?, index)),
+            },
+            Some(_) => Ok(word(&self.bytes(number)?, index)),
         }
     }
 }
@@ -61,28 +63,35 @@ impl View<'_> {
         self.segment.slots()
     }
 
-    fn bytes(&self, slot: u64) -> SlotBytes {
+    fn bytes(&self, slot: u64) -> Result<SlotBytes> {
         let mut bytes = [0; SLOT_BYTES];
-        self.copy(slot, &mut bytes);
-        bytes
+        self.copy(slot, &mut bytes)?;
+        Ok(bytes)
     }
 
-    fn copy(&self, slot: u64, into: &mut SlotBytes) {
-        if slot >= self.slots() {
-            return into.fill(0);
+    fn copy(&self, slot: u64, into: &mut SlotBytes) -> Result<()> {
+        let words = match self.segment.slot_in_memory(slot) {
+            Ok(words) => words,
+            Err(_) => self.segment.read_slot(slot)?,
+        };
+        match words {
+            Some(words) => image_words::copy_out(words, into),
+            None => into.fill(0),
         }
-        load_slot_into(self.segment, slot, into);
         if let Some(record) = self.changing {
             // Some of its changes may be stored already; applying them again is harmless.
             record.slots().filter(|c| c.slot == slot).for_each(|change| change.apply(into));
         }
+        Ok(())
     }
 
     /// Inodes of files that have no links.
     pub(crate) fn orphans(&self) -> impl Iterator<Item = u64> + '_ {
         self.slots_in(SlotSet::Orphans).filter(|&slot| {
-            let bytes = self.bytes(slot);
-            is_unlinked(word(&bytes, 0), word(&bytes, LINKS_WORD))
+            let is_orphan =
+                |bytes: SlotBytes| is_unlinked(word(&bytes, 0), word(&bytes, LINKS_WORD));
+            // One that cannot be read stays.
+            self.bytes(slot).is_ok_and(is_orphan)
         })
     }
 
@@ -93,22 +102,33 @@ impl View<'_> {
         known.into_iter().flatten().chain(all.into_iter().flatten())
     }
 
-    /// The slot of the object with a name.
-    fn object_named(&self, key: &object_names::Key<'_>) -> Option<u64> {
-        let has_name = |slot: &u64| {
-            let bytes = self.bytes(*slot);
-            key.is_of(|index| word(&bytes, index))
-        };
-        match self.changing {
-            None => object_names::find(self.segment, key),
-            Some(_) => self.slots_in(SlotSet::Objects).find(has_name),
+    /// The slot of the object with a name, and its bytes.
+    fn object_named(&self, key: &object_names::Key<'_>) -> Result<Option<(u64, SlotBytes)>> {
+        if self.changing.is_none() {
+            let load = |slot| self.segment.read_slot(slot);
+            let found = object_names::find(self.segment, key, load)?;
+            return found.map(|slot| Ok((slot, self.bytes(slot)?))).transpose();
         }
+        let mut unreadable = None;
+        for slot in self.slots_in(SlotSet::Objects) {
+            match self.bytes(slot) {
+                Ok(bytes) if key.is_of(|index| word(&bytes, index)) => {
+                    return Ok(Some((slot, bytes)));
+                }
+                Ok(_) => {}
+                Err(error) => unreadable = Some(error),
+            }
+        }
+        unreadable.map_or(Ok(None), Err)
     }
 
     /// Whether a slot may be in use.
     fn is_used(&self, slot: u64) -> bool {
         self.changing.is_some()
-            || self.segment.slot(slot).is_some_and(|words| words[0].load(Relaxed) != 0)
+            || match self.segment.read_slot(slot) {
+                Ok(words) => words.is_some_and(|words| words[0].load(Relaxed) != 0),
+                Err(_) => true,
+            }
     }
 }
 
@@ -199,8 +219,8 @@ impl Image {
     /// before: if they are unchanged, the pages belonged to the file.
     #[inline]
     pub fn has_layout(&self, inode: u64, generation: u64, layout_version: u64) -> Result<bool> {
-        let slot = self.handle.segment.slot(inode);
-        if slot.is_some_and(|slot| image_words::has_layout(slot, generation, layout_version)) {
+        let slot = || self.handle.segment.slot(inode);
+        if image_words::has_layout(slot, generation, layout_version) {
             Ok(true)
         } else {
             self.has_layout_in_log(inode, generation, layout_version)
@@ -216,14 +236,14 @@ impl Image {
             return Ok(false);
         }
         self.consistent(|view| {
-            let slot = view.bytes(inode);
+            let slot = view.bytes(inode)?;
             let state = FileState::read(|offset| {
                 u64::from_le_bytes(slot[offset..offset + 8].try_into().expect("eight bytes"))
             });
-            state.is_some_and(|state| {
+            Ok(state.is_some_and(|state| {
                 (state.generation, state.layout_version) == (generation, layout_version)
-            })
-        })
+            }))
+        })?
     }
 
     /// While the version is odd: the record that is in the log and not completely in the image, if
@@ -273,7 +293,7 @@ impl Image {
         if number == HEAD_SLOT || number >= self.handle.segment.slots() {
             return Ok(Inode::free(number, 0));
         }
-        let bytes = self.consistent(|image| image.bytes(number))?;
+        let bytes = self.consistent(|image| image.bytes(number))??;
         self.decode_inode(&bytes, number)
     }
 
@@ -282,9 +302,9 @@ impl Image {
         let (used, free) = self.used_slots()?;
         let mut census = Census { free, ..Census::default() };
         for (number, bytes) in used {
-            let slot = match self.distrusts(number) {
-                Some(_) => None,
-                None => Slot::decode(&bytes, number).ok(),
+            let slot = match (self.distrusts(number), bytes) {
+                (None, Some(bytes)) => Slot::decode(&bytes, number).ok(),
+                _ => None,
             };
             let count = match &slot {
                 None => &mut census.damaged,
@@ -293,7 +313,8 @@ impl Image {
                 Some(Slot::File(inode)) => match inode.kind {
                     FileKind::File => &mut census.files,
                     FileKind::Directory => &mut census.directories,
-                    _ => &mut census.links,
+                    FileKind::Symlink => &mut census.links,
+                    _ => &mut census.special_files,
                 },
                 Some(Slot::Node(_) | Slot::Runs(_) | Slot::Bytes(_)) => &mut census.parts,
             };
@@ -304,35 +325,43 @@ impl Image {
     }
 
     /// The slots that were ever used, and the number of the others.
-    fn used_slots(&self) -> Result<(Vec<(u64, SlotBytes)>, u64)> {
+    fn used_slots(&self) -> Result<(Vec<UsedSlot>, u64)> {
         self.consistent(|image| {
             let is_used = |slot: &u64| image.is_used(*slot) || self.distrusts(*slot).is_some();
             let all = HEAD_SLOT + 1..image.slots();
             let unused = all.clone().filter(|slot| !is_used(slot)).count() as u64;
-            (all.filter(is_used).map(|slot| (slot, image.bytes(slot))).collect(), unused)
+            (all.filter(is_used).map(|slot| (slot, image.bytes(slot).ok())).collect(), unused)
         })
     }
 
     /// The pool's head.
     pub fn head(&self) -> Result<PoolHead> {
-        let bytes = self.consistent(|image| image.bytes(HEAD_SLOT))?;
+        let bytes = self.consistent(|image| image.bytes(HEAD_SLOT))??;
         PoolHead::decode(&bytes).map_err(|error| self.handle.damaged("the pool's head", error))
     }
 
-    /// The object with a name; `None` if there is none, or it is damaged.
+    /// The object with a name; `None` if there is none, or the recovery of the pool found that it is
+    /// damaged. An error if an object that may have the name cannot be read.
     pub fn object_named(&self, name: &[u8]) -> Result<Option<Inode>> {
         let Some(key) = object_names::Key::new(name) else { return Ok(None) };
-        let found = self.consistent(|image| {
-            let slot = image.object_named(&key)?;
-            Some((slot, image.bytes(slot)))
-        })?;
+        if !object_names::are_whole(self.control()) {
+            // Readers do not wait: without the lock, and whatever fails, they compare all names.
+            let _ = object_names::build(&self.log, Log::try_lock);
+        }
+        let found = self.consistent(|image| image.object_named(&key))??;
         Ok(found.and_then(|(slot, bytes)| self.decode_inode(&bytes, slot).ok()))
+    }
+
+    /// Builds the index of the names of objects, with the metadata mutex, unless it is whole.
+    pub fn index_names(&self) -> Result<()> {
+        object_names::build(&self.log, |log| log.lock().map(Some))
     }
 
     /// All objects, as of one moment. Damaged ones are left out.
     pub fn inodes(&self) -> Result<Vec<Inode>> {
         let objects: Vec<(u64, SlotBytes)> = self.consistent(|image| {
-            image.slots_in(SlotSet::Objects).map(|slot| (slot, image.bytes(slot))).collect()
+            let objects = image.slots_in(SlotSet::Objects);
+            objects.filter_map(|slot| Some((slot, image.bytes(slot).ok()?))).collect()
         })?;
         let inodes = objects.into_iter().filter_map(|(slot, bytes)| {
             let inode = self.decode_inode(&bytes, slot).ok();
@@ -342,6 +371,9 @@ impl Image {
     }
 }
 
+/// The number of a slot, and its bytes unless they cannot be read.
+type UsedSlot = (u64, Option<SlotBytes>);
+
 /// What the slots of a pool contain.
 #[derive(Debug, Default)]
 pub struct Census {
@@ -350,6 +382,7 @@ pub struct Census {
     pub files: u64,
     pub directories: u64,
     pub links: u64,
+    pub special_files: u64,
     /// Slots that belong to another inode.
     pub parts: u64,
     pub damaged: u64,

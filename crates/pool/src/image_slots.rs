@@ -33,22 +33,24 @@ pub(crate) fn load_slot_into(segment: &Segment, slot: u64, bytes: &mut SlotBytes
     }
 }
 
-/// Loads a slot, as it is on media, into the image, which must have memory for it.
+/// Loads a slot, as it is on media, into the image, whose page must be present.
 pub(crate) fn load_from_media(segment: &Segment, slot: u64, bytes: &mut SlotBytes) {
     from_media(bytes);
-    let words = segment.slot(slot).expect("it was allocated");
+    let words = segment.present_slot(slot).expect("its page is present");
     for (word, source) in words.iter().zip(bytes.chunks_exact(8)) {
         word.store(u64::from_ne_bytes(source.try_into().expect("eight bytes")), Relaxed);
     }
 }
 
-/// Applies a change of a slot to the image, which must have memory for it, and marks its page as
-/// changed since the last checkpoint.
+/// Applies a change of a slot to the image, whose page must be present, and marks that as changed
+/// since the last checkpoint.
 pub(crate) fn store_change(segment: &Segment, change: &SlotChange<'_>) {
     if change.words.is_whole {
         bitmap::set_shared(segment.slot_set(SlotSet::Logged), change.slot);
     }
-    image_words::change(segment.slot(change.slot).expect("it was allocated"), change);
+    // A record is published when its pages are present.
+    let slot = segment.present_slot(change.slot).expect("its page is present");
+    image_words::change(slot, change);
     bitmap::set_shared(segment.dirty_image_pages(), change.slot / SLOTS_PER_PAGE);
 }
 
@@ -91,5 +93,6 @@ pub(crate) fn file_version(segment: &Segment, inode: u64) -> Option<(u64, u64)> 
 
 /// Examines all slots of an image that is not being changed.
 pub(crate) fn owners(handle: &Handle) -> Owners {
-    Owners::new(&handle.layout, |number| Some(load_slot(&handle.segment, number)), |_| {})
+    let (layout, saved) = (&handle.layout, handle.saved);
+    Owners::new(layout, saved, |number| Some(load_slot(&handle.segment, number)), |_| {})
 }

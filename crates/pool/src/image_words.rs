@@ -201,10 +201,15 @@ pub(crate) fn version_of_file(slot: &ImageSlot) -> Option<(u64, u64)> {
 /// Whether a file has this generation and layout version, after everything that was loaded before:
 /// if so, the pages that were read belonged to the file.
 #[inline]
-pub fn has_layout(slot: &ImageSlot, generation: u64, layout_version: u64) -> bool {
-    // Acquire: pairs with the fence in `before_bytes_are_stored`. Earlier loads stay before.
+pub fn has_layout<'a>(
+    slot: impl FnOnce() -> Option<&'a ImageSlot>,
+    generation: u64,
+    layout_version: u64,
+) -> bool {
+    // Acquire: pairs with the fence in `before_bytes_are_stored`. Earlier loads stay before. The slot
+    // is looked up behind it: a copy of a page that is present by now may lack the change.
     fence(Acquire);
-    version_of_file(slot) == Some((generation, layout_version))
+    slot().and_then(version_of_file) == Some((generation, layout_version))
 }
 
 /// Must be called before storing bytes to a page that may have had another owner: a reader that

@@ -10,7 +10,7 @@ use crate::error::{PoolError, Result};
 use crate::handle::Handle;
 use crate::members::Members;
 use crate::membership::Byte;
-use crate::segment::Control;
+use crate::segment::Segment;
 
 /// The mode of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,7 +74,7 @@ impl LockMode {
 impl InodeLock {
     /// Locks an inode; does not block.
     pub(crate) fn take(handle: &Arc<Handle>, number: u64, mode: LockMode) -> Result<InodeLock> {
-        let (members, control) = (&handle.members, handle.control());
+        let members = &handle.members;
         members.check_process()?;
         // Locks of one open file description do not conflict with each other, so this handle
         // records its own.
@@ -91,13 +91,13 @@ impl InodeLock {
                 }
             })?;
         if !is_free {
-            let holder = members.holders(control, number).first().map(|holder| holder.pid);
+            let holder = members.holders(&handle.segment, number).first().map(|holder| holder.pid);
             return Err(PoolError::Locked { number, holder });
         }
         held.insert(number);
-        let handle = handle.clone();
-        let lock = InodeLock { handle, number, mode, is_committing: AtomicBool::new(false) };
-        members.note_lock(control, 0, lock.note(false));
+        let own = handle.clone();
+        let lock = InodeLock { handle: own, number, mode, is_committing: AtomicBool::new(false) };
+        members.note_lock(&handle.segment, 0, lock.note(false));
         Ok(lock)
     }
 
@@ -118,7 +118,7 @@ impl InodeLock {
         let members = &self.handle.members;
         if before != is_committing && members.process.is_current() {
             let (from, to) = (self.note(before), self.note(is_committing));
-            members.note_lock(self.handle.control(), from, to);
+            members.note_lock(&self.handle.segment, from, to);
         }
     }
 
@@ -138,7 +138,7 @@ impl Drop for InodeLock {
         }
         let mut held = members.held.lock().unwrap_or_else(|broken| broken.into_inner());
         let note = self.note(self.is_committing.load(Relaxed));
-        members.note_lock(self.handle.control(), note, 0);
+        members.note_lock(&self.handle.segment, note, 0);
         members.locks.unlock(Byte::Inode(self.number));
         held.remove(&self.number);
     }
@@ -146,21 +146,21 @@ impl Drop for InodeLock {
 
 impl Members {
     /// Replaces a note in this process's slot. A reader has no slot and leaves no note.
-    fn note_lock(&self, control: &Control, from: u64, to: u64) {
+    fn note_lock(&self, segment: &Segment, from: u64, to: u64) {
         if self.is_writable {
-            let notes = &control.processes[self.locks.index()].locked;
+            let notes = &segment.process(self.locks.index()).locked;
             let _ = notes.iter().find(|n| n.compare_exchange(from, to, Relaxed, Relaxed).is_ok());
         }
     }
 
     /// The known holders of locks on an inode.
-    pub fn holders(&self, control: &Control, number: u64) -> Vec<Holder> {
+    pub fn holders(&self, segment: &Segment, number: u64) -> Vec<Holder> {
         let mut holders = Vec::new();
-        for (index, process) in control.processes.iter().enumerate() {
+        for (index, process) in segment.processes() {
             for note in process.locked.iter().map(|note| note.load(Relaxed)) {
                 if note >> NOTE_BITS == number && note != 0 && self.locks.is_alive(index) {
                     holders.push(Holder {
-                        pid: self.locks.pid_of(control, index),
+                        pid: self.locks.pid_of(segment.control(), index),
                         mode: if note & NOTE_EXCLUSIVE != 0 {
                             LockMode::Exclusive
                         } else {

@@ -14,6 +14,7 @@ use crate::options::PoolOptions;
 use crate::pool::Pool;
 use crate::recovery::{self, OnlyOne};
 use crate::segment_place::{Owner, Places};
+use crate::superblocks::{Superblocks, read_superblocks, write_superblocks};
 
 pub use crate::log_reader::{Counted, LogEnd, LogReader, UNMARKED};
 pub use crate::presence::Presence;
@@ -29,7 +30,7 @@ pub struct Alone {
 /// # Errors
 /// As for opening the pool exclusively.
 pub fn lock_for_one(media: &dyn Media, options: &PoolOptions) -> Result<Alone> {
-    recovery::lock_for_one(media, options).map(|only| Alone { _locks: only })
+    recovery::lock_for_one(media, options, None).map(|only| Alone { _locks: only })
 }
 
 /// Options to open a pool alone and repair it: for writing even if its link counts are wrong.
@@ -66,6 +67,18 @@ pub fn left_behind(
 /// The life that media are in, as seen by this process; `chosen` instead, in tests of power cuts.
 pub fn life_of(media: &dyn Media, chosen: Option<u64>) -> u64 {
     life::of(media, chosen, None)
+}
+
+/// Makes the superblocks name no saved state, so that the pool is opened as after a crash. The caller
+/// has locked the media.
+///
+/// # Errors
+/// Those of reading and writing the superblocks.
+pub fn discard_saved(media: &dyn Media) -> Result<()> {
+    let Superblocks { valid, copy, .. } = read_superblocks(media)?;
+    let sequence = valid.next_sequence();
+    let discarded = Superblock { sequence, saved_sum: 0, ..valid };
+    Ok(write_superblocks(media, &discarded, copy, None)?)
 }
 
 /// The owners of pages and the inconsistencies, as the image of an open pool has them.

@@ -62,14 +62,17 @@ mod alloc;
 mod appends;
 mod apply;
 mod background;
+mod base;
 mod bitmap;
 pub mod broker;
 mod buffers;
 mod checkpoint;
 mod claims;
+mod closing;
 mod commit;
 mod core;
 mod create;
+mod dead_holders;
 mod error;
 mod failure;
 mod freed;
@@ -83,7 +86,9 @@ mod image_words;
 mod inode_lock;
 #[doc(hidden)]
 pub mod internals;
+mod left_memory;
 mod life;
+mod lock_file;
 mod log;
 mod log_reader;
 mod log_writer;
@@ -93,7 +98,9 @@ mod loom_models;
 pub mod media;
 mod members;
 mod membership;
+mod memory;
 mod mutant;
+mod note;
 mod object_names;
 mod options;
 mod packed;
@@ -106,14 +113,17 @@ mod recovery;
 mod repair;
 mod replay;
 mod reservation;
+mod saved;
 mod segment;
 mod segment_place;
 mod signal;
+mod sole;
 mod space;
 mod superblocks;
 mod sync;
 mod transaction;
 mod turn;
+mod upgrade;
 mod zero;
 
 /// What the models of crates above are made of.
@@ -137,14 +147,16 @@ pub use format::patch::Patches;
 pub use format::slots::{ChangeSlots, ReadSlots};
 pub use image::View as MetadataView;
 pub use inode_lock::{Holder, InodeLock, LockMode};
+pub use left_memory::LeftMemory;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::Mutant;
+pub use note::{Published, TransactionNote, Unpublished};
 pub use options::PoolOptions;
-pub use pins::{InodeUse, Pin};
+pub use pins::{BorrowedPins, InodeUse, LentPins, Pin, PinPlace};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
-pub use point::{POINTS, end_thread_at};
+pub use point::{POINTS, end_thread_at, pass_other};
 pub use pool::{FileLock, OwnedPin, Pool, PoolInfo};
 pub use reservation::Reservation;
 pub use space::Room;

@@ -71,7 +71,6 @@ use crate::bitmap;
 use crate::buffers::Buffers;
 use crate::error::{PoolError, Result};
 use crate::failure::FailureKind;
-use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::Record;
 use crate::handle::Handle;
 use crate::log_reader::ReadError;
@@ -106,6 +105,16 @@ impl<'a> Locked<'a> {
     }
 }
 
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // Found while it was held: a change may be half done, and this handle may not complete it.
+        // Relaxed: guarded by the mutex, which is released after this.
+        if self.handle().members.process.has_ended() {
+            self.control().needs_repair.store(1, Relaxed);
+        }
+    }
+}
+
 /// The held maintenance mutex, which guards applying records, checkpoints and superblocks.
 pub(crate) struct Maintaining<'a> {
     log: &'a Log,
@@ -134,8 +143,7 @@ impl<'a> Maintaining<'a> {
         if self.guard.previous_owner_died() {
             // The dead holder may have cleared the marks of changed pages without writing the
             // pages.
-            let slots = self.log.handle.segment.allocated_slots();
-            self.mark_changed(0..slots / SLOTS_PER_PAGE);
+            self.mark_changed(self.log.handle.segment.present_pages());
             self.guard.repaired();
         }
     }
@@ -154,12 +162,36 @@ impl Log {
     /// Takes the metadata mutex; first repairs the state if the previous holder died.
     pub fn lock(&self) -> Result<Locked<'_>> {
         let mutex = &self.control().metadata_mutex;
-        let guard = self.handle.members.take(mutex, "the metadata lock")?;
+        self.begin(self.handle.members.take(mutex, "the metadata lock")?)
+    }
+
+    /// Takes the metadata mutex as [`Log::lock`] does, if it is free.
+    pub fn try_lock(&self) -> Result<Option<Locked<'_>>> {
+        self.handle.members.check_process()?;
+        match self.control().metadata_mutex.try_lock() {
+            Ok(Some(guard)) => self.begin(guard).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn begin<'a>(&'a self, guard: RobustGuard<'a>) -> Result<Locked<'a>> {
         let mut locked = Locked { log: self, guard };
-        if locked.guard.previous_owner_died() {
-            locked.repair()?;
+        let (members, needs_repair) = (&self.handle.members, &self.control().needs_repair);
+        // After the wait.
+        if locked.guard.previous_owner_died() || needs_repair.load(Relaxed) != 0 {
+            // A repair reads and writes the media.
+            let repaired = members.check_kept_now().and_then(|()| locked.repair());
+            if members.process.has_ended() {
+                // Another handle repairs it: see the drop of `Locked`. If this process dies before
+                // that, it is a death of a holder again.
+                locked.guard.repaired();
+                return Err(PoolError::LocksLost);
+            }
+            repaired?;
+            needs_repair.store(0, Relaxed);
             locked.guard.repaired();
         }
+        members.check_kept()?;
         Ok(locked)
     }
 
@@ -184,11 +216,14 @@ impl Log {
         };
         let mut maintaining = Maintaining { log: self, guard };
         maintaining.take_over();
+        // As in `lock`.
+        self.handle.members.check_kept()?;
         Ok(maintaining)
     }
 
     /// Takes the maintenance mutex if it is free.
     pub fn try_maintain(&self) -> Option<Maintaining<'_>> {
+        self.handle.members.check_kept().ok()?;
         let guard = self.control().maintenance_mutex.try_lock().ok()??;
         let mut maintaining = Maintaining { log: self, guard };
         maintaining.take_over();
@@ -217,7 +252,7 @@ impl Log {
     pub fn fail_unreadable(&self, lsn: u64, error: ReadError) -> PoolError {
         match error {
             ReadError::Media(error) => {
-                self.control().fail(FailureKind::Log, &error.source);
+                self.handle.fail_at_media(FailureKind::Log, &error.source);
                 error.into()
             }
             ReadError::Format(error) => {

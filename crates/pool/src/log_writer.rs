@@ -1,6 +1,7 @@
 //! Writing the log: taking room, writing, and waiting until everything before is durable. The top
 //! of `log.rs` describes it.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -173,9 +174,11 @@ impl Log {
     }
 
     /// Writes `bytes` durably at `lsn`, twice if the first attempt fails; the second failure fails
-    /// the pool for all processes.
+    /// the pool for all processes. Writes nothing without the locks.
     pub(crate) fn write_log(&self, lsn: u64, bytes: &[u8]) -> Result<()> {
         let Handle { media, heartbeat, mutant, .. } = &*self.handle;
+        // Another thread may have found the locks lost: then other processes fill this place.
+        self.handle.members.check_kept()?;
         let position = self.handle.log_position(lsn);
         let write = || {
             if mutant::is(*mutant, Mutant::NoFlush) {
@@ -193,7 +196,7 @@ impl Log {
             return Ok(());
         }
         write().map_err(|error| {
-            self.control().fail(FailureKind::Log, &error.source);
+            self.handle.fail_at_media(FailureKind::Log, &error.source);
             self.note_loss();
             PoolError::Failed {
                 what: FailureKind::Log.name(),
@@ -206,7 +209,7 @@ impl Log {
         // writeback failed, and the kernel reports it only once: a checkpoint of another process
         // would take that page for written. The media remember it.
         if let Err(error) = heartbeat.while_media_work(Held::Log, || media.flush()) {
-            self.control().fail(FailureKind::Data, &error.source);
+            self.handle.fail_at_media(FailureKind::Data, &error.source);
             self.note_loss();
         }
         Ok(())
@@ -225,7 +228,7 @@ impl Log {
         // SAFETY: only the log writes to its own pages, and no reference to them is ever made.
         let write = || unsafe { self.handle.media.write_at(position, bytes) };
         write().or_else(|_| write()).inspect_err(|error| {
-            self.control().fail(FailureKind::Log, &error.source);
+            self.handle.fail_at_media(FailureKind::Log, &error.source);
         })?;
         self.control().appends.note_written(append.index);
         Ok(())
@@ -241,14 +244,21 @@ impl Log {
 
     /// Waits until everything before `lsn` is durable, and completes abandoned appends.
     pub fn wait_durable(&self, lsn: u64) -> Result<()> {
-        if self.control().appends.durable_lsn() >= lsn {
-            Ok(())
-        } else {
-            self.handle.heartbeat.while_media_work(Held::Files, || self.wait_until_durable(lsn))
-        }
+        self.wait_durable_and_flush(lsn).map(drop)
     }
 
-    fn wait_until_durable(&self, lsn: u64) -> Result<()> {
+    /// As [`Log::wait_durable`]. Returns whether this thread has made durable what was handed to the
+    /// media before the call.
+    pub fn wait_durable_and_flush(&self, lsn: u64) -> Result<bool> {
+        let has_flushed = Cell::new(false);
+        if self.control().appends.durable_lsn() < lsn {
+            let wait = || self.wait_until_durable(lsn, &has_flushed);
+            self.handle.heartbeat.while_media_work(Held::Files, wait)?;
+        }
+        Ok(has_flushed.get())
+    }
+
+    fn wait_until_durable(&self, lsn: u64, has_flushed: &Cell<bool>) -> Result<()> {
         let control = self.control();
         let mut waited = WaitedFor::new(self.progress());
         loop {
@@ -258,11 +268,11 @@ impl Log {
             }
             control.check_not_failed()?;
             if self.is_waiting() {
-                self.help()?;
+                self.help(has_flushed)?;
                 continue;
             }
             if !control.signal.wait(signal, LOOK_AFTER)
-                && !self.help()?
+                && !self.help(has_flushed)?
                 && waited.look(self.progress()) > self.handle.members.stall_timeout
             {
                 return Err(self.stalled_append());
@@ -278,7 +288,7 @@ impl Log {
     }
 
     /// Completes the first pending append if its owner will not. Returns whether it did.
-    fn help(&self) -> Result<bool> {
+    fn help(&self, has_flushed: &Cell<bool>) -> Result<bool> {
         let locked = self.lock()?;
         let control = self.control();
         let appends = &control.appends;
@@ -326,6 +336,7 @@ impl Log {
         point::pass("help-adopted");
         if is_packed {
             self.harden(adopted)?;
+            has_flushed.set(self.hardening_flushes());
             return Ok(true);
         }
         match self.handle.log_reader().read(adopted.lsn) {

@@ -21,6 +21,7 @@ use loom::sync::Mutex;
 use loom::thread;
 
 use crate::appends::{Appends, NewAppend, append, at_place, note_at_place};
+use crate::dead_holders::DeadHolders;
 use crate::format::file::{FileInode, FileKind};
 use crate::format::inode::{SLOT_BYTES, SlotBytes};
 use crate::format::slot::word;
@@ -29,7 +30,7 @@ use crate::image_words::{
     ImageSlot, ImageVersion, change, has_layout, image_slot, pin_in_time, state_of_file,
     version_of_file,
 };
-use crate::pins::{PinSet, PinValue, PinWord};
+use crate::pins::{InodeUse, PinSet, PinValue, PinWord};
 use crate::signal::Signal;
 use crate::sync::AtomicU64;
 
@@ -63,13 +64,20 @@ fn inode_bytes(layout_version: u64) -> SlotBytes {
     FileInode { layout_version, size_bytes, links: 1, ..new }.encode().unwrap()
 }
 
-/// An inode and a slot with its runs.
+/// An inode and a slot with its runs, in one page of the image, which is absent at first: readers
+/// use the base.
 struct Image {
     version: ImageVersion,
+    present: AtomicU64,
     inode: ImageSlot,
     runs: ImageSlot,
+    base_inode: ImageSlot,
+    base_runs: ImageSlot,
     metadata_mutex: Mutex<()>,
 }
+
+/// The word of the inode with its layout version.
+const VERSION_WORD: usize = 3;
 
 /// What a reader has read from an image: the size in pages, the layout version, and the run.
 type Seen = (u64, u64, u64);
@@ -78,16 +86,47 @@ impl Image {
     fn new() -> Image {
         let mut runs = [0; SLOT_BYTES];
         runs[RUN_WORD * 8..][..8].copy_from_slice(&1_u64.to_ne_bytes());
+        let mut absent = inode_bytes(1);
+        // As few words as possible differ from the base, or the model would take too long.
+        absent[VERSION_WORD * 8..][..8].fill(0);
         Image {
             version: ImageVersion::new(),
-            inode: image_slot(&inode_bytes(1)),
-            runs: image_slot(&runs),
+            present: AtomicU64::new(0),
+            inode: image_slot(&absent),
+            runs: image_slot(&[0; SLOT_BYTES]),
+            base_inode: image_slot(&inode_bytes(1)),
+            base_runs: image_slot(&runs),
             metadata_mutex: Mutex::new(()),
         }
     }
 
-    /// As `apply::apply_noted`.
+    /// As `Segment::slot`.
+    fn slots(&self) -> (&ImageSlot, &ImageSlot) {
+        match self.present.load(Acquire) {
+            0 => (&self.base_inode, &self.base_runs),
+            _ => (&self.inode, &self.runs),
+        }
+    }
+
+    /// As `Segment::materialise`.
+    fn materialise(&self) {
+        if self.present.load(Acquire) == 0 {
+            self.copy_base();
+            self.present.store(1, Release);
+        }
+    }
+
+    fn copy_base(&self) {
+        let copy = |word: usize, from: &ImageSlot, to: &ImageSlot| {
+            to[word].store(from[word].load(Relaxed), Relaxed);
+        };
+        copy(VERSION_WORD, &self.base_inode, &self.inode);
+        copy(RUN_WORD, &self.base_runs, &self.runs);
+    }
+
+    /// As `apply::apply_noted`, behind `Core::prepare`.
     fn apply(&self, layout_version: u64, count: impl FnOnce()) {
+        self.materialise();
         let odd = self.version.begin_change();
         let (before, after) = (inode_bytes(layout_version - 1), inode_bytes(layout_version));
         let words = SlotWords::patch(|index| word(&before, index), &after);
@@ -105,8 +144,9 @@ impl Image {
     }
 
     fn seen(&self) -> Seen {
-        let state = state_of_file(&self.inode).expect("it is a file's");
-        let run = u64::from_ne_bytes(crate::image_words::word(&self.runs, RUN_WORD));
+        let (inode, runs) = self.slots();
+        let state = state_of_file(inode).expect("it is a file's");
+        let run = u64::from_ne_bytes(crate::image_words::word(runs, RUN_WORD));
         (state.size_bytes / 4096, state.layout_version, run)
     }
 }
@@ -132,6 +172,68 @@ fn loom_size_and_layout_are_of_one_version() {
     });
 }
 
+/// A page that counts as present before it was copied shows what it never had.
+#[test]
+fn loom_a_page_that_is_present_too_early_is_noticed() {
+    let outcome = std::panic::catch_unwind(|| {
+        explore(3, || {
+            let image = Arc::new(Image::new());
+            let changing = image.clone();
+            let changer = thread::spawn(move || {
+                changing.present.store(1, Release);
+                changing.copy_base();
+            });
+            if let Some((size, version, run)) = image.version.at_rest(|| image.seen()) {
+                assert!(size == version && run == version, "{size} {version} {run}");
+            }
+            changer.join().unwrap();
+        });
+    });
+    assert!(outcome.is_err(), "the model notices nothing");
+}
+
+// ---- dead holders of files ----------------------------------------------------------------------
+
+/// One holder has died, and two others repair after it. Meanwhile another one dies, right after it has
+/// published a change: the next holder of its file sees that in the image.
+#[test]
+fn loom_the_last_change_of_a_dead_holder_is_in_the_image() {
+    struct Shared {
+        holders: DeadHolders,
+        /// Behind the metadata mutex: the last change that was published.
+        published: Mutex<u64>,
+        image: AtomicU64,
+    }
+
+    impl Shared {
+        fn settle(&self) {
+            let repair = || {
+                let published = self.published.lock().unwrap();
+                self.image.store(*published, Relaxed);
+                Ok::<_, ()>(())
+            };
+            self.holders.settle(repair).unwrap();
+        }
+    }
+
+    explore(3, || {
+        let shared = Arc::new(Shared {
+            holders: DeadHolders::new(),
+            published: Mutex::new(0),
+            image: AtomicU64::new(0),
+        });
+        shared.holders.note();
+        let [one, other] = [shared.clone(), shared.clone()];
+        let next = || {
+            *shared.published.lock().unwrap() = 1;
+            shared.holders.note();
+            shared.settle();
+            assert_eq!(shared.image.load(Relaxed), 1);
+        };
+        together(move || one.settle(), move || other.settle(), next);
+    });
+}
+
 // ---- pins ---------------------------------------------------------------------------------------
 
 /// A pin without its fences.
@@ -144,6 +246,10 @@ impl PinWord for Unfenced {
 
     fn clear(&self) {
         self.0.store(0, Release);
+    }
+
+    fn clear_if(&self, value: PinValue) -> bool {
+        self.0.clear_if(value)
     }
 
     fn get(&self) -> Option<PinValue> {
@@ -165,6 +271,10 @@ impl PinWord for ReaderLock {
 
     fn clear(&self) {
         *self.0.lock().unwrap() = None;
+    }
+
+    fn clear_if(&self, value: PinValue) -> bool {
+        self.0.lock().unwrap().take_if(|held| *held == value).is_some()
     }
 
     fn get(&self) -> Option<PinValue> {
@@ -206,9 +316,15 @@ impl<W: PinWord> Pinned<W> {
 
     /// As `Pool::pin_current`.
     fn view_current(&self, index: usize) {
-        let state = self.image.version.at_rest(|| state_of_file(&self.image.inode)).flatten();
+        let state = self.image.version.at_rest(|| state_of_file(self.image.slots().0)).flatten();
         let Some(state) = state.filter(|state| state.layout_version == 1) else { return };
-        self.view(index, 1, || has_layout(&self.image.inode, state.generation, 1));
+        self.view(index, 1, || has_layout(|| Some(self.image.slots().0), state.generation, 1));
+    }
+
+    /// The same, looking the slot up before the pin.
+    fn view_looked_up_too_early(&self) {
+        let inode = self.image.slots().0;
+        self.view(0, 1, || has_layout(|| Some(inode), INCARNATION, 1));
     }
 
     /// As `Pool::pin_unchanged`.
@@ -231,7 +347,7 @@ impl<W: PinWord> Pinned<W> {
     /// As `freed::release`, and the next owner.
     fn reuse(&self) {
         let locked = self.image.metadata_mutex.lock().unwrap();
-        let current = version_of_file(&self.image.inode).map(|(_, version)| version);
+        let current = version_of_file(self.image.slots().0).map(|(_, version)| version);
         if current == Some(1) {
             return; // Nothing was freed yet.
         }
@@ -294,6 +410,14 @@ fn loom_without_fences_a_page_is_used_again_under_its_reader() {
 }
 
 #[test]
+fn loom_a_page_is_used_again_under_a_reader_that_looks_its_slot_up_too_early() {
+    let outcome = std::panic::catch_unwind(|| {
+        explore(3, || one_view(no_pin, Pinned::view_looked_up_too_early));
+    });
+    assert!(outcome.is_err(), "the model notices nothing");
+}
+
+#[test]
 fn loom_a_page_that_a_reader_has_locked_is_not_used_again() {
     let no_lock = || ReaderLock(Mutex::new(None));
     explore(3, move || one_view(no_lock, |file| file.view_current(0)));
@@ -308,12 +432,143 @@ fn loom_a_page_is_used_again_under_a_reader_that_locks_too_late() {
             one_view(
                 || ReaderLock(Mutex::new(None)),
                 |file| {
-                    let is_unchanged = has_layout(&file.image.inode, INCARNATION, 1);
+                    let is_unchanged = has_layout(|| Some(file.image.slots().0), INCARNATION, 1);
                     file.view(0, 1, || is_unchanged);
                 },
             );
         });
     });
+    assert!(outcome.is_err(), "the model notices nothing");
+}
+
+// ---- open files ---------------------------------------------------------------------------------
+
+/// A file that is given back when it has no name and is not open.
+struct Opened {
+    pins: [AtomicU64; 2],
+    claimed: AtomicU64,
+    links: AtomicU64,
+    metadata_mutex: Mutex<()>,
+    /// Loom fails the model if a thread that has the file open accesses it while it is given back.
+    content: UnsafeCell<u64>,
+}
+
+// SAFETY: loom checks every access of the cell.
+unsafe impl Sync for Opened {}
+// SAFETY: as above.
+unsafe impl Send for Opened {}
+
+impl Opened {
+    fn new(links: u64) -> Arc<Opened> {
+        Arc::new(Opened {
+            pins: [no_pin(), no_pin()],
+            claimed: AtomicU64::new(0),
+            links: AtomicU64::new(links),
+            metadata_mutex: Mutex::new(()),
+            content: UnsafeCell::new(1),
+        })
+    }
+
+    fn pin(&self, index: usize) {
+        let value = PinValue::of_use(INODE, InodeUse::Open).unwrap();
+        assert!(PinWord::try_set(&self.pins[index], value));
+    }
+
+    fn read(&self) {
+        // SAFETY: loom verifies that no thread writes during the access.
+        self.content.with(|content| assert_eq!(unsafe { *content }, 1));
+    }
+
+    /// Gives it back unless there is a pin; the caller has the metadata mutex.
+    fn give_back_unless_open(&self) {
+        <AtomicU64 as PinWord>::fence_before_look();
+        // One after the other, as `Blocks::look` does.
+        if self.pins.iter().filter_map(PinWord::get).next().is_none() {
+            // SAFETY: as above.
+            self.content.with_mut(|content| unsafe { *content = 2 });
+        }
+    }
+
+    /// Opens it by its name: as `Pool::pin_inode`, and the caller's check.
+    fn open(&self, waits: bool) {
+        self.pin(0);
+        // As `Pins::wait_while_claimed`.
+        while waits && self.claimed.load(Acquire) == INODE {
+            drop(self.metadata_mutex.lock().unwrap());
+        }
+        if self.links.load(Acquire) != 0 {
+            self.read();
+        }
+        PinWord::clear(&self.pins[0]);
+    }
+
+    /// Removes the last name: as `Transaction::claim_unused`, and the transaction around it.
+    fn remove(&self) {
+        let _locked = self.metadata_mutex.lock().unwrap();
+        self.claimed.store(INODE, Relaxed);
+        self.give_back_unless_open();
+        self.links.store(0, Release);
+        self.claimed.store(0, Release);
+    }
+
+    /// Gives it back if it has neither a name nor a pin.
+    fn reap(&self) {
+        let _locked = self.metadata_mutex.lock().unwrap();
+        self.give_back_unless_open();
+    }
+
+    /// Another process takes it over: its pin comes before the one that it has in the order of a
+    /// scan.
+    fn hand_over(&self, with_mutex: bool) {
+        if with_mutex {
+            let _locked = self.metadata_mutex.lock().unwrap();
+            self.pin(0);
+        } else {
+            self.pin(0);
+        }
+        PinWord::clear(&self.pins[1]);
+        self.read();
+    }
+}
+
+fn one_opener(waits: bool) {
+    let file = Opened::new(1);
+    let opening = file.clone();
+    let opener = thread::spawn(move || opening.open(waits));
+    file.remove();
+    opener.join().unwrap();
+}
+
+fn one_taker(with_mutex: bool) {
+    let file = Opened::new(0);
+    file.pin(1);
+    let taking = file.clone();
+    let taker = thread::spawn(move || taking.hand_over(with_mutex));
+    file.reap();
+    taker.join().unwrap();
+}
+
+#[test]
+fn loom_a_file_that_is_opened_is_not_given_back() {
+    explore(4, || one_opener(true));
+}
+
+#[test]
+fn loom_a_file_whose_opener_ignores_the_claim_is_given_back() {
+    let outcome = std::panic::catch_unwind(|| explore(4, || one_opener(false)));
+    assert!(outcome.is_err(), "the model notices nothing");
+}
+
+/// A scan reads the pins one after another: only a pin that is set with the mutex is not set behind
+/// its back.
+#[test]
+fn loom_a_file_that_is_handed_over_is_not_given_back() {
+    explore(4, || one_taker(true));
+}
+
+#[test]
+fn loom_a_file_whose_taker_does_not_wait_for_a_scan_is_given_back() {
+    let outcome = std::panic::catch_unwind(|| explore(4, || one_taker(false)));
     assert!(outcome.is_err(), "the model notices nothing");
 }
 

@@ -8,6 +8,7 @@
 //! | snapshots | by readers without a segment | by the first writer, briefly |
 //! | zeroer | | by a process while it zeroes free pages |
 //! | broker | | by the pool's [broker](crate::broker), in a private open file description |
+//! | sole | | by a writer that keeps other writers out ([`sole`](crate::sole)) |
 //! | turn | | by a call while it waits for the reservations of other calls ([`turn`](crate::turn)) |
 //! | pins *i* | | by the writer that owns block *i* of the pins |
 //! | pins of readers: inodes in use, groups of inodes, layouts | by readers ([`pins`](crate::pins)) | never taken: writers query for conflicts, and so find the pins |
@@ -17,22 +18,33 @@
 //! | all bytes | | by a process that creates a pool on existing media |
 //!
 //! Such locks belong to an open file description, are released when its last descriptor is closed,
-//! also by SIGKILL, are visible across PID namespaces, and work on read-only descriptors. A forked
+//! also by SIGKILL, are visible across PID namespaces, and work on read-only descriptors. Each handle
+//! has one for its locks alone ([`LockFile`]), because a mapping would keep them as well. A forked
 //! child would keep them, so it closes its copy of the descriptors ([`aquifer_vm::fork`]).
+//!
+//! A program that closes descriptors that it does not know releases them as well. Then this handle is
+//! dead for all others, while it may be in the middle of a change. So it compares its descriptor before
+//! each change and before what it writes durably, at most one tick of the clock (1 to 4 ms) before,
+//! and changes nothing without it ([`PoolError::LocksLost`](crate::PoolError::LocksLost)). As long as
+//! the descriptor refers to the same open file description, the locks are held: asking for a lock
+//! would take the longer the more locks there are.
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicUsize;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use aquifer_sys::high_fd::HeldFile;
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_vm::NotInherited;
 
 use crate::claims::Claim;
-use crate::segment::{Control, PROCESSES};
+use crate::lock_file::LockFile;
+use crate::media::Media;
+use crate::segment::{Control, PROCESSES, Segment};
 
 const BASE: u64 = 1 << 61;
 const OPENERS: u64 = BASE;
@@ -41,6 +53,7 @@ const SNAPSHOTS: u64 = BASE + 2;
 const ZEROER: u64 = BASE + 3;
 const BROKER: u64 = BASE + 4;
 const TURN: u64 = BASE + 5;
+const SOLE: u64 = BASE + 6;
 const PROCESS: u64 = BASE + (1 << 12);
 const PIN_BLOCK: u64 = BASE + (1 << 13);
 const INODE: u64 = BASE + (1 << 16);
@@ -57,7 +70,9 @@ pub(crate) const READER_LAYOUTS: u64 = READER_LAYOUTS_END - (1 << 60);
 pub(crate) const READER_LAYOUTS_END: u64 = FILE_BYTES;
 const NO_SLOT: usize = usize::MAX;
 /// How many blocks the pins of writers have: each has a byte.
-pub(crate) const PIN_BLOCKS: usize = 1024;
+pub(crate) const PIN_BLOCKS: usize = 16384;
+/// How many numbers that may be a dead handle's are tried before one that was never taken.
+const PERHAPS_DEAD: usize = 16;
 
 /// The ranges do not overlap.
 const _: () = {
@@ -76,6 +91,7 @@ pub(crate) enum Byte {
     Zeroer,
     Broker,
     Turn,
+    Sole,
     PinBlock(usize),
     Process(usize),
     Inode(u64),
@@ -90,6 +106,7 @@ impl Byte {
             Byte::Zeroer => ZEROER,
             Byte::Broker => BROKER,
             Byte::Turn => TURN,
+            Byte::Sole => SOLE,
             Byte::PinBlock(index) => PIN_BLOCK + index as u64,
             Byte::Process(index) => PROCESS + index as u64,
             Byte::Inode(number) => INODE + number,
@@ -100,52 +117,88 @@ impl Byte {
 /// A byte that is locked, through a private open file description, until this is dropped or the
 /// process dies.
 #[derive(Debug)]
-pub(crate) struct HeldByte {
-    _not_inherited: NotInherited,
-    _file: OwnedFd,
-}
+pub(crate) struct HeldByte(LockFile);
 
 impl HeldByte {
-    /// Locks a byte if no other open file description has it locked; `file` must have been opened
-    /// for this.
-    pub fn try_take(file: OwnedFd, byte: Byte) -> io::Result<Option<HeldByte>> {
-        let is_taken = lock::try_lock(file.as_fd(), byte.range(), LockKind::Exclusive)?;
-        let _not_inherited = NotInherited::new(file.as_fd());
-        Ok(is_taken.then_some(HeldByte { _not_inherited, _file: file }))
+    /// Locks a byte of a file if no other open file description has it locked.
+    pub fn try_take(file: BorrowedFd<'_>, byte: Byte) -> io::Result<Option<HeldByte>> {
+        let own = LockFile::open(file, true)?;
+        let is_taken = lock::try_lock(own.as_fd(), byte.range(), LockKind::Exclusive)?;
+        Ok(is_taken.then_some(HeldByte(own)))
     }
+}
+
+impl Drop for HeldByte {
+    fn drop(&mut self) {
+        // Before it is closed: a child that is forked in between would keep it. In a child itself, the
+        // descriptor is that of another file.
+        let _ = lock::unlock(self.0.as_fd(), LockRange::WHOLE);
+    }
+}
+
+/// The numbers below `limit` in the order in which a handle tries to take one. Trying takes a system
+/// call, which takes the longer the more locks there are, so the first are those that are free by
+/// the state in shared memory. Those from `used` on were never taken, and have no memory yet: before
+/// them, some are tried whose owner may be dead.
+pub(crate) fn to_try(
+    used: usize,
+    limit: usize,
+    is_free: impl Fn(usize) -> bool + Copy,
+) -> impl Iterator<Item = usize> {
+    let used = used.min(limit);
+    let start = std::process::id() as usize;
+    let free = (0..used).filter(move |&index| is_free(index));
+    let perhaps = (0..used).map(move |step| (start + step) % used.max(1));
+    let perhaps = perhaps.filter(move |&index| !is_free(index)).take(PERHAPS_DEAD);
+    free.chain(perhaps).chain(used..limit).chain(0..used)
 }
 
 /// The locks of one opened pool.
 #[derive(Debug)]
 pub(crate) struct Membership {
-    /// Refers to the descriptors below and to the media: dropped before them.
+    /// Refers to the descriptor below and to the media: dropped before them.
     _not_inherited: [NotInherited; 2],
-    /// Keeps this process from opening another pool through the same open file description, until
+    /// Keeps this process from opening another pool through the media's open file description, until
     /// the locks are released.
     claim: Mutex<Option<Claim>>,
-    file: Arc<OwnedFd>,
+    /// The media's open file description, and the number that they have of it.
+    of_media: (Arc<HeldFile>, RawFd),
+    /// Has the locks.
+    file: LockFile,
     /// This handle's slot of the segment.
     index: AtomicUsize,
+    /// Whether a descriptor of the handle is lost. Changes once.
+    has_ended: AtomicBool,
 }
 
 impl Membership {
     /// A membership that only queries locks.
     pub fn new(file: impl AsFd) -> io::Result<Membership> {
-        let own = file.as_fd().try_clone_to_owned()?;
+        Membership::with(file.as_fd(), LockFile::share)
+    }
+
+    fn with(
+        file: BorrowedFd<'_>,
+        locks: impl FnOnce(&Arc<HeldFile>) -> LockFile,
+    ) -> io::Result<Membership> {
+        let of_media = Arc::new(HeldFile::new(file.try_clone_to_owned()?)?);
         Ok(Membership {
-            _not_inherited: [NotInherited::new(file.as_fd()), NotInherited::new(own.as_fd())],
+            _not_inherited: [NotInherited::new(file), NotInherited::new(of_media.as_fd())],
             claim: Mutex::default(),
-            file: Arc::new(own),
+            file: locks(&of_media),
+            of_media: (of_media, file.as_raw_fd()),
             index: AtomicUsize::new(NO_SLOT),
+            has_ended: AtomicBool::new(false),
         })
     }
 
-    /// A membership that takes locks; `None` if this process already takes some through the same
-    /// open file description. It inherits the locks that the open file description has, which an
-    /// earlier membership may have left.
-    pub fn claim(file: impl AsFd) -> io::Result<Option<Membership>> {
-        let members = Membership::new(file)?;
-        let claim = Claim::take(&members.file)?;
+    /// A membership that takes locks, through `locks` if the caller has some already; `None` if this
+    /// process has claimed the media's open file description already.
+    pub fn claim(media: &dyn Media, locks: Option<LockFile>) -> io::Result<Option<Membership>> {
+        let members = Membership::with(media.file(), |of_media| {
+            locks.unwrap_or_else(|| LockFile::open_or_share(of_media, media.is_writable()))
+        })?;
+        let claim = Claim::take(&members.of_media.0)?;
         let is_claimed = claim.is_some();
         *members.claim.lock().unwrap_or_else(PoisonError::into_inner) = claim;
         Ok(is_claimed.then_some(members))
@@ -203,18 +256,63 @@ impl Membership {
         }))
     }
 
-    /// Takes a process slot.
-    pub fn join(&self, control: &Control) -> io::Result<bool> {
-        for index in 0..PROCESSES {
+    /// Whether the locks were held at most one tick of the clock (1 to 4 ms) ago.
+    #[inline]
+    pub fn were_kept(&self) -> bool {
+        // Relaxed: a thread that sees the old value acts as it would have a moment before.
+        !self.has_ended.load(Relaxed) && self.file.held().was_there_lately()
+    }
+
+    /// Whether the locks are held now. Once they are lost, this handle counts as dead for all others,
+    /// and stays so.
+    pub fn are_kept(&self) -> bool {
+        !self.has_ended.load(Relaxed) && self.file.held().is_there()
+    }
+
+    /// Counts as dead from now on, because a descriptor of the handle is lost: releases the locks that
+    /// are still there.
+    #[cold]
+    pub fn end(&self) {
+        self.has_ended.store(true, Relaxed);
+        let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(claim) = claim else { return };
+        let held = self.file.held();
+        if !self.file.is_shared() {
+            if held.is_there() {
+                let _ = lock::unlock(held.as_fd(), LockRange::WHOLE);
+            }
+            return;
+        }
+        // SAFETY: not -1, and compared before it is used. It is that of the media, or was.
+        let of_media = unsafe { BorrowedFd::borrow_raw(self.of_media.1) };
+        let identity = held.identity();
+        let file = if held.is_there() {
+            held.as_fd()
+        } else if identity.is_marked() && identity.is_of(of_media) {
+            of_media
+        } else {
+            return;
+        };
+        claim.give_up(file, || drop(lock::unlock(file, LockRange::WHOLE)));
+    }
+
+    /// Locks the byte of a process slot that no handle has; `None` if all are taken.
+    pub fn lock_slot(&self, segment: &Segment) -> io::Result<Option<usize>> {
+        let pids = &segment.control().pids;
+        let is_free = |index: usize| pids[index].load(Relaxed) == 0;
+        for index in to_try(segment.used_processes(), PROCESSES, is_free) {
             if self.try_lock(Byte::Process(index), LockKind::Exclusive)? {
-                let slot = &control.processes[index];
-                slot.locked.iter().for_each(|word| word.store(0, Relaxed));
-                slot.pid.store(u64::from(std::process::id()), Relaxed);
-                self.index.store(index, Relaxed);
-                return Ok(true);
+                return Ok(Some(index));
             }
         }
-        Ok(false)
+        Ok(None)
+    }
+
+    /// Takes the process slot whose byte it has locked, and which has memory.
+    pub fn join(&self, segment: &Segment, index: usize) {
+        segment.process(index).locked.iter().for_each(|word| word.store(0, Relaxed));
+        segment.control().pids[index].store(u64::from(std::process::id()), Relaxed);
+        self.index.store(index, Relaxed);
     }
 
     /// The slot of this handle; 0 before it has one, when no other handle is there.
@@ -243,7 +341,7 @@ impl Membership {
 
     /// The process that owns a slot, as numbered in its own PID namespace.
     pub fn pid_of(&self, control: &Control, index: usize) -> u32 {
-        control.processes.get(index).map_or(0, |slot| slot.pid.load(Relaxed) as u32)
+        control.pids.get(index).map_or(0, |pid| pid.load(Relaxed) as u32)
     }
 
     /// Reduces the lock on all bytes, taken to create a pool, to those that keep other processes
@@ -256,14 +354,26 @@ impl Membership {
         }
     }
 
-    /// Releases all locks. The media may share the descriptor and keep it open.
+    /// Gives up the process slot, and releases all locks.
+    pub fn leave_slot(&self, control: &Control) {
+        let index = self.index.load(Relaxed);
+        if index != NO_SLOT {
+            // Before the lock is released: then the slot may be the next owner's.
+            control.pids[index].store(0, Relaxed);
+        }
+        self.leave();
+    }
+
+    /// Releases the locks of the members. Those of inodes are released with their guards.
     pub fn leave(&self) {
         let pins = LockRange { offset_bytes: PIN_BLOCK, len_bytes: PIN_BLOCKS as u64 };
         let len_bytes = READER_LAYOUTS_END - READER_USES;
         let of_reader = LockRange { offset_bytes: READER_USES, len_bytes };
         [pins, of_reader].into_iter().for_each(|range| self.unlock_range(range));
         let process = Byte::Process(self.index());
-        for byte in [Byte::Zeroer, process, Byte::Openers, Byte::Snapshots, Byte::Recovery] {
+        for byte in
+            [Byte::Zeroer, process, Byte::Sole, Byte::Openers, Byte::Snapshots, Byte::Recovery]
+        {
             self.unlock(byte);
         }
         self.give_up_claim();
@@ -278,6 +388,48 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As many handles as there are slots join, and no more; the slots of those that left and of
+    /// those that died are taken again, before there is memory for others.
+    #[test]
+    fn every_slot_is_taken_and_taken_again() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let layout = crate::options::PoolOptions::default().layout(4 << 20).unwrap();
+        let segment = Segment::private(uuid::Uuid::from_u128(7), &layout).unwrap();
+        let join = || {
+            let members = Membership::new(file.reopen().unwrap()).unwrap();
+            let index = members.lock_slot(&segment).unwrap()?;
+            segment.allocate_process(index).unwrap();
+            members.join(&segment, index);
+            Some(members)
+        };
+        // SAFETY: zeros are a value of the structure, and the calls only read and write it.
+        unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+            limit.rlim_cur = limit.rlim_max;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        }
+
+        let first: Vec<Membership> = (0..20).map(|_| join().unwrap()).collect();
+        assert!(first.iter().enumerate().all(|(index, members)| members.index() == index));
+        first[3].leave_slot(segment.control());
+        assert_eq!(join().unwrap().index(), 3);
+        // Their death: the locks end, and the numbers stay.
+        drop(first);
+        let again: Vec<usize> = (0..10).map(|_| join().unwrap().index()).collect();
+        assert!(again.iter().all(|&index| index < 20), "{again:?}");
+        assert_eq!(segment.used_processes(), 20);
+
+        let all: Vec<Membership> = (0..PROCESSES).map(|_| join().unwrap()).collect();
+        let indexes: std::collections::BTreeSet<usize> =
+            all.iter().map(|one| one.index()).collect();
+        assert_eq!(indexes.len(), PROCESSES);
+        assert!(join().is_none());
+        assert!(all[0].is_alive(PROCESSES - 1) && all[0].has_writers());
+        all[77].leave();
+        assert_eq!(join().unwrap().index(), all[77].index());
+    }
 
     /// Writers lock their slots in a mode that a read-only descriptor cannot have.
     #[test]

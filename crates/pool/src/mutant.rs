@@ -12,7 +12,8 @@ pub enum Mutant {
     NoRevoke,
     /// Pages are reused at once, before the record that frees them is durable.
     EarlyReuse,
-    /// A record is written before the pages it newly names were flushed.
+    /// A record is written before the pages it newly names were flushed, and
+    /// [`Pool::make_durable`](crate::Pool::make_durable) does nothing.
     CommitBeforeData,
     /// Recovery believes that a pool whose superblock names no segment was closed properly, and
     /// does not replay.
@@ -56,6 +57,25 @@ pub enum Mutant {
     SecureOnlySameLife,
     /// The second superblock is written before the first is durable.
     BothSuperblocksAtOnce,
+    /// The superblock names a saved state that was not flushed.
+    SavedUnflushed,
+    /// The saved state counts pages as used that wait for nothing but the tail.
+    SavedWhileFreed,
+    /// The saved state of the last close still counts while the pool is open, though its generation
+    /// and its tail are others and the log has records.
+    KeepSavedMark,
+    /// The saved state of another moment counts.
+    AnyGeneration,
+    /// Blocks of the saved state are not verified.
+    TornBlocks,
+    /// Pages of the base are not verified.
+    UncheckedPages,
+    /// A page of the base counts as present before it was copied into the image.
+    PresentTooEarly,
+    /// What a page of the base names stays in the base's map of used pages when the page changes.
+    BaseUsedKept,
+    /// A record at the tail does not make a saved state doubtful.
+    NoTailProbe,
 }
 
 /// Whether this mistake is being made: always false, unless built for the tests that make it.

@@ -16,22 +16,31 @@
 //! whatever else the pool contains, and a change of names stores a few links. A removed object is
 //! replaced by a leaf below it, which may take any position above its own.
 //!
-//! Like the rest of the segment it is derived: [`build`] computes it from the image when the pool
-//! is opened, and nothing of it is on media. Only [`apply`](crate::apply::apply) changes it, while
-//! the version of the image is odd; so lookups are consistent reads of the image as all others are.
-//! What a dead process left half done is not repaired but rebuilt.
+//! Like the rest of the segment it is derived, and nothing of it is on media: the first process that
+//! looks up a name, and can write to the segment, [builds](build) it from the slots. From then on
+//! only [`apply`](crate::apply::apply) changes it, while the version of the image is odd; so lookups
+//! are consistent reads of the image as all others are. What a dead process left half done is not
+//! repaired but built anew.
 //!
 //! # While it is incomplete
-//! From the moment when a process finds the change of a dead one until the tree is rebuilt, and in
-//! a pool whose names make it too deep (65 names whose hashes begin alike),
-//! [`Control::object_names_are_whole`] is 0, and lookups compare the names of all objects.
+//! It grows by steps: all objects in the slots before [`Control::object_names_end`] are in it, and
+//! changes of these slots change it. The pages of a step are read without a lock, and only inserting
+//! its objects needs the metadata mutex. Until the tree is whole, lookups compare the names of all
+//! objects: those by readers of a pool in which no writer has looked up a name, those after a death
+//! until the next process builds the tree, and those in a pool whose names make it too deep (65
+//! names whose hashes begin alike), or with an object that cannot be read. That may have any name:
+//! then a lookup that finds no other fails.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use crate::error::Result;
 use crate::format::inode::{MAX_NAME_BYTES, NAME_RANGE};
 use crate::format::slot::is_object_slot;
 use crate::format::slot_change::SlotChange;
 use crate::image_slots::load_word;
+use crate::image_words::{self, ImageSlot};
+use crate::log::{Locked, Log};
 use crate::point;
 use crate::segment::{Control, Segment, SlotSet};
 
@@ -45,6 +54,13 @@ const PLACE_WORDS: u64 = 1 | ((1 << NAME_WORDS) - 1) << FIRST_WORD;
 
 /// The maximal depth of an object: the number of bits in a hash.
 const MOST_STEPS: u32 = 64;
+
+/// [`Control::object_names_end`] of a tree with all objects.
+const WHOLE: u64 = u64::MAX;
+/// That of a tree that does not take all objects. It is not built again before the next repair.
+const GIVEN_UP: u64 = WHOLE - 1;
+/// How many objects are inserted while the metadata mutex is held: a millisecond of work.
+const STEP_OBJECTS: usize = 1024;
 
 /// A name to look up.
 pub(crate) struct Key<'a> {
@@ -160,30 +176,71 @@ impl Place {
 
 /// Whether the tree contains all objects. If not, lookups compare the names of all.
 pub(crate) fn are_whole(control: &Control) -> bool {
-    // Acquire: pairs with the Release in `build`. A thread that finds it complete sees all links.
+    // Acquire: pairs with the Release in `insert_step`. A thread that finds it whole sees all links.
     // The version of the image orders later changes.
-    control.object_names_are_whole.load(Acquire) != 0
+    control.object_names_end.load(Acquire) == WHOLE
 }
 
-/// Marks the tree as incomplete. With the metadata mutex, while the version of the image is odd.
+/// Whether the tree contains the objects of a slot. With the metadata mutex.
+fn covers(control: &Control, slot: u64) -> bool {
+    let end = control.object_names_end.load(Relaxed);
+    end == WHOLE || (end != GIVEN_UP && slot < end)
+}
+
+/// Begins the tree anew. With the metadata mutex, and while the version of the image is odd if the
+/// tree is whole.
 pub(crate) fn distrust(control: &Control) {
     // Relaxed: a thread that loads the next even version sees this.
-    control.object_names_are_whole.store(0, Relaxed);
+    control.object_names_end.store(0, Relaxed);
 }
 
-/// Finds the object with a name. Called in a consistent read, which may repeat it, or with the
-/// metadata mutex.
-pub(crate) fn find(segment: &Segment, key: &Key<'_>) -> Option<u64> {
-    let has_name = |slot: u64| key.is_of(|index| load_word(segment, slot, index));
-    if !are_whole(segment.control()) {
-        return segment.slots_in(SlotSet::Objects).find(|&slot| has_name(slot));
+/// Begins the tree anew if its process may have died while it changed the tree. With the metadata
+/// mutex, before the version of the image is made even.
+pub(crate) fn repair(control: &Control) {
+    if control.image.is_odd() || !are_whole(control) {
+        distrust(control);
     }
-    find_below_root(segment, hash_of(segment, key.name), has_name)
+}
+
+/// Finds the object with a name; `load` returns the words of a slot. Called in a consistent read,
+/// which may repeat it, or with the metadata mutex.
+///
+/// # Errors
+/// The last one of `load`, if no other slot has the name: the one that could not be loaded may have
+/// it.
+pub(crate) fn find<'a, E>(
+    segment: &Segment,
+    key: &Key<'_>,
+    load: impl Fn(u64) -> std::result::Result<Option<&'a ImageSlot>, E>,
+) -> std::result::Result<Option<u64>, E> {
+    let mut unreadable = None;
+    let has_name = |slot: u64| match load(slot) {
+        Ok(words) => words.is_some_and(|words| key.is_of(|index| image_words::word(words, index))),
+        Err(error) => {
+            unreadable = Some(error);
+            false
+        }
+    };
+    let found = first_of(segment, key, has_name);
+    unreadable.filter(|_| found.is_none()).map_or(Ok(found), Err)
+}
+
+/// The first slot that may have a name for which `is_it` returns true.
+fn first_of(segment: &Segment, key: &Key<'_>, mut is_it: impl FnMut(u64) -> bool) -> Option<u64> {
+    if are_whole(segment.control()) {
+        find_below_root(segment, hash_of(segment, key.name), is_it)
+    } else {
+        segment.slots_in(SlotSet::Objects).find(|&slot| is_it(slot))
+    }
 }
 
 /// The slot on the path of a hash for which `is_it` returns true. While the tree is being changed,
 /// the result is arbitrary.
-fn find_below_root(segment: &Segment, hash: u64, is_it: impl Fn(u64) -> bool) -> Option<u64> {
+fn find_below_root(
+    segment: &Segment,
+    hash: u64,
+    mut is_it: impl FnMut(u64) -> bool,
+) -> Option<u64> {
     let mut slot = Place::Root.load(segment);
     for steps in 0..MOST_STEPS {
         if slot == 0 {
@@ -209,7 +266,7 @@ pub(crate) enum Noted {
 #[inline]
 pub(crate) fn before_change(segment: &Segment, change: &SlotChange<'_>) -> Noted {
     let can_move = change.words.is_whole || change.words.set & PLACE_WORDS != 0;
-    if can_move && are_whole(segment.control()) {
+    if can_move && covers(segment.control(), change.slot) {
         Noted::Before(hash_in(segment, change.slot))
     } else {
         Noted::Nothing
@@ -228,23 +285,77 @@ pub(crate) fn after_change(segment: &Segment, slot: u64, noted: Noted) {
     point::pass("apply-names");
     let is_inserted = is_removed && after.is_none_or(|hash| insert(segment, slot, hash));
     if !is_inserted {
-        distrust(segment.control());
+        // Relaxed: as in `distrust`.
+        segment.control().object_names_end.store(GIVEN_UP, Relaxed);
     }
 }
 
-/// Builds the tree from the image, unless it is complete. With the metadata mutex.
-pub(crate) fn build(segment: &Segment) {
-    let control = segment.control();
-    if are_whole(control) {
+/// Builds the tree, unless it is whole, cannot be, or this process cannot write to it. `lock` takes
+/// the metadata mutex; where it returns `None`, the rest is left to later calls.
+///
+/// # Errors
+/// Those of `lock`, of [`Segment::read_slot`] and [`Segment::reserve_links`]: what is not in the
+/// tree yet is left to later calls.
+pub(crate) fn build<'a>(
+    log: &'a Log,
+    lock: impl Fn(&'a Log) -> Result<Option<Locked<'a>>>,
+) -> Result<()> {
+    let segment = &log.handle.segment;
+    while segment.is_writable()
+        && let Some(step) = next_step(segment)
+    {
+        prepare_step(segment, step.clone())?;
+        let Some(_locked) = lock(log)? else { break };
+        insert_step(segment, step);
+    }
+    Ok(())
+}
+
+/// The next slots whose objects are to be inserted.
+fn next_step(segment: &Segment) -> Option<Range<u64>> {
+    // Acquire: pairs with the Release in `insert_step`; but it is looked at again with the mutex.
+    let from = segment.control().object_names_end.load(Acquire);
+    let last = segment.slots_from(SlotSet::Objects, from).nth(STEP_OBJECTS - 1);
+    (from < GIVEN_UP).then(|| from..last.map_or(segment.slots(), |last| last + 1))
+}
+
+fn objects_in(segment: &Segment, step: Range<u64>) -> impl Iterator<Item = u64> + '_ {
+    segment.slots_from(SlotSet::Objects, step.start).take_while(move |slot| *slot < step.end)
+}
+
+/// Reads the pages of a step, and allocates the memory of their links.
+fn prepare_step(segment: &Segment, step: Range<u64>) -> Result<()> {
+    objects_in(segment, step).try_for_each(|slot| {
+        // One that cannot be read may have any name, and lookups must come across it.
+        segment.read_slot(slot)?;
+        segment.reserve_links(slot..slot + 1)
+    })
+}
+
+/// Inserts the objects of a step. With the metadata mutex. Does nothing if another process was
+/// faster, or if there are objects by now that are not prepared.
+fn insert_step(segment: &Segment, step: Range<u64>) {
+    let end = &segment.control().object_names_end;
+    let is_prepared =
+        |slot| segment.slot_in_memory(slot).is_ok() && segment.name_links(slot).is_some();
+    if end.load(Relaxed) != step.start || !objects_in(segment, step.clone()).all(is_prepared) {
         return;
     }
-    // Readers have found it incomplete, and do not use it.
-    Place::Root.store(segment, 0);
-    let is_whole = (segment.slots_in(SlotSet::Objects))
-        .filter_map(|slot| Some((slot, hash_in(segment, slot)?)))
-        .all(|(slot, hash)| insert(segment, slot, hash));
+    if step.start == 0 {
+        // Readers have found it incomplete, and do not use it.
+        Place::Root.store(segment, 0);
+    }
+    point::pass("names-step");
+    let are_in = objects_in(segment, step.clone())
+        .all(|slot| hash_in(segment, slot).is_none_or(|hash| insert(segment, slot, hash)));
+    point::pass("names-inserted");
+    let reached = match are_in {
+        true if step.end >= segment.slots() => WHOLE,
+        true => step.end,
+        false => GIVEN_UP,
+    };
     // Release: pairs with the Acquire in `are_whole`.
-    control.object_names_are_whole.store(is_whole.into(), Release);
+    end.store(reached, Release);
 }
 
 /// Inserts a slot; false if the tree would become too deep.
@@ -315,7 +426,14 @@ mod tests {
     use crate::format::inode::{Inode, InodeKind};
     use crate::format::layout::{Layout, SLOTS_PER_PAGE};
     use crate::format::slot_change::SlotWords;
-    use crate::image_words;
+
+    /// Builds the tree of a segment that nothing else uses.
+    fn build_alone(segment: &Segment) {
+        while let Some(step) = next_step(segment) {
+            prepare_step(segment, step.clone()).unwrap();
+            insert_step(segment, step);
+        }
+    }
 
     fn segment(slots: u64) -> Segment {
         let metadata_pages = slots / SLOTS_PER_PAGE;
@@ -327,8 +445,8 @@ mod tests {
             data_start_page: 2 + metadata_pages + 16,
         };
         let segment = Segment::private(Uuid::from_u128(7), &layout).unwrap();
-        segment.allocate_slot(slots - 1).unwrap();
-        build(&segment);
+        (0..metadata_pages).for_each(|page| segment.add_page(page).unwrap());
+        build_alone(&segment);
         assert!(are_whole(segment.control()));
         segment
     }
@@ -353,7 +471,8 @@ mod tests {
     }
 
     fn slot_of(segment: &Segment, name: &[u8]) -> Option<u64> {
-        find(segment, &Key::new(name)?)
+        let load = |slot| Ok::<_, ()>(segment.slot(slot));
+        find(segment, &Key::new(name)?, load).unwrap()
     }
 
     /// Names of all lengths, some of which differ in their last byte only, or in their length.
@@ -439,13 +558,70 @@ mod tests {
         assert!(!are_whole(segment.control()));
         assert_eq!(slot_of(&segment, b"other"), Some(1));
         assert!(slot_of(&segment, b"same").is_some());
-        build(&segment);
+        build_alone(&segment);
         assert!(!are_whole(segment.control()));
         (2..100).for_each(|slot| put(&segment, slot, None));
-        build(&segment);
+        repair(segment.control());
+        build_alone(&segment);
         assert!(are_whole(segment.control()));
         assert_eq!(slot_of(&segment, b"other"), Some(1));
         assert_eq!(slot_of(&segment, b"same"), None);
+    }
+
+    /// Objects come and go in slots that the tree has reached, and in others.
+    #[test]
+    fn the_tree_may_grow_while_names_change() {
+        const OBJECTS: u64 = 3000;
+        let segment = segment(2 * OBJECTS + 16);
+        let end = || segment.control().object_names_end.load(Relaxed);
+        distrust(segment.control());
+        let mut model: BTreeMap<u64, u64> =
+            (1..=OBJECTS).map(|number| (2 * number, number)).collect();
+        model.iter().for_each(|(slot, number)| put(&segment, *slot, Some(&name(*number))));
+        let mut random = Rng::new(seed(31));
+        for is_last in [false, false, true] {
+            let step = next_step(&segment).unwrap();
+            prepare_step(&segment, step.clone()).unwrap();
+            // Another process was faster.
+            insert_step(&segment, step.start + 1..step.end);
+            assert_eq!(end(), step.start);
+            insert_step(&segment, step);
+            assert_eq!(are_whole(segment.control()), is_last, "{}", end());
+            for number in (OBJECTS + 1..).take(200) {
+                let slot = 1 + random.below(2 * OBJECTS - 1);
+                let number = slot << 32 | number;
+                put(&segment, slot, Some(&name(number)));
+                model.insert(slot, number);
+                let slot = 1 + random.below(2 * OBJECTS - 1);
+                put(&segment, slot, None);
+                model.remove(&slot);
+            }
+        }
+        for (slot, number) in model {
+            assert_eq!(slot_of(&segment, &name(number)), Some(slot));
+        }
+    }
+
+    /// A process that dies in a step leaves objects behind its end.
+    #[test]
+    fn a_step_that_is_half_made_is_made_anew() {
+        let segment = segment(64);
+        distrust(segment.control());
+        (1..20).for_each(|slot| put(&segment, slot, Some(&name(slot))));
+        Place::Root.store(&segment, 0);
+        for slot in 1..10 {
+            assert!(insert(&segment, slot, hash_in(&segment, slot).unwrap()));
+        }
+        // Nothing notes these.
+        (5..15).for_each(|slot| put(&segment, slot, Some(&name(slot + 100))));
+        repair(segment.control());
+        build_alone(&segment);
+        assert!(are_whole(segment.control()));
+        for slot in 1..20 {
+            let number = if (5..15).contains(&slot) { slot + 100 } else { slot };
+            assert_eq!(slot_of(&segment, &name(number)), Some(slot));
+        }
+        assert_eq!(slot_of(&segment, &name(5)), None);
     }
 
     #[test]
@@ -459,7 +635,7 @@ mod tests {
         distrust(segment.control());
         let are_found = || (1..20).all(|slot| slot_of(&segment, &name(slot)) == Some(slot));
         assert!(are_found());
-        build(&segment);
+        build_alone(&segment);
         assert!(are_whole(segment.control()) && are_found());
     }
 }

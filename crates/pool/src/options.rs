@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::fresh::FRESH_STEP_PAGES;
 use crate::media::{self, PersistenceDomain, WriteWindows};
 use crate::mutant::Mutant;
+use crate::sole::Company;
 
 /// How to create or open a pool: as [`std::fs::OpenOptions`], from
 /// [`Pool::options`](crate::Pool::options). Each setter takes the options and returns them.
@@ -24,9 +25,11 @@ use crate::mutant::Mutant;
 pub struct PoolOptions {
     pub(crate) read_only: bool,
     pub(crate) exclusive: bool,
+    pub(crate) company: Company,
     pub(crate) domain: Option<PersistenceDomain>,
     pub(crate) write_windows: WriteWindows,
     pub(crate) broker_socket: Option<PathBuf>,
+    pub(crate) check: bool,
     pub(crate) stall_timeout: Duration,
     pub(crate) segment_mode: u32,
     pub(crate) segment_directory: Option<PathBuf>,
@@ -37,13 +40,14 @@ pub struct PoolOptions {
     pub(crate) overwrite: bool,
     pub(crate) mode: u32,
     pub(crate) media_is_used: bool,
+    pub(crate) background: bool,
+    /// The features of a new pool; by default those that it has room for.
+    pub(crate) features: Option<u64>,
     // The rest is for tests and repairs.
     /// The life that the media are taken to be in, for tests of power cuts.
     pub(crate) boot: Option<u64>,
     /// A deliberate mistake, which tests must detect.
     pub(crate) mutant: Option<Mutant>,
-    /// Whether checkpoints and zeroing run in the background.
-    pub(crate) background: bool,
     /// By how many pages the first fresh page is raised at a time.
     pub(crate) fresh_step_pages: u64,
     /// Opens a pool for writing even if its link counts are wrong, to recount them.
@@ -55,9 +59,11 @@ impl Default for PoolOptions {
         PoolOptions {
             read_only: false,
             exclusive: false,
+            company: Company::Among,
             domain: None,
             write_windows: WriteWindows::None,
             broker_socket: None,
+            check: false,
             stall_timeout: Duration::from_secs(10),
             segment_mode: 0o600,
             segment_directory: None,
@@ -68,9 +74,10 @@ impl Default for PoolOptions {
             overwrite: false,
             mode: 0o600,
             media_is_used: false,
+            background: true,
+            features: None,
             boot: None,
             mutant: None,
-            background: true,
             fresh_step_pages: FRESH_STEP_PAGES,
             repairs: false,
         }
@@ -91,6 +98,56 @@ impl PoolOptions {
         self
     }
 
+    /// Keeps other writers out as long as the pool is open, and tells them why: for a server that must
+    /// know that files change only through it. Others get [`PoolError::SoleWriter`], with the note,
+    /// which says what to do; it is cut at 256 bytes. If there is a writer, opening fails with
+    /// [`PoolError::HasWriters`]. Readers are let in, and so are writers that change no files
+    /// ([`PoolOptions::passive`]) or belong to this one ([`PoolOptions::beside`]). It replaces both, and
+    /// has no effect on a handle that only reads.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// use aquifer_pool::{Pool, PoolError};
+    ///
+    /// let pool = Pool::options().sole("mounted at /mnt; unmount it").open(&path)?;
+    /// assert!(matches!(Pool::open(&path), Err(PoolError::SoleWriter { .. })));
+    /// let nonce = pool.sole_nonce().expect("it is the sole writer");
+    /// let second = Pool::options().beside(nonce).open(&path)?;
+    /// let reader = Pool::options().read_only(true).open(&path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`PoolError::SoleWriter`]: crate::PoolError::SoleWriter
+    /// [`PoolError::HasWriters`]: crate::PoolError::HasWriters
+    pub fn sole(mut self, note: impl Into<String>) -> Self {
+        self.company = Company::Sole(note.into());
+        self
+    }
+
+    /// Opens the pool for writing beside the sole writer that has this
+    /// [nonce](crate::Pool::sole_nonce): for another process of the same server. Once that writer is
+    /// gone, opening fails with [`PoolError::Parameter`](crate::PoolError::Parameter); a handle that
+    /// has joined it before stays, and counts as a writer among others.
+    pub fn beside(mut self, nonce: u64) -> Self {
+        self.company = Company::Beside(nonce);
+        self
+    }
+
+    /// Opens the pool only to keep it open, or to make it durable: changes of files and objects, stores
+    /// to their bytes, and what announces them ([`InodeUse::Writable`](crate::InodeUse), exclusive locks
+    /// of inodes) fail with [`PoolError::ReadOnly`](crate::PoolError::ReadOnly), and no
+    /// [sole writer](PoolOptions::sole) keeps this handle out, or is kept out by it. Off by default.
+    pub fn passive(mut self, passive: bool) -> Self {
+        if passive {
+            self.company = Company::Passive;
+        } else if self.company == Company::Passive {
+            self.company = Company::Among;
+        }
+        self
+    }
+
     /// Treats the media as this domain, whatever they are: for tests. Detected by default.
     pub fn domain(mut self, domain: PersistenceDomain) -> Self {
         self.domain = Some(domain);
@@ -101,6 +158,14 @@ impl PoolOptions {
     /// are not protected by default.
     pub fn write_windows(mut self, write_windows: WriteWindows) -> Self {
         self.write_windows = write_windows;
+        self
+    }
+
+    /// Reads and checks all metadata when the pool is opened by its first process, also after a
+    /// clean close, as after a crash: inconsistencies that a forged checksum hides are found before
+    /// anything is changed. Off by default: each page of metadata is checked when it is first used.
+    pub fn check(mut self, check: bool) -> Self {
+        self.check = check;
         self
     }
 
@@ -158,13 +223,37 @@ impl PoolOptions {
         self.zeroed_bytes = zeroed_bytes;
         self
     }
+
+    /// Whether this handle may start threads, each when it is first needed: one makes checkpoints
+    /// once the log is half full, one zeroes free pages, and one reports progress to other threads
+    /// and processes while a call of this handle waits for the media. On by default.
+    ///
+    /// Without them, checkpoints run when the log is full and allocations zero what they need; and
+    /// a call that waits for the media for longer than the
+    /// [`stall_timeout`](PoolOptions::stall_timeout) of those that wait for it makes these fail with
+    /// [`PoolError::Stalled`](crate::PoolError::Stalled).
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// use aquifer_pool::Pool;
+    ///
+    /// let pool = Pool::options().background(false).open(&path)?;
+    /// pool.sync()?; // in this thread
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn background(mut self, background: bool) -> Self {
+        self.background = background;
+        self
+    }
 }
 
 /// For creating a pool.
 impl PoolOptions {
     /// How many slots the pool has for inodes and their parts: an object takes one; a file takes
     /// one, and its name a tenth. By default one for each 16 KiB, at most 131,072. Each takes 512
-    /// bytes on media, and once used, as much memory while the pool is open.
+    /// bytes on media, and once read or changed, as much memory while the pool is open.
     pub fn inodes(mut self, inodes: u64) -> Self {
         self.inodes = Some(inodes);
         self
@@ -211,10 +300,9 @@ impl PoolOptions {
         self
     }
 
-    /// Runs checkpoints and zeroing in the background. Without it, checkpoints run when the log is
-    /// full.
-    pub fn background(mut self, background: bool) -> Self {
-        self.background = background;
+    /// Creates the pool with exactly these features.
+    pub fn features(mut self, features: u64) -> Self {
+        self.features = Some(features);
         self
     }
 
@@ -227,6 +315,16 @@ impl PoolOptions {
 }
 
 impl PoolOptions {
+    /// The corresponding options to open a pool alone and convert it.
+    pub(crate) fn to_convert(&self) -> PoolOptions {
+        PoolOptions {
+            exclusive: true,
+            background: false,
+            segment_directory: self.segment_directory.clone(),
+            ..PoolOptions::default()
+        }
+    }
+
     /// The corresponding options to open media.
     pub(crate) fn to_open_media(&self) -> media::OpenOptions {
         let options =

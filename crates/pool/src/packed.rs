@@ -99,8 +99,13 @@ impl Locked<'_> {
             self.control().appends.entry(place.index).exposes.store(1, Relaxed);
         }
         point::pass("packed-written");
-        self.control().appends.extend_packed(place.index, place.lsn + record.len() as u64);
+        let end_lsn = place.lsn + record.len() as u64;
+        let has_note = self.note_publishing(end_lsn);
+        self.control().appends.extend_packed(place.index, end_lsn);
         point::pass("packed-published");
+        if has_note {
+            self.note_published();
+        }
         Ok(())
     }
 
@@ -123,7 +128,7 @@ impl Locked<'_> {
         // A failed write may have written everything. If the record then counts, it is harmless
         // only because the pool has failed.
         write().or_else(|_| write()).map_err(|error| {
-            self.control().fail(FailureKind::Log, &error.source);
+            self.handle().fail_at_media(FailureKind::Log, &error.source);
             error.into()
         })
     }
@@ -240,6 +245,13 @@ impl Log {
         self.complete(&mut append)
     }
 
+    /// Whether [`Log::harden`] makes durable what was handed to the media before it.
+    pub fn hardening_flushes(&self) -> bool {
+        let media = &self.handle.media;
+        // See `write_packed`.
+        media.domain() != PersistenceDomain::PageCache || media.durable_writes_flush()
+    }
+
     /// Makes this part of the log durable without changing it.
     fn write_packed(&self, lsn: u64, end_lsn: u64, note_progress: impl Fn()) -> Result<()> {
         let Handle { media, heartbeat, .. } = &*self.handle;
@@ -250,7 +262,7 @@ impl Log {
                 media.write_back(&[range]).and_then(|()| media.flush())
             });
             return Ok(written.inspect_err(|error| {
-                self.control().fail(FailureKind::Log, &error.source);
+                self.handle.fail_at_media(FailureKind::Log, &error.source);
             })?);
         }
         let mut bytes = vec![0; CHUNK_BYTES.min(len_bytes) as usize];

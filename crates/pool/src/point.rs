@@ -22,11 +22,17 @@ pub const POINTS: &[&str] = &[
     "advance-between",
     "transact-reserved",
     "transact-published",
+    "materialise-begun",
+    "materialise-copied",
+    "materialise-present",
+    "materialise-cleared",
     "apply-noting",
     "apply-noted",
     "apply-odd",
     "apply-half",
     "apply-names",
+    "names-step",
+    "names-inserted",
     "apply-stored",
     "apply-counted",
     "transact-applied",
@@ -61,6 +67,7 @@ pub const POINTS: &[&str] = &[
     "open-locked",
     "open-made",
     "open-segment",
+    "open-resumed",
     "open-replayed",
     "open-secured",
     "open-slot",
@@ -68,20 +75,28 @@ pub const POINTS: &[&str] = &[
     "open-recovered",
     "open-rebuilt",
     "open-shared",
+    "join-locked",
+    "join-memory",
     "join-slot",
     "join-inherited",
     "close-last",
-    "close-checkpoint",
+    "close-saved",
     "close-superblock",
     "close-removed",
+    "close-leave",
     "packed-written",
+    "note-begun",
+    "note-counted",
     "packed-published",
+    "note-ended",
+    "note-listed",
     "packed-closed",
     "packed-flushed",
     "packed-marked",
     "help-adopted",
     "help-decided",
     "help-void",
+    "file-stored",
 ];
 
 /// Passes a point.
@@ -95,11 +110,7 @@ pub(crate) fn pass(name: &'static str) {
     static HOLD_AT: OnceLock<Option<String>> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
     debug_assert!(POINTS.contains(&name), "{name}");
-    if ENDS_AT.get() == Some(name) {
-        // SAFETY: ends this thread and never returns; `end_thread_at`, which has set the point, is
-        // responsible for what it leaves.
-        unsafe { libc::syscall(libc::SYS_exit, 0) };
-    }
+    pass_other(name);
     let die_at = DIE_AT.get_or_init(|| {
         let wanted = std::env::var("AQUIFER_DIE_AT").ok()?;
         let (name, count) = wanted.split_once('*').unwrap_or((&wanted, "1"));
@@ -114,6 +125,16 @@ pub(crate) fn pass(name: &'static str) {
     if HOLD_AT.get_or_init(|| std::env::var("AQUIFER_HOLD_AT").ok()).as_deref() == Some(name) {
         println!("held");
         let _ = std::io::stdin().read_line(&mut String::new());
+    }
+}
+
+/// Passes a point of another crate, at which only [`end_thread_at`] ends a thread.
+#[cfg(feature = "mutants")]
+pub fn pass_other(name: &'static str) {
+    if ENDS_AT.get() == Some(name) {
+        // SAFETY: ends this thread and never returns; `end_thread_at`, which has set the point, is
+        // responsible for what it leaves.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
     }
 }
 
@@ -133,7 +154,6 @@ thread_local! {
 pub fn end_thread_at<T: Send>(name: &'static str, work: impl FnOnce() -> T + Send) -> Option<T> {
     use std::sync::mpsc::channel;
 
-    assert!(POINTS.contains(&name), "{name}");
     let (thread_sender, thread) = channel();
     let (result_sender, result) = channel();
     let dying = move || {

@@ -7,12 +7,16 @@
 //! replay. If only processes have died, the log may have records that are not durable; they are
 //! made durable first ([`secure`]).
 //!
+//! After a clean close there is nothing to replay, and the [saved state](crate::saved) takes the place
+//! of what is otherwise computed from all slots.
+//!
 //! A first opener that only reads does the same on copies: it writes nothing, and mappings made
 //! through it show pages of the log in place of those on media.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquifer_sys::lock::LockKind;
@@ -25,16 +29,17 @@ use crate::apply;
 use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::failure::FailureKind;
-use crate::format::PAGE_BYTES;
 use crate::format::inode::SLOT_BYTES;
 use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::RECORD_UNIT_BYTES;
 use crate::format::superblock::{ANY_BOOT, Superblock, UNKNOWN_BOOT};
+use crate::format::{FormatError, PAGE_BYTES};
 use crate::freed;
 use crate::handle::Handle;
 use crate::heartbeat::Heartbeat;
 use crate::image_slots;
 use crate::life;
+use crate::lock_file::LockFile;
 use crate::log_reader::{Counted, LogEnd};
 use crate::media::{ByteRange, Media};
 use crate::members::Members;
@@ -47,8 +52,10 @@ use crate::point;
 use crate::random::new_uuid;
 use crate::repair;
 use crate::replay::Committed;
-use crate::segment::Segment;
+use crate::saved;
+use crate::segment::{FILE_MUTEXES, PROCESSES, Segment};
 use crate::segment_place::{self, Owner, Part, Places};
+use crate::sole::{self, Company};
 use crate::superblocks::{Superblocks, read_superblocks, write_superblocks};
 
 /// How this process has the pool open.
@@ -75,9 +82,10 @@ fn lock_error(media: &dyn Media, source: std::io::Error) -> PoolError {
     }
 }
 
-/// Claims the media's open file description for the locks of this opener alone.
-fn claim(media: &dyn Media) -> Result<Membership> {
-    let claimed = Membership::claim(media.file()).map_err(|source| lock_error(media, source))?;
+/// Claims the media's open file description for this opener alone; its locks are taken through
+/// `locks`, if the caller has some already.
+fn claim(media: &dyn Media, locks: Option<LockFile>) -> Result<Membership> {
+    let claimed = Membership::claim(media, locks).map_err(|source| lock_error(media, source))?;
     claimed.ok_or_else(|| PoolError::MediaInUse { path: media.path().to_path_buf() })
 }
 
@@ -117,9 +125,9 @@ fn choose_role(media: &dyn Media, members: &Membership, options: &PoolOptions) -
 pub(crate) struct OnlyOne(Option<Membership>);
 
 impl OnlyOne {
-    /// Leaves the locks with the media's open file description, for an opener that inherits them.
-    pub fn hand_over(mut self) {
-        self.0 = None;
+    /// Passes the locks to an opener.
+    pub fn hand_over(mut self) -> Option<Membership> {
+        self.0.take()
     }
 }
 
@@ -131,17 +139,24 @@ impl Drop for OnlyOne {
     }
 }
 
-/// Locks the media exclusively without opening the pool on it, which may be damaged.
-pub(crate) fn lock_for_one(media: &dyn Media, options: &PoolOptions) -> Result<OnlyOne> {
+/// Locks the media exclusively without opening the pool on it, which may be damaged; through `locks`,
+/// if the caller has some already.
+pub(crate) fn lock_for_one(
+    media: &dyn Media,
+    options: &PoolOptions,
+    locks: Option<LockFile>,
+) -> Result<OnlyOne> {
     let failed = |source| lock_error(media, source);
-    let members = claim(media)?;
+    let members = claim(media, locks)?;
     let wanted = members.lock(Byte::Recovery, LockKind::Exclusive, options.stall_timeout);
     if !wanted.map_err(failed)? {
         return Err(PoolError::Busy { path: media.path().to_path_buf() });
     }
     let only = OnlyOne(Some(members));
     let members = only.0.as_ref().expect("just made");
-    choose_role(media, members, options)?;
+    let superblock = || read_superblocks(media).ok().map(|superblocks| superblocks.valid);
+    choose_role(media, members, options)
+        .map_err(|error| sole::instead_of(error, media, members, superblock(), options))?;
     members.keep_out_only();
     Ok(only)
 }
@@ -156,17 +171,19 @@ pub(crate) struct Opened {
 
 /// Descriptors that another process passes to this one, which may not open them itself.
 pub(crate) struct Shared {
-    pub segment_id: Uuid,
+    /// `None` if the process that passes them has the pool open still, so that it is the present one.
+    pub segment_id: Option<Uuid>,
     pub segment: OwnedFd,
     pub pins: OwnedFd,
 }
 
 /// Opens the pool on `media`. With `shared`, only while the process that passed it has the pool
-/// open.
+/// open. `members` are those of [`OnlyOne::hand_over`].
 pub(crate) fn open(
     media: Arc<dyn Media>,
     options: &PoolOptions,
     shared: Option<Shared>,
+    members: Option<Membership>,
 ) -> Result<Opened> {
     if !options.read_only && !media.is_writable() {
         return Err(PoolError::ReadOnly {
@@ -174,10 +191,10 @@ pub(crate) fn open(
             reason: "the file or its file system is read-only",
         });
     }
-    let members = Arc::new(claim(&*media)?);
+    let members = Arc::new(members.map_or_else(|| claim(&*media, None), Ok)?);
     let opened = open_locked(&media, members.clone(), options, shared);
     if opened.is_err() {
-        // The locks belong to the media's open file description, which the caller may keep.
+        // They may share the media's open file description, which the caller may keep.
         members.leave();
     }
     opened
@@ -199,7 +216,9 @@ fn open_locked(
     if !options.read_only {
         superblocks.check_writable(&**media)?;
     }
-    let role = choose_role(&**media, &members, options)?;
+    let superblock = || Some(superblocks.valid.clone());
+    let role = choose_role(&**media, &members, options)
+        .map_err(|error| sole::instead_of(error, &**media, &members, superblock(), options))?;
     let opened = match role {
         Role::Joined => join(media, members, superblocks.valid, options, shared),
         // The process that shared it has closed the pool: what exists now is only for processes
@@ -224,7 +243,7 @@ fn new_core(
     let SharedParts { segment, pins, segment_id, places } = shared;
     let members = Members {
         locks: membership,
-        process: aquifer_vm::ProcessMark::new(),
+        process: aquifer_vm::LifeMark::new(),
         is_writable: !options.read_only,
         stall_timeout: options.stall_timeout,
         held: std::sync::Mutex::default(),
@@ -235,31 +254,36 @@ fn new_core(
         layout: superblock.layout,
         uuid: superblock.uuid,
         created_ns: superblock.created_ns,
+        features: superblock.features,
+        saved: superblock.saved,
         life,
         segment_id,
         segment,
         mutant: options.mutant,
+        company: options.company.clone(),
+        sole_nonce: OnceLock::new(),
         fresh_step_pages: options.fresh_step_pages.clamp(1, superblock.layout.page_count),
+        own_writes: Box::new([const { AtomicU64::new(0) }; FILE_MUTEXES]),
         heartbeat: Heartbeat::default(),
     };
     Core::new(handle, pins, places)
 }
 
 fn take_slot(core: &Core) -> Result<()> {
-    if core
-        .handle
-        .members
-        .locks
-        .join(core.handle.control())
-        .map_err(|e| lock_error(&*core.handle.media, e))?
-    {
-        point::pass("join-slot");
-        repair::inherit_slot(&core.log.lock()?)?;
-        point::pass("join-inherited");
-        Ok(())
-    } else {
-        Err(PoolError::TooManyProcesses { limit: crate::segment::PROCESSES })
-    }
+    sole::admit(&core.handle)?;
+    let (segment, locks) = (&core.handle.segment, &core.handle.members.locks);
+    let index = locks.lock_slot(segment).map_err(|e| lock_error(&*core.handle.media, e))?;
+    let index = index.ok_or(PoolError::TooManyProcesses { limit: PROCESSES })?;
+    point::pass("join-locked");
+    segment.allocate_process(index).inspect_err(|_| locks.unlock(Byte::Process(index)))?;
+    point::pass("join-memory");
+    let is_passive = core.handle.company == Company::Passive;
+    segment.process(index).is_passive.store(is_passive.into(), Relaxed);
+    locks.join(segment, index);
+    point::pass("join-slot");
+    repair::inherit_slot(&core.log.lock()?)?;
+    point::pass("join-inherited");
+    Ok(())
 }
 
 /// Opens a pool that other processes have open.
@@ -281,7 +305,7 @@ fn join(
     let map = |file| SharedMemory::adopt(file, true).map_err(PoolError::SharedMemory);
     let (memory, pins) = match shared {
         // The pool was closed and opened again in between.
-        Some(shared) if shared.segment_id != segment_id => {
+        Some(shared) if shared.segment_id.is_some_and(|id| id != segment_id) => {
             return Err(AccessError::ended(media.path()).into());
         }
         Some(shared) => {
@@ -326,6 +350,7 @@ fn join(
     segment.note_use();
     let shared = SharedParts { segment, pins, segment_id, places };
     let core = new_core(media, members, &superblock, shared, life, options);
+    saved::adopt_base(&core.handle, &superblock)?;
     if core.handle.members.is_writable {
         take_slot(&core)?;
     }
@@ -378,7 +403,8 @@ fn create_named(
     let mut segment_id = Uuid::nil();
     let made = (|| {
         let segment = Segment::create(&path, pool, &superblock.layout, mode)?;
-        segment_id = owner.id(segment_place::identity_of(segment.file(), pool, Part::Segment)?);
+        let file = segment.file().expect("others share it");
+        segment_id = owner.id(segment_place::identity_of(file, pool, Part::Segment)?);
         let pins = PinPlaces::create(&places.of_made(segment_id, Part::Pins), pool, mode)?;
         let file = pins.file().expect("others share it");
         let pins_identity = segment_place::identity_of(file, pool, Part::Pins)?;
@@ -449,7 +475,19 @@ fn build(
     };
     let core = new_core(media, members, &superblocks.valid, shared, life, options);
     point::pass("open-segment");
-    let replayed = replay(&core, &superblocks.valid, options.repairs);
+    let superblock = &superblocks.valid;
+    begin_log(&core, superblock);
+    let resumed =
+        if options.check || options.repairs { Ok(false) } else { saved::resume(&core, superblock) };
+    let is_resumed = matches!(resumed, Ok(true));
+    let replayed = resumed.and_then(|_| match is_resumed {
+        true => Ok(Replayed::nothing(&core, superblock)),
+        false => replay(&core, superblock, options.repairs),
+    });
+    // No superblock written from here on may name it.
+    if !mutant::is(options.mutant, Mutant::KeepSavedMark) {
+        superblocks.valid.saved_sum = 0;
+    }
     let built = replayed.and_then(|Replayed { overlay, records, counted }| {
         point::pass("open-replayed");
         if core.handle.members.is_writable {
@@ -460,12 +498,16 @@ fn build(
             if !left_id.is_nil() {
                 remove_left(core.handle.segment_id);
             }
-            // The log was read and zeroed in large pieces, so it is cached in large folios, and
-            // ext4 walks over all blocks of a folio to write two of them: 80 instead of 40 µs for a
-            // commit of one page.
-            core.handle.media.forget_cached(core.handle.layout.log());
+            if !is_resumed {
+                // The log was read and zeroed in large pieces, so it is cached in large folios, and
+                // ext4 walks over all blocks of a folio to write two of them: 80 instead of 40 µs
+                // for a commit of one page.
+                core.handle.media.forget_cached(core.handle.layout.log());
+            }
             point::pass("open-recovered");
-            repair::rebuild(&core.log.lock()?)?;
+            if !is_resumed {
+                repair::rebuild(&core.log.lock()?)?;
+            }
             let control = core.handle.control();
             let fresh_from_page = control.fresh_from_page.load(Relaxed);
             control.durable_fresh_from_page.store(fresh_from_page, Relaxed);
@@ -482,7 +524,7 @@ fn build(
                     .map_err(|error| lock_error(&*core.handle.media, error))?;
                 point::pass("open-shared");
             }
-        } else {
+        } else if !is_resumed {
             // For queries of the pool's usage.
             repair::rebuild(&core.log.lock()?)?;
         }
@@ -514,7 +556,7 @@ fn load_image(core: &Core) -> Result<()> {
                 continue; // zero already, as the segment is fresh
             }
             let first_slot = page_index * SLOTS_PER_PAGE;
-            core.handle.segment.allocate_slot(first_slot + SLOTS_PER_PAGE - 1)?;
+            core.handle.segment.add_page(page_index)?;
             for (number, slot) in (first_slot..).zip(page.as_chunks_mut::<SLOT_BYTES>().0) {
                 image_slots::load_from_media(&core.handle.segment, number, slot);
             }
@@ -529,6 +571,17 @@ struct Replayed {
     overlay: Committed,
     records: u64,
     counted: Counted,
+}
+
+impl Replayed {
+    /// Of a pool that was closed cleanly: everything is at its place.
+    fn nothing(core: &Core, superblock: &Superblock) -> Replayed {
+        let end = LogEnd { lsn: superblock.tail_lsn, reason: FormatError::Magic };
+        continue_log(core, end.lsn);
+        core.image.distrust(&[]);
+        let counted = Counted { end, unmarked: Vec::new() };
+        Replayed { overlay: Committed::default(), records: 0, counted }
+    }
 }
 
 /// No log begins behind this position, so that none reaches 2^63, where positions end: one
@@ -546,9 +599,8 @@ pub(crate) fn boot_of_left(places: &Places, superblock: &Superblock, media: &dyn
     }
 }
 
-/// Loads the image and replays the log into it.
-fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replayed> {
-    load_image(core)?;
+/// The log is as the superblock says, and nothing of it was read.
+fn begin_log(core: &Core, superblock: &Superblock) {
     let control = core.handle.control();
     let tail_lsn = superblock.tail_lsn;
     control.generation.store(superblock.generation, Relaxed);
@@ -561,14 +613,19 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     ] {
         position.store(tail_lsn, Relaxed);
     }
+}
+
+/// Loads the image and replays the log into it.
+fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replayed> {
+    load_image(core)?;
+    let tail_lsn = superblock.tail_lsn;
     let reader = core.handle.log_reader();
     let mut records = 0;
     let locked = core.log.lock()?;
     let counts_unmarked = superblock.counts_unmarked_in(core.handle.life);
     let counted = reader.scan_counting(tail_lsn, counts_unmarked, |record| {
-        let slots = record.slots().map(|change| change.slot);
-        if let Some(last) = slots.filter(|slot| *slot < core.handle.segment.slots()).max() {
-            core.handle.segment.allocate_slot(last)?;
+        for change in record.slots() {
+            core.handle.segment.add_page(change.slot / SLOTS_PER_PAGE)?;
         }
         apply::apply(&locked, record);
         records += 1;
@@ -593,6 +650,22 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     freed::forget(&locked);
     alloc::forget_zeroed(&locked);
     drop(locked);
+    continue_log(core, end_lsn);
+    if let Some(acknowledged_lsn) = reader.acknowledged_behind(tail_lsn, end_lsn)?
+        && core.handle.members.is_writable
+    {
+        return Err(PoolError::DamagedLog {
+            path: core.handle.media.path().to_path_buf(),
+            end_lsn,
+            acknowledged_lsn,
+        });
+    }
+    Ok(Replayed { overlay: committed, records, counted })
+}
+
+/// The log goes on behind its end.
+fn continue_log(core: &Core, end_lsn: u64) {
+    let control = core.handle.control();
     let next_lsn = next_lsn(core, end_lsn);
     if next_lsn < end_lsn {
         // Both positions belong to the log that ends here.
@@ -604,16 +677,6 @@ fn replay(core: &Core, superblock: &Superblock, repairs: bool) -> Result<Replaye
     {
         position.store(next_lsn, Relaxed);
     }
-    if let Some(acknowledged_lsn) = reader.acknowledged_behind(tail_lsn, end_lsn)?
-        && core.handle.members.is_writable
-    {
-        return Err(PoolError::DamagedLog {
-            path: core.handle.media.path().to_path_buf(),
-            end_lsn,
-            acknowledged_lsn,
-        });
-    }
-    Ok(Replayed { overlay: committed, records, counted })
 }
 
 /// The position at which a log continues that ended here: at the next page, since the rest of this
@@ -737,7 +800,8 @@ fn write_recovered(core: &Core, superblocks: &Superblocks, committed: &Committed
     let superblock = &superblocks.valid;
     let mut ranges = Vec::new();
     if !mutant::is(core.handle.mutant, Mutant::TrustStoredState) {
-        committed.copy_to_place(&*core.handle.media)?;
+        let check = || core.handle.members.check_kept();
+        committed.copy_to_place(&*core.handle.media, check)?;
         ranges = committed.ranges();
     }
     let dirty = core.handle.segment.dirty_image_pages();

@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use crate::alloc::{from_word, note_slot};
 use crate::apply;
 use crate::bitmap;
-use crate::error::Result;
+use crate::error::{PoolError, Result};
 use crate::format::inode::{HEAD_SLOT, PoolHead};
+use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::run::Run;
 use crate::format::slot::named_runs;
 use crate::freed;
@@ -18,7 +19,7 @@ use crate::image_slots::load_slot;
 use crate::log::Locked;
 use crate::log_reader::ReadError;
 use crate::object_names;
-use crate::segment::ProcessSlot;
+use crate::segment::{ProcessSlot, RESERVATIONS};
 
 impl Locked<'_> {
     /// Completes or undoes what a process was doing when it died with the metadata mutex:
@@ -28,11 +29,17 @@ impl Locked<'_> {
     /// 2. its claim on an inode is released;
     /// 3. the map of used pages is rebuilt.
     ///
+    /// Before all of that it is noted whether the record was published ([`note`](crate::note)), and a
+    /// page of the image that it was making present is completed.
+    ///
     /// Pending appends need no repair: an entry counts from the last store of
     /// [`Appends::push`](crate::appends::Appends::push) on, and is removed after the store of
     /// `durable_lsn`.
     pub fn repair(&self) -> Result<()> {
         let control = self.control();
+        // Before anything is published.
+        control.noting.repair(control.appends.head_lsn());
+        self.handle().segment.settle();
         for index in control.appends.indexes() {
             let pending = control.appends.entry(index);
             let lsn = pending.lsn.load(Relaxed);
@@ -57,47 +64,68 @@ impl Locked<'_> {
         // Its transaction has either happened or not. Release: as in the drop of `Transaction`,
         // pairs with `wait_while_claimed`.
         control.claimed_inode.store(0, Release);
-        if control.image.is_odd() {
-            object_names::distrust(control);
-        }
+        object_names::repair(control);
         control.image.end_any_change();
         rebuild(self)
     }
 }
 
-/// Rebuilds the map of used pages from the inodes, the reservations and the freed runs that wait;
-/// the slot sets from the slots; and the index of names, if it is incomplete.
+/// Rebuilds the map of used pages from what the base names, the inodes in the image, the
+/// reservations and the freed runs that wait; and the slot sets from the slots. Reads no media.
+///
+/// # Errors
+/// [`PoolError::SharedMemory`]. Then pages in use may be marked as free: the next holder of the mutex
+/// repairs it, and until one succeeds none changes anything.
 pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
-    let handle = locked.handle();
-    let (map, control) = (handle.segment.used_pages(), handle.control());
-    freed::settle(control);
-    for word in map {
-        word.store(0, Relaxed);
+    let rebuilt = rebuild_maps(locked);
+    if rebuilt.is_err() {
+        // Relaxed: guarded by the mutex.
+        locked.control().needs_repair.store(1, Relaxed);
     }
-    let mark = |run| {
-        bitmap::set(map, run, true);
+    rebuilt
+}
+
+fn rebuild_maps(locked: &Locked<'_>) -> Result<()> {
+    let handle = locked.handle();
+    let (segment, control) = (&handle.segment, handle.control());
+    freed::settle(control);
+    // What slots name that are not in the image.
+    for (word, base) in segment.used_pages().iter().zip(segment.base_used_pages()) {
+        word.store(base.load(Relaxed), Relaxed);
+    }
+    // Allocates memory only where the pool is recovered.
+    let mark = |run: Run| {
+        segment.allocate_maps(run.end_page())?;
+        bitmap::set(segment.used_pages(), run, true);
+        Ok::<(), PoolError>(())
     };
-    mark(Run { start_page: 0, pages: handle.layout.data_start_page });
+    mark(Run { start_page: 0, pages: handle.layout.data_start_page })?;
+    mark(handle.saved)?;
     let mut runs = Vec::new();
-    for slot in 0..handle.segment.allocated_slots() {
+    let present = handle.segment.present_pages();
+    let present = present.flat_map(|page| page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE);
+    for slot in present {
         let bytes = load_slot(&handle.segment, slot);
         note_slot(&handle.segment, slot);
         if slot != HEAD_SLOT {
             named_runs(&bytes, &mut runs);
-            runs.drain(..).for_each(mark);
+            runs.drain(..).try_for_each(mark)?;
         }
     }
-    object_names::build(&handle.segment);
     let (waiting, held) = freed::waiting(control);
-    waiting.chain(held).for_each(mark);
+    waiting.chain(held).try_for_each(mark)?;
     freed::count_behind_tail(control);
-    for (index, process) in control.processes.iter().enumerate() {
+    for (index, process) in handle.segment.processes() {
+        if !has_reservations(process) {
+            continue;
+        }
         if handle.members.locks.is_alive(index) {
-            reservations(process).for_each(mark)
+            reservations(process).try_for_each(mark)?;
         } else {
-            forget_reservations(process)
+            forget_reservations(process);
         }
     }
+    let map = segment.used_pages();
     let used: u64 = map.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum();
     control.free_count.store(handle.layout.page_count - used, Relaxed);
     // Used pages lose their bit. A page taken by a process that died has lost it when it was taken,
@@ -120,15 +148,10 @@ pub(crate) fn rebuild(locked: &Locked<'_>) -> Result<()> {
 /// which calls this.
 pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<()> {
     let handle = locked.handle();
-    // Reading the reservations is cheap; checking whether their owner lives is a system call.
     let is_left = |(index, process): (usize, &ProcessSlot)| {
-        reservations(process).next().is_some() && !handle.members.locks.is_alive(index)
+        has_reservations(process) && !handle.members.locks.is_alive(index)
     };
-    if handle.control().processes.iter().enumerate().any(is_left) {
-        rebuild(locked)
-    } else {
-        Ok(())
-    }
+    if handle.segment.processes().any(is_left) { rebuild(locked) } else { Ok(()) }
 }
 
 /// Abandons what the last owner of this process's slot had in progress when it died. With a new
@@ -136,19 +159,30 @@ pub(crate) fn take_from_the_dead(locked: &Locked<'_>) -> Result<()> {
 /// would never be freed. An inode may name these pages already, so the map is rebuilt.
 pub(crate) fn inherit_slot(locked: &Locked<'_>) -> Result<()> {
     locked.abandon_appends_of(locked.handle().members.locks.index());
-    let process = &locked.control().processes[locked.handle().members.locks.index()];
-    if reservations(process).next().is_none() {
+    let handle = locked.handle();
+    let process = handle.segment.process(handle.members.locks.index());
+    if !has_reservations(process) {
         return Ok(());
     }
     forget_reservations(process);
     rebuild(locked)
 }
 
+/// Whether the last owner of a slot has reserved pages. Reading them is cheap; asking whether the
+/// owner lives is a system call.
+pub(crate) fn has_reservations(process: &ProcessSlot) -> bool {
+    process.zeroing_pages.load(Relaxed) != 0 || reservations(process).next().is_some()
+}
+
 fn forget_reservations(process: &ProcessSlot) {
-    process.reservations.iter().for_each(|word| word.store(0, Relaxed));
+    let used = (process.used_reservations.load(Relaxed) as usize).min(RESERVATIONS);
+    process.reservations[..used].iter().for_each(|word| word.store(0, Relaxed));
+    process.used_reservations.store(0, Relaxed);
     process.zeroing_pages.store(0, Relaxed);
 }
 
 fn reservations(process: &ProcessSlot) -> impl Iterator<Item = Run> + '_ {
-    process.reservations.iter().map(|word| from_word(word.load(Relaxed))).filter(|r| !r.is_empty())
+    let used = (process.used_reservations.load(Relaxed) as usize).min(RESERVATIONS);
+    let words = &process.reservations[..used];
+    words.iter().map(|word| from_word(word.load(Relaxed))).filter(|run| !run.is_empty())
 }

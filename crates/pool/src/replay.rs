@@ -170,7 +170,10 @@ impl Committed {
     }
 
     /// Copies each page to its place: visible, not durable.
-    pub fn copy_to_place(&self, media: &dyn Media) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of `check`, which is called before each write, and of the media.
+    pub fn copy_to_place(&self, media: &dyn Media, check: impl Fn() -> Result<()>) -> Result<()> {
         const BATCH_PAGES: u64 = 64;
         let mut buffer: Vec<u8> = Vec::with_capacity((BATCH_PAGES * PAGE_BYTES) as usize);
         let mut batch: Vec<&LoggedPage> = Vec::with_capacity(BATCH_PAGES as usize);
@@ -187,6 +190,7 @@ impl Committed {
             }
             buffer.resize(batch.len() * PAGE_BYTES as usize, 0);
             read_batch(media, place, &batch, &mut buffer)?;
+            check()?;
             // SAFETY: the page belongs to an object, and the record was committed by the holder of
             // its write lock. Attached objects are private mappings of their media: the content
             // that replaces a committed page is the content that the object has.

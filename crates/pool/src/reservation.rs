@@ -45,7 +45,8 @@ impl Reservation<'_> {
     }
 
     fn clear_words(&self) {
-        let process = &self.space.control().processes[self.space.handle.members.locks.index()];
+        let handle = &self.space.handle;
+        let process = handle.segment.process(handle.members.locks.index());
         for word in &process.reservations[self.index..self.index + self.runs.len()] {
             word.store(0, Relaxed);
         }
@@ -127,9 +128,16 @@ impl Space {
         }
         let locked = self.log.lock()?;
         freed::release(&locked, &self.pins);
-        match find(&PageMaps::of(&self.handle)) {
-            Some(run) => self.reserve_free(&locked, run, is_for_zeroing).map(Some),
-            None => Ok(None),
+        let reserve = |maps: &PageMaps<'_>| {
+            let found = find(maps);
+            found.map(|run| self.reserve_free(&locked, run, is_for_zeroing)).transpose()
+        };
+        match reserve(&PageMaps::of(&self.handle)) {
+            // Behind what the maps have memory for. Before that there may be pages, too.
+            Err(refused @ PoolError::SharedMemory(_)) => {
+                reserve(&PageMaps::of(&self.handle).with_memory())?.map(Some).ok_or(refused)
+            }
+            reserved => reserved,
         }
     }
 
@@ -192,9 +200,14 @@ impl Space {
     /// run that is long enough.
     pub fn reserve_ready(&self, pages: u64) -> Result<Option<Reservation<'_>>> {
         let pages = pages.min(MAX_RUN_PAGES);
-        self.reserve_with(pages, false, |maps| {
+        let ready = self.reserve_with(pages, false, |maps| {
             maps.next_fit(Wanted::Zeroed, pages, long_enough(pages))
-        })
+        });
+        match ready {
+            // The caller can do without.
+            Err(PoolError::SharedMemory(_)) => Ok(None),
+            ready => ready,
+        }
     }
 
     /// Reserves pages to be zeroed, at most `most_pages`.
@@ -228,18 +241,21 @@ impl Space {
                 pages: (pages - index * MAX_RUN_PAGES).min(MAX_RUN_PAGES),
             })
             .collect();
-        let process = &self.control().processes[self.handle.members.locks.index()];
+        let process = self.handle.segment.process(self.handle.members.locks.index());
         let words = &process.reservations;
         let index = (0..words.len().saturating_sub(runs.len() - 1))
             .find(|&i| words[i..i + runs.len()].iter().all(|word| word.load(Relaxed) == 0))
             .ok_or(PoolError::TooManyReservations { limit: words.len() })?;
         let unzeroed = PageMaps::of(&self.handle).unzeroed(whole);
-        // The words first: the repair after a death here rebuilds the map from them.
+        self.handle.segment.allocate_maps(whole.end_page())?;
+        // The words first, and before them how many there are: the repair after a death here rebuilds
+        // the map from them.
+        process.used_reservations.fetch_max((index + runs.len()) as u64, Relaxed);
         for (word, run) in words[index..].iter().zip(&runs) {
             word.store(to_word(*run), Relaxed);
         }
         point::pass("pages-noted");
-        alloc::mark_used(locked, whole);
+        alloc::mark_used(locked, whole)?;
         point::pass("pages-marked");
         if is_for_zeroing {
             process.zeroing_pages.store(pages, Relaxed);

@@ -435,7 +435,8 @@ fn name_of(id: Uuid, part: Part) -> String {
     }
 }
 
-fn id_in(name: &str) -> Option<Uuid> {
+/// The id in the name of a file of a segment.
+pub(crate) fn id_in(name: &str) -> Option<Uuid> {
     let id = name.strip_prefix(NAME_START)?;
     let id = id.strip_suffix(PINS_END).or_else(|| id.strip_suffix(NEW_END)).unwrap_or(id);
     Uuid::try_parse(id).ok()

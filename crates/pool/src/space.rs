@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::alloc::{self, PageMaps, Wanted};
+use crate::background::Zeroer;
 use crate::error::Result;
+use crate::freed;
 use crate::handle::Handle;
 use crate::log::Log;
 use crate::pins::PinPlaces;
 use crate::segment::{Control, SlotSet};
-use aquifer_vm::worker::Bell;
 
 /// The free space of a pool, as this handle takes it.
 pub(crate) struct Space {
@@ -26,8 +27,8 @@ pub(crate) struct Space {
     pub zeroing: Mutex<()>,
     /// Held by the call of this process that has the turn, or waits for it behind other processes.
     pub reserving: Mutex<()>,
-    /// Rung when there may be pages to zero.
-    pub zeroer_bell: OnceLock<Arc<Bell>>,
+    /// Called when there may be pages to zero; none if this handle zeroes none in the background.
+    pub zeroer: OnceLock<Zeroer>,
 }
 
 impl std::fmt::Debug for Space {
@@ -41,6 +42,10 @@ impl std::fmt::Debug for Space {
 pub struct Room {
     /// Free pages, including those that are being zeroed.
     pub free_pages: u64,
+    /// Pages that were freed, wait only for the log to move on, and that no view keeps: a reservation
+    /// that does not find enough free ones makes a checkpoint, and has these as well. 0 in a pool that
+    /// was opened read-only, where no call takes pages.
+    pub freed_pages: u64,
     /// Pages of the longest free range.
     pub largest_free_pages: u64,
     /// Empty slots.
@@ -55,8 +60,10 @@ impl Space {
     /// Requests zeroing of free pages in the background, if this handle has a background thread for
     /// it.
     pub fn zero_soon(&self) {
-        if let Some(bell) = self.zeroer_bell.get() {
-            bell.ring();
+        if let Some(zeroer) = self.zeroer.get()
+            && self.lacks_zeros(zeroer.stock_bytes)
+        {
+            zeroer.worker.call();
         }
     }
 
@@ -67,18 +74,20 @@ impl Space {
 
     /// The current free space.
     pub fn room(&self) -> Result<Room> {
-        let free_pages = if self.handle.members.is_writable {
+        let (free_pages, freed_pages) = if self.handle.members.is_writable {
             // Under the lock, for a consistent count: pages that are being zeroed are reserved and
             // then freed.
-            alloc::free_count(self.log.lock()?.control())
+            let locked = self.log.lock()?;
+            (alloc::free_count(&self.handle.segment), freed::freeable_pages(&locked, &self.pins))
         } else {
-            alloc::free_count(self.control())
+            (alloc::free_count(&self.handle.segment), 0)
         };
         let segment = &self.handle.segment;
         let occupied = segment.slot_set(SlotSet::Occupied).iter();
         let occupied: u32 = occupied.map(|word| word.load(Relaxed).count_ones()).sum();
         Ok(Room {
             free_pages,
+            freed_pages,
             largest_free_pages: self.largest_free_pages(),
             free_slots: segment.slots() - u64::from(occupied),
         })

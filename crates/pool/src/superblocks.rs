@@ -28,6 +28,9 @@ impl Superblocks {
             Some((_, FormatError::Version { found })) => {
                 Err(PoolError::FutureVersion { path, found: *found })
             }
+            Some((_, FormatError::Features { bits })) => {
+                Err(PoolError::LaterFeatures { path, bits: *bits })
+            }
             Some((copy, error)) => Err(PoolError::Damaged {
                 path,
                 structure: format!("superblock {copy}"),
@@ -119,6 +122,12 @@ fn choose_superblock(media: &dyn Media, pages: &Pages) -> Result<Superblocks> {
             _ => None,
         }) {
             return Err(PoolError::FutureVersion { path: path(), found });
+        }
+        if let Some(bits) = errors.iter().find_map(|(_, error)| match error {
+            FormatError::Features { bits } => Some(*bits),
+            _ => None,
+        }) {
+            return Err(PoolError::LaterFeatures { path: path(), bits });
         }
         if errors.iter().all(|(_, error)| *error == FormatError::Magic) {
             return Err(PoolError::NotAPool { path: path() });

@@ -4,7 +4,7 @@
 //! and only then is the mutex released; making it durable follows. So other processes see either
 //! nothing or all of it, and a process that dies anywhere leaves at most one record to apply.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -14,12 +14,14 @@ use crate::core::Core;
 use crate::error::{PoolError, Result};
 use crate::format::FormatError;
 use crate::format::inode::{HEAD_SLOT, Inode, InodeKind, PoolHead, SLOT_BYTES, SlotBytes};
+use crate::format::layout::SLOTS_PER_PAGE;
 use crate::format::record::{Header, Record, RecordBuilder};
 use crate::format::run_list::LIST_RUNS;
 use crate::format::slot::{self, Slot};
 use crate::format::slot_change::SlotWords;
 use crate::freed;
 use crate::image_slots;
+use crate::image_words;
 use crate::log::Locked;
 use crate::log_writer::Append;
 use crate::media::ByteRange;
@@ -81,6 +83,17 @@ pub struct Transaction<'a> {
     /// The first inode that could not be encoded.
     refused: Option<(u64, FormatError)>,
     fresh: FreshChange,
+    /// Pages of metadata that were asked for, and must be read first.
+    missing: RefCell<BTreeSet<u64>>,
+    /// Pages of metadata that could not be read before an earlier run. Asking for one fails, unless it
+    /// turns out not to be needed.
+    unreadable: Vec<u64>,
+    /// Pages of metadata that cannot be read, whose free slots are not taken.
+    avoided: Vec<u64>,
+    /// Whether the index of the names of objects was asked for, and must be built first.
+    needs_names: Cell<bool>,
+    /// That was tried.
+    has_built_names: bool,
 }
 
 impl Drop for Transaction<'_> {
@@ -114,10 +127,11 @@ impl ReadSlots for Transaction<'_> {
     fn load(&self, number: u64, into: &mut SlotBytes) -> Result<()> {
         match self.changed(number) {
             Some(bytes) => *into = *bytes,
-            None if number < self.segment().slots() => {
-                image_slots::load_slot_into(self.segment(), number, into);
-            }
-            None => *into = [0; SLOT_BYTES],
+            None => match self.segment().slot_in_memory(number) {
+                Ok(Some(words)) => image_words::copy_out(words, into),
+                Ok(None) => *into = [0; SLOT_BYTES],
+                Err(page) => return Err(self.must_read(page)),
+            },
         }
         Ok(())
     }
@@ -125,10 +139,11 @@ impl ReadSlots for Transaction<'_> {
     fn word(&self, number: u64, index: usize) -> Result<[u8; 8]> {
         Ok(match self.changed(number) {
             Some(bytes) => slot::word(bytes, index),
-            None if number < self.segment().slots() => {
-                image_slots::load_word(self.segment(), number, index)
-            }
-            None => [0; 8],
+            None => match self.segment().slot_in_memory(number) {
+                Ok(Some(words)) => image_words::word(words, index),
+                Ok(None) => [0; 8],
+                Err(page) => return Err(self.must_read(page)),
+            },
         })
     }
 }
@@ -159,6 +174,9 @@ impl ChangeSlots for Transaction<'_> {
                     if self.work.taken.contains(&number) || self.changed(number).is_some() =>
                 {
                     from = number + 1;
+                }
+                Some(number) if self.avoided.contains(&(number / SLOTS_PER_PAGE)) => {
+                    from = (number / SLOTS_PER_PAGE + 1) * SLOTS_PER_PAGE;
                 }
                 Some(number) => {
                     self.work.taken.push(number);
@@ -205,6 +223,14 @@ impl Transaction<'_> {
         &self.core.handle.segment
     }
 
+    /// Notes a page of metadata that must be read first. Whatever the closure makes of the error, the
+    /// transaction is then run again: no thread waits for the media while it holds the lock.
+    #[cold]
+    fn must_read(&self, page: u64) -> PoolError {
+        self.missing.borrow_mut().insert(page);
+        PoolError::Stalled { pid: 0, what: "a page of metadata" }
+    }
+
     /// The buffer for the bytes of a slot that is being put.
     fn place_of(&mut self, number: u64) -> &mut SlotBytes {
         let changed = &mut self.work.changed;
@@ -247,10 +273,24 @@ impl Transaction<'_> {
     /// damaged.
     pub fn object_named(&self, name: &[u8]) -> Option<Inode> {
         let key = object_names::Key::new(name)?;
+        if !self.has_built_names && !object_names::are_whole(self.segment().control()) {
+            // The transaction is run again.
+            self.needs_names.set(true);
+            return None;
+        }
         let has_name = |(_, bytes): &&(u64, SlotBytes)| key.is_of(|index| slot::word(bytes, index));
         let changed = self.work.changed.iter().find(has_name).map(|(slot, _)| *slot);
         let unchanged = || {
-            let slot = object_names::find(self.segment(), &key)?;
+            let load = |slot| {
+                self.segment().slot_in_memory(slot).inspect_err(|page| {
+                    if !self.unreadable.contains(page) {
+                        self.must_read(*page);
+                    }
+                })
+            };
+            // After an error the transaction is run again, or fails.
+            let found = object_names::find(self.segment(), &key, load);
+            let slot = found.inspect_err(|page| drop(self.must_read(*page))).ok().flatten()?;
             self.changed(slot).is_none().then_some(slot)
         };
         self.inode(changed.or_else(unchanged)?).ok()
@@ -343,16 +383,56 @@ impl Core {
         }
         let mut flushed: Vec<ByteRange> = Vec::new();
         let mut has_made_room = false;
+        let (mut avoided, mut unreadable) = (Vec::new(), Vec::new());
+        let mut has_built_names = false;
         loop {
             let mut transaction = self.begin()?;
-            let value = change(&mut transaction)?;
+            transaction.avoided.clone_from(&avoided);
+            transaction.unreadable.clone_from(&unreadable);
+            transaction.has_built_names = has_built_names;
+            let outcome = change(&mut transaction);
+            // Whatever it made of what is missing.
+            if transaction.needs_names.get() {
+                drop(transaction);
+                // Where it fails, all names are compared.
+                let _ = object_names::build(&self.log, |log| log.lock().map(Some));
+                has_built_names = true;
+                continue;
+            }
+            let missing = transaction.missing.take();
+            if !missing.is_empty() {
+                // All at once: a change that looks at all objects is run again only once.
+                let missing = missing.into_iter().map(|page| (page, transaction.takes_from(page)));
+                let missing: Vec<(u64, bool)> = missing.collect();
+                drop(transaction);
+                for (page, is_taken) in missing {
+                    let read = self.handle.segment.read_slot(page * SLOTS_PER_PAGE).map(drop);
+                    match read_or_avoid(page, read, is_taken, &mut avoided) {
+                        // It may have been asked for because of another one that was missing.
+                        Err(PoolError::Damaged { .. } | PoolError::Media(_))
+                            if !unreadable.contains(&page) =>
+                        {
+                            unreadable.push(page);
+                        }
+                        done => done?,
+                    }
+                }
+                continue;
+            }
+            let value = outcome?;
             if transaction.is_empty() {
                 return Ok(value);
             }
-            // Both need time, and are done without the lock.
-            if let Some(slot) = transaction.without_memory() {
+            let most_freed = most_freed(&transaction);
+            transaction.complete()?;
+            // These need time, and are done without the lock.
+            let unprepared = transaction.unprepared();
+            if !unprepared.is_empty() {
                 drop(transaction);
-                self.handle.segment.allocate_slot(slot)?;
+                for (page, is_taken) in unprepared {
+                    let prepared = self.handle.segment.prepare(page);
+                    read_or_avoid(page, prepared, is_taken, &mut avoided)?;
+                }
                 continue;
             }
             let exposed = self.exposed_without(&transaction, durability, &flushed);
@@ -363,7 +443,6 @@ impl Core {
                 flushed.extend(exposed);
                 continue;
             }
-            let most_freed = most_freed(&transaction);
             let (body_checksum, freeing) =
                 self.prepare(&mut transaction, &reservations, durability)?;
             let len_bytes = transaction.work.record.len() as u64;
@@ -456,8 +535,18 @@ impl Core {
     fn begin(&self) -> Result<Transaction<'_>> {
         let locked = self.log.lock()?;
         let work = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
-        let transaction =
-            Transaction { core: self, locked, work, refused: None, fresh: FreshChange::Kept };
+        let transaction = Transaction {
+            core: self,
+            locked,
+            work,
+            refused: None,
+            fresh: FreshChange::Kept,
+            missing: RefCell::default(),
+            avoided: Vec::new(),
+            unreadable: Vec::new(),
+            needs_names: Cell::new(false),
+            has_built_names: false,
+        };
         // With the lock: if a record that may be in the log was not applied, the pool is failed
         // under the lock, so no contradicting record is appended.
         self.handle.control().check_not_failed()?;
@@ -472,45 +561,13 @@ impl Core {
         reservations: &[Reservation<'_>],
         durability: Durability,
     ) -> Result<(u64, freed::Change)> {
-        let refused = |number, error| self.handle.damaged(format!("new inode {number}"), error);
-        if let Some((number, error)) = &transaction.refused {
-            return Err(refused(*number, error.clone()));
-        }
-        let fresh = transaction.fresh;
         let Work { changed, exposed, builder, record, .. } = &mut *transaction.work;
         self.check_exposed(exposed)?;
-        for (number, bytes) in changed.iter() {
-            if *number == HEAD_SLOT || *number >= self.handle.segment.slots() {
-                return Err(PoolError::Parameter {
-                    what: "the number of an inode",
-                    value: number.to_string(),
-                    reason: "the pool has no such slot",
-                });
-            }
-            debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
-        }
-        let head = PoolHead::read(|index| {
-            u64::from_le_bytes(image_slots::load_word(&self.handle.segment, HEAD_SLOT, index))
-        });
-        let last_slot = changed.iter().map(|(slot, _)| *slot).max();
-        let raised = PoolHead {
-            fresh_from_page: fresh.of(head.fresh_from_page),
-            used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
-        };
-        // No slot below the last used one may look as if it had never been used.
-        for number in head.used_slots..raised.used_slots {
-            if !changed.iter().any(|(changed, _)| *changed == number) {
-                let mut bytes = [0; SLOT_BYTES];
-                Inode::make_free(&mut bytes, number, 0);
-                changed.push((number, bytes));
-            }
-        }
-        if raised != head {
-            changed.push((HEAD_SLOT, raised.encode()));
-        }
         builder.clear(durability == Durability::Later);
         for (slot, after) in changed.iter() {
-            let before = self.handle.segment.slot(*slot).expect("it was allocated");
+            // Before the record is published: see there.
+            self.handle.segment.materialise(*slot / SLOTS_PER_PAGE);
+            let before = self.handle.segment.present_slot(*slot).expect("it is now");
             // The first change of a slot behind the tail must be whole.
             let words = if image_slots::is_logged(&self.handle.segment, *slot) {
                 SlotWords::shortest(|at| before[at].load(Relaxed).to_ne_bytes(), after)
@@ -586,6 +643,25 @@ impl Core {
     }
 }
 
+/// After a page of metadata was read: if that failed, and slots of it were taken, the transaction
+/// takes others when it runs again, unless it has done so already.
+fn read_or_avoid(
+    page: u64,
+    read: Result<()>,
+    is_taken: bool,
+    avoided: &mut Vec<u64>,
+) -> Result<()> {
+    match read {
+        Err(PoolError::Damaged { .. } | PoolError::Media(_))
+            if is_taken && !avoided.contains(&page) =>
+        {
+            avoided.push(page);
+            Ok(())
+        }
+        read => read,
+    }
+}
+
 /// Whether there is room to note what a transaction frees and exchanges. Returns an error if
 /// pins are the reason that there is none, after a checkpoint (`has_made_room`) did not help.
 fn has_room_for_freed(
@@ -621,11 +697,58 @@ impl Transaction<'_> {
         reservation::end(&self.locked, reservations, after);
     }
 
-    /// The highest slot that it changes, if the image has no memory for it yet.
-    fn without_memory(&self) -> Option<u64> {
-        let segment = self.segment();
-        let last = self.work.changed.iter().map(|(slot, _)| *slot).max()?;
-        (segment.allocated_slots()..segment.slots()).contains(&last).then_some(last)
+    /// Adds the slots that change with those that were put: the head, and slots that must not look
+    /// as if they had never been used.
+    fn complete(&mut self) -> Result<()> {
+        let handle = &self.core.handle;
+        if let Some((number, error)) = &self.refused {
+            return Err(handle.damaged(format!("new inode {number}"), error.clone()));
+        }
+        let fresh = self.fresh;
+        let changed = &mut self.work.changed;
+        for (number, bytes) in changed.iter() {
+            if *number == HEAD_SLOT || *number >= handle.segment.slots() {
+                return Err(PoolError::Parameter {
+                    what: "the number of an inode",
+                    value: number.to_string(),
+                    reason: "the pool has no such slot",
+                });
+            }
+            debug_assert!(Slot::decode(bytes, *number).is_ok(), "slot {number} would be refused");
+        }
+        let head = PoolHead::read(|index| {
+            u64::from_le_bytes(image_slots::load_word(&handle.segment, HEAD_SLOT, index))
+        });
+        let last_slot = changed.iter().map(|(slot, _)| *slot).max();
+        let raised = PoolHead {
+            fresh_from_page: fresh.of(head.fresh_from_page),
+            used_slots: head.used_slots.max(last_slot.map_or(0, |slot| slot + 1)),
+        };
+        // No slot below the last used one may look as if it had never been used.
+        for number in head.used_slots..raised.used_slots {
+            if !changed.iter().any(|(changed, _)| *changed == number) {
+                let mut bytes = [0; SLOT_BYTES];
+                Inode::make_free(&mut bytes, number, 0);
+                changed.push((number, bytes));
+            }
+        }
+        if raised != head {
+            changed.push((HEAD_SLOT, raised.encode()));
+        }
+        Ok(())
+    }
+
+    /// Pages that it changes, and that must be read or need memory first, and whether it has taken
+    /// slots of them.
+    fn unprepared(&self) -> Vec<(u64, bool)> {
+        let pages = self.work.changed.iter().map(|(slot, _)| slot / SLOTS_PER_PAGE);
+        let unprepared = pages.filter(|page| !self.segment().is_prepared(*page));
+        unprepared.map(|page| (page, self.takes_from(page))).collect()
+    }
+
+    /// Whether it has taken free slots of a page.
+    fn takes_from(&self, page: u64) -> bool {
+        self.work.taken.iter().any(|slot| slot / SLOTS_PER_PAGE == page)
     }
 
     fn is_empty(&self) -> bool {

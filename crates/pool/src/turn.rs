@@ -119,12 +119,14 @@ impl Turn<'_> {
         let is_given_back = control.given_back.now() != seen;
         Ok(match error {
             PoolError::TooManyReservations { .. } => {
-                let process = &control.processes[locked.handle().members.locks.index()];
+                let handle = locked.handle();
+                let process = handle.segment.process(handle.members.locks.index());
                 let runs = process.reservations.iter().filter(|word| word.load(Relaxed) != 0);
                 is_given_back || runs.count() > self.own_runs
             }
             PoolError::Full { .. } => {
-                let reserved = control.processes.iter().flat_map(|one| &one.reservations);
+                let processes = locked.handle().segment.processes();
+                let reserved = processes.flat_map(|(_, process)| &process.reservations);
                 let reserved =
                     reserved.map(|word| from_word(word.load(Relaxed)).pages).sum::<u64>();
                 let of_others = reserved.saturating_sub(self.own_pages);

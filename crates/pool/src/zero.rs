@@ -49,6 +49,8 @@ impl Space {
         before_bytes_are_stored();
         for done in (0..range.len_bytes).step_by(ZEROS.len()) {
             let len_bytes = (range.len_bytes - done).min(ZEROS.len() as u64);
+            // Without the locks, others may have given the pages to files.
+            self.handle.members.check_kept()?;
             // SAFETY: free pages that no pin covers, or pages that the caller has reserved: no
             // reference to them exists.
             unsafe {
@@ -108,5 +110,12 @@ impl Space {
         let control = self.control();
         let fresh = self.handle.layout.page_count - control.fresh_from_page.load(Relaxed);
         (fresh + control.zeroed_count.load(Relaxed)) * PAGE_BYTES
+    }
+
+    /// Whether fewer bytes are known to be zero than there should be, and others are free.
+    /// Approximately: the pages are counted without a lock.
+    pub fn lacks_zeros(&self, stock_bytes: u64) -> bool {
+        let free_bytes = self.control().free_count.load(Relaxed) * PAGE_BYTES;
+        self.zeroed_bytes() < stock_bytes.min(free_bytes)
     }
 }

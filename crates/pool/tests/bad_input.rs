@@ -155,11 +155,9 @@ fn a_pool_with_one_superblock_of_a_later_version_is_only_read() {
         assert_refused(&image, is_it);
 
         let mut image = sample::crashed_image(POOL_BYTES);
-        image[copy * PAGE + 120] = 2;
+        image[copy * PAGE + 120] |= 4;
         forge::seal_superblock(&mut image, copy);
-        assert_refused(&image, |error| {
-            matches!(error, PoolError::Damaged { error: FormatError::Features { bits: 2 }, .. })
-        });
+        assert_refused(&image, |error| matches!(error, PoolError::LaterFeatures { bits: 4, .. }));
     }
 }
 
@@ -186,12 +184,10 @@ fn a_superblock_whose_version_is_damaged_is_replaced_by_the_other_one() {
 fn a_pool_with_unknown_features_is_refused_untouched() {
     let mut image = sample::crashed_image(POOL_BYTES);
     for copy in 0..2 {
-        image[copy * PAGE + 120] = 2;
+        image[copy * PAGE + 120] |= 4;
         forge::seal_superblock(&mut image, copy);
     }
-    assert_refused(&image, |error| {
-        matches!(error, PoolError::Damaged { error: FormatError::Features { bits: 2 }, .. })
-    });
+    assert_refused(&image, |error| matches!(error, PoolError::LaterFeatures { bits: 4, .. }));
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod common;
 
 use std::sync::Arc;
 
+use aquifer_check::Severity;
 use aquifer_crashkit::unguarded::UnguardedPool;
 use aquifer_crashkit::{
     CrashFailure, CrashMedia, CrashState, Explored, Mutation, Plan, Recording, Verdict, campaign,
@@ -154,7 +155,12 @@ fn check(state: &CrashState<'_>, history: &History, mutant: Option<Mutant>) -> V
     }
     let recording = media.recording();
     drop(pool);
-    Ok(Some(recording))
+    // What was saved when it was closed says what the slots say.
+    let report = aquifer_check::check(media, &aquifer_check::CheckOptions::default())?;
+    match report.findings.iter().find(|finding| finding.severity == Severity::Damage) {
+        Some(finding) => Err(finding.to_string().into()),
+        None => Ok(Some(recording)),
+    }
 }
 
 fn run(
@@ -418,9 +424,39 @@ fn every_mutant_is_caught() {
         Mutant::NoFlush,
         Mutant::PatchFirst,
         Mutant::BothSuperblocksAtOnce,
+        Mutant::SavedWhileFreed,
+        Mutant::KeepSavedMark,
     ];
     let domain = PersistenceDomain::PageCache;
     campaign::catches(&mutants, |seed, mutant| run(seed, 40, domain, 1500, Some(mutant)));
+}
+
+/// A clean close, and a power cut: what was saved is there, or a superblock says that nothing is.
+fn close(mutant: Option<Mutant>) -> Result<Explored, Box<CrashFailure>> {
+    let (media, pool) = prepared_on(PersistenceDomain::PageCache, mutant);
+    common::create(&pool, b"second", 3).unwrap();
+    drop(pool);
+    media.acknowledge(1);
+    explore(&media.recording(), Plan { depth: 0, budget: 500, seed: 1 }, |state| {
+        let media = Arc::new(state.media()?);
+        let report = aquifer_check::check(media.clone(), &aquifer_check::CheckOptions::default())?;
+        if !report.is_sound() || (state.marks().is_acknowledged(1) && !report.findings.is_empty()) {
+            return Err(report.to_string().into());
+        }
+        let pool = open(&media, &in_boot(FIRST_BOOT + 1, mutant))?;
+        let is_there = common::find(&pool, b"second")?.is_some();
+        if is_there || !state.marks().is_acknowledged(1) {
+            Ok(None)
+        } else {
+            Err("the object is lost".into())
+        }
+    })
+}
+
+#[test]
+fn what_a_clean_close_has_saved_survives_a_power_cut() {
+    close(None).unwrap_or_else(|failure| panic!("{failure}"));
+    close(Some(Mutant::SavedUnflushed)).expect_err("the mutant");
 }
 
 /// Names of several objects are changed one after another, and not made durable. The processes are

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::{CrashMedia, Fault, Plan, Trigger, explore};
+use aquifer_pool::format::superblock::KNOWN_FEATURES;
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 use aquifer_pool::{Pool, PoolError};
 use support::*;
@@ -45,6 +46,20 @@ fn a_grown_pool_has_all_it_had_and_zeros_behind() {
     assert_eq!(grow(&media, 2 * GROWN_BYTES).unwrap(), 2 * GROWN_BYTES);
     assert_eq!(grow(&media, 2 * GROWN_BYTES).unwrap(), 2 * GROWN_BYTES);
     assert_grown(&alone().open_on(media).unwrap());
+}
+
+/// Also the next readers, who could not save it anew, open the pool at once.
+#[test]
+fn a_size_that_is_refused_leaves_the_saved_state() {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    let options = small(alone()).features(KNOWN_FEATURES);
+    drop(options.create_on(media.clone()).unwrap());
+    let is_saved = || forge::superblock(&media.image()).saved_sum != 0;
+    assert!(is_saved());
+    for len_bytes in [POOL_BYTES as u64 / 2, u64::MAX] {
+        assert!(matches!(grow(&media, len_bytes), Err(PoolError::Parameter { .. })));
+        assert!(is_saved(), "{len_bytes}");
+    }
 }
 
 #[test]

@@ -54,10 +54,10 @@ fn slots_take_memory_when_they_are_used() {
     let directory = scratch();
     let pool = large_pool(directory.path());
     let segment = segment(&pool);
-    let before = allocated_bytes(&segment);
-    assert!(before < 8 * MIB, "{before}");
     let other = shared().open_on(FileMedia::open(&directory.path().join("pool"))).unwrap();
     let reader = reading().open_on(FileMedia::open(&directory.path().join("pool"))).unwrap();
+    let before = allocated_bytes(&segment);
+    assert!(before < 8 * MIB, "{before}");
     for pool in [&pool, &other, &reader] {
         assert_eq!(pool.inode(SLOTS - 1).unwrap().generation, 0);
         assert!(pool.file_state(SLOTS - 1).is_none() && pool.file_state(u64::MAX).is_none());
@@ -95,12 +95,37 @@ fn crowded() {
     let refused = use_slots(&pool, 2, 10_000).unwrap_err();
     assert!(matches!(refused, PoolError::SharedMemory(_)), "{refused}");
     assert!(refused.to_string().contains("/dev/shm"), "{refused}");
+    // So is what needs memory for another process, or for pins.
+    let path = directory.path().join("pool");
+    let joined = || shared().open_on(FileMedia::open(&path));
+    assert!(matches!(joined().unwrap_err(), PoolError::SharedMemory(_)));
+    assert!(matches!(pool.pin(2, 1).unwrap_err(), PoolError::SharedMemory(_)));
     // What needs no more memory continues, and everything does when there is room again.
     use_slots(&pool, 2, 1000).unwrap();
     pool.checkpoint().unwrap();
+    let reader = reading().open_on(FileMedia::open(&path)).unwrap();
+    assert_eq!(reader.inode(902).unwrap().generation, 903);
     std::fs::remove_file("/dev/shm/rest").unwrap();
+    drop((pool.pin(2, 1).unwrap(), joined().unwrap()));
     use_slots(&pool, 2, 10_000).unwrap();
     assert_eq!(pool.inode(9902).unwrap().generation, 9903);
+    drop((reader, pool));
+    // Pages that are on media only need memory when they are changed.
+    let pool = joined().unwrap();
+    let first = allocated_bytes(&segment(&pool));
+    assert_eq!(pool.inode(9902).unwrap().generation, 9903);
+    let rest = std::fs::write("/dev/shm/rest", vec![1; 24 * MIB as usize]);
+    assert_eq!(rest.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    let reader = reading().open_on(FileMedia::open(&path)).unwrap();
+    for pool in [&pool, &reader] {
+        assert_eq!(pool.inode(5002).unwrap().generation, 5003);
+    }
+    let refused = use_slots(&pool, 5002, 5003).unwrap_err();
+    assert!(matches!(refused, PoolError::SharedMemory(_)), "{refused}");
+    assert_eq!(allocated_bytes(&segment(&pool)), first);
+    std::fs::remove_file("/dev/shm/rest").unwrap();
+    use_slots(&pool, 2, 10_000).unwrap();
+    assert_eq!(reader.inode(9902).unwrap().generation, 9903);
 }
 
 #[test]

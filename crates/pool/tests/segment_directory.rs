@@ -108,6 +108,22 @@ fn shared_memory_beside_the_pool_is_found_by_all() {
     assert_eq!(names_of_shared_memory(directory.path()), [] as [PathBuf; 0]);
 }
 
+/// Opening the pool removes it; without the pool, an administrator does.
+#[test]
+fn shared_memory_that_no_process_uses_is_listed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = created(directory.path());
+    let left = || Pool::left_memory(Some(directory.path())).unwrap();
+    let writer = writer_of(&path);
+    assert_eq!(left(), []);
+    writer.kill();
+    let [found] = &left()[..] else { panic!("one pool's") };
+    assert_eq!(found.files, names_of_shared_memory(directory.path()));
+    assert!(found.allocated_bytes > 0 && found.since.is_some(), "{found:?}");
+    drop(beside(&path).open(&path).unwrap());
+    assert_eq!(left(), []);
+}
+
 /// After a restart of the machine the device of a disk may have another number, and shared memory
 /// found there is not joined.
 #[test]
@@ -197,14 +213,20 @@ fn crowded() {
     std::fs::create_dir(&place).unwrap();
     let place_text = place.to_str().unwrap();
     if !mount(&["--make-rprivate", "/"])
-        || !mount(&["-t", "tmpfs", "-o", "size=512k", "none", place_text])
+        || !mount(&["-t", "tmpfs", "-o", "size=16k", "none", place_text])
     {
         return println!("skipped: no small tmpfs can be mounted here");
     }
     let options = default().segment_directory(place.clone());
-    let refused = options.open(&path).map(drop);
-    assert!(matches!(refused, Err(PoolError::SharedMemory(_))), "{refused:?}");
-    assert_eq!(names_of_shared_memory(&place), [] as [PathBuf; 0]);
+    // Until there is enough, another part of it finds no room.
+    let mut size_kib = 16;
+    while let Err(refused) = options.open(&path) {
+        assert!(matches!(refused, PoolError::SharedMemory(_)), "{refused}");
+        assert_eq!(names_of_shared_memory(&place), [] as [PathBuf; 0], "{size_kib} KiB");
+        size_kib += 4;
+        assert!(mount(&["-o", &format!("remount,size={size_kib}k"), place_text]));
+    }
+    assert!((32..1024).contains(&size_kib), "{size_kib} KiB suffice");
     drop(default().open(&path).unwrap());
     let absent = default().segment_directory(place.join("absent"));
     assert!(matches!(absent.open(&path), Err(PoolError::SharedMemory(_))));

@@ -55,6 +55,36 @@ pub fn run_when_idle() {
     }
 }
 
+/// Makes the calling thread run soon when it is woken, also where other threads want the CPU: it asks for
+/// short turns, and for no more of the time than others. Linux before 6.12 knows no such wish.
+pub fn run_promptly() {
+    /// The kernel's least.
+    const TURN_NS: u64 = 100_000;
+    const LEN_BYTES: u32 = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: integers only.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    let found = &raw mut attributes;
+    // SAFETY: the structure of that length lives on this stack; 0 is the calling thread.
+    let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, found, LEN_BYTES, 0) };
+    if known == 0 && attributes.sched_policy == libc::SCHED_OTHER as u32 {
+        attributes.sched_runtime = TURN_NS;
+        // SAFETY: as above.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    }
+}
+
+/// Gives the calling process's session a larger share of CPUs that sessions compete for, where that is
+/// permitted, and where the kernel divides the time by sessions. Only if its parent leads that session:
+/// not that of a shell.
+pub fn prefer_session_of_parent() {
+    // SAFETY: both calls only return numbers. 0 stands for a process that this process's namespace does
+    // not show.
+    let (session, parent) = unsafe { (libc::getsid(0), libc::getppid()) };
+    if session > 0 && session == parent {
+        let _ = std::fs::write("/proc/self/autogroup", "-10");
+    }
+}
+
 /// Returns whether the calling thread runs only when its CPU is otherwise idle.
 pub fn runs_when_idle() -> bool {
     // SAFETY: 0 is the calling thread.

@@ -26,10 +26,10 @@ const LINE_BYTES: usize = 64;
 #[cfg(target_arch = "x86_64")]
 mod code {
     pub const REP_MOVSB_BYTES: usize = 2;
-    pub const REP_MOVSQ_BYTES: usize = 3;
     /// Distance from the start of a loop to its exit, which returns the count in rcx: a short jump.
     pub const LOOP_EXIT_BYTES: usize = 2;
     pub const STREAM_BYTES: usize = 59;
+    pub const COPY_WORDS_BYTES: usize = 27;
     pub const COPY_LINES_BYTES: usize = 59;
     pub const COPY_LINES_AVX_BYTES: usize = 42;
     pub const FLUSH_CLWB_BYTES: usize = 21;
@@ -53,30 +53,16 @@ mod code {
         std::arch::naked_asm!("rep movsb", "mov rax, rcx", "ret")
     }
 
-    /// As [`copy`], by words of eight bytes; returns the words *not* copied.
-    ///
-    /// # Safety
-    /// As for [`copy`], for `words` words.
-    #[unsafe(naked)]
-    pub unsafe extern "C" fn copy_words(
-        target: *mut u8,
-        source: *const u8,
-        unused: usize,
-        words: usize,
-    ) -> usize {
-        std::arch::naked_asm!("rep movsq", "mov rax, rcx", "ret")
-    }
-
-    /// A loop that copies one line per iteration. The `exit` instructions run before it returns.
+    /// A loop that copies one unit of `bytes` per iteration. The `exit` instructions run before it returns.
     macro_rules! copy_loop {
-        ($(#[$attribute:meta])* $name:ident, [$first:literal $(, $more:literal)*], exit: [$($exit:literal),*]) => {
+        ($(#[$attribute:meta])* $name:ident, $bytes:literal, [$first:literal $(, $more:literal)*], exit: [$($exit:literal),*]) => {
             $(#[$attribute])*
             #[unsafe(naked)]
             pub unsafe extern "C" fn $name(
                 target: *mut u8,
                 source: *const u8,
                 unused: usize,
-                lines: usize,
+                units: usize,
             ) -> usize {
                 std::arch::naked_asm!(
                     "jmp 3f",
@@ -85,8 +71,8 @@ mod code {
                     "ret",
                     concat!("3: ", $first),
                     $($more,)*
-                    "add rsi, 64",
-                    "add rdi, 64",
+                    concat!("add rsi, ", $bytes),
+                    concat!("add rdi, ", $bytes),
                     "dec rcx",
                     "jnz 3b",
                     "jmp 2b",
@@ -96,11 +82,23 @@ mod code {
         };
     }
     copy_loop!(
+        /// As [`copy`], by words of eight bytes; returns the words *not* copied. It is called for less
+        /// than a line, which takes less time than a string move takes to start.
+        ///
+        /// # Safety
+        /// As for [`copy`], for `units` > 0 words.
+        copy_words,
+        8,
+        ["mov rax, [rsi]", "mov [rdi], rax"],
+        exit: []
+    );
+    copy_loop!(
         /// Copies lines of 64 bytes with non-temporal stores; returns the lines *not* copied.
         ///
         /// # Safety
-        /// As for [`copy`], for `lines` > 0 lines; `target` is aligned to a line.
+        /// As for [`copy`], for `units` > 0 lines; `target` is aligned to a line.
         stream,
+        64,
         [
             "movdqu xmm0, [rsi]",
             "movdqu xmm1, [rsi + 16]",
@@ -118,8 +116,9 @@ mod code {
         /// start-up cost that exceeds the copy of a few hundred bytes, and handles lines serially.
         ///
         /// # Safety
-        /// As for [`copy`], for `lines` > 0 lines.
+        /// As for [`copy`], for `units` > 0 lines.
         copy_lines,
+        64,
         [
             "movdqu xmm0, [rsi]",
             "movdqu xmm1, [rsi + 16]",
@@ -138,6 +137,7 @@ mod code {
         /// # Safety
         /// As for [`copy_lines`], and the CPU has AVX.
         copy_lines_avx,
+        64,
         [
             "vmovdqu ymm0, [rsi]",
             "vmovdqu ymm1, [rsi + 32]",
@@ -619,9 +619,9 @@ unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
     let at = unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] } as usize;
     let copy = code::copy as *const () as usize;
     let loads = [code::touch as *const () as usize, code::load_eight as *const () as usize];
-    let copy_words = code::copy_words as *const () as usize;
     let loops = [
         (code::stream as *const () as usize, code::STREAM_BYTES),
+        (code::copy_words as *const () as usize, code::COPY_WORDS_BYTES),
         (code::copy_lines as *const () as usize, code::COPY_LINES_BYTES),
         (code::copy_lines_avx as *const () as usize, code::COPY_LINES_AVX_BYTES),
         (code::flush_clwb as *const () as usize, code::FLUSH_CLWB_BYTES),
@@ -631,8 +631,6 @@ unsafe fn exit_of(context: *const libc::ucontext_t) -> Option<usize> {
     // rcx counts the rest of copies and loops, so their ordinary exits report the failure.
     if at == copy {
         Some(copy + code::REP_MOVSB_BYTES)
-    } else if at == copy_words {
-        Some(copy_words + code::REP_MOVSQ_BYTES)
     } else if let Some((start, _)) =
         loops.iter().find(|(start, len)| at.wrapping_sub(*start) < *len)
     {
@@ -727,10 +725,9 @@ mod tests {
             unsafe { std::slice::from_raw_parts(function.cast::<u8>(), len) }.to_vec()
         };
         assert_eq!(bytes(code::copy as *const (), code::REP_MOVSB_BYTES), [0xf3, 0xa4]);
-        let words = bytes(code::copy_words as *const (), code::REP_MOVSQ_BYTES + 4);
-        assert_eq!(words, [0xf3, 0x48, 0xa5, 0x48, 0x89, 0xc8, 0xc3]);
         let loops = [
             (code::stream as *const (), code::STREAM_BYTES),
+            (code::copy_words as *const (), code::COPY_WORDS_BYTES),
             (code::copy_lines as *const (), code::COPY_LINES_BYTES),
             (code::flush_clwb as *const (), code::FLUSH_CLWB_BYTES),
             (code::flush_clflushopt as *const (), code::FLUSH_CLFLUSHOPT_BYTES),

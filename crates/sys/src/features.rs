@@ -25,6 +25,11 @@ pub struct Probe {
     pub detail: String,
 }
 
+/// Whether the environment forbids a feature: the variable is set and neither empty nor `0`.
+pub fn is_forbidden(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
 fn probe(name: &'static str, purpose: &'static str, result: io::Result<String>) -> Probe {
     match result {
         Ok(detail) => Probe { name, available: true, purpose, detail },

@@ -13,9 +13,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -102,6 +102,45 @@ impl Listener {
 }
 
 impl Connection {
+    /// Two ends of one connection, the second to be given to a child.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn pair() -> io::Result<(Connection, OwnedFd)> {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (own, other) = net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        Ok((Connection(own), other))
+    }
+
+    /// The end that this process got as its standard input.
+    ///
+    /// # Errors
+    /// `ENOTSOCK` if that is something else.
+    pub fn from_stdin() -> io::Result<Connection> {
+        let stdin = io::stdin();
+        if net::sockopt::socket_type(&stdin)? != SocketType::SEQPACKET {
+            return Err(io::Error::from_raw_os_error(libc::ENOTSOCK));
+        }
+        Ok(Connection(rustix::io::fcntl_dupfd_cloexec(&stdin, 3)?))
+    }
+
+    /// Waits until the peer has closed its end.
+    ///
+    /// # Errors
+    /// Those of `poll`.
+    pub fn wait_for_end(&self) -> io::Result<()> {
+        let mut files = [PollFd::new(&self.0, PollFlags::empty())];
+        retry_on_intr(|| poll(&mut files, None))?;
+        Ok(())
+    }
+
+    /// Whether the peer has closed its end.
+    pub fn is_closed(&self) -> bool {
+        let mut files = [PollFd::new(&self.0, PollFlags::empty())];
+        retry_on_intr(|| poll(&mut files, Some(&Timespec::default())))
+            .is_ok_and(|closed| closed > 0)
+    }
+
     /// Connects to the listener at a path.
     ///
     /// # Errors
@@ -186,6 +225,68 @@ impl Connection {
     }
 }
 
+/// Sends all of these bytes through a connected local socket of any type, which may block or not,
+/// before a time.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`]; `EPIPE` if the other end was closed.
+pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], until: Instant) -> io::Result<()> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut left = bytes;
+    while !left.is_empty() {
+        match net::send(socket, left, flags) {
+            Ok(sent) => left = &left[sent..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => wait(socket, PollFlags::OUT, until)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Fills a buffer from a connected local socket of any type, before a time.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`]; [`io::ErrorKind::UnexpectedEof`] if the other end was closed.
+pub fn receive_exact(socket: BorrowedFd<'_>, buffer: &mut [u8], until: Instant) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match net::recv(socket, &mut buffer[filled..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((received, _)) => filled += received,
+            Err(Errno::INTR) => {}
+            // A peer that ended with unread messages.
+            Err(Errno::CONNRESET) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(Errno::AGAIN) => wait(socket, PollFlags::IN, until)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a call on a socket would not block.
+fn wait(socket: BorrowedFd<'_>, event: PollFlags, until: Instant) -> io::Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+    }
+    // The kernel's time has fewer bits.
+    let left = left.min(Duration::from_secs(i32::MAX as u64));
+    let limit = Timespec::try_from(left).expect("fewer than 2³¹ seconds");
+    let mut files = [PollFd::new(&socket, event)];
+    match poll(&mut files, Some(&limit)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl From<OwnedFd> for Connection {
+    /// Of a descriptor of a socket of this type.
+    fn from(socket: OwnedFd) -> Connection {
+        Connection(socket)
+    }
+}
+
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -239,6 +340,22 @@ mod tests {
     }
 
     #[test]
+    fn a_pair_sees_the_end_of_its_peer() {
+        let (one, other) = Connection::pair().unwrap();
+        let other = Connection::from(other);
+        one.send(b"first", &[]).unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(other.receive(&mut buffer).unwrap().0, 5);
+        assert!(!one.is_closed() && !other.is_closed());
+        let waiting = std::thread::spawn(move || {
+            other.wait_for_end().unwrap();
+            other
+        });
+        drop(one);
+        assert!(waiting.join().unwrap().is_closed());
+    }
+
+    #[test]
     fn what_is_too_long_is_an_error_and_leaves_nothing_open() {
         let (one, other) = pair();
         let (mut reading, writing) = io::pipe().unwrap();
@@ -247,6 +364,32 @@ mod tests {
         let error = other.receive(&mut [0; 99]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
         assert_eq!(io::Read::read(&mut reading, &mut [0]).unwrap(), 0, "no process has it open");
+    }
+
+    #[test]
+    fn calls_with_a_limit_take_sockets_of_any_type() {
+        use std::os::unix::net::UnixStream;
+        let soon = || Instant::now() + Duration::from_millis(1);
+        let (one, other) = UnixStream::pair().unwrap();
+        let mut buffer = [0; 8];
+        let error = receive_exact(other.as_fd(), &mut buffer, soon()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let later = Instant::now() + PATIENCE;
+        send_all(one.as_fd(), b"four", later).unwrap();
+        send_all(one.as_fd(), b"more", later).unwrap();
+        receive_exact(other.as_fd(), &mut buffer, later).unwrap();
+        assert_eq!(&buffer, b"fourmore");
+        let error = send_all(one.as_fd(), &vec![0; 64 << 20], soon()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(one);
+        let error = receive_exact(other.as_fd(), &mut vec![0; 64 << 20], later).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        let error = send_all(other.as_fd(), b"x", later).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
+        let (one, other) = pair();
+        send_all(one.as_fd(), b"eight456", later).unwrap();
+        receive_exact(other.as_fd(), &mut buffer, later).unwrap();
+        assert_eq!(&buffer, b"eight456");
     }
 
     #[test]

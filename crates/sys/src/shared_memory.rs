@@ -27,7 +27,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 
+use crate::high_fd::HeldFile;
 use crate::memory::{self, Protection};
+use crate::open_file::mark;
 
 /// Why a segment could not be created or opened.
 #[derive(Debug, thiserror::Error)]
@@ -92,7 +94,7 @@ pub struct SharedMemory {
     start: *mut u8,
     len_bytes: usize,
     is_writable: bool,
-    file: File,
+    file: HeldFile,
 }
 
 // SAFETY: owns its mapping; the bytes are reached only through raw pointers, and each access
@@ -138,7 +140,7 @@ impl SharedMemory {
             let permissions = std::fs::Permissions::from_mode(mode & 0o777);
             file.set_permissions(permissions)
                 .map_err(|source| refused(name, "set the mode of", source))?;
-            allocate(&file, len_bytes, 0..allocated_bytes, name)?;
+            allocate(file.as_fd(), len_bytes, 0..allocated_bytes, name)?;
             Self::map(file, len_bytes, Protection::ReadWrite, name)
         })();
         if made.is_err() {
@@ -184,19 +186,12 @@ impl SharedMemory {
     /// Creates a segment without a name. Other processes reach it only through
     /// [`SharedMemory::file`].
     pub fn anonymous(len_bytes: usize) -> Result<SharedMemory, SharedMemoryError> {
-        Self::anonymous_partly(len_bytes, len_bytes)
-    }
-
-    /// As [`SharedMemory::anonymous`], but allocates only the first `allocated_bytes`.
-    pub fn anonymous_partly(
-        len_bytes: usize,
-        allocated_bytes: usize,
-    ) -> Result<SharedMemory, SharedMemoryError> {
         const NAME: &str = "(unnamed)";
         let file = memfd_create("aquifer", MemfdFlags::CLOEXEC)
             .map_err(|errno| refused(NAME, "make", errno.into()))?;
+        mark(file.as_fd());
         let file = File::from(file);
-        allocate(&file, len_bytes, 0..allocated_bytes, NAME)?;
+        allocate(file.as_fd(), len_bytes, 0..len_bytes, NAME)?;
         Self::map(file, len_bytes, Protection::ReadWrite, NAME)
     }
 
@@ -206,7 +201,7 @@ impl SharedMemory {
     /// # Errors
     /// [`SharedMemoryError::NoSpace`]; the range then still must not be touched.
     pub fn allocate(&self, range: Range<usize>) -> Result<(), SharedMemoryError> {
-        allocate(&self.file, self.len_bytes, range, "(open)")
+        allocate(self.file.as_fd(), self.len_bytes, range, "(open)")
     }
 
     /// Removes the name. Existing mappings stay valid.
@@ -220,6 +215,7 @@ impl SharedMemory {
         protection: Protection,
         name: &str,
     ) -> Result<SharedMemory, SharedMemoryError> {
+        let file = HeldFile::new(file.into()).map_err(|source| refused(name, "inspect", source))?;
         let start = memory::map_file(len_bytes, protection, file.as_fd(), 0)
             .map_err(|source| refused(name, "map", source))?;
         let is_writable = protection == Protection::ReadWrite;
@@ -272,12 +268,14 @@ fn path_of(name: &str) -> Result<PathBuf, SharedMemoryError> {
 /// Opens as `shm_open` does: follows no symlink, and does not block on a FIFO.
 fn open_raw(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(mode))?.into())
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(mode))?;
+    mark(file.as_fd());
+    Ok(file.into())
 }
 
 /// Sets the length of the file, and allocates every page of a range.
 fn allocate(
-    file: &File,
+    file: BorrowedFd<'_>,
     file_bytes: usize,
     range: Range<usize>,
     name: &str,
@@ -285,21 +283,19 @@ fn allocate(
     if range.is_empty() || file_bytes < range.end {
         return Err(SharedMemoryError::Empty { name: name.into() });
     }
-    let len_bytes = range.end as u64;
+    let (start, len_bytes) = (range.start as u64, range.len() as u64);
     // A tmpfs without a size limit would allocate until the OOM killer acts.
     if len_bytes > machine_memory_bytes().map_err(|source| refused(name, "allocate", source))? {
         let source = io::Error::from_raw_os_error(libc::ENOMEM);
         return Err(SharedMemoryError::NoSpace { len_bytes, source });
     }
-    let (start, range_bytes) = (range.start as u64, range.len() as u64);
-    let allocated =
-        crate::io::allocate(file.as_fd(), start, range_bytes).and_then(|()| match range.start {
-            0 => file.set_len(file_bytes as u64),
-            _ => Ok(()),
-        });
+    let allocated = crate::io::allocate(file, start, len_bytes).and_then(|()| match start {
+        0 => Ok(rustix::fs::ftruncate(file, file_bytes as u64)?),
+        _ => Ok(()),
+    });
     allocated.map_err(|source| match source.raw_os_error() {
         Some(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EFBIG) => {
-            SharedMemoryError::NoSpace { len_bytes: range_bytes, source }
+            SharedMemoryError::NoSpace { len_bytes, source }
         }
         _ => refused(name, "allocate", source),
     })
@@ -354,13 +350,17 @@ mod tests {
         unsafe { of.start().add(index).read_volatile() }
     }
 
+    fn metadata(made: &SharedMemory) -> std::fs::Metadata {
+        File::from(made.file().try_clone_to_owned().unwrap()).metadata().unwrap()
+    }
+
     #[test]
     fn a_segment_is_shared_by_name() {
         let name = Name::new("share");
         let made = SharedMemory::create(&name.0, 10_000, 0o622).unwrap();
-        let blocks = made.file.metadata().unwrap().blocks();
+        let blocks = metadata(&made).blocks();
         assert!(blocks * 512 >= 10_000, "every page has its memory: {blocks}");
-        assert_eq!(made.file.metadata().unwrap().mode() & 0o777, 0o622, "whatever the mask");
+        assert_eq!(metadata(&made).mode() & 0o777, 0o622, "whatever the mask");
         assert_eq!(byte(&made, 9_999), 0);
         let reading = SharedMemory::open(&name.0, false).unwrap();
         let writing = SharedMemory::open(&name.0, true).unwrap();
@@ -399,7 +399,7 @@ mod tests {
     fn a_part_can_be_allocated_later() {
         let name = Name::new("partly");
         let made = SharedMemory::create_partly(&name.0, 1 << 30, 8192, 0o600).unwrap();
-        let blocks = || made.file.metadata().unwrap().blocks() * 512;
+        let blocks = || metadata(&made).blocks() * 512;
         assert!((8192..1 << 20).contains(&blocks()), "{}", blocks());
         let other = SharedMemory::open(&name.0, true).unwrap();
         assert_eq!(other.len_bytes(), 1 << 30);

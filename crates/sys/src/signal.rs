@@ -321,6 +321,15 @@ impl Ending {
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const wanted, &raw mut former) };
         Ok(Ending { signals, former })
     }
+
+    /// Takes one signal that has come; `None` if there is none.
+    pub fn take(&self) -> Option<i32> {
+        let mut taken = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        let len = rustix::io::read(&self.signals, &mut taken).ok()?;
+        // The number comes first in the structure.
+        let number = taken[..len].first_chunk().map(|number| u32::from_ne_bytes(*number));
+        number.and_then(|number| i32::try_from(number).ok())
+    }
 }
 
 impl AsFd for Ending {

@@ -127,3 +127,14 @@ impl Drop for Reaped {
         let _ = self.0.wait();
     }
 }
+
+/// Makes a test of each role, which plays it by a function: such as [`succeeds_with_mounts`].
+#[macro_export]
+macro_rules! roles {
+    ($play:path: $($test:ident: $role:literal,)*) => {$(
+        #[test]
+        fn $test() {
+            $play($role);
+        }
+    )*};
+}

@@ -454,6 +454,20 @@ mod tests {
         assert_eq!(mapping.read(9_999, &mut [1]), Ok(()));
     }
 
+    /// Wherever the first byte that cannot be stored is: in the bytes before the first whole word, in a
+    /// word, in a line, or behind them.
+    #[test]
+    fn stores_beyond_a_cut_fail() {
+        let file = file_of(8192);
+        let mapping = FileMapping::new(file.as_fd(), 8192, PLAIN).unwrap();
+        file.set_len(4096).unwrap();
+        for (before, len) in (0..90).flat_map(|before| (1..180).map(move |len| (before, len))) {
+            let stored = write(&mapping, 4096 - before, &vec![7; len]);
+            let fits = len as u64 <= before;
+            assert_eq!(stored, if fits { Ok(()) } else { Err(Inaccessible) }, "{before} {len}");
+        }
+    }
+
     #[test]
     fn it_grows_in_place_and_beyond_its_reservation() {
         let file = file_of(5_000);

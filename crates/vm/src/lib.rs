@@ -16,6 +16,7 @@
 //! * [`readahead`]: how far to read ahead of faults.
 //! * [`window`]: write windows, during which a thread can store to guarded memory.
 //! * [`worker`]: background threads, the bell that wakes them, and the end of their work.
+//! * `zeroed`: slices of zeros that take memory only where they are used.
 //! * `stack`: room for the handler where a thread's alternate stack is too small.
 
 pub mod arena;
@@ -33,16 +34,18 @@ mod stack;
 mod sync;
 pub mod window;
 pub mod worker;
+mod zeroed;
 
 pub use arena::{Arena, Reservation};
 pub use bytes::Bytes;
 pub use dirty::{DirtyTracker, PageIndex, PageRun, TrackedKind, TrackerForm};
 pub use ephemeral::stitched;
 pub use fixed::FixedRange;
-pub use fork::{NotInherited, PerProcess, ProcessMark};
+pub use fork::{LifeMark, NotInherited, PerProcess, ProcessMark};
 pub use router::{FaultOwner, Served};
 pub use stack::prepare_thread;
 pub use window::{WindowKey, WriteWindow};
+pub use zeroed::ZeroedSlice;
 
 use std::io;
 

@@ -85,6 +85,8 @@ pub fn install() -> Result<(), VmError> {
 pub(crate) unsafe fn reset_in_child() {
     // SAFETY: forwarded to the caller; `fork` is not called under this lock.
     unsafe { INSTALLING.reset_in_child() };
+    // SAFETY: forwarded to the caller.
+    unsafe { stack::reset_in_child() };
 }
 
 /// Whether our handler is the one the kernel calls.

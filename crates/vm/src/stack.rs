@@ -7,6 +7,16 @@
 //! prepared in advance. So the handler itself continues on a stack from a lock-free pool. Only the
 //! kernel's frame has to fit on the interrupted stack.
 //!
+//! The pool is one reservation of addresses. A few stacks are accessible from the start; the handler
+//! makes each of the others accessible when it first takes it, but for its lowest page. At the
+//! process's limit of mappings it cannot: then threads wait for a stack that is. (More threads than
+//! stacks that wait for each other's pages, in caches over mappings of other caches, wait for ever.)
+//!
+//! ```text
+//!  │ guard │ stack 0          │ guard │ stack 1          │ guard │ …
+//!  └ never accessible         └ accessible from its first use
+//! ```
+//!
 //! While the handler runs on a pooled stack, that stack is the thread's alternate stack: otherwise
 //! the kernel would consider the thread to be off its alternate stack, and put a nested fault's
 //! frame on top of the first one's. Returning from the handler restores the old setting
@@ -16,6 +26,7 @@
 //! A thread without an alternate stack whose ordinary stack has no room for the kernel's frame is
 //! killed; [`prepare_thread`] gives it an alternate stack.
 
+use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,40 +44,113 @@ const GUARD_BYTES: usize = 4 << 10;
 /// address, rather than read past the end.
 const END_BYTES: usize = 1 << 10;
 const POOL_STACKS: usize = 256;
+/// How many are accessible from the start.
+const MADE_AHEAD: usize = 4;
 
 struct Pool {
     base: *mut u8,
     taken: [AtomicBool; POOL_STACKS],
+    /// Whether a stack is accessible. Read and set by the thread that has taken it.
+    made: [AtomicBool; POOL_STACKS],
 }
 
-// SAFETY: the flags give each stack to one thread at a time.
+// SAFETY: `taken` gives each stack to one thread at a time.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
 
 static POOL: OnceLock<Pool> = OnceLock::new();
 
-/// Reserves the pool's address space; its pages are allocated on first use.
+/// Reserves the pool's address space.
 pub(crate) fn prepare_pool() -> Result<(), VmError> {
     if POOL.get().is_some() {
         return Ok(());
     }
-    let len = POOL_STACKS * STACK_BYTES;
-    let base = memory::map_anonymous(len).map_err(VmError::Handler)?;
-    for index in 0..POOL_STACKS {
-        // SAFETY: inside the fresh mapping; a stack grows down onto its guard page.
-        unsafe {
-            let guard = base.add(index * STACK_BYTES);
-            memory::map_anonymous_at(guard, GUARD_BYTES, Protection::None)
-                .map_err(VmError::Handler)?;
-        }
-    }
-    let pool = Pool { base, taken: [const { AtomicBool::new(false) }; POOL_STACKS] };
+    let pool = Pool::reserve().map_err(VmError::Handler)?;
     if let Err(second) = POOL.set(pool) {
         // SAFETY: another thread was first; this mapping was never published.
-        let _ = unsafe { memory::unmap(second.base, len) };
+        let _ = unsafe { memory::unmap(second.base, POOL_STACKS * STACK_BYTES) };
     }
     Ok(())
+}
+
+impl Pool {
+    /// Reserves the pool, and makes the first stacks.
+    fn reserve() -> io::Result<Pool> {
+        let len_bytes = POOL_STACKS * STACK_BYTES;
+        let none = || [const { AtomicBool::new(false) }; POOL_STACKS];
+        let pool = Pool { base: memory::reserve(len_bytes)?, taken: none(), made: none() };
+        if let Err(error) = (0..MADE_AHEAD).try_for_each(|index| pool.make(index)) {
+            // SAFETY: reserved above, and not known to any other code.
+            let _ = unsafe { memory::unmap(pool.base, len_bytes) };
+            return Err(error);
+        }
+        Ok(pool)
+    }
+
+    fn start_of(&self, index: usize) -> *mut u8 {
+        self.base.wrapping_add(index * STACK_BYTES)
+    }
+
+    /// Takes a free stack. Allocates nothing and takes no lock of the process.
+    fn take(&self) -> Option<usize> {
+        let start = aquifer_sys::cpu::current() * 7 % POOL_STACKS;
+        // At the limit of mappings, every attempt would fail.
+        let mut may_make = true;
+        (0..POOL_STACKS).map(|step| (start + step) % POOL_STACKS).find(|&index| {
+            let flag = &self.taken[index];
+            // Acquire pairs with the release in `give_back`.
+            let is_taken = !flag.load(Ordering::Relaxed)
+                && flag.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            if !is_taken {
+                return false;
+            }
+            // Relaxed: ordered by `taken`.
+            let is_made =
+                self.made[index].load(Ordering::Relaxed) || may_make && self.make(index).is_ok();
+            if !is_made {
+                may_make = false;
+                self.give_back(index);
+            }
+            is_made
+        })
+    }
+
+    /// Makes a taken stack accessible. A child that was forked in between does so again.
+    fn make(&self, index: usize) -> io::Result<()> {
+        let (start, len_bytes) =
+            (self.start_of(index).wrapping_add(GUARD_BYTES), STACK_BYTES - GUARD_BYTES);
+        // SAFETY: inside the reservation, in a stack that this thread has taken.
+        unsafe { memory::protect(start, len_bytes, Protection::ReadWrite) }?;
+        // Relaxed: ordered by `taken`.
+        self.made[index].store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Frees all stacks, unless the address of a local variable lies in one: then the thread has
+    /// taken that one, and perhaps others for the faults inside which it took this one.
+    fn free_those_of_others(&self, address: usize) {
+        let pool = self.base.addr()..self.base.addr() + POOL_STACKS * STACK_BYTES;
+        if !pool.contains(&address) {
+            (0..POOL_STACKS).for_each(|index| self.give_back(index));
+        }
+    }
+
+    fn give_back(&self, index: usize) {
+        // Release pairs with the acquire in `take`: the next user sees the stack unused.
+        self.taken[index].store(false, Ordering::Release);
+    }
+}
+
+/// Frees the stacks of threads that a child does not have.
+///
+/// # Safety
+/// The calling thread is the only thread of a process just forked.
+pub(crate) unsafe fn reset_in_child() {
+    if let Some(pool) = POOL.get() {
+        let here = 0_u8;
+        pool.free_those_of_others(std::ptr::from_ref(&here).addr());
+    }
 }
 
 /// Calls `function(argument)` on a pooled stack. If the pool is exhausted, it calls on the current
@@ -86,15 +170,16 @@ pub(crate) unsafe fn with_room(
     let old = alternate.ss_sp as usize;
     let on_alternate = (old..old + alternate.ss_size).contains(&here);
     let (pool, index) = loop {
-        if let Some(taken) = take() {
+        let pool = POOL.get();
+        if let Some(taken) = pool.and_then(|pool| Some((pool, pool.take()?))) {
             break taken;
         }
-        if POOL.get().is_none() || !on_alternate || alternate.ss_size >= OWN_STACK_BYTES {
+        if pool.is_none() || !on_alternate || alternate.ss_size >= OWN_STACK_BYTES {
             return function(argument);
         }
         std::thread::yield_now();
     };
-    let base = pool.base.wrapping_add(index * STACK_BYTES);
+    let base = pool.start_of(index);
     let call = Call {
         function,
         argument,
@@ -104,8 +189,7 @@ pub(crate) unsafe fn with_room(
     let top = base.wrapping_add(STACK_BYTES - END_BYTES);
     // SAFETY: `top` is the end of a stack that this thread owns until the flag is cleared.
     unsafe { call_on(top, enter, std::ptr::from_ref(&call) as *mut _) };
-    // Release pairs with the acquire in `take`: the next user sees the stack unused.
-    pool.taken[index].store(false, Ordering::Release);
+    pool.give_back(index);
 }
 
 /// Restores the thread's alternate stack after [`with_room`]: another thread may use the pooled
@@ -144,18 +228,6 @@ extern "C" fn enter(call: *mut libc::c_void) {
         let _ = unsafe { signal::set_alternate_stack(call.base, STACK_BYTES - GUARD_BYTES) };
     }
     (call.function)(call.argument);
-}
-
-fn take() -> Option<(&'static Pool, usize)> {
-    let pool = POOL.get()?;
-    let start = aquifer_sys::cpu::current() * 7 % POOL_STACKS;
-    (0..POOL_STACKS).map(|step| (start + step) % POOL_STACKS).find_map(|index| {
-        let flag = &pool.taken[index];
-        // Acquire pairs with the release in `with_room`.
-        let free = !flag.load(Ordering::Relaxed)
-            && flag.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        free.then_some((pool, index))
-    })
 }
 
 /// Switches the stack pointer to `top`, calls `function`, and switches back.
@@ -244,6 +316,8 @@ impl Drop for OwnStack {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     extern "C" fn note_place(place: *mut libc::c_void) {
@@ -252,12 +326,22 @@ mod tests {
         unsafe { *place.cast::<usize>() = std::hint::black_box(&raw const local).addr() };
     }
 
+    /// Whether the byte at an address can be stored to, by `/proc/self/maps`.
+    fn is_accessible(address: usize) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let number = |digits| usize::from_str_radix(digits, 16).unwrap();
+        maps.lines().any(|line| {
+            let (range, rest) = line.split_once(' ').unwrap();
+            let (start, end) = range.split_once('-').unwrap();
+            (number(start)..number(end)).contains(&address) && rest.starts_with("rw")
+        })
+    }
+
     #[test]
     fn a_function_has_a_pooled_stack_and_returns_to_where_it_was_called() {
-        prepare_pool().unwrap();
-        let pool = POOL.get().unwrap().base.addr();
-        let (top, mut place) = (take().expect("a stack is free"), 0usize);
-        let base = top.0.base.wrapping_add(top.1 * STACK_BYTES);
+        let pool = Pool::reserve().unwrap();
+        let index = pool.take().expect("a stack is free");
+        let (base, mut place) = (pool.start_of(index), 0usize);
         // SAFETY: the end of a stack that was taken; the function writes to the variable it is
         // passed.
         unsafe {
@@ -265,8 +349,70 @@ mod tests {
             call_on(top, note_place, (&raw mut place).cast());
         }
         assert!((base.addr() + GUARD_BYTES..base.addr() + STACK_BYTES).contains(&place));
-        assert!((pool..pool + POOL_STACKS * STACK_BYTES).contains(&place));
-        // Release pairs with the acquire in `take`.
-        top.0.taken[top.1].store(false, Ordering::Release);
+        pool.give_back(index);
+    }
+
+    #[test]
+    fn only_stacks_that_were_taken_are_accessible_and_never_their_guards() {
+        let pool = Pool::reserve().unwrap();
+        let taken: Vec<usize> = std::iter::from_fn(|| pool.take()).take(3).collect();
+        for index in 0..POOL_STACKS {
+            let start = pool.start_of(index).addr();
+            assert!(!is_accessible(start), "the guard of stack {index}");
+            for place in [GUARD_BYTES, STACK_BYTES - 1] {
+                let is_made = index < MADE_AHEAD || taken.contains(&index);
+                assert_eq!(is_accessible(start + place), is_made, "stack {index}");
+            }
+        }
+    }
+
+    /// Each thread has a stack of its own, however they meet.
+    #[test]
+    fn a_stack_has_one_owner() {
+        let pool = Pool::reserve().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for round in 0..2000_usize {
+                        let index = pool.take().expect("a stack is free");
+                        let word = pool.start_of(index).wrapping_add(STACK_BYTES - 8);
+                        let mine = std::ptr::from_ref(&round).addr() + round;
+                        // SAFETY: inside the stack that this thread has taken.
+                        unsafe { word.cast::<usize>().write_volatile(mine) };
+                        std::thread::yield_now();
+                        // SAFETY: as above.
+                        assert_eq!(unsafe { word.cast::<usize>().read_volatile() }, mine);
+                        pool.give_back(index);
+                    }
+                });
+            }
+        });
+    }
+
+    /// A thread that can make no stack gets the first one, once it is free.
+    #[test]
+    fn stacks_that_cannot_be_made_are_left() {
+        let pool = Pool::reserve().unwrap();
+        // Memory that cannot be made writable, over all other stacks.
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        for index in MADE_AHEAD..POOL_STACKS {
+            let (start, none) = (pool.start_of(index), Protection::None);
+            // SAFETY: nothing uses these stacks.
+            unsafe { memory::map_file_at(start, STACK_BYTES, none, file.as_fd(), 0) }.unwrap();
+        }
+        let taken: Vec<usize> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(taken.len(), MADE_AHEAD, "no other stack can be made");
+        let held = || pool.taken.iter().filter(|&taken| taken.load(Ordering::Relaxed)).count();
+        assert_eq!(held(), MADE_AHEAD);
+        pool.give_back(2);
+        assert_eq!(pool.take(), Some(2));
+        // In a child, other threads' stacks are free: it has none of these threads.
+        let local = 0_u8;
+        pool.free_those_of_others((&raw const local).addr());
+        assert_eq!(held(), 0);
+        // It may have forked in a nested fault: nothing says that only one stack is its own.
+        let (_outer, inner) = (pool.take().unwrap(), pool.take().unwrap());
+        pool.free_those_of_others(pool.start_of(inner).addr() + GUARD_BYTES);
+        assert_eq!(held(), 2);
     }
 }

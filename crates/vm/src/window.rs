@@ -9,7 +9,8 @@
 //! * The process has one key for everything it guards: a window opened for one pool lets the thread
 //!   store to all.
 //! * A thread started inside a window inherits its rights, and keeps them until its own first
-//!   window closes.
+//!   window closes. Threads of this library give them up when they start
+//!   ([`give_up_inherited`]).
 //! * Signal handlers run without rights, even if they interrupt a window. So do threads that were
 //!   started before the key was allocated. Memory that all threads must be able to read is mapped a
 //!   second time, without the key.
@@ -23,6 +24,16 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use aquifer_sys::pkey::{Key, Rights};
+
+/// The key of the process; the error of its allocation otherwise.
+static KEY: OnceLock<Result<WindowKey, Option<i32>>> = OnceLock::new();
+
+/// Takes the rights away from a thread that was started inside a window of another one.
+pub fn give_up_inherited() {
+    if let Some(Ok(key)) = KEY.get() {
+        drop(key.open());
+    }
+}
 
 thread_local! {
     /// Number of open windows of this thread.
@@ -39,7 +50,6 @@ impl WindowKey {
     /// # Errors
     /// Those of [`Key::allocate`]: the CPU or the kernel does not support keys, or all are in use.
     pub fn of_process() -> io::Result<WindowKey> {
-        static KEY: OnceLock<Result<WindowKey, Option<i32>>> = OnceLock::new();
         let made = KEY
             .get_or_init(|| Key::allocate().map(WindowKey).map_err(|error| error.raw_os_error()));
         made.map_err(|errno| match errno {
@@ -122,7 +132,8 @@ mod tests {
         assert_eq!(rights(), Rights::All);
         drop(outer);
         assert_eq!(rights(), Rights::All);
-        // A thread started inside a window loses its rights when its own window closes.
+        // A thread started inside a window loses its rights when its own window closes, and one of
+        // this library at once.
         std::thread::spawn(move || {
             assert_eq!(key.key().rights(), Rights::All);
             drop(key.open());
@@ -130,6 +141,10 @@ mod tests {
         })
         .join()
         .unwrap();
+        let (send, receive) = std::sync::mpsc::channel();
+        let worker = crate::worker::Worker::new();
+        worker.start_once(c"test", move || send.send(key.key().rights()).unwrap()).unwrap();
+        assert_eq!(receive.recv().unwrap(), Rights::None);
         drop(inner);
         assert_eq!(rights(), Rights::None);
     }

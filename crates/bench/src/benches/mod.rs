@@ -12,6 +12,8 @@ mod fault;
 mod files;
 mod graph_run;
 mod hit;
+mod mount;
+mod open;
 mod out_of_core;
 mod psync;
 mod ratio;
@@ -54,6 +56,8 @@ static ALL: &[Entry] = &[
     Entry::of::<files::pooled::shared::Shared>(),
     Entry::of::<files::pooled::metadata::Metadata>(),
     Entry::of::<files::pooled::pswap::Pswap>(),
+    Entry::of::<open::Open>(),
+    Entry::of::<mount::Mount>(),
 ];
 
 /// The contender of that name, in any bench.
@@ -87,6 +91,8 @@ Examples:
   aquifer bench search --tree ~/src               text search over a source tree
   aquifer bench read-once                         files of a pool, opened, summed and closed
   aquifer bench shared --processes 1,4            processes that share files of a pool
+  aquifer bench open --files 1000000              opening a pool, and whole commands
+  aquifer bench mount --metrics stat,fsync_4k     a mounted pool beside the file system of the disk
 
 Out-of-core benches limit memory with a control group, which needs root or a delegated group:
   systemd-run --user --scope -p Delegate=yes aquifer bench out-of-core";

@@ -27,12 +27,20 @@ enum Command {
     Bench(aquifer_bench::BenchArgs),
     /// Search and read a file larger than memory, next to mmap under the same limit
     Demo(aquifer_bench::DemoArgs),
+    /// Serves a mount, by other processes: started by `bench mount`
+    #[command(hide = true)]
+    MountKeeper,
+    /// Answers the requests of a mount: started by its keeper
+    #[command(hide = true)]
+    MountServer,
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(args) => aquifer_bench::main(&args),
         Command::Demo(args) => aquifer_bench::demo(&args),
+        Command::MountKeeper => return aquifer_fuse::keeper_main(),
+        Command::MountServer => return aquifer_fuse::server_main(),
     };
     match done {
         Err(error) if !failure::is_closed_pipe(&error) => {

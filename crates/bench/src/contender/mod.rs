@@ -8,13 +8,16 @@
 //!
 //! Contenders that make stores durable have separate interfaces, in [`stores`] (commits) and
 //! [`regions`] (memory that is made durable as a whole); so do those for ordinary files, in
-//! [`files`], and for files in pools, in [`pooled`].
+//! [`files`], for files in pools, in [`pooled`], for stores that are opened, in [`open`], and for directories that
+//! may be mounts, in [`mounted`].
 
 pub mod anonymous;
 pub mod aquifer;
 pub mod direct;
 pub mod files;
 pub mod mmap;
+pub mod mounted;
+pub mod open;
 pub mod pooled;
 pub mod regions;
 pub mod rows;
@@ -68,6 +71,10 @@ pub struct Roles {
     pub pair: Option<pooled::OpenPair>,
     /// Files that are created, looked up and removed.
     pub names: Option<pooled::CreateNames>,
+    /// A store of names that is opened.
+    pub open: Option<open::Opening>,
+    /// A directory that programs work in.
+    pub home: Option<mounted::Home>,
 }
 
 /// Opens the contender and runs a job with it.
@@ -88,6 +95,8 @@ impl Roles {
         growing: None,
         pair: None,
         names: None,
+        open: None,
+        home: None,
     };
 }
 

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use super::check;
 
@@ -27,6 +28,16 @@ pub fn open_at(directory: &OwnedFd, name: &CStr) -> io::Result<File> {
     let fd = check(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) })?;
     // SAFETY: the call succeeded, so this is a fresh descriptor with no other owner.
     Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// The length of a file in that directory, by `fstatat`.
+pub fn len_at(directory: &OwnedFd, name: &CStr) -> io::Result<u64> {
+    // SAFETY: all-zero is a valid `stat`.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    let (directory, flags) = (directory.as_raw_fd(), libc::AT_SYMLINK_NOFOLLOW);
+    // SAFETY: a terminated string and a structure of the right type, which outlive the call.
+    check(unsafe { libc::fstatat(directory, name.as_ptr(), &raw mut stat, flags) })?;
+    Ok(stat.st_size as u64)
 }
 
 /// Raises this process's limit of open files to its maximum: benches keep many open.
@@ -62,11 +73,50 @@ pub fn keep_to_processors(count: usize) -> io::Result<()> {
 
 /// Minor page faults of this process so far.
 pub fn minor_faults() -> io::Result<u64> {
-    // SAFETY: all-zero is a valid `rusage`.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: a structure of the right type that outlives the call.
-    check(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) })?;
-    Ok(usage.ru_minflt as u64)
+    Ok(Usage::of_this_process()?.minor_faults)
+}
+
+/// What processes used so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Time on a processor, in user space and in the kernel.
+    pub cpu: Duration,
+    /// Page faults without I/O.
+    pub minor_faults: u64,
+}
+
+impl Usage {
+    /// What this process used.
+    pub fn of_this_process() -> io::Result<Self> {
+        Self::of(libc::RUSAGE_SELF)
+    }
+
+    /// What the children used that this process has waited for.
+    pub fn of_ended_children() -> io::Result<Self> {
+        Self::of(libc::RUSAGE_CHILDREN)
+    }
+
+    fn of(processes: libc::c_int) -> io::Result<Self> {
+        // SAFETY: all-zero is a valid `rusage`.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: a structure of the right type that outlives the call.
+        check(unsafe { libc::getrusage(processes, &raw mut usage) })?;
+        let duration = |time: libc::timeval| {
+            Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+        };
+        Ok(Self {
+            cpu: duration(usage.ru_utime) + duration(usage.ru_stime),
+            minor_faults: usage.ru_minflt as u64,
+        })
+    }
+
+    /// What was used since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            cpu: self.cpu.saturating_sub(before.cpu),
+            minor_faults: self.minor_faults - before.minor_faults,
+        }
+    }
 }
 
 /// Bytes written so far to the device that holds `file`, by all processes; `None` if the files have

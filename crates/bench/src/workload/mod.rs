@@ -6,6 +6,8 @@ mod commit;
 mod compute;
 mod files;
 mod graph;
+pub mod mounted;
+mod open;
 mod passes;
 mod pooled;
 mod recover;
@@ -58,6 +60,8 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
             }
         },
         Work::Pooled(work) => pooled::run(job, work, contender),
+        Work::Open(work) => open::run(job, work, contender.role(roles.open)?),
+        Work::Mounted(work) => mounted::run(job, work),
     }
 }
 

@@ -131,3 +131,22 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
         }
     }
 }
+
+/// Forks, and returns in both processes: in the child at once, for at most 20 seconds; in the parent
+/// when the child has exited with status 0.
+///
+/// The child must do nothing but return to where it ends itself.
+#[track_caller]
+pub fn fork_and_wait(what: &str) {
+    // SAFETY: the child only returns from here, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends a child that hangs.
+        unsafe { libc::alarm(20) };
+        return;
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "{what}");
+}

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aquifer_cache::{Mapping, MappingMut};
-use aquifer_device::{AlignedBuffer, Device, DeviceError, IoOperation, MemoryDevice};
+use aquifer_device::{
+    AlignedBuffer, Batch, Device, DeviceError, IoOperation, MemoryDevice, run_one,
+};
 use aquifer_testkit::rng::Rng;
 
 pub use aquifer_testkit::campaign::{seed, steps};
@@ -181,4 +183,47 @@ pub fn store(mapping: &MappingMut, at: usize, value: u8) {
     assert!((at as u64) < mapping.len());
     // SAFETY: inside the mapping.
     unsafe { mapping.as_mut_ptr().add(at).write_volatile(value) };
+}
+
+/// A device that does its worst within safe code: it is as long as a number allows, claims to read
+/// more than it was asked for, and completes only the first transfers.
+pub struct Liar {
+    pub len_bytes: u64,
+    pub claims_more: bool,
+    pub runs: usize,
+}
+
+impl Device for Liar {
+    fn name(&self) -> &str {
+        "liar"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.len_bytes)
+    }
+    fn is_writable(&self) -> bool {
+        false
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        assert!(offset_bytes <= i64::MAX as u64 && buffer.len() <= 64 << 10);
+        buffer.fill(7);
+        Ok(if self.claims_more { usize::MAX } else { buffer.len() })
+    }
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::ReadOnly)
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn queue_depth(&self) -> usize {
+        usize::MAX
+    }
+    fn run(&self, batch: &mut dyn Batch, _depth: usize) {
+        for _ in 0..self.runs {
+            let Some(request) = batch.next() else { return };
+            batch.complete(request.tag, run_one(self, &request));
+        }
+    }
+    fn access_path(&self) -> String {
+        "none".into()
+    }
 }

@@ -89,6 +89,12 @@ fn change_everything(files: &Files) {
     let _ = files.remove_file("/second");
     let _ = files.remove_file("/short");
     let _ = files.remove_file("/long");
+    for (path, _) in super::SPECIAL_FILES {
+        let _ = files.set_permissions(path, std::fs::Permissions::from_mode(0o600));
+        let _ = files.set_attribute(path, "trusted.more", [1; 100], aquifer_fs::SetMode::Any);
+        let _ = files.hard_link(path, "/many/special");
+        let _ = files.remove_file(path);
+    }
     let _ = files.remove_dir_all("/many");
     let _ = files.create_dir("/fresh");
     if let Ok(file) = files.create_file("/fresh/file") {

@@ -12,10 +12,11 @@ pub mod pool;
 use std::io::{Read, Write};
 use std::ops::Range;
 
-use aquifer_fs::{FallocateMode, Files, FsError, SetMode};
+use aquifer_fs::{FallocateMode, Files, FsError, RenameMode, SetMode, SpecialFile};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::format::slot::Slot;
+use aquifer_pool::format::superblock::KNOWN_FEATURES;
 use aquifer_pool::format::{PAGE_BYTES, checksum};
 use aquifer_testkit::rng::Rng;
 use pool::{FileMedia, alone, forge, reading};
@@ -25,6 +26,14 @@ pub const POOL_BYTES: usize = 1 << 20;
 pub const MANY: usize = 40;
 /// Pages of the file `/pieces` before every second one is removed.
 const PIECES: u64 = 100;
+
+/// Of each kind.
+pub const SPECIAL_FILES: [(&str, SpecialFile); 4] = [
+    ("/a/fifo", SpecialFile::Fifo),
+    ("/a/socket", SpecialFile::Socket),
+    ("/a/char", SpecialFile::CharDevice(0x1234_0567)),
+    ("/a/block", SpecialFile::BlockDevice(0x0007_0001)),
+];
 
 /// Kinds of [`accident`].
 pub const ACCIDENTS: u64 = 5;
@@ -117,6 +126,12 @@ fn fill(files: &Files) -> Result<(), FsError> {
     // Leaves a free slot that was used.
     files.create_file("/passing")?;
     files.remove_file("/passing")?;
+    for (path, special) in SPECIAL_FILES {
+        files.create_special(path, special, 0o640)?;
+    }
+    files.set_attribute("/a/fifo", "trusted.of", "a pipe", SetMode::Any)?;
+    files.rename_with("/new", "/renamed", RenameMode::Whiteout)?;
+    files.rename("/renamed", "/new")?;
     Ok(())
 }
 
@@ -133,6 +148,19 @@ pub fn crashed_image() -> Vec<u8> {
 pub fn closed_image() -> Vec<u8> {
     let media = FileMedia::of(&crashed_image());
     drop(alone().open_on(media.clone()).expect("a pool"));
+    media.image()
+}
+
+/// The image of a pool with files and objects that was closed cleanly, and has a saved state.
+pub fn closed_with_saved_state() -> Vec<u8> {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    let options = alone().inodes(127).log_bytes(64 << 10).features(KNOWN_FEATURES);
+    let files = Files::new(options.create_on(media.clone()).expect("a pool"));
+    fill(&files).expect("room for everything");
+    for (name, pages) in [("one", 1), ("two", 2), ("three", 3)] {
+        pool::sample::create(files.pool(), name, pages, 0).expect("room for it");
+    }
+    drop(files);
     media.image()
 }
 
@@ -221,6 +249,10 @@ pub fn read_everything(files: &Files, inodes: u64) -> Seen {
             match entry.file_type().unwrap().kind() {
                 FileKind::Directory => directories.push(path),
                 FileKind::Symlink => note(files.read_link(&path).map(drop)),
+                FileKind::Fifo
+                | FileKind::Socket
+                | FileKind::CharDevice
+                | FileKind::BlockDevice => note(files.symlink_metadata(&path).map(drop)),
                 _ => note(files.open_file(&path).and_then(|mut file| {
                     let number = file.metadata()?.ino();
                     // The start is enough for a file with a very large (damaged) size.

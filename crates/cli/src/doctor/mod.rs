@@ -4,23 +4,26 @@
 //! features   the kernel's features, found by trying (aquifer_sys::features)
 //! forms      the forms the engine chooses, reported by the engine itself where possible
 //! costs      primitives measured for a few milliseconds each (aquifer_sys::cost, and the engine's own)
+//! left       shared memory of pools that no process uses
 //! ```
 //! Nothing on the system is changed; `--dir` temporarily holds a data file of 16 MiB.
 
 mod bare;
 mod costs;
 mod forms;
+mod mounting;
 mod report;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
+use aquifer::pool::Pool;
 use aquifer_host::{Limiter, Machine, Place};
 use aquifer_sys::features;
 
 use crate::output;
-use report::{Feature, Report};
+use report::{Feature, Left, Report};
 
 /// Arguments of `aquifer doctor`.
 #[derive(Debug, clap::Args)]
@@ -60,6 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
         limits: features::limits().into(),
         mechanisms: forms::all(data.path())?,
         costs: if args.no_costs { vec![] } else { costs::all(data.path()) },
+        left_memory: Pool::left_memory(None).into_iter().flatten().map(Left::from).collect(),
     };
     if args.json { output::print_json(&report, true) } else { output::print(&report.to_text()) }
 }
@@ -93,5 +97,6 @@ fn features() -> Vec<Feature> {
         Ok(limiter) => Feature::new("memory control group", true, purpose, limiter.describe()),
         Err(error) => Feature::new("memory control group", false, purpose, error.to_string()),
     });
+    features.extend(mounting::features());
     features
 }

@@ -1,6 +1,9 @@
 //! The report, as JSON and as a table.
 
+use std::time::UNIX_EPOCH;
+
 use anyhow::Result;
+use aquifer::pool::LeftMemory;
 use aquifer_host::{Bytes, Machine};
 use aquifer_sys::features;
 use serde::Serialize;
@@ -22,6 +25,34 @@ pub struct Report {
     pub mechanisms: Vec<Mechanism>,
     /// The measured costs.
     pub costs: Vec<Cost>,
+    /// Shared memory of pools that no process uses.
+    pub left_memory: Vec<Left>,
+}
+
+/// Shared memory of a pool whose last process was killed, or only read it.
+#[derive(Serialize)]
+pub struct Left {
+    files: Vec<String>,
+    allocated_bytes: u64,
+    since_ns: Option<u64>,
+}
+
+impl From<LeftMemory> for Left {
+    fn from(left: LeftMemory) -> Left {
+        let since = left.since.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        Left {
+            files: left.files.iter().map(|path| path.display().to_string()).collect(),
+            allocated_bytes: left.allocated_bytes,
+            since_ns: since.and_then(|since| u64::try_from(since.as_nanos()).ok()),
+        }
+    }
+}
+
+impl Left {
+    fn line(&self) -> [String; 3] {
+        let since = self.since_ns.map(output::moment).unwrap_or_default();
+        [Bytes(self.allocated_bytes).to_string(), since, self.files.join(" ")]
+    }
 }
 
 /// A feature that is available or not.
@@ -153,6 +184,11 @@ impl Report {
         if !self.costs.is_empty() {
             let costs: Vec<_> = self.costs.iter().map(Cost::line).collect();
             section("Costs (pages of 4 KiB)", output::columns(&costs));
+        }
+        if !self.left_memory.is_empty() {
+            let left: Vec<_> = self.left_memory.iter().map(Left::line).collect();
+            let title = "Shared memory that no process uses (opening its pool for writing removes it; if the pool is gone, remove the files)";
+            section(title, output::columns(&left));
         }
         text
     }

@@ -18,7 +18,8 @@ use crate::{output, progress};
 /// The help text after the examples of each of them.
 pub const HELP: &str = "\
 A copy keeps content and holes, permissions, times, symbolic links, hard links among the copied files, extended attributes if both \
-sides support them, and owners if you may change them.
+sides support them, access control lists among them, and owners if you may change them. With -r, named pipes, sockets and devices \
+are copied as such.
 
 A file gets its name only when it is complete, in one step that also replaces the previous file of that name. So neither Ctrl-C nor \
 a power cut leaves a partial file under the name. A command that is killed leaves nothing else in a pool; outside a pool it can leave \
@@ -136,7 +137,7 @@ pub fn copy<S: Tree, T: Tree>(
 }
 
 fn copied(counts: &Counts) -> String {
-    match counts.files + counts.symlinks + counts.hard_links {
+    match counts.files + counts.symlinks + counts.special_files + counts.hard_links {
         1 => "one file was copied completely".to_owned(),
         files => format!("{} files were copied completely", output::count(files)),
     }

@@ -14,7 +14,7 @@ use super::Place;
 use super::failure::At;
 use crate::output;
 
-/// A file, a directory or a symbolic link, as JSON.
+/// A file of any kind, as JSON.
 #[derive(Debug, Serialize)]
 pub struct Entry {
     /// The path in the pool; escaped if it is not UTF-8.
@@ -40,6 +40,8 @@ pub struct Entry {
     inode: u64,
     generation: u64,
     is_immutable: bool,
+    /// The number of a device.
+    device: Option<Device>,
     modified_ns: i64,
     accessed_ns: i64,
     changed_ns: i64,
@@ -50,6 +52,21 @@ pub struct Entry {
     raw_name: Vec<u8>,
     #[serde(skip)]
     raw_target: Option<Vec<u8>>,
+}
+
+/// The number of a device.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Device {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl Device {
+    fn of(metadata: &Metadata) -> Option<Device> {
+        let (kind, rdev) = (metadata.file_type(), metadata.rdev());
+        (kind.is_char_device() || kind.is_block_device())
+            .then(|| Device { major: libc::major(rdev), minor: libc::minor(rdev) })
+    }
 }
 
 /// The bytes as text, escaped if they are not UTF-8; and whether they are UTF-8.
@@ -66,6 +83,10 @@ pub fn kind_name(kind: FileKind) -> &'static str {
         FileKind::File => "file",
         FileKind::Directory => "directory",
         FileKind::Symlink => "symlink",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+        FileKind::CharDevice => "char-device",
+        FileKind::BlockDevice => "block-device",
         _ => "unknown",
     }
 }
@@ -92,6 +113,10 @@ pub fn permissions(kind: FileKind, mode: u32) -> String {
     let mut text = String::from(match kind {
         FileKind::Directory => 'd',
         FileKind::Symlink => 'l',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+        FileKind::CharDevice => 'c',
+        FileKind::BlockDevice => 'b',
         _ => '-',
     });
     for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
@@ -135,6 +160,7 @@ impl Entry {
             inode: metadata.ino(),
             generation: metadata.generation(),
             is_immutable: metadata.is_immutable(),
+            device: Device::of(metadata),
             modified_ns: nanoseconds(metadata.modified().at(place)?),
             accessed_ns: nanoseconds(metadata.accessed().at(place)?),
             changed_ns: nanoseconds(metadata.changed()),
@@ -196,6 +222,10 @@ impl Entry {
         self.is_immutable
     }
 
+    pub fn device(&self) -> Option<Device> {
+        self.device
+    }
+
     pub fn modified_ns(&self) -> i64 {
         self.modified_ns
     }
@@ -217,6 +247,7 @@ mod tests {
         assert_eq!(permissions(FileKind::File, 0o4711), "-rws--x--x");
         assert_eq!(permissions(FileKind::Directory, 0o1777), "drwxrwxrwt");
         assert_eq!(permissions(FileKind::Symlink, 0o777), "lrwxrwxrwx");
+        assert_eq!(permissions(FileKind::CharDevice, 0o620), "crw--w----");
     }
 
     #[test]

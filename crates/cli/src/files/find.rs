@@ -136,7 +136,13 @@ impl FromStr for KindLetter {
             "f" => Ok(KindLetter(FileKind::File)),
             "d" => Ok(KindLetter(FileKind::Directory)),
             "l" => Ok(KindLetter(FileKind::Symlink)),
-            _ => Err("write f for files, d for directories or l for symbolic links".to_owned()),
+            "p" => Ok(KindLetter(FileKind::Fifo)),
+            "s" => Ok(KindLetter(FileKind::Socket)),
+            "c" => Ok(KindLetter(FileKind::CharDevice)),
+            "b" => Ok(KindLetter(FileKind::BlockDevice)),
+            _ => Err("write f for files, d for directories, l for symbolic links, p for named \
+                      pipes, s for sockets, c or b for devices"
+                .to_owned()),
         }
     }
 }

@@ -10,7 +10,7 @@ use aquifer::Files;
 use aquifer_host::Bytes;
 use serde::Serialize;
 
-use super::entry::{self, Entry};
+use super::entry::{self, Device, Entry};
 use super::failure::{At, Failures};
 use super::place::last_name;
 use super::walk::sorted_names;
@@ -238,10 +238,13 @@ impl Listing<'_> {
             }
             if self.args.long {
                 let (uid, gid) = entry.owner();
-                let len = if self.args.human_readable && entry.kind() != "directory" {
-                    Bytes(entry.len()).to_string()
-                } else {
-                    entry.len().to_string()
+                let len = match entry.device() {
+                    // In the place of the length, as `ls` does.
+                    Some(Device { major, minor }) => format!("{major}, {minor}"),
+                    None if self.args.human_readable && entry.kind() != "directory" => {
+                        Bytes(entry.len()).to_string()
+                    }
+                    None => entry.len().to_string(),
                 };
                 row.push(entry.permissions().to_owned());
                 row.extend([entry.links().to_string(), uid.to_string(), gid.to_string(), len]);

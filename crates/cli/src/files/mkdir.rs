@@ -4,10 +4,10 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Result, bail};
-use aquifer::FsError;
+use aquifer::{Files, FsError};
 
-use super::failure::{At, Failures};
-use super::{PATHS_HELP, Place, Pools, place};
+use super::failure::At;
+use super::{PATHS_HELP, Place, place};
 use crate::access::Access;
 
 /// Arguments of `aquifer mkdir`.
@@ -23,7 +23,7 @@ pub struct Args {
     parents: bool,
 
     /// Permissions, in octal [default: 777 without the bits of the umask]
-    #[arg(short, long, value_name = "MODE", value_parser = mode)]
+    #[arg(short, long, value_name = "MODE", value_parser = super::mode)]
     mode: Option<u32>,
 
     #[command(flatten)]
@@ -38,32 +38,12 @@ Examples:
 
 The directories are durable when the command ends.";
 
-fn mode(text: &str) -> Result<u32, String> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o7777 => Ok(mode),
-        _ => Err("permissions are an octal number up to 7777, for example 750".to_owned()),
-    }
-}
-
 /// Creates the directories, durably.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_write(&args.access);
-    let mut failures = Failures::default();
-    let mut outcome = Ok(());
-    for place in &args.places {
-        let made = make(args, &mut pools, place);
-        outcome = failures.note(made);
-        if outcome.is_err() {
-            break;
-        }
-    }
-    // Also sync what was done before an error or an interruption.
-    let synced = pools.sync();
-    outcome.and_then(|()| synced.and_then(|()| failures.end()))
+    super::change_each(&args.access, &args.places, |files, place| make(args, files, place))
 }
 
-fn make(args: &Args, pools: &mut Pools, place: &Place) -> Result<()> {
-    let files = pools.files(place)?;
+fn make(args: &Args, files: &Files, place: &Place) -> Result<()> {
     match args.parents {
         true if files.metadata(place.path()).is_ok_and(|there| there.is_dir()) => return Ok(()),
         true => files.create_dir_all(place.path()).at(place)?,

@@ -1,5 +1,5 @@
-//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `du`, `find`, and `stat` of
-//! a file: commands on the files of a pool.
+//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `mkfifo`, `mknod`, `ln`, `du`,
+//! `find`, and `stat` of a file: commands on the files of a pool.
 //!
 //! They behave like the Unix commands of the same names, with paths like `data.pool:/logs/today`
 //! ([`place`]). Commands that only read open the pool read-only; commands that change something
@@ -12,7 +12,7 @@ mod cat;
 mod copying;
 mod cp;
 mod du;
-mod entry;
+pub mod entry;
 mod failure;
 mod find;
 mod get;
@@ -20,6 +20,8 @@ mod glob;
 mod ln;
 mod ls;
 mod mkdir;
+mod mkfifo;
+mod mknod;
 mod mv;
 mod place;
 mod put;
@@ -35,9 +37,10 @@ use anyhow::{Result, bail};
 use aquifer::Files;
 
 use crate::access::{Access, ReadAccess};
+use failure::Failures;
 
 pub use find::with_two_dashes;
-pub use place::Place;
+pub use place::{Place, parser as place_parser};
 pub use stat::{StatArgs, run as run_stat};
 
 /// The commands on files that are not also commands on something else.
@@ -59,6 +62,10 @@ pub enum Command {
     Rm(rm::Args),
     /// Create directories in a pool
     Mkdir(mkdir::Args),
+    /// Create named pipes in a pool
+    Mkfifo(mkfifo::Args),
+    /// Create a named pipe, a socket or a device in a pool
+    Mknod(mknod::Args),
     /// Create hard links and symbolic links in a pool
     Ln(ln::Args),
     /// Show the space that files and trees of a pool use
@@ -78,6 +85,8 @@ pub fn run(command: &Command) -> Result<()> {
         Command::Mv(args) => mv::run(args),
         Command::Rm(args) => rm::run(args),
         Command::Mkdir(args) => mkdir::run(args),
+        Command::Mkfifo(args) => mkfifo::run(args),
+        Command::Mknod(args) => mknod::run(args),
         Command::Ln(args) => ln::run(args),
         Command::Du(args) => du::run(args),
         Command::Find(args) => find::run(args),
@@ -87,6 +96,35 @@ pub fn run(command: &Command) -> Result<()> {
 /// The help text after the examples of each command.
 const PATHS_HELP: &str = "\
 POOL:/PATH is the file of a pool, and an absolute path in the pool. The last `:/` separates them.";
+
+/// Parses permissions.
+fn mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => Err("permissions are an octal number up to 7777, for example 750".to_owned()),
+    }
+}
+
+/// Changes something at each place, and makes it durable.
+fn change_each(
+    access: &Access,
+    places: &[Place],
+    change: impl Fn(&Files, &Place) -> Result<()>,
+) -> Result<()> {
+    let mut pools = Pools::to_write(access);
+    let mut failures = Failures::default();
+    let mut outcome = Ok(());
+    for place in places {
+        let changed = pools.files(place).and_then(|files| change(&files, place));
+        outcome = failures.note(changed);
+        if outcome.is_err() {
+            break;
+        }
+    }
+    // Also sync what was done before an error or an interruption.
+    let synced = pools.sync();
+    outcome.and_then(|()| synced.and_then(|()| failures.end()))
+}
 
 /// The paths of places in one pool, and the first place.
 ///

@@ -6,7 +6,7 @@ use aquifer::fs::LockMode;
 use aquifer_host::Bytes;
 use serde::Serialize;
 
-use super::entry::{self, Entry};
+use super::entry::{self, Device, Entry};
 use super::failure::{At, Failures};
 use super::place::last_name;
 use super::{Place, Pools};
@@ -134,6 +134,9 @@ fn to_text(place: &Place, shown: &Shown) -> String {
     ];
     if let Some(target) = entry.raw_target() {
         lines.insert(1, ("target", output::escaped(target)));
+    }
+    if let Some(Device { major, minor }) = entry.device() {
+        lines.insert(1, ("device", format!("major {major}, minor {minor}")));
     }
     if entry.is_immutable() {
         lines.push(("immutable", "yes".to_owned()));

@@ -130,6 +130,7 @@ struct PoolReport<'a> {
     files: u64,
     directories: u64,
     symbolic_links: u64,
+    special_files: u64,
     /// Slots that hold parts of files besides their inodes.
     parts: u64,
     used_bytes: u64,
@@ -186,6 +187,7 @@ impl<'a> From<&'a CheckReport> for Checked<'a> {
                 files: pool.files,
                 directories: pool.directories,
                 symbolic_links: pool.symbolic_links,
+                special_files: pool.special_files,
                 parts: pool.parts,
                 used_bytes: pool.used_pages * PAGE_BYTES,
                 free_bytes: pool.free_pages * PAGE_BYTES,
@@ -268,8 +270,12 @@ fn checked_text(report: &CheckReport) -> String {
 }
 
 fn files_text(pool: &CheckedPool) -> String {
+    let special = match pool.special_files {
+        0 => String::new(),
+        files => format!(", {}", output::several(files, "special file")),
+    };
     format!(
-        "{}, in {}; {}",
+        "{}, in {}; {}{special}",
         output::count(pool.files),
         match pool.directories {
             1 => "1 directory".to_owned(),

@@ -38,6 +38,8 @@ pub(super) struct Report {
     path: String,
     uuid: String,
     format_version: u32,
+    /// Bits of what it uses beyond the first form of that version.
+    features: u64,
     created_ns: u64,
     #[serde(serialize_with = "as_text")]
     domain: PersistenceDomain,
@@ -45,6 +47,8 @@ pub(super) struct Report {
     metadata: Part,
     log: Part,
     data: Part,
+    /// The part of the data for what a clean close saves.
+    saved: Option<Part>,
     log_used_bytes: u64,
     generation: u64,
     tail_lsn: u64,
@@ -61,6 +65,7 @@ pub(super) struct Report {
     /// Including the root.
     directories: u64,
     symlinks: u64,
+    special_files: u64,
     /// Slots of names, runs and attributes that do not fit into an inode.
     parts: u64,
     free_bytes: u64,
@@ -92,18 +97,24 @@ impl Report {
             path: info.path.display().to_string(),
             uuid: info.uuid.to_string(),
             format_version: FORMAT_VERSION,
+            features: info.features,
             created_ns: info.created_ns,
             domain: info.domain,
             size_bytes: layout.len_bytes(),
             metadata: layout.metadata().into(),
             log: layout.log().into(),
             data: layout.data().into(),
+            saved: (!info.saved.is_empty()).then(|| info.saved.bytes().into()),
             log_used_bytes: info.durable_lsn.saturating_sub(info.tail_lsn),
             generation: info.generation,
             tail_lsn: info.tail_lsn,
             applied_lsn: info.applied_lsn,
             durable_lsn: info.durable_lsn,
-            inodes: info.objects + info.files + info.directories + info.symbolic_links,
+            inodes: info.objects
+                + info.files
+                + info.directories
+                + info.symbolic_links
+                + info.special_files,
             max_inodes: layout.slots() - 1,
             free_slots: info.free_slots,
             damaged_inodes: info.damaged_inodes,
@@ -111,6 +122,7 @@ impl Report {
             files: info.files,
             directories: info.directories,
             symlinks: info.symbolic_links,
+            special_files: info.special_files,
             parts: info.parts,
             free_bytes: info.free_pages * PAGE_BYTES,
             largest_free_bytes: info.largest_free_pages * PAGE_BYTES,

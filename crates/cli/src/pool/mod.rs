@@ -1,4 +1,4 @@
-//! `aquifer pool`: creates, inspects, verifies, grows and serves pools.
+//! `aquifer pool`: creates, inspects, verifies, grows, upgrades, keeps and serves pools.
 //!
 //! `info` and `check` open the pool read-only, so they work on a pool that is in use and on one
 //! without write permission.
@@ -7,8 +7,10 @@ mod check;
 mod create;
 mod grow;
 mod info;
+mod keep;
 mod serve;
 mod undo;
+mod upgrade;
 
 use std::fmt::Display;
 
@@ -32,6 +34,8 @@ Examples:
   aquifer pool info data.pool                   show its properties and use of space
   aquifer pool check data.pool                  verify it
   aquifer pool grow data.pool --size 2G         make it longer
+  aquifer pool upgrade data.pool                let it open at once, however many files it has
+  aquifer pool keep data.pool                   keep it open, so that commands start faster
   aquifer pool serve data.pool                  give processes that have its key write access";
 
 #[derive(Debug, clap::Subcommand)]
@@ -44,6 +48,10 @@ enum Command {
     Check(check::Args),
     /// Make a pool longer
     Grow(grow::Args),
+    /// Convert a pool of an earlier program to the newest form
+    Upgrade(upgrade::Args),
+    /// Keep a pool open, so that processes that open it only join
+    Keep(keep::Args),
     /// Give write access to processes of other users that have the key
     Serve(serve::Args),
 }
@@ -55,6 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(args),
         Command::Grow(args) => grow::run(args),
+        Command::Upgrade(args) => upgrade::run(args),
+        Command::Keep(args) => keep::run(args),
         Command::Serve(args) => serve::run(args),
     }
 }

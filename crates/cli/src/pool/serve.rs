@@ -4,9 +4,8 @@
 //! request access. The command serves until it is terminated; processes that have got access keep
 //! it.
 
-use std::fs::Metadata;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -14,7 +13,8 @@ use anyhow::{Context, Result};
 use aquifer::pool::broker::Asked;
 use aquifer::pool::{AccessKey, Broker};
 use aquifer::{Pool, PoolOptions};
-use aquifer_sys::{credentials, signal};
+use aquifer_host::keep::shared_mode;
+use aquifer_sys::signal;
 
 use crate::output;
 
@@ -96,12 +96,4 @@ fn key_in(path: &Path) -> Result<(AccessKey, &'static str)> {
     } else {
         Ok((AccessKey::create_file(path)?, "was created in"))
     }
-}
-
-/// The mode of the shared memory: processes that may read the pool may read it. The memory belongs
-/// to this process's group, so it is closed to groups if the pool has another group.
-fn shared_mode(metadata: &Metadata) -> u32 {
-    let same_group = metadata.gid() == credentials::effective().gid;
-    let others = if same_group { 0o044 } else { 0o004 };
-    0o600 | metadata.mode() & others
 }

@@ -59,6 +59,10 @@ impl Media for Watched {
         self.media.write_back(ranges)
     }
 
+    fn check_kept(&self) -> Result<(), MediaError> {
+        self.media.check_kept()
+    }
+
     fn flush(&self) -> Result<(), MediaError> {
         self.media.flush()
     }

@@ -107,6 +107,13 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Opening the pool removes the shared memory that killed processes have left.
+        drop(aquifer::Pool::open(self.path("data.pool")));
+    }
+}
+
 /// Runs the command as an unprivileged user; `None`, with a printed reason, if that is impossible
 /// here.
 pub fn run_without_privileges(arguments: &[&str]) -> Option<Output> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use aquifer_sys::file_system;
+use aquifer_sys::high_fd::HeldFile;
 use rustix::fs::OFlags;
 
 use super::queue::Engine;
@@ -117,6 +118,8 @@ impl FileOptions {
             }
             Err(reason) => (buffered, None, 1, Some(reason)),
         };
+        let main = HeldFile::own(main).map_err(open_error)?;
+        let second = second.map(HeldFile::own).transpose().map_err(open_error)?;
         Ok(FileDevice {
             state: Arc::new(FileState {
                 name,

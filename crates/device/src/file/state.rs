@@ -1,7 +1,9 @@
 //! The descriptors of a file device, and which of them a transfer uses.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquifer_sys::high_fd::HeldFile;
 
 use super::sync::SyncGate;
 use super::system;
@@ -13,9 +15,9 @@ pub(super) struct FileState {
     pub name: String,
     pub kind: Kind,
     pub identity: DeviceIdentity,
-    pub main: OwnedFd,
+    pub main: HeldFile,
     /// The second descriptor of a direct regular file.
-    pub buffered: Option<OwnedFd>,
+    pub buffered: Option<HeldFile>,
     pub is_writable: bool,
     pub alignment_bytes: usize,
     pub direct: AtomicBool,

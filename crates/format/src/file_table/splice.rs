@@ -108,7 +108,7 @@ impl FileTable {
     /// in order, up to the end of the table or of the range.
     ///
     /// Pages of the range that the replacement does not reach become a hole. So this covers every
-    /// edit:
+    /// edit that leaves the other pages in place:
     ///
     /// | edit | range | replacement |
     /// |---|---|---|
@@ -144,11 +144,48 @@ impl FileTable {
         if put.is_empty() && removed.iter().all(|run| run.is_hole()) {
             return Ok(removed);
         }
-        self.replace(range, put, put_pages);
-        self.mapped_pages += mapped_pages(put);
+        let mut put = put.to_vec();
+        if range.end().0 < self.pages() {
+            push(&mut put, Run { start_page: 0, pages: range.pages - put_pages });
+        }
+        self.replace(range, &put);
+        self.mapped_pages += mapped_pages(&put);
         self.mapped_pages -= mapped_pages(&removed);
-        self.is_edited = true;
         Ok(removed)
+    }
+
+    /// Removes the pages of `range` and moves all pages behind it to its place: the file gets
+    /// shorter. Returns what was there, as [`FileTable::splice`].
+    ///
+    /// Lists hold no positions, so this changes the lists at both ends of the range, however many
+    /// come after it.
+    pub fn collapse(&mut self, range: FilePages) -> Vec<Run> {
+        let removed = self.runs_of(range);
+        if removed.is_empty() {
+            return removed;
+        }
+        self.replace(range, &[]);
+        self.mapped_pages -= mapped_pages(&removed);
+        removed
+    }
+
+    /// Inserts a hole: its first page is `hole.first`, and the page that was there and all behind
+    /// it move back. Changes as few lists as [`FileTable::collapse`].
+    ///
+    /// # Errors
+    /// [`StructureError::FileTooLarge`] if the table would have more pages than a file can have;
+    /// then nothing has changed.
+    pub fn insert(&mut self, hole: FilePages) -> Result<(), StructureError> {
+        // Behind the table there is a hole anyway.
+        if hole.pages == 0 || hole.first.0 >= self.pages() {
+            return Ok(());
+        }
+        if self.pages().saturating_add(hole.pages) > MAX_PAGES {
+            return Err(StructureError::FileTooLarge);
+        }
+        let before = FilePages { pages: 0, ..hole };
+        self.replace(before, &[Run { start_page: 0, pages: hole.pages }]);
+        Ok(())
     }
 
     /// Returns the runs in a range, clipped to it.
@@ -157,13 +194,15 @@ impl FileTable {
         self.extents(range).map(|extent| extent.run).collect()
     }
 
-    fn replace(&mut self, range: FilePages, put: &[Run], put_pages: u64) {
+    /// Replaces the pages of a range by runs of any length; pages behind the range move by the
+    /// difference.
+    fn replace(&mut self, range: FilePages, put: &[Run]) {
         // The list with the page before the range, and the one with the page after it: runs at the
         // borders may be joined.
         let first = self.list_with(FilePage(range.first.0.saturating_sub(1)));
         let last = self.list_with(range.end());
         let is_at_end = range.end().0 >= self.pages();
-        let runs = self.touched_runs((first, last), range, put, put_pages);
+        let runs = self.touched_runs((first, last), range, put);
         let touched = Touched {
             first,
             first_runs: self.lists[first].runs(),
@@ -182,6 +221,7 @@ impl FileTable {
         self.merge_short(first.saturating_sub(1), first + count);
         self.drop_last_holes();
         self.number_from(first.saturating_sub(1));
+        self.is_edited = true;
     }
 
     /// Returns the new runs of the lists from `first` to `last`.
@@ -190,7 +230,6 @@ impl FileTable {
         (first, last): (usize, usize),
         range: FilePages,
         put: &[Run],
-        put_pages: u64,
     ) -> Vec<Run> {
         let mut runs = Vec::with_capacity(LIST_RUNS + put.len() + 2);
         let before = |extent: &Extent| extent.first < range.first;
@@ -202,7 +241,6 @@ impl FileTable {
         put.iter().for_each(|run| push(&mut runs, *run));
         let behind = range.end();
         if behind.0 < self.pages() {
-            push(&mut runs, Run { start_page: 0, pages: range.pages - put_pages });
             let list = &self.lists[last];
             for extent in list.extents_from(list.find(behind)) {
                 push(&mut runs, skip(extent.run, behind.0.saturating_sub(extent.first.0)));

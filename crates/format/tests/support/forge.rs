@@ -5,6 +5,9 @@ use aquifer_format::checksum;
 use aquifer_format::inode::SLOT_BYTES;
 use aquifer_format::layout::Layout;
 use aquifer_format::record::{HEADER_BYTES, Header, LogIdentity};
+use aquifer_format::saved::{
+    self, Map, SavedHeader, SavedLayout, block_sum, header_sum, page_digest, table_sum,
+};
 use aquifer_format::superblock::{SUPERBLOCK_BYTES, Superblock};
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -88,4 +91,50 @@ pub fn seal_record(record: &mut [u8]) {
     record[HEADER_BYTES - 8..HEADER_BYTES].fill(0);
     let sum = checksum(&[&record[..HEADER_BYTES], &body.to_le_bytes()]);
     record[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// The layout of the saved state of a sample that has one, and where it begins.
+pub fn saved_state(image: &[u8]) -> (SavedLayout, usize) {
+    let superblock = superblock(image);
+    (SavedLayout::new(&superblock.layout), superblock.saved.start_page as usize * PAGE)
+}
+
+/// Makes the digests of the saved state those of the slots.
+pub fn redigest(image: &mut [u8]) {
+    let (layout, start) = saved_state(image);
+    let pool = superblock(image).layout;
+    let digests =
+        start + layout.page_of_block(layout.blocks_of(Map::Digests).start) as usize * PAGE;
+    for page in 0..pool.metadata_pages as usize {
+        let slots = pool.metadata().offset_bytes as usize + page * PAGE;
+        // The superblock may be forged as well, and say that they lie elsewhere.
+        let Some(digest) = image.get(slots..slots + PAGE).map(page_digest) else { return };
+        let Some(place) = image.get_mut(digests + page * 8..) else { return };
+        let Some(place) = place.first_chunk_mut() else { return };
+        *place = digest.to_le_bytes();
+    }
+}
+
+/// Recomputes all checksums of the saved state, from the blocks of the maps up to the superblock;
+/// false if it has no header.
+pub fn reseal(image: &mut [u8]) -> bool {
+    let (layout, start) = saved_state(image);
+    let mut table = Vec::new();
+    for block in 0..layout.blocks {
+        let page = start + layout.page_of_block(block) as usize * PAGE;
+        // As above.
+        let Some(bytes) = image.get(page..page + PAGE) else { return false };
+        table.extend_from_slice(&block_sum(block, bytes).to_le_bytes());
+    }
+    let place = start + saved::HEADER_BYTES;
+    let Some(place) = image.get_mut(place..place + table.len()) else { return false };
+    place.copy_from_slice(&table);
+    let Ok(header) = SavedHeader::decode(&image[start..]) else { return false };
+    let bytes = SavedHeader { table_sum: table_sum(&table), ..header }.encode();
+    image[start..start + saved::HEADER_BYTES].copy_from_slice(&bytes);
+    let superblock = Superblock { saved_sum: header_sum(&bytes), ..superblock(image) };
+    for copy in 0..2 {
+        image[copy * PAGE..(copy + 1) * PAGE].copy_from_slice(&superblock.encode(copy as u64));
+    }
+    true
 }

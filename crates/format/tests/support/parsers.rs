@@ -9,11 +9,13 @@ use aquifer_format::byte_chain::{CHAIN_BYTES, MAGIC as BYTE_CHAIN_MAGIC};
 use aquifer_format::directory::{MAX_CHILDREN, MAX_LEVEL, Node, NodeContent, NodeView};
 use aquifer_format::file::{FILE_RUNS, MAGIC as FILE_MAGIC};
 use aquifer_format::inode::{Inode, PoolHead, SLOT_BYTES, SlotBytes};
+use aquifer_format::layout::Layout;
 use aquifer_format::record::{Entry, HEADER_BYTES, Header, LogIdentity, MIN_CLOSE_BYTES, Record};
 use aquifer_format::run::MAX_PAGES;
 use aquifer_format::run_list::{LIST_RUNS, MAGIC as RUN_LIST_MAGIC};
+use aquifer_format::saved::{self, SavedHeader, SavedLayout};
 use aquifer_format::slot::Slot;
-use aquifer_format::superblock::{SUPERBLOCK_BYTES, Superblock};
+use aquifer_format::superblock::{KNOWN_FEATURES, SUPERBLOCK_BYTES, Superblock};
 
 use super::forge;
 
@@ -36,7 +38,8 @@ pub fn superblock(data: &[u8]) {
         page[..len].copy_from_slice(&data[..len]);
         page[..12].copy_from_slice(b"AQUIFER\0\0\0\0\0");
         page[12..16].copy_from_slice(&(PAGE as u32).to_le_bytes());
-        page[120..128].fill(0);
+        page[120] &= KNOWN_FEATURES as u8;
+        page[121..128].fill(0);
         page[128..136].copy_from_slice(&copy.to_le_bytes());
         forge::seal_superblock(&mut image, copy as usize);
         accept_superblock(&image[copy as usize * PAGE..], copy);
@@ -51,12 +54,50 @@ fn accept_superblock(bytes: &[u8], copy: u64) {
     assert!(layout.log().end_bytes() == layout.data().offset_bytes);
     assert!(layout.data().end_bytes() == layout.len_bytes());
     assert!(layout.slot_offset_bytes(layout.slots()) == layout.log().offset_bytes);
+    assert!(superblock.saved.end_page() <= layout.page_count);
+    let _ = SavedLayout::new(&layout).pages();
     let _ = superblock.sequence + 1;
     let _ = superblock.generation + (1 << 40);
     let _ = superblock.tail_lsn + layout.log().len_bytes;
     assert!(superblock.is_of_same_pool(&superblock));
     let page = superblock.encode(copy);
     assert_eq!(Superblock::decode(&page, copy), Ok(superblock));
+}
+
+/// Tests any bytes as the header of a saved state.
+pub fn saved(data: &[u8]) {
+    let mut bytes = [0; saved::HEADER_BYTES];
+    let len = data.len().min(bytes.len());
+    bytes[..len].copy_from_slice(&data[..len]);
+    assert_eq!(
+        SavedHeader::decode(data).is_ok(),
+        len == bytes.len() && SavedHeader::decode(&bytes).is_ok()
+    );
+    bytes[..16].copy_from_slice(b"AQSAVED\0\x01\0\0\0\x05\0\0\0");
+    bytes[96..504].fill(0);
+    let sum = aquifer_format::checksum(&[&bytes[..504]]);
+    bytes[504..].copy_from_slice(&sum.to_le_bytes());
+    let header = SavedHeader::decode(&bytes).expect("magic, version and checksum are right");
+    assert_eq!(header.encode(), bytes);
+    // Any header is of some superblock, or of none.
+    let layout = Layout::new(4 << 20, 64, 64 << 10).expect("it fits");
+    let superblock = Superblock {
+        uuid: header.uuid,
+        sequence: 1,
+        layout,
+        generation: header.generation,
+        tail_lsn: header.tail_lsn,
+        segment: header.uuid,
+        created_ns: 0,
+        boot: 0,
+        features: KNOWN_FEATURES,
+        saved: header.run,
+        saved_sum: 1,
+    };
+    if header.validate(&superblock).is_ok() {
+        assert!(header.fresh_from_page <= layout.page_count);
+        assert!(header.used_slots <= layout.slots() && header.free_pages <= layout.page_count);
+    }
 }
 
 /// Tests any bytes as an inode and as the head.

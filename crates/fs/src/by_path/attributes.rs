@@ -2,13 +2,10 @@
 
 use std::path::Path;
 
-use aquifer_pool::Transaction;
-use aquifer_pool::format::file::FileInode;
-
 use crate::attributes;
 use crate::error::Result;
 use crate::files::Files;
-use crate::walk::{self, Last, bytes_of, walk};
+use crate::walk::{self, Last, bytes_of, owned, walk};
 
 impl Files {
     /// Returns the value of an extended attribute.
@@ -90,8 +87,11 @@ impl Files {
         let (name, value) = (name.as_ref(), value.as_ref());
         attributes::check_length(name)?;
         attributes::check_value(value)?;
-        self.change_attributes(path.as_ref(), |inode, slots| {
-            attributes::set(inode, slots, name, value, mode)
+        let (shared, path) = (&self.shared, bytes_of(path.as_ref()));
+        shared.change(|names| {
+            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
+            let inode = walk::referred(names.slots, found)?;
+            names.set_attribute(inode, (name, value), mode, &shared.caller, || owned(path))
         })
     }
 
@@ -116,14 +116,11 @@ impl Files {
     pub fn remove_attribute(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<()> {
         let name = name.as_ref();
         attributes::check_length(name)?;
-        self.change_attributes(path.as_ref(), |inode, slots| attributes::remove(inode, slots, name))
-    }
-
-    fn change_attributes(
-        &self,
-        path: &Path,
-        change: impl Fn(&mut FileInode, &mut Transaction<'_>) -> Result<()>,
-    ) -> Result<()> {
-        self.change_inode(path, Last::Follow, change)
+        let (shared, path) = (&self.shared, bytes_of(path.as_ref()));
+        shared.change(|names| {
+            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
+            let inode = walk::referred(names.slots, found)?;
+            names.remove_attribute(inode, name, &shared.caller, || owned(path))
+        })
     }
 }

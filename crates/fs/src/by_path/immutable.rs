@@ -1,6 +1,6 @@
 //! Making files immutable, and mutable again.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use aquifer_pool::format::file::FileInode;
 use aquifer_pool::{InodeUse, Transaction};
@@ -8,7 +8,8 @@ use aquifer_pool::{InodeUse, Transaction};
 use crate::error::{FsError, Result};
 use crate::files::{Files, Shared};
 use crate::names::Names;
-use crate::walk::{self, Last, bytes_of, owned, walk};
+use crate::node::{Node, Nodes};
+use crate::walk::{self, Last, bytes_of, owned};
 
 impl Files {
     /// Makes a file immutable, or mutable again. While it is immutable, its content, attributes and
@@ -33,83 +34,73 @@ impl Files {
     pub fn set_immutable(&self, path: impl AsRef<Path>, is_immutable: bool) -> Result<()> {
         let path = bytes_of(path.as_ref());
         loop {
-            let number = self.shared.look_up(path, Last::Follow)?.number;
-            // Take the write lock: in-flight writers have already passed the immutability check.
-            let _writing = self.shared.pool.lock_file(number)?;
-            let outcome = if is_immutable {
-                self.shared.freeze(path, number)?
-            } else {
-                // First stop new leases, then check that there are none.
-                match self.shared.begin_to_clear_immutable(path, number)? {
-                    Found::Elsewhere => Found::Elsewhere,
-                    Found::There => self.shared.clear_immutable(path, number)?,
-                }
-            };
-            match outcome {
-                Found::There => return Ok(()),
-                Found::Elsewhere => {}
+            let node = Node::of(&self.shared.look_up(path, Last::Follow)?);
+            match self.shared.set_immutable(node, is_immutable, || owned(path)) {
+                // It was removed in between. The path now refers to something else or to nothing.
+                Err(FsError::Stale { .. }) => {}
+                outcome => return outcome,
             }
         }
     }
 }
 
-/// Whether a path still refers to a given inode.
-enum Found {
-    There,
-    Elsewhere,
+impl Nodes {
+    /// As [`Files::set_immutable`], for any inode.
+    ///
+    /// # Errors
+    /// As for [`Files::set_immutable`], with [`FsError::Stale`] in place of errors of the path.
+    pub fn set_immutable(&self, node: Node, is_immutable: bool) -> Result<()> {
+        self.files().shared.set_immutable(node, is_immutable, || node.to_path())
+    }
 }
 
 impl Shared {
-    /// Makes a file immutable. The caller holds the file's lock.
-    fn freeze(&self, path: &[u8], number: u64) -> Result<Found> {
-        self.change_found(path, number, |names, inode| {
-            if !inode.is_immutable && names.slots.is_used(number, InodeUse::Writable) {
-                return Err(FsError::InUse { path: owned(path) });
-            }
-            (inode.is_immutable, inode.is_clearing_immutable) = (true, false);
-            Ok(())
-        })
-    }
-
-    /// Marks an immutable file as clearing: no new leases.
-    fn begin_to_clear_immutable(&self, path: &[u8], number: u64) -> Result<Found> {
-        self.change_found(path, number, |_, inode| {
+    fn set_immutable(
+        &self,
+        node: Node,
+        is_immutable: bool,
+        path: impl Fn() -> PathBuf,
+    ) -> Result<()> {
+        // Take the write lock: in-flight writers have already passed the immutability check.
+        let _writing = self.pool.lock_file(node.number)?;
+        let in_use = || Err(FsError::InUse { path: path() });
+        if is_immutable {
+            return self.change_live(node, |names, inode| {
+                if !inode.is_immutable && names.slots.is_used(node.number, InodeUse::Writable) {
+                    return in_use();
+                }
+                (inode.is_immutable, inode.is_clearing_immutable) = (true, false);
+                Ok(())
+            });
+        }
+        // First stop new leases, then check that there are none.
+        self.change_live(node, |_, inode| {
             inode.is_clearing_immutable = inode.is_immutable;
             Ok(())
-        })
-    }
-
-    /// Makes a file mutable; if it has a lease, restores full immutability and fails.
-    fn clear_immutable(&self, path: &[u8], number: u64) -> Result<Found> {
+        })?;
         let mut is_leased = false;
-        let found = self.change_found(path, number, |names, inode| {
-            is_leased = names.slots.is_used(number, InodeUse::Leased);
+        self.change_live(node, |names, inode| {
+            is_leased = names.slots.is_used(node.number, InodeUse::Leased);
             (inode.is_immutable, inode.is_clearing_immutable) = (is_leased, false);
             Ok(())
         })?;
-        if is_leased { Err(FsError::InUse { path: owned(path) }) } else { Ok(found) }
+        if is_leased { in_use() } else { Ok(()) }
     }
 
-    /// Changes the inode of this number, if the path still refers to it.
-    fn change_found(
+    fn change_live(
         &self,
-        path: &[u8],
-        number: u64,
+        node: Node,
         mut change: impl FnMut(&mut Names<'_, Transaction<'_>>, &mut FileInode) -> Result<()>,
-    ) -> Result<Found> {
+    ) -> Result<()> {
         self.change(|names| {
-            let found = walk(names.slots, path, Last::Follow)?.referent(path)?;
-            if found.inode != number {
-                return Ok(Found::Elsewhere);
-            }
-            let before = walk::referred(names.slots, found)?;
+            let before = walk::live(names.slots, node)?;
             let mut inode = before.clone();
             change(names, &mut inode)?;
             if inode != before {
                 inode.changed_ns = names.now_ns;
                 names.put(&inode)?;
             }
-            Ok(Found::There)
+            Ok(())
         })
     }
 }

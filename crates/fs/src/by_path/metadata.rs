@@ -4,12 +4,9 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use aquifer_pool::Transaction;
-use aquifer_pool::format::file::FileInode;
-
 use crate::error::{FsError, Result};
 use crate::files::Files;
-use crate::metadata::{FileTimes, Metadata, set_owner};
+use crate::metadata::{FileTimes, Metadata, SetAttributes};
 use crate::walk::{self, Last, bytes_of, owned, walk};
 
 impl Files {
@@ -133,7 +130,7 @@ impl Files {
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::Immutable`], [`FsError::Pool`].
     pub fn set_permissions(&self, path: impl AsRef<Path>, permissions: Permissions) -> Result<()> {
-        self.set(path.as_ref(), Last::Follow, |inode| inode.mode = permissions.mode() & 0o7777)
+        self.set(path.as_ref(), Last::Follow, SetAttributes::new().mode(permissions.mode()))
     }
 
     /// Sets user and group; `None` leaves one unchanged. As [`std::os::unix::fs::chown`].
@@ -152,7 +149,7 @@ impl Files {
     /// # Errors
     /// As for [`Files::set_permissions`].
     pub fn chown(&self, path: impl AsRef<Path>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
-        self.set(path.as_ref(), Last::Follow, |inode| set_owner(inode, uid, gid))
+        self.set(path.as_ref(), Last::Follow, SetAttributes::new().owner(uid, gid))
     }
 
     /// As [`Files::chown`], but does not follow a symbolic link at the end of the path. As
@@ -161,7 +158,7 @@ impl Files {
     /// # Errors
     /// As for [`Files::set_permissions`].
     pub fn lchown(&self, path: impl AsRef<Path>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
-        self.set(path.as_ref(), Last::Keep, |inode| set_owner(inode, uid, gid))
+        self.set(path.as_ref(), Last::Keep, SetAttributes::new().owner(uid, gid))
     }
 
     /// Sets times. As `std::fs::set_times`, which is not stable yet.
@@ -184,7 +181,7 @@ impl Files {
     /// # Errors
     /// As for [`Files::set_permissions`].
     pub fn set_times(&self, path: impl AsRef<Path>, times: FileTimes) -> Result<()> {
-        self.set(path.as_ref(), Last::Follow, |inode| times.apply(inode))
+        self.set(path.as_ref(), Last::Follow, SetAttributes::new().times(times))
     }
 
     /// As [`Files::set_times`], but does not follow a symbolic link at the end of the path.
@@ -192,33 +189,15 @@ impl Files {
     /// # Errors
     /// As for [`Files::set_permissions`].
     pub fn set_times_nofollow(&self, path: impl AsRef<Path>, times: FileTimes) -> Result<()> {
-        self.set(path.as_ref(), Last::Keep, |inode| times.apply(inode))
+        self.set(path.as_ref(), Last::Keep, SetAttributes::new().times(times))
     }
 
-    fn set(&self, path: &Path, last: Last, set: impl Fn(&mut FileInode)) -> Result<()> {
-        self.change_inode(path, last, |inode, _| {
-            set(inode);
-            Ok(())
-        })
-    }
-
-    /// Changes the inode that a path refers to, unless it is immutable.
-    pub(super) fn change_inode(
-        &self,
-        path: &Path,
-        last: Last,
-        change: impl Fn(&mut FileInode, &mut Transaction<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let path = bytes_of(path);
-        self.shared.change(|names| {
+    fn set(&self, path: &Path, last: Last, what: SetAttributes) -> Result<()> {
+        let (shared, path) = (&self.shared, bytes_of(path));
+        shared.change(|names| {
             let found = walk(names.slots, path, last)?.referent(path)?;
-            let mut inode = walk::referred(names.slots, found)?;
-            if inode.is_immutable {
-                return Err(FsError::Immutable { path: owned(path) });
-            }
-            change(&mut inode, names.slots)?;
-            inode.changed_ns = names.now_ns;
-            names.put(&inode)
+            let inode = walk::referred(names.slots, found)?;
+            names.set(inode, &what, &shared.caller, || owned(path)).map(drop)
         })
     }
 }

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use aquifer_pool::format::file::{FileInode, FileKind};
+use aquifer_pool::format::file::FileKind;
 
 use crate::error::{FsError, Result};
 use crate::files::Files;
-use crate::names::Gone;
+use crate::names::{New, keep_none};
 use crate::read_dir::ReadDir;
 use crate::walk::{self, Last, bytes_of, owned, walk};
 
@@ -36,7 +36,20 @@ pub enum RenameMode {
     NoReplace,
     /// Both names must exist, and are exchanged.
     Exchange,
+    /// As [`RenameMode::Replace`], and the old name is given to a *whiteout* in the same step: a
+    /// character device 0, 0 without permissions. In file systems that are laid over others it
+    /// stands for a removed name.
+    Whiteout,
+    /// As [`RenameMode::Whiteout`], but the new name must not exist.
+    WhiteoutNoReplace,
 }
+
+impl RenameMode {
+    pub(crate) fn leaves_whiteout(self) -> bool {
+        matches!(self, RenameMode::Whiteout | RenameMode::WhiteoutNoReplace)
+    }
+}
+
 /// Creates directories with options: [`std::fs::DirBuilder`] for a pool, from
 /// [`Files::dir_builder`]. The setter of [`std::os::unix::fs::DirBuilderExt`] is a method, too.
 ///
@@ -81,7 +94,7 @@ impl DirBuilder {
     }
 
     fn create_one(&self, path: &Path) -> Result<()> {
-        self.files.make(bytes_of(path), FileKind::Directory, self.mode, &[]).map(drop)
+        self.files.make(bytes_of(path), FileKind::Directory, self.mode, &[])
     }
 
     fn create_all(&self, path: &Path) -> Result<()> {
@@ -151,15 +164,11 @@ impl Files {
         DirBuilder { files: self.clone(), recursive: false, mode: 0o777 }
     }
 
-    fn make(&self, path: &[u8], kind: FileKind, mode: u32, target: &[u8]) -> Result<FileInode> {
-        let mode = match kind {
-            FileKind::Symlink => mode,
-            _ => mode & !self.shared.umask,
-        };
-        let new = self.new_of(kind, mode, target);
+    fn make(&self, path: &[u8], kind: FileKind, mode: u32, target: &[u8]) -> Result<()> {
+        let new = New::of(kind, mode, target, &self.shared.caller);
         self.shared.change(|names| {
             let place = walk(names.slots, path, Last::Name)?;
-            names.make(&place, path, new)
+            names.make(&place, path, new).map(drop)
         })
     }
 
@@ -183,7 +192,7 @@ impl Files {
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let target = bytes_of(target.as_ref());
         walk::check(target)?;
-        self.make(bytes_of(link.as_ref()), FileKind::Symlink, 0o777, target).map(drop)
+        self.make(bytes_of(link.as_ref()), FileKind::Symlink, 0o777, target)
     }
 
     /// Adds another name for a file or a symbolic link. As [`std::fs::hard_link`].
@@ -205,7 +214,11 @@ impl Files {
     /// [`FsError::NotFound`], [`FsError::Pool`].
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (bytes_of(original.as_ref()), bytes_of(link.as_ref()));
-        self.shared.change(|names| names.link(from, to))
+        self.shared.change(|names| {
+            let source = walk(names.slots, from, Last::Keep)?.referent(from)?;
+            let place = walk(names.slots, to, Last::Name)?;
+            names.link(source, from, &place, to).map(drop)
+        })
     }
 
     /// Returns the target of a symbolic link. As [`std::fs::read_link`].
@@ -301,7 +314,8 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// As for [`Files::rename`]; [`FsError::Exists`] for [`RenameMode::NoReplace`].
+    /// As for [`Files::rename`]; [`FsError::Exists`] for [`RenameMode::NoReplace`]; for a whiteout
+    /// also those of [`Files::create_special`].
     pub fn rename_with(
         &self,
         from: impl AsRef<Path>,
@@ -309,11 +323,15 @@ impl Files {
         mode: RenameMode,
     ) -> Result<()> {
         let (from, to) = (bytes_of(from.as_ref()), bytes_of(to.as_ref()));
-        let gone = self.shared.change(|names| match mode {
-            RenameMode::Exchange => names.exchange(from, to).map(|()| Gone::Linked),
-            _ => names.rename(from, to, mode == RenameMode::Replace),
+        let shared = &self.shared;
+        shared.check_rename(mode)?;
+        let gone = shared.change(|names| {
+            let source = walk(names.slots, from, Last::Name)?;
+            let target = walk(names.slots, to, Last::Name)?;
+            names.rename_as(mode, (&source, from), (&target, to), &shared.caller, &mut keep_none)
         })?;
-        self.shared.after(gone)
+        self.shared.after(gone);
+        Ok(())
     }
 
     /// Returns the names in a directory, in no particular order, without `.` and `..`. As

@@ -1,13 +1,18 @@
 //! Opening files with options.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use aquifer_pool::Transaction;
 use aquifer_pool::format::file::{FileInode, FileKind};
 
+use crate::caller::Caller;
 use crate::error::{FsError, Result};
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
-use crate::walk::{self, Last, bytes_of, owned, walk};
+use crate::names::{Names, New};
+use crate::open_inodes::OpenInode;
+use crate::walk::{self, Last, Place, bytes_of, owned, walk};
 
 /// How to open a file: [`std::fs::OpenOptions`] for files of a pool, from [`Files::options`]. The
 /// setters of [`std::os::unix::fs::OpenOptionsExt`] are methods, too.
@@ -150,48 +155,73 @@ impl FileOptions {
             };
             // `None`: the inode was removed between lookup and open. The path now refers to
             // something else or to nothing, so look it up again.
-            if let Some(file) = self.open_found(path, &inode)? {
-                if self.flags.truncate && !is_new && inode.kind == FileKind::File {
-                    file.set_len(0)?;
-                }
-                return Ok(file);
+            self.check_kind(&inode, || owned(path))?;
+            if let Some(opened) = shared.open_inode(&inode)? {
+                return self.opened(opened, !is_new);
             }
         }
     }
 
-    fn open_found(&self, path: &[u8], inode: &FileInode) -> Result<Option<File>> {
+    /// Fails if an inode cannot be opened in this way.
+    pub(crate) fn check_kind(
+        &self,
+        inode: &FileInode,
+        path: impl FnOnce() -> PathBuf,
+    ) -> Result<()> {
         if inode.kind == FileKind::Directory && self.flags.writes() {
-            return Err(FsError::IsADirectory { path: owned(path) });
+            return Err(FsError::IsADirectory { path: path() });
         }
         if inode.kind == FileKind::Symlink {
-            return Err(FsError::LinkLoop { path: owned(path) });
+            return Err(FsError::LinkLoop { path: path() });
+        }
+        if inode.kind.is_special() {
+            return Err(FsError::Special { path: path() });
         }
         if inode.is_immutable && self.flags.writes() {
-            return Err(FsError::Immutable { path: owned(path) });
+            return Err(FsError::Immutable { path: path() });
         }
-        let opened = self.files.shared.open_inode(inode)?;
-        Ok(opened.map(|opened| File::new(self.files.clone(), opened, self.flags)))
+        Ok(())
+    }
+
+    /// The handle of an inode that is open now. `truncates`: if the options ask for that.
+    pub(crate) fn opened(&self, opened: Arc<OpenInode>, truncates: bool) -> Result<File> {
+        let file = File::new(self.files.clone(), opened, self.flags);
+        if self.flags.truncate && truncates && file.inode().kind == FileKind::File {
+            file.set_len(0)?;
+        }
+        Ok(file)
     }
 
     /// The inode that a path refers to, and whether this call created it.
     fn open_or_make(&self, path: &[u8]) -> Result<(FileInode, bool)> {
-        let mode = self.flags.mode & !self.files.shared.umask;
-        self.files.shared.change(|names| {
+        let shared = &self.files.shared;
+        shared.change(|names| {
             // A trailing slash asks for a directory, even if the symbolic link before it refers to
             // a file.
             let last = if path.ends_with(b"/") { Last::Name } else { self.flags.last() };
             let place = walk(names.slots, path, last)?;
-            if place.wants_directory && !place.name.is_empty() {
-                return Err(FsError::IsADirectory { path: owned(path) });
-            }
-            match place.found {
-                Some(_) if self.flags.create_new => Err(FsError::Exists { path: owned(path) }),
-                Some(_) => Ok((walk::referred(names.slots, place.referent(path)?)?, false)),
-                None => {
-                    let new = self.files.new_of(FileKind::File, mode, &[]);
-                    Ok((names.make(&place, path, new)?, true))
-                }
-            }
+            self.find_or_make(names, &place, path, &shared.caller)
         })
+    }
+
+    /// The inode at a place, and whether this call created it.
+    pub(crate) fn find_or_make(
+        &self,
+        names: &mut Names<'_, Transaction<'_>>,
+        place: &Place<'_>,
+        path: &[u8],
+        by: &Caller,
+    ) -> Result<(FileInode, bool)> {
+        if place.wants_directory && !place.name.is_empty() {
+            return Err(FsError::IsADirectory { path: owned(path) });
+        }
+        match place.found {
+            Some(_) if self.flags.create_new => Err(FsError::Exists { path: owned(path) }),
+            Some(_) => Ok((walk::referred(names.slots, place.referent(path)?)?, false)),
+            None => {
+                let new = New::of(FileKind::File, self.flags.mode, &[], by);
+                Ok((names.make(place, path, new)?, true))
+            }
+        }
     }
 }

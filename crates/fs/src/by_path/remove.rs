@@ -8,8 +8,10 @@ use aquifer_pool::format::file::FileKind;
 
 use crate::error::{FsError, Result};
 use crate::files::Files;
+use crate::names::keep_none;
+use crate::node::Node;
 use crate::read_dir::ReadDir;
-use crate::walk::{self, Last, bytes_of};
+use crate::walk::{self, Last, bytes_of, walk};
 
 impl Files {
     /// Removes the name of a file or of a symbolic link. Open handles stay usable. As
@@ -30,8 +32,12 @@ impl Files {
     /// [`FsError::NotFound`], [`FsError::IsADirectory`], [`FsError::Immutable`], [`FsError::Pool`].
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = bytes_of(path.as_ref());
-        let gone = self.shared.change(|names| names.unlink(path))?;
-        self.shared.after(gone)
+        let gone = self.shared.change(|names| {
+            let place = walk(names.slots, path, Last::Name)?;
+            names.unlink(&place, path, &mut keep_none)
+        })?;
+        self.shared.after(gone);
+        Ok(())
     }
 
     /// Removes an empty directory. As [`std::fs::remove_dir`].
@@ -54,8 +60,12 @@ impl Files {
     /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`], [`FsError::Pool`].
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = bytes_of(path.as_ref());
-        let gone = self.shared.change(|names| names.remove_directory(path))?;
-        self.shared.after(gone)
+        let gone = self.shared.change(|names| {
+            let place = walk(names.slots, path, Last::Name)?;
+            names.remove_directory(&place, path, &mut keep_none)
+        })?;
+        self.shared.after(gone);
+        Ok(())
     }
 
     /// Removes a directory and everything in it, at any depth; symbolic links are removed, not
@@ -101,7 +111,7 @@ impl Files {
                                 above.push(below);
                                 continue;
                             }
-                            Err(FsError::NotFound { .. }) => {}
+                            Err(FsError::NotFound { .. } | FsError::Stale { .. }) => {}
                             Err(error) => return Err(error),
                         },
                         _ => missing_is_fine(self.remove_entry(directory, name, false, &path))?,
@@ -124,10 +134,10 @@ impl Files {
     }
 
     /// Opens a subdirectory of a directory given by its inode. `path` is for messages.
-    fn enter(&self, directory: (u64, u64), name: &OsStr, path: &Path) -> Result<ReadDir> {
+    fn enter(&self, directory: Node, name: &OsStr, path: &Path) -> Result<ReadDir> {
         let shown = bytes_of(path);
         let inode = self.shared.look(|slots| {
-            let place = walk::entry(slots, directory, name.as_bytes(), shown)?;
+            let place = walk::entry(slots, directory, name.as_bytes())?;
             walk::referred(slots, place.named(shown)?)
         })?;
         match inode.kind {
@@ -138,21 +148,29 @@ impl Files {
 
     fn remove_entry(
         &self,
-        directory: (u64, u64),
+        directory: Node,
         name: &OsStr,
         is_directory: bool,
         path: &Path,
     ) -> Result<()> {
         let (name, path) = (name.as_bytes(), bytes_of(path));
-        let gone =
-            self.shared.change(|names| names.remove_entry(directory, name, is_directory, path))?;
-        self.shared.after(gone)
+        let gone = self.shared.change(|names| {
+            let place = walk::entry(names.slots, directory, name)?;
+            if is_directory {
+                names.remove_directory(&place, path, &mut keep_none)
+            } else {
+                names.unlink(&place, path, &mut keep_none)
+            }
+        })?;
+        self.shared.after(gone);
+        Ok(())
     }
 }
 
 fn missing_is_fine(outcome: Result<()>) -> Result<()> {
     match outcome {
-        Err(FsError::NotFound { .. }) => Ok(()),
+        // `Stale`: the directory was removed, and everything in it before.
+        Err(FsError::NotFound { .. } | FsError::Stale { .. }) => Ok(()),
         outcome => outcome,
     }
 }

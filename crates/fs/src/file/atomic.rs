@@ -1,19 +1,23 @@
 //! Replacing and exchanging pages: one log record, and no byte of data copied or torn.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use aquifer_pool::Transaction;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_pool::format::run::Run;
+use aquifer_pool::media::ByteRange;
 use aquifer_vm::Bytes;
 
 use super::File;
-use super::write::{Edit, Write, in_small_pieces};
+use super::write::{Edit, Write, WriteHow, in_small_pieces};
+use crate::caller::Caller;
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
 use crate::files::now_ns;
 use crate::names::Names;
+use crate::rules;
 
 impl File {
     /// Writes all of `bytes` at `offset_bytes` atomically, whatever their length: readers in all
@@ -40,17 +44,56 @@ impl File {
     /// of the file; the pool also counts as full if its free space for the new pages is in more
     /// than 512 pieces. On error, nothing has happened.
     pub fn write_atomic(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        self.write_parts(&[(offset_bytes, bytes)])
+    }
+
+    /// [`File::write_atomic`] of several ranges at once: pairs of an offset and the bytes that
+    /// belong there. Readers and later processes see all of them, or none. So a page of an index
+    /// and the record that it points to change together, without a journal.
+    ///
+    /// The ranges may be in any order; where two overlap, the later one counts.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let accounts = files.create_file("/accounts")?;
+    /// accounts.write_all_at(&[10; 100_000], 0)?;
+    /// accounts.write_atomic_ranges(&[(8, &[9]), (90_000, &[11])])?; // no money is lost or made
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::write_atomic`]; [`FsError::NotOpenFor`] also if the file is open for
+    /// appending. On error, nothing has happened.
+    ///
+    /// All ranges are one change of the pool. With thousands of them far apart, it can be too large:
+    /// [`PoolError::TooManyRuns`](aquifer_pool::PoolError::TooManyRuns), or in a pool with a short
+    /// log [`PoolError::TooLargeForLog`](aquifer_pool::PoolError::TooLargeForLog). Then write fewer
+    /// at once.
+    pub fn write_atomic_ranges(&self, ranges: &[(u64, &[u8])]) -> Result<()> {
+        if self.opened.flags.append {
+            return Err(FsError::NotOpenFor { what: "writing at offsets, but for appending" });
+        }
+        self.write_parts(ranges)
+    }
+
+    fn write_parts(&self, parts: &[(u64, &[u8])]) -> Result<()> {
         self.check_writes()?;
-        if bytes.is_empty() {
+        let mut parts: Vec<_> =
+            parts.iter().copied().filter(|(_, bytes)| !bytes.is_empty()).collect();
+        if parts.is_empty() {
             return Ok(());
         }
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let offset_bytes = if self.opened.flags.append { inode.size_bytes } else { offset_bytes };
-        let range = FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        let write = Write { shared, lock, open: self.inode(), inode, table };
-        write.replace(bytes, range)
+        if self.opened.flags.append {
+            parts.iter_mut().for_each(|part| part.0 = inode.size_bytes);
+        }
+        Write { shared, lock, open: self.inode(), inode, table, how: WriteHow::default() }
+            .replace(&parts)
     }
 
     /// Exchanges whole pages with another file, or with another part of this one: `len_bytes` from
@@ -117,7 +160,7 @@ impl File {
         // older one at any time.
         let of = |open| {
             let (inode, table) = shared.table(open)?;
-            Ok::<_, FsError>(Write { shared, lock, open, inode, table })
+            Ok::<_, FsError>(Write { shared, lock, open, inode, table, how: WriteHow::default() })
         };
         let (own_write, other_write) = (of(own)?, of(others)?);
         let mut exposed = Vec::new();
@@ -139,9 +182,9 @@ impl File {
             own_table.splice(own_range, &other_runs)?;
             let both = if is_one_file { &mut own_table } else { &mut other_table };
             both.splice(other_range, &own_runs)?;
-            store(&mut names, own.number, &mut own_table)?;
+            store(&mut names, own.number, &mut own_table, &shared.caller)?;
             if !is_one_file {
-                store(&mut names, others.number, &mut other_table)?;
+                store(&mut names, others.number, &mut other_table, &shared.caller)?;
             }
             exposed.iter().for_each(|range| names.slots.expose(*range));
             Ok::<_, FsError>((own_table, other_table))
@@ -172,20 +215,25 @@ fn store<S: aquifer_pool::ChangeSlots<Error = aquifer_pool::PoolError>>(
     names: &mut Names<'_, S>,
     number: u64,
     table: &mut FileTable,
+    by: &Caller,
 ) -> Result<()> {
     let mut inode = names.inode(number)?;
     table.store(&mut inode, names.slots)?;
+    if let Some(lost) = rules::privileges_lost(&inode, names.slots, by, WriteHow::default())? {
+        names.drop_privileges(&mut inode, lost)?;
+    }
     (inode.modified_ns, inode.changed_ns) = (names.now_ns, names.now_ns);
     names.put(&inode)
 }
 
-fn whole_pages(offset_bytes: u64, len_bytes: u64) -> Result<FilePages> {
+/// Returns the pages of a range, which must be whole ones.
+pub(super) fn whole_pages(offset_bytes: u64, len_bytes: u64) -> Result<FilePages> {
     let not_pages = |reason| Err(FsError::NotPages { reason });
     if !offset_bytes.is_multiple_of(PAGE_BYTES) || !len_bytes.is_multiple_of(PAGE_BYTES) {
         return not_pages("offsets and length are multiples of 4,096");
     }
     if len_bytes == 0 {
-        return not_pages("there is nothing to exchange");
+        return not_pages("there is none");
     }
     match offset_bytes.checked_add(len_bytes) {
         Some(end) if end <= MAX_FILE_BYTES => Ok(FilePages {
@@ -196,85 +244,180 @@ fn whole_pages(offset_bytes: u64, len_bytes: u64) -> Result<FilePages> {
     }
 }
 
+/// The bytes that count in these parts of a file, in order and without overlaps: where two parts
+/// overlap, the later one counts.
+fn without_overlaps<'b>(parts: &[(u64, &'b [u8])]) -> Vec<(u64, &'b [u8])> {
+    let mut counting = Vec::with_capacity(parts.len());
+    // Start and end of what later parts cover, apart from each other: each part joins all that it
+    // touches, so none is visited twice.
+    let mut covered = BTreeMap::<u64, u64>::new();
+    for part in parts.iter().rev() {
+        let (offset_bytes, end_bytes) = (part.0, range_of(part).end_bytes());
+        let mut count = |from: u64, to: u64| {
+            if from < to {
+                let inside = (from - offset_bytes) as usize..(to - offset_bytes) as usize;
+                counting.push((from, &part.1[inside]));
+            }
+        };
+        let (mut joined, mut left_to) = ((offset_bytes, end_bytes), end_bytes);
+        while let Some((&start, &end)) = covered.range(..=left_to).next_back()
+            && end >= offset_bytes
+        {
+            covered.remove(&start);
+            count(end, left_to);
+            joined = (joined.0.min(start), joined.1.max(end));
+            left_to = start;
+        }
+        count(offset_bytes, left_to);
+        covered.insert(joined.0, joined.1);
+    }
+    counting.sort_unstable_by_key(|part| part.0);
+    counting
+}
+
+/// The pages that these parts of a file, which are in order, touch; adjacent ones together.
+fn pages_of(parts: &[(u64, &[u8])]) -> Vec<FilePages> {
+    let mut touched: Vec<FilePages> = parts.iter().map(|part| range_of(part).pages()).collect();
+    touched.dedup_by(|next, pages| {
+        let continues = next.first <= pages.end();
+        if continues {
+            *pages = FilePages::between(pages.first, pages.end().max(next.end()));
+        }
+        continues
+    });
+    touched
+}
+
+fn range_of((offset_bytes, bytes): &(u64, &[u8])) -> FileBytes {
+    FileBytes { offset_bytes: *offset_bytes, len_bytes: bytes.len() as u64 }
+}
+
 impl Write<'_> {
-    /// Replaces the pages of `range` by new pages with `bytes`.
-    fn replace(&self, bytes: &[u8], range: FileBytes) -> Result<()> {
+    /// Writes bytes at offsets of the file to new pages, which replace those that were there.
+    fn replace(&self, parts: &[(u64, &[u8])]) -> Result<()> {
         self.check()?;
         self.check_not_viewed()?;
-        let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
-        let end_bytes =
-            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        let end_bytes = parts.iter().map(|part| range_of(part).end_bytes()).max().unwrap_or(0);
+        if end_bytes > MAX_FILE_BYTES {
+            return Err(FsError::FileTooLarge);
+        }
+        let parts = &without_overlaps(parts);
+        let touched = pages_of(parts);
         let (mut edit, reservations) = self.all_at_once(|turn| {
             let mut edit = Edit::default();
             let mut reservations = Vec::new();
-            let pages = range.pages();
-            let mut first = pages.first.0;
-            while first < pages.end().0 {
-                let left = FilePages::between(FilePage(first), pages.end());
-                let reserve = || self.reserve(left, false);
-                let Some(reservation) = self.one_more(&reservations, turn, left, reserve)? else {
-                    return Err(in_small_pieces(&reservations, pages));
+            let mut left = VecDeque::from(touched.clone());
+            // Pages that are apart in the file are still reserved together.
+            while let Some(next) = left.front() {
+                let pages = left.iter().map(|pages| pages.pages).sum();
+                let wanted = FilePages { first: next.first, pages };
+                let reserve = || self.reserve(wanted, false);
+                let Some(reservation) = self.one_more(&reservations, turn, wanted, reserve)? else {
+                    return Err(in_small_pieces(&reservations, wanted));
                 };
-                let run = reservation.whole();
-                let taken = FilePages { first: FilePage(first), pages: run.pages };
-                self.fill_replacing(run, taken, bytes, range)?;
-                edit.splices.push((taken, reservation.runs().to_vec()));
+                for run in reservation.runs() {
+                    self.put_parts(*run, &mut left, parts, &mut edit)?;
+                }
                 reservations.push(reservation);
-                first += run.pages;
             }
             Ok((edit, reservations))
         })?;
         if end_bytes > self.inode.size_bytes {
             edit.size_bytes = Some(end_bytes);
-            // In pages before the new ones.
-            self.zero_behind_end(range.offset_bytes, &mut edit)?;
+            // Pages behind the end that come to lie inside, between the new ones.
+            let mut from_bytes = self.inode.size_bytes;
+            for pages in &touched {
+                let to_bytes = pages.first.0 * PAGE_BYTES;
+                if from_bytes == self.inode.size_bytes {
+                    self.settle_behind_end(to_bytes)?;
+                }
+                self.zero_between(from_bytes, to_bytes, &mut edit)?;
+                from_bytes = from_bytes.max(pages.end().0 * PAGE_BYTES);
+            }
         }
         self.commit(edit, reservations)
     }
 
-    /// Fills new pages with the file's current bytes, overlaid with `bytes`.
-    fn fill_replacing(
+    /// Fills a new run for the first pages that are left, and adds it to the edit.
+    fn put_parts(
         &self,
-        run: Run,
-        pages: FilePages,
-        bytes: &[u8],
-        range: FileBytes,
+        mut run: Run,
+        left: &mut VecDeque<FilePages>,
+        parts: &[(u64, &[u8])],
+        edit: &mut Edit<'_>,
     ) -> Result<()> {
-        let start = pages.first.0 * PAGE_BYTES;
-        let end = pages.end().0 * PAGE_BYTES;
-        let (from, to) = (start.max(range.offset_bytes), end.min(range.end_bytes()));
-        let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - start);
-        // Less than a page before and after `bytes`.
-        for (edge_from, edge_to) in [(start, from), (to, end)] {
-            let mut edge = vec![0; (edge_to - edge_from) as usize];
-            self.shared.read_at(self.open, &mut edge, edge_from)?;
-            self.put(at(edge_from), &edge)?;
+        while !run.is_empty()
+            && let Some(pages) = left.front_mut()
+        {
+            let taken = FilePages { pages: pages.pages.min(run.pages), ..*pages };
+            let part = Run { pages: taken.pages, ..run };
+            self.fill_replacing(part, taken, parts)?;
+            edit.splices.push((taken, vec![part]));
+            run = Run { start_page: part.end_page(), pages: run.pages - part.pages };
+            *pages = FilePages::between(taken.end(), pages.end());
+            if pages.pages == 0 {
+                left.pop_front();
+            }
         }
-        let part = (from - range.offset_bytes) as usize..(to - range.offset_bytes) as usize;
-        self.put(at(from), &bytes[part])
+        Ok(())
+    }
+
+    /// Fills new pages with the file's current bytes, overlaid with these parts, which are in order
+    /// and do not overlap.
+    fn fill_replacing(&self, run: Run, pages: FilePages, parts: &[(u64, &[u8])]) -> Result<()> {
+        let (start, end) = (pages.first.0 * PAGE_BYTES, pages.end().0 * PAGE_BYTES);
+        let at = |file_offset: u64| run.bytes().offset_bytes + (file_offset - start);
+        let first = parts.partition_point(|part| range_of(part).end_bytes() <= start);
+        let inside = parts[first..].iter().take_while(|part| part.0 < end).map(|part| {
+            let (from, to) = (part.0.max(start), range_of(part).end_bytes().min(end));
+            (from, &part.1[(from - part.0) as usize..(to - part.0) as usize])
+        });
+        // Each page is touched, so less than two pages are left before, between and after the
+        // parts.
+        let mut kept_from = start;
+        for (from, bytes) in inside.chain([(end, &[][..])]) {
+            let mut kept = vec![0; (from - kept_from) as usize];
+            if !kept.is_empty() {
+                self.shared.read_at(self.open, &mut kept, kept_from)?;
+                self.put(at(kept_from), &kept)?;
+            }
+            self.put(at(from), bytes)?;
+            kept_from = from + bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Prepares a change that is atomic also for content, and that overwrites bytes behind the end
+    /// of the file, up to `to_bytes`, in place. Returns those of them that are not all zero.
+    ///
+    /// Only the last page can have such bytes that were the file's, left by a truncation. After a
+    /// crash without it they are part of the file again, and zeros among them would be content of
+    /// no moment. So the truncation becomes durable first.
+    fn settle_behind_end(&self, to_bytes: u64) -> Result<Option<ByteRange>> {
+        let offset_bytes = self.inode.size_bytes;
+        let end_bytes = to_bytes.min(offset_bytes.next_multiple_of(PAGE_BYTES));
+        let len_bytes = end_bytes.saturating_sub(offset_bytes);
+        let mut pieces = self.table.pieces(FileBytes { offset_bytes, len_bytes });
+        let Some(place) = pieces.find_map(|piece| piece.pool) else { return Ok(None) };
+        let is_zero = |bytes: Bytes<'_>| bytes.to_vec().iter().all(|&byte| byte == 0);
+        if self.shared.pool.look_at(place, is_zero)? {
+            return Ok(None);
+        }
+        self.lock.settle_all()?;
+        Ok(Some(place))
     }
 
     /// Zeroes what these pages hold beyond the end of the file, and returns where the pages lie.
     /// Fails if they extend beyond the file's last page.
-    fn make_exchangeable(&self, pages: FilePages) -> Result<Vec<aquifer_pool::media::ByteRange>> {
+    fn make_exchangeable(&self, pages: FilePages) -> Result<Vec<ByteRange>> {
         let size_bytes = self.inode.size_bytes;
         let end_bytes = pages.end().0 * PAGE_BYTES;
         if end_bytes > size_bytes.next_multiple_of(PAGE_BYTES) {
             let reason = "the pages lie behind the end of the file; make it longer first";
             return Err(FsError::NotPages { reason });
         }
-        let behind = FileBytes {
-            offset_bytes: size_bytes.min(end_bytes),
-            len_bytes: end_bytes.saturating_sub(size_bytes),
-        };
-        for place in self.table.pieces(behind).filter_map(|piece| piece.pool) {
-            let is_zero = |bytes: Bytes<'_>| bytes.to_vec().iter().all(|&byte| byte == 0);
-            if !self.shared.pool.look_at(place, is_zero)? {
-                // Left by a truncation. After a crash without it they are part of the file again,
-                // and the exchange leaves no trace of the zeros in its own content.
-                self.lock.settle_all()?;
-                self.store_zeros(place)?;
-            }
+        if let Some(behind) = self.settle_behind_end(end_bytes)? {
+            self.store_zeros(behind)?;
         }
         let whole = FileBytes {
             offset_bytes: pages.first.0 * PAGE_BYTES,

@@ -1,12 +1,11 @@
 //! Owner and extended attributes of an open file: like `fchown`, `fgetxattr` and related calls.
 
-use aquifer_pool::Transaction;
 use aquifer_pool::format::file::FileInode;
 
 use super::File;
 use crate::attributes::{self, SetMode};
-use crate::error::{FsError, Result};
-use crate::metadata::set_owner;
+use crate::error::Result;
+use crate::metadata::SetAttributes;
 
 impl File {
     /// Sets user and group; `None` leaves one unchanged. As [`std::os::unix::fs::fchown`].
@@ -25,7 +24,7 @@ impl File {
     /// # Errors
     /// As for [`File::set_permissions`].
     pub fn fchown(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
-        self.set(|inode| set_owner(inode, uid, gid))
+        self.set(SetAttributes::new().owner(uid, gid))
     }
 
     /// Returns the value of an extended attribute, as
@@ -43,7 +42,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NoAttribute`], [`FsError::Pool`].
+    /// [`FsError::NoAttribute`](crate::FsError::NoAttribute),
+    /// [`FsError::Pool`](crate::FsError::Pool).
     pub fn attribute(&self, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
         attributes::check_length(name.as_ref())?;
         self.look_at_attributes(|inode, slots| attributes::get(inode, slots, name.as_ref()))
@@ -63,7 +63,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Pool`].
+    /// [`FsError::Pool`](crate::FsError::Pool).
     pub fn attributes(&self) -> Result<Vec<Vec<u8>>> {
         self.look_at_attributes(|inode, slots| attributes::list(inode, slots))
     }
@@ -94,7 +94,12 @@ impl File {
     ) -> Result<()> {
         let (name, value) = (name.as_ref(), value.as_ref());
         attributes::check_length(name)?;
-        self.change_attributes(|inode, slots| attributes::set(inode, slots, name, value, mode))
+        let (own, shared) = (self.inode(), &self.files().shared);
+        shared.change(|names| {
+            let inode = own.read(names.slots)?;
+            let path = || self.as_path();
+            names.set_attribute(inode, (name, value), mode, &shared.caller, path)
+        })
     }
 
     /// Removes an extended attribute.
@@ -112,11 +117,16 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::NoAttribute`], [`FsError::Immutable`], [`FsError::Pool`].
+    /// [`FsError::NoAttribute`](crate::FsError::NoAttribute),
+    /// [`FsError::Immutable`](crate::FsError::Immutable), [`FsError::Pool`](crate::FsError::Pool).
     pub fn remove_attribute(&self, name: impl AsRef<[u8]>) -> Result<()> {
         let name = name.as_ref();
         attributes::check_length(name)?;
-        self.change_attributes(|inode, slots| attributes::remove(inode, slots, name))
+        let (own, shared) = (self.inode(), &self.files().shared);
+        shared.change(|names| {
+            let inode = own.read(names.slots)?;
+            names.remove_attribute(inode, name, &shared.caller, || self.as_path())
+        })
     }
 
     fn look_at_attributes<T>(
@@ -127,22 +137,6 @@ impl File {
         self.files().shared.look(|slots| {
             let inode = own.read(slots)?;
             look(&inode, slots)
-        })
-    }
-
-    fn change_attributes(
-        &self,
-        change: impl Fn(&mut FileInode, &mut Transaction<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let own = self.inode();
-        self.files().shared.change(|names| {
-            let mut inode = own.read(names.slots)?;
-            if inode.is_immutable {
-                return Err(FsError::Immutable { path: self.as_path() });
-            }
-            change(&mut inode, names.slots)?;
-            inode.changed_ns = names.now_ns;
-            names.put(&inode)
         })
     }
 }

@@ -24,6 +24,7 @@
 
 mod atomic;
 mod attributes;
+mod copy;
 mod flags;
 mod lock;
 mod read;
@@ -34,6 +35,7 @@ mod write;
 
 use std::fmt;
 use std::fs::Permissions;
+use std::ops::{Bound, Range, RangeBounds};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -41,6 +43,7 @@ use std::time::SystemTime;
 
 use arc_swap::Guard;
 
+use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{AdvisoryLocks, PoolError, ReadSlots};
 
@@ -51,12 +54,14 @@ pub(crate) use read::copy_of_one_layout;
 pub use runs::{Defragmented, FileRun};
 pub use space::FallocateMode;
 pub(crate) use write::Write;
+pub use write::{At, WriteHow};
 
 use crate::error::{FsError, Result};
-use crate::file_table::FileTable;
+use crate::file_table::{FileBytes, FileTable};
 use crate::files::Files;
-use crate::metadata::{FileTimes, Metadata};
-use crate::open_inodes::OpenInode;
+use crate::metadata::{FileTimes, Metadata, SetAttributes};
+use crate::node::Node;
+use crate::open_inodes::{OpenInode, SyncedState};
 use crate::walk;
 
 /// An open file, or a directory open for its metadata. Can be shared between threads.
@@ -125,24 +130,38 @@ impl File {
         self.opened.inode.as_ref().expect("there until it is dropped")
     }
 
+    pub(crate) fn flags(&self) -> OpenFlags {
+        self.opened.flags
+    }
+
+    pub(crate) fn position(&self) -> &AtomicU64 {
+        &self.opened.position
+    }
+
     pub(crate) fn check_reads(&self) -> Result<()> {
         match (self.opened.flags.read, self.inode().kind) {
             (true, FileKind::File) => Ok(()),
-            (true, _) => Err(FsError::IsADirectory { path: self.as_path() }),
+            (true, FileKind::Directory) => Err(FsError::IsADirectory { path: self.as_path() }),
+            (true, _) => Err(FsError::Special { path: self.as_path() }),
             (false, _) => Err(FsError::NotOpenFor { what: "reading" }),
         }
     }
 
     pub(crate) fn check_writes(&self) -> Result<()> {
-        if self.opened.flags.writes() {
-            Ok(())
-        } else {
-            Err(FsError::NotOpenFor { what: "writing" })
+        match (self.opened.flags.writes(), self.inode().kind) {
+            (true, FileKind::File) => Ok(()),
+            (true, _) => Err(FsError::NotAFile { path: self.as_path() }),
+            (false, _) => Err(FsError::NotOpenFor { what: "writing" }),
         }
     }
 
     pub(crate) fn as_path(&self) -> std::path::PathBuf {
-        format!("(inode {})", self.inode().number).into()
+        self.node().to_path()
+    }
+
+    /// Returns its inode number and generation: see [`Nodes`](crate::node::Nodes).
+    pub fn node(&self) -> Node {
+        self.inode().node()
     }
 
     /// Returns another handle of the same open file, with the same position: a clone. As
@@ -192,7 +211,7 @@ impl File {
     /// # Errors
     /// [`FsError::Immutable`], [`FsError::Pool`].
     pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
-        self.set(|inode| inode.mode = permissions.mode() & 0o7777)
+        self.set(SetAttributes::new().mode(permissions.mode()))
     }
 
     /// Sets times. As [`std::fs::File::set_times`].
@@ -215,7 +234,7 @@ impl File {
     /// # Errors
     /// As for [`File::set_permissions`].
     pub fn set_times(&self, times: FileTimes) -> Result<()> {
-        self.set(|inode| times.apply(inode))
+        self.set(SetAttributes::new().times(times))
     }
 
     /// Sets the time of the last modification. As [`std::fs::File::set_modified`].
@@ -226,16 +245,11 @@ impl File {
         self.set_times(FileTimes::new().set_modified(time))
     }
 
-    fn set(&self, set: impl Fn(&mut FileInode)) -> Result<()> {
-        let own = self.inode();
-        self.files().shared.change(|names| {
-            let mut inode = own.read(names.slots)?;
-            if inode.is_immutable {
-                return Err(FsError::Immutable { path: self.as_path() });
-            }
-            set(&mut inode);
-            inode.changed_ns = names.now_ns;
-            names.put(&inode)
+    fn set(&self, what: SetAttributes) -> Result<()> {
+        let (own, shared) = (self.inode(), &self.files().shared);
+        shared.change(|names| {
+            let inode = own.read(names.slots)?;
+            names.set(inode, &what, &shared.caller, || self.as_path()).map(drop)
         })
     }
 
@@ -256,14 +270,81 @@ impl File {
     /// # Errors
     /// [`FsError::Pool`]; the data may be durable or not, and the pool is read-only after that.
     pub fn sync_all(&self) -> Result<()> {
-        let shared = &self.files().shared;
-        if self.inode().kind == FileKind::File {
-            let table = shared.table(self.inode())?.1;
-            let ranges: Vec<_> =
-                table.runs().filter(|run| !run.is_hole()).map(|run| run.bytes()).collect();
-            shared.pool.make_durable(&ranges)?;
+        self.sync_range(.., Synced::All)
+    }
+
+    /// Makes a range of the content durable: with [`Synced::All`] all earlier changes in the pool as
+    /// well, as [`File::sync_all`] does; with [`Synced::Data`] only what is needed to read the range,
+    /// as `fdatasync` does.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::Synced;
+    ///
+    /// let file = files.create_file("/f")?;
+    /// file.write_all_at(&[1; 100_000], 0)?;
+    /// file.sync_all()?;
+    /// file.write_all_at(&[2; 100], 50_000)?;
+    /// file.sync_range(50_000..50_100, Synced::Data)?; // writes one page
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::sync_all`].
+    pub fn sync_range(&self, range: impl RangeBounds<u64>, what: Synced) -> Result<()> {
+        let (own, pool) = (self.inode(), &self.files().shared.pool);
+        if own.kind != FileKind::File {
+            return Ok(pool.sync()?);
         }
-        Ok(shared.pool.sync()?)
+        let (inode, table) = self.files().shared.table(own)?;
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => u64::MAX,
+        };
+        // Also behind the end of the file: a view may have stored there.
+        let end = end.min(table.pages() * PAGE_BYTES);
+        let range = FileBytes { offset_bytes: start, len_bytes: end.saturating_sub(start) };
+        let ranges: Vec<_> = table.pieces(range).filter_map(|piece| piece.pool).collect();
+        let state =
+            SyncedState { layout_version: inode.layout_version, size_bytes: inode.size_bytes };
+        if what == Synced::Data && own.is_synced(state) {
+            return Ok(pool.make_durable(&ranges)?);
+        }
+        pool.sync_with(&ranges)?;
+        own.note_synced(state);
+        Ok(())
+    }
+
+    /// A hint that [`File::sync_range`] of this range will come soon: the media begin with it, and
+    /// nothing waits. What goes wrong is an error of the sync.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// file.write_all_at(&[1; 4096], 0)?;
+    /// file.begin_sync(0..4096); // the disk writes while the program prepares what comes next
+    /// file.sync_all()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_sync(&self, range: Range<u64>) {
+        let Ok((_, table)) = self.files().shared.table(self.inode()) else { return };
+        let len_bytes = range.end.saturating_sub(range.start);
+        let pieces = table.pieces(FileBytes { offset_bytes: range.start, len_bytes });
+        for range in pieces.filter_map(|piece| piece.pool) {
+            self.files().shared.pool.begin_write_back(range);
+        }
     }
 
     /// As [`File::sync_all`]: the pool has one log, so no metadata can be left out.
@@ -286,7 +367,21 @@ impl File {
     }
 }
 
+/// What a [sync](File::sync_range) of a file makes durable besides its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Synced {
+    /// What is needed to read the content: nothing, if neither the length of the file nor its pages have
+    /// changed since they were made durable through this process's handles of it.
+    Data,
+    /// All earlier changes in the pool, of any process.
+    All,
+}
+
 impl OpenInode {
+    pub fn node(&self) -> Node {
+        Node { number: self.number, generation: self.generation }
+    }
+
     /// Reads the current inode. A file exists as long as it is open. A directory does not: once
     /// removed, it has nothing left to read.
     pub fn read(&self, slots: &impl ReadSlots<Error = PoolError>) -> Result<FileInode> {
@@ -317,13 +412,9 @@ impl crate::files::Shared {
         if !self.opened.close(open) {
             return;
         }
-        // If that is unknown, assume an orphan; `reap` checks again in a transaction. The number of a
-        // removed directory may now belong to another inode, which this handle's pin kept from
-        // being freed.
-        let has_links = self.generation_and_links(number).ok().flatten();
-        if has_links.is_none_or(|(_, links)| links == 0) {
-            let _ = self.reap(number);
-        }
+        // The number of a removed directory may now belong to another inode, which this handle's pin
+        // kept from being freed.
+        let _ = self.reap_if_orphan(number);
     }
 
     /// Reads the current inode of an open file.

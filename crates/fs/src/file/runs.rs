@@ -7,7 +7,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::run::Run;
 
 use super::File;
-use super::write::{Edit, Write};
+use super::write::{Edit, Write, WriteHow};
 use crate::error::Result;
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
@@ -125,7 +125,14 @@ impl File {
         // An extent after a hole is a separate run in any case.
         let next = extents.next().filter(|next| next.first == extent.pages().end());
         let behind = behind.filter(|_| extent.first == from);
-        let write = Write { shared, lock, open: self.inode(), inode, table: table.clone() };
+        let write = Write {
+            shared,
+            lock,
+            open: self.inode(),
+            inode,
+            table: table.clone(),
+            how: WriteHow::default(),
+        };
         write.check()?;
         write.check_not_viewed()?;
         let reserve = |pages, near_page| match shared.pool.reserve_some(pages, near_page, false) {

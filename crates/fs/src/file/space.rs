@@ -6,7 +6,8 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 
 use super::File;
-use super::write::{Edit, PIECES_AT_ONCE, REMOVED_AT_ONCE_RUNS, Write};
+use super::atomic::whole_pages;
+use super::write::{Edit, PIECES_AT_ONCE, Shift, Write, WriteHow};
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages};
 
@@ -36,6 +37,25 @@ pub enum FallocateMode {
     PunchHole,
     /// Make the range read as zeros and have pages; extend the file to its end.
     ZeroRange,
+    /// As [`FallocateMode::ZeroRange`], but keep the file's length, as
+    /// [`FallocateMode::KeepSize`].
+    ZeroKeepSize,
+    /// Remove the range: what lies behind it moves to its place, and the file gets shorter. Offset
+    /// and length are multiples of 4,096, and the range ends before the end of the file.
+    ///
+    /// All at once, for readers and after a crash, except that a range in more than 512 pieces may
+    /// first be seen as a hole. As an exchange of pages ([`File::exchange_range`]), it makes the
+    /// next overwrite of bytes wait until it is durable.
+    ///
+    /// No byte is copied, but the bytes that move must be durable before the change is. If they lie
+    /// in up to 512 pieces, the next sync sees to that. With more, the call writes back all bytes
+    /// behind the range before it changes anything, and other writers of the file wait. With a log
+    /// shorter than 512 KiB, both limits are one piece for each KiB of it.
+    CollapseRange,
+    /// Insert a hole: what lies at the offset and behind it moves back, and the file gets longer.
+    /// Offset and length are multiples of 4,096, and the offset lies before the end of the file.
+    /// Else as [`FallocateMode::CollapseRange`].
+    InsertRange,
 }
 
 impl File {
@@ -55,33 +75,72 @@ impl File {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::FallocateMode;
+    ///
+    /// let log = files.create_file("/log")?;
+    /// log.write_all_at(&[1; 8192], 0)?;
+    /// log.write_all_at(b"the newest records", 8192)?;
+    /// log.allocate(FallocateMode::CollapseRange, 0, 8192)?; // drops the oldest
+    /// assert_eq!(files.read("/log")?, b"the newest records");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`FsError::Pool`] if the pool is full, and then a part may have been done;
-    /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`].
+    /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`]; of a collapse or
+    /// an insertion also [`FsError::NotPages`], and [`FsError::InUse`] if there is a
+    /// [`ViewMut`](crate::ViewMut) of the file.
     pub fn allocate(&self, mode: FallocateMode, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        self.allocate_with(mode, offset_bytes, len_bytes, WriteHow::default())
+    }
+
+    /// As [`File::allocate`], and `how` says what it does besides, as for [`File::write_with`].
+    ///
+    /// # Errors
+    /// As for [`File::allocate`].
+    pub fn allocate_with(
+        &self,
+        mode: FallocateMode,
+        offset_bytes: u64,
+        len_bytes: u64,
+        how: WriteHow,
+    ) -> Result<()> {
         if len_bytes == 0 {
             return Err(FsError::EmptyRange);
         }
         self.check_writes()?;
-        let end_bytes = offset_bytes.checked_add(len_bytes);
-        let end_bytes =
-            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let mut write = Write { shared, lock, open: self.inode(), inode, table };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table, how };
+        write.check()?;
+        let end_bytes = offset_bytes.checked_add(len_bytes);
+        let end_bytes =
+            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         let range = FileBytes { offset_bytes, len_bytes };
+        let keeps_size = matches!(mode, FallocateMode::KeepSize | FallocateMode::ZeroKeepSize);
+        if keeps_size && end_bytes > write.inode.size_bytes {
+            lock.note_room(self.inode().number, true);
+        }
         match mode {
             FallocateMode::PunchHole => write.punch(range),
             FallocateMode::Extend => write.allocate(range, Some(end_bytes)),
-            FallocateMode::KeepSize => {
-                lock.note_room(self.inode().number, true);
-                write.allocate(range, None)
-            }
+            FallocateMode::KeepSize => write.allocate(range, None),
             FallocateMode::ZeroRange => {
                 write.clear(range)?;
                 write.allocate(range, Some(end_bytes))
             }
+            FallocateMode::ZeroKeepSize => {
+                write.clear(range)?;
+                write.allocate(range, None)
+            }
+            FallocateMode::CollapseRange => write.collapse(range),
+            FallocateMode::InsertRange => write.insert(range),
         }
     }
 }
@@ -110,20 +169,49 @@ impl File {
     /// # Errors
     /// As for [`File::read_at`].
     pub fn next_data(&self, offset_bytes: u64) -> Result<Option<Range<u64>>> {
+        Ok(self.next_where(offset_bytes, true)?.1)
+    }
+
+    /// Returns the first hole at or after `offset_bytes`, up to the next data or the end of the
+    /// file. After the last data there is always one, which may be empty; `None` only if
+    /// `offset_bytes` is not inside the file.
+    ///
+    /// Same as `lseek` with `SEEK_HOLE`, and otherwise as [`File::next_data`].
+    ///
+    /// ```
+    /// # use aquifer_fs::Files;
+    /// # use aquifer_pool::Pool;
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = Pool::create(&path, 1 << 20)?;
+    /// # let files = Files::new(pool);
+    /// let file = files.create_new_file("/sparse")?;
+    /// file.write_all_at(b"far away", 100_000)?;
+    /// assert_eq!(file.next_hole(5)?, Some(5..98_304));
+    /// assert_eq!(file.next_hole(98_304)?, Some(100_008..100_008));
+    /// assert_eq!(file.next_hole(100_008)?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::read_at`].
+    pub fn next_hole(&self, offset_bytes: u64) -> Result<Option<Range<u64>>> {
+        let (size_bytes, found) = self.next_where(offset_bytes, false)?;
+        Ok(found.or_else(|| (offset_bytes < size_bytes).then_some(size_bytes..size_bytes)))
+    }
+
+    /// Returns the length of the file, and the first range of data, or of holes.
+    fn next_where(&self, offset_bytes: u64, is_data: bool) -> Result<(u64, Option<Range<u64>>)> {
         self.check_reads()?;
         let (inode, table) = self.files().shared.table(self.inode())?;
         let len_bytes = inode.size_bytes.saturating_sub(offset_bytes);
-        let mut found: Option<Range<u64>> = None;
-        for piece in table.pieces(FileBytes { offset_bytes, len_bytes }) {
-            match (&mut found, piece.pool) {
-                (None, None) => {}
-                (Some(_), None) => break,
-                (None, Some(_)) => found = Some(piece.file.offset_bytes..piece.file.end_bytes()),
-                // Consecutive in the file, elsewhere in the pool.
-                (Some(found), Some(_)) => found.end = piece.file.end_bytes(),
-            }
-        }
-        Ok(found)
+        let pieces = table.pieces(FileBytes { offset_bytes, len_bytes });
+        // Pieces of data can be consecutive in the file and lie elsewhere in the pool.
+        let mut found = (pieces.skip_while(|piece| piece.pool.is_some() != is_data))
+            .take_while(|piece| piece.pool.is_some() == is_data)
+            .map(|piece| piece.file.offset_bytes..piece.file.end_bytes());
+        let range = found.next().map(|first| first.start..found.last().unwrap_or(first).end);
+        Ok((inode.size_bytes, range))
     }
 }
 
@@ -160,7 +248,6 @@ impl Write<'_> {
 
     /// Makes a range read as zeros.
     fn clear(&mut self, range: FileBytes) -> Result<()> {
-        self.check()?;
         let mut edit = Edit::default();
         self.zero(self.inside(range), &mut edit)?;
         if !edit.splices.is_empty() {
@@ -171,7 +258,6 @@ impl Write<'_> {
     }
 
     fn punch(&mut self, range: FileBytes) -> Result<()> {
-        self.check()?;
         let first = range.offset_bytes.div_ceil(PAGE_BYTES);
         let end = range.end_bytes() / PAGE_BYTES;
         // Zero the parts that share a page with other bytes.
@@ -189,7 +275,7 @@ impl Write<'_> {
     fn remove(&mut self, mut pages: FilePages) -> Result<()> {
         loop {
             let mut extents = self.table.extents(pages);
-            let next = extents.nth(REMOVED_AT_ONCE_RUNS).map_or(pages.end(), |left| left.first);
+            let next = extents.nth(self.runs_at_once()).map_or(pages.end(), |left| left.first);
             let hole = FilePages::between(pages.first, next);
             let edit = Edit { splices: vec![(hole, Vec::new())], ..Edit::default() };
             self.commit(edit, Vec::new())?;
@@ -199,5 +285,56 @@ impl Write<'_> {
             }
             (self.inode, self.table) = self.shared.table(self.open)?;
         }
+    }
+
+    fn collapse(&mut self, range: FileBytes) -> Result<()> {
+        let pages = whole_pages(range.offset_bytes, range.len_bytes)?;
+        if range.end_bytes() >= self.inode.size_bytes {
+            let reason = "they must end before the end of the file; truncate it instead";
+            return Err(FsError::NotPages { reason });
+        }
+        self.check_not_viewed()?;
+        if self.table.extents(pages).nth(self.runs_at_once()).is_some() {
+            self.remove(pages)?;
+            (self.inode, self.table) = self.shared.table(self.open)?;
+        }
+        let size_bytes = self.inode.size_bytes - range.len_bytes;
+        self.shift(Shift::Collapse(pages), pages.end(), size_bytes)
+    }
+
+    fn insert(&mut self, range: FileBytes) -> Result<()> {
+        let pages = whole_pages(range.offset_bytes, range.len_bytes)?;
+        let size_bytes = self.inode.size_bytes.checked_add(range.len_bytes);
+        let size_bytes =
+            size_bytes.filter(|size| *size <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        if range.offset_bytes >= self.inode.size_bytes {
+            let reason = "they must begin before the end of the file; make it longer instead";
+            return Err(FsError::NotPages { reason });
+        }
+        self.check_not_viewed()?;
+        self.shift(Shift::Insert(pages), pages.first, size_bytes)
+    }
+
+    /// Moves the pages from `moved` on, in one transaction.
+    ///
+    /// A page that moves holds bytes that may not be durable. If a power cut kept the record and
+    /// lost them, the page would show older bytes of the file at an offset at which they never
+    /// were. So they become durable first, as in an exchange. If it lost the record and kept bytes
+    /// stored later, these would be at their old offset: [`FileLock::exchange`] makes such stores
+    /// wait.
+    ///
+    /// [`FileLock::exchange`]: aquifer_pool::FileLock::exchange
+    fn shift(&self, shift: Shift, moved: FilePage, size_bytes: u64) -> Result<()> {
+        let offset_bytes = moved.0 * PAGE_BYTES;
+        let len_bytes = self.inode.size_bytes.saturating_sub(offset_bytes);
+        let pieces = self.table.pieces(FileBytes { offset_bytes, len_bytes });
+        let mut exposed: Vec<_> = pieces.filter_map(|piece| piece.pool).collect();
+        if exposed.len() > self.runs_at_once() {
+            self.shared.pool.make_durable(&exposed)?;
+            exposed.clear();
+        }
+        let (shift, size_bytes) = (Some(shift), Some(size_bytes));
+        let edit = Edit { shift, size_bytes, exposed, ..Edit::default() };
+        self.lock.exchange(|| self.commit(edit, Vec::new()))
     }
 }

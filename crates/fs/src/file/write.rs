@@ -1,37 +1,37 @@
 //! Writing an open file.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::media::ByteRange;
-use aquifer_pool::{
-    ChangeSlots, FileLock, InodeUse, Pool, PoolError, Reservation, Transaction, Turn,
-};
+use aquifer_pool::{ChangeSlots, FileLock, InodeUse, PoolError, Reservation, Transaction, Turn};
 
 use super::File;
+use crate::caller::Caller;
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
 use crate::files::{Shared, now_ns};
+use crate::metadata::SetAttributes;
 use crate::names::Names;
 use crate::open_inodes::OpenInode;
+use crate::rules;
 
 /// A source of zeros to copy.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// The most extra room that a growing file gets.
 const MOST_AHEAD_BYTES: u64 = 8 << 20;
-/// How much is copied between two progress notes to writers that wait for the file's lock.
-const COPIED_AT_ONCE_BYTES: usize = 16 << 20;
 /// At least this many whole pages that are to read as zeros are replaced by zero pages; fewer are
 /// zeroed in place.
 const LEAST_REPLACED_PAGES: u64 = 512;
 /// The most such replacements in one transaction.
 const MOST_REPLACED: usize = 16;
-/// The most runs that one transaction removes from a file.
-pub(super) const REMOVED_AT_ONCE_RUNS: usize = 512;
+/// The most runs that one transaction removes from a file or moves in it, however large the log.
+const MOST_RUNS_AT_ONCE: u64 = 512;
 /// The most pieces that one transaction adds to a file, unless they must be added together. Every
 /// log has room for this many.
 pub(super) const PIECES_AT_ONCE: usize = 64;
@@ -82,39 +82,96 @@ impl File {
     /// # Errors
     /// As for [`File::write_at`]; a part of the bytes may have been written.
     pub fn write_all_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
-        self.write_from(bytes, &mut (offset_bytes..offset_bytes))
+        let at = self.place_of_write(offset_bytes);
+        self.write_from(bytes, at, &mut (offset_bytes..offset_bytes), WriteHow::default())
     }
 
-    /// As [`File::write_at`]; returns the range that was written.
-    pub(super) fn write_somewhere(&self, bytes: &[u8], offset_bytes: u64) -> Result<Range<u64>> {
-        let mut written = offset_bytes..offset_bytes;
-        match self.write_from(bytes, &mut written) {
+    /// Writes as [`File::write_at`], at an offset or at the end of the file, however it was opened,
+    /// and returns the range that was written: for servers, whose clients say for each write what it
+    /// does. In a [noted](aquifer_pool::Pool::noting) request the result of each transaction begins
+    /// with this range, as it is then; a write inside the file's pages may need none, and if it needs
+    /// one for the times, that comes behind the bytes.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::{At, WriteHow};
+    ///
+    /// let file = files.create_file("/f")?;
+    /// assert_eq!(file.write_with(b"text", At::End, WriteHow::default())?, 0..4);
+    /// let modified = file.metadata()?.modified()?;
+    /// let how = WriteHow { keeps_times: true, ..WriteHow::default() };
+    /// assert_eq!(file.write_with(b"ed", At::End, how)?, 4..6);
+    /// assert_eq!(file.write_with(b"T", At::Offset(0), how)?, 0..1);
+    /// assert_eq!(files.read("/f")?, b"Texted");
+    /// assert_eq!(file.metadata()?.modified()?, modified);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::write_at`].
+    pub fn write_with(&self, bytes: &[u8], at: At, how: WriteHow) -> Result<Range<u64>> {
+        let mut written = match at {
+            At::Offset(offset_bytes) | At::Inside(offset_bytes) => offset_bytes..offset_bytes,
+            At::End => 0..0,
+        };
+        match self.write_from(bytes, at, &mut written, how) {
             Err(error) if written.is_empty() => Err(error),
             _ => Ok(written),
         }
     }
 
+    /// Where this handle writes if it is asked to write there.
+    fn place_of_write(&self, offset_bytes: u64) -> At {
+        if self.opened.flags.append { At::End } else { At::Offset(offset_bytes) }
+    }
+
+    /// As [`File::write_at`]; returns the range that was written.
+    pub(super) fn write_somewhere(&self, bytes: &[u8], offset_bytes: u64) -> Result<Range<u64>> {
+        let written =
+            self.write_with(bytes, self.place_of_write(offset_bytes), WriteHow::default());
+        // Without any bytes, not even the place counts.
+        written.map(|written| if bytes.is_empty() { offset_bytes..offset_bytes } else { written })
+    }
+
     /// As [`File::write_all_at`], from the start of the empty range `written` on. Sets that to what
     /// was written, also if the call fails.
-    fn write_from(&self, bytes: &[u8], written: &mut Range<u64>) -> Result<()> {
+    fn write_from(
+        &self,
+        bytes: &[u8],
+        at: At,
+        written: &mut Range<u64>,
+        how: WriteHow,
+    ) -> Result<()> {
         self.check_writes()?;
         if bytes.is_empty() {
             return Ok(());
         }
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
-        let at = |offset_bytes| FileBytes { offset_bytes, len_bytes: bytes.len() as u64 };
-        let range = at(written.start);
-        if !self.opened.flags.append && shared.overwrite(lock, self.inode(), bytes, range)? {
+        let range = FileBytes { offset_bytes: written.start, len_bytes: bytes.len() as u64 };
+        if at != At::End && shared.overwrite(lock, self.inode(), bytes, range, how)? {
             written.end = range.end_bytes();
             return Ok(());
         }
         let (inode, table) = shared.table(self.inode())?;
-        if self.opened.flags.append {
-            *written = inode.size_bytes..inode.size_bytes;
+        let mut bytes = bytes;
+        match at {
+            At::Offset(_) => {}
+            At::Inside(offset_bytes) => {
+                let inside_bytes = inode.size_bytes.saturating_sub(offset_bytes);
+                if inside_bytes == 0 {
+                    return Ok(());
+                }
+                bytes =
+                    &bytes[..bytes.len().min(usize::try_from(inside_bytes).unwrap_or(usize::MAX))];
+            }
+            At::End => *written = inode.size_bytes..inode.size_bytes,
         }
-        let range = at(written.start);
-        let mut write = Write { shared, lock, open: self.inode(), inode, table };
+        let range = FileBytes { offset_bytes: written.start, len_bytes: bytes.len() as u64 };
+        let mut write = Write { shared, lock, open: self.inode(), inode, table, how };
         write.write(bytes, range, &mut written.end)
     }
 
@@ -174,6 +231,30 @@ impl File {
     /// # Errors
     /// As for [`File::write_at`]; [`FsError::NotResizable`].
     pub fn set_len(&self, size_bytes: u64) -> Result<()> {
+        self.set_len_and(size_bytes, &SetAttributes::new(), &self.files().shared.caller)
+    }
+
+    /// As [`File::set_len`], but does nothing if the file is at least as long.
+    pub(super) fn extend_to(&self, size_bytes: u64) -> Result<()> {
+        let shared = &self.files().shared;
+        let lock = &shared.pool.lock_file(self.inode().number)?;
+        let (inode, table) = shared.table(self.inode())?;
+        if inode.size_bytes >= size_bytes {
+            return Ok(());
+        }
+        let write =
+            Write { shared, lock, open: self.inode(), inode, table, how: WriteHow::default() };
+        write.extend(size_bytes, &SetAttributes::new(), &shared.caller)
+    }
+
+    /// [`File::set_len`], and sets other attributes for a caller in the change that ends with that
+    /// length. A file that becomes shorter may take several changes.
+    pub(crate) fn set_len_and(
+        &self,
+        size_bytes: u64,
+        what: &SetAttributes,
+        by: &Caller,
+    ) -> Result<()> {
         self.check_writes().map_err(|_| FsError::NotResizable)?;
         if size_bytes > MAX_FILE_BYTES {
             return Err(FsError::FileTooLarge);
@@ -181,13 +262,36 @@ impl File {
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
-        let mut write = Write { shared, lock, open: self.inode(), inode, table };
+        let mut write =
+            Write { shared, lock, open: self.inode(), inode, table, how: WriteHow::default() };
         if size_bytes <= write.inode.size_bytes {
-            write.shrink(size_bytes)
+            write.shrink(size_bytes, what, by)
         } else {
-            write.extend(size_bytes)
+            write.extend(size_bytes, what, by)
         }
     }
+}
+
+/// Where a write begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// At this offset.
+    Offset(u64),
+    /// At this offset, but nothing behind the end of the file as it is then: the file does not become
+    /// longer, whatever others do at the same time.
+    Inside(u64),
+    /// At the end of the file as it is then: no other write comes in between.
+    End,
+}
+
+/// What a write does besides. By default what [`File::write_at`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteHow {
+    /// Whether the times stay as they are: the caller sets them ([`Nodes::set`](crate::node::Nodes::set)).
+    pub keeps_times: bool,
+    /// Whether the file loses the set-user-ID bit, the set-group-ID bit if its group may execute it,
+    /// and its capabilities. `None`: as this process's write would have it, by its own rights.
+    pub kills_privileges: Option<bool>,
 }
 
 /// How much is copied at a time when pages are moved.
@@ -200,40 +304,69 @@ pub(crate) struct Write<'a> {
     pub open: &'a OpenInode,
     pub inode: FileInode,
     pub table: Arc<FileTable>,
+    pub how: WriteHow,
 }
 
 /// The turn of a call that may wait for other callers' reservations, if it has one.
 pub(crate) type InTurn<'t, 'a> = Option<&'t RefCell<Turn<'a>>>;
+
+/// Whole pages that are removed or added inside a file, so that all behind them move.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Shift {
+    /// Remove these pages.
+    Collapse(FilePages),
+    /// Insert a hole that becomes these pages.
+    Insert(FilePages),
+}
 
 /// A change of an inode and its table.
 #[derive(Default)]
 pub(crate) struct Edit<'a> {
     /// File pages and the runs that they get.
     pub splices: Vec<(FilePages, Vec<Run>)>,
+    /// What happens after that. The caller then commits with [`FileLock::exchange`].
+    pub shift: Option<Shift>,
     /// Reservations of zero pages among these runs.
     pub zeros: Vec<Reservation<'a>>,
     pub size_bytes: Option<u64>,
     /// Bytes of the pool that come to lie inside the file, besides those of reservations.
     pub exposed: Vec<ByteRange>,
+    /// What else is set, and for whom the file is changed if it is not this process.
+    pub also: Option<(&'a SetAttributes, &'a Caller)>,
 }
 
 impl Write<'_> {
     pub fn check(&self) -> Result<()> {
         if self.inode.is_immutable {
-            Err(FsError::Immutable { path: format!("(inode {})", self.open.number).into() })
+            Err(FsError::Immutable { path: self.shown() })
         } else {
             Ok(())
         }
+    }
+
+    /// The file, for errors.
+    fn shown(&self) -> PathBuf {
+        format!("(inode {})", self.open.number).into()
     }
 
     /// Fails if a writable view of the file exists, in any process: its pages must stay in place.
     /// The caller holds the file's lock.
     pub fn check_not_viewed(&self) -> Result<()> {
         if self.shared.pool.is_used(self.open.number, InodeUse::Writable)? {
-            Err(FsError::InUse { path: format!("(inode {})", self.open.number).into() })
+            Err(FsError::InUse { path: self.shown() })
         } else {
             Ok(())
         }
+    }
+
+    /// The most runs that one transaction removes from a file, and the most that it moves.
+    ///
+    /// A record has 40 bytes for each run that moves, and the changed words of each slot that it
+    /// frees, which may be one for each removed run. It may be a quarter as long as the log, which
+    /// has at least 64 KiB.
+    pub fn runs_at_once(&self) -> usize {
+        let log_bytes = self.shared.pool.layout().log().len_bytes;
+        (log_bytes >> 10).min(MOST_RUNS_AT_ONCE) as usize
     }
 
     /// Writes in as many transactions as needed; each one extends the part of `bytes` that is
@@ -247,8 +380,9 @@ impl Write<'_> {
         self.check()?;
         let end = range.offset_bytes.checked_add(range.len_bytes);
         end.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        let start_bytes = range.offset_bytes;
         loop {
-            let done_bytes = self.write_some(bytes, range)?;
+            let done_bytes = self.write_some(bytes, range, start_bytes)?;
             *end_bytes += done_bytes;
             if done_bytes == range.len_bytes {
                 return Ok(());
@@ -261,8 +395,8 @@ impl Write<'_> {
     }
 
     /// Writes as much of `bytes`, which belongs at `range`, as pages can be reserved for at a time.
-    /// Returns how many bytes.
-    fn write_some(&self, bytes: &[u8], range: FileBytes) -> Result<u64> {
+    /// Returns how many bytes. The whole write began at `start_bytes`.
+    fn write_some(&self, bytes: &[u8], range: FileBytes, start_bytes: u64) -> Result<u64> {
         let mut edit = Edit::default();
         let (reservations, filled_to) = self.fill_holes(bytes, range, None, &mut edit)?;
         let end_bytes = range.end_bytes().min(filled_to.0 * PAGE_BYTES);
@@ -274,13 +408,14 @@ impl Write<'_> {
         }
         // Existing pages, inside the file or beyond its end.
         self.copy_in(&bytes[..done.len_bytes as usize], done)?;
+        self.shared.pool.note_result([start_bytes, end_bytes, 0]);
         self.commit(edit, reservations)?;
         Ok(done.len_bytes)
     }
 
     /// Copies bytes to pages that no file owns yet.
     pub fn put(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        put(&self.shared.pool, self.lock, offset_bytes, bytes)
+        put(self.lock, offset_bytes, bytes)
     }
 
     /// Writes zeros to pages that no file owns yet.
@@ -288,10 +423,7 @@ impl Write<'_> {
         let mut done = 0;
         while done < len_bytes {
             let part = (len_bytes - done).min(ZEROS.len() as u64);
-            // SAFETY: the pages are reserved and no file owns them yet; or (`store_zeros`) the
-            // file's lock is held, and the file was found mutable under it, so it has no lease.
-            unsafe { self.shared.pool.store(offset_bytes + done, &ZEROS[..part as usize])? };
-            self.lock.note_progress();
+            self.put(offset_bytes + done, &ZEROS[..part as usize])?;
             done += part;
         }
         Ok(())
@@ -303,13 +435,13 @@ impl Write<'_> {
             let Some(place) = piece.pool else { continue };
             let start = (piece.file.offset_bytes - range.offset_bytes) as usize;
             let part = &bytes[start..start + piece.file.len_bytes as usize];
-            self.store(place, part)?;
+            self.overwrite(place, part)?;
         }
         Ok(())
     }
 
     /// Overwrites bytes of a page that the file owns.
-    fn store(&self, place: ByteRange, bytes: &[u8]) -> Result<()> {
+    fn overwrite(&self, place: ByteRange, bytes: &[u8]) -> Result<()> {
         self.lock.settle()?;
         self.put(place.offset_bytes, bytes)
     }
@@ -451,10 +583,18 @@ impl Write<'_> {
 
     /// Zeroes the pages of the file between its end and `offset_bytes`.
     pub fn zero_behind_end<'r>(&'r self, offset_bytes: u64, edit: &mut Edit<'r>) -> Result<()> {
-        let size_bytes = self.inode.size_bytes;
-        let len_bytes = offset_bytes.saturating_sub(size_bytes);
-        let gap = FileBytes { offset_bytes: size_bytes, len_bytes };
-        let zeroed = self.zero(gap, edit)?;
+        self.zero_between(self.inode.size_bytes, offset_bytes, edit)
+    }
+
+    /// Zeroes pages behind the end of the file that come to lie inside.
+    pub fn zero_between<'r>(
+        &'r self,
+        from_bytes: u64,
+        to_bytes: u64,
+        edit: &mut Edit<'r>,
+    ) -> Result<()> {
+        let len_bytes = to_bytes.saturating_sub(from_bytes);
+        let zeroed = self.zero(FileBytes { offset_bytes: from_bytes, len_bytes }, edit)?;
         edit.exposed.extend(zeroed);
         Ok(())
     }
@@ -555,28 +695,27 @@ impl Write<'_> {
                 Ok((edit, reservations))
             }
         })?;
-        let looked = if edit.splices.is_empty() {
-            look(&self.table)?
-        } else {
-            look(&self.spliced(&edit.splices)?)?
-        };
+        let looked =
+            if edit.splices.is_empty() { look(&self.table)? } else { look(&self.edited(&edit)?)? };
         self.commit(edit, reservations)?;
         Ok(looked)
     }
 
-    pub fn extend(&mut self, size_bytes: u64) -> Result<()> {
+    pub fn extend(&self, size_bytes: u64, what: &SetAttributes, by: &Caller) -> Result<()> {
         self.check()?;
-        let mut edit = Edit { size_bytes: Some(size_bytes), ..Edit::default() };
+        let also = Some((what, by));
+        let mut edit = Edit { size_bytes: Some(size_bytes), also, ..Edit::default() };
         self.zero_behind_end(size_bytes, &mut edit)?;
         self.commit(edit, Vec::new())
     }
 
-    /// Shortens the file, in as many transactions as needed; each one makes it shorter.
-    pub fn shrink(&mut self, size_bytes: u64) -> Result<()> {
+    /// Shortens the file, in as many transactions as needed; each one makes it shorter, and the last
+    /// one sets `what` as well.
+    pub fn shrink(&mut self, size_bytes: u64, what: &SetAttributes, by: &Caller) -> Result<()> {
         self.check()?;
         let kept_pages = size_bytes.div_ceil(PAGE_BYTES);
         loop {
-            let from = self.table.start_of_last_runs(REMOVED_AT_ONCE_RUNS).0.max(kept_pages);
+            let from = self.table.start_of_last_runs(self.runs_at_once()).0.max(kept_pages);
             let is_last = from == kept_pages;
             let edit = Edit {
                 splices: vec![(FilePages::all_from(FilePage(from)), Vec::new())],
@@ -585,6 +724,7 @@ impl Write<'_> {
                 } else {
                     self.inode.size_bytes.min(from * PAGE_BYTES)
                 }),
+                also: Some((if is_last { what } else { &SetAttributes::new() }, by)),
                 ..Edit::default()
             };
             self.commit(edit, Vec::new())?;
@@ -600,24 +740,42 @@ impl Write<'_> {
     /// Commits an edit, and publishes the new table to the readers in this process.
     pub fn commit<'r>(
         &'r self,
-        edit: Edit<'r>,
+        mut edit: Edit<'r>,
         mut reservations: Vec<Reservation<'r>>,
     ) -> Result<()> {
         let pool = &self.shared.pool;
-        reservations.extend(edit.zeros);
+        reservations.append(&mut edit.zeros);
+        let is_edited = !edit.splices.is_empty() || edit.shift.is_some();
+        let ready = Cell::new(if is_edited { Some(self.edited(&edit)?) } else { None });
         let now_ns = now_ns();
         let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns };
             let mut inode = self.open.read(names.slots)?;
-            let edited = if edit.splices.is_empty() {
-                None
+            let by = edit.also.map_or(&self.shared.caller, |(_, by)| by);
+            let loses = rules::privileges_lost(&inode, names.slots, by, self.how)?;
+            let is_resized = edit.size_bytes.is_some_and(|bytes| bytes != inode.size_bytes);
+            let is_unchanged =
+                !is_edited && !is_resized && edit.exposed.is_empty() && edit.also.is_none();
+            if is_unchanged && loses.is_none() && self.how.keeps_times {
+                return Ok(None);
+            }
+            let edited = if is_edited {
+                Some(self.store(&edit, &ready, &mut inode, names.slots)?)
             } else {
-                Some(self.splice(&edit.splices, &mut inode, names.slots)?)
+                None
             };
             inode.size_bytes = edit.size_bytes.unwrap_or(inode.size_bytes);
-            inode.modified_ns = now_ns;
-            inode.changed_ns = now_ns;
-            names.put(&inode)?;
+            if let Some(lost) = loses {
+                names.drop_privileges(&mut inode, lost)?;
+            }
+            if !self.how.keeps_times {
+                inode.modified_ns = now_ns;
+                inode.changed_ns = now_ns;
+            }
+            match edit.also {
+                Some((what, by)) => drop(names.set(inode, what, by, || self.shown())?),
+                None => names.put(&inode)?,
+            }
             edit.exposed.iter().for_each(|range| names.slots.expose(*range));
             Ok::<_, FsError>(edited)
         };
@@ -630,36 +788,43 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Returns a copy of the table with these splices.
-    fn spliced(&self, splices: &[(FilePages, Vec<Run>)]) -> Result<FileTable> {
+    /// Returns a copy of the table with the splices, and then the shift.
+    fn edited(&self, edit: &Edit<'_>) -> Result<FileTable> {
         let mut table = FileTable::clone(&self.table);
-        for (pages, runs) in splices {
+        for (pages, runs) in &edit.splices {
             table.splice(*pages, runs)?;
+        }
+        match edit.shift {
+            None => {}
+            Some(Shift::Collapse(pages)) => drop(table.collapse(pages)),
+            Some(Shift::Insert(hole)) => table.insert(hole)?,
         }
         Ok(table)
     }
 
-    /// As [`Write::spliced`], and stores the table.
-    fn splice(
+    /// Stores the table that [`Write::edited`] returns. It is made before the transaction, which
+    /// holds a mutex of the whole pool, and is `ready`; only another attempt makes it again.
+    fn store(
         &self,
-        splices: &[(FilePages, Vec<Run>)],
+        edit: &Edit<'_>,
+        ready: &Cell<Option<FileTable>>,
         inode: &mut FileInode,
         slots: &mut impl ChangeSlots<Error = PoolError>,
     ) -> Result<FileTable> {
-        let mut table = self.spliced(splices)?;
+        let mut table = match ready.take() {
+            Some(table) => table,
+            None => self.edited(edit)?,
+        };
         table.store(inode, slots)?;
         Ok(table)
     }
 }
 
 /// Copies bytes to pages of a locked file, or to reserved pages.
-fn put(pool: &Pool, lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-    for (part, bytes) in (0..).zip(bytes.chunks(COPIED_AT_ONCE_BYTES)) {
-        // SAFETY: the file's lock is held, and the file was found mutable under it, so it has no
-        // lease; or the pages are reserved and no file owns them yet.
-        unsafe { pool.store(offset_bytes + part * COPIED_AT_ONCE_BYTES as u64, bytes)? };
-        lock.note_progress();
-    }
+fn put(lock: &FileLock<'_>, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+    // SAFETY: the file's lock is held, and the file was found mutable under it, so it has no lease;
+    // or the pages are reserved and no file owns them yet.
+    unsafe { lock.store(offset_bytes, bytes)? };
     Ok(())
 }
 
@@ -679,20 +844,46 @@ impl Shared {
         open: &OpenInode,
         bytes: &[u8],
         range: FileBytes,
+        how: WriteHow,
     ) -> Result<bool> {
         let Some(table) = open.table() else { return Ok(false) };
         let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
         if state.is_immutable
+            || rules::may_lose_bits(state.mode, &self.caller, how)
             || range.end_bytes() > state.size_bytes
             || !table.is_of(open.number, state.generation, state.layout_version)
         {
             return Ok(false);
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
+        if state.attributes != 0
+            && how.kills_privileges != Some(false)
+            && self.has_capabilities(open)?
+        {
+            return Ok(false);
+        }
         lock.settle()?;
-        put(&self.pool, lock, place.offset_bytes, bytes)?;
-        self.note_modified(open, state.modified_ns)?;
+        put(lock, place.offset_bytes, bytes)?;
+        if !how.keeps_times {
+            self.pool.note_result([range.offset_bytes, range.end_bytes(), 0]);
+            self.note_modified(open, state.modified_ns)?;
+        }
         Ok(true)
+    }
+
+    /// Whether a file with extended attributes has capabilities. Looks again only after a change of
+    /// the metadata of any file.
+    fn has_capabilities(&self, open: &OpenInode) -> Result<bool> {
+        let version = self.pool.metadata_version();
+        if open.has_no_capabilities(version) {
+            return Ok(false);
+        }
+        let has = self.look(|slots| rules::has_capabilities(&open.read(slots)?, slots))?;
+        // Odd: a change is being made, which may not have been seen.
+        if !has && version.is_multiple_of(2) {
+            open.note_no_capabilities(version);
+        }
+        Ok(has)
     }
 
     /// Notes the time of a modification, with the granularity of Linux file systems: one clock
@@ -724,7 +915,7 @@ impl Shared {
         }
         let first = FilePage(inode.size_bytes.div_ceil(PAGE_BYTES));
         let splices = vec![(FilePages::all_from(first), Vec::new())];
-        Write { shared: self, lock, open, inode, table }
+        Write { shared: self, lock, open, inode, table, how: WriteHow::default() }
             .relocate(Edit { splices, ..Edit::default() }, Vec::new())
     }
 }
@@ -745,16 +936,18 @@ impl Write<'_> {
 
     /// Commits an edit that no reader can notice: not even the times change.
     pub fn relocate(&self, edit: Edit<'_>, reservations: Vec<Reservation<'_>>) -> Result<()> {
+        let ready = Cell::new(Some(self.edited(&edit)?));
         let change = |slots: &mut Transaction<'_>| {
             let mut names = Names { slots, now_ns: 0 };
             let mut inode = names.inode(self.open.number)?;
-            let table = self.splice(&edit.splices, &mut inode, names.slots)?;
+            let table = self.store(&edit, &ready, &mut inode, names.slots)?;
             names.put(&inode)?;
             Ok::<_, FsError>(table)
         };
+        let pool = &self.shared.pool;
         // SAFETY: the new pages hold the same bytes. Leases keep the old pages, which their pins
         // protect.
-        let table = unsafe { self.shared.pool.try_change(reservations, change)? };
+        let table = pool.without_note(|| unsafe { pool.try_change(reservations, change) })?;
         self.open.set_table(Arc::new(table));
         Ok(())
     }

@@ -151,8 +151,12 @@ impl Files {
             let (inode, table, directory) = shared.look(|slots| {
                 let (found, directory) = shared.referent(slots, path)?;
                 let inode = walk::referred(slots, found)?;
-                if inode.kind != FileKind::File {
-                    return Err(FsError::IsADirectory { path: owned(path) });
+                match inode.kind {
+                    FileKind::File => {}
+                    kind if kind.is_special() => {
+                        return Err(FsError::Special { path: owned(path) });
+                    }
+                    _ => return Err(FsError::IsADirectory { path: owned(path) }),
                 }
                 let table = FileTable::load(&inode, slots)?;
                 Ok((inode, table, directory))
@@ -317,7 +321,7 @@ impl Shared {
         let Ok(len_bytes) = usize::try_from(range.len_bytes) else { return scattered() };
         // A separate mapping has no protection key.
         let is_writable = is_writable && media.write_windows() == WriteWindows::None;
-        let stitched = self.stitcher.stitch(media.file(), pieces, is_writable)?;
+        let stitched = self.stitcher().stitch(media.file(), pieces, is_writable)?;
         Ok(Place::Stitched {
             stitched,
             skipped_bytes: (range.offset_bytes % PAGE_BYTES) as usize,

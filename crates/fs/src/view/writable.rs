@@ -6,8 +6,9 @@
 //!
 //! While a writable view exists, in any process, operations that would replace the file's pages, so
 //! that stores get lost or go elsewhere, fail with [`FsError::InUse`]: [`File::exchange_range`],
-//! [`File::write_atomic`], [`File::defragment`]. A file can be truncated under a view; then stores
-//! go to pages that no file owns any more, and `persist` returns an error.
+//! [`File::write_atomic`], [`File::write_atomic_ranges`], [`File::defragment`], and collapsing or
+//! inserting a range ([`File::allocate`]). A file can be truncated under a view; then stores go to
+//! pages that no file owns any more, and `persist` returns an error.
 
 use std::ops::{Deref, Range, RangeBounds};
 
@@ -16,7 +17,7 @@ use aquifer_pool::{FileLock, InodeUse, OwnedPin};
 
 use super::{Held, Layout, Place, View, in_file, resolve, within};
 use crate::error::{FsError, Result};
-use crate::file::{File, Write};
+use crate::file::{File, Write, WriteHow};
 use crate::file_table::FileBytes;
 
 /// A writable range of a file. Derefs to a [`View`].
@@ -57,7 +58,7 @@ impl File {
         let lock = &shared.pool.lock_file(open.number)?;
         let (inode, table) = shared.table(open)?;
         let range = resolve(&range, inode.size_bytes)?;
-        let mut write = Write { shared, lock, open, inode, table };
+        let mut write = Write { shared, lock, open, inode, table, how: WriteHow::default() };
         if write.table.pieces(range).any(|piece| piece.pool.is_none()) {
             write.allocate(range, None)?;
         }
@@ -96,7 +97,7 @@ impl File {
         }
         // While the view exists, no pages are exchanged, so its stores need not settle again.
         lock.settle()?;
-        let write = Write { shared, lock, open, inode, table };
+        let write = Write { shared, lock, open, inode, table, how: WriteHow::default() };
         // Everything that can fail comes before the change. A pin of the old layout version also
         // keeps the pages of the next one.
         let (writable, pin, place) = write.append_zeros(len_bytes, |table| {
@@ -224,9 +225,9 @@ impl ViewMut {
         if len_bytes > 0 && in_file.end_bytes() > inode.size_bytes {
             return Err(FsError::LayoutChanged);
         }
-        shared.pool.make_durable(&places)?;
+        shared.pool.note_stored(open.number)?;
         shared.note_modified(open, inode.modified_ns)?;
-        Ok(shared.pool.sync()?)
+        Ok(shared.pool.sync_with(&places)?)
     }
 
     /// Makes the whole view durable, as [`ViewMut::persist`].

@@ -15,6 +15,7 @@ use aquifer_check::CheckOptions;
 use aquifer_crashkit::{CrashMedia, CrashState, Mark, Marks, Verdict};
 use aquifer_fs::{FallocateMode, File, Files, FsError};
 use aquifer_pool::format::file::FileKind;
+use aquifer_pool::format::superblock::KNOWN_FEATURES;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{Mutant, Pool, PoolOptions};
 
@@ -37,6 +38,7 @@ struct Entry {
     links: u64,
     mode: u32,
     size_bytes: u64,
+    rdev: u64,
     target: Option<PathBuf>,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
 }
@@ -57,13 +59,14 @@ impl Snapshot {
                 let metadata = files.symlink_metadata(&path)?;
                 let identity = (metadata.ino(), metadata.generation());
                 let mut attributes = BTreeMap::new();
+                let node = metadata.node();
+                for name in files.nodes().attributes(node)? {
+                    let value = files.nodes().attribute(node, &name)?;
+                    attributes.insert(name, value);
+                }
                 match metadata.file_type().kind() {
                     FileKind::Directory => left.push(path.clone()),
                     FileKind::File => {
-                        for name in files.attributes(&path)? {
-                            let value = files.attribute(&path, &name)?;
-                            attributes.insert(name, value);
-                        }
                         let content = scratch::read_all(files, &path)?;
                         snapshot.contents.insert(identity, content);
                     }
@@ -77,6 +80,7 @@ impl Snapshot {
                     links: metadata.nlink(),
                     mode: metadata.mode() & 0o7777,
                     size_bytes: metadata.len(),
+                    rdev: metadata.rdev(),
                     target,
                     attributes,
                 };
@@ -103,6 +107,8 @@ pub struct History {
     pub operations: Vec<String>,
     /// The durable parts of acknowledged operations.
     durable: BTreeMap<u64, Durable>,
+    /// Whether no operation writes content in place.
+    is_whole: bool,
 }
 
 fn options(boot: u64, mutant: Option<Mutant>) -> PoolOptions {
@@ -134,7 +140,7 @@ pub fn identity(file: &File) -> Identity {
 /// Creates a tiny pool on recording media, all of it durable; `fill` creates its content.
 pub fn fresh_media(domain: PersistenceDomain, fill: impl FnOnce(&Files)) -> Arc<CrashMedia> {
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, domain).unwrap());
-    let small = options(BOOT, None).inodes(127).log_bytes(64 << 10);
+    let small = options(BOOT, None).inodes(127).log_bytes(64 << 10).features(KNOWN_FEATURES);
     let files = Files::new(small.create_on(fresh.clone()).unwrap());
     fill(&files);
     drop(files);
@@ -151,6 +157,12 @@ impl History {
         media.begin(0);
         media.acknowledge(0);
         history
+    }
+
+    /// The same for operations none of which writes content in place: the content of a file is
+    /// that of a snapshot.
+    pub fn of_whole_contents(self) -> History {
+        History { is_whole: true, ..self }
     }
 
     /// The number of the last operation.
@@ -312,6 +324,9 @@ fn check_contents(
             .collect();
         if versions.contains(&content) {
             continue;
+        }
+        if history.is_whole {
+            return Err(format!("inode {identity:?} has the content of no moment since {floor}"));
         }
         let is_foreign = |(at, byte): &(usize, &u8)| {
             versions.iter().all(|version| version.get(*at) != Some(*byte))

@@ -6,8 +6,10 @@
 //!   all the time.
 //! * [`orders`]: each change of page ownership, followed by each way to store bytes.
 
+mod atomic;
 mod history;
 mod orders;
 mod random;
 #[path = "../scratch/mod.rs"]
 mod scratch;
+mod synced;

@@ -43,6 +43,36 @@ const CHANGES: &[Operation] = &[
             |scene, _| scene.one.exchange_range(4 * PAGE, &scene.other, PAGE, PAGE),
         ],
     ),
+    ("collapse", &[|scene, _| scene.one.allocate(FallocateMode::CollapseRange, 0, PAGE)]),
+    (
+        "write and collapse",
+        &[
+            |scene, byte| scene.one.write_all_at(&[byte; 5], 2 * PAGE + 10),
+            |scene, _| scene.one.allocate(FallocateMode::CollapseRange, 0, PAGE),
+        ],
+    ),
+    (
+        "punch and collapse",
+        &[
+            |scene, _| scene.one.allocate(FallocateMode::PunchHole, 0, 2 * PAGE),
+            |scene, _| scene.one.allocate(FallocateMode::CollapseRange, 0, PAGE),
+        ],
+    ),
+    ("insert", &[|scene, _| scene.one.allocate(FallocateMode::InsertRange, 0, PAGE)]),
+    (
+        "write and insert",
+        &[
+            |scene, byte| scene.one.write_all_at(&[byte; 5], 2 * PAGE + 10),
+            |scene, _| scene.one.allocate(FallocateMode::InsertRange, 0, PAGE),
+        ],
+    ),
+    (
+        "insert and collapse behind it",
+        &[
+            |scene, _| scene.one.allocate(FallocateMode::InsertRange, 0, PAGE),
+            |scene, _| scene.one.allocate(FallocateMode::CollapseRange, PAGE, PAGE),
+        ],
+    ),
     ("append a view", &[|scene, _| scene.one.append_view(5000).map(drop)]),
     (
         "fill a hole and defragment",
@@ -59,6 +89,13 @@ const CHANGES: &[Operation] = &[
     ("room behind the end", &[|scene, _| scene.one.allocate(FallocateMode::KeepSize, 0, 6 * PAGE)]),
     ("zeros", &[|scene, _| scene.one.allocate(FallocateMode::ZeroRange, 100, 2 * PAGE)]),
     ("write atomically", &[|scene, byte| scene.one.write_atomic(&[byte; 6000], 50)]),
+    (
+        "write ranges",
+        &[|scene, byte| {
+            let bytes = [byte; 10];
+            scene.one.write_atomic_ranges(&[(5, &bytes), (9000, &bytes), (5 * PAGE, &bytes)])
+        }],
+    ),
     ("rename over the other", &[|scene, _| scene.files.rename("/one", "/other")]),
     ("remove the other", &[|scene, _| scene.files.remove_file("/other")]),
     (
@@ -91,6 +128,10 @@ const STORES: &[Operation] = &[
         "write the other's first page",
         &[|scene, byte| scene.other.write_all_at(&[byte; PAGE as usize], 0)],
     ),
+    (
+        "write the second page",
+        &[|scene, byte| scene.one.write_all_at(&[byte; PAGE as usize], PAGE)],
+    ),
     ("store to a view", &[|scene, byte| scene.one.view_mut(100..PAGE)?.write(0, &[byte; 3000])]),
     (
         "write across pages",
@@ -104,14 +145,36 @@ const STORES: &[Operation] = &[
     ("pswap again", &[|scene, _| scene.one.exchange_range(PAGE, &scene.other, 2 * PAGE, PAGE)]),
 ];
 
+/// Each page has its own byte, so that one that is elsewhere is noticed.
 fn fill(files: &Files) {
-    for (path, byte) in [("/one", 1), ("/other", 2)] {
-        files.create_file(path).unwrap().write_all_at(&[byte; 10_000], 0).unwrap();
+    for (path, bytes) in [("/one", [1, 2, 3]), ("/other", [4, 5, 6])] {
+        let content: Vec<u8> = bytes.iter().flat_map(|byte| [*byte; PAGE as usize]).collect();
+        files.create_file(path).unwrap().write_all_at(&content[..10_000], 0).unwrap();
+    }
+}
+
+/// More pieces in one file than a record names: every second page is a hole.
+fn fill_with_pieces(files: &Files) {
+    files.create_file("/other").unwrap();
+    let one = files.create_file("/one").unwrap();
+    one.set_len(66 * 2 * PAGE).unwrap();
+    for index in 0..66 {
+        one.write_all_at(&[100 + index; PAGE as usize], u64::from(index) * 2 * PAGE).unwrap();
     }
 }
 
 /// Runs all of these, and checks the crash states.
 fn run(
+    operations: &[&Operation],
+    domain: PersistenceDomain,
+    plan: Plan,
+    mutant: Option<Mutant>,
+) -> Result<Explored, Box<CrashFailure>> {
+    run_on(fill, operations, domain, plan, mutant)
+}
+
+fn run_on(
+    fill: fn(&Files),
     operations: &[&Operation],
     domain: PersistenceDomain,
     plan: Plan,
@@ -181,12 +244,41 @@ fn stores_to_pages_that_changed_hands_in_persistent_memory() {
 fn a_store_that_does_not_wait_is_noticed() {
     let (exchange, write) = (&CHANGES[0], &STORES[1]);
     let mutant = Some(Mutant::StoreUnsettled);
-    for (operations, budget) in [([exchange, write], 24), ([change("cut"), exchange], 60)] {
+    let cases = [
+        ([exchange, write], 24),
+        ([change("cut"), exchange], 60),
+        ([change("collapse"), &STORES[0]], 60),
+        ([change("insert"), &STORES[2]], 60),
+    ];
+    for (operations, budget) in cases {
         let plan = Plan { depth: 0, budget, seed: 0 };
         for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
-            let failure = run(&operations, domain, plan, mutant).unwrap_err();
+            let Err(failure) = run(&operations, domain, plan, mutant) else {
+                panic!("{} on {domain}: nothing was noticed", operations[0].0);
+            };
             assert!(failure.reason.contains("and since 0 it had"), "{failure}");
             run(&operations, domain, plan, None).unwrap();
+        }
+    }
+}
+
+/// If bytes that move are not durable before the record that moves them, older ones are found at
+/// their new place. The record names few pieces; the bytes of many are written back before it.
+#[test]
+fn bytes_that_move_unwritten_are_noticed() {
+    let plan = Plan { depth: 0, budget: 60, seed: 0 };
+    for fill in [fill, fill_with_pieces] {
+        for name in ["write and collapse", "write and insert"] {
+            for domain in [PersistenceDomain::PageCache, PersistenceDomain::Dax] {
+                // The store makes the record durable.
+                let operations = [change(name), &STORES[2]];
+                let run = |mutant| run_on(fill, &operations, domain, plan, mutant);
+                let Err(failure) = run(Some(Mutant::CommitBeforeData)) else {
+                    panic!("{name} on {domain}: nothing was noticed");
+                };
+                assert!(failure.reason.contains("and since 0 it had"), "{failure}");
+                run(None).unwrap();
+            }
         }
     }
 }

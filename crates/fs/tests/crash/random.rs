@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use aquifer_crashkit::{CrashFailure, CrashMedia, Explored, Plan, Recording, campaign, explore};
-use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, RenameMode, SetMode};
+use aquifer_fs::{
+    ACCESS_ACL, Acl, AclEntry, AclTag, DEFAULT_ACL, FallocateMode, File, FileOptions, Files,
+    FsError, RenameMode, SetMode, SpecialFile,
+};
 use aquifer_pool::Mutant;
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_testkit::rng::Rng;
@@ -78,7 +81,7 @@ impl Program {
     /// Runs one random operation; writes consist of this byte. Returns its description, and what it
     /// has made durable.
     fn operate(&mut self, byte: u8) -> (String, Result<Option<Durable>, FsError>) {
-        let what = self.rng.below(120);
+        let what = self.rng.below(135);
         let (path, other) = (self.path(), self.path());
         let (offset, len) = self.range();
         let bytes = vec![byte; len as usize];
@@ -89,10 +92,31 @@ impl Program {
                 options.read(true).write(true).create(true).truncate(self.rng.chance(0.3));
                 ("make or truncate".to_owned(), self.open(&options).map(drop))
             }
-            12..17 => match self.file() {
+            12..15 => match self.file() {
                 Ok(file) => {
                     let text = format!("write_atomic {} at {offset}, {len}", describe(&file));
                     (text, file.write_atomic(&bytes, offset))
+                }
+                Err(error) => ("open".to_owned(), Err(error)),
+            },
+            15..17 => match self.file() {
+                Ok(file) => {
+                    let other = self.range().0;
+                    let text =
+                        format!("ranges of {} at {offset} and {other}, {len}", describe(&file));
+                    (text, file.write_atomic_ranges(&[(offset, &bytes), (other, &bytes)]))
+                }
+                Err(error) => ("open".to_owned(), Err(error)),
+            },
+            120..126 => match self.file() {
+                Ok(file) => {
+                    let pages = (self.rng.below(4) * 4096, 4096 * (1 + self.rng.below(2)));
+                    let (mode, what) = match self.rng.chance(0.5) {
+                        true => (FallocateMode::CollapseRange, "collapse"),
+                        false => (FallocateMode::InsertRange, "insert"),
+                    };
+                    let text = format!("{what} {pages:?} of {}", describe(&file));
+                    (text, file.allocate(mode, pages.0, pages.1))
                 }
                 Err(error) => ("open".to_owned(), Err(error)),
             },
@@ -146,7 +170,8 @@ impl Program {
             }
             60..68 => (format!("remove {path}"), files.remove_file(&path)),
             68..76 => {
-                let mode = match self.rng.below(4) {
+                let mode = match self.rng.below(5) {
+                    4 => RenameMode::Whiteout,
                     0 => RenameMode::Exchange,
                     1 => RenameMode::NoReplace,
                     _ => RenameMode::Replace,
@@ -162,6 +187,31 @@ impl Program {
             86..89 => {
                 let target = "t".repeat([5, 900][self.rng.below(2) as usize]);
                 (format!("symlink {path}"), files.symlink(target, &path))
+            }
+            126..129 => {
+                let special = match self.rng.below(3) {
+                    0 => SpecialFile::Fifo,
+                    1 => SpecialFile::Socket,
+                    _ => SpecialFile::CharDevice(byte.into()),
+                };
+                (format!("make {special:?} {path}"), files.create_special(&path, special, 0o644))
+            }
+            // The list and the mode change together, and what is created inherits both.
+            131..135 => {
+                let (at, list) = match self.rng.below(3) {
+                    0 => (path.clone(), ACCESS_ACL),
+                    _ => (["/", "/d", "/d/e"][self.rng.below(3) as usize].to_owned(), DEFAULT_ACL),
+                };
+                let entry = |tag, permissions| AclEntry { tag, permissions };
+                let acl = Acl::new(vec![
+                    entry(AclTag::Owner, 6),
+                    entry(AclTag::User(byte.into()), 4),
+                    entry(AclTag::OwningGroup, 4),
+                    entry(AclTag::Mask, u16::from(byte) % 8),
+                    entry(AclTag::Other, 0),
+                ]);
+                let value = acl.unwrap().encode();
+                (format!("{list} of {at}"), files.set_attribute(at, list, value, SetMode::Any))
             }
             89..93 => {
                 let value = vec![byte; self.rng.below(700) as usize];
@@ -264,6 +314,8 @@ fn record(
 ) -> (Recording, History) {
     assert!(operations < 255, "each operation has a byte of its own");
     let media = fresh_media(domain, |_| ());
+    // Both kinds of disks: see `Media::durable_writes_flush`.
+    let media = Arc::new(CrashMedia::clone(&media).with_writes_that_flush(seed % 2 == 1));
     let files = Some(open(&media, BOOT, mutant).unwrap());
     let (handles, rng) = (Vec::new(), Rng::new(seed));
     let mut program = Program { media: media.clone(), mutant, files, handles, rng };

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use aquifer_fs::{FallocateMode, File, FileKind, Files, FsError, SetMode};
+use aquifer_fs::{FallocateMode, File, FileKind, Files, FsError, RenameMode, SetMode, SpecialFile};
 use aquifer_testkit::rng::Rng;
 
 use crate::scratch::names;
@@ -52,18 +52,43 @@ impl Content {
     fn bytes(self) -> Vec<u8> {
         vec![self.byte; self.len]
     }
+
+    fn whole_pages(self) -> usize {
+        self.len.next_multiple_of(PAGE)
+    }
 }
 
 /// How the bytes of a file are changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     Append,
-    Write { offset: usize },
-    WriteAtomic { offset: usize },
+    Write {
+        offset: usize,
+    },
+    WriteAtomic {
+        offset: usize,
+    },
     SetLen,
-    PunchHole { offset: usize },
-    ZeroRange { offset: usize },
-    KeepSize { offset: usize },
+    PunchHole {
+        offset: usize,
+    },
+    ZeroRange {
+        offset: usize,
+    },
+    KeepSize {
+        offset: usize,
+    },
+    /// Pages from this one on.
+    Collapse {
+        page: usize,
+    },
+    Insert {
+        page: usize,
+    },
+    /// The content in two places at once.
+    WriteRanges {
+        offset: usize,
+    },
     SetAttribute,
 }
 
@@ -93,6 +118,11 @@ pub enum Step {
         from: Place,
         to: Place,
     },
+    /// Leaves a whiteout.
+    Whiteout {
+        from: Place,
+        to: Place,
+    },
     Exchange {
         one: Place,
         other: Place,
@@ -104,6 +134,11 @@ pub enum Step {
     Symlink {
         at: Place,
         target: u8,
+    },
+    /// Makes a device.
+    Special {
+        at: Place,
+        rdev: u64,
     },
     MakeDirectory {
         directory: u64,
@@ -161,7 +196,8 @@ impl Step {
             0..4 => Step::Put { at, content, is_unnamed: rng.chance(0.5) },
             4..11 => {
                 let offset = rng.below(40_000) as usize;
-                let change = match rng.below(9) {
+                let page = rng.below(4) as usize;
+                let change = match rng.below(12) {
                     0 | 1 => Change::Append,
                     2 => Change::Write { offset },
                     3 => Change::WriteAtomic { offset },
@@ -169,15 +205,20 @@ impl Step {
                     5 => Change::PunchHole { offset },
                     6 => Change::ZeroRange { offset },
                     7 => Change::KeepSize { offset },
+                    8 => Change::Collapse { page },
+                    9 => Change::Insert { page },
+                    10 => Change::WriteRanges { offset },
                     _ => Change::SetAttribute,
                 };
                 Step::Change { at, change, content }
             }
             11 => Step::Swap { one: at, other: to },
             12 => Step::Remove { at },
+            13 if rng.chance(0.4) => Step::Whiteout { from: at, to },
             13 => Step::Rename { from: at, to },
             14 => Step::Exchange { one: at, other: to },
             15 => Step::Link { from: at, to },
+            16 if rng.chance(0.5) => Step::Special { at, rdev: content.byte.into() },
             16 => Step::Symlink { at, target: content.byte },
             17 | 18 => Step::MakeDirectory { directory: directory(rng) },
             19 => {
@@ -208,8 +249,15 @@ pub struct Worker {
 
 /// Accepts only errors about names and the kinds of files that they refer to.
 fn is_fine(step: Step, outcome: Result<(), FsError>) {
-    const FINE: [i32; 6] =
-        [libc::ENOENT, libc::EEXIST, libc::ENOTEMPTY, libc::EINVAL, libc::EISDIR, libc::ENOTDIR];
+    const FINE: [i32; 7] = [
+        libc::ENOENT,
+        libc::EEXIST,
+        libc::ENOTEMPTY,
+        libc::EINVAL,
+        libc::EISDIR,
+        libc::ENOTDIR,
+        libc::ENXIO,
+    ];
     match outcome {
         Err(error) if FINE.contains(&error.errno()) => {}
         outcome => outcome.unwrap_or_else(|error| panic!("{step:?}: {error}")),
@@ -256,11 +304,17 @@ impl Worker {
             }
             Step::Remove { at } => files.remove_file(path(at)),
             Step::Rename { from, to } => files.rename(path(from), path(to)),
+            Step::Whiteout { from, to } => {
+                files.rename_with(path(from), path(to), RenameMode::Whiteout)
+            }
             Step::Exchange { one, other } => {
-                files.rename_with(path(one), path(other), aquifer_fs::RenameMode::Exchange)
+                files.rename_with(path(one), path(other), RenameMode::Exchange)
             }
             Step::Link { from, to } => files.hard_link(path(from), path(to)),
             Step::Symlink { at, target } => files.symlink(dangling(target), path(at)),
+            Step::Special { at, rdev } => {
+                files.create_special(path(at), SpecialFile::CharDevice(rdev), 0o600)
+            }
             Step::MakeDirectory { directory: number } => files.create_dir(directory(number)),
             Step::RemoveDirectory { directory: number } => files.remove_dir(directory(number)),
             Step::MoveDirectory { from, to } => files.rename(directory(from), directory(to)),
@@ -308,9 +362,26 @@ impl Worker {
             Change::PunchHole { offset } => allocate(FallocateMode::PunchHole, offset),
             Change::ZeroRange { offset } => allocate(FallocateMode::ZeroRange, offset),
             Change::KeepSize { offset } => allocate(FallocateMode::KeepSize, offset),
+            Change::Collapse { page } | Change::Insert { page } => {
+                let mode = match change {
+                    Change::Collapse { .. } => FallocateMode::CollapseRange,
+                    _ => FallocateMode::InsertRange,
+                };
+                file.allocate(mode, (page * PAGE) as u64, content.whole_pages() as u64)
+            }
+            Change::WriteRanges { offset } => {
+                let [first, second] = places_of(offset, content);
+                let bytes = content.bytes();
+                file.write_atomic_ranges(&[(first as u64, &bytes), (second as u64, &bytes)])
+            }
             Change::SetAttribute => file.set_attribute(ATTRIBUTE, [content.byte; 20], SetMode::Any),
         }
     }
+}
+
+/// Where [`Change::WriteRanges`] writes.
+fn places_of(offset: usize, content: Content) -> [usize; 2] {
+    [offset, offset / 2 + 3 * content.len]
 }
 
 fn dangling(target: u8) -> PathBuf {
@@ -371,6 +442,7 @@ pub fn records(mut log: &[u8]) -> BTreeMap<u8, u32> {
 pub enum Node {
     File { content: Vec<u8>, attribute: Option<Vec<u8>> },
     Link { target: PathBuf },
+    Special { rdev: u64 },
 }
 
 impl Node {
@@ -382,6 +454,7 @@ impl Node {
                 format!("{runs:?} {:?}", attribute.as_ref().map(|value| value[0]))
             }
             Node::Link { target } => format!("{target:?}"),
+            Node::Special { rdev } => format!("device {rdev}"),
         }
     }
 }
@@ -420,6 +493,7 @@ impl State {
                 return;
             }
             let node = match metadata.file_type().kind() {
+                FileKind::CharDevice => Node::Special { rdev: metadata.rdev() },
                 FileKind::Symlink => Node::Link { target: files.read_link(&path).unwrap() },
                 _ => Node::File {
                     content: read_open(files, &path).unwrap(),
@@ -497,7 +571,7 @@ impl State {
         let first = self.names.get(&place)?;
         match self.nodes.get_mut(first)? {
             Node::File { content, attribute } => Some((content, attribute)),
-            Node::Link { .. } => None,
+            Node::Link { .. } | Node::Special { .. } => None,
         }
     }
 
@@ -533,6 +607,14 @@ impl State {
                     self.move_names(|name| if name == from { to } else { name });
                 }
             }
+            Step::Whiteout { from, to } => {
+                let is_moved = self.names.get(&from) != self.names.get(&to);
+                let is_there = self.names.contains_key(&from) && self.has_directory(to);
+                self.apply(Step::Rename { from, to });
+                if is_there && is_moved {
+                    self.put(from, Node::Special { rdev: 0 });
+                }
+            }
             Step::Exchange { one, other } => {
                 let leads = |place| self.names.get(&place);
                 if leads(one).is_some() && leads(other).is_some() && leads(one) != leads(other) {
@@ -553,6 +635,11 @@ impl State {
                 if self.has_directory(at) && !self.names.contains_key(&at) =>
             {
                 self.put(at, Node::Link { target: dangling(target) });
+            }
+            Step::Special { at, rdev }
+                if self.has_directory(at) && !self.names.contains_key(&at) =>
+            {
+                self.put(at, Node::Special { rdev });
             }
             Step::MakeDirectory { directory } => _ = self.directories.insert(directory),
             Step::RemoveDirectory { directory } if self.is_empty(directory) => {
@@ -600,6 +687,23 @@ impl State {
             Change::PunchHole { offset } => overwrite(content, offset, 0, false),
             Change::ZeroRange { offset } => overwrite(content, offset, 0, true),
             Change::KeepSize { .. } => {}
+            Change::Collapse { page } => {
+                let (start, end) = (page * PAGE, page * PAGE + new.whole_pages());
+                if end < content.len() {
+                    content.drain(start..end);
+                }
+            }
+            Change::Insert { page } => {
+                let start = page * PAGE;
+                if start < content.len() {
+                    content.splice(start..start, vec![0; new.whole_pages()]);
+                }
+            }
+            Change::WriteRanges { offset } => {
+                let [first, second] = places_of(offset, new);
+                overwrite(content, first, new.byte, true);
+                overwrite(content, second, new.byte, true);
+            }
             Change::SetAttribute => *attribute = Some(vec![new.byte; 20]),
         }
     }

@@ -54,6 +54,7 @@ pub enum Node {
     File { content: Vec<u8> },
     Directory,
     Link { target: PathBuf },
+    Special { kind: FileKind, rdev: u64 },
 }
 
 /// A whole tree, by path.
@@ -85,7 +86,9 @@ pub fn tree(files: &Files) -> Result<Tree, FsError> {
     while let Some(directory) = left.pop() {
         for name in names(files, &directory)? {
             let path = directory.join(name);
-            let node = match files.symlink_metadata(&path)?.file_type().kind() {
+            let metadata = files.symlink_metadata(&path)?;
+            let node = match metadata.file_type().kind() {
+                kind if kind.is_special() => Node::Special { kind, rdev: metadata.rdev() },
                 FileKind::Directory => {
                     left.push(path.clone());
                     Node::Directory

@@ -148,6 +148,15 @@ pub fn reopen(media: &CrashMedia) -> Objects {
     Objects::new(alone().open_on(Arc::new(media)).unwrap())
 }
 
+/// The bytes of the object `object` after a crash now.
+pub fn survivor(media: &CrashMedia) -> Vec<u8> {
+    let objects = reopen(media);
+    let info = objects.info("object").unwrap();
+    let mut bytes = vec![0; info.size_bytes as usize];
+    objects.pool().media().read_at(info.media_offset_bytes, &mut bytes).unwrap();
+    bytes
+}
+
 /// The media operations from operation `from` on.
 pub fn operations(media: &CrashMedia, from: usize) -> Vec<MediaOperation> {
     media.recording().operations()[from..].iter().map(|operation| operation.kind()).collect()

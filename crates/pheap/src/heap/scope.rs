@@ -158,7 +158,7 @@ impl<'h> Scope<'h> {
     pub fn insert_root<T: Persist<'h>>(&mut self, type_id: u64, root: T) -> Result<(), HeapError> {
         let shared = self.heap.shared;
         self.check_fixed()?;
-        self.check_recording::<T>();
+        let tag = self.tag::<T>(type_id);
         if let Some(found) = shared.root_tag()? {
             return Err(HeapError::RootExists { found });
         }
@@ -166,7 +166,6 @@ impl<'h> Scope<'h> {
         recorded::note(place, 1);
         // SAFETY: just allocated for a `T`.
         unsafe { place.write(root) };
-        let tag = RootTag::of::<T>(type_id, Shape::of::<T>());
         shared.set_root(Some((place.cast(), tag)))
     }
 
@@ -201,16 +200,18 @@ impl<'h> Scope<'h> {
 
     fn find<T: Persist<'h>>(&self, type_id: u64) -> Result<std::ptr::NonNull<T>, HeapError> {
         self.check_fixed()?;
-        self.check_recording::<T>();
-        let expected = RootTag::of::<T>(type_id, Shape::of::<T>());
+        let expected = self.tag::<T>(type_id);
         Ok(self.heap.shared.root(|_| expected)?.cast())
     }
 
-    /// Ends recording if values of the type may lead to stores that are not recorded.
-    fn check_recording<T: Persist<'h>>(&self) {
-        if self.heap.shared.recorded().is_on() && !Shape::is_recorded::<T>() {
+    /// The tag of a root of the type that is about to be used. Ends recording if values of the type
+    /// may lead to stores that are not recorded.
+    fn tag<T: Persist<'h>>(&self, type_id: u64) -> RootTag {
+        let shape = Shape::told_by::<T>();
+        if self.heap.shared.recorded().is_on() && !shape.is_recorded() {
             self.heap.shared.lend_pointers();
         }
+        RootTag::of::<T>(type_id, shape.hash())
     }
 
     fn check_fixed(&self) -> Result<(), HeapError> {

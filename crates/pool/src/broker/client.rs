@@ -78,7 +78,7 @@ pub(crate) fn ask(
     if identity(&found) != identity(metadata) {
         return Err(other_pool().into());
     }
-    let shared = Shared { segment_id: answer.segment_id, segment, pins };
+    let shared = Shared { segment_id: Some(answer.segment_id), segment, pins };
     Ok(Granted { file: file.into(), shared })
 }
 

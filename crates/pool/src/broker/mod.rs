@@ -8,7 +8,7 @@
 //! | descriptor | how it is made |
 //! |---|---|
 //! | the pool file | opened anew for each client: locks belong to the open file, and each client needs its own |
-//! | the segment | the broker's: it is never locked |
+//! | the segment | the broker's: nothing relies on whose its lock is, which only keeps the file from being removed |
 //! | the pins | the broker's |
 //!
 //! With these the client is a writer like any other, and does not need the broker any more: it
@@ -61,7 +61,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use aquifer_sys::io::reopen;
 use aquifer_sys::local_socket::{Connection, Listener, Peer};
 
 pub(crate) use self::client::{Granted, ask};
@@ -187,16 +186,16 @@ impl Broker {
             let socket = path_of_socket.clone();
             move |source| AccessError::System { action, socket, source }
         };
-        let own = reopen(handle.media.file(), libc::O_RDWR).map_err(failed("open the pool for"))?;
-        let only_one =
-            HeldByte::try_take(own, Byte::Broker).map_err(failed("lock the pool for"))?;
+        let only_one = HeldByte::try_take(handle.media.file(), Byte::Broker)
+            .map_err(failed("lock the pool for"))?;
         let Some(_only_one) = only_one else {
             return Err(AccessError::BrokerRuns { path: path.to_path_buf() }.into());
         };
         let listener = listen(&socket)?;
         let identity = SocketFile::identity(&socket);
         let socket = SocketFile { path: socket, identity };
-        let mode = mode_of(handle.segment.file()).map_err(failed("ask for the mode of"))?;
+        let mode = mode_of(handle.segment.file().expect("the pool is shared"))
+            .map_err(failed("ask for the mode of"))?;
         // Connecting to a socket requires write permission.
         let mode = mode | (mode & 0o444) >> 1;
         std::fs::set_permissions(&socket.path, Permissions::from_mode(mode))
@@ -289,16 +288,16 @@ impl Broker {
 
     /// Sends the descriptors.
     fn grant(&self, connection: &Connection) -> Outcome {
-        let core = self.pool.core();
-        let sent = reopen(core.handle.media.file(), libc::O_RDWR).and_then(|file| {
-            let pins = core.pins.places.file().expect("the pool is shared");
-            let answer = Answer::granted(self.pool.uuid(), core.handle.segment_id);
-            answer.send(connection, &[file.as_fd(), core.handle.segment.file(), pins])
+        let answer = Answer::granted(self.pool.uuid(), self.pool.core().handle.segment_id);
+        let opened = self.pool.files_to_pass().map_err(|error| error.to_string());
+        let sent = opened.and_then(|files| {
+            let files = files.each_ref().map(AsFd::as_fd);
+            answer.send(connection, &files).map_err(|error| error.to_string())
         });
         match sent {
             Ok(()) => Outcome::Granted,
             Err(error) => {
-                let failed = Outcome::Failed(error.to_string());
+                let failed = Outcome::Failed(error);
                 let _ = Answer::refusal(&failed).send(connection, &[]);
                 failed
             }

@@ -15,12 +15,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use aquifer_sys::high_fd::HeldFile;
 use aquifer_sys::lock::{self, LockKind, LockRange};
+use aquifer_sys::open_file::mark;
 use aquifer_sys::{file_system, io as file_io};
 
 use super::new_file::NewFile;
 use super::open::{Kind, OpenError, OpenOptions, kind_of, len_bytes, refused};
 use super::{Media, PersistenceDomain, WriteWindows};
+use crate::lock_file::LockFile;
 
 /// How to make media.
 ///
@@ -107,11 +110,12 @@ impl CreateOptions {
         if len_bytes == 0 {
             return Err(bad_length(path, len_bytes, "media have at least one byte".into()));
         }
-        let (file, kind, new) = match std::fs::metadata(path) {
+        let (file, locks, kind, new) = match std::fs::metadata(path) {
             Ok(metadata) => {
                 let kind = kind_of(&metadata, path)?;
                 self.check_overwrite(&metadata, path, kind)?;
-                (self.claim(path, kind)?, kind, None)
+                let (file, locks) = self.claim(path, kind)?;
+                (file, Some(locks), kind, None)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 // A dangling symbolic link: a file created for it would not be found at its own
@@ -123,12 +127,13 @@ impl CreateOptions {
                     .map_err(|source| refused(path, true, "make", source))?;
                 let file = new.file().try_clone();
                 let file = file.map_err(|source| refused(path, true, "make", source))?;
-                (file, Kind::File, Some(new))
+                mark(file.as_fd());
+                (file, None, Kind::File, Some(new))
             }
             Err(error) => return Err(refused(path, true, "open", error)),
         };
         let media = self.fill(file, path, len_bytes, kind, progress)?;
-        Ok(Prepared { media, new })
+        Ok(Prepared { media, locks, new })
     }
 
     /// Refuses to overwrite a file with content unless that was requested.
@@ -146,7 +151,7 @@ impl CreateOptions {
     }
 
     /// Opens an existing file or device that is not in use, and locks all of it.
-    fn claim(&self, path: &Path, kind: Kind) -> Result<File, OpenError> {
+    fn claim(&self, path: &Path, kind: Kind) -> Result<(File, LockFile), OpenError> {
         let in_use = || OpenError::InUse { path: path.to_path_buf() };
         let open = |flags| File::options().read(true).write(true).custom_flags(flags).open(path);
         if kind == Kind::BlockDevice {
@@ -157,8 +162,12 @@ impl CreateOptions {
             })?;
         }
         let file = open(0).map_err(|source| refused(path, true, "open", source))?;
-        let locked = lock::try_lock(file.as_fd(), LockRange::WHOLE, LockKind::Exclusive);
-        if !locked.map_err(|source| refused(path, true, "lock", source))? {
+        mark(file.as_fd());
+        let failed = |source| refused(path, true, "lock", source);
+        let duplicate = file.try_clone().and_then(|file| HeldFile::new(file.into()));
+        let locks = LockFile::open_or_share(&Arc::new(duplicate.map_err(failed)?), true);
+        let locked = lock::try_lock(locks.as_fd(), LockRange::WHOLE, LockKind::Exclusive);
+        if !locked.map_err(failed)? {
             return Err(in_use());
         }
         if kind == Kind::File {
@@ -168,7 +177,7 @@ impl CreateOptions {
             self.check_overwrite(&metadata, path, kind)?;
             file.set_len(0).map_err(|source| refused(path, true, "empty", source))?;
         }
-        Ok(file)
+        Ok((file, locks))
     }
 
     /// Allocates and zeroes an empty file or a device.
@@ -240,6 +249,7 @@ impl CreateOptions {
 pub(crate) struct Prepared {
     /// A new file has no name yet. An overwritten file or device is locked as a whole.
     pub(crate) media: Arc<dyn Media>,
+    pub(crate) locks: Option<LockFile>,
     new: Option<NewFile>,
 }
 
@@ -250,8 +260,10 @@ impl Prepared {
     /// [`OpenError::Exists`] if another process has created a file there first.
     pub(crate) fn publish(mut self) -> Result<Arc<dyn Media>, OpenError> {
         self.name()?;
-        let unlocked = lock::unlock(self.media.file(), LockRange::WHOLE);
-        unlocked.map_err(|source| refused(self.media.path(), true, "unlock", source))?;
+        if let Some(locks) = self.locks {
+            let unlocked = lock::unlock(locks.as_fd(), LockRange::WHOLE);
+            unlocked.map_err(|source| refused(self.media.path(), true, "unlock", source))?;
+        }
         Ok(self.media)
     }
 

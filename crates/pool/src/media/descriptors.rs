@@ -27,11 +27,12 @@
 //!   failing.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
-use aquifer_sys::io::{SyncableRange, reopen, write_back_error};
+use aquifer_sys::high_fd::HeldFile;
+use aquifer_sys::io::{SyncableRange, write_back_error};
 
 /// The most idle descriptors that are kept.
 const IDLE_MAX: usize = 16;
@@ -46,13 +47,13 @@ pub(super) struct Descriptors {
     /// Failures of write-back that were reported through some description.
     failures: AtomicU64,
     /// `None` if one description must do everything.
-    witness: Option<Mutex<OwnedFd>>,
+    witness: Option<Mutex<HeldFile>>,
 }
 
 /// One description, lent to one sync.
 #[derive(Debug)]
 pub(super) struct Descriptor {
-    file: OwnedFd,
+    file: HeldFile,
     /// The file's first page, used to flush the device.
     first_page: OnceLock<SyncableRange>,
     /// The number of failures when this description was opened or last reported one.
@@ -61,12 +62,12 @@ pub(super) struct Descriptor {
 
 impl Descriptors {
     /// Opens descriptions of a file that is open for writing.
-    pub(super) fn new(file: BorrowedFd<'_>) -> io::Result<Descriptors> {
+    pub(super) fn new(file: &HeldFile) -> io::Result<Descriptors> {
         // Opened before all others: what is reported to any of them is reported to the witness as
         // well.
-        let witness = reopen(file, libc::O_RDWR).ok().map(Mutex::new);
+        let witness = file.reopen(libc::O_RDWR).ok().map(Mutex::new);
         // Without /proc the existing description must do: it is lent to one sync at a time.
-        let first = reopen(file, libc::O_RDWR).or_else(|_| file.try_clone_to_owned())?;
+        let first = file.reopen(libc::O_RDWR).or_else(|_| file.try_clone())?;
         Ok(Descriptors {
             idle: Mutex::new(vec![Descriptor::new(first, 0)]),
             returned: Condvar::new(),
@@ -82,9 +83,11 @@ impl Descriptors {
         let Some(witness) = &self.witness else { return Ok(()) };
         let witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
         write_back_error(witness.as_fd()).map_err(|error| {
+            // Before another thread can take its failure for a repetition of this one.
+            let error = note(witness.explain(error));
             // Relaxed: a count, compared for equality only.
             self.failures.fetch_add(1, Ordering::Relaxed);
-            note(error)
+            error
         })
     }
 
@@ -112,7 +115,7 @@ impl Descriptors {
             if let Some(descriptor) = idle.pop() {
                 // If possible, the last one is duplicated before it is lent.
                 if idle.is_empty()
-                    && let Ok(another) = reopen(descriptor.file.as_fd(), libc::O_RDWR)
+                    && let Ok(another) = descriptor.file.reopen(libc::O_RDWR)
                 {
                     // Relaxed: a count, compared for equality only.
                     idle.push(Descriptor::new(another, self.failures.load(Ordering::Relaxed)));
@@ -133,12 +136,17 @@ impl Descriptors {
 }
 
 impl Descriptor {
-    fn new(file: OwnedFd, failures_known: u64) -> Descriptor {
+    fn new(file: HeldFile, failures_known: u64) -> Descriptor {
         Descriptor { file, first_page: OnceLock::new(), failures_known }
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// [`HeldFile::explain`].
+    pub(super) fn explain(&self, error: io::Error) -> io::Error {
+        self.file.explain(error)
     }
 
     /// Whether the failure that this description has just reported may be one that another
@@ -165,7 +173,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     fn descriptors() -> Descriptors {
-        Descriptors::new(tempfile::tempfile().unwrap().as_fd()).unwrap()
+        Descriptors::new(&HeldFile::new(tempfile::tempfile().unwrap().into()).unwrap()).unwrap()
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use aquifer_sys::file_system::{self, commits_whole_inodes};
+use aquifer_sys::high_fd::HeldFile;
 use aquifer_sys::io as file_io;
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_sys::range_sync::{self, RangeSync, sync_range};
@@ -59,7 +60,7 @@ const ZEROS_WINDOW_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct FileMedia {
     path: PathBuf,
-    file: File,
+    file: HeldFile,
     /// The length of a block device; `None` for a file, whose length is read where it may have changed.
     device_bytes: Option<u64>,
     /// The greatest length that the file was seen to have.
@@ -91,7 +92,8 @@ impl FileMedia {
         let magic = file_system::magic(file.as_fd())?;
         let device_bytes =
             is_device.then(|| file_io::block_device_len_bytes(file.as_fd())).transpose()?;
-        let descriptors = writable.then(|| Descriptors::new(file.as_fd())).transpose()?;
+        let file = HeldFile::new(file.into())?;
+        let descriptors = writable.then(|| Descriptors::new(&file)).transpose()?;
         // For a device node the magic is that of the file system with the node. Files in memory
         // have no journal to commit.
         let commits =
@@ -129,7 +131,8 @@ impl FileMedia {
     fn read_len_bytes(&self) -> io::Result<u64> {
         match self.device_bytes {
             Some(device_bytes) => Ok(device_bytes),
-            None => aquifer_sys::residency::file_len_bytes(self.file.as_fd()),
+            None => aquifer_sys::residency::file_len_bytes(self.file.as_fd())
+                .map_err(|error| self.file.explain(error)),
         }
     }
 
@@ -165,6 +168,10 @@ impl FileMedia {
             return Ok(());
         }
         check_inside(range, self.see_len_bytes()?)
+    }
+
+    fn duplicate(&self) -> io::Result<File> {
+        self.file.as_fd().try_clone_to_owned().map(File::from)
     }
 
     fn writing(&self) -> io::Result<&Descriptors> {
@@ -222,8 +229,10 @@ impl FileMedia {
         self.check_nothing_lost()?;
         let synced = descriptors.with(|descriptor| {
             sync(descriptor).map_err(|error| {
+                // Before another thread can take its failure for a repetition of this one.
+                let error = self.lose(descriptor.explain(error));
                 descriptors.note_failure(descriptor);
-                self.lose(error)
+                error
             })
         });
         synced?;
@@ -240,18 +249,23 @@ impl FileMedia {
         offset_bytes: u64,
         bytes: &[u8],
     ) -> io::Result<()> {
-        let attempt =
-            |descriptor: &Descriptor| self.write_and_sync(descriptor, offset_bytes, bytes);
+        let attempt = |descriptor: &Descriptor| {
+            self.write_and_sync(descriptor, offset_bytes, bytes)
+                .map_err(|error| descriptor.explain(error))
+        };
         let Err(error) = attempt(descriptor) else {
             return Ok(());
         };
         // If the write itself is refused (no space, a limit), nothing was lost.
-        file_io::write_all_at(descriptor.file(), bytes, offset_bytes)?;
+        file_io::write_all_at(descriptor.file(), bytes, offset_bytes)
+            .map_err(|error| descriptor.explain(error))?;
         if descriptor.is_repeat(descriptors) && attempt(descriptor).is_ok() {
             return Ok(());
         }
+        // As above.
+        let error = self.lose(error);
         descriptors.note_failure(descriptor);
-        Err(self.lose(error))
+        Err(error)
     }
 
     fn write_and_sync(
@@ -288,7 +302,7 @@ impl FileMedia {
         }
         write_zeros(file, from_bytes, to_bytes, progress)?;
         // Includes the length, which is metadata that a sync of data may omit.
-        self.file.sync_all()
+        self.duplicate()?.sync_all()
     }
 }
 
@@ -349,7 +363,7 @@ impl Media for FileMedia {
         let file = self.file.as_fd();
         let error = match file_io::read_exact_at(file, bytes, offset_bytes) {
             Ok(()) => return Ok(()),
-            Err(error) => error,
+            Err(error) => self.file.explain(error),
         };
         let outside = check_inside(range, self.len_bytes()).err();
         Err(MediaError::at(&self.path, MediaOperation::Read, range)(outside.unwrap_or(error)))
@@ -370,7 +384,10 @@ impl Media for FileMedia {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.check_known(range)
             .and_then(|()| self.writing().map(|_| ()))
-            .and_then(|()| file_io::write_all_at(self.file.as_fd(), bytes, offset_bytes))
+            .and_then(|()| {
+                file_io::write_all_at(self.file.as_fd(), bytes, offset_bytes)
+                    .map_err(|error| self.file.explain(error))
+            })
             .map_err(MediaError::at(&self.path, MediaOperation::Write, range))
     }
 
@@ -419,6 +436,11 @@ impl Media for FileMedia {
         })
     }
 
+    fn begin_write_back(&self, range: ByteRange) {
+        // It reports no error of earlier writes, so none is lost.
+        let _ = file_io::start_write_back(self.file.as_fd(), range.offset_bytes, range.len_bytes);
+    }
+
     fn check_kept(&self) -> Result<(), MediaError> {
         let nothing = ByteRange { offset_bytes: 0, len_bytes: 0 };
         self.run(MediaOperation::WriteBack, nothing, || match &self.descriptors {
@@ -436,6 +458,13 @@ impl Media for FileMedia {
                 self.ranges.commit(descriptor.file(), descriptor.first_page().ok())
             })
         })
+    }
+
+    /// Where a sync of one page commits all of the file. A write with `RWF_DSYNC` goes through the page
+    /// cache here, and the kernel ends it with the same sync of its range (`generic_write_sync`) that
+    /// `msync` ends with; only direct I/O may instead persist that write alone.
+    fn durable_writes_flush(&self) -> bool {
+        self.ranges.commits_whole_inodes()
     }
 
     fn grow(&self, len_bytes: u64) -> Result<(), MediaError> {
@@ -461,11 +490,12 @@ impl Media for FileMedia {
                     "a device cannot be made longer; use a larger one",
                 ));
             }
-            self.lengthen(present_bytes, len_bytes, progress).inspect_err(|_| {
+            self.lengthen(present_bytes, len_bytes, progress).map_err(|error| {
                 // Give back what was allocated. If that fails as well, the file stays too long,
                 // which does no harm.
-                let _ = self.file.set_len(present_bytes);
+                let _ = self.duplicate().and_then(|file| file.set_len(present_bytes));
                 self.known_bytes.store(present_bytes, Ordering::Relaxed);
+                self.file.explain(error)
             })
         })
     }
@@ -524,6 +554,7 @@ impl Media for FileMedia {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
     use super::*;
@@ -553,6 +584,39 @@ mod tests {
         // SAFETY: as above.
         unsafe { media.write_durable(page.offset_bytes, &[1; 4096]) }.unwrap();
         media.flush().expect_err("there may be others");
+    }
+
+    /// `EBADF` that a file system returns, here for a descriptor that cannot write, is not taken for
+    /// a descriptor that the program has closed.
+    #[test]
+    fn an_error_of_the_file_system_is_no_closed_descriptor() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let reading = File::open(file.path()).unwrap();
+        let media = FileMedia::new(reading, file.path().to_path_buf(), true).unwrap();
+        // SAFETY: no pool is on the file.
+        let write = || unsafe { media.write_at(0, &[1; 100]) }.unwrap_err().source.raw_os_error();
+        assert_eq!(write(), Some(libc::EIO));
+        let failed = |_: &mut Descriptor| Err(io::Error::from_raw_os_error(libc::EBADF));
+        assert_eq!(media.sync_with(failed).unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert_eq!(media.flush().unwrap_err().source.raw_os_error(), Some(libc::EIO), "it stays");
+        // SAFETY: closed on purpose; the media notice.
+        unsafe { libc::close(media.file.as_fd().as_raw_fd()) };
+        assert!(!media.file.is_there());
+        assert_eq!(write(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn open_file_descriptions_of_a_small_block_device_have_marks_of_their_own() {
+        let Some(device) = FailingDevice::new() else {
+            return eprintln!("skipped: no block device can be made here");
+        };
+        let open = |_| HeldFile::own(File::open(device.path()).unwrap().into()).unwrap();
+        let files: Vec<HeldFile> = (0..200).map(open).collect();
+        assert!(files.iter().all(|file| file.identity().is_marked() && file.is_there()));
+        let marks = files.iter().map(|file| file.identity().to_words());
+        let different = marks.collect::<std::collections::HashSet<_>>().len();
+        assert!(different > 190, "{different}");
     }
 
     /// A file of three regions, and the media over it.

@@ -35,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::copy::{self, FlushForm};
+use aquifer_sys::high_fd::HeldFile;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::{devdax, file_system, io as file_io, residency};
 use aquifer_vm::file_mapping::{FileMapping, Inaccessible, MappingOptions};
@@ -57,7 +58,7 @@ const ZEROS_BYTES: u64 = 4 << 20;
 #[derive(Debug)]
 pub struct MappedMedia {
     path: PathBuf,
-    file: File,
+    file: HeldFile,
     mapping: FileMapping,
     stores: Stores,
     /// How cache lines are flushed; `None` in the domain `Volatile`.
@@ -116,8 +117,6 @@ impl MappedMedia {
         writing: Option<WriteWindows>,
         persistence: Persistence,
     ) -> io::Result<MappedMedia> {
-        // With the router, a load from a page that no longer exists ends in an error.
-        aquifer_vm::router::install().map_err(io::Error::other)?;
         let flush = match persistence {
             Persistence::Volatile => None,
             _ => Some(FlushForm::best().ok_or_else(|| {
@@ -155,6 +154,9 @@ impl MappedMedia {
         };
         let map = |options| FileMapping::new(file.as_fd(), in_memory(len_bytes)?, options);
         let mapping = map(options)?;
+        // With the router, a load from a page that no longer exists ends in an error. A file that is
+        // not persistent memory was refused before it.
+        aquifer_vm::router::install().map_err(io::Error::other)?;
         let stores = match writing {
             None => Stores::Nowhere,
             Some(WriteWindows::None) => Stores::Linear,
@@ -167,7 +169,7 @@ impl MappedMedia {
         };
         Ok(MappedMedia {
             path,
-            file,
+            file: HeldFile::new(file.into())?,
             mapping,
             stores,
             flush,
@@ -175,6 +177,10 @@ impl MappedMedia {
             maps_privately: !is_hugetlbfs && !is_devdax,
             growing: Mutex::new(()),
         })
+    }
+
+    fn duplicate(&self) -> io::Result<File> {
+        self.file.as_fd().try_clone_to_owned().map(File::from)
     }
 
     fn present_len_bytes(&self) -> io::Result<u64> {
@@ -193,6 +199,7 @@ impl MappedMedia {
     ) -> Result<(), MediaError> {
         self.reach(range)
             .and_then(|()| access())
+            .map_err(|error| self.file.explain(error))
             .map_err(MediaError::at(&self.path, operation, range))
     }
 
@@ -295,7 +302,7 @@ impl MappedMedia {
         match file_io::allocate(self.file.as_fd(), from_bytes, total_bytes) {
             // ramfs: it has no limit that could be exceeded.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                self.file.set_len(to_bytes)?;
+                self.duplicate()?.set_len(to_bytes)?;
             }
             allocated => allocated?,
         }
@@ -303,7 +310,7 @@ impl MappedMedia {
         if self.flush.is_some() {
             // A page that is only allocated needs a metadata change at its first store.
             self.write_zeros(from_bytes, to_bytes, progress)?;
-            self.file.sync_all()?;
+            self.duplicate()?.sync_all()?;
         } else {
             self.use_huge_pages(from_bytes, to_bytes, progress);
         }
@@ -484,7 +491,7 @@ impl Media for MappedMedia {
             self.lengthen(present_bytes, len_bytes, progress).inspect_err(|_| {
                 // Give back what was allocated. If that fails as well, the file stays too long,
                 // which does no harm.
-                let _ = self.file.set_len(present_bytes);
+                let _ = self.duplicate().and_then(|file| file.set_len(present_bytes));
             })
         })
     }

@@ -19,6 +19,11 @@
 //! the pages clean, so success of a retry proves nothing. A failed `write_durable` may be repeated
 //! with the same bytes at the same place: it writes them again.
 //!
+//! `EBADF` says that the program has closed a descriptor of the media, and nothing else: then the pool
+//! does not fail, but this handle of it ends
+//! ([`PoolError::LocksLost`](crate::PoolError::LocksLost)). A file system's own `EBADF` is reported as
+//! `EIO`.
+//!
 //! # Forms
 //! | form | domains | what it is |
 //! |---|---|---|
@@ -244,14 +249,25 @@ pub trait Media: Send + Sync + 'static {
     /// that begins after this has returned.
     fn write_back(&self, ranges: &[ByteRange]) -> Result<(), MediaError>;
 
+    /// A hint that [`Media::write_back`] of this range will come soon: begins it, and does not wait. What
+    /// goes wrong is an error of `write_back`.
+    fn begin_write_back(&self, _range: ByteRange) {}
+
     /// Fails if the system has reported, to any program, that it lost bytes of these media since
-    /// they were opened here. Does not block.
+    /// they were opened here. Does not block, and says nothing of what has still to be written.
     fn check_kept(&self) -> Result<(), MediaError> {
         Ok(())
     }
 
     /// Makes everything durable that was handed over before.
     fn flush(&self) -> Result<(), MediaError>;
+
+    /// Whether a [`Media::write_durable`] also makes everything durable that was handed over before it
+    /// began, as [`Media::flush`] does. If one fails, and that may be for the sake of these other bytes,
+    /// [`Media::flush`] and [`Media::check_kept`] fail from then on.
+    fn durable_writes_flush(&self) -> bool {
+        false
+    }
 
     /// Makes the media longer; new bytes are zero, allocated and durable on return. Does nothing if
     /// they are already that long. After an error the length is as before, unless restoring it
@@ -275,7 +291,8 @@ pub trait Media: Send + Sync + 'static {
         let _ = range;
     }
 
-    /// The descriptor, for private mappings of parts, and for locks.
+    /// The descriptor, for private mappings of parts, and to open the file again, for locks. Nothing
+    /// may change the file offset of its open file description, which shows that it is still the same.
     fn file(&self) -> BorrowedFd<'_>;
 
     /// All bytes as memory, mapped shared: for accesses without system calls. `None` if there is no

@@ -19,6 +19,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use aquifer_sys::open_file::mark;
 use aquifer_sys::{devdax, file_system, io as file_io};
 use aquifer_vm::WindowKey;
 
@@ -235,6 +236,7 @@ impl OpenOptions {
         let metadata = std::fs::metadata(path).map_err(refused)?;
         kind_of(&metadata, path)?;
         let file = File::options().read(true).write(self.writable).open(path).map_err(refused)?;
+        mark(file.as_fd());
         self.open_file(file, path)
     }
 

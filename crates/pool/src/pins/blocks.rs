@@ -7,8 +7,10 @@
 //! | step of a claim | afterwards |
 //! |---|---|
 //! | lock the block's byte | no other handle owns the block |
+//! | allocate its memory, if it is new | a death leaves memory that is not used |
 //! | store this handle's nonce as the owner's | |
 //! | clear all words: a dead process may have left pins there | a scan finds no pins |
+//! | raise the number of used blocks over it | scans look at it |
 //! | add the block to this handle's list | |
 //!
 //! # A scan and a claim at the same time
@@ -21,18 +23,23 @@
 //! before the fence ([`word`](super::word)).
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use aquifer_sys::lock::LockKind;
+use aquifer_vm::ZeroedSlice;
 
+use super::lent::LentPins;
 use super::memory::{BLOCK_PINS, PinMemory};
 use super::word::{PinValue, PinWord};
 use crate::error::{PoolError, Result};
-use crate::membership::{Byte, Membership, PIN_BLOCKS};
+use crate::membership::{Byte, Membership, PIN_BLOCKS, to_try};
+use crate::memory::zeroed;
 use crate::random::new_uuid;
+use crate::sync::AtomicU64;
 
 /// Words that are tried before another block is claimed.
 const MOST_LOOKED_AT: usize = 2 * BLOCK_PINS;
@@ -59,24 +66,68 @@ fn next_of_thread() -> usize {
     })
 }
 
+/// Blocks in which one handle sets pins. It only grows.
+pub(super) struct BlockList {
+    blocks: ZeroedSlice<AtomicU32>,
+    count: AtomicUsize,
+}
+
+impl BlockList {
+    pub fn new() -> Result<BlockList> {
+        Ok(BlockList { blocks: zeroed(PIN_BLOCKS)?, count: AtomicUsize::new(0) })
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        // Acquire: pairs with the Release in `push`. The blocks before it are listed, and what was
+        // done to them before that is seen.
+        self.count.load(Acquire)
+    }
+
+    /// A block that is listed.
+    #[inline]
+    pub fn get(&self, index: usize) -> usize {
+        // Relaxed: `len` covers this entry, and its Acquire load ordered the entry.
+        self.blocks[index].load(Relaxed) as usize
+    }
+
+    /// Adds a block. Calls must not overlap.
+    pub fn push(&self, block: usize) {
+        let count = self.count.load(Relaxed);
+        self.blocks[count].store(block as u32, Relaxed);
+        // Release: pairs with the Acquire in `len`.
+        self.count.store(count + 1, Release);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.len()).map(|index| self.get(index))
+    }
+}
+
 /// The words of all handles, as one handle uses them.
 pub(crate) struct Blocks {
     memory: PinMemory,
     /// The nonce that marks the blocks this handle owns.
     nonce: u64,
-    /// Blocks of this handle, in the order of their places; `own_count` entries are valid.
-    own: Box<[AtomicU32]>,
-    own_count: AtomicUsize,
+    /// Blocks of this handle, in the order of their places.
+    own: BlockList,
+    /// The nonce that marks those in which other processes set pins: see [`lent`](super::lent).
+    lent_nonce: u64,
+    /// These blocks.
+    lent: Mutex<Vec<u32>>,
     claiming: Mutex<()>,
 }
 
 impl Blocks {
     pub fn new(memory: PinMemory) -> Result<Blocks> {
+        let (nonce, lent_nonce) = new_uuid()?.as_u64_pair();
         Ok(Blocks {
             memory,
-            nonce: new_uuid()?.as_u64_pair().1 | 1,
-            own: (0..PIN_BLOCKS).map(|_| AtomicU32::new(0)).collect(),
-            own_count: AtomicUsize::new(0),
+            // Neither is 0, nor the other.
+            nonce: nonce | 1,
+            lent_nonce: lent_nonce & !1 | 2,
+            own: BlockList::new()?,
+            lent: Mutex::default(),
             claiming: Mutex::new(()),
         })
     }
@@ -95,8 +146,7 @@ impl Blocks {
     #[inline]
     pub fn set(&self, members: &Membership, value: PinValue) -> Result<usize> {
         loop {
-            // Acquire: pairs with the Release in `claim`; the blocks are listed and cleared.
-            let places = self.own_count.load(Acquire) * BLOCK_PINS;
+            let places = self.own.len() * BLOCK_PINS;
             if let Some(place) = self.set_within(places, places.min(MOST_LOOKED_AT), value) {
                 return Ok(place);
             }
@@ -115,12 +165,7 @@ impl Blocks {
                 place = 0;
             }
             let (block, index) = self.locate(place);
-            // Relaxed: stored before the pin itself, so a scan that sees the pin sees this too.
-            let used_words = &self.memory.owner(block).used_words;
-            if used_words.load(Relaxed) <= index as u64 {
-                used_words.fetch_max(index as u64 + 1, Relaxed);
-            }
-            if self.memory.block(block)[index].try_set(value) {
+            if self.try_set(block, index, value) {
                 NEXT.with(|next| next.set(place + 1));
                 return Some(place);
             }
@@ -129,15 +174,33 @@ impl Blocks {
         None
     }
 
+    /// Sets a pin in a word of a block in which this handle sets them, if the word is empty.
     #[inline]
-    fn locate(&self, place: usize) -> (usize, usize) {
-        // Relaxed: `own_count` covers this place, and its Acquire load ordered the entry.
-        (self.own[place / BLOCK_PINS].load(Relaxed) as usize, place % BLOCK_PINS)
+    pub(super) fn try_set(&self, block: usize, index: usize, value: PinValue) -> bool {
+        // Relaxed: stored before the pin itself, so a scan that sees the pin sees this too.
+        let used_words = &self.memory.owner(block).used_words;
+        if used_words.load(Relaxed) <= index as u64 {
+            used_words.fetch_max(index as u64 + 1, Relaxed);
+        }
+        self.memory.block(block)[index].try_set(value)
     }
 
     #[inline]
+    fn locate(&self, place: usize) -> (usize, usize) {
+        (self.own.get(place / BLOCK_PINS), place % BLOCK_PINS)
+    }
+
+    /// Clears a pin, if this handle has the block. If it has lost its locks, another handle may have
+    /// claimed the block: that stores its nonce before it sets a pin. This takes less time than to
+    /// ask how long ago the locks were held.
+    #[inline]
     pub fn clear(&self, place: usize) {
         let (block, index) = self.locate(place);
+        // Relaxed: a claim that comes between this and the store comes, as for a question of the
+        // locks, at most one loss of the CPU after it.
+        if self.memory.owner(block).nonce.load(Relaxed) != self.nonce {
+            return;
+        }
         self.memory.block(block)[index].clear();
         // The word is in the cache.
         NEXT.with(|next| next.set(place));
@@ -147,51 +210,109 @@ impl Blocks {
     #[cold]
     fn claim(&self, members: &Membership, places: usize) -> Result<()> {
         let _claiming = self.claiming.lock().unwrap_or_else(|broken| broken.into_inner());
-        let count = self.own_count.load(Relaxed);
-        if count * BLOCK_PINS != places {
+        if self.own.len() * BLOCK_PINS != places {
             return Ok(());
         }
-        for block in 0..PIN_BLOCKS {
+        self.own.push(self.claim_one(members, self.nonce)?);
+        NEXT.with(|next| next.set(places + next_of_thread() % BLOCK_PINS));
+        Ok(())
+    }
+
+    /// Claims blocks in which another process sets pins, for as long as this handle has the pool open:
+    /// all of them, or none.
+    pub fn lend(&self, members: &Membership, count: usize) -> Result<LentPins> {
+        let _claiming = self.claiming.lock().unwrap_or_else(|broken| broken.into_inner());
+        let mut lent = self.lent.lock().unwrap_or_else(|broken| broken.into_inner());
+        let mut blocks = Vec::new();
+        for _ in 0..count {
+            match self.claim_one(members, self.lent_nonce) {
+                Ok(block) => blocks.push(block as u32),
+                Err(error) => {
+                    for block in blocks.into_iter().map(|block| block as usize) {
+                        self.memory.owner(block).nonce.store(0, Release);
+                        members.unlock(Byte::PinBlock(block));
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        lent.extend(&blocks);
+        Ok(LentPins { nonce: self.lent_nonce, blocks })
+    }
+
+    fn is_own(&self, nonce: u64) -> bool {
+        nonce == self.nonce || nonce == self.lent_nonce
+    }
+
+    /// Claims a block, and marks it with this nonce. The caller holds `claiming`.
+    fn claim_one(&self, members: &Membership, own_nonce: u64) -> Result<usize> {
+        let used = self.memory.used_blocks().load(Relaxed) as usize;
+        let nonce = |block: usize| self.memory.owner(block).nonce.load(Relaxed);
+        for block in to_try(used, PIN_BLOCKS, |block| nonce(block) == 0) {
             // The handle's own lock would not stop it from claiming the block twice.
-            if self.memory.owner(block).nonce.load(Relaxed) == self.nonce
-                || !self.take_block(members, block)
-            {
+            let is_own = block < used && self.is_own(nonce(block));
+            if is_own || !self.take_block(members, block, own_nonce)? {
                 continue;
             }
             // Relaxed: stored before any pin in the block, so a scan that sees a pin sees this too.
             self.memory.used_blocks().fetch_max(block as u64 + 1, Relaxed);
-            self.own[count].store(block as u32, Relaxed);
-            // Release: pairs with the Acquire in `set`.
-            self.own_count.store(count + 1, Release);
-            NEXT.with(|next| next.set(places + next_of_thread() % BLOCK_PINS));
-            return Ok(());
+            return Ok(block);
         }
         Err(PoolError::TooManyPins { limit: PIN_BLOCKS * BLOCK_PINS })
     }
 
+    /// Whether a living handle other than this one has lent this block with this nonce.
+    pub fn is_lent_by_other(&self, members: &Membership, block: usize, nonce: u64) -> bool {
+        let used = (self.memory.used_blocks().load(Relaxed) as usize).min(PIN_BLOCKS);
+        block < used
+            && nonce != 0
+            && !self.is_own(nonce)
+            // A lock that a read-only descriptor cannot have.
+            && members.is_locked_by_other(Byte::PinBlock(block), LockKind::Shared)
+            // Then: of an owner that has just claimed the block.
+            && self.is_marked(block, nonce)
+    }
+
+    /// Whether a block that has an owner, or had one, is marked with this nonce.
+    pub fn is_marked(&self, block: usize, nonce: u64) -> bool {
+        self.memory.owner(block).nonce.load(Relaxed) == nonce
+    }
+
+    /// The words of a block that has, or had, an owner.
+    pub fn words(&self, block: usize) -> &[AtomicU64; BLOCK_PINS] {
+        self.memory.block(block)
+    }
+
     /// Claims a block that no handle owns and clears its pins. See the module's documentation.
-    fn take_block(&self, members: &Membership, block: usize) -> bool {
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    fn take_block(&self, members: &Membership, block: usize, own_nonce: u64) -> Result<bool> {
         let byte = Byte::PinBlock(block);
         if self.is_shared() && !members.try_lock(byte, LockKind::Exclusive).unwrap_or(false) {
-            return false;
+            return Ok(false);
         }
+        self.memory.allocate(block).inspect_err(|_| members.unlock(byte))?;
         // Relaxed: the lock orders this after the earlier owner's stores, and a scan that sees a
-        // pin set later sees these stores too.
+        // pin set later sees these stores too, as does an earlier owner that lost its locks.
         let owner = self.memory.owner(block);
-        owner.nonce.store(self.nonce, Relaxed);
+        owner.nonce.store(own_nonce, Relaxed);
         self.memory.block(block).iter().for_each(|word| word.store(0, Relaxed));
         owner.used_words.store(0, Relaxed);
-        true
+        Ok(true)
     }
 
     /// Returns the pins that `is_wanted` accepts. The caller has published its change, followed by
-    /// a fence.
+    /// a fence. Whether an owner lives is asked once, and only if it has such pins: it takes a system
+    /// call, which takes the longer the more locks there are.
     pub fn look(
         &self,
         members: &Membership,
         is_wanted: impl Fn(PinValue) -> bool,
     ) -> Vec<PinValue> {
         let mut values = Vec::new();
+        // The nonces of owners, and whether they live.
+        let mut asked = HashMap::new();
         // Relaxed, here and below: stored before the first pin of the block, so visible if the pin
         // is.
         let used_blocks = (self.memory.used_blocks().load(Relaxed) as usize).min(PIN_BLOCKS);
@@ -205,11 +326,9 @@ impl Blocks {
             let words = &self.memory.block(block)[..used_words];
             let first = values.len();
             values.extend(words.iter().filter_map(PinWord::get).filter(|value| is_wanted(*value)));
-            let is_own = nonce == self.nonce || !self.is_shared();
-            if values.len() > first
-                && !is_own
-                && !members.is_locked_by_other(Byte::PinBlock(block), LockKind::Exclusive)
-            {
+            let is_own = self.is_own(nonce) || !self.is_shared();
+            let lives = || members.is_locked_by_other(Byte::PinBlock(block), LockKind::Exclusive);
+            if values.len() > first && !is_own && !*asked.entry(nonce).or_insert_with(lives) {
                 // The owner is dead: its pins do not count, and remain until a handle claims the
                 // block.
                 values.truncate(first);
@@ -220,8 +339,9 @@ impl Blocks {
 
     /// Gives up all blocks. The handle has no pins any more.
     pub fn leave(&self) {
-        for own in &self.own[..self.own_count.load(Acquire)] {
-            self.memory.owner(own.load(Relaxed) as usize).nonce.store(0, Release);
+        let lent = self.lent.lock().unwrap_or_else(|broken| broken.into_inner());
+        for block in self.own.iter().chain(lent.iter().map(|block| *block as usize)) {
+            self.memory.owner(block).nonce.store(0, Release);
         }
     }
 }

@@ -37,9 +37,12 @@
 //! it is removed, at most as long as the mutex is held, and then checks for the name. If the holder
 //! of the mutex dies, the process that repairs removes the claim.
 //!
+//! A process can lend words to another one, whose death they then outlive ([`lent`]).
+//!
 //! In a forked child pins are inert: they remain the parent's.
 
 mod blocks;
+mod lent;
 mod locks;
 mod memory;
 mod word;
@@ -52,6 +55,7 @@ use std::sync::atomic::Ordering::Acquire;
 use uuid::Uuid;
 
 use self::blocks::Blocks;
+pub use self::lent::{BorrowedPins, LentPins, PinPlace};
 use self::locks::Locks;
 use self::memory::PinMemory;
 pub use self::word::InodeUse;
@@ -59,6 +63,7 @@ pub(crate) use self::word::{PinSet, PinValue, PinWord};
 use crate::error::{PoolError, Result};
 use crate::handle::Handle;
 use crate::log::{Locked, Log};
+use crate::members::Members;
 use crate::membership::{Membership, READER_GROUPS, READER_LAYOUTS_END};
 
 use aquifer_sys::patience::Waited;
@@ -114,11 +119,15 @@ impl PinPlaces {
         }
     }
 
+    /// Clears a pin, unless this handle has lost its locks and another one has its place.
     #[inline]
-    fn clear(&self, members: &Membership, place: u64) {
+    fn clear(&self, members: &Members, place: u64) {
         match self {
             PinPlaces::Blocks(blocks) => blocks.clear(place as usize),
-            PinPlaces::Locks(locks) => locks.clear(members, place),
+            PinPlaces::Locks(locks) if members.check_kept().is_ok() => {
+                locks.clear(&members.locks, place);
+            }
+            PinPlaces::Locks(_) => {}
         }
     }
 
@@ -127,11 +136,15 @@ impl PinPlaces {
     ///
     /// The caller holds the metadata mutex.
     pub fn look(&self, members: &Membership) -> PinSet {
+        self.look_for(members, PinValue::is_of_pages)
+    }
+
+    fn look_for(&self, members: &Membership, is_wanted: impl Fn(PinValue) -> bool) -> PinSet {
         <crate::sync::AtomicU64 as PinWord>::fence_before_look();
         match self {
             PinPlaces::Blocks(blocks) => {
                 let locked = if blocks.is_shared() { locks::look(members) } else { Vec::new() };
-                PinSet::new(blocks.look(members, |_| true), locked)
+                PinSet::new(blocks.look(members, is_wanted), locked)
             }
             // A reader frees nothing. What it cannot see counts as pinned.
             PinPlaces::Locks(_) => {
@@ -144,10 +157,9 @@ impl PinPlaces {
     /// Whether any handle has a pin of this kind of an inode; as for [`PinPlaces::look`]. Checking
     /// readers takes one system call.
     fn is_used(&self, members: &Membership, inode: u64, usage: InodeUse) -> bool {
-        let Some(wanted) = PinValue::of_use(inode, usage) else { return false };
         <crate::sync::AtomicU64 as PinWord>::fence_before_look();
         let PinPlaces::Blocks(blocks) = self else { return true };
-        !blocks.look(members, |value| value == wanted).is_empty()
+        !blocks.look(members, |value| value.is_of_use(inode, usage)).is_empty()
             // Readers have no writable pins.
             || (blocks.is_shared() && usage != InodeUse::Writable && locks::is_used(members, inode, usage))
     }
@@ -158,7 +170,7 @@ impl PinPlaces {
             PinPlaces::Blocks(blocks) if blocks.is_shared() => locks::look_at_uses(members).len(),
             _ => 0,
         };
-        (self.look(members).len() + uses) as u64
+        (self.look_for(members, |_| true).len() + uses) as u64
     }
 
     /// Gives up all blocks. The handle has no pins any more; pins that are locks end with the
@@ -201,9 +213,11 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
+    /// Without the locks a pin counts for no other handle, and its word may be another handle's.
     #[inline]
     pub fn set(&self, inode: u64, value: Option<PinValue>) -> Result<u64> {
         self.handle.members.check_process()?;
+        self.handle.members.check_kept()?;
         let value = value.ok_or_else(|| PoolError::Parameter {
             what: "the inode to be pinned",
             value: inode.to_string(),
@@ -235,7 +249,7 @@ impl Pins {
     pub fn unpin(&self, place: u64) {
         // In a forked child the pin is the parent's.
         if self.handle.members.process.is_current() {
-            self.places.clear(&self.handle.members.locks, place);
+            self.places.clear(&self.handle.members, place);
         }
     }
 
@@ -252,7 +266,9 @@ mod tests {
     use std::path::Path;
     use std::sync::Barrier;
 
+    use super::memory::BLOCK_PINS;
     use super::*;
+    use crate::membership::Byte;
     use crate::random::new_uuid;
 
     fn open(path: &Path, pool: Uuid) -> PinPlaces {
@@ -303,5 +319,32 @@ mod tests {
             }
             pins.leave();
         }
+    }
+
+    /// Files that are open keep no pages, so a look at the pins of pages does not ask for their owners.
+    /// And it asks for each owner once, not for each of its blocks.
+    #[test]
+    fn a_look_asks_once_for_an_owner_of_pins_of_pages() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let pool = new_uuid().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let memory = directory.path().join("pins");
+        let observer = PinPlaces::create(&memory, pool, 0o600).unwrap();
+        let (_file, of_observer) = members(file.path());
+        let pins = open(&memory, pool);
+        let (_file, members) = members(file.path());
+        pins.set(&members, PinValue::of_use(7, InodeUse::Open).unwrap()).unwrap();
+        assert_eq!(observer.look(&of_observer).len(), 0);
+        assert_eq!(observer.count(&of_observer), 1);
+
+        let value = PinValue::of_version(7, 1).unwrap();
+        for _ in 0..BLOCK_PINS {
+            pins.set(&members, value).unwrap();
+        }
+        // As if it had been asked for.
+        members.unlock(Byte::PinBlock(1));
+        assert_eq!(observer.look(&of_observer).len(), BLOCK_PINS);
+        members.unlock(Byte::PinBlock(0));
+        assert_eq!(observer.look(&of_observer).len(), 0);
     }
 }

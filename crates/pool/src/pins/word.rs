@@ -53,18 +53,22 @@ pub enum InodeUse {
 }
 
 impl InodeUse {
-    /// The low half of a pin of this kind. No pin of a version has this value.
+    /// The low half of a pin of this kind. No pin of a version has this value, nor has one in a lent
+    /// block.
     pub fn low(self) -> u32 {
         match self {
             InodeUse::Open => u32::MAX,
             InodeUse::Writable => u32::MAX - 1,
-            InodeUse::Leased => LEAST_USE,
+            InodeUse::Leased => u32::MAX - 2,
         }
     }
 }
 
+/// The low half of an open pin in a lent block: another value, or a server that is late could remove
+/// the pin of a handle that has claimed the block since.
+const LENT: u32 = u32::MAX - 3;
 /// The lowest of these values.
-pub(super) const LEAST_USE: u32 = u32::MAX - 2;
+pub(super) const LEAST_USE: u32 = LENT;
 
 /// A pin: of an inode that is in use, or of its pages as of one layout version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +85,17 @@ impl PinValue {
     /// The pin of the inode itself.
     pub fn of_use(inode: u64, usage: InodeUse) -> Option<PinValue> {
         Self::new(inode, usage.low())
+    }
+
+    /// The open pin of an inode in a lent block.
+    pub fn of_lent(inode: u64) -> Option<PinValue> {
+        Self::new(inode, LENT)
+    }
+
+    /// Whether the inode is used in this way.
+    pub fn is_of_use(self, inode: u64, usage: InodeUse) -> bool {
+        let is_lent = usage == InodeUse::Open && self.low() == LENT;
+        self.inode() == inode && (self.low() == usage.low() || is_lent)
     }
 
     fn new(inode: u64, low: u32) -> Option<PinValue> {
@@ -109,6 +124,11 @@ impl PinValue {
     pub fn low(self) -> u32 {
         self.0 as u32
     }
+
+    /// Whether it keeps pages, and does not state how an inode is used.
+    pub fn is_of_pages(self) -> bool {
+        self.low() < LEAST_USE
+    }
 }
 
 /// A word that holds a pin or is empty.
@@ -117,6 +137,8 @@ pub(crate) trait PinWord {
     fn try_set(&self, value: PinValue) -> bool;
     /// Removes the pin. The caller's earlier loads come before the removal.
     fn clear(&self);
+    /// Removes the pin if it is this one, and returns whether it was.
+    fn clear_if(&self, value: PinValue) -> bool;
     /// The pin, if any.
     fn get(&self) -> Option<PinValue>;
     /// The fence between a thread's stores and its scan of the pins.
@@ -140,6 +162,11 @@ impl PinWord for AtomicU64 {
     fn clear(&self) {
         // Release: pairs with the Acquire of `get`.
         self.store(0, Release);
+    }
+
+    fn clear_if(&self, value: PinValue) -> bool {
+        // Release: as in `clear`.
+        self.compare_exchange(value.0, 0, Release, Relaxed).is_ok()
     }
 
     fn get(&self) -> Option<PinValue> {
@@ -199,7 +226,7 @@ impl PinSet {
         let since = if since > u32::MAX / 2 { 0 } else { since };
         self.of_inode(freed.inode()).iter().any(|pin| {
             let after = pin.low().wrapping_sub(freed.low());
-            pin.low() < LEAST_USE && (after == 0 || after > since)
+            pin.is_of_pages() && (after == 0 || after > since)
         }) || self.locked.iter().any(|locked| locks::covers(locked, freed, since))
     }
 }
@@ -236,7 +263,7 @@ mod tests {
                 for pinned in wrap - 6..=current {
                     let is_covered = pins(&[pinned]).covers(freed(version), Some(current));
                     // The last versions before the wrap count as the version before them.
-                    let is_doubtful = pinned < wrap && (wrap - 4..pinned).contains(&version);
+                    let is_doubtful = pinned < wrap && (wrap - 5..pinned).contains(&version);
                     assert_eq!(
                         is_covered,
                         pinned <= version || is_doubtful,
@@ -255,10 +282,14 @@ mod tests {
             for other in ALL {
                 assert_eq!(PinValue::of_use(7, other) == Some(used), usage == other);
             }
+            let lent = PinValue::of_lent(7).unwrap();
+            assert!(lent != used && used.is_of_use(7, usage) && !used.is_of_use(8, usage));
+            assert_eq!(lent.is_of_use(7, usage), usage == InodeUse::Open);
             for version in [1, u64::from(u32::MAX), u64::from(LEAST_USE)] {
-                assert_ne!(PinValue::of_version(7, version), Some(used));
+                let version = PinValue::of_version(7, version);
+                assert!(version != Some(used) && version != Some(lent));
             }
-            assert!(!PinSet::new(vec![used], vec![]).covers(freed(3), None));
+            assert!(!PinSet::new(vec![used, lent], vec![]).covers(freed(3), None));
         }
     }
 

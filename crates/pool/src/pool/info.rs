@@ -14,7 +14,6 @@ use crate::format::run::Run;
 use crate::freed;
 use crate::handle::Handle;
 use crate::media::PersistenceDomain;
-use crate::segment::PROCESSES;
 use crate::space::Room;
 
 /// The parameters and the usage of a pool.
@@ -30,6 +29,10 @@ pub struct PoolInfo {
     pub domain: PersistenceDomain,
     /// The positions of its parts.
     pub layout: Layout,
+    /// The features that the pool uses: [`Pool::features`].
+    pub features: u64,
+    /// The pages of its saved state, which are not free; empty without that feature.
+    pub saved: Run,
     /// The generation of the log.
     pub generation: u64,
     /// The position of the first record that recovery would replay.
@@ -46,6 +49,8 @@ pub struct PoolInfo {
     pub directories: u64,
     /// Symbolic links.
     pub symbolic_links: u64,
+    /// Named pipes, sockets and devices.
+    pub special_files: u64,
     /// Slots that belong to one of these, for what does not fit into its own slot: names, runs,
     /// attributes.
     pub parts: u64,
@@ -98,6 +103,8 @@ impl Pool {
             created_ns: core.handle.created_ns,
             domain: media.domain(),
             layout: *layout,
+            features: core.handle.features,
+            saved: core.handle.saved,
             generation: control.generation.load(Relaxed),
             tail_lsn: control.tail_lsn.load(Relaxed),
             applied_lsn: at_place(&control.applied_lsn),
@@ -106,6 +113,7 @@ impl Pool {
             files: census.files,
             directories: census.directories,
             symbolic_links: census.links,
+            special_files: census.special_files,
             parts: census.parts,
             damaged_inodes: census.damaged,
             free_slots: census.free,
@@ -116,8 +124,8 @@ impl Pool {
             held_pages: count(&mut { held }),
             pins,
             recovered_records: self.shared.recovered_records,
-            processes: (0..PROCESSES)
-                .filter(|&index| control.processes[index].pid.load(Relaxed) != 0)
+            processes: (0..core.handle.segment.used_processes())
+                .filter(|&index| members.locks.pid_of(control, index) != 0)
                 .filter(|&index| members.locks.is_alive(index))
                 .map(|index| members.locks.pid_of(control, index))
                 .collect(),

@@ -17,13 +17,34 @@ impl Pool {
         self.core().image.inode(number)
     }
 
-    /// The inode of the object with a name; `None` if there is none, or it is damaged. A lookup
-    /// takes about as many steps as the number of objects has bits.
+    /// The inode of the object with a name; `None` if there is none, or a full recovery found that it
+    /// is damaged. A lookup takes about as many steps as the number of objects has bits; the first one
+    /// by a process that writes, after the pool was opened or a process has died in a change, reads
+    /// all objects for an index. It waits for no other process that makes a change: then it compares
+    /// names, and the rest of the index is left to later lookups, transactions and
+    /// [`Pool::index_names`]. One by a process that only reads compares the names of all objects until
+    /// then, unless no other process has the pool open.
     ///
     /// # Errors
-    /// [`PoolError::Stalled`], [`PoolError::Forked`].
+    /// [`PoolError::Stalled`], [`PoolError::Forked`]; [`PoolError::Damaged`] and
+    /// [`PoolError::Media`] if no object that can be read has the name, and one cannot be read that
+    /// may have it.
     pub fn object_named(&self, name: &[u8]) -> Result<Option<Inode>> {
         self.core().image.object_named(name)
+    }
+
+    /// Builds the index that [`Pool::object_named`] uses, unless it is whole, a thousand objects at a
+    /// time; waits for changes of others. Does nothing if this handle only reads, or if the index
+    /// cannot hold all objects. After a process has died in a change it is built anew: a process that
+    /// keeps a pool open for others calls this again and again, which costs next to nothing while the
+    /// index is whole.
+    ///
+    /// # Errors
+    /// [`PoolError::Stalled`], [`PoolError::Forked`], [`PoolError::LocksLost`],
+    /// [`PoolError::SharedMemory`]; [`PoolError::Damaged`] and [`PoolError::Media`] if an object
+    /// cannot be read. What is not in the index yet is left to later calls.
+    pub fn index_names(&self) -> Result<()> {
+        self.core().image.index_names()
     }
 
     /// The inodes of all objects. Damaged ones are left out: [`Pool::info`] counts them.
@@ -100,6 +121,7 @@ impl Pool {
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> Result<T>,
     ) -> Result<T> {
+        self.core().handle.check_may_change()?;
         self.core().transact(Durability::Now, reservations, change)
     }
 
@@ -138,6 +160,7 @@ impl Pool {
         reservations: Vec<Reservation<'a>>,
         change: impl FnMut(&mut Transaction<'a>) -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
+        self.core().handle.check_may_change()?;
         let value = self.core().transact(Durability::Later, reservations, change)?;
         self.checkpoint_in_time();
         Ok(value)

@@ -20,8 +20,9 @@ pub use self::info::PoolInfo;
 pub use self::pins::OwnedPin;
 use crate::background::Worker;
 use crate::core::Core;
-use crate::error::Result;
+use crate::error::{PoolError, Result};
 use crate::format::layout::Layout;
+use crate::handle::Handle;
 use crate::media::Media;
 use crate::replay::Committed;
 
@@ -36,9 +37,6 @@ struct Shared {
     core: Arc<Core>,
     overlay: Committed,
     recovered_records: u64,
-    checkpointer: Option<Worker>,
-    zeroer: Option<Worker>,
-    heartbeat: Option<Worker>,
 }
 
 impl std::fmt::Debug for Pool {
@@ -62,14 +60,45 @@ impl Pool {
         self.core().handle.layout
     }
 
+    /// The pages that files and objects can have together: the data, without the saved state.
+    pub fn usable_pages(&self) -> u64 {
+        let Handle { layout, saved, .. } = &*self.core().handle;
+        layout.page_count - layout.data_start_page - saved.pages
+    }
+
     /// The pool's uuid.
     pub fn uuid(&self) -> Uuid {
         self.core().handle.uuid
     }
 
+    /// The features that the pool uses beyond the first form of format version 1, as bits:
+    /// [`SAVED`](crate::format::superblock::SAVED), [`SPECIAL`](crate::format::superblock::SPECIAL).
+    /// [`Pool::upgrade`] adds them to a pool of an earlier program.
+    pub fn features(&self) -> u64 {
+        self.core().handle.features
+    }
+
+    /// Returns an error if the pool does not have these features, which `what` needs.
+    ///
+    /// # Errors
+    /// [`PoolError::NeedsUpgrade`].
+    pub fn check_features(&self, features: u64, what: &'static str) -> Result<()> {
+        if self.features() & features == features {
+            return Ok(());
+        }
+        Err(PoolError::NeedsUpgrade { path: self.media().path().to_path_buf(), what })
+    }
+
     /// Whether it was opened for writing.
     pub fn is_writable(&self) -> bool {
         self.core().handle.members.is_writable
+    }
+
+    /// The nonce by which other processes of this server open the pool
+    /// ([`PoolOptions::beside`](crate::PoolOptions::beside)); `None` unless this handle is the
+    /// [sole writer](crate::PoolOptions::sole).
+    pub fn sole_nonce(&self) -> Option<u64> {
+        self.core().handle.sole_nonce.get().copied()
     }
 
     /// Returns an error in a fork of the process that opened the pool.
@@ -80,14 +109,45 @@ impl Pool {
         self.core().handle.members.check_process()
     }
 
-    /// Leaves the state that the death of the process would leave, except for the locks, which stay
-    /// with the media: these can be opened again. In builds for the tests that record the writes to
-    /// one medium. This must be the only clone.
+    /// Returns an error in a fork, and if this handle has lost its locks, as of now: then its pins
+    /// keep nothing.
+    ///
+    /// # Errors
+    /// [`PoolError::Forked`](crate::PoolError::Forked),
+    /// [`PoolError::LocksLost`](crate::PoolError::LocksLost).
+    pub fn check_kept(&self) -> Result<()> {
+        self.check_process()?;
+        self.core().handle.members.check_kept_now()
+    }
+
+    /// Returns an error if this handle can change the pool no more: it is in a fork or has lost its
+    /// locks, or the media have failed in any process that has the pool open. A process that only
+    /// keeps the pool open asks now and then, and closes it: when all have closed it, the next one
+    /// that opens it recovers it.
+    ///
+    /// # Errors
+    /// [`PoolError::Forked`](crate::PoolError::Forked),
+    /// [`PoolError::LocksLost`](crate::PoolError::LocksLost),
+    /// [`PoolError::Failed`](crate::PoolError::Failed).
+    pub fn check_usable(&self) -> Result<()> {
+        self.check_kept()?;
+        self.core().handle.control().check_not_failed()
+    }
+
+    /// What all handles have in common that have the pool open together, and no other: also a copy
+    /// of the pool's file has another one. Nil for handles that share no memory.
+    pub fn session(&self) -> Uuid {
+        self.core().handle.segment_id
+    }
+
+    /// Leaves the state that the death of the process would leave, except that the media stay: these
+    /// can be opened again. In builds for the tests that record the writes to one medium. This must be
+    /// the only clone.
     #[cfg(feature = "mutants")]
     #[doc(hidden)]
     pub fn die(self) {
         assert_eq!(Arc::strong_count(&self.shared), 1, "another clone goes on");
-        self.core().handle.members.locks.give_up_claim();
+        self.core().handle.members.end();
         std::mem::forget(self);
     }
 }
@@ -95,17 +155,11 @@ impl Pool {
 impl Drop for Shared {
     fn drop(&mut self) {
         let core = &self.core;
-        let workers = [self.zeroer.take(), self.checkpointer.take()];
-        let heartbeat = self.heartbeat.take();
-        if !core.handle.members.process.is_current() {
-            // The threads belong to the parent. Detaching them here would detach one of the child's
-            // threads, if it has the same stack.
-            std::mem::forget((workers, heartbeat));
-            return;
+        if core.handle.members.process.is_current() {
+            core.stop_workers();
+            core.close();
+            // Closing waits for the media as well.
+            core.handle.heartbeat.worker.get().into_iter().for_each(Worker::stop);
         }
-        workers.into_iter().flatten().for_each(Worker::stop);
-        core.close();
-        // Closing waits for the media as well.
-        heartbeat.into_iter().for_each(Worker::stop);
     }
 }

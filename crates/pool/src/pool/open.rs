@@ -1,16 +1,20 @@
 //! Creating and opening pools.
 
 use std::fs::{File, Metadata};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use aquifer_sys::io::reopen;
+use aquifer_sys::open_file::mark;
 use uuid::Uuid;
 
 use super::{Pool, Shared};
-use crate::background::Worker;
+use crate::background;
 use crate::broker::{self, AccessKey, Granted};
 use crate::create::lock_to_format;
-use crate::error::Result;
+use crate::error::{PoolError, Result};
+use crate::lock_file::LockFile;
 use crate::media::{self, Media};
 use crate::options::PoolOptions;
 use crate::point;
@@ -53,6 +57,33 @@ impl Pool {
         options.ask_for_access(media.path(), &metadata, Some(self.uuid()), key)
     }
 
+    /// Opens files for another process, with which that opens the pool for writing by
+    /// [`PoolOptions::open_passed`]: the pool's file, as an open file description of its own, and the
+    /// shared memory. It needs no path then, so it does not matter what has become of those of the pool.
+    /// Which processes get them is up to the caller: such a process is a writer.
+    ///
+    /// # Errors
+    /// [`PoolError::NotOpened`](crate::PoolError::NotOpened) if this process may not open the file any more;
+    /// [`PoolError::ReadOnly`](crate::PoolError::ReadOnly);
+    /// [`PoolError::Parameter`](crate::PoolError::Parameter) for an exclusive handle.
+    pub fn files_to_pass(&self) -> Result<[OwnedFd; 3]> {
+        self.check_kept()?;
+        let core = self.core();
+        core.handle.check_writable()?;
+        let failed = |source| media::OpenError::of(core.handle.media.path(), source);
+        let file = reopen(core.handle.media.file(), libc::O_RDWR).map_err(failed)?;
+        let [Some(segment), Some(pins)] = [core.handle.segment.file(), core.pins.places.file()]
+        else {
+            return Err(PoolError::Parameter {
+                what: "the pool to pass on",
+                value: core.handle.media.path().display().to_string(),
+                reason: "this process has it for itself",
+            });
+        };
+        let again = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed);
+        Ok([file, again(segment)?, again(pins)?])
+    }
+
     fn start(opened: Opened, options: &PoolOptions) -> Result<Pool> {
         aquifer_sys::event!(
             info,
@@ -61,20 +92,12 @@ impl Pool {
             recovered_records = opened.recovered_records,
             "pool opened"
         );
-        let has_workers = opened.core.handle.members.is_writable && options.background;
-        let checkpointer = has_workers.then(|| Worker::checkpointer(&opened.core)).flatten();
-        let zeroer = (has_workers && options.zero_bytes_per_second > 0)
-            .then(|| Worker::zeroer(&opened.core, options))
-            .flatten();
-        let heartbeat = has_workers.then(|| Worker::heartbeat(&opened.core)).flatten();
+        background::prepare(&opened.core, options);
         Ok(Pool {
             shared: Arc::new(Shared {
                 core: opened.core,
                 overlay: opened.overlay,
                 recovered_records: opened.recovered_records,
-                checkpointer,
-                zeroer,
-                heartbeat,
             }),
         })
     }
@@ -111,7 +134,8 @@ impl PoolOptions {
         // Checked before a file is created.
         self.layout(len_bytes)?;
         let mut prepared = self.to_create_media().prepare(path.as_ref(), len_bytes, progress)?;
-        self.make(prepared.media.clone(), || Ok(prepared.name()?))
+        let locks = prepared.locks.take();
+        self.make(prepared.media.clone(), locks, || Ok(prepared.name()?))
     }
 
     /// Creates a pool on media that are not open elsewhere, and opens it. The previous content of
@@ -123,23 +147,29 @@ impl PoolOptions {
     /// [`PoolError::MediaInUse`](crate::PoolError::MediaInUse) if it does so through the same open
     /// file description.
     pub fn create_on(&self, media: Arc<dyn Media>) -> Result<Pool> {
-        self.make(media, || Ok(()))
+        self.make(media, None, || Ok(()))
     }
 
-    fn make(&self, media: Arc<dyn Media>, name: impl FnOnce() -> Result<()>) -> Result<Pool> {
+    fn make(
+        &self,
+        media: Arc<dyn Media>,
+        locks: Option<LockFile>,
+        name: impl FnOnce() -> Result<()>,
+    ) -> Result<Pool> {
         self.layout(media.len_bytes())?;
-        let alone = lock_to_format(&*media, self)?;
+        let alone = lock_to_format(&*media, self, locks)?;
         self.format_alone(&media)?;
         point::pass("create-formatted");
         name()?;
         point::pass("create-named");
-        if self.read_only {
-            drop(alone)
+        // A writer keeps the locks, so that no other opener can get in between.
+        let members = if self.read_only {
+            drop(alone);
+            None
         } else {
-            // Keeps the lock, so that no other opener can get in between.
             alone.hand_over()
-        }
-        self.open_on(media)
+        };
+        Pool::start(recovery::open(media, self, None, members)?, self)
     }
 
     /// Opens the pool in a file or device. The first opener recovers it.
@@ -156,14 +186,15 @@ impl PoolOptions {
         self.open_on(self.to_open_media().open(path.as_ref())?)
     }
 
-    /// Opens the pool on media, which serve one open pool at a time: its locks belong to their open
-    /// file description. Domain and write windows are those of the media.
+    /// Opens the pool on media, which serve one open pool at a time. Its locks have an open file
+    /// description of their own, or that of the media where this process may not open the file again.
+    /// Domain and write windows are those of the media.
     ///
     /// # Errors
     /// As for [`PoolOptions::open`]; [`PoolError::MediaInUse`](crate::PoolError::MediaInUse) if a
     /// pool is open on these media, or on others with the same open file description.
     pub fn open_on(&self, media: Arc<dyn Media>) -> Result<Pool> {
-        Pool::start(recovery::open(media, self, None)?, self)
+        Pool::start(recovery::open(media, self, None, None)?, self)
     }
 
     /// Opens a pool for writing that this process may not open itself: the pool's broker passes the
@@ -189,7 +220,38 @@ impl PoolOptions {
     ) -> Result<Pool> {
         let options = self.clone().read_only(false).exclusive(false);
         let Granted { file, shared } = broker::ask(path, metadata, uuid, key, &options)?;
-        let media = options.to_open_media().open_file(file.into(), path)?;
-        Pool::start(recovery::open(media, &options, Some(shared))?, &options)
+        options.open_shared(file, shared, path)
+    }
+
+    /// Opens a pool for writing by files that another process has
+    /// [opened for this one](Pool::files_to_pass), and that has it open still. `path` is for messages.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let first = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// use aquifer_pool::Pool;
+    ///
+    /// let passed = first.files_to_pass()?; // through a socket to another process, usually
+    /// std::fs::remove_file(&path)?;
+    /// let second = Pool::options().open_passed(passed, &path)?;
+    /// assert_eq!(second.uuid(), first.uuid());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`PoolError::Access`](crate::PoolError::Access) if that process has closed the pool;
+    /// those of [`PoolOptions::open`].
+    pub fn open_passed(&self, files: [OwnedFd; 3], path: impl AsRef<Path>) -> Result<Pool> {
+        let [file, segment, pins] = files;
+        let shared = recovery::Shared { segment_id: None, segment, pins };
+        self.clone().read_only(false).exclusive(false).open_shared(file, shared, path.as_ref())
+    }
+
+    /// With a file that was opened for this process alone.
+    fn open_shared(&self, file: OwnedFd, shared: recovery::Shared, path: &Path) -> Result<Pool> {
+        mark(file.as_fd());
+        let media = self.to_open_media().open_file(file.into(), path)?;
+        Pool::start(recovery::open(media, self, Some(shared), None)?, self)
     }
 }

@@ -40,7 +40,7 @@ impl Pool {
         pages: u64,
     ) -> Result<Option<Reservation<'_>>> {
         let core = self.core();
-        core.handle.check_writable()?;
+        core.handle.check_may_change()?;
         let Some(reservation) = core.space.reserve_exactly(Run { start_page, pages })? else {
             return Ok(None);
         };
@@ -78,7 +78,7 @@ impl Pool {
     /// Those of [`Pool::transact`].
     pub fn reserve_ready(&self, pages: u64) -> Result<Option<Reservation<'_>>> {
         let core = self.core();
-        core.handle.check_writable()?;
+        core.handle.check_may_change()?;
         let Some(reservation) = core.space.reserve_ready(pages)? else {
             core.space.zero_soon();
             return Ok(None);
@@ -101,7 +101,7 @@ impl Pool {
         reserve: impl Fn(&'a Space) -> Result<Reservation<'a>>,
     ) -> Result<Reservation<'a>> {
         let core = self.core();
-        core.handle.check_writable()?;
+        core.handle.check_may_change()?;
         let reservation = match reserve(&core.space) {
             // Freed pages may only be waiting for the tail, and free ones may be reserved for
             // zeroing.

@@ -100,13 +100,16 @@ impl Pool {
     ///
     /// # Errors
     /// As for [`Pool::pin`]; [`PoolError::ReadOnly`] for [`InodeUse::Writable`] in a pool that is
-    /// open for reading.
+    /// open for reading, or [passively](crate::PoolOptions::passive).
     pub fn pin_inode(&self, inode: u64, usage: InodeUse) -> Result<OwnedPin> {
         if usage == InodeUse::Writable && !self.is_writable() {
             return Err(PoolError::ReadOnly {
                 path: self.media().path().to_path_buf(),
                 reason: "it was opened for reading, and no byte of it can be stored to",
             });
+        }
+        if usage == InodeUse::Writable {
+            self.core().handle.check_not_passive()?;
         }
         let place = self.core().pins.set(inode, PinValue::of_use(inode, usage))?;
         let pin = OwnedPin { pool: self.clone(), place };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::format::inode::{Inode, InodeKind};
+use aquifer_pool::format::superblock::KNOWN_FEATURES;
 use aquifer_pool::format::{PAGE_BYTES, checksum};
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
@@ -41,9 +42,9 @@ impl Drop for Scene {
     }
 }
 
-/// A small pool: 16 slots, a log of 64 KiB.
+/// A small pool: 16 slots, a log of 64 KiB, and a saved state, which larger pools have.
 pub fn small(options: PoolOptions) -> PoolOptions {
-    options.inodes(15).log_bytes(64 << 10)
+    options.inodes(15).log_bytes(64 << 10).features(KNOWN_FEATURES)
 }
 
 /// Opens for this process alone, without background work, so that the order of operations is
@@ -191,6 +192,8 @@ pub fn create(pool: &Pool, name: &[u8], pages: u64) -> Result<()> {
     let reservation = pool.reserve_zeroed(pages, 1)?;
     let runs = reservation.runs().to_vec();
     pool.transact_unguarded(vec![reservation], |transaction| {
+        // As the layer above does; the first lookup builds the index of names.
+        assert!(transaction.object_named(name).is_none());
         let inode = Inode {
             kind: InodeKind::Object,
             size_bytes: pages * PAGE_BYTES,

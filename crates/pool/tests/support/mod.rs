@@ -11,8 +11,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use aquifer_pool::{Pool, PoolOptions};
@@ -51,6 +51,8 @@ pub struct FileMedia {
     is_writable: bool,
     /// Reads of this range fail with EIO.
     unreadable: ByteRange,
+    /// What was read, in order.
+    reads: Mutex<Vec<ByteRange>>,
 }
 
 const NOTHING: ByteRange = ByteRange { offset_bytes: 0, len_bytes: 0 };
@@ -83,7 +85,19 @@ impl FileMedia {
 
     fn new(path: &Path, file: File, is_writable: bool, unreadable: ByteRange) -> Arc<FileMedia> {
         let len_bytes = file.metadata().expect("an open file").len().into();
-        Arc::new(FileMedia { path: path.to_owned(), file, len_bytes, is_writable, unreadable })
+        let (path, reads) = (path.to_owned(), Mutex::default());
+        Arc::new(FileMedia { path, file, len_bytes, is_writable, unreadable, reads })
+    }
+
+    /// What was read since the last call.
+    pub fn take_reads(&self) -> Vec<ByteRange> {
+        std::mem::take(&mut self.reads.lock().unwrap())
+    }
+
+    /// How many reads touched a range since the last call.
+    pub fn take_reads_of(&self, range: ByteRange) -> usize {
+        let reads = self.take_reads();
+        reads.iter().filter(|read| read.intersection(range).len_bytes > 0).count()
     }
 
     /// All its bytes.
@@ -140,6 +154,7 @@ impl Media for FileMedia {
     fn read_at(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
         let range = ByteRange { offset_bytes, len_bytes: bytes.len() as u64 };
         self.check(MediaOperation::Read, range)?;
+        self.reads.lock().unwrap().push(range);
         if offset_bytes < self.unreadable.end_bytes()
             && self.unreadable.offset_bytes < range.end_bytes()
         {

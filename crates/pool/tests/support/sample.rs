@@ -8,6 +8,7 @@ use std::sync::Arc;
 use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
 use aquifer_pool::format::inode::{Inode, InodeKind};
 use aquifer_pool::format::run::Run;
+use aquifer_pool::format::superblock::KNOWN_FEATURES;
 use aquifer_pool::format::{PAGE_BYTES, checksum};
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{
@@ -174,6 +175,16 @@ pub fn crashed_image(len_bytes: usize) -> Vec<u8> {
     media.image()
 }
 
+/// The bytes of such a pool that was closed cleanly, and has a saved state.
+pub fn closed_image(len_bytes: usize) -> Vec<u8> {
+    let media = super::FileMedia::of(&vec![0; len_bytes]);
+    let options = super::small(super::alone()).features(KNOWN_FEATURES).fresh_step_pages(4);
+    let pool = options.create_on(media.clone()).expect("a pool");
+    fill(&pool).expect("room for everything");
+    drop(pool);
+    media.image()
+}
+
 /// All objects with their content, as a process that attaches them sees it.
 pub fn read_all(pool: &Pool) -> Result<Vec<(Inode, Vec<u8>)>> {
     pool.inodes()?.into_iter().map(|inode| Ok((inode.clone(), read(pool, &inode)?))).collect()
@@ -184,6 +195,8 @@ pub fn read(pool: &Pool, inode: &Inode) -> Result<Vec<u8>> {
     let pages = inode.content_pages();
     let whole = Run { start_page: inode.runs[0].start_page, pages }.bytes();
     let patches = pool.bring_up_to_date(whole)?;
+    // Before memory is taken for it: a forged inode may have any length.
+    pool.media().read_at(whole.end_bytes() - 1, &mut [0])?;
     let mut bytes = vec![0; whole.len_bytes as usize];
     pool.media().read_at(whole.offset_bytes, &mut bytes)?;
     for (offset, page) in patches {

@@ -66,6 +66,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use aquifer_sys::features::is_forbidden;
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_sys::page_faults::{self, FaultLog};
 
@@ -128,8 +129,7 @@ impl Kernel for System {
     type Log = Watched;
 
     fn is_forbidden(&self) -> bool {
-        std::env::var_os("AQUIFER_NO_PERF_EVENTS")
-            .is_some_and(|value| !value.is_empty() && value != "0")
+        is_forbidden("AQUIFER_NO_PERF_EVENTS")
     }
 
     fn threads(&mut self) -> io::Result<Vec<libc::pid_t>> {

@@ -1,11 +1,11 @@
 //! The end of work that another thread does.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use super::contain_panic;
 use crate::{ProcessMark, VmError};
 
 /// Makes the two ends: one thread completes, another one awaits.
@@ -61,10 +61,7 @@ impl<T> Completer<T> {
         if let Progress::Pending(Some(waker)) = before {
             // The waker is the application's, the thread is shared: what is queued behind this must
             // still complete. `wake` consumes the waker, so nothing sees what a panic leaves of it.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                // The destructor of its value could panic as well.
-                std::mem::forget(panic);
-            }
+            contain_panic(|| waker.wake());
         }
     }
 }

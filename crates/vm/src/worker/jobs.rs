@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Bell, Worker};
+use super::{Bell, Worker, contain_panic};
 
 /// Runs jobs one after another on one thread, which starts with the first. Dropping it completes
 /// all jobs and ends the thread.
@@ -60,12 +59,7 @@ impl<J> Queue<J> {
             let job = self.jobs().pop_front();
             match job {
                 // What a panic leaves of a job nothing sees.
-                Some(job) => {
-                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.run)(job))) {
-                        // The destructor of its value could panic as well.
-                        std::mem::forget(panic);
-                    }
-                }
+                Some(job) => contain_panic(|| (self.run)(job)),
                 None if ticket.is_stopped() => return,
                 None => self.bell.sleep(ticket, None),
             }

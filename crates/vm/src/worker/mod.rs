@@ -39,6 +39,7 @@ mod jobs;
 
 use std::ffi::CStr;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -48,7 +49,7 @@ pub use bell::{Bell, Ticket};
 pub use completion::{Completer, Completion, completion};
 pub use jobs::JobThread;
 
-use crate::ProcessMark;
+use crate::{ProcessMark, window};
 
 /// The background threads of one owner. Dropping it joins them: the owner tells them to end before.
 ///
@@ -121,6 +122,10 @@ impl Worker {
         }
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if is_wanted(&threads) {
+            let body = || {
+                window::give_up_inherited();
+                body();
+            };
             threads.push(thread::start(name, body)?);
             self.has_started.store(true, Ordering::Relaxed);
         }
@@ -130,17 +135,13 @@ impl Worker {
     /// Waits until the threads have ended, which the owner has told them to do. If the calling
     /// thread is one of them, it is detached instead: it has dropped the last reference to the
     /// owner.
-    pub fn join(&mut self) {
-        let threads =
-            std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for thread in threads {
-            if !self.mark.is_current() {
-                // Detaching it could detach a thread of the child that has the same stack.
-                std::mem::forget(thread);
-            } else if !thread.is_current() {
-                thread.join();
-            }
+    pub fn join(&self) {
+        if !self.mark.is_current() {
+            return;
         }
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        threads.into_iter().filter(|thread| !thread.is_current()).for_each(Thread::join);
     }
 }
 
@@ -153,6 +154,20 @@ impl Default for Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.join();
+        if !self.mark.is_current() {
+            // Detaching them could detach threads of the child that have the same stacks.
+            let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(threads));
+        }
+    }
+}
+
+/// Runs work of a caller on a thread that also works for others: a panic is printed and ends here.
+/// Nothing may see what a panic leaves of the work.
+fn contain_panic(work: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+        // The destructor of its value could panic as well.
+        std::mem::forget(panic);
     }
 }
 

@@ -119,7 +119,7 @@ fn a_waker_that_panics_does_not_keep_later_futures_from_completing() {
 fn a_forked_child_neither_waits_nor_runs_jobs() {
     let bell = Arc::new(Bell::new());
     let own = bell.clone();
-    let (mut worker, started) = (Worker::new(), Worker::new());
+    let (worker, started) = (Worker::new(), Worker::new());
     let body = move || {
         let mut heard = Ticket::default();
         while own.wait(&mut heard, None) {}

@@ -17,6 +17,7 @@ pub mod names;
 pub mod pool;
 pub mod whole;
 
+use std::ffi::CStr;
 use std::path::Path;
 
 use anyhow::Result;
@@ -82,4 +83,13 @@ pub type CreateNames = fn(&Path) -> Result<Box<dyn Names>>;
 pub trait Names {
     /// Creates an empty file, looks it up by name, and removes it. Returns the length found.
     fn create_stat_remove(&mut self, name: &Path) -> Result<u64>;
+
+    /// Creates a file with one byte.
+    fn create(&mut self, name: &Path) -> Result<()>;
+
+    /// The length of a file in the directory, by its name there and without a path.
+    fn look_up(&mut self, name: &CStr) -> Result<u64>;
+
+    /// The sum of the lengths of all files in the directory, with all their metadata.
+    fn list(&mut self) -> Result<u64>;
 }

@@ -22,7 +22,7 @@ mod lmdb;
 mod log_alone;
 mod memory;
 #[cfg(not(feature = "databases"))]
-mod not_built;
+pub mod not_built;
 mod object_heap;
 mod pmemobj_library;
 #[cfg(feature = "databases")]

@@ -11,7 +11,8 @@ use crate::job::Unavailable;
 /// A store that does not exist.
 pub enum NotBuilt {}
 
-fn reason() -> Unavailable {
+/// Why there is none.
+pub fn reason() -> Unavailable {
     let build = "cargo build --release --package aquifer-bench";
     Unavailable(format!("this program was built without the databases; build it again: {build}"))
 }

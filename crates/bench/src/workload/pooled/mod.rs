@@ -43,6 +43,10 @@ pub fn run(job: &Job, work: PooledWork, contender: &Contender) -> Result<Measure
             Some(member) => names::run(job, contender.role(roles.names)?, member),
             None => together(job, team, PooledWork::Names),
         },
+        PooledWork::LookUps { lists, team } => match team.member {
+            Some(member) => names::look_up(job, contender.role(roles.names)?, member, lists),
+            None => together(job, team, |team| PooledWork::LookUps { lists, team }),
+        },
         PooledWork::Replace { file_bytes } => {
             replace::run(job, contender.role(roles.pair)?, file_bytes)
         }

@@ -2,7 +2,8 @@
 //!
 //! # What is preserved
 //! Content with its holes, permissions, owners if the user may change them, times, extended
-//! attributes that both sides support, symbolic links as such, and hard links.
+//! attributes and access control lists that both sides support, symbolic links as such, named
+//! pipes, sockets and devices, and hard links.
 //!
 //! # Visibility during the copy
 //! A file gets its name when it is complete, in one atomic step that also replaces an existing file
@@ -31,6 +32,8 @@ pub struct Counts {
     pub files: u64,
     pub directories: u64,
     pub symlinks: u64,
+    /// Named pipes, sockets and devices.
+    pub special_files: u64,
     /// Additional names of files already copied.
     pub hard_links: u64,
     /// Bytes copied, excluding holes.
@@ -189,11 +192,16 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         match item.kind {
             Kind::Directory => return self.begin_directory(source, target, item).map(Some),
             Kind::File => self.copy_file(&source, &target, &item, follow)?,
-            Kind::Link => self.copy_link(&source, &target, &item)?,
-            Kind::Other => bail!(
-                "{}: not a file, directory or symbolic link; a pool cannot hold it",
+            // A device that the user names is copied by what it leads to, as a link is.
+            Kind::Link => self.copy_other(&source, &target, &item)?,
+            Kind::Special(_) if self.choices.recursive => {
+                self.copy_other(&source, &target, &item)?
+            }
+            Kind::Special(_) => bail!(
+                "{}: is a device, a socket or a pipe; -r copies it as such",
                 self.from.show(&source)
             ),
+            Kind::Other => bail!("{}: of a kind that a pool cannot hold", self.from.show(&source)),
         }
         Ok(None)
     }
@@ -201,7 +209,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     fn begin_directory(&mut self, source: PathBuf, target: PathBuf, item: Item) -> Result<Open> {
         let mut names = self.from.names(&source)?;
         names.reverse();
-        let attributes = self.from.attributes(&source)?;
+        let attributes = self.from.attributes(&source, true)?;
         // The root of a pool, or the directory that the user named, may be the target of a symbolic
         // link.
         match self.to.item(&target, false)? {
@@ -219,7 +227,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     }
 
     /// Checks that the target's name can be used.
-    fn check_target(&self, target: &Path) -> Result<()> {
+    fn check_target(&self, item: &Item, target: &Path) -> Result<()> {
         match self.to.item(target, false)? {
             Some(there) if there.kind == Kind::Directory => bail!(
                 "{}: Is a directory, and the source is not; remove it, or copy to another name",
@@ -231,6 +239,8 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
             Some(there) if Some(there.identity) == self.pool => {
                 bail!("{}: is the pool itself; copy to another name", self.to.show(target))
             }
+            // One special file replaces another.
+            Some(_) if matches!(item.kind, Kind::Special(_)) => Ok(()),
             Some(there) if self.is_special(&there, target) => bail!(
                 "{}: is a device, a socket or a pipe; write to it with `aquifer cat`",
                 self.to.show(target)
@@ -245,40 +255,64 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         match there.kind {
             Kind::Link => {
                 let end = self.to.item(target, true).ok().flatten();
-                end.is_some_and(|end| end.kind == Kind::Other)
+                end.is_some_and(|end| matches!(end.kind, Kind::Special(_) | Kind::Other))
             }
-            kind => kind == Kind::Other,
+            kind => matches!(kind, Kind::Special(_) | Kind::Other),
         }
     }
 
-    fn copy_link(&mut self, source: &Path, target: &Path, item: &Item) -> Result<()> {
-        self.check_target(target)?;
-        let new = self.to.make_link(&self.from.target(source)?, target)?;
-        new.finish(item, &Attributes::new())?;
+    /// Copies a symbolic link or a special file.
+    fn copy_other(&mut self, source: &Path, target: &Path, item: &Item) -> Result<()> {
+        self.check_target(item, target)?;
+        if self.link_again(item, target)? {
+            return Ok(());
+        }
+        let attributes = self.from.attributes(source, false)?;
+        let new = match item.kind {
+            Kind::Special(special) => self.to.make_special(special, target)?,
+            _ => self.to.make_link(&self.from.target(source)?, target)?,
+        };
+        self.counts.lost_attributes += new.finish(item, &attributes)?;
         new.place(!self.choices.no_clobber)?;
-        self.counts.symlinks += 1;
+        match item.kind {
+            Kind::Special(_) => self.counts.special_files += 1,
+            _ => self.counts.symlinks += 1,
+        }
+        self.note_name(item, target);
         Ok(())
     }
 
     fn copy_file(&mut self, source: &Path, target: &Path, item: &Item, follow: bool) -> Result<()> {
-        self.check_target(target)?;
-        if let Some(original) = self.linked.get(&item.identity).filter(|_| item.links > 1) {
-            self.link(original, target)?;
-            self.counts.hard_links += 1;
+        self.check_target(item, target)?;
+        if self.link_again(item, target)? {
             self.count(item.len_bytes);
             return Ok(());
         }
-        let attributes = self.from.attributes(source)?;
+        let attributes = self.from.attributes(source, follow)?;
         let content = self.from.open(source, follow)?;
         let new = self.to.make_file(target)?;
         self.copy_content(&content, &new, item.len_bytes)?;
         self.counts.lost_attributes += new.finish(item, &attributes)?;
         new.place(!self.choices.no_clobber)?;
         self.counts.files += 1;
+        self.note_name(item, target);
+        Ok(())
+    }
+
+    /// Creates another name of what was copied before under one of its names; false if it was not.
+    fn link_again(&mut self, item: &Item, target: &Path) -> Result<bool> {
+        let Some(original) = self.linked.get(&item.identity).filter(|_| item.links > 1) else {
+            return Ok(false);
+        };
+        self.link(original, target)?;
+        self.counts.hard_links += 1;
+        Ok(true)
+    }
+
+    fn note_name(&mut self, item: &Item, target: &Path) {
         if item.links > 1 {
             self.linked.insert(item.identity, target.to_owned());
         }
-        Ok(())
     }
 
     /// Creates another name of a file copied before.

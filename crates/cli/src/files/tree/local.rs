@@ -5,15 +5,17 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{
-    DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown, symlink,
+    DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown,
+    symlink,
 };
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Error, Result};
+use aquifer::fs::SpecialFile;
 use rustix::fs::{
-    AtFlags, CWD, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags, getxattr, listxattr,
-    renameat_with, seek, setxattr, utimensat,
+    AtFlags, CWD, FileType, Mode, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
+    getxattr, lgetxattr, listxattr, llistxattr, lsetxattr, mknodat, renameat_with, seek, utimensat,
 };
 use rustix::io::Errno;
 
@@ -39,7 +41,7 @@ pub struct LocalFile {
 
 /// An item being created under a temporary name, which stays if the process is killed.
 pub struct LocalNew {
-    /// `None` for a symbolic link and for a hard link.
+    /// `None` for anything but a file, and for a hard link.
     file: Option<File>,
     temporary: PathBuf,
     name: PathBuf,
@@ -100,22 +102,23 @@ fn finish(path: &Path, shown: &Path, item: &Item, attributes: &Attributes) -> Re
         outcome => at(shown, outcome.map(|()| true))?,
     };
     let mut lost = 0;
-    if item.kind != Kind::Link {
-        for (name, value) in attributes {
-            match setxattr(path, &name[..], value, XattrFlags::empty()) {
-                Ok(()) => {}
-                Err(
-                    Errno::OPNOTSUPP
-                    | Errno::PERM
-                    | Errno::ACCESS
-                    | Errno::INVAL
-                    | Errno::NOSPC
-                    | Errno::TOOBIG
-                    | Errno::RANGE,
-                ) => lost += 1,
-                Err(error) => return at(shown, Err(error.into())),
-            }
+    for (name, value) in attributes {
+        match lsetxattr(path, &name[..], value, XattrFlags::empty()) {
+            Ok(()) => {}
+            Err(
+                Errno::OPNOTSUPP
+                | Errno::PERM
+                | Errno::ACCESS
+                | Errno::INVAL
+                | Errno::NOSPC
+                | Errno::TOOBIG
+                | Errno::RANGE,
+            ) => lost += 1,
+            Err(error) => return at(shown, Err(error.into())),
         }
+    }
+    if item.kind != Kind::Link {
+        // Behind the access list, which sets a mode of its own; the two agree.
         let mode = if is_owned { item.mode } else { item.mode & 0o777 };
         at(shown, fs::set_permissions(path, fs::Permissions::from_mode(mode)))?;
     }
@@ -174,6 +177,14 @@ impl Tree for Local {
                 _ if kind.is_file() => Kind::File,
                 _ if kind.is_dir() => Kind::Directory,
                 _ if kind.is_symlink() => Kind::Link,
+                _ if kind.is_fifo() => Kind::Special(SpecialFile::Fifo),
+                _ if kind.is_socket() => Kind::Special(SpecialFile::Socket),
+                _ if kind.is_char_device() => {
+                    Kind::Special(SpecialFile::CharDevice(metadata.rdev()))
+                }
+                _ if kind.is_block_device() => {
+                    Kind::Special(SpecialFile::BlockDevice(metadata.rdev()))
+                }
                 _ => Kind::Other,
             },
             mode: metadata.mode() & 0o7777,
@@ -206,9 +217,13 @@ impl Tree for Local {
         Ok(LocalFile { file, path: path.to_owned() })
     }
 
-    fn attributes(&self, path: &Path) -> Result<Attributes> {
+    fn attributes(&self, path: &Path, follow: bool) -> Result<Attributes> {
         let mut bytes = vec![0; MAX_ATTRIBUTES_BYTES];
-        let len = match listxattr(path, &mut bytes[..]) {
+        let listed = match follow {
+            true => listxattr(path, &mut bytes[..]),
+            false => llistxattr(path, &mut bytes[..]),
+        };
+        let len = match listed {
             Ok(len) => len,
             // The file has none, or access to them is denied.
             Err(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS) => return Ok(Vec::new()),
@@ -222,7 +237,11 @@ impl Tree for Local {
         let mut attributes = Attributes::new();
         for name in names {
             // Skip attributes that are inaccessible or were removed concurrently.
-            if let Ok(len) = getxattr(path, &name[..], &mut bytes[..]) {
+            let got = match follow {
+                true => getxattr(path, &name[..], &mut bytes[..]),
+                false => lgetxattr(path, &name[..], &mut bytes[..]),
+            };
+            if let Ok(len) = got {
                 attributes.push((name, bytes[..len].to_vec()));
             }
         }
@@ -237,6 +256,18 @@ impl Tree for Local {
 
     fn make_link(&self, target: &Path, name: &Path) -> Result<LocalNew> {
         LocalNew::make(name, |path| symlink(target, path).map(|()| None))
+    }
+
+    fn make_special(&self, special: SpecialFile, name: &Path) -> Result<LocalNew> {
+        let (kind, rdev) = match special {
+            SpecialFile::Fifo => (FileType::Fifo, 0),
+            SpecialFile::Socket => (FileType::Socket, 0),
+            SpecialFile::CharDevice(rdev) => (FileType::CharacterDevice, rdev),
+            SpecialFile::BlockDevice(rdev) => (FileType::BlockDevice, rdev),
+        };
+        LocalNew::make(name, |path| {
+            Ok(mknodat(CWD, path, kind, Mode::from_raw_mode(0o600), rdev).map(|()| None)?)
+        })
     }
 
     fn make_name(&self, original: &Path, name: &Path) -> Result<LocalNew> {

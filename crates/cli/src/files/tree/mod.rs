@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Result;
+use aquifer::fs::SpecialFile;
 
 pub use copier::{Choices, Copier, Counts, into_itself};
 pub use local::Local;
@@ -24,7 +25,9 @@ pub enum Kind {
     File,
     Directory,
     Link,
-    /// An item that a pool cannot hold: a device, a socket, a pipe.
+    /// A named pipe, a socket or a device.
+    Special(SpecialFile),
+    /// An item that a pool cannot hold.
     Other,
 }
 
@@ -70,8 +73,9 @@ pub trait Tree {
     /// Opens a file for reading.
     fn open(&self, path: &Path, follow: bool) -> Result<Self::File>;
 
-    /// The readable extended attributes of a file or directory.
-    fn attributes(&self, path: &Path) -> Result<Attributes>;
+    /// The readable extended attributes of an item; of a symbolic link only if it is not to be
+    /// followed.
+    fn attributes(&self, path: &Path, follow: bool) -> Result<Attributes>;
 
     /// Begins a file that other users may not read. Like the following two, it will be called
     /// `name`, in an existing directory.
@@ -79,6 +83,9 @@ pub trait Tree {
 
     /// Begins a symbolic link.
     fn make_link(&self, target: &Path, name: &Path) -> Result<Self::New>;
+
+    /// Begins a named pipe, a socket or a device.
+    fn make_special(&self, special: SpecialFile, name: &Path) -> Result<Self::New>;
 
     /// Begins a hard link.
     fn make_name(&self, original: &Path, name: &Path) -> Result<Self::New>;

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use aquifer::fs::{FileKind, FileTimes, SetMode};
+use aquifer::fs::{FileKind, FileTimes, SetMode, SpecialFile};
 use aquifer::{File, Files, FsError};
 
 use super::{Attributes, Content, Item, Kind, New, Tree};
@@ -58,6 +58,10 @@ impl Tree for Pooled {
                 FileKind::File => Kind::File,
                 FileKind::Directory => Kind::Directory,
                 FileKind::Symlink => Kind::Link,
+                FileKind::Fifo => Kind::Special(SpecialFile::Fifo),
+                FileKind::Socket => Kind::Special(SpecialFile::Socket),
+                FileKind::CharDevice => Kind::Special(SpecialFile::CharDevice(metadata.rdev())),
+                FileKind::BlockDevice => Kind::Special(SpecialFile::BlockDevice(metadata.rdev())),
                 _ => Kind::Other,
             },
             mode: metadata.mode() & 0o7777,
@@ -86,10 +90,14 @@ impl Tree for Pooled {
         Ok(PooledFile { file, place })
     }
 
-    fn attributes(&self, path: &Path) -> Result<Attributes> {
-        let names = self.files.attributes(path).at(&self.at(path))?;
+    fn attributes(&self, path: &Path, follow: bool) -> Result<Attributes> {
+        let place = self.at(path);
+        let metadata =
+            if follow { self.files.metadata(path) } else { self.files.symlink_metadata(path) };
+        let (nodes, node) = (self.files.nodes(), metadata.at(&place)?.node());
+        let names = nodes.attributes(node).at(&place)?;
         let with_value = |name: Vec<u8>| {
-            let value = self.files.attribute(path, &name).at(&self.at(path))?;
+            let value = nodes.attribute(node, &name).at(&place)?;
             Ok((name, value))
         };
         names.into_iter().map(with_value).collect()
@@ -106,9 +114,20 @@ impl Tree for Pooled {
         Ok(PooledFile { file: self.files.symlink_unnamed(target).at(&place)?, place })
     }
 
+    fn make_special(&self, special: SpecialFile, name: &Path) -> Result<PooledFile> {
+        let place = self.at(name);
+        Ok(PooledFile {
+            file: self.files.create_special_unnamed(special, 0o600).at(&place)?,
+            place,
+        })
+    }
+
     fn make_name(&self, original: &Path, name: &Path) -> Result<PooledFile> {
-        let original = self.open(original, false)?;
-        Ok(PooledFile { place: self.at(name), ..original })
+        let original = self.at(original);
+        let metadata = self.files.symlink_metadata(original.path()).at(&original)?;
+        // Pipes, sockets, devices and symbolic links cannot be opened.
+        let file = self.files.nodes().hold(metadata.node()).at(&original)?;
+        Ok(PooledFile { file, place: self.at(name) })
     }
 
     fn make_directory(&self, path: &Path) -> Result<()> {
@@ -135,15 +154,21 @@ impl New for PooledFile {
         let (file, place) = (&self.file, &self.place);
         file.fchown(Some(item.uid), Some(item.gid)).at(place)?;
         let mut lost = 0;
-        if item.kind != Kind::Link {
-            for (name, value) in attributes {
-                match file.set_attribute(name, value, SetMode::Any) {
-                    Err(FsError::AttributeNamespace { .. } | FsError::AttributesFull { .. }) => {
-                        lost += 1;
-                    }
-                    set => set.at(place)?,
-                }
+        for (name, value) in attributes {
+            match file.set_attribute(name, value, SetMode::Any) {
+                Err(
+                    FsError::AttributeNamespace { .. }
+                    | FsError::AttributesFull { .. }
+                    | FsError::UserAttribute { .. }
+                    | FsError::Acl { .. }
+                    | FsError::AclVersion { .. }
+                    | FsError::NoAcl { .. },
+                ) => lost += 1,
+                set => set.at(place)?,
             }
+        }
+        if item.kind != Kind::Link {
+            // An access list has set the mode, and the mode changes the list: they agree.
             file.set_permissions(Permissions::from_mode(item.mode)).at(place)?;
         }
         let times = FileTimes::new().set_accessed(item.accessed).set_modified(item.modified);

@@ -12,6 +12,8 @@ mod threads;
 
 use std::sync::Arc;
 
+use aquifer_sys::features::is_forbidden;
+
 use super::state::FileState;
 use crate::{Batch, DeviceError};
 
@@ -32,9 +34,7 @@ type TransferResult = Result<usize, DeviceError>;
 impl Engine {
     /// Returns the engine for a new device; `wanted` is the caller's io_uring option.
     pub(super) fn choose(wanted: bool) -> Self {
-        let forced_off = std::env::var_os("AQUIFER_NO_IO_URING")
-            .is_some_and(|value| !value.is_empty() && value != "0");
-        if forced_off {
+        if is_forbidden("AQUIFER_NO_IO_URING") {
             Engine::Threads { because: "AQUIFER_NO_IO_URING is set" }
         } else if !wanted {
             Engine::Threads { because: "asked for" }

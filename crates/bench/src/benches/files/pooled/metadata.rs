@@ -1,5 +1,6 @@
 //! `metadata`: creating, looking up and removing an empty file, by one process or by several in
-//! separate directories.
+//! separate directories; and looking up names in an open directory, or listing it, with the metadata
+//! of the files (`fstatat`, `getdents`; nodes of a pool).
 
 use anyhow::Result;
 use clap::Args;
@@ -18,6 +19,8 @@ use crate::pooled_set::Age;
 use crate::report::{Report, Row};
 
 const SYSTEMS: &[&Contender] = &[SYSCALLS, POOL];
+/// Lookups without paths, by name and of a whole directory.
+const LOOK_UPS: [(&str, bool); 2] = [("node_lookup_stat", false), ("node_list_stat", true)];
 /// Files of the quick form.
 const QUICK_FILES: u64 = 200;
 /// Files that the set contains anyway, so that the parent directory is not empty.
@@ -85,11 +88,25 @@ fn block(options: &Options, stage: &Stage, ground: &Ground, files: u64) -> Resul
             Cell::new(metric.clone(), ("µs", 1e3), job)
         }));
     }
+    for (metric, lists) in LOOK_UPS {
+        let team = TeamWork { processes: 1, member: None };
+        cells.extend(stage.wanted(SYSTEMS).map(|contender| {
+            let work = PooledWork::LookUps { lists, team };
+            let mut job = job(stage, contender, set.path(), work);
+            job.accesses = 16 * files;
+            Cell::new(format!("{metric}_{}", ground.file_system), ("ns", 1.0), job)
+        }));
+    }
     run_block(stage, cells, |_, _| Ok(()))
 }
 
 fn definitions(options: &Options, grounds: &[Ground]) -> Vec<Lowest> {
     let mut all = Vec::new();
+    for (metric, _) in LOOK_UPS {
+        let metrics = [metric.to_owned()];
+        let name = format!("{metric}_vs_tmpfs");
+        all.push(on_some(&name, &[SYSCALLS], POOL, &metrics, grounds, true));
+    }
     for processes in &options.processes {
         let metrics = [format!("create_stat_unlink_{processes}p")];
         for (other, in_memory) in [("tmpfs", true), ("disk", false)] {

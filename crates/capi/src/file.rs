@@ -1,0 +1,627 @@
+//! Open files of a pool: reading, writing, space, locks, views.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use aquifer::fs::{At, FallocateMode, LockMode, WriteHow};
+use aquifer::{File, View, ViewMut};
+
+use crate::call::{Failure, Result, call};
+use crate::mapping::aq_range;
+use crate::memory::{Place, free, handle, list, list_mut, path, usable};
+use crate::path::{aq_file_status, times};
+use crate::pool::aq_pool;
+use crate::sized::SizedPlace;
+
+/// An open file of a pool.
+pub struct aq_file {
+    file: File,
+}
+
+/// A range of a file of a pool in memory.
+pub struct aq_file_view {
+    view: Viewed,
+}
+
+enum Viewed {
+    Read(View<'static>),
+    Write(ViewMut),
+}
+
+/// `aq_file_open`: to read.
+pub const AQ_OPEN_READ: c_int = 1;
+/// `aq_file_open`: to write.
+pub const AQ_OPEN_WRITE: c_int = 2;
+/// `aq_file_open`: create it if there is none; needs AQ_OPEN_WRITE.
+pub const AQ_OPEN_CREATE: c_int = 4;
+/// `aq_file_open`: create it, or fail if there is one; needs AQ_OPEN_WRITE.
+pub const AQ_OPEN_CREATE_NEW: c_int = 8;
+/// `aq_file_open`: cut it to no bytes; needs AQ_OPEN_WRITE.
+pub const AQ_OPEN_TRUNCATE: c_int = 16;
+/// `aq_file_open`: all writes go to the end.
+pub const AQ_OPEN_APPEND: c_int = 32;
+
+/// Opens a file of a pool; `*file` is null if it fails. `flags` is a combination of `AQ_OPEN_…`; `mode`
+/// has the permissions of a file that is created, minus the umask; 0 is 0666.
+///
+/// Threads: any. Errors: those of open(2). Durable: a file that was created after `aq_pool_sync` or
+/// `aq_file_sync`. Frees: the caller, by `aq_file_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_open(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    flags: c_int,
+    mode: u32,
+    file: *mut *mut aq_file,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(file, "file") }?;
+        // SAFETY: documented.
+        let (pool, name) = unsafe { (handle(pool, "pool")?, path(name, "name")?) };
+        let has = |flag| flags & flag != 0;
+        if flags & !63 != 0 {
+            return Err(Failure::invalid("unknown flags: use AQ_OPEN_…"));
+        }
+        let mut options = pool.files.options();
+        options
+            .read(has(AQ_OPEN_READ))
+            .write(has(AQ_OPEN_WRITE))
+            .create(has(AQ_OPEN_CREATE))
+            .create_new(has(AQ_OPEN_CREATE_NEW))
+            .truncate(has(AQ_OPEN_TRUNCATE))
+            .append(has(AQ_OPEN_APPEND));
+        if mode != 0 {
+            options.mode(mode);
+        }
+        place.give(aq_file { file: options.open(name)? });
+        Ok(())
+    })
+}
+
+/// Closes a file; null is fine. Its locks are released, and its views stay valid.
+///
+/// Threads: none may be in a call with this handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_free(file: *mut aq_file) {
+    // SAFETY: documented.
+    unsafe { free(file) }
+}
+
+/// Reads at most `size` bytes from `offset`, and puts their number into `*done`: less only at the end of
+/// the file.
+///
+/// Threads: any; a read beside a write sees aligned words of eight bytes whole. Errors: -EBADF if it is
+/// not open to read, -EIO.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_read(
+    file: *mut aq_file,
+    buffer: *mut c_void,
+    size: usize,
+    offset: u64,
+    done: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, place) = unsafe { (handle(file, "file")?, Place::new(done, "done")?) };
+        // SAFETY: documented.
+        let target = unsafe { list_mut(buffer.cast::<u8>(), size, "buffer") }?;
+        let mut count = 0;
+        while count < target.len() {
+            match file.file.read_at(&mut target[count..], offset + count as u64)? {
+                0 => break,
+                more => count += more,
+            }
+        }
+        place.put(count);
+        Ok(())
+    })
+}
+
+/// Writes all `size` bytes to `offset`; to the end if the file was opened with AQ_OPEN_APPEND. Other
+/// processes see them at once.
+///
+/// Threads: any. Errors: -EBADF if it is not open to write, -ENOSPC, -EFBIG, -EIO; bytes before may be
+/// written. Durable: after `aq_file_sync` or `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_write(
+    file: *mut aq_file,
+    buffer: *const c_void,
+    size: usize,
+    offset: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, source) =
+            unsafe { (handle(file, "file")?, list(buffer.cast::<u8>(), size, "buffer")?) };
+        Ok(file.file.write_all_at(source, offset)?)
+    })
+}
+
+/// Writes `size` bytes to the end of the file, and puts the offset where they are into `*offset`, which
+/// may be null. Appends of several threads and processes do not overwrite each other.
+///
+/// Threads: any. Errors and Durable: as `aq_file_write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_append(
+    file: *mut aq_file,
+    buffer: *const c_void,
+    size: usize,
+    offset: *mut u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, source) =
+            unsafe { (handle(file, "file")?, list(buffer.cast::<u8>(), size, "buffer")?) };
+        let written = file.file.write_with(source, At::End, WriteHow::default())?;
+        // SAFETY: documented.
+        if let Some(offset) = unsafe { offset.as_mut() } {
+            *offset = written.start;
+        }
+        Ok(())
+    })
+}
+
+/// Writes `size` bytes to `offset`, all or nothing: no reader and no crash sees a part of them.
+///
+/// Threads: any. Errors: as `aq_file_write`; -EINVAL. Durable: as `aq_file_write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_write_atomic(
+    file: *mut aq_file,
+    buffer: *const c_void,
+    size: usize,
+    offset: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, source) =
+            unsafe { (handle(file, "file")?, list(buffer.cast::<u8>(), size, "buffer")?) };
+        Ok(file.file.write_atomic(source, offset)?)
+    })
+}
+
+/// Exchanges `size` bytes of two files of one pool, in whole pages of 4096 bytes, without copying them:
+/// all at once for readers and after a crash.
+///
+/// Threads: any. Errors: -EINVAL for what are not whole pages, -EXDEV, -EBUSY if one has a writable
+/// view, -ENOSPC. Durable: as `aq_file_write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_exchange_range(
+    file: *mut aq_file,
+    offset: u64,
+    other: *mut aq_file,
+    other_offset: u64,
+    size: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, other) = unsafe { (handle(file, "file")?, handle(other, "other")?) };
+        Ok(file.file.exchange_range(offset, &other.file, other_offset, size)?)
+    })
+}
+
+/// Copies a range of a file to `to_offset` of another, or of the same, and puts the number of bytes into
+/// `*done`, which may be null.
+///
+/// Threads: any. Errors and Durable: as `aq_file_write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_copy_range(
+    file: *mut aq_file,
+    range: aq_range,
+    to: *mut aq_file,
+    to_offset: u64,
+    done: *mut u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, to) = unsafe { (handle(file, "file")?, handle(to, "to")?) };
+        let copied = file.file.copy_range(range.to_range()?, &to.file, to_offset)?;
+        // SAFETY: documented.
+        if let Some(done) = unsafe { done.as_mut() } {
+            *done = copied;
+        }
+        Ok(())
+    })
+}
+
+/// Makes a file durable: with all its metadata if `data_only` is 0, otherwise with what reading it
+/// needs.
+///
+/// Threads: any. Durable: every change of the file before the call, when it returns 0. Errors: -EIO:
+/// the pool is read-only from then on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_sync(file: *mut aq_file, data_only: c_int) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = &unsafe { handle(file, "file") }?.file;
+        Ok(if data_only != 0 { file.sync_data() } else { file.sync_all() }?)
+    })
+}
+
+/// Makes a file longer, with zeros, or shorter.
+///
+/// Threads: any. Errors: -EBADF, -EFBIG. Durable: as `aq_file_write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_set_len(file: *mut aq_file, len_bytes: u64) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        Ok(unsafe { handle(file, "file") }?.file.set_len(len_bytes)?)
+    })
+}
+
+/// `aq_file_allocate`: give the range pages, and extend the file to its end.
+pub const AQ_ALLOCATE_EXTEND: c_int = 0;
+/// `aq_file_allocate`: give the range pages, and keep the file's length.
+pub const AQ_ALLOCATE_KEEP_SIZE: c_int = 1;
+/// `aq_file_allocate`: make the range a hole.
+pub const AQ_ALLOCATE_PUNCH_HOLE: c_int = 2;
+/// `aq_file_allocate`: make the range zeros with pages, and extend the file to its end.
+pub const AQ_ALLOCATE_ZERO: c_int = 3;
+/// `aq_file_allocate`: remove the range; what is behind it moves to its place.
+pub const AQ_ALLOCATE_COLLAPSE: c_int = 4;
+/// `aq_file_allocate`: insert a hole; what is there moves back.
+pub const AQ_ALLOCATE_INSERT: c_int = 5;
+
+/// Allocates, zeroes, frees or moves a range of a file, as fallocate(2): `how` is one of
+/// `AQ_ALLOCATE_…`.
+///
+/// Threads: any. Errors: -EBADF, -ENOSPC, -EINVAL. Durable: as `aq_file_write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_allocate(
+    file: *mut aq_file,
+    how: c_int,
+    range: aq_range,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = unsafe { handle(file, "file") }?;
+        let mode = match how {
+            AQ_ALLOCATE_EXTEND => FallocateMode::Extend,
+            AQ_ALLOCATE_KEEP_SIZE => FallocateMode::KeepSize,
+            AQ_ALLOCATE_PUNCH_HOLE => FallocateMode::PunchHole,
+            AQ_ALLOCATE_ZERO => FallocateMode::ZeroRange,
+            AQ_ALLOCATE_COLLAPSE => FallocateMode::CollapseRange,
+            AQ_ALLOCATE_INSERT => FallocateMode::InsertRange,
+            _ => return Err(Failure::invalid("unknown change: use one of AQ_ALLOCATE_…")),
+        };
+        Ok(file.file.allocate(mode, range.offset, range.length)?)
+    })
+}
+
+/// Puts the first range with data (`hole` is 0) or the first hole at or after `offset` into `*range`;
+/// one of length 0 if there is none.
+///
+/// Threads: any. Errors: -EINVAL, -EIO.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_next(
+    file: *mut aq_file,
+    offset: u64,
+    hole: c_int,
+    range: *mut aq_range,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, place) = unsafe { (handle(file, "file")?, Place::new(range, "range")?) };
+        let found =
+            if hole != 0 { file.file.next_hole(offset)? } else { file.file.next_data(offset)? };
+        place.put(found.map_or(aq_range { offset, length: 0 }, |found| aq_range {
+            offset: found.start,
+            length: found.end - found.start,
+        }));
+        Ok(())
+    })
+}
+
+/// Fills `status`.
+///
+/// Threads: any. Errors: -EINVAL, -EIO.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_stat(file: *mut aq_file, status: *mut aq_file_status) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, place) = unsafe { (handle(file, "file")?, SizedPlace::new(status, "status")?) };
+        place.put(&(&file.file.metadata()?).into());
+        Ok(())
+    })
+}
+
+/// Changes the permissions of a file.
+///
+/// Threads: any. Errors: -EPERM, -EROFS. Durable: after `aq_file_sync` or `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_chmod(file: *mut aq_file, mode: u32) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = unsafe { handle(file, "file") }?;
+        Ok(file.file.set_permissions(Permissions::from_mode(mode))?)
+    })
+}
+
+/// Sets when a file was read and modified last, in nanoseconds since 1970; `AQ_KEEP_TIME` leaves one as
+/// it is.
+///
+/// Threads: any. Errors: -EROFS, -EINVAL. Durable: after `aq_file_sync` or `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_set_times(
+    file: *mut aq_file,
+    accessed_ns: i64,
+    modified_ns: i64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = unsafe { handle(file, "file") }?;
+        Ok(file.file.set_times(times(accessed_ns, modified_ns))?)
+    })
+}
+
+/// `aq_file_lock`: as long as necessary.
+pub const AQ_WAIT: i64 = -1;
+
+/// Locks a whole file for this handle, until `aq_file_unlock` or the file is freed: exclusively if
+/// `exclusive` is not 0, otherwise shared with other readers. The lock is advice, and ends with the
+/// process. Waits at most `timeout_ns`: 0 not at all, `AQ_WAIT` as long as necessary.
+///
+/// Threads: any. Errors: -EWOULDBLOCK if it is locked otherwise, -EINTR after a signal.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_lock(
+    file: *mut aq_file,
+    exclusive: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = &unsafe { handle(file, "file") }?.file;
+        let mode = lock_mode(exclusive);
+        match (u64::try_from(timeout_ns), mode) {
+            (Ok(timeout), _) => file.lock_timeout(mode, Duration::from_nanos(timeout))?,
+            (Err(_), LockMode::Exclusive) => file.lock()?,
+            (Err(_), LockMode::Shared) => file.lock_shared()?,
+        }
+        Ok(())
+    })
+}
+
+/// Releases the lock of `aq_file_lock`.
+///
+/// Threads: any. Errors: -EINVAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_unlock(file: *mut aq_file) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        Ok(unsafe { handle(file, "file") }?.file.unlock()?)
+    })
+}
+
+/// Locks a range of a file; a length of UINT64_MAX is all from the offset on, also what is appended
+/// later. Otherwise as `aq_file_lock`, apart from which these locks are.
+///
+/// Threads: any. Errors: as `aq_file_lock`; -EOVERFLOW for a range that is too far.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_lock_range(
+    file: *mut aq_file,
+    range: aq_range,
+    exclusive: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = &unsafe { handle(file, "file") }?.file;
+        let (mode, range) = (lock_mode(exclusive), bounds(range)?);
+        match u64::try_from(timeout_ns) {
+            Ok(timeout) => file.lock_range_timeout(range, mode, Duration::from_nanos(timeout))?,
+            Err(_) => file.lock_range(range, mode)?,
+        }
+        Ok(())
+    })
+}
+
+/// Releases the locks of this handle in a range.
+///
+/// Threads: any. Errors: -EINVAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_unlock_range(file: *mut aq_file, range: aq_range) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        Ok(unsafe { handle(file, "file") }?.file.unlock_range(bounds(range)?)?)
+    })
+}
+
+fn lock_mode(exclusive: c_int) -> LockMode {
+    if exclusive != 0 { LockMode::Exclusive } else { LockMode::Shared }
+}
+
+type Bounds = (std::ops::Bound<u64>, std::ops::Bound<u64>);
+
+/// A range; to the end if its length is UINT64_MAX.
+fn bounds(range: aq_range) -> Result<Bounds> {
+    use std::ops::Bound::{Excluded, Included, Unbounded};
+    if range.length == u64::MAX {
+        return Ok((Included(range.offset), Unbounded));
+    }
+    Ok((Included(range.offset), Excluded(range.to_range()?.end)))
+}
+
+/// Makes a view of a range of a file, which must be open to read; `*view` is null if it fails. A length
+/// of UINT64_MAX is all from the offset on. `writable`, if it is not 0, gives holes in the range pages;
+/// the file must be open to write as well. What is seen changes when the file is written to.
+///
+/// Threads: any. Errors: -EINVAL beyond the end, -EBADF, -ENOMEM, -ENOSPC. Frees: the caller, by
+/// `aq_file_view_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_new(
+    file: *mut aq_file,
+    range: aq_range,
+    writable: c_int,
+    view: *mut *mut aq_file_view,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(view, "view") }?;
+        // SAFETY: documented.
+        let file = &unsafe { handle(file, "file") }?.file;
+        let range = bounds(range)?;
+        let view = if writable != 0 {
+            Viewed::Write(file.view_mut(range)?)
+        } else {
+            Viewed::Read(file.view(range)?.into_owned())
+        };
+        place.give(aq_file_view { view });
+        Ok(())
+    })
+}
+
+/// As `aq_file_view_new`, to read, for the file at a path: opening and viewing in one step.
+///
+/// Threads: any. Errors: as `aq_file_view_new`; those of open(2). Frees: the caller, by
+/// `aq_file_view_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_path_view(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    range: aq_range,
+    view: *mut *mut aq_file_view,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(view, "view") }?;
+        // SAFETY: documented.
+        let (pool, name) = unsafe { (handle(pool, "pool")?, path(name, "name")?) };
+        let view = pool.files.view(name, bounds(range)?)?.into_owned();
+        place.give(aq_file_view { view: Viewed::Read(view) });
+        Ok(())
+    })
+}
+
+/// Frees a view; null is fine.
+///
+/// Threads: none may be in a call with this handle, or use the memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_free(view: *mut aq_file_view) {
+    // SAFETY: documented.
+    unsafe { free(view) }
+}
+
+/// The first byte of a view, valid until it is freed; null if the bytes do not lie one after the other
+/// in memory (then `aq_file_view_read` copies them), or if `view` is null.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_data(view: *mut aq_file_view) -> *const c_void {
+    // SAFETY: documented.
+    let data = match unsafe { usable(view) }.map(|view| &view.view) {
+        Some(Viewed::Read(view)) => view.bytes().map(|bytes| bytes.as_ptr()),
+        Some(Viewed::Write(view)) => view.as_mut_ptr().map(<*mut u8>::cast_const),
+        None => None,
+    };
+    data.map_or(std::ptr::null(), <*const u8>::cast)
+}
+
+/// The first byte of a view, to load and store; null if the view is not writable. Otherwise as
+/// `aq_file_view_data`.
+///
+/// Threads: any. Durable: after `aq_file_view_persist`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_data_mut(view: *mut aq_file_view) -> *mut c_void {
+    // SAFETY: documented.
+    let data = match unsafe { usable(view) }.map(|view| &view.view) {
+        Some(Viewed::Write(view)) => view.as_mut_ptr(),
+        _ => None,
+    };
+    data.map_or(std::ptr::null_mut(), <*mut u8>::cast)
+}
+
+/// The length of a view in bytes. 0 if `view` is null.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_len(view: *mut aq_file_view) -> u64 {
+    // SAFETY: documented.
+    match unsafe { usable(view) }.map(|view| &view.view) {
+        Some(Viewed::Read(view)) => view.len(),
+        Some(Viewed::Write(view)) => view.len(),
+        None => 0,
+    }
+}
+
+/// Copies `size` bytes from `offset` of the view.
+///
+/// Threads: any. Errors: -EINVAL outside of the view, -EIO.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_read(
+    view: *mut aq_file_view,
+    buffer: *mut c_void,
+    size: usize,
+    offset: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (view, target) =
+            unsafe { (handle(view, "view")?, list_mut(buffer.cast::<u8>(), size, "buffer")?) };
+        match &view.view {
+            Viewed::Read(view) => view.read_exact_at(target, offset)?,
+            Viewed::Write(view) => view.read_exact_at(target, offset)?,
+        }
+        Ok(())
+    })
+}
+
+/// Copies `size` bytes to `offset` of a writable view. Other processes see them at once.
+///
+/// Threads: any. Errors: -EROFS, -EINVAL outside of the view, -EIO. Durable: after
+/// `aq_file_view_persist`, `aq_file_sync` or `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_write(
+    view: *mut aq_file_view,
+    buffer: *const c_void,
+    size: usize,
+    offset: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (view, source) =
+            unsafe { (handle(view, "view")?, list(buffer.cast::<u8>(), size, "buffer")?) };
+        Ok(writable(view)?.write(offset, source)?)
+    })
+}
+
+/// Makes a range of a writable view durable, with what is needed to find it again; a length of
+/// UINT64_MAX is all from the offset on.
+///
+/// Threads: any. Durable: every store before the call, when it returns 0. Errors: -EROFS, -EINVAL,
+/// -ESTALE if the bytes do not belong to the file any more, -EIO.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_persist(view: *mut aq_file_view, range: aq_range) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let view = writable(unsafe { handle(view, "view") }?)?;
+        let end = if range.length == u64::MAX { view.len() } else { range.to_range()?.end };
+        Ok(view.persist(range.offset..end)?)
+    })
+}
+
+fn writable(view: &aq_file_view) -> Result<&ViewMut> {
+    match &view.view {
+        Viewed::Write(view) => Ok(view),
+        Viewed::Read(_) => {
+            let text = "the view is read-only: make it with `writable` set";
+            Err(Failure::new(libc::EROFS, aquifer::ErrorKind::ReadOnly, text))
+        }
+    }
+}
+
+/// Whether the file still has the layout that the view was made from: 1 or 0. If not, some of the bytes
+/// may not belong to the file any more.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_is_current(view: *mut aq_file_view) -> c_int {
+    // SAFETY: documented.
+    let is_current = match unsafe { usable(view) }.map(|view| &view.view) {
+        Some(Viewed::Read(view)) => view.is_current(),
+        Some(Viewed::Write(view)) => view.is_current(),
+        None => false,
+    };
+    is_current.into()
+}

@@ -1,0 +1,98 @@
+//! Copying a range from one open file to another.
+
+use std::ops::Range;
+
+use aquifer_pool::format::file::MAX_FILE_BYTES;
+
+use super::write::{At, WriteHow};
+use super::{FallocateMode, File};
+use crate::error::{FsError, Result};
+
+/// How much is copied at a time.
+const COPIED_AT_ONCE_BYTES: u64 = 1 << 20;
+
+impl File {
+    /// Copies `range` of this file to `to`, from `at_bytes` on, and returns how many bytes were
+    /// copied: fewer if this file ends before the range does. Holes stay holes, also at the end. As
+    /// `copy_file_range`.
+    ///
+    /// The bytes are copied front to back, in parts; other calls may come in between. If the call
+    /// fails, the parts before that are there. In a [noted](aquifer_pool::Pool::noting) request, the
+    /// result of a transaction that makes a hole is that of the one before.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.write("/f", "some text")?;
+    /// let from = files.open_file("/f")?;
+    /// let to = files.create_file("/g")?;
+    /// assert_eq!(from.copy_range(5..100, &to, 2)?, 4);
+    /// assert_eq!(files.read("/g")?, b"\0\0text");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FsError::Options`] if the ranges overlap in one file, or `to` belongs to another pool
+    /// ([`FsError::OtherPool`]); [`FsError::NotOpenFor`] if `to` is open for appending; those of
+    /// [`File::read_at`] and [`File::write_at`].
+    pub fn copy_range(&self, range: Range<u64>, to: &File, at_bytes: u64) -> Result<u64> {
+        self.check_reads()?;
+        to.check_writes()?;
+        if to.opened.flags.append {
+            return Err(FsError::NotOpenFor { what: "writing at offsets, but for appending" });
+        }
+        if self.files().shared.pool.uuid() != to.files().shared.pool.uuid() {
+            return Err(FsError::OtherPool);
+        }
+        let end = range.end.min(self.metadata()?.len());
+        let len_bytes = end.saturating_sub(range.start);
+        let target_end = at_bytes.checked_add(len_bytes).filter(|end| *end <= MAX_FILE_BYTES);
+        let target_end = target_end.ok_or(FsError::FileTooLarge)?;
+        if self.node() == to.node() && range.start < target_end && at_bytes < end {
+            return Err(FsError::Options {
+                path: self.as_path(),
+                reason: "a range cannot be copied over itself",
+            });
+        }
+        let place = |offset_bytes: u64| at_bytes + (offset_bytes - range.start);
+        let mut buffer = vec![0; COPIED_AT_ONCE_BYTES.min(len_bytes) as usize];
+        let mut done = range.start;
+        while done < end {
+            // What is not known to be a hole is copied.
+            let data = self.next_data(done)?.filter(|data| data.start < end);
+            let hole_end = data.as_ref().map_or(end, |data| data.start.max(done));
+            to.copy_hole(place(done)..place(hole_end))?;
+            done = hole_end;
+            let data_end = data.map_or(done, |data| data.end.min(end));
+            while done < data_end {
+                let part = &mut buffer[..COPIED_AT_ONCE_BYTES.min(data_end - done) as usize];
+                let count = self.read_at(part, done)?;
+                if count == 0 {
+                    // It has become shorter.
+                    return Ok(done - range.start);
+                }
+                let mut part = &part[..count];
+                while !part.is_empty() {
+                    let at = At::Offset(place(done));
+                    let written = to.write_with(part, at, WriteHow::default())?;
+                    let count = written.end - written.start;
+                    (part, done) = (&part[count as usize..], done + count);
+                }
+            }
+        }
+        Ok(done - range.start)
+    }
+
+    /// Makes a range read as zeros, as a hole; it comes to lie inside the file.
+    fn copy_hole(&self, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        // Another writer may have made it longer meanwhile.
+        self.extend_to(range.end)?;
+        // Also what lay behind the end: room that the file was given to grow.
+        self.allocate(FallocateMode::PunchHole, range.start, range.end - range.start)
+    }
+}

@@ -1,0 +1,290 @@
+//! Pools that are mounted, whichever process serves them, and how such a mount ends.
+//!
+//! Nothing here asks a server, which may not answer: the kernel's table of mounts tells what is
+//! mounted where, and the pool itself which processes have it open.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use aquifer_pool::Pool;
+use aquifer_sys::mount;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::fusermount;
+
+/// The type of the file system, as the kernel shows it.
+const KIND: &[u8] = b"fuse.aquifer";
+/// How long to wait before the pool is looked at.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// A pool that is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MountedPool {
+    /// What was mounted: the path of the pool, unless [`MountOptions::source`](crate::MountOptions)
+    /// says otherwise.
+    pub source: PathBuf,
+    /// Where.
+    pub directory: PathBuf,
+    /// Whether nothing can be changed there.
+    pub read_only: bool,
+    /// The number of the connection, in `/sys/fs/fuse/connections`.
+    pub connection: u32,
+    /// How many requests have no answer yet; `None` where the kernel does not show it to this user.
+    pub waiting: Option<u64>,
+}
+
+/// Why a pool is still mounted, or still open.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnmountError {
+    /// Nothing to unmount.
+    #[error("no pool is mounted at {}", path.display())]
+    NotMounted {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Programs use it.
+    #[error("{} is in use: a program has a file of it open, or works in a directory of it", path.display())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The system refuses it.
+    #[error("cannot unmount {}: {source}", path.display())]
+    Refused {
+        /// The directory.
+        path: PathBuf,
+        /// The system's error, or that of `fusermount3`.
+        source: io::Error,
+    },
+    /// It is unmounted, and its server has the pool open: it writes to it, or programs still use
+    /// what was unmounted lazily.
+    #[error("unmounted, but after {} s the process that served it still has {} open", waited.as_secs(), pool.display())]
+    StillOpen {
+        /// The pool.
+        pool: PathBuf,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The table of mounts.
+    #[error("cannot read /proc/self/mountinfo: {0}")]
+    Table(#[source] io::Error),
+}
+
+/// The pools that are mounted in this process's mount namespace, in the order in which they were
+/// mounted.
+///
+/// # Errors
+/// Those of reading `/proc/self/mountinfo`.
+pub fn mounts() -> io::Result<Vec<MountedPool>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let mut found: Vec<_> = table.split(|&byte| byte == b'\n').filter_map(parse).collect();
+    for mounted in &mut found {
+        let path = format!("/sys/fs/fuse/connections/{}/waiting", mounted.connection);
+        let waiting = std::fs::read_to_string(path).ok();
+        mounted.waiting = waiting.and_then(|count| count.trim().parse().ok());
+    }
+    Ok(found)
+}
+
+/// Unmounts the pool that a directory shows, and waits until the process that served it has closed
+/// it: then everything that was written is in the pool, and other processes can open it. With
+/// `lazily`, also while programs use it: the directory is empty then, and the mount ends with its
+/// last use. Which processes those are, the pool tells: where the source of the mount is not its path any
+/// more, or never was, this does not wait.
+///
+/// # Errors
+/// [`UnmountError`].
+pub fn unmount(directory: &Path, lazily: bool, wait: Duration) -> Result<(), UnmountError> {
+    let path = resolve(directory);
+    let all = mounts().map_err(UnmountError::Table)?;
+    // The last one hides the others.
+    let mounted = all.iter().rev().find(|mounted| mounted.directory == path);
+    let Some(mounted) = mounted else { return Err(UnmountError::NotMounted { path }) };
+    let mut before = writers_of(&mounted.source);
+    if may_have_others(&mounted.source, &before) {
+        before.clear();
+    }
+    remove(&path, mounted.connection, lazily)?;
+    let is_elsewhere =
+        all.iter().filter(|other| other.connection == mounted.connection).count() > 1;
+    if is_elsewhere || before.is_empty() {
+        Ok(())
+    } else {
+        wait_until_closed(&mounted.source, &before, wait)
+    }
+}
+
+/// Unmounts what this connection serves at a directory; what else is mounted there is left alone.
+pub(crate) fn remove(path: &Path, connection: u32, lazily: bool) -> Result<(), UnmountError> {
+    let path = || path.to_path_buf();
+    if !mount::device_number(&path()).is_ok_and(|number| number == (0, connection)) {
+        return Err(UnmountError::NotMounted { path: path() });
+    }
+    let removed = match mount::remove(&path(), lazily) {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            fusermount::unmount(&path(), lazily).map_err(|helper| helper.into_io(error))
+        }
+        removed => removed,
+    };
+    removed.map_err(|source| match source.raw_os_error() {
+        Some(libc::EBUSY) => UnmountError::Busy { path: path() },
+        _ => UnmountError::Refused { path: path(), source },
+    })
+}
+
+/// Waits until none of these writers has the pool open. Those that came later use it for something
+/// else.
+fn wait_until_closed(
+    pool: &Path,
+    before: &HashSet<u32>,
+    wait: Duration,
+) -> Result<(), UnmountError> {
+    let start = Instant::now();
+    let ends: Vec<_> = before.iter().filter_map(|pid| end_of(*pid)).collect();
+    loop {
+        // Usually they end. To look at the pool while they close it would be a use of it, which leaves
+        // work to its next opener, so it is rare.
+        let until = LOOK_AGAIN.min(wait.saturating_sub(start.elapsed()));
+        if has_come(&ends, until) || writers_of(pool).is_disjoint(before) {
+            return Ok(());
+        }
+        if start.elapsed() >= wait {
+            return Err(UnmountError::StillOpen { pool: pool.to_path_buf(), waited: wait });
+        }
+    }
+}
+
+/// What becomes readable at the end of a process.
+fn end_of(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Waits for all ends, or as long.
+fn has_come(ends: &[OwnedFd], wait: Duration) -> bool {
+    let until = Instant::now() + wait;
+    ends.iter().all(|end| {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        poll(&mut [PollFd::new(end, PollFlags::IN)], left.as_ref()).is_ok_and(|come| come > 0)
+    }) && !ends.is_empty()
+}
+
+/// The processes that have a pool open for writing, as numbered here; none where that cannot be
+/// told.
+fn writers_of(pool: &Path) -> HashSet<u32> {
+    // A name that is no path at all is relative to no directory either.
+    if !pool.is_absolute() {
+        return HashSet::new();
+    }
+    let options = Pool::options().read_only(true).background(false);
+    let info = options.open(pool).and_then(|pool| pool.info());
+    info.map_or_else(|_| HashSet::new(), |info| info.processes.into_iter().collect())
+}
+
+/// Whether a pool that these processes have open may be open for writing in others at the same time.
+fn may_have_others(pool: &Path, writers: &HashSet<u32>) -> bool {
+    // Without a writer, opening it could take as long as a recovery.
+    !writers.is_empty() && Pool::options().background(false).open(pool).is_ok()
+}
+
+/// The path as the table of mounts has it. The directory itself is not looked at: that would ask
+/// its server.
+fn resolve(directory: &Path) -> PathBuf {
+    let absolute = std::path::absolute(directory).unwrap_or_else(|_| directory.to_path_buf());
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => {
+            parent.canonicalize().unwrap_or_else(|_| parent.to_path_buf()).join(name)
+        }
+        // `/`, or a path that ends with `..`.
+        _ => absolute.canonicalize().unwrap_or(absolute),
+    }
+}
+
+/// One line of the table, if it is about a pool.
+fn parse(line: &[u8]) -> Option<MountedPool> {
+    let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+    // Optional fields end with a dash.
+    let end = fields.iter().position(|&field| field == b"-")?;
+    let (kind, source) = (fields.get(end + 1)?, fields.get(end + 2)?);
+    let device = std::str::from_utf8(fields.get(2)?).ok()?;
+    let is_set =
+        |field: &[u8], wanted: &[u8]| field.split(|&byte| byte == b',').any(|it| it == wanted);
+    (*kind == KIND).then_some(())?;
+    Some(MountedPool {
+        source: unescape(source),
+        directory: unescape(fields.get(4)?),
+        read_only: is_set(fields.get(5)?, b"ro") || is_set(fields.get(end + 3)?, b"ro"),
+        connection: device.split_once(':')?.1.parse().ok()?,
+        waiting: None,
+    })
+}
+
+/// The kernel writes blanks and backslashes as octal numbers of three digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, behind)) = rest.split_first() {
+        let digits = behind.first_chunk::<3>().filter(|_| first == b'\\');
+        let code = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &behind[3..];
+            }
+            None => {
+                bytes.push(first);
+                rest = behind;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// A path as an option of a mount helper: there, commas divide options.
+pub(crate) fn as_option(path: &Path) -> OsString {
+    let mut bytes = Vec::new();
+    for &byte in path.as_os_str().as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            bytes.push(b'\\');
+        }
+        bytes.push(byte);
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_mounts_tells_pools_with_any_name() {
+        let line = br"36 28 0:52 /pool /mnt/a\040b rw,nosuid,nodev shared:7 - fuse.aquifer /srv/x\054y\134z.pool ro,user_id=0";
+        let found = parse(line).unwrap();
+        assert_eq!(found.directory, Path::new("/mnt/a b"));
+        assert_eq!(found.source, Path::new(r"/srv/x,y\z.pool"));
+        assert_eq!((found.connection, found.read_only), (52, true));
+        for other in
+            [&b"36 28 0:52 / /mnt rw - fuse.other /x rw"[..], b"", b"36 28", b"1 2 3 4 5 6 -"]
+        {
+            assert_eq!(parse(other), None);
+        }
+    }
+
+    #[test]
+    fn what_is_no_pool_is_not_unmounted() {
+        let none = tempfile::tempdir().unwrap();
+        for path in [none.path(), Path::new("/"), Path::new("/proc"), &none.path().join("absent")] {
+            let unmounted = unmount(path, true, Duration::ZERO);
+            assert!(matches!(unmounted, Err(UnmountError::NotMounted { .. })), "{unmounted:?}");
+        }
+    }
+}

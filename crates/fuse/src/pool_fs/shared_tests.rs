@@ -1,0 +1,342 @@
+//! Requests of a shared mount without a kernel: locks, and writes that are to be durable.
+
+use std::io::IoSlice;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex};
+
+use aquifer_crashkit::{CrashMedia, Fault, Trigger};
+use aquifer_fs::Files;
+use aquifer_pool::media::{MediaOperation, PersistenceDomain};
+use aquifer_pool::{AdvisoryLocks, LockArea, LockMode, Pool, PoolOptions};
+use rustix::fd::AsFd;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::*;
+use crate::answer::{Channel, Delivered};
+use crate::options::Cache;
+use crate::wire::{
+    self, Entry, InHeader, LockIn, OutHeader, ROOT, ReadIn, ReleaseIn, WriteIn, lock, parse, write,
+};
+
+mod opcode {
+    pub const LOOKUP: u32 = 1;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const RELEASE: u32 = 18;
+    pub const FLUSH: u32 = 25;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
+    pub const INTERRUPT: u32 = 36;
+}
+
+/// What the kernel calls an owner of locks.
+const OWNER: u64 = 0xabcd;
+
+/// Keeps answers; also those that are given later.
+#[derive(Clone, Default)]
+struct Client(Arc<(Mutex<Vec<Vec<u8>>>, Condvar)>);
+
+impl Channel for Client {
+    fn send(&self, parts: &[IoSlice<'_>]) -> Delivered {
+        let answer = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        self.0.0.lock().unwrap().push(answer);
+        self.0.1.notify_all();
+        Delivered::Yes
+    }
+
+    fn another(&self) -> Option<Box<dyn Channel + Send>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl Client {
+    /// The answer to a request, when it is there: its error number and what follows.
+    fn answer(&self, unique: u64) -> (i32, Vec<u8>) {
+        let mut answers = self.0.0.lock().unwrap();
+        loop {
+            let of = |answer: &Vec<u8>| OutHeader::read_from_prefix(answer).unwrap().0;
+            if let Some(answer) = answers.iter().find(|answer| of(answer).unique == unique) {
+                return (-of(answer).error, answer[size_of::<OutHeader>()..].to_vec());
+            }
+            answers = self.0.1.wait(answers).unwrap();
+        }
+    }
+
+    fn has_answered(&self, unique: u64) -> bool {
+        let answers = self.0.0.lock().unwrap();
+        let of = |answer: &Vec<u8>| OutHeader::read_from_prefix(answer).unwrap().0.unique;
+        answers.iter().any(|answer| of(answer) == unique)
+    }
+}
+
+struct Scene {
+    directory: tempfile::TempDir,
+    fs: PoolFs,
+    pool: Pool,
+    client: Client,
+    unique: AtomicU64,
+    /// The inode of a file.
+    node: u64,
+}
+
+fn shared(files: Files, kept_locks: Vec<(OpenOwner, std::os::fd::OwnedFd)>) -> PoolFs {
+    let slots = files.pool().layout().slots();
+    let lasting = Lasting {
+        table: NodeTable::new(slots).unwrap(),
+        orphans: Orphans::own(),
+        notes: None,
+        keeps_locks: Box::new(KeepsNone),
+        kept_locks,
+    };
+    let agreed = Agreed { minor: wire::NEWEST_MINOR, flags: !init::WRITEBACK_CACHE };
+    PoolFs::lasting(files, agreed, MountOptions::new().cache(Cache::Shared), lasting).unwrap()
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let path = directory.path().join("pool");
+        drop(Pool::create(&path, 16 << 20).unwrap());
+        let options = Pool::options().background(false).segment_directory(directory.path());
+        Scene::of(directory, options.open(&path).unwrap())
+    }
+
+    fn of(directory: tempfile::TempDir, pool: Pool) -> Scene {
+        let files = Files::new(pool.clone());
+        drop(files.create_file("/f").unwrap());
+        let (fs, unique) = (shared(files, Vec::new()), AtomicU64::new(0));
+        let client = Client::default();
+        let scene = Scene { directory, fs, pool, client, unique, node: 0 };
+        let (errno, bytes) = scene.ask(opcode::LOOKUP, ROOT, b"f\0");
+        assert_eq!(errno, 0);
+        let node = Entry::read_from_prefix(&bytes).unwrap().0.nodeid;
+        Scene { node, ..scene }
+    }
+
+    /// Sends a request. Returns its name.
+    fn send(&self, opcode: u32, nodeid: u64, body: &[u8]) -> u64 {
+        let unique = self.unique.fetch_add(2, Relaxed) + 2;
+        let len = (size_of::<InHeader>() + body.len()) as u32;
+        let header = InHeader { len, opcode, unique, nodeid, ..InHeader::new_zeroed() };
+        let bytes = [header.as_bytes(), body].concat();
+        let request = parse(&bytes).expect("a request");
+        let answer = Answer::new(&self.client, request.unique);
+        self.fs.handle(&request, &mut [0; 4096], answer, &Worker::alone());
+        unique
+    }
+
+    /// Sends a request and waits for its answer.
+    fn ask(&self, opcode: u32, nodeid: u64, body: &[u8]) -> (i32, Vec<u8>) {
+        self.client.answer(self.send(opcode, nodeid, body))
+    }
+
+    fn set_lock(&self, fh: u64, kind: i32, lock_flags: u32, waits: bool) -> u64 {
+        let end = lock::END;
+        let kind = kind as u32;
+        let lock = LockIn { fh, owner: OWNER, end, kind, lock_flags, ..LockIn::new_zeroed() };
+        let opcode = if waits { opcode::SETLKW } else { opcode::SETLK };
+        self.send(opcode, self.node, lock.as_bytes())
+    }
+
+    fn locks(&self, fh: u64, lock_flags: u32) {
+        let unique = self.set_lock(fh, libc::F_WRLCK, lock_flags, false);
+        assert_eq!(self.client.answer(unique).0, 0);
+    }
+
+    fn release(&self, fh: u64) {
+        let release = ReleaseIn { fh, ..ReleaseIn::new_zeroed() };
+        assert_eq!(self.ask(opcode::RELEASE, self.node, release.as_bytes()).0, 0);
+    }
+
+    fn flush(&self) {
+        assert_eq!(self.ask(opcode::FLUSH, self.node, [0, 0, OWNER].as_bytes()).0, 0);
+    }
+
+    /// Locks that are not those of the mount.
+    fn other(&self) -> AdvisoryLocks {
+        self.pool.advisory_locks(self.node).unwrap()
+    }
+
+    /// Whether the mount has the whole file locked, or any range of it.
+    fn is_locked(&self, area: &LockArea) -> bool {
+        self.other().conflict(area, LockMode::Shared).unwrap().is_some()
+    }
+}
+
+const ALL: LockArea = LockArea::Bytes(0..u64::MAX);
+
+#[test]
+fn a_late_release_does_not_end_the_locks_of_the_next_description() {
+    // Its address is that of the one before.
+    for (flags, area) in [(lock::FLOCK, LockArea::File), (0, ALL)] {
+        let scene = Scene::new();
+        scene.locks(1, flags);
+        if flags == lock::FLOCK {
+            scene.release(1);
+            assert!(!scene.is_locked(&area));
+            scene.locks(1, flags);
+            // It is another owner, although the kernel calls it the same.
+            let unique = scene.set_lock(2, libc::F_WRLCK, flags, false);
+            assert_eq!(scene.client.answer(unique).0, libc::EAGAIN);
+            let waits = scene.set_lock(2, libc::F_WRLCK, flags, true);
+            scene.release(1);
+            assert_eq!(scene.client.answer(waits).0, 0);
+        } else {
+            scene.locks(2, flags);
+            scene.release(1);
+        }
+        assert!(scene.is_locked(&area), "{area:?}");
+        scene.release(3);
+        assert!(scene.is_locked(&area), "{area:?}");
+        scene.release(2);
+        assert!(!scene.is_locked(&area), "{area:?}");
+    }
+}
+
+#[test]
+fn a_process_that_closes_a_descriptor_loses_its_ranges_and_no_others() {
+    let scene = Scene::new();
+    (1..20).for_each(|fh| scene.locks(fh, 0));
+    scene.locks(1, lock::FLOCK);
+    scene.flush();
+    assert!(!scene.is_locked(&ALL) && scene.is_locked(&LockArea::File));
+    scene.release(1);
+    assert!(!scene.is_locked(&LockArea::File));
+}
+
+#[test]
+fn a_wait_goes_on_when_its_process_closes_another_descriptor() {
+    let scene = Scene::new();
+    let other = scene.other();
+    assert!(other.try_lock(&ALL, LockMode::Exclusive).unwrap());
+    let waits = scene.set_lock(1, libc::F_WRLCK, 0, true);
+    scene.flush();
+    other.unlock(&ALL).unwrap();
+    assert_eq!(scene.client.answer(waits).0, 0);
+    assert!(scene.is_locked(&ALL));
+    // And a signal ends it.
+    scene.set_lock(1, libc::F_UNLCK, 0, false);
+    assert!(other.try_lock(&ALL, LockMode::Exclusive).unwrap());
+    let waits = scene.set_lock(1, libc::F_WRLCK, 0, true);
+    assert!(!scene.client.has_answered(waits));
+    scene.send(opcode::INTERRUPT, 0, waits.as_bytes());
+    assert_eq!(scene.client.answer(waits).0, libc::EINTR);
+}
+
+#[test]
+fn locks_outlive_a_server_that_ends_in_order() {
+    let scene = Scene::new();
+    // The keeper's, which is never used here.
+    let kept = scene.other();
+    assert!(kept.try_lock(&LockArea::File, LockMode::Exclusive).unwrap());
+    let name = OwnerName::OpenFile(7);
+    let owner = OpenOwner { owner: LockOwner { node: scene.node, name }, open: vec![7] };
+    let file = kept.as_fd().try_clone_to_owned().unwrap();
+    drop(shared(Files::new(scene.pool.clone()), vec![(owner, file)]));
+    assert!(scene.is_locked(&LockArea::File));
+}
+
+#[test]
+fn unlocking_what_cannot_be_locked_is_no_error() {
+    let scene = Scene::new();
+    let start = scene.pool.lockable_bytes();
+    for (kind, expected) in [(libc::F_UNLCK, 0), (libc::F_WRLCK, libc::EOVERFLOW)] {
+        let kind = kind as u32;
+        let lock = LockIn { fh: 1, start, end: lock::END, kind, ..LockIn::new_zeroed() };
+        assert_eq!(scene.ask(opcode::SETLK, scene.node, lock.as_bytes()).0, expected);
+    }
+}
+
+#[test]
+fn a_write_that_is_to_be_durable_is() {
+    for flags in [libc::O_DSYNC, libc::O_SYNC, libc::O_SYNC | libc::O_APPEND, 0] {
+        let (disk, len_bytes) = (PersistenceDomain::PageCache, 4 << 20);
+        let options = |options: PoolOptions| options.background(false).inodes(127);
+        let fresh = Arc::new(CrashMedia::new(len_bytes, disk).unwrap());
+        drop(options(Pool::options()).create_on(fresh.clone()).unwrap());
+        let media = Arc::new(CrashMedia::from_image(&fresh.image(), disk).unwrap());
+        let pool = options(Pool::options()).open_on(media.clone()).unwrap();
+        let scene = Scene::of(tempfile::tempdir().unwrap(), pool);
+        let write = WriteIn { size: 4, flags: flags as u32, ..WriteIn::new_zeroed() };
+        let body = [write.as_bytes(), b"text"].concat();
+        assert_eq!(scene.ask(opcode::WRITE, scene.node, &body).0, 0);
+        media.fail(Fault::io_error(Trigger::on(MediaOperation::Flush)));
+        let (errno, _) = scene.ask(opcode::WRITE, scene.node, &body);
+        assert_eq!(errno, if flags == 0 { 0 } else { libc::EIO }, "{flags:#x}");
+    }
+}
+
+/// What another process has open.
+fn foreign(scene: &Scene) -> Files {
+    let directory = scene.directory.path();
+    let options = Pool::options().background(false).segment_directory(directory);
+    Files::new(options.open(directory.join("pool")).unwrap())
+}
+
+impl Scene {
+    /// Fetches pages for a mapping.
+    fn fault(&self, offset: u64, size: u32) -> Vec<u8> {
+        let read = ReadIn { offset, size, ..ReadIn::new_zeroed() };
+        let (errno, bytes) = self.ask(opcode::READ, self.node, read.as_bytes());
+        assert_eq!(errno, 0);
+        bytes
+    }
+
+    /// Sends pages back.
+    fn write_back(&self, offset: u64, data: &[u8]) {
+        let (size, write_flags) = (data.len() as u32, write::CACHE);
+        let write = WriteIn { offset, size, write_flags, ..WriteIn::new_zeroed() };
+        let body = [write.as_bytes(), data].concat();
+        assert_eq!(self.ask(opcode::WRITE, self.node, &body).0, 0);
+    }
+}
+
+#[test]
+fn what_is_stored_to_a_mapping_is_no_change_by_others() {
+    let scene = Scene::new();
+    let others = foreign(&scene);
+    others.write("/f", [1; 20_000]).unwrap();
+    scene.fault(0, 8192);
+    assert!(scene.fs.changed_mappings().is_empty());
+    for round in 0..10 {
+        scene.write_back(4096, &[round; 4096]);
+        assert!(scene.fs.changed_mappings().is_empty(), "{round}");
+    }
+    let file = others.options().write(true).open("/f").unwrap();
+    file.write_all_at(b"x", 12_000).unwrap();
+    assert_eq!(scene.fs.changed_mappings(), [scene.node]);
+    assert!(scene.fs.changed_mappings().is_empty());
+    file.set_len(19_000).unwrap();
+    assert_eq!(scene.fs.changed_mappings(), [scene.node]);
+}
+
+#[test]
+fn a_page_that_comes_back_leaves_what_others_have_appended() {
+    let scene = Scene::new();
+    let others = foreign(&scene);
+    others.write("/f", b"0123456789").unwrap();
+    assert_eq!(scene.fault(0, 16 << 10), b"0123456789");
+    let appended = [b'a'; 90];
+    let file = others.options().append(true).open("/f").unwrap();
+    file.write_all_at(&appended, 0).unwrap();
+    // The kernel has heard of the length, and has zeros there.
+    let mut page = [0; 100];
+    page[..10].copy_from_slice(b"X123456789");
+    scene.write_back(0, &page);
+    let expected = [&b"X123456789"[..], &appended].concat();
+    assert_eq!(others.read("/f").unwrap(), expected);
+    // What was stored behind the end that it knew is written, up to there.
+    page[20] = b'Y';
+    scene.write_back(0, &page);
+    let stored = [&page[..21], &appended[11..]].concat();
+    assert_eq!(others.read("/f").unwrap(), stored);
+    // Zeros that are stored to a page that was fetched again are, too.
+    assert_eq!(scene.fault(0, 4096), stored);
+    scene.write_back(0, &page);
+    assert_eq!(others.read("/f").unwrap(), page);
+    // And nothing behind an end that others have moved.
+    file.set_len(50).unwrap();
+    scene.write_back(0, &page);
+    assert_eq!(others.read("/f").unwrap(), page[..50]);
+}

@@ -1,0 +1,100 @@
+//! How a mount ends, and what ends with it.
+
+use std::fs::{self, File};
+use std::io::Read;
+
+use aquifer_fs::Files;
+use aquifer_fuse::{Cache, Mount, MountOptions};
+use rustix::fs::FallocateFlags;
+
+use crate::place::{Place, alone};
+
+pub fn an_unmounted_file_system_ends_its_server() {
+    let Some(place) = Place::mount(16 << 20, Cache::WriteBack) else { return };
+    fs::write(place.root().join("f"), "text").expect("a new file");
+    // Nothing else changes the pool meanwhile.
+    let refused = aquifer_pool::Pool::open(place.pool()).map(drop).expect_err("it is mounted");
+    assert!(refused.to_string().contains("mounted by a test"), "{refused}");
+    aquifer_sys::mount::remove(&place.root(), false).expect("nothing uses it");
+    place.mounted().wait();
+    // What is mounted in its place is left alone.
+    let (directory, root) = (tempfile::tempdir().expect("a directory"), place.root());
+    let other = alone().create(directory.path().join("pool"), 16 << 20).expect("new");
+    let other = Mount::in_process(Files::new(other), &root, &MountOptions::new()).expect("mounted");
+    place.unmount().assert_sound();
+    fs::write(root.join("g"), "text").expect("the other one is still there");
+    other.unmount().expect("nothing uses it");
+}
+
+pub fn a_mount_that_is_used_is_gone_nevertheless() {
+    let Some(place) = Place::mount(16 << 20, Cache::WriteBack) else { return };
+    let path = place.root().join("f");
+    fs::write(&path, "text").expect("a new file");
+    let mut file = File::open(&path).expect("it is there");
+    let files = place.take_apart(|mount| {
+        let busy = mount.unmount().expect_err("it is used");
+        assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));
+    });
+    assert!(!path.exists());
+    // What the kernel has cached it may still give.
+    let read = file.read_to_string(&mut String::new());
+    assert!(read.is_ok() || read.is_err_and(|error| error.raw_os_error().is_some()));
+    drop(file);
+    files.assert_sound();
+    let files = Files::open(files.pool()).expect("the pool opens");
+    assert_eq!(files.read_to_string("/f").expect("it was written back"), "text");
+}
+
+pub fn files_that_are_forgotten_are_freed() {
+    let Some(place) = Place::mount(32 << 20, Cache::WriteBack) else { return };
+    fn free(place: &Place) -> (u64, u64) {
+        let space = rustix::fs::statvfs(place.root()).expect("it is mounted");
+        (space.f_ffree, space.f_bfree)
+    }
+    let before = free(&place);
+    let path = place.root().join("f");
+    for _ in 0..20 {
+        fs::write(&path, [7; 100_000]).expect("a new file");
+        let file = File::open(&path).expect("it is there");
+        file.sync_all().expect("there is room");
+        fs::remove_file(&path).expect("it is there");
+        // Kept as long as it is open, and not longer.
+        assert_eq!(file.metadata().expect("it is open").len(), 100_000);
+        assert!(free(&place).0 < before.0);
+        drop(file);
+    }
+    // The kernel forgets them when it likes; at the latest, without caches.
+    let is_freed = (0..100).any(|_| {
+        let _ = fs::write("/proc/sys/vm/drop_caches", "2");
+        free(&place).0 == before.0
+    });
+    assert!(is_freed, "{:?}, before {before:?}", free(&place));
+    // Their pages are free when the log has moved on.
+    let unmounted = place.unmount();
+    unmounted.assert_sound();
+    assert_eq!(free(&unmounted.mount(Cache::WriteBack)), before);
+}
+
+/// The kernel's time of a change and the pool's must be one: a server stamps it later, perhaps in the
+/// next tick of the clock.
+pub fn times_are_the_same_after_a_remount() {
+    const FILES: usize = 3000;
+    let Some(place) = Place::mount(64 << 20, Cache::WriteBack) else { return };
+    let times = |root: &std::path::Path| -> Vec<_> {
+        let time_of = |number: usize| {
+            fs::metadata(root.join(number.to_string())).and_then(|it| it.modified()).expect("there")
+        };
+        (0..FILES).map(time_of).collect()
+    };
+    for number in 0..FILES {
+        let path = place.root().join(number.to_string());
+        fs::write(&path, [7; 5000]).expect("a new file");
+        let file = File::options().write(true).open(&path).expect("it is there");
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, punch, 0, 4096).expect("there is room");
+    }
+    let before = times(&place.root());
+    let place = place.unmount().mount(Cache::WriteBack);
+    assert_eq!(times(&place.root()), before);
+    place.unmount().assert_sound();
+}

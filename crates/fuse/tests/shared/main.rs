@@ -1,0 +1,88 @@
+//! Pools that are mounted and changed by other processes at the same time.
+//!
+//! Each test runs in a process of its own, in a private mount namespace, and is skipped, with a line
+//! that says why, where there is no `/dev/fuse` or no right to mount. That process uses the pool by
+//! the library; others serve the mounts, which end with it.
+
+mod coherence;
+mod locks;
+mod mappings;
+#[path = "../kept/place.rs"]
+#[allow(dead_code, reason = "the tests of dying servers use the rest")]
+mod place;
+
+use std::path::Path;
+
+use aquifer_fs::Files;
+use aquifer_fuse::{Cache, Keeper, MountError, MountOptions, Mounting};
+use aquifer_testkit::child;
+
+use place::{How, Place};
+
+#[test]
+fn child() {
+    child::play(&[
+        ("files", coherence::each_side_sees_at_once_what_the_other_did),
+        ("names", coherence::names_change_on_both_sides),
+        ("open", coherence::an_open_file_stays_when_others_remove_it),
+        ("appends", coherence::appends_of_both_sides_are_all_there),
+        ("append", coherence::append_lines),
+        ("two", coherence::two_mounts_of_one_pool),
+        ("alone", coherence::a_mount_that_is_alone_is_not_shared),
+        ("mapped", mappings::a_mapping_shows_what_others_write),
+        ("locks", locks::locks_exclude_both_sides),
+        ("waits", locks::a_lock_is_waited_for_until_it_is_free_or_the_wait_is_ended),
+        ("wait", locks::wait_for_lock),
+        ("outlive", locks::locks_outlive_their_server),
+        ("limit", locks::more_owners_than_descriptors_get_an_error),
+        ("counts", locks::one_at_a_time_has_a_lock),
+        ("count", locks::count_with_lock),
+    ]);
+}
+
+/// The keeper of a mount, in a child of a test. Otherwise does nothing.
+#[test]
+fn keeper() {
+    place::in_child(aquifer_fuse::keeper_main);
+}
+
+/// A server.
+#[test]
+fn server() {
+    place::in_child(aquifer_fuse::server_main);
+}
+
+/// A new pool, mounted shared, and open in this process too.
+fn both() -> Option<(Place, Files)> {
+    let place = Place::mount(&How { cache: Cache::Shared, ..How::default() })?;
+    let files = Files::open(place.at("pool")).expect("others may write");
+    Some((place, files))
+}
+
+/// Mounts the pool of a place at another directory as well.
+fn mount_again(place: &Place, at: &Path, how: &How) -> Result<Keeper, MountError> {
+    let options = MountOptions::new().cache(how.cache).allow_other(true);
+    Mounting::new(place.at("pool"), at).options(options).program(place::program(how, at)).start()
+}
+
+/// Unmounts it, and leaves nothing.
+fn end(place: Place) {
+    let pool = place.unmount();
+    std::fs::remove_dir_all(pool.parent().expect("its directory")).expect("its owner");
+}
+
+aquifer_testkit::roles! {
+    child::succeeds_with_mounts:
+    each_side_sees_at_once_what_the_other_did: "files",
+    names_change_on_both_sides: "names",
+    an_open_file_stays_when_others_remove_it: "open",
+    appends_of_both_sides_are_all_there: "appends",
+    two_mounts_of_one_pool: "two",
+    a_mount_that_is_alone_is_not_shared: "alone",
+    a_mapping_shows_what_others_write: "mapped",
+    locks_exclude_both_sides: "locks",
+    a_lock_is_waited_for_until_it_is_free_or_the_wait_is_ended: "waits",
+    locks_outlive_their_server: "outlive",
+    more_owners_than_descriptors_get_an_error: "limit",
+    one_at_a_time_has_a_lock: "counts",
+}
