@@ -7,9 +7,10 @@ use std::sync::OnceLock;
 use linux_raw_sys::general as raw;
 
 use crate::memory::{self, Advice, Protection, Range, SMALL_PAGE_BYTES};
-use crate::page_faults::{self, FaultLog};
+use crate::page_faults::FaultLog;
 use crate::pagemap::Pagemap;
 use crate::pkey;
+use crate::thread;
 use crate::uffd::{Delivery, Uffd};
 
 /// The result of one probe.
@@ -233,7 +234,7 @@ pub fn probe_all() -> Vec<Probe> {
         probe(
             "perf_event_open, page faults",
             "a psync scans the pages that faulted; otherwise the whole object",
-            FaultLog::open(page_faults::this_thread()).map(|_| String::new()),
+            FaultLog::open(thread::this_thread()).map(|_| String::new()),
         ),
         probe(
             "MADV_POPULATE_READ",

@@ -18,11 +18,11 @@ use std::cell::Cell;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64};
 
 use crate::open_file::{Identity, mark};
-use crate::{check, clock};
+use crate::{check, clock, thread};
 
 /// A soft limit up to which numbers behind it are used: a process's table of descriptors is as long
 /// as its highest number.
@@ -35,11 +35,8 @@ const CYCLE: i32 = 1024;
 /// A number that no file has: its use fails with `EBADF`.
 const NOWHERE: RawFd = RawFd::MAX - 1;
 
-/// How long to wait for the thread that raises the limit, or forks.
-const PATIENCE: Duration = Duration::from_millis(50);
-
-/// Set while a thread raises the limit of open files, or forks.
-static IS_RAISING: AtomicBool = AtomicBool::new(false);
+/// The ID of the thread that raises the limit of open files, or forks; 0 if none does.
+static RAISING: AtomicI32 = AtomicI32::new(0);
 /// Counts lifted descriptors.
 static NEXT: AtomicI32 = AtomicI32::new(0);
 
@@ -73,7 +70,7 @@ fn lifted(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 /// Duplicates a descriptor to the next of `count` numbers from `first` on, or to the first free one.
 fn in_turn(file: BorrowedFd<'_>, first: RawFd, count: i32) -> io::Result<OwnedFd> {
-    let place = first + NEXT.fetch_add(1, Ordering::Relaxed).rem_euclid(count.max(1));
+    let place = first + NEXT.fetch_add(1, Relaxed).rem_euclid(count.max(1));
     duplicate(file, place).or_else(|_| duplicate(file, first))
 }
 
@@ -81,17 +78,26 @@ fn in_turn(file: BorrowedFd<'_>, first: RawFd, count: i32) -> io::Result<OwnedFd
 struct Raising;
 
 impl Raising {
-    /// `None` if another thread is at it for long: as in a child that was made by a bare `clone`.
+    /// Waits for the thread that has the right. `None` if that is the calling thread: a signal has
+    /// interrupted it, in whose handler this is called. Async-signal-safe.
     fn begin() -> Option<Raising> {
-        let mut deadline = None;
-        while IS_RAISING.swap(true, Ordering::Acquire) {
-            let now = Instant::now();
-            if now > *deadline.get_or_insert(now + PATIENCE) {
+        let own = thread::this_thread();
+        loop {
+            // Acquire, here and below, pairs with the Release in `drop`.
+            let Err(holder) = RAISING.compare_exchange(0, own, Acquire, Relaxed) else {
+                return Some(Raising);
+            };
+            if holder == own {
                 return None;
+            }
+            // In a child that was made by a bare `clone` there is no such thread.
+            if thread::is_gone(holder)
+                && RAISING.compare_exchange(holder, own, Acquire, Relaxed).is_ok()
+            {
+                return Some(Raising);
             }
             std::thread::yield_now();
         }
-        Some(Raising)
     }
 
     /// Duplicates a descriptor to a number behind the soft limit; `None` if the system refuses it.
@@ -107,7 +113,7 @@ impl Raising {
 impl Drop for Raising {
     fn drop(&mut self) {
         // Release pairs with the Acquire in `begin`.
-        IS_RAISING.store(false, Ordering::Release);
+        RAISING.store(0, Release);
     }
 }
 
@@ -122,14 +128,13 @@ fn restore(before: &libc::rlimit, raised: &libc::rlimit) {
 }
 
 thread_local! {
-    /// Whether this thread holds [`IS_RAISING`] while it forks.
+    /// Whether this thread holds [`RAISING`] while it forks.
     static IS_FORKING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Waits until no other thread raises the limit, and keeps it so until [`after_fork`]: for
 /// `pthread_atfork`, so that no child inherits the raised limit.
 pub fn before_fork() {
-    // A fork in a handler of a signal that interrupted the raising thread waits in vain.
     let raising = Raising::begin();
     IS_FORKING.set(raising.is_some());
     std::mem::forget(raising);
@@ -254,12 +259,12 @@ impl HeldFile {
     /// Whether the number still is this file's, as of now.
     pub fn is_there(&self) -> bool {
         // Relaxed, here and below: the comparison orders nothing else.
-        if self.is_lost.load(Ordering::Relaxed) {
+        if self.is_lost.load(Relaxed) {
             return false;
         }
         let is_there = self.identity.is_of(self.file.as_fd());
         if !is_there {
-            self.is_lost.store(true, Ordering::Relaxed);
+            self.is_lost.store(true, Relaxed);
         }
         is_there
     }
@@ -270,11 +275,11 @@ impl HeldFile {
         let now_ns = clock::coarse_ns();
         // Acquire pairs with the Release below: a thread that sees the time of another thread's
         // comparison relies on its result, and sees it.
-        if self.checked_ns.load(Ordering::Acquire) == now_ns {
-            return !self.is_lost.load(Ordering::Relaxed);
+        if self.checked_ns.load(Acquire) == now_ns {
+            return !self.is_lost.load(Relaxed);
         }
         let is_there = self.is_there();
-        self.checked_ns.store(now_ns, Ordering::Release);
+        self.checked_ns.store(now_ns, Release);
         is_there
     }
 }
@@ -318,6 +323,21 @@ mod tests {
         while clock::coarse_ns() == before {
             std::thread::yield_now();
         }
+    }
+
+    /// As in a child that was made by a bare `clone` while a thread of its parent raised the limit.
+    #[test]
+    fn a_thread_that_does_not_exist_is_not_waited_for() {
+        let gone = std::thread::spawn(thread::this_thread).join().unwrap();
+        while !thread::is_gone(gone) {
+            std::thread::yield_now();
+        }
+        // Other tests lift descriptors meanwhile.
+        while RAISING.compare_exchange(0, gone, Relaxed, Relaxed).is_err() {
+            std::thread::yield_now();
+        }
+        drop(held());
+        assert_ne!(RAISING.load(Relaxed), gone);
     }
 
     #[test]

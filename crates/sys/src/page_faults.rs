@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::check;
 use crate::memory::{self, Protection, SMALL_PAGE_BYTES};
+use crate::thread::this_thread;
 
 /// `struct perf_event_attr`, as in its first version.
 #[repr(C)]
@@ -245,12 +246,6 @@ fn state_in(stat: &[u8]) -> Option<u8> {
     // The name before the state is in parentheses, and may contain any byte.
     let end_of_name = stat.iter().rposition(|&byte| byte == b')')?;
     stat.get(end_of_name + 2).copied()
-}
-
-/// The calling thread, by the kernel's number.
-pub fn this_thread() -> libc::pid_t {
-    // SAFETY: returns the calling thread's number.
-    unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t }
 }
 
 /// The threads of this process, by the kernel's numbers.

@@ -16,7 +16,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{futex, signal};
+use crate::{check, futex, signal};
 
 /// The standard library's default.
 const STACK_BYTES: usize = 2 << 20;
@@ -27,6 +27,19 @@ const FIRST_ALLOCATION: Layout = Layout::new::<[u64; 512]>();
 const BEGINNING: u32 = 0;
 const WORKS: u32 = 1;
 const HAS_NO_MEMORY: u32 = 2;
+
+/// The calling thread, by the kernel's number. Async-signal-safe.
+pub fn this_thread() -> libc::pid_t {
+    // SAFETY: returns the calling thread's number.
+    unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t }
+}
+
+/// Whether the calling process has no thread of this number. Async-signal-safe.
+pub(crate) fn is_gone(thread: libc::pid_t) -> bool {
+    // SAFETY: signal 0 is not sent.
+    let sent = check(unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) });
+    sent.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+}
 
 /// A thread started by [`start`].
 #[derive(Debug)]
