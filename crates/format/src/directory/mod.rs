@@ -256,8 +256,11 @@ impl Tree {
     fn put_interior<S: ChangeSlots>(&self, slots: &mut S, node: Interior) -> Result<(), S::Error> {
         let Interior { number, level, children } = node;
         let content = NodeContent::Interior { level, children };
-        let bytes = Node { number, owner: self.owner, content }.encode();
-        slots.put(number, bytes.map_err(|error| self.damaged(number, error))?);
+        let wrong = |error| self.damaged(number, error);
+        let bytes = Node { number, owner: self.owner, content }.encode().map_err(wrong)?;
+        // Children that come from another node, or from names of a leaf, may be out of order.
+        Node::decode(&bytes, number).map_err(wrong)?;
+        slots.put(number, bytes);
         Ok(())
     }
 

@@ -90,15 +90,17 @@ impl Tree {
             }
             self.sealed_view(&bytes, neighbour_slot)?;
             let count = view.count() + leaf.count - 1;
-            if left == neighbour {
-                let parts = [entries, leaf.before, leaf.behind];
-                self.put_leaf(slots, neighbour_slot, count, &parts)?;
-                slots.give_back(number)?;
+            let (into, from, parts) = if left == neighbour {
+                (neighbour_slot, number, [entries, leaf.before, leaf.behind])
             } else {
-                let parts = [leaf.before, leaf.behind, entries];
-                self.put_leaf(slots, number, count, &parts)?;
-                slots.give_back(neighbour_slot)?;
-            }
+                (number, neighbour_slot, [leaf.before, leaf.behind, entries])
+            };
+            self.put_leaf(slots, into, count, &parts)?;
+            // Each leaf is in order, and both together may not be.
+            let merged = slots.slot(into)?;
+            let in_order = self.view(&merged, into)?.decode_entries();
+            in_order.map_err(|error| self.damaged(from, error))?;
+            slots.give_back(from)?;
             self.remove_child(slots, steps, left + 1)?;
             return Ok(true);
         }

@@ -61,8 +61,29 @@ fn inconsistencies(tree: &Tree, slots: &Slots) -> (Vec<(u64, InconsistencyKind)>
     (inconsistencies, checked)
 }
 
+/// Whether slots hold nodes: a pool refuses others when it loads them.
+fn decode(slots: &Slots, mut numbers: impl Iterator<Item = u64>) -> bool {
+    numbers.all(|number| Node::decode(&slots.slot(number).unwrap(), number).is_ok())
+}
+
+/// Makes a change, as a transaction does it: all of it, or nothing. A change that succeeds puts no
+/// node that would be refused, if `decoded`: all nodes decode.
+fn attempt<T>(
+    (tree, slots): &mut (Tree, Slots),
+    decoded: bool,
+    change: impl FnOnce(&mut Tree, &mut Slots) -> Result<T, slots::SlotError>,
+) {
+    let before = (*tree, slots.clone());
+    if change(tree, slots).is_err() {
+        (*tree, *slots) = before;
+    } else if decoded && slots.writes != before.1.writes {
+        let has_changed = |number: &u64| slots.slot(*number).ok() != before.1.slot(*number).ok();
+        assert!(decode(slots, slots.numbers().into_iter().filter(has_changed)));
+    }
+}
+
 /// Calls every operation of a tree; any result is fine.
-fn use_all(mut tree: Tree, mut slots: Slots) {
+fn use_all(tree: Tree, slots: Slots) {
     inconsistencies(&tree, &slots);
     for number in (0..700).step_by(3) {
         let _ = tree.lookup(&slots, &name(number));
@@ -73,12 +94,20 @@ fn use_all(mut tree: Tree, mut slots: Slots) {
         assert!(pieces <= 2000, "reading ends");
         position = tree.read_from(&slots, from_hash, 5).ok().and_then(|batch| batch.next_hash);
     }
+    let decoded = decode(&slots, slots.numbers().into_iter());
+    let mut used = (tree, slots);
     for number in (0..1000).step_by(7) {
-        let _ = tree.replace(&mut slots, &name(number), referent(1));
-        let _ = tree.remove(&mut slots, &name(number));
-        let _ = tree.insert(&mut slots, &name(number + 1000), referent(2));
+        attempt(&mut used, decoded, |tree, slots| tree.replace(slots, &name(number), referent(1)));
+        attempt(&mut used, decoded, |tree, slots| tree.remove(slots, &name(number)));
+        attempt(&mut used, decoded, |tree, slots| {
+            tree.insert(slots, &name(number + 1000), referent(2))
+        });
     }
-    inconsistencies(&tree, &slots);
+    // Neighbours are merged.
+    for number in 0..700 {
+        attempt(&mut used, decoded, |tree, slots| tree.remove(slots, &name(number)));
+    }
+    inconsistencies(&used.0, &used.1);
 }
 
 #[test]
