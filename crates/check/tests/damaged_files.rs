@@ -8,12 +8,13 @@
 mod support;
 
 use aquifer_check::{CheckOptions, FindingKind, check};
+use aquifer_fs::Files;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::damaged::{exercise, read_if_possible, with_unreadable_page};
-use support::pool::{FileMedia, forge, scratch};
+use support::pool::{FileMedia, alone, forge, reading, scratch};
 use support::{ACCIDENTS, accident, closed_image, crashed_image};
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -170,6 +171,44 @@ fn each_lost_slot_is_noticed_and_no_file_shows_anothers_bytes() {
         assert!(!report.is_sound(), "the sector at {at} is not missed");
         read_if_possible(FileMedia::of(&damaged));
     }
+}
+
+/// A copy of the node that names a directory, which nothing leads to: it makes no difference where
+/// that directory, or another one with its slot, is later.
+#[test]
+fn names_in_a_lost_node_do_not_count() {
+    let mut image = closed_image();
+    let layout = forge::superblock(&image).layout;
+    let files = Files::new(reading().open_on(FileMedia::of(&image)).unwrap());
+    let inode = |path| files.metadata(path).unwrap().ino();
+    let (above, moved) = (inode("/a"), inode("/a/c"));
+    drop(files);
+    let mut slots =
+        (1..100).map(|number| (number, forge::slot(&mut image, &layout, number).to_vec()));
+    let is_node = |slot: &[u8]| slot.starts_with(b"AQDN") && slot[16..24] == above.to_le_bytes();
+    let (_, mut copy) = slots.find(|(_, slot)| is_node(slot)).unwrap();
+    let is_free = |slot: &[u8]| slot.starts_with(b"AQIN") && slot[4..6] == [0, 0];
+    let (free, _) = slots.find(|(_, slot)| is_free(slot)).unwrap();
+    drop(slots);
+    copy[8..16].copy_from_slice(&u64::to_le_bytes(free));
+    forge::seal_slot(&mut copy);
+    forge::slot(&mut image, &layout, free).copy_from_slice(&copy);
+
+    let media = FileMedia::of(&image);
+    let files = Files::new(alone().open_on(media.clone()).unwrap());
+    files.rename("/a/c", "/c").unwrap();
+    drop(files);
+    let files = Files::new(alone().open_on(media.clone()).expect("it is in another directory"));
+    files.remove_dir("/c").unwrap();
+    let is_again = |name: &str| {
+        files.create_file(name).unwrap();
+        files.metadata(name).unwrap().ino() == moved
+    };
+    assert!((0..100).any(|index| is_again(&format!("/{index}"))), "no file gets the slot");
+    drop(files);
+    let report = check(media.clone(), &CheckOptions::default()).unwrap();
+    assert_eq!(report.findings.len(), 1, "{report}");
+    alone().open_on(media).expect("the slot is a file's");
 }
 
 #[test]

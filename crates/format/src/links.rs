@@ -29,6 +29,8 @@
 //! Whether the names of a directory are sorted, and whether attributes can be read, is not checked
 //! here: that matters only to the readers of that directory or file, and they check it.
 
+use std::collections::BTreeSet;
+
 use crate::FormatError;
 use crate::directory::NodeContent;
 use crate::file::{FileKind, ROOT_INODE};
@@ -416,58 +418,78 @@ impl Links {
             directory.found += 1;
             directory.directories += u32::from(kind == FileKind::Directory);
         }
-        match self.fact(inode) {
-            Some(fact) => {
-                fact.names = fact.names.saturating_add(1);
-                fact.named_as |= bit(kind);
-                fact.leaf = slot_of(leaf);
-            }
-            None => self.inconsistencies.push(LinkInconsistency::NoInode { leaf, inode }),
+        if !self.add_name_of(leaf, inode, kind) {
+            self.inconsistencies.push(LinkInconsistency::NoInode { leaf, inode });
         }
     }
 
-    /// Subtracts the names of a lost leaf.
-    fn take_names(&mut self, slot: &Slot) {
-        let Slot::Node(node) = slot else { return };
-        let NodeContent::Leaf(entries) = &node.content else { return };
-        for entry in entries {
-            if let Some(directory) = self.fact(node.owner) {
-                let is_directory = entry.kind == FileKind::Directory;
-                directory.found = directory.found.saturating_sub(1);
-                directory.directories = directory.directories.saturating_sub(is_directory.into());
+    /// Notes a name of an inode; false if there is no such slot.
+    fn add_name_of(&mut self, leaf: u64, inode: u64, kind: FileKind) -> bool {
+        let Some(fact) = self.fact(inode) else { return false };
+        fact.names = fact.names.saturating_add(1);
+        fact.named_as |= bit(kind);
+        fact.leaf = slot_of(leaf);
+        true
+    }
+
+    /// Takes back the names in lost leaves. What is kept of the last name of an inode may be of such a
+    /// leaf, so the other names of these inodes are counted again.
+    fn take_lost_names(&mut self, mut read: impl FnMut(u64) -> Option<SlotBytes>) {
+        let mut entries_of = |number: u64| {
+            let Ok(Slot::Node(node)) = Slot::decode(&read(number)?, number) else { return None };
+            let NodeContent::Leaf(entries) = node.content else { return None };
+            Some((node.owner, entries))
+        };
+        let nodes = |facts: &[Fact], is_lost: bool| -> Vec<u64> {
+            let is_wanted = |fact: &Fact| {
+                fact.sort == Sort::Part(Part::Node) && (fact.way == Way::Lost) == is_lost
+            };
+            (facts.iter().zip(0..)).filter(|(fact, _)| is_wanted(fact)).map(|(_, at)| at).collect()
+        };
+        let mut again = BTreeSet::new();
+        for number in nodes(&self.facts, true) {
+            let Some((owner, entries)) = entries_of(number) else { continue };
+            for entry in entries {
+                if let Some(directory) = self.fact(owner) {
+                    let is_directory = entry.kind == FileKind::Directory;
+                    directory.found = directory.found.saturating_sub(1);
+                    directory.directories =
+                        directory.directories.saturating_sub(is_directory.into());
+                }
+                if let Some(fact) = self.fact(entry.inode) {
+                    (fact.names, fact.named_as) = (0, 0);
+                    again.insert(entry.inode);
+                }
             }
-            if let Some(fact) = self.fact(entry.inode) {
-                fact.names = fact.names.saturating_sub(1);
+        }
+        if again.is_empty() {
+            return;
+        }
+        for number in nodes(&self.facts, false) {
+            let Some((_, entries)) = entries_of(number) else { continue };
+            for entry in entries.into_iter().filter(|entry| again.contains(&entry.inode)) {
+                self.add_name_of(number, entry.inode, entry.kind);
             }
         }
     }
 
-    /// Compares everything. Calls `read` again for lost leaves.
+    /// Compares everything. If leaves are lost, calls `read` again for all leaves.
     pub fn finish(
         mut self,
-        mut read: impl FnMut(u64) -> Option<SlotBytes>,
+        read: impl FnMut(u64) -> Option<SlotBytes>,
     ) -> (Vec<LinkInconsistency>, LinkCounts) {
         let all = 0..self.facts.len();
         self.compare_parts();
         for index in all.clone() {
-            let Fact { sort: Sort::Part(part), way, owner, found, .. } = self.facts[index] else {
-                continue;
-            };
-            match (part, way) {
-                (Part::Runs, Way::Lost) | (Part::Bytes, _) => {}
-                (Part::Runs, _) => {
-                    if let Some(owner) = self.fact(owner.into()) {
-                        owner.found = owner.found.saturating_add(found);
-                    }
-                }
-                (Part::Node, Way::Lost) => {
-                    let number = index as u64;
-                    let slot = read(number).and_then(|bytes| Slot::decode(&bytes, number).ok());
-                    slot.iter().for_each(|slot| self.take_names(slot));
-                }
-                (Part::Node, _) => {}
+            let Fact { sort, way, owner, found, .. } = self.facts[index];
+            if sort == Sort::Part(Part::Runs)
+                && way != Way::Lost
+                && let Some(owner) = self.fact(owner.into())
+            {
+                owner.found = owner.found.saturating_add(found);
             }
         }
+        self.take_lost_names(read);
         let mut counts = LinkCounts::default();
         for index in all {
             self.count(self.facts[index], &mut counts);

@@ -49,7 +49,11 @@ pub fn exercise(image: &[u8], has_forged_run: bool) -> (CheckReport, bool) {
             // Writing has made nothing worse.
             let after = aquifer_check::check(media.clone(), &CheckOptions::default()).unwrap();
             assert!(!report.is_sound() || after.is_sound(), "sound before, and now:\n{after}");
-            alone().open_on(media).expect("it was open just now");
+            if let Err(error) = alone().open_on(media) {
+                panic!(
+                    "it was open just now: {error}; the check said before\n{report}\nand now\n{after}"
+                );
+            }
         }
         Err(_) => assert!(media.image() == image, "an opening that failed wrote something"),
     }
