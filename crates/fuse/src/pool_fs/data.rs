@@ -1,4 +1,8 @@
-//! Bytes of files: `READ`, `WRITE`, `FSYNC`, `FALLOCATE`, `LSEEK`, `COPY_FILE_RANGE`.
+//! Bytes of files: `READ`, `WRITE`, `FSYNC`, `FALLOCATE`, `COPY_FILE_RANGE`.
+//!
+//! `LSEEK` is refused, which makes the kernel take all of a file for data: the pool knows nothing of the
+//! pages that wait in the kernel's cache, and the kernel does not send them before it asks. A program
+//! that copies what `SEEK_DATA` finds would leave them out.
 
 use std::ops::Range;
 
@@ -9,8 +13,8 @@ use super::{Errno, PoolFs, Result, caller};
 use crate::answer::Answer;
 use crate::team::Worker;
 use crate::wire::{
-    AllocateIn, CopyIn, OpenOut, Operation, ReadIn, Request, SeekOut, Unique, WriteIn, WriteOut,
-    allocate, init, open, write,
+    AllocateIn, CopyIn, OpenOut, Operation, ReadIn, Request, Unique, WriteIn, WriteOut, allocate,
+    init, open, write,
 };
 
 /// A read this long may wait for the media, and takes long enough that another thread is worth
@@ -215,16 +219,5 @@ impl PoolFs {
         let how = WriteHow { keeps_times: self.kernel_has_times(), ..WriteHow::default() };
         worker.blocking(|| file.allocate_with(mode, range.offset, range.len, how))?;
         Ok(())
-    }
-
-    pub(super) fn seek(&self, node: u64, offset: u64, whence: u32) -> Result<SeekOut> {
-        let file = self.file(self.node(node)?)?;
-        let found = match whence as i32 {
-            libc::SEEK_DATA => file.next_data(offset)?,
-            libc::SEEK_HOLE => file.next_hole(offset)?,
-            _ => return Err(Errno(libc::EINVAL)),
-        };
-        let offset = found.ok_or(Errno(libc::ENXIO))?.start;
-        Ok(SeekOut { offset })
     }
 }

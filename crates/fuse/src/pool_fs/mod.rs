@@ -320,7 +320,6 @@ impl PoolFs {
                 let copied = self.copy(node, range, worker);
                 reply(answer, copied.map(|bytes| WriteOut { size: bytes as u32, padding: 0 }));
             }
-            Op::Seek { offset, whence } => reply(answer, self.seek(node, offset, whence)),
 
             Op::GetXattr { name, room } => self.get_xattr(answer, node, name, room),
             Op::ListXattr { room } => self.list_xattrs(answer, request, room),

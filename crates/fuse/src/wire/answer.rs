@@ -63,8 +63,6 @@ layouts! {
         max_pages: u16, map_alignment: u16, flags2: u32, max_stack_depth: u32,
         request_timeout: u16, unused: [u16; 11],
     }
-    /// To an `LSEEK`.
-    SeekOut 8 { offset: u64, }
     /// To a `GETLK`: a lock that is in the way, or none.
     LockOut 24 { start: u64, end: u64, kind: u32, pid: u32, }
     /// Of the notification that pages are to be dropped: from `offset` on, to the end if `len` is 0.

@@ -67,7 +67,6 @@ layouts! {
     InterruptIn 8 { unique: u64, }
     /// A `FALLOCATE`.
     AllocateIn 32 { fh: u64, offset: u64, len: u64, mode: u32, padding: u32, }
-    SeekIn 24 { fh: u64, offset: u64, whence: u32, padding: u32, }
     /// A `COPY_FILE_RANGE`.
     CopyIn 56 {
         fh_in: u64, offset_in: u64, to: u64, fh_out: u64, offset_out: u64, len: u64, flags: u64,

@@ -21,7 +21,7 @@ mod request;
 
 pub use answer::{
     Attributes, AttributesOut, Bytes, CopyOut, Entry, InitOut, InvalidateInode, LockOut, OpenOut,
-    OutHeader, SeekOut, Space, Statx, StatxOut, StatxTime, WriteOut, XattrOut,
+    OutHeader, Space, Statx, StatxOut, StatxTime, WriteOut, XattrOut,
 };
 pub use directory::Listing;
 pub use flags::{allocate, init, lock, notify, open, read, rename, set, write, xattr};

@@ -5,8 +5,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::layout::{
     AllocateIn, BatchForgetIn, CopyIn, CreateIn, ExtensionHeader, FlushIn, ForgetIn, ForgetOne,
     GetXattrIn, InHeader, InitIn, InterruptIn, LinkIn, LockIn, MakeDirectoryIn, MakeNodeIn, OpenIn,
-    ReadIn, ReleaseIn, Rename2In, RenameIn, SeekIn, SetAttributesIn, SetXattrIn, StatxIn, SyncIn,
-    WriteIn,
+    ReadIn, ReleaseIn, Rename2In, RenameIn, SetAttributesIn, SetXattrIn, StatxIn, SyncIn, WriteIn,
 };
 
 /// Of `unique`: the request was handed out before, to a server that has not answered it.
@@ -165,10 +164,6 @@ pub enum Operation<'b> {
     /// Has no answer.
     NotifyReply,
     Allocate(AllocateIn),
-    Seek {
-        offset: u64,
-        whence: u32,
-    },
     /// `COPY_FILE_RANGE_64` where the answer has 64 bits.
     CopyRange {
         range: CopyIn,
@@ -332,10 +327,6 @@ fn operation(opcode: u32, mut parts: Parts<'_>) -> Result<Operation<'_>, Defect>
         45 => {
             let Rename2In { to, flags, .. } = parts.take()?;
             Operation::Rename { name: parts.name()?, to, new_name: parts.name()?, flags }
-        }
-        46 => {
-            let SeekIn { offset, whence, .. } = parts.take()?;
-            Operation::Seek { offset, whence }
         }
         47 | 53 => Operation::CopyRange { range: parts.take()?, is_64: opcode == 53 },
         50 => Operation::SyncFs,

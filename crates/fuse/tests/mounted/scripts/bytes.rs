@@ -60,16 +60,41 @@ pub fn holes(at: &Path, log: &mut Log) {
     }
     log.result("sync", file.sync_all());
     log.note("blocks", file.metadata().map(|stat| stat.blocks()).ok());
-    for from in [0, 3 * PAGE, 5 * PAGE, 1000 * PAGE, 1001 * PAGE, 1 << 30] {
-        let data = seek(&file, SeekFrom::Data(from));
-        log.result("data", data.map_err(Into::into));
-        let hole = seek(&file, SeekFrom::Hole(from));
-        log.result("hole", hole.map_err(Into::into));
+    for whence in [SeekFrom::Data(1 << 30), SeekFrom::Hole(1 << 30), SeekFrom::End(-1)] {
+        log.result("seek", seek(&file, whence).map_err(Into::into));
     }
     let mut bytes = vec![1; 3 * PAGE as usize];
     log.result("read", file.read_at(&mut bytes, 2 * PAGE));
     log.note("bytes", sum(&bytes));
     log.result("shorter", file.set_len(2000 * PAGE));
+}
+
+/// What a program copies that asks where a file has data, while nothing was written back yet.
+pub fn copies_by_seeking(at: &Path, log: &mut Log) {
+    let file = open(&at.join("f"));
+    let len = 1 << 20;
+    log.result("hole", file.set_len(len as u64));
+    log.result("write", file.write_at(&pattern(5000, 8), 3 * PAGE + 100));
+    log.note("copy", copied(&at.join("f")));
+    mapped(&file, len, |start| {
+        // SAFETY: inside the mapping.
+        unsafe { start.add(50 * PAGE as usize).write_bytes(3, 100) };
+        log.note("copy", copied(&at.join("f")));
+    });
+    log.result("append", file.write_at(&pattern(100, 9), len as u64 + 10 * PAGE));
+    log.note("copy", copied(&at.join("f")));
+}
+
+fn copied(path: &Path) -> u64 {
+    let file = File::open(path).expect("it is there");
+    let mut copy = vec![0; file.metadata().expect("it is open").len() as usize];
+    let mut end = 0;
+    while let Ok(start) = seek(&file, SeekFrom::Data(end)) {
+        end = seek(&file, SeekFrom::Hole(start)).expect("a hole is behind data");
+        let piece = &mut copy[start as usize..end as usize];
+        file.read_exact_at(piece, start).expect("it has these bytes");
+    }
+    sum(&copy)
 }
 
 pub fn space(at: &Path, log: &mut Log) {

@@ -31,6 +31,7 @@ pub const ALL: &[(&str, Script)] = &[
     ("lists", metadata::lists),
     ("reads and writes", bytes::reads_and_writes),
     ("holes", bytes::holes),
+    ("copies by seeking", bytes::copies_by_seeking),
     ("space", bytes::space),
     ("lengths", bytes::lengths),
     ("appends", bytes::appends),
