@@ -119,6 +119,17 @@ fn a_shared_mount_leaves_the_pool_to_others() {
     pool.holds("g", "text");
 }
 
+/// The end of a pipe that the caller has would keep its reader waiting.
+fn a_mount_keeps_no_descriptors_of_its_caller() {
+    let pool = Pool::new();
+    let mut caller = Command::new("sh");
+    let program = aquifer().get_program().to_owned();
+    caller.args(["-c", "exec 9>&1; \"$@\"", "sh"]).arg(program);
+    caller.args(["mount", &pool.pool, pool.at()]);
+    assert_eq!(worked(caller.output().unwrap(), "with a descriptor"), "");
+    pool.umount();
+}
+
 fn a_lazily_unmounted_pool_serves_those_that_use_it() {
     let pool = Pool::new();
     pool.mount(&["--cache", "write-through"]);
@@ -138,9 +149,8 @@ fn options_are_what_they_say() {
     let pool = Pool::new();
     let flags = |pool: &Pool| {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let line = table.lines().find(|line| line.contains("fuse.aquifer")).unwrap().to_owned();
-        assert!(line.contains(&pool.pool), "{line}");
-        line
+        let is_ours = |line: &&str| line.contains("fuse.aquifer") && line.contains(&pool.pool);
+        table.lines().find(is_ours).expect("it is mounted").to_owned()
     };
     pool.mount(&["--read-only", "--no-exec"]);
     assert_eq!(fs::write(pool.file("f"), "").unwrap_err().raw_os_error(), Some(30), "EROFS");
@@ -218,6 +228,7 @@ fn what_cannot_be_mounted_is_an_error_that_says_why() {
     says(&fails(&["mount", &absent, pool.at()], 1), &["absent", "No such file"]);
     says(&fails(&["mount", &pool.pool, &absent], 1), &["absent", "No such file"]);
     fs::write(&absent, vec![1; 1 << 20]).unwrap();
+    says(&fails(&["mount", &pool.pool, &absent], 1), &["absent", "Not a directory"]);
     fails(&["mount", &absent, pool.at()], 1);
     fails(&["mount", "--foreground", &absent, pool.at()], 1);
     fails(&["mount", &pool.pool], 2);
@@ -260,6 +271,18 @@ fn a_command_sees_the_pool_that_nothing_else_sees() {
         let ran = aquifer().args(["run", "--pool", &place, "--", program]).output().unwrap();
         says(&failed(ran, status, program), &["cannot run", program]);
     }
+    // It takes signals as any program does.
+    let blocked = ["grep", "SigBlk", "/proc/self/status"];
+    let mut usual = Command::new(blocked[0]);
+    let usual = worked(usual.args(&blocked[1..]).output().unwrap(), "usual");
+    let arguments = [&["run", "--pool", &place, "--"], &blocked[..]].concat();
+    assert_eq!(works(&arguments), usual);
+    let mut asked = aquifer();
+    asked.args(["run", "--pool", &place, "--", "sh", "-c", "echo ready; exec sleep 1000"]);
+    let mut asked = asked.stdout(Stdio::piped()).spawn().unwrap();
+    BufReader::new(asked.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    signal(&asked, "-TERM");
+    assert_eq!(asked.wait().unwrap().code(), Some(128 + 15));
     // What the command leaves behind has it until it ends.
     let left = "cd \"$1\"; sleep 1000 > /dev/null 2>&1 & echo $!";
     let ran = run_in(&pool, left, None);
@@ -447,6 +470,7 @@ fn child() {
     child::play(&[
         ("mounted", a_mounted_pool_is_a_file_system_until_it_is_unmounted),
         ("shared", a_shared_mount_leaves_the_pool_to_others),
+        ("descriptors", a_mount_keeps_no_descriptors_of_its_caller),
         ("lazy", a_lazily_unmounted_pool_serves_those_that_use_it),
         ("options", options_are_what_they_say),
         ("foreground", in_the_foreground_it_ends_with_a_signal_or_when_it_is_unmounted),
@@ -492,6 +516,7 @@ aquifer_testkit::roles! {
     plays:
     mounted: "mounted",
     mounted_shared: "shared",
+    descriptors_of_the_caller: "descriptors",
     lazily_unmounted: "lazy",
     mounted_with_options: "options",
     in_the_foreground: "foreground",

@@ -18,6 +18,8 @@ use std::cell::Cell;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64};
 
@@ -146,6 +148,19 @@ pub fn after_fork(is_child: bool) {
     if IS_FORKING.replace(false) || is_child {
         drop(Raising);
     }
+}
+
+/// Lets a command inherit standard input, output and error, and no other descriptor, whatever the
+/// program that this library is part of has left open.
+pub fn keep_from(command: &mut Command) {
+    let close = || {
+        // SAFETY: makes descriptors close at the start of the program, and changes no memory.
+        let closed =
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        check(closed).map(drop)
+    };
+    // SAFETY: the closure makes one system call, and allocates nothing.
+    unsafe { command.pre_exec(close) };
 }
 
 fn limit() -> io::Result<libc::rlimit> {

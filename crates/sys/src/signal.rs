@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use crate::check;
 
@@ -287,6 +289,13 @@ pub fn block_asynchronous() {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()) };
 }
 
+/// Lets a write behind the limit of file lengths (`RLIMIT_FSIZE`) fail with `EFBIG`, also in programs
+/// that are started later: by default it ends the process.
+pub fn ignore_length_limit() {
+    // SAFETY: the signal stays unhandled; the call has no other preconditions.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Termination requests as a descriptor that becomes readable: SIGTERM, SIGINT and SIGHUP, unless
 /// ignored. While it exists, these signals do not terminate the process.
 #[derive(Debug)]
@@ -320,6 +329,20 @@ impl Ending {
         // SAFETY: two sets that outlive the call.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const wanted, &raw mut former) };
         Ok(Ending { signals, former })
+    }
+
+    /// Lets a command take these signals, as its caller does not: a program inherits which are blocked.
+    pub fn leave_to(&self, command: &mut Command) {
+        let former = self.former;
+        let unblock = move || {
+            // SAFETY: a set that outlives the call.
+            let set = unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const former, std::ptr::null_mut())
+            };
+            if set == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(set)) }
+        };
+        // SAFETY: the closure makes one system call, and allocates nothing.
+        unsafe { command.pre_exec(unblock) };
     }
 
     /// Takes one signal that has come; `None` if there is none.

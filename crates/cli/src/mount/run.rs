@@ -86,6 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
     let is_hidden = |here: &PathBuf| args.pools.iter().any(|it| here.starts_with(it.path()));
     let here = std::env::current_dir().ok().filter(|here| is_hidden(here) && here.is_dir());
     here.into_iter().fold(&mut command, Command::current_dir);
+    ending.leave_to(&mut command);
     let status = match command.spawn() {
         Ok(child) => status_of(wait(child, &ending)?),
         Err(error) => {

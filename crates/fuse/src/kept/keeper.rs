@@ -10,10 +10,11 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use aquifer_pool::{Pool, PoolOptions};
+use aquifer_sys::high_fd;
 use aquifer_sys::local_socket::Connection;
 use aquifer_sys::mount;
 use aquifer_sys::resident::Resident;
-use aquifer_sys::signal::Ending;
+use aquifer_sys::signal::{self, Ending};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::failures::Failures;
@@ -150,6 +151,8 @@ struct Said {
 impl Keeper {
     fn new(prepared: Prepared) -> Result<Keeper, MountError> {
         let Prepared { plan, device, mounted, lifeline } = prepared;
+        // Its end would lose data; and so does that of servers, which inherit this.
+        signal::ignore_length_limit();
         // Before there are threads.
         let ending = Ending::wait_for().map_err(MountError::Start)?;
         let at = plan.directory.display();
@@ -241,6 +244,7 @@ impl Keeper {
         let mut command = Command::new(path);
         command.args(&program.server).stdin(other);
         command.envs(program.environment.iter().map(|(name, value)| (name, value)));
+        high_fd::keep_from(&mut command);
         let child = command.spawn()?;
         if let Some(score) = &self.oom_score {
             let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.id()), score);

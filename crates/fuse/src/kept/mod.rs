@@ -49,6 +49,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
 use aquifer_sys::fuse::FuseDevice;
+use aquifer_sys::high_fd;
 use aquifer_sys::local_socket::Connection;
 use aquifer_sys::mount::{self, Mounted};
 
@@ -213,6 +214,10 @@ impl Mounting {
         // The keeper and the servers have other working directories.
         let pool = pool.canonicalize().map_err(refused(&pool))?;
         let directory = directory.canonicalize().map_err(refused(&directory))?;
+        // `fusermount3` would mount over a file.
+        if !directory.is_dir() {
+            return Err(refused(&directory)(io::Error::from_raw_os_error(libc::ENOTDIR)));
+        }
         not_hidden(&directory, &pool, self.segment_directory.as_deref(), &self.program.path)?;
         let (device, mounted, number) = if self.by_fusermount {
             let device = fusermount::mount(&pool, &directory, &options)?;
@@ -272,6 +277,7 @@ impl Mounting {
                 command.stdout(Stdio::null()).stderr(Stdio::null());
             }
         }
+        high_fd::keep_from(&mut command);
         let child = command.spawn().map_err(MountError::Start)?;
         // It has the other end, which must not stay open here.
         drop(command);

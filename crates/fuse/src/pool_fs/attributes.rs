@@ -26,11 +26,17 @@ pub(super) fn decode_device(device: u32) -> u64 {
     libc::makedev((device & 0xf_ff00) >> 8, device & 0xff | (device >> 12) & 0xf_ff00)
 }
 
+/// A regular file has at least one block of 512 bytes. Programs take a file without blocks for one hole
+/// (`tar -S` does not even look), and pages that wait in the kernel's cache have none in the pool.
+fn blocks(found: &Metadata) -> u64 {
+    found.blocks().max(u64::from(found.is_file()))
+}
+
 pub(super) fn of(found: &Metadata) -> Attributes {
     Attributes {
         ino: found.ino(),
         size: found.len(),
-        blocks: found.blocks(),
+        blocks: blocks(found),
         atime: found.atime() as u64,
         mtime: found.mtime() as u64,
         ctime: found.ctime() as u64,
@@ -70,7 +76,7 @@ fn statx_of(found: &Metadata) -> Statx {
         mode: found.mode() as u16,
         ino: found.ino(),
         size: found.len(),
-        blocks: found.blocks(),
+        blocks: blocks(found),
         atime: time(found.atime(), found.atime_nsec()),
         btime: time(created_ns.div_euclid(1_000_000_000), created_ns.rem_euclid(1_000_000_000)),
         ctime: time(found.ctime(), found.ctime_nsec()),

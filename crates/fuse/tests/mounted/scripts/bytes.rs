@@ -82,6 +82,10 @@ pub fn copies_by_seeking(at: &Path, log: &mut Log) {
         log.note("copy", copied(&at.join("f")));
     });
     log.result("append", file.write_at(&pattern(100, 9), len as u64 + 10 * PAGE));
+    // What a program archives that takes a file without blocks for a hole.
+    let other = open(&at.join("g"));
+    log.result("write", other.write_at(&pattern(100, 10), 0));
+    log.note("has blocks", fs::metadata(at.join("g")).map(|stat| stat.blocks() > 0).ok());
     log.note("copy", copied(&at.join("f")));
 }
 
