@@ -271,6 +271,22 @@ fn a_command_sees_the_pool_that_nothing_else_sees() {
         let ran = aquifer().args(["run", "--pool", &place, "--", program]).output().unwrap();
         says(&failed(ran, status, program), &["cannot run", program]);
     }
+    // It may unmount it.
+    let own = aquifer().get_program().to_str().unwrap().to_owned();
+    let ran = run_in(&pool, &format!("{own} umount \"$1\"; exit 5"), None);
+    assert_eq!((ran.status.code(), text(&ran.stderr)), (Some(5), ""));
+    // Of user 0 without the right to mount, it may not mount in its namespace either.
+    let without = ["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"];
+    let mut contained = Command::new("setpriv");
+    contained.args(without).arg(aquifer().get_program());
+    contained.args(["run", "--pool", &place, "--", "grep", "CapEff", "/proc/self/status"]);
+    match contained.output() {
+        Ok(ran) if ran.status.success() => {
+            let rights = u64::from_str_radix(text(&ran.stdout)[7..].trim(), 16).unwrap();
+            assert_eq!(rights & 1 << 21, 0, "{rights:x}");
+        }
+        refused => eprintln!("a process of user 0 without rights is not tested: {refused:?}"),
+    }
     // It takes signals as any program does.
     let blocked = ["grep", "SigBlk", "/proc/self/status"];
     let mut usual = Command::new(blocked[0]);

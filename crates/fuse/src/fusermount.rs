@@ -3,6 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -14,6 +15,9 @@ use crate::options::MountOptions;
 
 /// Its names: that of libfuse 3, and that of distributions that have only one.
 const NAMES: [&str; 2] = ["fusermount3", "fusermount"];
+
+/// What it says of a mount that is used.
+const BUSY: &str = "Device or resource busy";
 
 /// What keeps `fusermount3` from helping.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +39,10 @@ impl FusermountError {
     pub(crate) fn into_io(self, own: io::Error) -> io::Error {
         match self {
             FusermountError::Missing => own,
+            // It translates nothing.
+            FusermountError::Refused(said) if said.ends_with(BUSY) => {
+                io::Error::from_raw_os_error(libc::EBUSY)
+            }
             other => io::Error::other(other.to_string()),
         }
     }
@@ -45,7 +53,12 @@ pub fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
     let directories: Vec<PathBuf> = std::env::split_paths(&path).collect();
     let places = NAMES.iter().flat_map(|name| directories.iter().map(move |at| at.join(name)));
-    places.into_iter().find(|place| place.is_file())
+    // Not from the present directory, whatever the variable says: other users may have put it there.
+    places.into_iter().find(|place| place.is_absolute() && may_be_run(place))
+}
+
+fn may_be_run(place: &Path) -> bool {
+    place.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
 }
 
 /// Mounts a pool at a directory, both as absolute paths. The directory shows it at once; the first

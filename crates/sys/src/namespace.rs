@@ -34,22 +34,51 @@ pub fn own_user_and_mounts() -> io::Result<()> {
     set("gid_map", &format!("{gid} {gid} 1"))
 }
 
-/// Lets the programs that this thread starts mount in the user namespace of
-/// [`own_user_and_mounts`], or no longer: a program loses that right at its start, unless the process
-/// has user ID 0.
+/// What a process was permitted to do before it entered a user namespace, where it is permitted all.
+#[derive(Debug, Clone, Copy)]
+pub struct Rights(CapabilitySet);
+
+impl Rights {
+    /// Those of the calling thread.
+    ///
+    /// # Errors
+    /// Those of `capget`.
+    pub fn own() -> io::Result<Rights> {
+        Ok(Rights(thread::capabilities(None)?.permitted))
+    }
+
+    /// From now on, the programs that this thread starts get no others in the user namespace of
+    /// [`own_user_and_mounts`]: user ID 0 would get all.
+    ///
+    /// # Errors
+    /// `EPERM` outside of such a namespace.
+    pub fn restore(self) -> io::Result<()> {
+        set_inheritable(false)?;
+        for right in CapabilitySet::all().difference(self.0).iter() {
+            // Of a right that this kernel does not know, it says that it is not in the set.
+            if thread::capability_is_in_bounding_set(right).unwrap_or(false) {
+                thread::remove_capability_from_bounding_set(right)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lets the programs that this thread starts mount in the user namespace of [`own_user_and_mounts`],
+/// until [`Rights::restore`]. A program of another user than 0 loses that right at its start otherwise.
 ///
 /// # Errors
 /// `EPERM` for a process that does not have the right itself.
-pub fn let_programs_mount(may_mount: bool) -> io::Result<()> {
-    let right = CapabilitySet::SYS_ADMIN;
+pub fn let_programs_mount() -> io::Result<()> {
+    set_inheritable(true)?;
+    Ok(thread::configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)?)
+}
+
+/// Without the inheritable right, the kernel takes the ambient one away.
+fn set_inheritable(may_mount: bool) -> io::Result<()> {
     let mut sets = thread::capabilities(None)?;
-    sets.inheritable.set(right, may_mount);
-    thread::set_capabilities(None, sets)?;
-    if may_mount {
-        thread::configure_capability_in_ambient_set(right, true)?;
-    }
-    // Without the inheritable right, the kernel takes the ambient one away.
-    Ok(())
+    sets.inheritable.set(CapabilitySet::SYS_ADMIN, may_mount);
+    Ok(thread::set_capabilities(None, sets)?)
 }
 
 /// Whether this process could call [`own_user_and_mounts`]. A child of it tries.

@@ -20,7 +20,8 @@ pub enum CacheMode {
 /// Options of every way to mount.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
-    /// Mount it read-only: nothing can be changed, neither there nor, unless it is shared, by other processes
+    /// Mount it read-only: nothing can be changed, neither there nor, unless it is shared, by other
+    /// processes. Also takes permission to write to the pool
     #[arg(long, short)]
     read_only: bool,
 
@@ -33,7 +34,8 @@ pub struct Options {
     #[arg(long, conflicts_with = "cache")]
     shared: bool,
 
-    /// Without extended attributes and access control lists: the first write to each file is faster
+    /// Without extended attributes: the first write to each file is faster. Access control lists of
+    /// files are not checked then, and their groups get what the mode shows
     #[arg(long)]
     no_xattrs: bool,
 

@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
             Ok(mounting.until_closed(other_end.into()))
         });
         let keeper = match &hidden {
-            Ok(()) => started,
+            Ok(_) => started,
             Err(reason) => started.with_context(|| reason.clone()),
         }?;
         mounted.push(Mounted { place, keeper: Some(keeper) });
@@ -78,7 +78,9 @@ pub fn run(args: &Args) -> Result<()> {
     if let Err(reason) = &hidden {
         output::warn(&format!("all programs see the pool while the command runs: {reason}"));
     }
-    ways::leave_rights()?;
+    if let Ok(Some(rights)) = &hidden {
+        rights.restore().context("cannot drop the right to mount")?;
+    }
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let mut command = Command::new(program);
     command.args(arguments);
@@ -96,7 +98,10 @@ pub fn run(args: &Args) -> Result<()> {
     };
     // The last first: a pool may be mounted in another one.
     while let Some(last) = mounted.pop() {
-        last.end()?;
+        // The command has ended, and its status is what counts.
+        if let Err(error) = last.end() {
+            output::warn(&format!("{error:#}"));
+        }
     }
     std::process::exit(status);
 }
@@ -107,6 +112,8 @@ impl Mounted<'_> {
         // Dropped with it, the mount would be removed again.
         let keeper = self.keeper.take();
         match unmount(path, false, WAIT) {
+            // The command has unmounted it.
+            Err(UnmountError::NotMounted { .. }) => Ok(()),
             Err(UnmountError::Busy { .. }) => {
                 let at = path.display();
                 output::warn(&format!(

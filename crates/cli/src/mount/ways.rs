@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use aquifer::fuse::fusermount::FusermountError;
 use aquifer::fuse::{Keeper, MountError, Mounting};
-use aquifer_sys::{fuse, namespace};
+use aquifer_sys::fuse;
+use aquifer_sys::namespace::{self, Rights};
 
 use super::options::Options;
 
@@ -66,24 +67,21 @@ fn found(pool: &Path) -> Result<PathBuf> {
     pool.canonicalize().with_context(|| format!("cannot open the pool {}", pool.display()))
 }
 
-/// Enters namespaces where this process may mount. Returns the reason if it cannot: then it stays
-/// where it was.
-pub fn enter_namespaces() -> Result<(), String> {
+/// Enters namespaces where this process may mount. Returns the rights that the command keeps, if it
+/// would get more there; or the reason if it cannot: then it stays where it was.
+pub fn enter_namespaces() -> Result<Option<Rights>, String> {
     if namespace::own_mounts().is_ok() {
-        return Ok(());
+        return Ok(None);
     }
+    let rights = Rights::own().map_err(|error| error.to_string())?;
     // The namespace gives no other rights to the device.
     if let Err(error) = fuse::FuseDevice::open() {
         return Err(format!("in a user namespace: {}", why_no_device(&error)));
     }
     namespace::own_user_and_mounts()
-        .and_then(|()| namespace::let_programs_mount(true))
-        .map_err(|error| why_no_namespace(&error))
-}
-
-/// Called before the command is started, which gets no rights that it did not have.
-pub fn leave_rights() -> Result<()> {
-    namespace::let_programs_mount(false).context("cannot drop the right to mount")
+        .and_then(|()| namespace::let_programs_mount())
+        .map_err(|error| why_no_namespace(&error))?;
+    Ok(Some(rights))
 }
 
 /// The reason why user namespaces do not work.
