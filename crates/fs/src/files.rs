@@ -369,14 +369,12 @@ impl Shared {
 
     /// The generation of an inode, and how many names it has; `None` if there is none.
     pub fn generation_and_links(&self, number: u64) -> Result<Option<(u64, u32)>> {
-        match self.pool.file_state(number) {
-            Some(now) => Ok(Some((now.generation, now.links))),
-            // The image is being changed.
-            None => self.look(|slots| {
-                let now = walk::inode(slots, number).ok();
-                Ok(now.map(|now| (now.generation, now.links)))
-            }),
-        }
+        let now = match self.pool.file_state(number) {
+            Some(now) => Some(now),
+            // The image is being changed, or the media cannot be read.
+            None => self.look(|slots| walk::state(slots, number))?,
+        };
+        Ok(now.map(|now| (now.generation, now.links)))
     }
 
     /// Opens an inode that was just looked up; `None` if it was removed since.

@@ -141,12 +141,28 @@ pub(crate) fn as_stored(inode: &FileInode) -> Cow<'_, FileInode> {
 pub(crate) fn live(slots: &impl ReadSlots<Error = PoolError>, node: Node) -> Result<FileInode> {
     let Node { number, generation } = node;
     let mut bytes = [0; SLOT_BYTES];
-    slots.load(number, &mut bytes)?;
-    let now = FileState::read(|offset| u64::from_le_bytes(slot::word(&bytes, offset / 8)));
-    match now {
+    match load_state(slots, number, &mut bytes)? {
         Some(now) if now.generation == generation => decode(&bytes, number),
         _ => Err(node.stale()),
     }
+}
+
+/// What an inode number stands for now; `None` if it is free. A slot that cannot be read is an error:
+/// it is not known to be free.
+pub(crate) fn state(
+    slots: &impl ReadSlots<Error = PoolError>,
+    number: u64,
+) -> Result<Option<FileState>> {
+    load_state(slots, number, &mut [0; SLOT_BYTES])
+}
+
+fn load_state(
+    slots: &impl ReadSlots<Error = PoolError>,
+    number: u64,
+    bytes: &mut SlotBytes,
+) -> Result<Option<FileState>> {
+    slots.load(number, bytes)?;
+    Ok(FileState::read(|offset| u64::from_le_bytes(slot::word(bytes, offset / 8))))
 }
 
 /// Decodes the inode that a name refers to, and checks that it has the kind that the name has.

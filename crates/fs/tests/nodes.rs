@@ -690,3 +690,36 @@ fn nodes_do_what_the_kernel_does_with_descriptors() {
         outcome => outcome.unwrap(),
     }
 }
+
+#[test]
+fn an_inode_that_cannot_be_read_is_not_gone() {
+    use std::sync::Arc;
+
+    use aquifer_crashkit::{CrashMedia, Fault, Trigger};
+    use aquifer_pool::media::{MediaOperation, PersistenceDomain};
+
+    let disk = PersistenceDomain::PageCache;
+    let options = || Pool::options().background(false);
+    let fresh = Arc::new(CrashMedia::new(4 << 20, disk).unwrap());
+    let files = Files::new(options().create_on(fresh.clone()).unwrap());
+    let last = (0..64).map(|number| files.create_file(format!("/{number}")).unwrap().node()).last();
+    let node = last.unwrap();
+    drop(files);
+    // What was closed in order is read when it is needed.
+    let media = Arc::new(CrashMedia::from_image(&fresh.image(), disk).unwrap());
+    let files = Files::new(options().open_on(media.clone()).unwrap());
+    media.fail(Fault::io_error(Trigger::on(MediaOperation::Read).lasting()));
+    let nodes = files.nodes();
+    for error in [nodes.numbered(node.number).unwrap_err(), nodes.metadata(node).unwrap_err()] {
+        assert!(matches!(error, FsError::Pool(_)), "{error:?}");
+        assert_eq!(error.errno(), libc::EIO, "{error}");
+    }
+    media.clear_faults();
+    assert_eq!(nodes.numbered(node.number).unwrap(), node);
+    assert_eq!(nodes.metadata(node).unwrap().nlink(), 1);
+    // A number that is free, and one of another inode, are stale.
+    files.remove_file("/63").unwrap();
+    for gone in [nodes.numbered(node.number), nodes.metadata(node).map(|found| found.node())] {
+        assert!(matches!(gone, Err(FsError::Stale { .. })), "{gone:?}");
+    }
+}
