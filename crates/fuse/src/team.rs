@@ -3,15 +3,17 @@
 //! *Invariant: at most `Shared::turns` threads read the device or run a handler that does not wait.*
 //! More of them than CPUs only wake each other: with four readers on two CPUs a request takes three
 //! times as long. A thread *has a turn*, reads a request, answers it, and reads the next, without a
-//! lock. A handler that may wait, for the media or for another process, does so without the turn
-//! ([`Worker::blocking`]): another thread takes it and goes on reading. It is woken only when no thread
-//! reads any more, so that a request that waits wakes none as long as no other one comes.
+//! lock. A handler that waits, for the media or for another process, does so without the turn: another
+//! thread takes it and goes on reading. It is woken only when no thread reads any more, so that a request
+//! that waits wakes none as long as no other one comes. Handlers of requests that mostly wait give the
+//! turn away themselves ([`Worker::blocking`]); all others when a call of the pool is about to wait
+//! ([`aquifer_sys::waits`]), as when the log is full.
 //!
 //! ```text
 //!          ┌──────────────────── read, answer ◄────┐
 //!          ▼                                       │
 //!  parked ─► has a turn ── request ── handler ─────┤
-//!          ▲      └─ blocking: gives the turn away │ without a turn
+//!          ▲      └─ waits: gives the turn away    │ without a turn
 //!          └───────────────────────────────────────┘
 //! ```
 //!
@@ -21,13 +23,14 @@
 use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aquifer_sys::resident::Resident;
-use aquifer_sys::{cpu, thread};
+use aquifer_sys::{cpu, thread, waits};
 
 use crate::answer::Answer;
 use crate::device::{Device, Received};
@@ -128,7 +131,7 @@ struct State {
 pub struct Worker<'t> {
     shared: Option<&'t Arc<Shared>>,
     index: usize,
-    has_turn: Cell<bool>,
+    has_turn: Rc<Cell<bool>>,
 }
 
 impl Team {
@@ -335,12 +338,32 @@ impl Shared {
         mut output: Resident,
     ) {
         cpu::run_promptly();
+        let has_turn = Rc::new(Cell::new(false));
+        let worker = Worker { shared: Some(self), index, has_turn: has_turn.clone() };
+        let shared = self.clone();
+        let before = move || {
+            if has_turn.replace(false) {
+                shared.give_turn();
+            }
+        };
+        waits::before_waits(before, || {
+            self.work_in_turns(&worker, &device, &mut input, &mut output)
+        });
+    }
+
+    fn work_in_turns(
+        self: &Arc<Self>,
+        worker: &Worker<'_>,
+        device: &Device,
+        input: &mut [u8],
+        output: &mut [u8],
+    ) {
         while self.take_turn() {
-            let worker = Worker { shared: Some(self), index, has_turn: Cell::new(true) };
+            worker.has_turn.set(true);
             while worker.has_turn.get() {
-                match self.receive(&device, &mut input) {
+                match self.receive(device, input) {
                     Ok(Received::Request(len)) => {
-                        self.answer(&device, &input[..len], &mut output, &worker);
+                        self.answer(device, &input[..len], output, worker);
                     }
                     Ok(Received::Unmounted) => return self.end(Ok(true)),
                     Ok(Received::Aborted) => return self.end(Ok(false)),
@@ -374,7 +397,7 @@ impl Shared {
 impl Worker<'_> {
     /// One that belongs to no team: for handlers that are called without a device.
     pub fn alone() -> Worker<'static> {
-        Worker { shared: None, index: 0, has_turn: Cell::new(false) }
+        Worker { shared: None, index: 0, has_turn: Rc::default() }
     }
 
     /// Which of the team's threads it is, from 0 to 15.

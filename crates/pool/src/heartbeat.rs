@@ -16,6 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use aquifer_sys::waits;
+
 use crate::background::Worker;
 use crate::segment::Control;
 
@@ -101,6 +103,7 @@ impl Heartbeat {
     /// Runs work that takes as long as the media do, and sends heartbeats to the processes that
     /// wait for what is held.
     pub fn while_media_work<T>(&self, held: Held, work: impl FnOnce() -> T) -> T {
+        waits::about_to_wait();
         self.begin(held);
         let _waiting = Waiting(self, held);
         work()

@@ -568,6 +568,7 @@ impl Segment {
     #[cold]
     fn read_base(&self, page: u64) -> Result<()> {
         let base = self.base.get().expect("the page is in it");
+        aquifer_sys::waits::about_to_wait();
         match base.read(page) {
             // It was changed and written to media during the read.
             Err(_) if self.is_present(page) => Ok(()),

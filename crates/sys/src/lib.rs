@@ -61,6 +61,7 @@ pub mod shared_words;
 pub mod signal;
 pub mod thread;
 pub mod uffd;
+pub mod waits;
 
 #[cfg(feature = "tracing")]
 #[doc(hidden)]

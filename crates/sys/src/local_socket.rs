@@ -1,5 +1,5 @@
-//! Local sockets between processes of one machine, with paths, which carry messages and
-//! descriptors.
+//! Local sockets between processes of one machine, with paths or names, which carry messages and
+//! descriptors. Names are those of a network namespace, and free when their socket is closed.
 //!
 //! They are of type `SOCK_SEQPACKET`: connection-oriented, with messages that arrive whole or not
 //! at all. A descriptor that is sent (`SCM_RIGHTS`) arrives as another descriptor of the *same*
@@ -67,17 +67,38 @@ fn address_of(path: &Path) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(path)?)
 }
 
+/// Whether a [`Listener`] of any process of this network namespace has a name. Does not count as a
+/// connection to it.
+///
+/// # Errors
+/// `EMFILE`; [`io::ErrorKind::InvalidInput`] if the name is too long.
+pub fn is_name_bound(name: &[u8]) -> io::Result<bool> {
+    let bound = net::bind(&socket()?, &SocketAddrUnix::new_abstract_name(name)?);
+    Ok(bound == Err(Errno::ADDRINUSE))
+}
+
 impl Listener {
+    /// Listens at a name that is free in this network namespace, to which any process of it may connect.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` if another socket has the name; [`io::ErrorKind::InvalidInput`] if it is too long.
+    pub fn bind_name(name: &[u8]) -> io::Result<Listener> {
+        Listener::bind_address(&SocketAddrUnix::new_abstract_name(name)?)
+    }
+
     /// Listens at a path that does not exist yet. A process that may write to the socket file may
     /// connect: the umask determines its permissions until the caller changes them.
     ///
     /// # Errors
     /// `EADDRINUSE` if the path exists; [`io::ErrorKind::InvalidInput`] if the path is too long.
     pub fn bind(path: &Path) -> io::Result<Listener> {
+        Listener::bind_address(&address_of(path)?)
+    }
+
+    fn bind_address(address: &SocketAddrUnix) -> io::Result<Listener> {
         const WAITING: i32 = 64;
-        let address = address_of(path)?;
         let listener = Listener(socket()?);
-        net::bind(&listener.0, &address)?;
+        net::bind(&listener.0, address)?;
         net::listen(&listener.0, WAITING)?;
         Ok(listener)
     }
@@ -134,11 +155,20 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether the peer has closed its end.
+    /// Whether the peer has closed its end, or was a listener that was closed before it accepted this.
     pub fn is_closed(&self) -> bool {
+        self.is_closed_within(Duration::ZERO)
+    }
+
+    /// As [`Connection::is_closed`], or does it before so much time has passed.
+    pub fn is_closed_within(&self, wait: Duration) -> bool {
+        let until = Instant::now() + wait.min(Duration::from_secs(i32::MAX as u64));
         let mut files = [PollFd::new(&self.0, PollFlags::empty())];
-        retry_on_intr(|| poll(&mut files, Some(&Timespec::default())))
-            .is_ok_and(|closed| closed > 0)
+        let closed = retry_on_intr(|| {
+            let left = until.saturating_duration_since(Instant::now());
+            poll(&mut files, Timespec::try_from(left).ok().as_ref())
+        });
+        closed.is_ok_and(|closed| closed > 0)
     }
 
     /// Connects to the listener at a path.
@@ -148,10 +178,21 @@ impl Connection {
     /// `EPROTOTYPE` if the socket is of another type; `EAGAIN` if the listener's backlog is full
     /// for longer than `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> io::Result<Connection> {
-        let address = address_of(path)?;
+        Connection::connect_address(&address_of(path)?, timeout)
+    }
+
+    /// As [`Connection::connect`], to a listener with a name.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED` if no listener has the name; `EPROTOTYPE`, `EAGAIN` as for a path.
+    pub fn connect_name(name: &[u8], timeout: Duration) -> io::Result<Connection> {
+        Connection::connect_address(&SocketAddrUnix::new_abstract_name(name)?, timeout)
+    }
+
+    fn connect_address(address: &SocketAddrUnix, timeout: Duration) -> io::Result<Connection> {
         let connection = Connection(socket()?);
         connection.set_timeout(timeout)?;
-        net::connect(&connection.0, &address)?;
+        net::connect(&connection.0, address)?;
         Ok(connection)
     }
 
@@ -187,13 +228,35 @@ impl Connection {
 
     /// Sends one non-empty message, and with it descriptors, which stay open here.
     pub fn send(&self, message: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(message, files, SendFlags::NOSIGNAL)
+    }
+
+    /// As [`Connection::send`], but does not wait for a peer that does not read: returns false, and sends
+    /// nothing, where there is no room.
+    ///
+    /// # Errors
+    /// `EPIPE` if the peer has closed its end, `ECONNRESET` if it has not read all before;
+    /// `ETOOMANYREFS` if too many descriptors of this user are on their way.
+    pub fn try_send(&self, message: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        match self.send_with(message, files, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            sent => sent.map(|()| true),
+        }
+    }
+
+    fn send_with(
+        &self,
+        message: &[u8],
+        files: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> io::Result<()> {
         assert!(!message.is_empty() && files.len() <= MAX_DESCRIPTORS);
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let has_room = files.is_empty() || control.push(SendAncillaryMessage::ScmRights(files));
         assert!(has_room, "the room for the most descriptors");
         let bytes = [IoSlice::new(message)];
-        retry_on_intr(|| net::sendmsg(&self.0, &bytes, &mut control, SendFlags::NOSIGNAL))?;
+        retry_on_intr(|| net::sendmsg(&self.0, &bytes, &mut control, flags))?;
         Ok(())
     }
 
@@ -356,6 +419,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_read_is_not_waited_for() {
+        let (one, other) = pair();
+        let message = [7; 1000];
+        let sent = (0..1 << 20).take_while(|_| one.try_send(&message, &[]).unwrap()).count();
+        assert!((1..1 << 20).contains(&sent));
+        let mut buffer = [0; 1000];
+        (0..sent).for_each(|_| assert_eq!(other.receive(&mut buffer).unwrap().0, 1000));
+        assert!(one.try_send(&message, &[]).unwrap());
+        assert_eq!(other.receive(&mut buffer).unwrap().0, 1000);
+        drop(other);
+        assert_eq!(one.try_send(&message, &[]).unwrap_err().raw_os_error(), Some(libc::EPIPE));
+    }
+
+    #[test]
     fn what_is_too_long_is_an_error_and_leaves_nothing_open() {
         let (one, other) = pair();
         let (mut reading, writing) = io::pipe().unwrap();
@@ -390,6 +467,24 @@ mod tests {
         send_all(one.as_fd(), b"eight456", later).unwrap();
         receive_exact(other.as_fd(), &mut buffer, later).unwrap();
         assert_eq!(&buffer, b"eight456");
+    }
+
+    #[test]
+    fn a_name_is_free_again_when_its_listener_is_closed() {
+        let name = format!("aquifer-test-{}", std::process::id());
+        let name = name.as_bytes();
+        assert!(!is_name_bound(name).unwrap());
+        let listener = Listener::bind_name(name).unwrap();
+        assert!(is_name_bound(name).unwrap());
+        let taken = Listener::bind_name(name).unwrap_err();
+        assert_eq!(taken.raw_os_error(), Some(libc::EADDRINUSE));
+        let connection = Connection::connect_name(name, PATIENCE).unwrap();
+        assert_eq!(connection.peer().unwrap().pid, std::process::id());
+        assert!(!connection.is_closed());
+        drop(listener);
+        assert!(connection.is_closed_within(PATIENCE) && !is_name_bound(name).unwrap());
+        let refused = Connection::connect_name(name, PATIENCE).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ECONNREFUSED));
     }
 
     #[test]

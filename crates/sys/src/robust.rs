@@ -49,11 +49,13 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-use crate::futex;
 use crate::patience::WaitedFor;
+use crate::{futex, waits};
 
 /// The longest sleep before the mutex is tried again.
 pub const PATIENCE: Duration = Duration::from_millis(10);
+/// The first sleep. Usually the mutex is free after it; if not, the thread that has it may wait for media.
+const SHORT: Duration = Duration::from_millis(1);
 /// Tries of a held mutex before going to sleep.
 const SPINS: u32 = 100;
 
@@ -282,6 +284,7 @@ impl RobustMutex {
         }
         // Relaxed, here and below: a hint.
         let mut wait = WaitedFor::new(self.progress.load(Ordering::Relaxed));
+        let mut limit = SHORT;
         loop {
             self.waiting.store(WAITING, Ordering::Relaxed);
             // Pairs with the fence in `unlock`: either this thread finds the mutex released, or the
@@ -300,7 +303,11 @@ impl RobustMutex {
                 Some(timeout) => timeout - waited,
                 None => PATIENCE,
             };
-            futex::wait_shared(&self.waiting, WAITING, Some(left.min(PATIENCE)));
+            if limit != SHORT {
+                waits::about_to_wait();
+            }
+            futex::wait_shared(&self.waiting, WAITING, Some(left.min(limit)));
+            limit = PATIENCE;
         }
     }
 

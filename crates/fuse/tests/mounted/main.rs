@@ -8,6 +8,7 @@ mod observed;
 mod place;
 mod power;
 mod scripts;
+mod waiting;
 
 use aquifer_fuse::{Cache, Mount, MountError, MountOptions};
 use aquifer_testkit::child;
@@ -32,6 +33,7 @@ fn child() {
         ("told", scripts::full::each_open_file_hears_of_a_full_pool_once),
         ("power", power::what_was_synced_is_there_after_a_power_cut),
         ("media", power::failed_media_are_an_error_of_fsync),
+        ("waiting", waiting::requests_are_answered_while_others_wait_for_the_media),
     ]);
 }
 
@@ -95,4 +97,5 @@ aquifer_testkit::roles! {
     each_open_file_hears_of_a_full_pool_once: "told",
     what_was_synced_is_there_after_a_power_cut: "power",
     failed_media_are_an_error_of_fsync: "media",
+    requests_are_answered_while_others_wait_for_the_media: "waiting",
 }

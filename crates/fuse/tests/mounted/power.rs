@@ -28,7 +28,7 @@ fn options(boot: u64) -> PoolOptions {
 }
 
 /// A new pool on such media, mounted at a directory; `None`, reported, where that is not possible.
-fn mount(at: &Path, cache: Cache) -> Option<(Arc<CrashMedia>, Mount)> {
+pub fn mount(at: &Path, cache: Cache) -> Option<(Arc<CrashMedia>, Mount)> {
     let disk = PersistenceDomain::PageCache;
     let fresh = Arc::new(CrashMedia::new(POOL_BYTES, disk).expect("memory"));
     drop(options(BOOT).create_on(fresh.clone()).expect("a new pool"));
