@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use aquifer_pool::{Pool, PoolOptions};
@@ -19,12 +20,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::failures::Failures;
 use super::message::{self, Message, Plan};
+use super::outgoing::Outgoing;
 use super::{Prepared, code, say};
 use crate::device::Device;
 use crate::in_process::{DIRTY_PERCENT, MountError, READ_AHEAD_KIB};
 use crate::init;
 use crate::mounts;
-use crate::pool_fs::{LockOwner, OpenOwner};
+use crate::pool_fs::{LockOwner, MOST_HOLDERS, MOST_OPEN, OpenOwner};
 use crate::state::{Memory, Notes, Word};
 use crate::team::{IN_BYTES, MOST_WORKERS};
 
@@ -35,6 +37,9 @@ const LONG_LIFE: Duration = Duration::from_secs(1);
 /// How much rather than this process others are killed where memory runs out: its end is the one that
 /// loses data.
 const OOM_SCORE: i32 = -900;
+/// The most messages that a server has not read: all that it gets at first, and then answers to what it
+/// asks for.
+const MOST_OUTGOING: usize = MOST_HOLDERS + 1024;
 
 /// The body of the command that is a keeper: it is told what to do by its standard input. Returns the
 /// status to exit with.
@@ -93,7 +98,7 @@ struct Keeper {
     memory: Memory,
     devices: Vec<Device>,
     /// Descriptors of locks, which outlive their server, with the open files of each.
-    locks: HashMap<LockOwner, (Vec<u64>, OwnedFd)>,
+    locks: HashMap<LockOwner, (Vec<u64>, Rc<OwnedFd>)>,
     /// Until a directory shows it.
     mounted: Option<mount::Mounted>,
     ending: Ending,
@@ -115,6 +120,7 @@ struct Keeper {
 struct Process {
     child: Child,
     connection: Connection,
+    outgoing: Outgoing,
 }
 
 impl Process {
@@ -249,7 +255,7 @@ impl Keeper {
         if let Some(score) = &self.oom_score {
             let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.id()), score);
         }
-        Ok(Process { child, connection })
+        Ok(Process { child, connection, outgoing: Outgoing::default() })
     }
 
     /// Starts this program, whatever is at its path now.
@@ -261,23 +267,9 @@ impl Keeper {
         let pool = self.pool.files_to_pass().map_err(io::Error::other)?;
         let is_replaced = std::mem::take(&mut self.is_replaced);
         let server = if is_replaced { self.spawn(&self.plan.program.path).ok() } else { None };
-        let server = server.map_or_else(|| self.spawn_own(), Ok)?;
+        let mut server = server.map_or_else(|| self.spawn_own(), Ok)?;
         self.memory.set(Word::Servers, self.memory.get(Word::Servers) + 1);
-        let pool = pool.iter().map(|file| file.as_fd());
-        let devices = self.devices.iter().map(|device| device.as_fd());
-        let files: Vec<_> = [self.memory.file()].into_iter().chain(pool).chain(devices).collect();
-        let serve = Message::Serve(self.plan.clone(), self.devices.len() as u64);
-        let to = &server.connection;
-        let sent = serve
-            .send(to, &files)
-            .and_then(|()| Message::Locks(self.locks.len() as u64).send(to, &[]))
-            .and_then(|()| {
-                self.locks.iter().try_for_each(|(owner, (open, file))| {
-                    let owner = OpenOwner { owner: *owner, open: open.clone() };
-                    Message::KeepLocks(owner).send_with(to, Some(file.as_fd()))
-                })
-            });
-        match sent {
+        match self.tell_all(&mut server, pool.iter().map(|file| file.as_fd())) {
             Ok(()) => self.server = Some(server),
             // It may wait for the rest.
             Err(error) => {
@@ -286,6 +278,27 @@ impl Keeper {
             }
         }
         Ok(())
+    }
+
+    /// What a server is told at first.
+    fn tell_all<'f>(
+        &'f self,
+        server: &mut Process,
+        pool: impl Iterator<Item = BorrowedFd<'f>>,
+    ) -> io::Result<()> {
+        let devices = self.devices.iter().map(|device| device.as_fd());
+        let files = [self.memory.file()].into_iter().chain(pool).chain(devices);
+        let files: Vec<Rc<OwnedFd>> =
+            files.map(|file| file.try_clone_to_owned().map(Rc::new)).collect::<io::Result<_>>()?;
+        let Process { connection, outgoing, .. } = server;
+        outgoing.add(&Message::Serve(self.plan.clone(), self.devices.len() as u64), None);
+        outgoing.add_files(&files);
+        outgoing.add(&Message::Locks(self.locks.len() as u64), None);
+        for (owner, (open, file)) in &self.locks {
+            let owner = OpenOwner { owner: *owner, open: open.clone() };
+            outgoing.add(&Message::KeepLocks(owner), Some(file.clone()));
+        }
+        outgoing.send(connection)
     }
 
     /// Starts a process that unmounts. Not this one, which could not start the server that such a call
@@ -301,8 +314,9 @@ impl Keeper {
         }
     }
 
-    fn next(&self) -> io::Result<Event> {
+    fn next(&mut self) -> io::Result<Event> {
         loop {
+            self.tell_server();
             let pause = match &self.server {
                 Some(_) => None,
                 None => Some(self.due.saturating_duration_since(Instant::now())),
@@ -310,16 +324,35 @@ impl Keeper {
             if pause.is_some_and(|pause| pause.is_zero()) {
                 return Ok(Event::Due);
             }
-            let server = self.server.iter().map(|it| PollFd::new(&it.connection, PollFlags::IN));
+            let server = self.server.iter().map(|it| {
+                let has_more = it.outgoing.len() > 0;
+                let room = if has_more { PollFlags::OUT } else { PollFlags::empty() };
+                PollFd::new(&it.connection, PollFlags::IN | room)
+            });
             let ending = [PollFd::new(&self.ending, PollFlags::IN)];
             let helpers = self.helpers.iter().map(|it| PollFd::new(&it.connection, PollFlags::IN));
             let lifeline = self.lifeline.iter().map(|end| PollFd::new(end, PollFlags::empty()));
-            let mut files: Vec<_> = server.chain(ending).chain(helpers).chain(lifeline).collect();
+            // The server last: it could have more to say at any time.
+            let all = ending.into_iter().chain(lifeline).chain(helpers).chain(server);
+            let mut files: Vec<_> = all.collect();
             let limit = pause.and_then(|pause| Timespec::try_from(pause).ok());
             rustix::io::retry_on_intr(|| poll(&mut files, limit.as_ref()))?;
-            let has_come: Vec<bool> = files.iter().map(|file| !file.revents().is_empty()).collect();
+            // Room to send more is used at the beginning.
+            let has_come = files.iter().map(|file| !(file.revents() - PollFlags::OUT).is_empty());
+            let has_come: Vec<bool> = has_come.collect();
             let mut has_come = has_come.into_iter();
             let mut next_has_come = || has_come.next() == Some(true);
+            if next_has_come()
+                && let Some(signal) = self.ending.take()
+            {
+                return Ok(Event::Signal(signal));
+            }
+            if self.lifeline.is_some() && next_has_come() {
+                return Ok(Event::Abandoned);
+            }
+            if let Some(at) = (0..self.helpers.len()).find(|_| next_has_come()) {
+                return Ok(Event::HelperEnded(at));
+            }
             if let Some(server) = &self.server
                 && next_has_come()
             {
@@ -327,17 +360,16 @@ impl Keeper {
                 let message = Message::receive_with(&server.connection).ok().flatten();
                 return Ok(Event::Server(message.map(Box::new)));
             }
-            if next_has_come()
-                && let Some(signal) = self.ending.take()
-            {
-                return Ok(Event::Signal(signal));
-            }
-            if let Some(at) = (0..self.helpers.len()).find(|_| next_has_come()) {
-                return Ok(Event::HelperEnded(at));
-            }
-            if next_has_come() {
-                return Ok(Event::Abandoned);
-            }
+        }
+    }
+
+    /// Sends what the server has not read yet, as far as there is room.
+    fn tell_server(&mut self) {
+        let Some(Process { child, connection, outgoing }) = &mut self.server else { return };
+        if outgoing.len() > MOST_OUTGOING || outgoing.send(connection).is_err() {
+            // It would wait for the rest, or goes on asking. Its end is heard of.
+            *outgoing = Outgoing::default();
+            let _ = child.kill();
         }
     }
 
@@ -367,20 +399,24 @@ impl Keeper {
             Message::Pins => {
                 // If there are no more, the server finds those that it has.
                 let _ = self.lend(BLOCKS.1);
-                if let Some(server) = &self.server {
-                    let _ = Message::Pins.send(&server.connection, &[]);
+                if let Some(server) = &mut self.server {
+                    server.outgoing.add(&Message::Pins, None);
                 }
             }
             Message::Ended { is_unmounted } => said.ended = Some(is_unmounted),
             Message::Failed(text) => said.why = Some(text),
-            Message::KeepLocks(OpenOwner { owner, open }) => match file {
-                Some(file) => drop(self.locks.insert(owner, (open, file))),
-                None => {
-                    if let Some(kept) = self.locks.get_mut(&owner) {
-                        kept.0 = open;
+            Message::KeepLocks(OpenOwner { owner, mut open }) => {
+                open.truncate(MOST_OPEN);
+                // No more than a server may have: with a defect, it must not take all descriptors.
+                let has_room = self.locks.len() < MOST_HOLDERS || self.locks.contains_key(&owner);
+                match (file, self.locks.get_mut(&owner)) {
+                    (Some(file), _) if has_room => {
+                        self.locks.insert(owner, (open, Rc::new(file)));
                     }
+                    (None, Some(kept)) => kept.0 = open,
+                    _ => {}
                 }
-            },
+            }
             Message::DropLocks(owner) => drop(self.locks.remove(&owner)),
             _ => {}
         }

@@ -17,6 +17,9 @@ use crate::pool_fs::{LockOwner, OpenOwner, OwnerName};
 /// The longest message.
 const MOST_BYTES: usize = 128 << 10;
 
+/// The bytes of a message that only carries descriptors.
+pub(super) const FILES: &[u8] = b"files";
+
 /// What one process tells another. Each is sent whole; descriptors follow in messages of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Message {
@@ -195,7 +198,7 @@ impl Plan {
 }
 
 impl Message {
-    fn to_bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let kind = |kind: u64| Parts::default().word(kind);
         let parts = match self {
             Message::Keep(plan) => plan.put(kind(1)),
@@ -247,12 +250,7 @@ impl Message {
     /// Sends it, and descriptors behind it.
     pub fn send(&self, to: &Connection, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         to.send(&self.to_bytes(), &[])?;
-        files.chunks(MAX_DESCRIPTORS).try_for_each(|files| to.send(b"files", files))
-    }
-
-    /// Sends it with a descriptor, both or none.
-    pub fn send_with(&self, to: &Connection, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        to.send(&self.to_bytes(), file.as_slice())
+        files.chunks(MAX_DESCRIPTORS).try_for_each(|files| to.send(FILES, files))
     }
 
     /// Receives the next one; `None` at the end of the connection, however it came.

@@ -37,6 +37,7 @@
 mod failures;
 mod keeper;
 mod message;
+mod outgoing;
 mod server;
 
 use std::ffi::{OsStr, OsString};

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use aquifer_fs::Files;
 use aquifer_pool::LentPins;
@@ -12,7 +13,7 @@ use aquifer_sys::cpu;
 use aquifer_sys::fuse::{FuseDevice, announce_server};
 use aquifer_sys::local_socket::Connection;
 use aquifer_sys::signal::Ending;
-use aquifer_sys::thread;
+use aquifer_sys::{thread, waits};
 
 use super::keeper::pool_options;
 use super::message::{self, Message, Plan};
@@ -22,7 +23,9 @@ use crate::device::Device;
 use crate::in_process::MountError;
 use crate::init::Agreed;
 use crate::mounts;
-use crate::pool_fs::{KeepsLocks, Lasting, Lent, LockOwner, OpenOwner, Orphans, PoolFs};
+use crate::pool_fs::{
+    DropsPages, KeepsLocks, Lasting, Lent, LockOwner, OpenOwner, Orphans, PoolFs,
+};
 use crate::state::{Memory, Notes, Word};
 use crate::team::Team;
 use crate::wire::init::HAS_RESEND;
@@ -106,14 +109,10 @@ fn serve(plan: &Plan, devices: usize, keeper: &Arc<Connection>) -> Result<bool, 
     handler.take_over()?;
     let _ = served.set(Arc::downgrade(&handler));
 
-    let mut notifier = Notifier {
-        program: plan.program.clone(),
-        device: devices[0].duplicate().map_err(MountError::Start)?,
-        connection: None,
-    };
     let watching = if is_shared {
-        let served = handler.clone();
-        let work = move || served.watch(|number| notifier.drop_pages(number));
+        let device = devices[0].duplicate().map_err(MountError::Start)?;
+        let (served, notifier) = (handler.clone(), Notifier::new(plan.program.clone(), device));
+        let work = move || served.watch(notifier);
         Some(thread::start(c"aquifer-notify", work).map_err(MountError::Start)?)
     } else {
         None
@@ -181,37 +180,94 @@ fn end_without_keeper(plan: &Plan, served: Option<&Weak<PoolFs>>) {
     let _ = mounts::remove(&plan.directory, plan.connection, true);
 }
 
-/// Has a process of its own tell the kernel which pages to drop: see `pool_fs::mappings`.
+/// The pauses between two processes that tell the kernel which pages to drop, where they end at once.
+const NOTIFIER_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// Has a process of its own tell the kernel which pages to drop: see `pool_fs::mappings`. It never waits
+/// for that process, which may be stopped.
 struct Notifier {
     program: Program,
     device: Device,
-    connection: Option<Connection>,
+    process: Option<(Child, Connection)>,
+    started: Instant,
+    /// Those that have closed their connection, or were killed, and have not ended yet.
+    ended: Vec<Child>,
+    /// When the next one may be started.
+    due: Instant,
+    pause: Duration,
+    is_reported: bool,
 }
 
 impl Notifier {
-    fn start(&self) -> io::Result<Connection> {
+    fn new(program: Program, device: Device) -> Notifier {
+        Notifier {
+            program,
+            device,
+            process: None,
+            started: Instant::now(),
+            ended: Vec::new(),
+            due: Instant::now(),
+            pause: NOTIFIER_PAUSES.0,
+            is_reported: false,
+        }
+    }
+
+    fn start(&self) -> io::Result<(Child, Connection)> {
         let (connection, other) = Connection::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(&self.program.server).stdin(other);
         command.envs(self.program.environment.iter().map(|(name, value)| (name, value)));
-        command.spawn()?;
+        let child = command.spawn()?;
         Message::Notify.send(&connection, &[self.device.as_fd()])?;
-        Ok(connection)
+        Ok((child, connection))
     }
 
-    fn drop_pages(&mut self, number: u64) {
-        // The second time if the process has died.
-        for _ in 0..2 {
-            if self.connection.is_none() {
-                self.connection = self.start().ok();
+    /// The process, a new one if there is none and it is time.
+    fn connection(&mut self) -> Option<&Connection> {
+        if self.process.is_none() && Instant::now() >= self.due {
+            self.started = Instant::now();
+            match self.start() {
+                Ok(process) => self.process = Some(process),
+                Err(error) => self.failed(&error.to_string()),
             }
-            let drop_pages = Message::DropPages(number);
-            let sent = self.connection.as_ref().map(|to| drop_pages.send(to, &[]));
-            if matches!(sent, Some(Ok(()))) {
-                return;
-            }
-            self.connection = None;
         }
+        self.process.as_ref().map(|(_, connection)| connection)
+    }
+
+    fn failed(&mut self, why: &str) {
+        self.due = Instant::now() + self.pause;
+        self.pause = (4 * self.pause).min(NOTIFIER_PAUSES.1);
+        if !std::mem::replace(&mut self.is_reported, true) {
+            say(&format!(
+                "mappings may show what was there before, until a process can be started that tells the kernel: {why}"
+            ));
+        }
+    }
+
+    fn reap(&mut self) {
+        self.ended.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    }
+}
+
+impl DropsPages for Notifier {
+    fn has_lost(&mut self) -> bool {
+        self.reap();
+        if !self.process.as_ref().is_some_and(|(_, connection)| connection.is_closed()) {
+            return false;
+        }
+        if let Some((child, _)) = self.process.take() {
+            self.ended.push(child);
+        }
+        if self.started.elapsed() >= NOTIFIER_PAUSES.1 {
+            (self.pause, self.is_reported) = (NOTIFIER_PAUSES.0, false);
+        }
+        self.failed("it has ended");
+        true
+    }
+
+    fn drop_pages(&mut self, number: u64) -> bool {
+        let message = Message::DropPages(number).to_bytes();
+        self.connection().is_some_and(|to| matches!(to.try_send(&message, &[]), Ok(true)))
     }
 }
 
@@ -230,7 +286,13 @@ struct ByKeeper(Arc<Connection>);
 
 impl KeepsLocks for ByKeeper {
     fn keep(&self, owner: OpenOwner, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        Message::KeepLocks(owner).send_with(&self.0, file)
+        let message = Message::KeepLocks(owner).to_bytes();
+        if self.0.try_send(&message, file.as_slice())? {
+            return Ok(());
+        }
+        // It is busy, or stopped.
+        waits::about_to_wait();
+        self.0.send(&message, file.as_slice())
     }
 
     fn give_up(&self, owner: LockOwner) {
@@ -248,6 +310,7 @@ fn asking(
     move || {
         let keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner);
         Message::Pins.send(&keeper, &[]).ok()?;
+        waits::about_to_wait();
         match Message::receive(&keeper) {
             Ok(Some(Message::Pins)) => Some(memory.lent()),
             _ => None,

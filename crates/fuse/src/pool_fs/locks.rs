@@ -22,42 +22,44 @@
 //! Another process keeps a descriptor of each description from before its first lock is answered, so
 //! locks outlive this server, however it ends.
 //!
-//! # Waiting
-//! The kernel's own wait for such a lock cannot be ended by another thread. So a thread tries all
-//! that are waited for again: at once when something was unlocked here, and after a pause that grows
-//! to [`LONGEST_PAUSE`], as others unlock too. Deadlocks are not detected.
+//! What is waited for another thread tries again: see [`super::lock_waits`].
+//!
+//! # Limits
+//! Each owner takes a descriptor here and one in the process that keeps it, so there are at most
+//! [`MOST_HOLDERS`], fewer where fewer files can be open. One that has no locks and waits for none makes
+//! room for another. Each range that is locked is one more that every lock in the pool has to be compared
+//! with, so there are at most [`MOST_RANGES`]. Beyond, the error is `ENOLCK`.
 //!
 //! # Locks
-//! `waiting`, then `holders`. Both are held for calls that do not wait. An owner's locks change under
-//! `holders` only, so that the end of an owner and a lock that is just being granted come one after the
-//! other, here and in the process that keeps it.
+//! `holders`, then the queue of those that wait. Both are held for calls that do not wait. An owner's
+//! locks change under `holders` only, so that the end of an owner and a lock that is just being granted
+//! come one after the other, here and in the process that keeps it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use aquifer_pool::{AdvisoryLocks, LockArea, LockMode, Pool, PoolError};
 use aquifer_sys::thread;
 use rustix::process::{Resource, getrlimit};
 
+use super::lock_ranges::Ranges;
+use super::lock_waits::{Next, Pauses, Queue, Wait, Wanted};
 use super::{Errno, PoolFs, Result};
 use crate::answer::{Answer, Delivered};
-use crate::state::{MOST_WAITING, WaitNote, Waits};
+use crate::state::Waits;
 use crate::wire::{LockIn, LockOut, Unique, lock};
 
-/// The most owners with locks; each takes a descriptor here and in the process that keeps it.
-const MOST_HOLDERS: usize = 4096;
+/// The most owners with locks.
+pub(crate) const MOST_HOLDERS: usize = 4096;
+/// The most ranges that all of them have locked.
+const MOST_RANGES: usize = 1 << 16;
 /// Descriptors that both processes need for something else.
 const OTHER_DESCRIPTORS: usize = 128;
 /// The most open files of an owner that are remembered, the last ones.
-const MOST_OPEN: usize = 8;
-/// How long a lock that others have is not tried again, at first and at the most.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(16);
-/// How many interrupts are remembered whose request is not known yet.
-const INTERRUPTED: usize = 64;
+pub(crate) const MOST_OPEN: usize = 8;
 
 /// An owner of locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,16 +110,17 @@ pub(super) struct Locks {
     keeps: Box<dyn KeepsLocks>,
     /// Of a server that another one may follow.
     waits: Option<Waits>,
-    most_holders: usize,
+    pub(super) most_holders: usize,
+    pub(super) most_ranges: usize,
     holders: Mutex<Holders>,
-    waiting: Mutex<Waiting>,
-    /// Something was unlocked.
-    unlocked: Condvar,
+    queue: Arc<Queue>,
 }
 
 #[derive(Default)]
 struct Holders {
     count: usize,
+    /// How many ranges they have locked.
+    ranges: usize,
     /// By inode number and owner.
     of: HashMap<u64, HashMap<OwnerName, Holder>>,
 }
@@ -125,27 +128,9 @@ struct Holders {
 struct Holder {
     /// The open files through which it has locked.
     open: Vec<u64>,
+    /// What it has locked; the whole file is one range.
+    ranges: Ranges,
     locks: AdvisoryLocks,
-}
-
-#[derive(Default)]
-struct Waiting {
-    requests: Vec<Wait>,
-    has_thread: bool,
-    /// Requests that are not to begin to wait.
-    interrupted: VecDeque<u64>,
-}
-
-struct Wait {
-    unique: Unique,
-    answer: Option<Answer<'static>>,
-    owner: LockOwner,
-    /// The open file.
-    fh: u64,
-    area: LockArea,
-    mode: LockMode,
-    /// Goes behind the answer.
-    note: Option<WaitNote>,
 }
 
 impl Holders {
@@ -162,14 +147,24 @@ impl Holders {
             self.of.remove(&owner.node);
         }
         self.count -= 1;
+        self.ranges -= removed.ranges.count();
         Some(removed)
     }
 
     fn insert(&mut self, owner: LockOwner, holder: Holder) {
-        let owners = self.of.entry(owner.node).or_default();
-        if owners.insert(owner.name, holder).is_none() {
-            self.count += 1;
-        }
+        // Of the same owner there is none, unless what was kept names one twice.
+        drop(self.remove(owner));
+        self.count += 1;
+        self.ranges += holder.ranges.count();
+        self.of.entry(owner.node).or_default().insert(owner.name, holder);
+    }
+
+    /// Those that have no locks.
+    fn idle(&self) -> Vec<LockOwner> {
+        let all = self.of.iter().flat_map(|(node, owners)| {
+            owners.iter().map(|(name, holder)| (LockOwner { node: *node, name: *name }, holder))
+        });
+        all.filter(|(_, holder)| holder.ranges.count() == 0).map(|(owner, _)| owner).collect()
     }
 
     fn get(&self, owner: LockOwner) -> Option<&Holder> {
@@ -186,6 +181,12 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Drop for Locks {
+    fn drop(&mut self) {
+        self.queue.end();
+    }
+}
+
 impl Locks {
     /// Those of a pool; `kept` are those that the last server has left.
     pub fn new(
@@ -197,34 +198,33 @@ impl Locks {
         let mut holders = Holders::default();
         for (OpenOwner { owner, open }, file) in kept {
             let locks = pool.adopt_advisory_locks(owner.node, file)?;
-            holders.insert(owner, Holder { open, locks });
+            holders.insert(owner, Holder { open, ranges: Ranges::of_unknown(), locks });
         }
         // The process that keeps them has started this one, with the same limit.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let most_holders = limit.saturating_sub(OTHER_DESCRIPTORS).min(MOST_HOLDERS);
         Ok(Arc::new(Locks {
-            most_holders,
             pool: pool.clone(),
             keeps,
             waits,
+            most_holders: limit.saturating_sub(OTHER_DESCRIPTORS).min(MOST_HOLDERS),
+            most_ranges: MOST_RANGES,
             holders: Mutex::new(holders),
-            waiting: Mutex::default(),
-            unlocked: Condvar::new(),
+            queue: Arc::default(),
         }))
     }
 
-    /// The locks of an owner, a new one if it has none, that locks through an open file.
+    /// An owner that locks through an open file: a new one if there is none.
     fn holder<'h>(
         &self,
         holders: &'h mut Holders,
         owner: LockOwner,
         fh: u64,
-    ) -> Result<&'h AdvisoryLocks> {
+    ) -> Result<&'h mut Holder> {
         let no_lock = |_| Errno(libc::ENOLCK);
         if let Some(holder) = holders.get_mut(owner) {
             if !holder.open.contains(&fh) {
-                if holder.open.len() == MOST_OPEN {
+                if holder.open.len() >= MOST_OPEN {
                     holder.open.remove(0);
                 }
                 holder.open.push(fh);
@@ -232,6 +232,10 @@ impl Locks {
                 self.keeps.keep(OpenOwner { owner, open }, None).map_err(no_lock)?;
             }
         } else {
+            if holders.count >= self.most_holders {
+                let idle = holders.idle().into_iter().filter(|owner| !self.queue.has(*owner));
+                idle.for_each(|owner| self.drop_holder(holders, owner));
+            }
             if holders.count >= self.most_holders {
                 return Err(Errno(libc::ENOLCK));
             }
@@ -241,9 +245,50 @@ impl Locks {
             let keeping =
                 self.keeps.keep(OpenOwner { owner, open: open.clone() }, Some(locks.as_fd()));
             keeping.map_err(no_lock)?;
-            holders.insert(owner, Holder { open, locks: locks.shared() });
+            let ranges = Ranges::default();
+            holders.insert(owner, Holder { open, ranges, locks: locks.shared() });
         }
-        Ok(&holders.get(owner).ok_or(Errno(libc::ENOLCK))?.locks)
+        holders.get_mut(owner).ok_or(Errno(libc::ENOLCK))
+    }
+
+    /// Changes what an owner has locked, unless `change` finds that others have it. Returns whether it
+    /// was changed.
+    fn change(
+        &self,
+        holders: &mut Holders,
+        owner: LockOwner,
+        (area, mode): (&LockArea, Option<LockMode>),
+        change: impl FnOnce(&AdvisoryLocks) -> aquifer_pool::Result<bool>,
+    ) -> Result<bool> {
+        let count = holders.ranges;
+        let Some(holder) = holders.get_mut(owner) else { return Ok(false) };
+        let changed = holder.ranges.change(range_of(area), mode);
+        if changed.growth() > 0 && count + changed.growth() > self.most_ranges {
+            return Err(Errno(libc::ENOLCK));
+        }
+        let is_done = change(&holder.locks).map_err(failed)?;
+        if is_done {
+            let before = holder.ranges.count();
+            holder.ranges.apply(&changed);
+            holders.ranges = count - before + holder.ranges.count();
+            if changed.frees {
+                self.queue.wake(owner.node);
+            }
+        }
+        Ok(is_done)
+    }
+
+    /// Ends what an owner has locked of an area.
+    fn unlock(&self, holders: &mut Holders, owner: LockOwner, area: &LockArea) -> Result<()> {
+        self.change(holders, owner, (area, None), |locks| locks.unlock(area).map(|()| true))?;
+        Ok(())
+    }
+
+    /// Tries to lock. Returns whether it is locked now.
+    fn try_lock(&self, holders: &mut Holders, wanted: &Wanted) -> Result<bool> {
+        let Wanted { owner, fh, ref area, mode } = *wanted;
+        self.holder(holders, owner, fh)?;
+        self.change(holders, owner, (area, Some(mode)), |locks| locks.try_lock(area, mode))
     }
 
     /// What a request is about: a range, or the whole file.
@@ -261,16 +306,15 @@ impl Locks {
     }
 
     fn set(self: &Arc<Self>, answer: Answer<'_>, asked: Asked<'_>) {
+        let tried_at = self.queue.wakes();
         match self.try_set(&asked) {
             Ok(None) => {
                 let _ = answer.empty();
             }
-            Ok(Some((area, mode))) => {
+            Ok(Some(wanted)) => {
                 // From now on another thread answers it.
                 let Some(answer) = answer.detach() else { return };
-                let Asked { unique, owner, lock: LockIn { fh, .. }, .. } = asked;
-                let answer = Some(answer);
-                self.wait(Wait { unique, answer, owner, fh: *fh, area, mode, note: None });
+                self.wait(Wait::new(asked.unique, answer, wanted, tried_at));
             }
             Err(Errno(errno)) => {
                 let _ = answer.error(errno);
@@ -279,35 +323,27 @@ impl Locks {
     }
 
     /// Returns what is to be waited for.
-    fn try_set(&self, asked: &Asked<'_>) -> Result<Option<(LockArea, LockMode)>> {
+    fn try_set(&self, asked: &Asked<'_>) -> Result<Option<Wanted>> {
+        let owner = asked.owner;
         let Some(mode) = mode_of(asked.lock)? else {
             if asked.lock.start >= self.pool.lockable_bytes() && !is_flock(asked.lock) {
                 // Nothing is locked there.
                 return Ok(None);
             }
             let area = self.area(asked.lock)?;
-            if let Some(holder) = held(&self.holders).get(asked.owner) {
-                holder.locks.unlock(&area).map_err(failed)?;
-                self.unlocked.notify_all();
-            }
+            self.unlock(&mut held(&self.holders), owner, &area)?;
             return Ok(None);
         };
-        let area = self.area(asked.lock)?;
+        let wanted = Wanted { owner, fh: asked.lock.fh, area: self.area(asked.lock)?, mode };
         let mut holders = held(&self.holders);
-        let locks = self.holder(&mut holders, asked.owner, asked.lock.fh)?;
-        let has_it = locks.try_lock(&area, mode).map_err(failed)?;
-        if !has_it && area == LockArea::File {
+        let has_it = self.try_lock(&mut holders, &wanted)?;
+        if !has_it && wanted.area == LockArea::File {
             // `flock` gives up the lock in the other mode, whether it gets the new one or not.
-            locks.unlock(&area).map_err(failed)?;
-        }
-        drop(holders);
-        if has_it == (mode == LockMode::Shared) {
-            // It may have been exclusive; or it was given up.
-            self.unlocked.notify_all();
+            self.unlock(&mut holders, owner, &wanted.area)?;
         }
         match (has_it, asked.waits) {
             (true, _) => Ok(None),
-            (false, true) => Ok(Some((area, mode))),
+            (false, true) => Ok(Some(wanted)),
             (false, false) => Err(Errno(libc::EAGAIN)),
         }
     }
@@ -345,62 +381,59 @@ impl Locks {
     }
 
     /// Waits for a lock, unless that was interrupted before.
-    fn wait(self: &Arc<Self>, mut wait: Wait) {
-        let mut waiting = held(&self.waiting);
-        let key = wait.unique.key();
-        if waiting.interrupted.contains(&key) {
-            return wait.end(libc::EINTR);
-        }
-        if waiting.requests.len() >= MOST_WAITING {
-            return wait.end(libc::ENOLCK);
-        }
-        wait.note = self.waits.as_ref().and_then(|waits| waits.add(key));
-        waiting.requests.push(wait);
-        if !waiting.has_thread {
-            let locks = Arc::downgrade(self);
-            waiting.has_thread = thread::start(c"aquifer-locks", move || try_again(&locks)).is_ok();
-            if !waiting.has_thread {
-                waiting.requests.drain(..).for_each(|mut wait| wait.end(libc::ENOLCK));
+    fn wait(self: &Arc<Self>, wait: Wait) {
+        if self.queue.add(wait, self.waits.as_ref()) {
+            let (queue, locks) = (self.queue.clone(), Arc::downgrade(self));
+            if thread::start(c"aquifer-locks", move || try_again(&queue, &locks)).is_err() {
+                self.queue.without_thread();
             }
         }
     }
 
-    /// Ends a wait. A request that is not known may be about to wait, or is another one.
+    /// Ends a wait.
     fn interrupt(&self, of: Unique) {
-        let mut waiting = held(&self.waiting);
-        let is_it = |wait: &Wait| wait.unique.key() == of.key();
-        if let Some(at) = waiting.requests.iter().position(is_it) {
-            return waiting.requests.remove(at).end(libc::EINTR);
-        }
-        waiting.interrupted.push_back(of.key());
-        if waiting.interrupted.len() > INTERRUPTED {
-            waiting.interrupted.pop_front();
-        }
+        self.queue.interrupt(of);
     }
 
-    /// Tries all that are waited for. Returns whether any are left.
-    fn try_all(&self, waiting: &mut Waiting) -> bool {
-        waiting.requests.retain_mut(|wait| !self.try_one(wait));
-        waiting.has_thread = !waiting.requests.is_empty();
-        waiting.has_thread
+    /// Tries all that is waited for of an inode.
+    fn try_inode(&self, node: u64) {
+        let (mut left, mut ended, mut refused) = (Vec::new(), Vec::new(), HashSet::new());
+        for mut wait in self.queue.take(node) {
+            if self.try_one(&mut wait, &mut refused) {
+                ended.push(wait.wanted.owner);
+            } else {
+                left.push(wait);
+            }
+        }
+        self.queue.put_back(node, left, &ended);
     }
 
-    /// Returns whether the wait has ended.
-    fn try_one(&self, wait: &mut Wait) -> bool {
+    /// Returns whether the wait has ended. `refused` is what was tried before, and not got.
+    fn try_one(
+        &self,
+        wait: &mut Wait,
+        refused: &mut HashSet<(Range<u64>, bool, LockMode)>,
+    ) -> bool {
+        let Wanted { owner, ref area, mode, .. } = wait.wanted;
+        let key = |mode| (range_of(area), *area == LockArea::File, mode);
         let mut holders = held(&self.holders);
-        // A new one if its process has closed a descriptor meanwhile: what waits goes on, and gets the
+        // Of what it has itself, another one may have been refused.
+        let has_none = holders.get(owner).is_none_or(|holder| holder.ranges.count() == 0);
+        if has_none && [LockMode::Shared, mode].iter().any(|mode| refused.contains(&key(*mode))) {
+            return false;
+        }
+        // A new owner if its process has closed a descriptor meanwhile: what waits goes on, and gets the
         // lock.
-        let tried = self.holder(&mut holders, wait.owner, wait.fh).and_then(|locks| {
-            let has_it = locks.try_lock(&wait.area, wait.mode).map_err(failed)?;
-            Ok(has_it.then_some(locks))
-        });
-        match tried {
-            Ok(None) => return false,
-            Ok(Some(locks)) => {
+        match self.try_lock(&mut holders, &wait.wanted) {
+            Ok(false) => {
+                refused.insert(key(mode));
+                return false;
+            }
+            Ok(true) => {
                 let answer = wait.answer.take();
                 let delivered = answer.map_or(Delivered::Ended, Answer::empty);
                 if delivered != Delivered::Yes {
-                    let _ = locks.unlock(&wait.area);
+                    let _ = self.unlock(&mut holders, owner, area);
                 }
             }
             Err(Errno(errno)) => wait.end(errno),
@@ -410,11 +443,13 @@ impl Locks {
 
     /// Ends an owner with all of its locks.
     fn drop_holder(&self, holders: &mut Holders, owner: LockOwner) {
-        if let Some(Holder { locks, .. }) = holders.remove(owner) {
-            let _ = locks.unlock(&LockArea::File);
-            let _ = locks.unlock(&LockArea::Bytes(0..u64::MAX));
+        if let Some(Holder { locks, ranges, .. }) = holders.remove(owner) {
+            if ranges.count() > 0 {
+                let _ = locks.unlock(&LockArea::File);
+                let _ = locks.unlock(&LockArea::Bytes(0..u64::MAX));
+                self.queue.wake(owner.node);
+            }
             self.keeps.give_up(owner);
-            self.unlocked.notify_all();
         }
     }
 
@@ -443,6 +478,8 @@ impl Locks {
 
     /// Of an inode that nothing uses.
     pub fn forgotten(&self, node: u64) {
+        // What has its number next is not what they wait for.
+        self.queue.end_all(node, libc::ESTALE);
         let mut holders = held(&self.holders);
         holders.owners(node).into_iter().for_each(|owner| self.drop_holder(&mut holders, owner));
     }
@@ -454,14 +491,6 @@ struct Asked<'r> {
     owner: LockOwner,
     lock: &'r LockIn,
     waits: bool,
-}
-
-impl Wait {
-    fn end(&mut self, errno: i32) {
-        if let Some(answer) = self.answer.take() {
-            let _ = answer.error(errno);
-        }
-    }
 }
 
 fn is_flock(lock: &LockIn) -> bool {
@@ -476,10 +505,22 @@ fn owner_of(node: u64, lock: &LockIn) -> LockOwner {
     LockOwner { node, name }
 }
 
+/// An area as a range of its owner: one that locks whole files locks nothing else.
+fn range_of(area: &LockArea) -> Range<u64> {
+    match area {
+        LockArea::File => 0..u64::MAX,
+        LockArea::Bytes(range) => range.clone(),
+    }
+}
+
 /// The error of a lock that cannot be tried, unlocked, or looked for.
 fn failed(error: PoolError) -> Errno {
     match error {
-        PoolError::CannotLock { source, .. } => Errno(source.raw_os_error().unwrap_or(libc::EIO)),
+        PoolError::CannotLock { source, .. } => match source.raw_os_error() {
+            // Of the processes of the mount.
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Errno(libc::ENOLCK),
+            errno => Errno(errno.unwrap_or(libc::EIO)),
+        },
         _ => Errno(libc::EIO),
     }
 }
@@ -495,17 +536,14 @@ fn mode_of(lock: &LockIn) -> Result<Option<LockMode>> {
 }
 
 /// Tries what is waited for until nothing is, or the mount has ended.
-fn try_again(locks: &Weak<Locks>) {
-    let mut pause = FIRST_PAUSE;
-    while let Some(locks) = locks.upgrade() {
-        let mut waiting = held(&locks.waiting);
-        if !locks.try_all(&mut waiting) {
-            return;
-        }
-        let waited = locks.unlocked.wait_timeout(waiting, pause);
-        let (waiting, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-        drop(waiting);
-        pause = if waited.timed_out() { (2 * pause).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
+fn try_again(queue: &Queue, locks: &Weak<Locks>) {
+    let mut pauses = Pauses::new();
+    while let Some(next) = queue.next(&mut pauses) {
+        // Not while it waits: the pool is closed with the mount.
+        let Some(locks) = locks.upgrade() else { return };
+        let (Next::Some(nodes) | Next::All(nodes)) = &next;
+        nodes.iter().for_each(|node| locks.try_inode(*node));
+        pauses.tried(&next);
     }
 }
 

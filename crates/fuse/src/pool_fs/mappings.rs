@@ -15,12 +15,14 @@
 //! *No thread that answers requests may tell it so:* it waits for pages that are just being read. Nor
 //! may any other thread of the server. If the server were killed meanwhile, that thread would wait for
 //! a request of the server before, the server would not end, and the next one would never answer the
-//! request. So the thread asks another process, which outlives the server if it has to.
+//! request. So the thread asks another process, which outlives the server if it has to. That process may
+//! die, or not be started: what it was told may be lost then, so it is told of all files again
+//! ([`DropsPages`]).
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_fs::node::Node;
 
@@ -32,8 +34,18 @@ const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// How long it does not look when it has found a change: dropping pages costs programs more.
 const PAUSE_AFTER_CHANGE: Duration = Duration::from_millis(8);
+/// How many times as long as it looked it does not look at least: programs may map very many files.
+const REST: u32 = 8;
 /// Of how many reads at the end of a file it is known what was filled in.
 const MOST_FILLED: usize = 16;
+
+/// What has the kernel drop pages.
+pub(crate) trait DropsPages {
+    /// Whether what it was told since the last call may be lost.
+    fn has_lost(&mut self) -> bool;
+    /// Has it drop those of this inode. Returns false if that is not possible now.
+    fn drop_pages(&mut self, number: u64) -> bool;
+}
 
 /// The files whose pages the kernel may have.
 #[derive(Default)]
@@ -158,10 +170,26 @@ impl PoolFs {
                 Now::Version(version) => Some(version),
                 Now::Changing | Now::Gone => None,
             };
-            self.mappings.lock().of.insert(node.number, Watched::new(node, seen));
-            self.mappings.begun.notify_one();
+            self.watch_since(node, seen);
         }
         true
+    }
+
+    /// Watches a file since a version. If another thread does so already, the kernel may have pages from
+    /// before this one.
+    fn watch_since(&self, node: Node, seen: Option<Version>) {
+        let mut mappings = self.mappings.lock();
+        if mappings.of.get(&node.number).is_none_or(|watched| watched.node != node) {
+            mappings.of.insert(node.number, Watched::new(node, seen));
+            self.mappings.begun.notify_one();
+        }
+    }
+
+    /// As a thread that was about to watch a file, and comes late.
+    #[cfg(test)]
+    pub(super) fn watch_late(&self, node: Node) {
+        let Now::Version(seen) = self.version_of(node) else { panic!("it is not being changed") };
+        self.watch_since(node, Some(seen));
     }
 
     /// After such a read, which has found so many bytes.
@@ -209,34 +237,51 @@ impl PoolFs {
         watched.into_iter().filter(changed).map(|node| node.number).collect()
     }
 
-    /// The body of the thread: calls `drop_pages` for files that others have changed, until it is
+    /// Has pages dropped of files that others have changed, or that are watched since a moment that is
+    /// not known. Returns whether there were any.
+    pub(super) fn drop_changed(&self, drops: &mut impl DropsPages) -> bool {
+        if drops.has_lost() {
+            self.mappings.lock().of.values_mut().for_each(|watched| watched.seen = None);
+        }
+        let changed = self.changed_mappings();
+        for number in &changed {
+            if !drops.drop_pages(*number)
+                && let Some(watched) = self.mappings.lock().of.get_mut(number)
+            {
+                // The next time.
+                watched.seen = None;
+            }
+        }
+        !changed.is_empty()
+    }
+
+    /// The body of the thread: has pages dropped of files that others have changed, until it is
     /// [ended](PoolFs::end_watch).
-    pub(crate) fn watch(&self, mut drop_pages: impl FnMut(u64)) {
+    pub(crate) fn watch(&self, mut drops: impl DropsPages) {
         let mut pause = FIRST_PAUSE;
         loop {
-            let changed = self.changed_mappings();
+            let start = Instant::now();
+            let has_changed = self.drop_changed(&mut drops);
+            let rest = REST * start.elapsed();
             let mut watched = self.mappings.lock();
             if watched.ended {
                 return;
             }
             let begun = &self.mappings.begun;
-            if changed.is_empty() && watched.of.is_empty() {
+            if has_changed {
+                pause = FIRST_PAUSE;
+                let is_going_on = |state: &mut State| !state.ended;
+                let limit = PAUSE_AFTER_CHANGE.max(rest);
+                let waited = begun.wait_timeout_while(watched, limit, is_going_on);
+                drop(waited.unwrap_or_else(PoisonError::into_inner));
+            } else if watched.of.is_empty() {
                 pause = FIRST_PAUSE;
                 watched = begun.wait(watched).unwrap_or_else(PoisonError::into_inner);
-            } else if changed.is_empty() {
-                let waited = begun.wait_timeout(watched, pause);
-                watched = waited.unwrap_or_else(PoisonError::into_inner).0;
-                pause = (2 * pause).min(LONGEST_PAUSE);
-            }
-            drop(watched);
-            if !changed.is_empty() {
-                changed.into_iter().for_each(&mut drop_pages);
-                pause = FIRST_PAUSE;
-                let watched = self.mappings.lock();
-                let ended = |state: &mut State| !state.ended;
-                let waited =
-                    self.mappings.begun.wait_timeout_while(watched, PAUSE_AFTER_CHANGE, ended);
+                drop(watched);
+            } else {
+                let waited = begun.wait_timeout(watched, pause.max(rest));
                 drop(waited.unwrap_or_else(PoisonError::into_inner));
+                pause = (2 * pause).min(LONGEST_PAUSE);
             }
         }
     }

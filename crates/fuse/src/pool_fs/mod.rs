@@ -36,6 +36,8 @@ mod attributes;
 mod data;
 mod directories;
 mod handles;
+mod lock_ranges;
+mod lock_waits;
 mod locks;
 mod lookup;
 mod mappings;
@@ -57,8 +59,11 @@ use aquifer_fs::node::{Caller, Node, Nodes};
 use aquifer_fs::{Files, FsError};
 
 use self::handles::Handles;
-pub(crate) use self::locks::{KeepsLocks, LockOwner, OpenOwner, OwnerName};
+pub(crate) use self::locks::{
+    KeepsLocks, LockOwner, MOST_HOLDERS, MOST_OPEN, OpenOwner, OwnerName,
+};
 use self::locks::{KeepsNone, Locks};
+pub(crate) use self::mappings::DropsPages;
 use self::mappings::Mappings;
 pub(crate) use self::once::Lasting;
 pub(crate) use self::orphans::{Lent, Orphans};

@@ -21,6 +21,7 @@ use crate::wire::{
 
 mod opcode {
     pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
     pub const READ: u32 = 15;
     pub const WRITE: u32 = 16;
     pub const RELEASE: u32 = 18;
@@ -139,6 +140,22 @@ impl Scene {
         self.send(opcode, self.node, lock.as_bytes())
     }
 
+    /// The error of a range that is locked, or unlocked, by an owner.
+    fn set_range(&self, owner: u64, bytes: std::ops::Range<u64>, kind: i32) -> i32 {
+        let (start, end, kind) = (bytes.start, bytes.end - 1, kind as u32);
+        let lock = LockIn { fh: 1, owner, start, end, kind, ..LockIn::new_zeroed() };
+        self.ask(opcode::SETLK, self.node, lock.as_bytes()).0
+    }
+
+    fn limit(&mut self, holders: usize, ranges: usize) {
+        let locks = Arc::get_mut(self.fs.locks.as_mut().unwrap()).unwrap();
+        (locks.most_holders, locks.most_ranges) = (holders, ranges);
+    }
+
+    fn try_flock(&self, fh: u64) -> i32 {
+        self.client.answer(self.set_lock(fh, libc::F_RDLCK, lock::FLOCK, false)).0
+    }
+
     fn locks(&self, fh: u64, lock_flags: u32) {
         let unique = self.set_lock(fh, libc::F_WRLCK, lock_flags, false);
         assert_eq!(self.client.answer(unique).0, 0);
@@ -238,6 +255,79 @@ fn locks_outlive_a_server_that_ends_in_order() {
 }
 
 #[test]
+fn owners_are_limited_and_those_without_locks_make_room() {
+    let mut scene = Scene::new();
+    scene.limit(3, 100);
+    assert_eq!(
+        [1, 2, 3, 4, 5].map(|fh| scene.try_flock(fh)),
+        [0, 0, 0, libc::ENOLCK, libc::ENOLCK]
+    );
+    // Those that have ended.
+    scene.release(2);
+    assert_eq!([4, 5].map(|fh| scene.try_flock(fh)), [0, libc::ENOLCK]);
+    // Those that are open, and have nothing locked.
+    let unlocked = scene.set_lock(1, libc::F_UNLCK, lock::FLOCK, false);
+    assert_eq!(scene.client.answer(unlocked).0, 0);
+    assert_eq!([5, 1].map(|fh| scene.try_flock(fh)), [0, libc::ENOLCK]);
+    // One that waits stays one.
+    scene.release(3);
+    let waits = scene.set_lock(6, libc::F_WRLCK, lock::FLOCK, true);
+    assert_eq!(scene.try_flock(7), libc::ENOLCK);
+    [4, 5].map(|fh| scene.release(fh));
+    assert_eq!(scene.client.answer(waits).0, 0);
+}
+
+#[test]
+fn ranges_are_limited() {
+    let mut scene = Scene::new();
+    scene.limit(10, 4);
+    let (lock, unlock) = (libc::F_WRLCK, libc::F_UNLCK);
+    let apart = |at: u64| 10 * at..10 * at + 3;
+    let locked = [1, 2, 3, 4, 5].map(|at| scene.set_range(at % 2, apart(at), lock));
+    assert_eq!(locked, [0, 0, 0, 0, libc::ENOLCK]);
+    // As many as before, or fewer; but not more by unlocking.
+    assert_eq!(scene.set_range(0, 20..25, lock), 0);
+    assert_eq!(scene.set_range(0, 22..23, unlock), libc::ENOLCK);
+    assert_eq!(scene.set_range(0, 22..25, unlock), 0);
+    assert_eq!(scene.set_range(0, apart(4), unlock), 0);
+    assert_eq!([5, 6].map(|at| scene.set_range(1, apart(at), lock)), [0, libc::ENOLCK]);
+    // All of an owner's.
+    assert_eq!(scene.ask(opcode::FLUSH, scene.node, [0_u64, 0, 1].as_bytes()).0, 0);
+    let locked = [1, 3, 5, 6].map(|at| scene.set_range(2, apart(at), lock));
+    assert_eq!(locked, [0, 0, 0, libc::ENOLCK]);
+}
+
+#[test]
+fn waits_are_limited_and_leave_when_they_are_interrupted() {
+    let scene = Scene::new();
+    let other = scene.other();
+    assert!(other.try_lock(&ALL, LockMode::Exclusive).unwrap());
+    let wait = || scene.set_lock(1, libc::F_WRLCK, 0, true);
+    let waits: Vec<u64> = (0..crate::state::MOST_WAITING).map(|_| wait()).collect();
+    assert_eq!(scene.client.answer(wait()).0, libc::ENOLCK);
+    for unique in &waits[10..] {
+        scene.send(opcode::INTERRUPT, 0, unique.as_bytes());
+    }
+    assert_eq!(scene.client.answer(*waits.last().unwrap()).0, libc::EINTR);
+    let more = wait();
+    other.unlock(&ALL).unwrap();
+    // All are of one owner.
+    for unique in waits[..10].iter().chain([&more]) {
+        assert_eq!(scene.client.answer(*unique).0, 0);
+    }
+}
+
+#[test]
+fn a_wait_ends_with_its_file() {
+    let scene = Scene::new();
+    let other = scene.other();
+    assert!(other.try_lock(&ALL, LockMode::Exclusive).unwrap());
+    let waits = scene.set_lock(1, libc::F_WRLCK, 0, true);
+    scene.send(opcode::FORGET, scene.node, 1_u64.as_bytes());
+    assert_eq!(scene.client.answer(waits).0, libc::ESTALE);
+}
+
+#[test]
 fn unlocking_what_cannot_be_locked_is_no_error() {
     let scene = Scene::new();
     let start = scene.pool.lockable_bytes();
@@ -309,6 +399,41 @@ fn what_is_stored_to_a_mapping_is_no_change_by_others() {
     assert!(scene.fs.changed_mappings().is_empty());
     file.set_len(19_000).unwrap();
     assert_eq!(scene.fs.changed_mappings(), [scene.node]);
+    // Two threads fetch the first pages, one before and one behind a change.
+    file.write_all_at(b"y", 12_000).unwrap();
+    scene.fs.watch_late(scene.fs.node(scene.node).unwrap());
+    assert_eq!(scene.fs.changed_mappings(), [scene.node]);
+}
+
+/// Cannot drop pages now and then, and dies once.
+struct Unreliable<'d>(&'d mut Vec<u64>, bool, bool);
+
+impl DropsPages for Unreliable<'_> {
+    fn has_lost(&mut self) -> bool {
+        std::mem::take(&mut self.2)
+    }
+
+    fn drop_pages(&mut self, number: u64) -> bool {
+        self.0.push(number);
+        self.1
+    }
+}
+
+#[test]
+fn pages_are_dropped_again_where_that_may_not_have_happened() {
+    let scene = Scene::new();
+    let others = foreign(&scene);
+    others.write("/f", [1; 20_000]).unwrap();
+    scene.fault(0, 8192);
+    let file = others.options().write(true).open("/f").unwrap();
+    file.write_all_at(b"x", 12_000).unwrap();
+    let mut told = |works, has_lost| {
+        let mut told = Vec::new();
+        scene.fs.drop_changed(&mut Unreliable(&mut told, works, has_lost));
+        told.len()
+    };
+    assert_eq!([told(false, false), told(false, false), told(true, false)], [1, 1, 1]);
+    assert_eq!([told(true, false), told(true, true), told(true, false)], [0, 1, 0]);
 }
 
 #[test]

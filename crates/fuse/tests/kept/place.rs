@@ -119,9 +119,19 @@ impl Place {
 
     /// The server, if there is one at this moment.
     pub fn server(&self) -> Option<u32> {
-        let processes = fs::read_dir("/proc").expect("it is mounted");
-        let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        pids.into_iter().find(|pid| parent_of(*pid) == Some(self.pid))
+        children_of(self.pid).first().copied()
+    }
+
+    /// How many processes the keeper has at this moment: a server, and those that unmount.
+    #[allow(dead_code, reason = "for shared mounts")]
+    pub fn processes(&self) -> usize {
+        children_of(self.pid).len()
+    }
+
+    /// The process that tells the kernel which pages to drop, if there is one at this moment.
+    #[allow(dead_code, reason = "for shared mounts")]
+    pub fn notifier(&self) -> Option<u32> {
+        children_of(self.server()?).first().copied()
     }
 
     /// Kills the server. Returns false if there was none at this moment.
@@ -139,9 +149,15 @@ impl Place {
         self.directory.take().expect("until the end").keep().join("pool")
     }
 
+    /// How many pools are mounted here. Others may be mounted on the machine.
+    pub fn mounts(&self) -> usize {
+        let all = mounts().expect("the table");
+        all.iter().filter(|it| it.directory.starts_with(self.at(""))).count()
+    }
+
     /// Whether the mount is there.
     pub fn is_mounted(&self) -> bool {
-        !mounts().expect("the table").is_empty()
+        self.mounts() > 0
     }
 
     /// Closes the lifeline.
@@ -206,6 +222,18 @@ pub fn in_child(main: fn() -> std::process::ExitCode) {
 pub fn kill(pid: u32) -> bool {
     let pid = Pid::from_raw(pid as i32).expect("a process");
     kill_process(pid, Signal::KILL).is_ok()
+}
+
+fn children_of(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").expect("it is mounted");
+    let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| parent_of(*pid) == Some(parent)).collect()
+}
+
+/// Stops a process that this test has started, or lets it go on.
+pub fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).expect("a process");
+    kill_process(pid, signal).expect("it is there");
 }
 
 fn parent_of(pid: u32) -> Option<u32> {

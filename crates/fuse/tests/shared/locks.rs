@@ -1,20 +1,27 @@
 //! Locks of programs on the mount and of programs that use the library exclude each other.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::os::unix::thread::JoinHandleExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 
 use aquifer_fs::{FsError, LockMode};
 use aquifer_fuse::mounts;
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_testkit::child;
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Flock, FlockType, Resource, Rlimit, fcntl_getlk, getrlimit, setrlimit};
 
-use crate::place::Place;
-use crate::{both, end};
+use crate::place::{How, Place, WAITS, WAITS_IF};
+use crate::{both, end, mount_again};
 
 /// Where the children of a test count, or wait.
 const AT: &str = "AQUIFER_LOCK_AT";
@@ -47,9 +54,13 @@ fn unlock_all(here: &aquifer_fs::File) {
 
 /// Waits until so many requests of the mount wait.
 fn until_waiting(place: &Place, count: u64) {
+    until_waiting_at(&place.root(), count);
+}
+
+fn until_waiting_at(directory: &Path, count: u64) {
     loop {
         let all = mounts().expect("the table");
-        let mounted = all.iter().find(|it| it.directory == place.root()).expect("it is there");
+        let mounted = all.iter().find(|it| it.directory == directory).expect("it is there");
         if mounted.waiting.expect("the control file system is mounted") >= count {
             return;
         }
@@ -266,4 +277,275 @@ pub fn one_at_a_time_has_a_lock() {
     assert_eq!(counted, (3 * ROUNDS).to_le_bytes());
     drop((here, files));
     end(place);
+}
+
+const ALONE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The three kinds of locks, on all of a file: whether it was got.
+type Kind = (fn(&File) -> bool, fn(&File));
+const KINDS: [Kind; 3] = [
+    (
+        |file| flock(file, ALONE).is_ok(),
+        |file| flock(file, FlockOperation::Unlock).expect("it is open"),
+    ),
+    (
+        |file| {
+            let tried = lock::try_lock(file.as_fd(), LockRange::WHOLE, LockKind::Exclusive);
+            tried.expect("it is open")
+        },
+        |file| lock::unlock(file.as_fd(), LockRange::WHOLE).expect("it is open"),
+    ),
+    (
+        |file| fcntl_lock(file, ALONE).is_ok(),
+        |file| fcntl_lock(file, FlockOperation::Unlock).expect("it is open"),
+    ),
+];
+
+pub fn locks_of_two_mounts_exclude_each_other() {
+    let Some((place, files)) = both() else { return };
+    let second = place.at("second");
+    fs::create_dir(&second).expect("a directory of its own");
+    let how = How { cache: aquifer_fuse::Cache::Shared, ..How::default() };
+    let keeper = mount_again(&place, &second, &how).expect("others may mount it");
+    fs::write(place.root().join("f"), "text").expect("a new file");
+    let (one, two) = (open(&place.root().join("f")), open(&second.join("f")));
+    for (try_it, unlock) in KINDS {
+        for (has, wants) in [(&one, &two), (&two, &one)] {
+            assert!(try_it(has) && !try_it(wants));
+            unlock(has);
+            assert!(try_it(wants) && !try_it(has));
+            unlock(wants);
+        }
+    }
+    // Which one it is.
+    let wanted = Flock::from(FlockType::WriteLock);
+    let found = || fcntl_getlk(&two, &wanted).expect("it is open");
+    assert_eq!(found().map(|it| it.typ), None);
+    fcntl_lock(&one, FlockOperation::NonBlockingLockShared).expect("no other has it");
+    let it = found().expect("it is locked");
+    assert_eq!((it.typ, it.start, it.length, it.pid), (FlockType::ReadLock, 0, 0, None));
+    fcntl_lock(&one, FlockOperation::Unlock).expect("it is open");
+    assert_eq!(found().map(|it| it.typ), None);
+    // And who waits gets it.
+    for wait in [
+        (|file| Ok(flock(file, FlockOperation::LockExclusive)?))
+            as fn(&File) -> std::io::Result<()>,
+        |file| Ok(fcntl_lock(file, FlockOperation::LockExclusive)?),
+    ] {
+        wait(&one).expect("no other has it");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| wait(&two));
+            until_waiting_at(&second, 1);
+            KINDS.iter().for_each(|(_, unlock)| unlock(&one));
+            waits.join().expect("no panic").expect("it is free");
+        });
+        KINDS.iter().for_each(|(_, unlock)| unlock(&two));
+    }
+    drop((one, two));
+    aquifer_fuse::unmount(&second, false, PATIENCE).expect("nothing uses it");
+    assert!(keeper.wait().expect("a child").success());
+    drop(files);
+    end(place);
+}
+
+/// In a process of its own, whose standard input is a file that its parent has locked.
+pub fn inherit_locks() {
+    let file = std::io::stdin().as_fd().try_clone_to_owned().map(File::from).expect("a file");
+    // The parent's locks of processes are not those of this one.
+    assert!(!try_process_lock(&file, 0..10) && try_process_lock(&file, 40..50));
+    // Those of the description are.
+    flock(&file, ALONE).expect("it has it already");
+    let held = lock::try_lock(file.as_fd(), range(20, 10), LockKind::Exclusive);
+    assert!(held.expect("it is open"));
+}
+
+/// In a process of its own: locks a file, and becomes another program.
+pub fn lock_and_exec() {
+    let file = open(Path::new(&std::env::var_os(AT).expect("set by the parent")));
+    fcntl_lock(&file, ALONE).expect("no other has it");
+    fcntl_setfd(&file, FdFlags::empty()).expect("it is open");
+    let mut next = child::command("held");
+    next.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
+    panic!("{}", next.exec());
+}
+
+/// That program: it ends with its standard input.
+pub fn keep_lock() {
+    println!("held");
+    std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe");
+}
+
+pub fn locks_are_those_of_processes_or_descriptions() {
+    let Some((place, files)) = both() else { return };
+    let at = place.root().join("f");
+    fs::write(&at, "text").expect("a new file");
+    let here = files.options().read(true).write(true).open("/f").expect("it is there");
+    let one = open(&at);
+    let duplicate = || one.try_clone().expect("there are descriptors");
+
+    // Another process that has the description, and closes it.
+    let locked = lock::try_lock(one.as_fd(), range(20, 10), LockKind::Exclusive);
+    assert!(locked.expect("it is open"));
+    flock(&one, ALONE).expect("no other has it");
+    let mut inherits = child::command("inherit");
+    inherits.stdin(Stdio::from(duplicate()));
+    let process = open(&at);
+    assert!(try_process_lock(&process, 0..10));
+    let output = inherits.output().expect("a child");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!([0, 9, 10, 20, 29].map(|at| is_locked(&here, at)), [true, true, false, true, true]);
+    assert!(here.try_lock().is_err());
+
+    // A duplicate that is closed ends what the process has, and nothing else.
+    drop(inherits);
+    assert_eq!([0, 9, 20, 29].map(|at| is_locked(&here, at)), [false, false, true, true]);
+    assert!(here.try_lock().is_err());
+
+    // The last descriptor of the description is another process's.
+    let (reading, writing) = std::io::pipe().expect("a pipe");
+    let given = Stdio::from(duplicate());
+    let mut keeps =
+        child::command("held").stdin(reading).stderr(given).spawn().expect("this program");
+    until_held(&mut keeps);
+    drop((one, process));
+    assert!(is_locked(&here, 20) && here.try_lock().is_err());
+    drop(writing);
+    assert!(keeps.wait().expect("a child").success());
+    here.lock().expect("it ends");
+    here.lock_range(20..30, LockMode::Exclusive).expect("it ends");
+    unlock_all(&here);
+
+    // What a process has, it has as another program too, until that ends.
+    let (reading, writing) = std::io::pipe().expect("a pipe");
+    let mut keeps =
+        child::command("hold").env(AT, &at).stdin(reading).spawn().expect("this program");
+    until_held(&mut keeps);
+    assert!(is_locked(&here, 0));
+    drop(writing);
+    assert!(keeps.wait().expect("a child").success());
+    assert!(!is_locked(&here, 0));
+    drop((here, files));
+    end(place);
+}
+
+/// Waits until a child says that it has started.
+fn until_held(child: &mut std::process::Child) {
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    assert!(lines.any(|line| line.is_ok_and(|line| line == "held")));
+    // It goes on to write.
+    std::thread::spawn(move || lines.count());
+}
+
+/// Tries to lock bytes for this process.
+fn try_process_lock(file: &File, bytes: std::ops::Range<u64>) -> bool {
+    // SAFETY: all zeroes is a value of it.
+    let mut wanted: libc::flock = unsafe { std::mem::zeroed() };
+    wanted.l_type = libc::F_WRLCK as libc::c_short;
+    wanted.l_whence = libc::SEEK_SET as libc::c_short;
+    (wanted.l_start, wanted.l_len) = (bytes.start as i64, (bytes.end - bytes.start) as i64);
+    let descriptor = std::os::fd::AsRawFd::as_raw_fd(file);
+    // SAFETY: a pointer to what the call reads.
+    unsafe { libc::fcntl(descriptor, libc::F_SETLK, &raw const wanted) == 0 }
+}
+
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count_signal(_: libc::c_int) {
+    SIGNALS.fetch_add(1, SeqCst);
+}
+
+fn count_signals(flags: libc::c_int) {
+    // SAFETY: all zeroes is a value of it, with no signal blocked.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = count_signal as *const () as usize;
+    action.sa_flags = flags;
+    // SAFETY: the handler changes an atomic, and nothing else.
+    let set = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) };
+    assert_eq!(set, 0);
+}
+
+pub fn a_signal_ends_a_wait_unless_it_begins_anew() {
+    let Some((place, files)) = both() else { return };
+    let at = place.root().join("f");
+    fs::write(&at, "text").expect("a new file");
+    let here = files.options().read(true).write(true).open("/f").expect("it is there");
+    let waits: [fn(&File) -> std::io::Result<()>; 3] = [
+        |file| Ok(flock(file, FlockOperation::LockExclusive)?),
+        |file| Ok(fcntl_lock(file, FlockOperation::LockExclusive)?),
+        |file| lock::lock(file.as_fd(), range(7, 7), LockKind::Exclusive),
+    ];
+    for wait in waits {
+        for flags in [0, libc::SA_RESTART] {
+            count_signals(flags);
+            here.lock().expect("no other has it");
+            here.lock_range(.., LockMode::Exclusive).expect("no other has it");
+            let file = open(&at);
+            let waits = std::thread::spawn(move || wait(&file));
+            until_waiting(&place, 1);
+            let before = SIGNALS.load(SeqCst);
+            // SAFETY: a thread that was not joined.
+            let sent = unsafe { libc::pthread_kill(waits.as_pthread_t(), libc::SIGUSR1) };
+            assert_eq!(sent, 0);
+            if flags == 0 {
+                let ended = waits.join().expect("no panic").expect_err("it is interrupted");
+                assert_eq!(ended.kind(), ErrorKind::Interrupted, "{ended}");
+                unlock_all(&here);
+            } else {
+                while SIGNALS.load(SeqCst) == before {
+                    std::thread::yield_now();
+                }
+                until_waiting(&place, 1);
+                assert!(!waits.is_finished());
+                unlock_all(&here);
+                waits.join().expect("no panic").expect("it is free");
+            }
+        }
+    }
+    drop((here, files));
+    end(place);
+}
+
+fn until(place: &Place, what: impl Fn(&Place) -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !what(place) {
+        assert!(Instant::now() < end, "{}", place.log());
+        std::thread::yield_now();
+    }
+}
+
+pub fn a_server_that_does_not_read_holds_up_no_keeper() {
+    /// More than a socket has room for.
+    const LOCKS: usize = 600;
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.map_or(4096, |most| most.min(4096));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit }).expect("up to the limit");
+    if most < 1024 {
+        println!("skipped: {most} open files are too few");
+        return;
+    }
+    let Some((mut place, files)) = both() else { return };
+    let locked = |number: usize| {
+        let file = File::create_new(place.root().join(number.to_string())).expect("a new file");
+        flock(&file, ALONE).expect("no other has it");
+        file
+    };
+    let open: Vec<File> = (0..LOCKS).map(locked).collect();
+    let waits_if = place.at(WAITS_IF);
+    fs::write(&waits_if, "").expect("a new file");
+    assert!(place.kill_server());
+    let waits = waits_if.with_extension(WAITS);
+    until(&place, |_| waits.exists());
+    // It has been told as much as there is room for. The keeper hears what happens all the same.
+    let processes = place.processes();
+    place.cut();
+    until(&place, |place| place.processes() > processes);
+    fs::remove_file(&waits_if).expect("it is there");
+    // The server is told of all.
+    for number in 0..LOCKS {
+        let here = files.open_file(format!("/{number}")).expect("it is there");
+        assert!(here.try_lock_shared().is_err(), "{number}");
+    }
+    drop((open, files));
+    assert!(place.ended(), "{}", place.log());
 }

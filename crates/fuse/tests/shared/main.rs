@@ -30,7 +30,15 @@ fn child() {
         ("two", coherence::two_mounts_of_one_pool),
         ("alone", coherence::a_mount_that_is_alone_is_not_shared),
         ("mapped", mappings::a_mapping_shows_what_others_write),
+        ("notifier", mappings::a_mapping_is_refreshed_by_another_process_if_one_dies),
         ("locks", locks::locks_exclude_both_sides),
+        ("mounts", locks::locks_of_two_mounts_exclude_each_other),
+        ("kinds", locks::locks_are_those_of_processes_or_descriptions),
+        ("inherit", locks::inherit_locks),
+        ("hold", locks::lock_and_exec),
+        ("held", locks::keep_lock),
+        ("signals", locks::a_signal_ends_a_wait_unless_it_begins_anew),
+        ("unread", locks::a_server_that_does_not_read_holds_up_no_keeper),
         ("waits", locks::a_lock_is_waited_for_until_it_is_free_or_the_wait_is_ended),
         ("wait", locks::wait_for_lock),
         ("outlive", locks::locks_outlive_their_server),
@@ -49,7 +57,7 @@ fn keeper() {
 /// A server.
 #[test]
 fn server() {
-    place::in_child(aquifer_fuse::server_main);
+    place::in_child(place::server);
 }
 
 /// A new pool, mounted shared, and open in this process too.
@@ -80,7 +88,12 @@ aquifer_testkit::roles! {
     two_mounts_of_one_pool: "two",
     a_mount_that_is_alone_is_not_shared: "alone",
     a_mapping_shows_what_others_write: "mapped",
+    a_mapping_is_refreshed_by_another_process_if_one_dies: "notifier",
     locks_exclude_both_sides: "locks",
+    locks_of_two_mounts_exclude_each_other: "mounts",
+    locks_are_those_of_processes_or_descriptions: "kinds",
+    a_signal_ends_a_wait_unless_it_begins_anew: "signals",
+    a_server_that_does_not_read_holds_up_no_keeper: "unread",
     a_lock_is_waited_for_until_it_is_free_or_the_wait_is_ended: "waits",
     locks_outlive_their_server: "outlive",
     more_owners_than_descriptors_get_an_error: "limit",

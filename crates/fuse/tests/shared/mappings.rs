@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 
 use aquifer_sys::memory::{self, Protection};
+use rustix::process::Signal;
 
+use crate::place::{kill, send};
 use crate::{both, end};
 
 const LEN: usize = 64 << 10;
@@ -82,6 +84,39 @@ pub fn a_mapping_shows_what_others_write() {
     // A new mapping shows it at once.
     here.write_all_at(&[77], 3).expect("there is room");
     assert_eq!(Mapped::new(&there).get(3), 77);
+    drop(mapped);
+    drop((there, here, files));
+    end(place);
+}
+
+pub fn a_mapping_is_refreshed_by_another_process_if_one_dies() {
+    let Some((place, files)) = both() else { return };
+    let at = place.root().join("f");
+    fs::write(&at, vec![1; LEN]).expect("a new file");
+    let here = files.options().read(true).write(true).open("/f").expect("it is there");
+    let there = File::options().read(true).write(true).open(&at).expect("it is there");
+    let mapped = Mapped::new(&there);
+    assert_eq!(mapped.get(0), 1);
+    for round in 2..8 {
+        here.write_all_at(&[round], 0).expect("there is room");
+        mapped.until(0, round);
+        let notifier = loop {
+            if let Some(notifier) = place.notifier() {
+                break notifier;
+            }
+        };
+        // What it is told before its death is known is told to the next one.
+        send(notifier, Signal::STOP);
+        here.write_all_at(&[round], 1).expect("there is room");
+        if round % 2 == 0 {
+            send(notifier, Signal::CONT);
+            mapped.until(1, round);
+        } else {
+            assert!(kill(notifier));
+        }
+        mapped.until(1, round);
+    }
+    assert!(place.log().contains("mappings may show"), "{}", place.log());
     drop(mapped);
     drop((there, here, files));
     end(place);
