@@ -41,7 +41,7 @@ pub use handler::Handler;
 pub use in_process::{Mount, MountError};
 pub use init::Agreed;
 pub use kept::{Keeper, Mounting, Program, keeper_main, server_main};
-pub use mounts::{MountedPool, UnmountError, mounts, unmount};
+pub use mounts::{MountedPool, UnmountError, Unmounted, mounts, unmount};
 pub use options::{Cache, MountOptions};
 pub use team::{Counts, Worker};
 

@@ -1,7 +1,10 @@
 //! Pools that are mounted, whichever process serves them, and how such a mount ends.
 //!
 //! Nothing here asks a server, which may not answer: the kernel's table of mounts tells what is
-//! mounted where, and the pool itself which processes have it open.
+//! mounted where. Whether the pool of a mount is closed tells a socket whose name is the number of the
+//! connection ([`announce`]): its keeper listens there, answers nothing, and closes it behind the pool.
+//! So it does not matter what the path of the pool is by then. Where there is none, for a process that
+//! serves a mount by itself, the pool tells which processes have it open.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -12,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use aquifer_pool::Pool;
+use aquifer_sys::local_socket::{self, Connection, Listener};
 use aquifer_sys::mount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -38,6 +42,22 @@ pub struct MountedPool {
     pub connection: u32,
     /// How many requests have no answer yet; `None` where the kernel does not show it to this user.
     pub waiting: Option<u64>,
+    /// The user that has mounted it.
+    user: Option<u32>,
+}
+
+/// What became of a mount that a directory does not show any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unmounted {
+    /// The processes that served it have closed the pool.
+    Closed,
+    /// It is mounted at another directory too, and goes on there.
+    Elsewhere,
+    /// Nothing was waited for, as it is not known which process serves it: one that does so by itself
+    /// ([`Mount`](crate::Mount)), of a pool that is shared, or that the source of the mount does not
+    /// name; or a keeper in another network namespace.
+    NotWaited,
 }
 
 /// Why a pool is still mounted, or still open.
@@ -94,31 +114,63 @@ pub fn mounts() -> io::Result<Vec<MountedPool>> {
     Ok(found)
 }
 
-/// Unmounts the pool that a directory shows, and waits until the process that served it has closed
+/// The name of the socket of a mount's keeper.
+fn socket_name(connection: u32) -> Vec<u8> {
+    format!("aquifer-mount-{connection}").into_bytes()
+}
+
+/// Lets [`unmount`] wait until this is dropped. `None` where that is not possible: the number may have
+/// been that of a mount whose keeper has not ended yet.
+pub(crate) fn announce(connection: u32) -> Option<Listener> {
+    Listener::bind_name(&socket_name(connection)).ok()
+}
+
+/// Unmounts the pool that a directory shows, and waits until the processes that served it have closed
 /// it: then everything that was written is in the pool, and other processes can open it. With
 /// `lazily`, also while programs use it: the directory is empty then, and the mount ends with its
-/// last use. Which processes those are, the pool tells: where the source of the mount is not its path any
-/// more, or never was, this does not wait.
+/// last use.
 ///
 /// # Errors
 /// [`UnmountError`].
-pub fn unmount(directory: &Path, lazily: bool, wait: Duration) -> Result<(), UnmountError> {
+pub fn unmount(directory: &Path, lazily: bool, wait: Duration) -> Result<Unmounted, UnmountError> {
     let path = resolve(directory);
     let all = mounts().map_err(UnmountError::Table)?;
     // The last one hides the others.
     let mounted = all.iter().rev().find(|mounted| mounted.directory == path);
     let Some(mounted) = mounted else { return Err(UnmountError::NotMounted { path }) };
-    let mut before = writers_of(&mounted.source);
+    let has_keeper = local_socket::is_name_bound(&socket_name(mounted.connection)).unwrap_or(false);
+    let mut before = if has_keeper { HashSet::new() } else { writers_of(&mounted.source) };
     if may_have_others(&mounted.source, &before) {
         before.clear();
     }
     remove(&path, mounted.connection, lazily)?;
     let is_elsewhere =
         all.iter().filter(|other| other.connection == mounted.connection).count() > 1;
-    if is_elsewhere || before.is_empty() {
-        Ok(())
+    if is_elsewhere {
+        Ok(Unmounted::Elsewhere)
+    } else if has_keeper {
+        wait_for_keeper(mounted, wait)
+    } else if before.is_empty() {
+        Ok(Unmounted::NotWaited)
     } else {
-        wait_until_closed(&mounted.source, &before, wait)
+        wait_until_closed(&mounted.source, &before, wait).map(|()| Unmounted::Closed)
+    }
+}
+
+/// Waits until the keeper of a mount has closed its socket, and the pool before.
+fn wait_for_keeper(mounted: &MountedPool, wait: Duration) -> Result<Unmounted, UnmountError> {
+    match Connection::connect_name(&socket_name(mounted.connection), wait) {
+        // Any process could take the name.
+        Ok(keeper) if keeper.peer().is_ok_and(|peer| Some(peer.uid) == mounted.user) => {
+            if keeper.is_closed_within(wait) {
+                return Ok(Unmounted::Closed);
+            }
+            let pool = mounted.source.clone();
+            Err(UnmountError::StillOpen { pool, waited: wait })
+        }
+        // It has ended.
+        Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => Ok(Unmounted::Closed),
+        _ => Ok(Unmounted::NotWaited),
     }
 }
 
@@ -219,12 +271,15 @@ fn parse(line: &[u8]) -> Option<MountedPool> {
     let is_set =
         |field: &[u8], wanted: &[u8]| field.split(|&byte| byte == b',').any(|it| it == wanted);
     (*kind == KIND).then_some(())?;
+    let options = std::str::from_utf8(fields.get(end + 3)?).unwrap_or_default();
+    let user = options.split(',').find_map(|option| option.strip_prefix("user_id="));
     Some(MountedPool {
         source: unescape(source),
         directory: unescape(fields.get(4)?),
         read_only: is_set(fields.get(5)?, b"ro") || is_set(fields.get(end + 3)?, b"ro"),
         connection: device.split_once(':')?.1.parse().ok()?,
         waiting: None,
+        user: user.and_then(|user| user.parse().ok()),
     })
 }
 
@@ -267,11 +322,11 @@ mod tests {
 
     #[test]
     fn the_table_of_mounts_tells_pools_with_any_name() {
-        let line = br"36 28 0:52 /pool /mnt/a\040b rw,nosuid,nodev shared:7 - fuse.aquifer /srv/x\054y\134z.pool ro,user_id=0";
+        let line = br"36 28 0:52 /pool /mnt/a\040b rw,nosuid,nodev shared:7 - fuse.aquifer /srv/x\054y\134z.pool ro,user_id=7,group_id=0";
         let found = parse(line).unwrap();
         assert_eq!(found.directory, Path::new("/mnt/a b"));
         assert_eq!(found.source, Path::new(r"/srv/x,y\z.pool"));
-        assert_eq!((found.connection, found.read_only), (52, true));
+        assert_eq!((found.connection, found.read_only, found.user), (52, true, Some(7)));
         for other in
             [&b"36 28 0:52 / /mnt rw - fuse.other /x rw"[..], b"", b"36 28", b"1 2 3 4 5 6 -"]
         {

@@ -120,8 +120,8 @@ impl Mounted<'_> {
                     "programs that the command has left behind use {at} until they end"
                 ));
                 match unmount(path, true, Duration::ZERO) {
-                    Err(UnmountError::StillOpen { .. }) => Ok(()),
-                    ended => Ok(ended?),
+                    Ok(_) | Err(UnmountError::StillOpen { .. }) => Ok(()),
+                    Err(error) => Err(error.into()),
                 }
             }
             ended => {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use aquifer::fuse::{UnmountError, unmount};
+use aquifer::fuse::{UnmountError, Unmounted, unmount};
 
 use crate::output;
 
@@ -16,7 +16,7 @@ Examples:
   aquifer umount --lazy /mnt     although programs use it: it ends with its last use
 
 The command returns when the process that served the mount has closed the pool: then all that was written is in the pool, and other \
-programs can write to it. `umount DIR` works too, but returns before that.")]
+programs can write to it. Where it cannot wait for that, it says so. `umount DIR` works too, but returns before that.")]
 pub struct Args {
     /// Directories where pools are mounted
     #[arg(required = true, value_name = "DIR")]
@@ -38,7 +38,14 @@ pub fn run(args: &Args) -> Result<()> {
     let mut failed = false;
     for directory in &args.directories {
         let error = match unmount(directory, args.lazy, wait) {
-            Ok(()) => continue,
+            Ok(Unmounted::NotWaited) if !args.lazy => {
+                let at = directory.display();
+                output::warn(&format!(
+                    "{at} is unmounted; whether the pool is closed could not be told"
+                ));
+                continue;
+            }
+            Ok(_) => continue,
             Err(UnmountError::StillOpen { .. }) if args.lazy => continue,
             Err(error) => error,
         };

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_pool::{Pool, PoolOptions};
 use aquifer_sys::high_fd;
-use aquifer_sys::local_socket::Connection;
+use aquifer_sys::local_socket::{Connection, Listener};
 use aquifer_sys::mount;
 use aquifer_sys::resident::Resident;
 use aquifer_sys::signal::{self, Ending};
@@ -115,6 +115,8 @@ struct Keeper {
     answered: u64,
     /// They unmount.
     helpers: Vec<Process>,
+    /// The last one, closed behind the pool: then the wait of `unmount` ends.
+    _announced: Option<Listener>,
 }
 
 struct Process {
@@ -188,6 +190,7 @@ impl Keeper {
         {
             devices.push(device);
         }
+        let announced = mounts::announce(plan.connection);
         let keeper = Keeper {
             failures: Failures::new(Duration::from_millis(plan.patience_ms)),
             plan,
@@ -204,6 +207,7 @@ impl Keeper {
             is_replaced: false,
             answered: 0,
             helpers: Vec::new(),
+            _announced: announced,
         };
         keeper.lend(BLOCKS.0).map_err(|error| MountError::Pool(error.into()))?;
         Ok(keeper)

@@ -25,6 +25,7 @@ fn child() {
         ("helped", scripts::what_fusermount_has_mounted_is_gone_after_an_error),
         ("busy", scripts::a_pool_that_is_mounted_is_not_mounted_again),
         ("abandoned", scripts::the_mount_ends_with_its_lifeline),
+        ("renamed", scripts::unmounting_waits_for_a_pool_whose_path_is_gone),
         ("unnamed", scripts::many_files_without_names_survive_a_server),
     ]);
 }
@@ -56,5 +57,6 @@ aquifer_testkit::roles! {
     what_fusermount_has_mounted_is_gone_after_an_error: "helped",
     a_pool_that_is_mounted_is_not_mounted_again: "busy",
     the_mount_ends_with_its_lifeline: "abandoned",
+    unmounting_waits_for_a_pool_whose_path_is_gone: "renamed",
     many_files_without_names_survive_a_server: "unnamed",
 }

@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use aquifer_fs::Files;
-use aquifer_fuse::{Cache, MountError, Mounting};
+use aquifer_fuse::{Cache, MountError, Mounting, UnmountError, Unmounted, unmount};
+use aquifer_pool::Pool;
+use rustix::process::Signal;
 
-use crate::place::{FAILS_IF, How, Place, WAITS, WAITS_IF, kill};
+use crate::place::{FAILS_IF, How, Place, WAITS, WAITS_IF, kill, send};
 
 /// How long a mix goes on, in seconds, and how often a server is killed meanwhile.
 const MIX_S: &str = "AQUIFER_MOUNT_MIX_S";
@@ -421,7 +423,7 @@ pub fn what_fusermount_has_mounted_is_gone_after_an_error() {
     assert!(matches!(refused, Err(MountError::Pool(_))), "{refused:?}");
     let refused = mounting("absent").by_fusermount().start();
     assert!(matches!(refused, Err(MountError::Mount { .. })), "{refused:?}");
-    assert_eq!(aquifer_fuse::mounts().expect("the table").len(), 1);
+    assert_eq!(place.mounts(), 1);
     // What would hide its own pool is not even tried.
     let hidden = Mounting::new(place.at("pool"), place.at("")).by_fusermount().start();
     assert!(matches!(hidden, Err(MountError::Hidden { .. })), "{hidden:?}");
@@ -446,6 +448,36 @@ fn wait_for_end(process: u32, place: &Place) {
     assert!(is_gone(), "{}", place.log());
 }
 
+pub fn unmounting_waits_for_a_pool_whose_path_is_gone() {
+    const NOT: Duration = Duration::ZERO;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    for cache in [Cache::WriteBack, Cache::Shared] {
+        let Some(mut place) = Place::mount(&How { cache, ..How::default() }) else { return };
+        fs::write(place.root().join("f"), "text").expect("a new file");
+        let other = place.at("other");
+        fs::create_dir(&other).expect("a new directory");
+        rustix::mount::mount_bind(place.root(), &other).expect("as root");
+        fs::rename(place.at("pool"), place.at("renamed")).expect("its owner");
+        let elsewhere = unmount(&other, false, NOT).expect("nothing uses it");
+        assert_eq!(elsewhere, Unmounted::Elsewhere);
+        // It cannot close the pool yet.
+        send(place.keeper(), Signal::STOP);
+        let unmounted = unmount(&place.root(), false, NOT);
+        send(place.keeper(), Signal::CONT);
+        assert!(matches!(unmounted, Err(UnmountError::StillOpen { .. })), "{unmounted:?}");
+        assert!(place.ended());
+
+        let Some(mut place) = Place::mount(&How { cache, ..How::default() }) else { return };
+        fs::write(place.root().join("f"), "text").expect("a new file");
+        fs::rename(place.at("pool"), place.at("renamed")).expect("its owner");
+        let unmounted = unmount(&place.root(), false, PATIENCE).expect("nothing uses it");
+        assert_eq!(unmounted, Unmounted::Closed);
+        let pool = Pool::options().sole("alone").open(place.at("renamed")).expect("it is closed");
+        assert_eq!(Files::new(pool).read("/f").expect("it is there"), b"text");
+        assert!(place.ended());
+    }
+}
+
 pub fn without_a_keeper_the_mount_ends() {
     let Some(mut place) = Place::mount(&How::default()) else { return };
     fs::write(place.root().join("f"), "text").expect("a new file");
@@ -467,7 +499,7 @@ pub fn a_pool_that_is_mounted_is_not_mounted_again() {
     let refused = Mounting::new(place.at("pool"), &other).program(program).start();
     let Err(MountError::Refused(why)) = refused else { panic!("{refused:?}") };
     assert!(why.contains("mounted at") && why.contains("aquifer umount"), "{why}");
-    assert_eq!(aquifer_fuse::mounts().expect("the table").len(), 1);
+    assert_eq!(place.mounts(), 1);
     // Another pool, whose server does not start, at the same directory.
     drop(aquifer_pool::Pool::create(place.at("second"), 16 << 20).expect("a new pool"));
     let program = crate::place::program(&How::default(), &other);
@@ -484,7 +516,7 @@ pub fn the_mount_ends_with_its_lifeline() {
     fs::write(place.root().join("f"), "text").expect("a new file");
     place.cut();
     assert!(place.ended(), "{}", place.log());
-    assert!(aquifer_fuse::mounts().expect("the table").is_empty());
+    assert!(!place.is_mounted());
     let files = Files::open(place.at("pool")).expect("the pool opens");
     assert_eq!(files.read_to_string("/f").expect("it was written back"), "text");
 }
