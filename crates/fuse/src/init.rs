@@ -2,7 +2,7 @@
 //!
 //! | | write-back | write-through | shared |
 //! |---|---|---|---|
-//! | the kernel caches names, attributes and pages without end; sends no `OPEN`, `OPENDIR`, `FLUSH` | ✓ | ✓ | |
+//! | the kernel caches names, attributes and pages without end; sends no `OPEN`, `OPENDIR`, `FLUSH`; creates files by `MKNOD` | ✓ | ✓ | |
 //! | the kernel also keeps what was written, and writes it later | ✓ | | |
 //! | locks are asked for | | | ✓ |
 //! | only mappings have pages, which go when a `GETATTR` shows another time or length | | | ✓ |

@@ -164,7 +164,7 @@ impl PoolFs {
         self.table.node(number).ok_or(Errno(libc::ESTALE))
     }
 
-    /// What is done so that the kernel sends no `OPEN`, `OPENDIR` and `FLUSH` any more.
+    /// What is done so that the kernel sends no `OPEN`, `OPENDIR`, `FLUSH` and `CREATE` any more.
     fn without_opening(&self, feature: u64) -> Result<()> {
         if self.agreed.has(feature) { Err(Errno(libc::ENOSYS)) } else { Ok(()) }
     }
@@ -260,11 +260,8 @@ impl PoolFs {
             }
             Op::Link { node: linked, name } => self.remember(answer, self.link(linked, node, name)),
             Op::Create { name, flags, mode, umask } => {
-                self.remember_open(
-                    answer,
-                    request.unique,
-                    self.create(request, name, flags, mode, umask),
-                );
+                let created = self.create(request, name, flags, mode, umask);
+                self.remember_open(answer, request.unique, created);
             }
             Op::TemporaryFile { mode, umask, .. } => {
                 self.remember_open(

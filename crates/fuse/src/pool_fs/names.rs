@@ -6,7 +6,7 @@ use aquifer_fs::{File, Metadata, RenameMode, SpecialFile};
 
 use super::attributes::decode_device;
 use super::{Errno, PoolFs, Result, caller};
-use crate::wire::{Request, rename};
+use crate::wire::{Request, init, rename};
 
 /// The bits of a mode that are permissions.
 const PERMISSIONS: u32 = 0o7777;
@@ -67,6 +67,8 @@ impl PoolFs {
         self.make(request, name, &new, umask)
     }
 
+    /// For a client that opens it. Where the kernel opens files by itself, it creates them by `MKNOD`
+    /// from then on: what is opened by a `CREATE` it would also close by a `RELEASE`.
     pub(super) fn create(
         &self,
         request: &Request<'_>,
@@ -75,6 +77,7 @@ impl PoolFs {
         mode: u32,
         umask: u32,
     ) -> Result<Metadata> {
+        self.without_opening(init::NO_OPEN_SUPPORT)?;
         let mut how = self.files.options();
         how.read(true).write(true).create(true).mode(mode & PERMISSIONS);
         how.create_new(flags & libc::O_EXCL as u32 != 0);

@@ -25,6 +25,7 @@ mod opcode {
     pub const LOOKUP: u32 = 1;
     pub const FORGET: u32 = 2;
     pub const GETATTR: u32 = 3;
+    pub const MKNOD: u32 = 8;
     pub const MKDIR: u32 = 9;
     pub const UNLINK: u32 = 10;
     pub const RMDIR: u32 = 11;
@@ -32,7 +33,6 @@ mod opcode {
     pub const READ: u32 = 15;
     pub const WRITE: u32 = 16;
     pub const FSYNC: u32 = 20;
-    pub const CREATE: u32 = 35;
     pub const BATCH_FORGET: u32 = 42;
     pub const READDIRPLUS: u32 = 44;
     pub const RENAME2: u32 = 45;
@@ -302,17 +302,17 @@ impl Kernel {
                 if !self.is_free(at, NAMES[name]) {
                     return;
                 }
-                let create = [libc::O_RDWR as u32, 0o644, 0, 0];
+                let create = [libc::S_IFREG | 0o644, 0, 0, 0];
                 if is_gone {
                     *self.client.is_gone.lock().unwrap() = true;
-                    assert_eq!(self.send(opcode::CREATE, at, &[create.as_bytes(), &bytes]), None);
+                    assert_eq!(self.send(opcode::MKNOD, at, &[create.as_bytes(), &bytes]), None);
                     *self.client.is_gone.lock().unwrap() = false;
                     // It is there nevertheless.
                     let found = self.entry(opcode::LOOKUP, at, &[&bytes]).expect("it was made");
                     self.add_new(&found, false);
                     return self.add(at, NAMES[name], found.nodeid);
                 }
-                let entry = self.entry(opcode::CREATE, at, &[create.as_bytes(), &bytes]);
+                let entry = self.entry(opcode::MKNOD, at, &[create.as_bytes(), &bytes]);
                 let entry = entry.expect("a new name");
                 self.add_new(&entry, false);
                 self.add(at, NAMES[name], entry.nodeid);

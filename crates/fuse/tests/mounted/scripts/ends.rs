@@ -1,7 +1,8 @@
 //! How a mount ends, and what ends with it.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 
 use aquifer_fs::Files;
 use aquifer_fuse::{Cache, Mount, MountOptions};
@@ -73,6 +74,27 @@ pub fn files_that_are_forgotten_are_freed() {
     let unmounted = place.unmount();
     unmounted.assert_sound();
     assert_eq!(free(&unmounted.mount(Cache::WriteBack)), before);
+}
+
+/// What a `CREATE` opens, a `RELEASE` closes: neither is sent.
+pub fn new_files_are_closed_without_a_request() {
+    const FILES: u64 = 20;
+    let (mknod, release) = (8, 18);
+    let Some(place) = Place::mount(16 << 20, Cache::WriteBack) else { return };
+    for number in 0..FILES {
+        let path = place.root().join(number.to_string());
+        File::options().write(true).create_new(true).open(path).expect("a new file");
+    }
+    let path = place.root().join("unwritable");
+    let mut how = File::options();
+    how.write(true).create(true).mode(0o400);
+    let mut file = how.open(&path).expect("whatever its permissions");
+    file.write_all(b"text").expect("it is open");
+    drop(file);
+    assert_eq!(fs::read_to_string(&path).expect("it is there"), "text");
+    let counts = place.mounted().counts();
+    assert_eq!((counts.of(mknod), counts.of(release)), (FILES + 1, 0));
+    place.unmount().assert_sound();
 }
 
 /// The kernel's time of a change and the pool's must be one: a server stamps it later, perhaps in the
