@@ -491,7 +491,16 @@ fn a_range_is_copied_with_its_holes() {
             files.write("/to", vec![9; before]).unwrap();
             let to = files.options().read(true).write(true).open("/to").unwrap();
             let count = (range.end.min(2_000_000) - range.start) as usize;
-            assert_eq!(from.copy_range(range.clone(), &to, at as u64).unwrap(), count as u64);
+            let times = |file: &File| {
+                let found = file.metadata().unwrap();
+                (found.modified().unwrap(), found.ctime(), found.ctime_nsec())
+            };
+            to.set_times(FileTimes::new().set_modified(UNIX_EPOCH)).unwrap();
+            let unchanged = times(&to);
+            let how = WriteHow { keeps_times: before > 0, ..WriteHow::default() };
+            let copied = from.copy_range_with(range.clone(), &to, at as u64, how).unwrap();
+            assert_eq!(copied, count as u64);
+            assert_eq!(times(&to) == unchanged, how.keeps_times, "{range:?}");
             let mut expected = vec![9; before];
             expected.resize(before.max(at + count), 0);
             expected[at..at + count].copy_from_slice(&source[range.start as usize..][..count]);

@@ -38,6 +38,36 @@ impl File {
     /// ([`FsError::OtherPool`]); [`FsError::NotOpenFor`] if `to` is open for appending; those of
     /// [`File::read_at`] and [`File::write_at`].
     pub fn copy_range(&self, range: Range<u64>, to: &File, at_bytes: u64) -> Result<u64> {
+        self.copy_range_with(range, to, at_bytes, WriteHow::default())
+    }
+
+    /// As [`File::copy_range`], and writes `to` as `how` says.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// use aquifer_fs::WriteHow;
+    ///
+    /// files.write("/f", "some text")?;
+    /// let (from, to) = (files.open_file("/f")?, files.create_file("/g")?);
+    /// let modified = to.metadata()?.modified()?;
+    /// let how = WriteHow { keeps_times: true, ..WriteHow::default() };
+    /// assert_eq!(from.copy_range_with(0..4, &to, 0, how)?, 4);
+    /// assert_eq!(to.metadata()?.modified()?, modified);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`File::copy_range`].
+    pub fn copy_range_with(
+        &self,
+        range: Range<u64>,
+        to: &File,
+        at_bytes: u64,
+        how: WriteHow,
+    ) -> Result<u64> {
         self.check_reads()?;
         to.check_writes()?;
         if to.opened.flags.append {
@@ -63,7 +93,7 @@ impl File {
             // What is not known to be a hole is copied.
             let data = self.next_data(done)?.filter(|data| data.start < end);
             let hole_end = data.as_ref().map_or(end, |data| data.start.max(done));
-            to.copy_hole(place(done)..place(hole_end))?;
+            to.copy_hole(place(done)..place(hole_end), how)?;
             done = hole_end;
             let data_end = data.map_or(done, |data| data.end.min(end));
             while done < data_end {
@@ -76,7 +106,7 @@ impl File {
                 let mut part = &part[..count];
                 while !part.is_empty() {
                     let at = At::Offset(place(done));
-                    let written = to.write_with(part, at, WriteHow::default())?;
+                    let written = to.write_with(part, at, how)?;
                     let count = written.end - written.start;
                     (part, done) = (&part[count as usize..], done + count);
                 }
@@ -86,13 +116,14 @@ impl File {
     }
 
     /// Makes a range read as zeros, as a hole; it comes to lie inside the file.
-    fn copy_hole(&self, range: Range<u64>) -> Result<()> {
+    fn copy_hole(&self, range: Range<u64>, how: WriteHow) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
         // Another writer may have made it longer meanwhile.
-        self.extend_to(range.end)?;
+        self.extend_to(range.end, how)?;
         // Also what lay behind the end: room that the file was given to grow.
-        self.allocate(FallocateMode::PunchHole, range.start, range.end - range.start)
+        let len_bytes = range.end - range.start;
+        self.allocate_with(FallocateMode::PunchHole, range.start, len_bytes, how)
     }
 }

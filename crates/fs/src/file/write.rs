@@ -235,16 +235,14 @@ impl File {
     }
 
     /// As [`File::set_len`], but does nothing if the file is at least as long.
-    pub(super) fn extend_to(&self, size_bytes: u64) -> Result<()> {
+    pub(super) fn extend_to(&self, size_bytes: u64, how: WriteHow) -> Result<()> {
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         if inode.size_bytes >= size_bytes {
             return Ok(());
         }
-        let write =
-            Write { shared, lock, open: self.inode(), inode, table, how: WriteHow::default() };
-        write.extend(size_bytes, &SetAttributes::new(), &shared.caller)
+        Write { shared, lock, open: self.inode(), inode, table, how }.extend(size_bytes, None)
     }
 
     /// [`File::set_len`], and sets other attributes for a caller in the change that ends with that
@@ -267,7 +265,7 @@ impl File {
         if size_bytes <= write.inode.size_bytes {
             write.shrink(size_bytes, what, by)
         } else {
-            write.extend(size_bytes, what, by)
+            write.extend(size_bytes, Some((what, by)))
         }
     }
 }
@@ -701,9 +699,8 @@ impl Write<'_> {
         Ok(looked)
     }
 
-    pub fn extend(&self, size_bytes: u64, what: &SetAttributes, by: &Caller) -> Result<()> {
+    pub fn extend(&self, size_bytes: u64, also: Option<(&SetAttributes, &Caller)>) -> Result<()> {
         self.check()?;
-        let also = Some((what, by));
         let mut edit = Edit { size_bytes: Some(size_bytes), also, ..Edit::default() };
         self.zero_behind_end(size_bytes, &mut edit)?;
         self.commit(edit, Vec::new())

@@ -17,9 +17,9 @@ use crate::wire::{
     init, open, write,
 };
 
-/// A read this long may wait for the media, and takes long enough that another thread is worth
-/// waking.
-const LONG_READ_BYTES: usize = 128 << 10;
+/// A read or a copy this long may wait for the media, and takes long enough that another thread is
+/// worth waking.
+const LONG_BYTES: usize = 128 << 10;
 
 /// The most that one request copies, so that it can be interrupted.
 const MOST_COPIED_BYTES: u64 = 256 << 20;
@@ -71,7 +71,7 @@ impl PoolFs {
         let file = self.file(node)?;
         let len = out.len().min(read.size as usize);
         let out = &mut out[..len];
-        let got = if len < LONG_READ_BYTES {
+        let got = if len < LONG_BYTES {
             file.read_at(out, read.offset)?
         } else {
             worker.blocking(|| file.read_at(out, read.offset))?
@@ -194,8 +194,12 @@ impl PoolFs {
         }
         let (from, to) = (self.file(self.node(from)?)?, self.file(self.node(copy.to)?)?);
         let end = copy.offset_in.saturating_add(copy.len.min(MOST_COPIED_BYTES));
-        let range = copy.offset_in..end;
-        Ok(worker.blocking(|| from.copy_range(range, &to, copy.offset_out))?)
+        // Programs ask for more than there is.
+        let range = copy.offset_in..end.min(from.metadata()?.len()).max(copy.offset_in);
+        let is_short = range.end - range.start < LONG_BYTES as u64;
+        let how = WriteHow { keeps_times: self.kernel_has_times(), ..WriteHow::default() };
+        let copied = || from.copy_range_with(range, &to, copy.offset_out, how);
+        Ok(if is_short { copied()? } else { worker.blocking(copied)? })
     }
 
     pub(super) fn allocate(
