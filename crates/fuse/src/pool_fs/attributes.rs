@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use aquifer_fs::node::SetAttributes;
+use aquifer_fs::node::{Node, SetAttributes};
 use aquifer_fs::{FileTimes, Metadata};
 use zerocopy::FromZeros;
 
@@ -161,9 +161,25 @@ impl PoolFs {
         set: &SetAttributesIn,
     ) -> Result<AttributesOut> {
         let node = self.node(request.node)?;
+        if let Some(found) = self.times_of_removed(node, set)? {
+            return Ok(found);
+        }
         // Which bits the caller may set and keep, the kernel has decided.
         let by = caller(request).may_set_id(true);
         Ok(self.attributes_out(&self.nodes.set(node, &wanted(set), &by)?))
+    }
+
+    /// The answer to a change of times that nothing can see, and that is not done: of a file without
+    /// names, which gets none again. The kernel, which has the times itself, sends one at each removal,
+    /// and waits for it.
+    fn times_of_removed(&self, node: Node, set: &SetAttributesIn) -> Result<Option<AttributesOut>> {
+        const TIMES: u32 = set::MTIME | set::CTIME | set::FH;
+        let is_seen = !self.kernel_has_times() || !self.table.is_removed(node.number);
+        if is_seen || set.valid & !TIMES != 0 {
+            return Ok(None);
+        }
+        let found = self.nodes.metadata(node)?;
+        Ok((found.nlink() == 0).then(|| self.attributes_out(&found)))
     }
 
     pub(super) fn space(&self) -> Result<Space> {

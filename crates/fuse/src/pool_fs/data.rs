@@ -136,7 +136,7 @@ impl PoolFs {
     /// Whether the times of content are the kernel's: it sets them before it sends a change, and sends
     /// them later if they are others than before. It never asks for the pool's, which must not be
     /// later.
-    fn kernel_has_times(&self) -> bool {
+    pub(super) fn kernel_has_times(&self) -> bool {
         self.agreed.has(init::WRITEBACK_CACHE)
     }
 

@@ -159,14 +159,14 @@ impl Orphans {
         }
     }
 
-    /// Keeps an inode, at first for the duration of a call.
+    /// Keeps an inode that loses its last name, at first for the duration of a call.
     pub(super) fn hold(
         &self,
         table: &NodeTable,
         nodes: &Nodes,
         node: Node,
     ) -> aquifer_fs::Result<Held> {
-        table.keep(node.number);
+        table.keep_removed(node.number);
         match self {
             Orphans::Own(_) => Ok(Held::Own(nodes.hold(node)?)),
             Orphans::Lent(lent) => lent.hold(table, node),

@@ -16,7 +16,10 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::*;
 use crate::answer::{Channel, Delivered};
-use crate::wire::{self, AttributesOut, Entry, InHeader, OutHeader, ROOT, ReadIn, WriteIn, parse};
+use crate::wire::{
+    self, AttributesOut, Entry, InHeader, OutHeader, ROOT, ReadIn, SetAttributesIn, WriteIn, parse,
+    set,
+};
 
 /// Names are chosen among these, so that they meet.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -25,6 +28,7 @@ mod opcode {
     pub const LOOKUP: u32 = 1;
     pub const FORGET: u32 = 2;
     pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
     pub const MKNOD: u32 = 8;
     pub const MKDIR: u32 = 9;
     pub const UNLINK: u32 = 10;
@@ -167,6 +171,15 @@ struct Kernel {
 }
 
 impl Kernel {
+    fn new(files: Files) -> Kernel {
+        let agreed = Agreed { minor: wire::NEWEST_MINOR, flags: u64::MAX };
+        let fs = PoolFs::new(files, agreed, MountOptions::new()).unwrap();
+        let (client, out) = (Client::default(), vec![0; 1 << 20]);
+        let root = Known { lookups: 1, is_directory: true, links: 1, ..Known::default() };
+        let inodes = BTreeMap::from([(ROOT, root)]);
+        Kernel { fs, client, out, unique: 0, inodes, entries: BTreeMap::new() }
+    }
+
     fn send(&mut self, opcode: u32, nodeid: u64, parts: &[&[u8]]) -> Option<(i32, Vec<u8>)> {
         self.unique += 2;
         let body = parts.concat();
@@ -487,6 +500,33 @@ impl Kernel {
     }
 }
 
+#[test]
+fn times_of_removed_files_change_nothing_unless_they_can_get_a_name() {
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let files = Files::new(Pool::create(directory.path().join("pool"), 16 << 20).unwrap());
+    let mut kernel = Kernel::new(files);
+    let new = [libc::S_IFREG | 0o644, 0, 0, 0];
+    let of = |kernel: &mut Kernel, opcode: u32, parts: &[&[u8]]| {
+        kernel.entry(opcode, ROOT, parts).expect("a new file").nodeid
+    };
+    let gone = of(&mut kernel, opcode::MKNOD, &[new.as_bytes(), b"a\0"]);
+    let named = of(&mut kernel, opcode::MKNOD, &[new.as_bytes(), b"b\0"]);
+    let unnamed = of(&mut kernel, opcode::TMPFILE, &[[2_u32, 0o644, 0, 0].as_bytes()]);
+    assert_eq!(kernel.done(opcode::LINK, ROOT, &[named.as_bytes(), b"c\0"]), Ok(()));
+    for name in [b"a\0", b"b\0"] {
+        assert_eq!(kernel.done(opcode::UNLINK, ROOT, &[name]), Ok(()));
+    }
+    let mut set = |number: u64, valid: u32| {
+        let times = SetAttributesIn { valid, mtime: 5, ctime: 5, ..SetAttributesIn::new_zeroed() };
+        assert_eq!(kernel.done(opcode::SETATTR, number, &[times.as_bytes()]), Ok(()));
+        let (_, bytes) = kernel.send(opcode::GETATTR, number, &[&[0; 16]]).expect("an answer");
+        AttributesOut::read_from_prefix(&bytes).expect("attributes").0.attributes.mtime == 5
+    };
+    let times = set::MTIME | set::CTIME;
+    assert!(!set(gone, times) && !set(gone, times | set::FH));
+    assert!(set(gone, times | set::ATIME) && set(named, times) && set(unnamed, times));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -496,12 +536,7 @@ proptest! {
         let path = directory.path().join("pool");
         let files = Files::new(Pool::create(&path, 16 << 20).unwrap());
         let slots = files.space().unwrap().free_slots;
-        let agreed = Agreed { minor: wire::NEWEST_MINOR, flags: u64::MAX };
-        let fs = PoolFs::new(files.clone(), agreed, MountOptions::new()).unwrap();
-        let (client, out) = (Client::default(), vec![0; 1 << 20]);
-        let root = Known { lookups: 1, is_directory: true, links: 1, ..Known::default() };
-        let inodes = BTreeMap::from([(ROOT, root)]);
-        let mut kernel = Kernel { fs, client, out, unique: 0, inodes, entries: BTreeMap::new() };
+        let mut kernel = Kernel::new(files.clone());
         for step in &steps {
             kernel.run(step);
             kernel.compare();

@@ -37,9 +37,11 @@ const LOOKUPS: usize = 0;
 const GENERATION: usize = 1;
 /// The place of the pin that keeps the inode, and 1; 0 without one.
 const PIN: usize = 2;
-/// In a shared mount, how often it is open ([`COUNT`]); and [`KEPT`], [`MAPPED`].
+/// In a shared mount, how often it is open ([`COUNT`]); and [`KEPT`], [`MAPPED`], [`REMOVED`].
 const OPENS: usize = 3;
 const COUNT: u64 = u32::MAX as u64;
+/// Its last name was, or is being, removed.
+const REMOVED: u64 = 1 << 61;
 /// The kernel may have pages of it.
 const MAPPED: u64 = 1 << 62;
 /// It stays until the kernel has forgotten it.
@@ -105,6 +107,19 @@ impl NodeTable {
         if let Some(words) = self.words(number) {
             words[OPENS].fetch_or(KEPT, AcqRel);
         }
+    }
+
+    /// As well, for its last name is removed.
+    pub fn keep_removed(&self, number: u64) {
+        if let Some(words) = self.words(number) {
+            words[OPENS].fetch_or(KEPT | REMOVED, AcqRel);
+        }
+    }
+
+    /// Whether the last name of an inode was removed since the kernel knows it. It may not have come to
+    /// that, or it has got another name.
+    pub fn is_removed(&self, number: u64) -> bool {
+        self.words(number).is_some_and(|words| words[OPENS].load(Acquire) & REMOVED != 0)
     }
 
     /// Notes that the kernel may have pages of an open file.
@@ -238,7 +253,9 @@ mod tests {
         table.opened(3);
         table.keep(3);
         assert!(!table.closed(3) && table.is_kept(3));
-        assert!(table.forget(3, 1) && !table.is_kept(3));
+        table.keep_removed(3);
+        assert!(table.is_removed(3) && table.is_kept(3));
+        assert!(table.forget(3, 1) && !table.is_kept(3) && !table.is_removed(3));
     }
 
     #[test]
