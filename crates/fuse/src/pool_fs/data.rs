@@ -140,8 +140,9 @@ impl PoolFs {
         self.agreed.has(init::WRITEBACK_CACHE)
     }
 
-    /// After the answer to a write.
-    pub(super) fn written(&self, node: u64, write: &WriteIn) {
+    /// Has the media begin to write what was just written, where it is likely to be synced. Before the
+    /// answer: the sync cannot end before the media have.
+    pub(super) fn begin_sync(&self, node: u64, write: &WriteIn) {
         let len_bytes = u64::from(write.size);
         if self.handles.begins_early(node, len_bytes)
             && let Ok(file) = self.node(node).and_then(|node| self.file(node))

@@ -308,8 +308,9 @@ impl PoolFs {
             Op::ReleaseDirectory | Op::Destroy => done(answer, Ok(())),
             Op::Read(ref read) => give(answer, self.read(node, read, out, worker)),
             Op::Write(ref write, data) => {
-                reply(answer, self.write(request, write, data, worker));
-                self.written(node, write);
+                let written = self.write(request, write, data, worker);
+                self.begin_sync(node, write);
+                reply(answer, written);
             }
             Op::Sync { data_only } => done(answer, self.sync(node, data_only, worker)),
             Op::SyncDirectory => done(answer, self.sync_directory(worker)),
