@@ -164,6 +164,28 @@ impl File {
         self.inode().node()
     }
 
+    /// Whether the file may have room to grow into, which is given back when this process closes its last
+    /// handle for writing: until then [`Metadata::blocks`] counts it.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 16 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.create_file("/f")?;
+    /// assert!(!file.has_room_ahead());
+    /// for part in 0..100 {
+    ///     file.write_all_at(&[1; 4096], part * 4096)?;
+    /// }
+    /// assert!(file.has_room_ahead() && file.metadata()?.blocks() > 800);
+    /// drop(file);
+    /// assert_eq!(files.metadata("/f")?.blocks(), 800);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn has_room_ahead(&self) -> bool {
+        self.inode().was_given_ahead()
+    }
+
     /// Returns another handle of the same open file, with the same position: a clone. As
     /// [`std::fs::File::try_clone`].
     ///

@@ -12,6 +12,8 @@ use crate::wire::{
 };
 
 const BLOCK_BYTES: u64 = 4096;
+/// How long the kernel keeps attributes that will change without its doing, in seconds.
+const SHORT_S: u64 = 1;
 /// The longest name, in bytes.
 const NAME_BYTES: u32 = 255;
 
@@ -135,24 +137,39 @@ fn wanted(from: &SetAttributesIn) -> SetAttributes {
 }
 
 impl PoolFs {
-    fn attributes_out(&self, found: &Metadata) -> AttributesOut {
-        let valid = self.options.valid_s();
-        AttributesOut { valid, valid_nsec: 0, padding: 0, attributes: of(found) }
+    /// How long the kernel may keep the attributes of an inode, in seconds.
+    pub(super) fn attributes_valid_s(&self, number: u64) -> u64 {
+        let valid_s = self.options.valid_s();
+        if self.handles.has_room_ahead(number) { valid_s.min(SHORT_S) } else { valid_s }
+    }
+
+    /// What `look` returns, and how long the kernel may keep it. Meanwhile the file may be closed, or
+    /// be given room ahead: either way it may have more blocks than it will have.
+    fn for_a_while<T>(&self, number: u64, look: impl FnOnce() -> Result<T>) -> Result<(u64, T)> {
+        let before = self.attributes_valid_s(number);
+        let found = look()?;
+        Ok((before.min(self.attributes_valid_s(number)), found))
+    }
+
+    fn attributes_out(
+        &self,
+        number: u64,
+        look: impl FnOnce() -> Result<Metadata>,
+    ) -> Result<AttributesOut> {
+        let (valid, found) = self.for_a_while(number, look)?;
+        Ok(AttributesOut { valid, valid_nsec: 0, padding: 0, attributes: of(&found) })
     }
 
     pub(super) fn attributes(&self, node: u64) -> Result<AttributesOut> {
-        Ok(self.attributes_out(&self.nodes.metadata(self.node(node)?)?))
+        let node = self.node(node)?;
+        self.attributes_out(node.number, || Ok(self.nodes.metadata(node)?))
     }
 
     pub(super) fn statx(&self, node: u64) -> Result<StatxOut> {
-        let statx = statx_of(&self.nodes.metadata(self.node(node)?)?);
-        Ok(StatxOut {
-            valid: self.options.valid_s(),
-            valid_nsec: 0,
-            flags: 0,
-            spare: [0; 2],
-            statx,
-        })
+        let node = self.node(node)?;
+        let (valid, found) = self.for_a_while(node.number, || Ok(self.nodes.metadata(node)?))?;
+        let statx = statx_of(&found);
+        Ok(StatxOut { valid, valid_nsec: 0, flags: 0, spare: [0; 2], statx })
     }
 
     pub(super) fn set(
@@ -166,7 +183,7 @@ impl PoolFs {
         }
         // Which bits the caller may set and keep, the kernel has decided.
         let by = caller(request).may_set_id(true);
-        Ok(self.attributes_out(&self.nodes.set(node, &wanted(set), &by)?))
+        self.attributes_out(node.number, || Ok(self.nodes.set(node, &wanted(set), &by)?))
     }
 
     /// The answer to a change of times that nothing can see, and that is not done: of a file without

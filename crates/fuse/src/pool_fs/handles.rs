@@ -2,7 +2,9 @@
 //!
 //! The kernel sends no `OPEN` and no `RELEASE`, so a file is opened by its first `READ` or `WRITE`, and
 //! closed when the kernel forgets it, when it was not used for a second, or when too many others
-//! are open. Closing gives back the room ahead of a file that grew, so that `du` and `df` agree.
+//! are open. Closing gives back the room ahead of a file that grew, so that `du` and `df` agree; the
+//! kernel is not told that the file has fewer blocks then, so until then it keeps attributes of such a
+//! file only for a second.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -106,6 +108,12 @@ impl Handles {
         let left = handle.early_bytes.checked_sub(len_bytes);
         handle.early_bytes = left.unwrap_or(0);
         left.is_some()
+    }
+
+    /// Whether the file is open and has room ahead, so that closing it may change its blocks.
+    pub fn has_room_ahead(&self, number: u64) -> bool {
+        let shard = self.shard(number);
+        shard.open.get(&number).is_some_and(|handle| handle.file.has_room_ahead())
     }
 
     /// Keeps a file that was opened for reading and writing.

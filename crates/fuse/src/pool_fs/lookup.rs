@@ -29,7 +29,7 @@ impl PoolFs {
             nodeid: node.number,
             generation: node.generation,
             entry_valid: self.options.valid_s(),
-            attributes_valid: self.options.valid_s(),
+            attributes_valid: self.attributes_valid_s(node.number),
             entry_valid_nsec: 0,
             attributes_valid_nsec: 0,
             attributes: attributes::of(found),

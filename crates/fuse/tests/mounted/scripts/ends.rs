@@ -2,7 +2,8 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::time::{Duration, Instant};
 
 use aquifer_fs::Files;
 use aquifer_fuse::{Cache, Mount, MountOptions};
@@ -95,6 +96,30 @@ pub fn new_files_are_closed_without_a_request() {
     let counts = place.mounted().counts();
     assert_eq!((counts.of(mknod), counts.of(release)), (FILES + 1, 0));
     place.unmount().assert_sound();
+}
+
+/// A file that grows is given room ahead, which it has no more when it was not used for a while: the
+/// kernel must not go on showing it.
+pub fn room_that_is_given_back_is_not_shown() {
+    const PARTS: u64 = 200;
+    for cache in [Cache::WriteBack, Cache::WriteThrough, Cache::Shared] {
+        let Some(place) = Place::mount(64 << 20, cache) else { return };
+        let free = || rustix::fs::statvfs(place.root()).expect("it is mounted").f_bfree;
+        let (before, path) = (free(), place.root().join("f"));
+        let mut file = File::create(&path).expect("a new file");
+        for _ in 0..PARTS {
+            file.write_all(&[7; 4096]).and_then(|()| file.sync_data()).expect("there is room");
+        }
+        drop(file);
+        let blocks = || fs::metadata(&path).expect("it is there").blocks();
+        println!("{cache:?}: {} blocks at first", blocks());
+        let end = Instant::now() + Duration::from_secs(60);
+        while (blocks(), free()) != (8 * PARTS, before - PARTS) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!((blocks(), free()), (8 * PARTS, before - PARTS), "{cache:?}");
+        place.unmount().assert_sound();
+    }
 }
 
 /// The kernel's time of a change and the pool's must be one: a server stamps it later, perhaps in the
