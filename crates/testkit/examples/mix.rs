@@ -1,21 +1,29 @@
-//! A mix of processes that change a file system, as `fsstress` does: `mix DIRECTORY [OPERATIONS] [SEED]`.
+//! A mix of processes that change a file system, as `fsstress` does: `mix [--kill] DIRECTORY [OPERATIONS]
+//! [SEED]`.
 //!
 //! Four processes work in a directory of their own each. What every operation returns there is
 //! determined by the seed, so a process prints a checksum of it: the same on every file system that
 //! keeps to POSIX. Four more work in one directory against each other; of them only errors that no
-//! program has to expect end the mix.
+//! program has to expect end the mix. With `--kill` these four are killed at any moment, and replaced,
+//! until the others have ended.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags};
+use rustix::process::Signal;
 
 /// How many processes have a directory of their own, and how many share one.
-const PROCESSES: usize = 4;
+const PROCESSES: u64 = 4;
+/// The directory that they share.
+const COMMON: &str = "common";
+const KILL_EVERY: Duration = Duration::from_millis(20);
 /// How many names there are in a directory.
 const NAMES: u64 = 12;
 /// Files are at most this long, in bytes.
@@ -24,27 +32,52 @@ const FILE_BYTES: u64 = 200_000;
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let kills = arguments.first().is_some_and(|first| first == "--kill");
+    arguments.drain(..usize::from(kills));
     let number = |at: usize, default| arguments.get(at).map_or(Ok(default), |it| it.parse());
-    let directory = arguments.first().ok_or("usage: mix DIRECTORY [OPERATIONS] [SEED]")?;
+    let directory = arguments.first().ok_or("usage: mix [--kill] DIRECTORY [OPERATIONS] [SEED]")?;
     let (operations, seed) = (number(1, 5_000)?, number(2, 1)?);
     if let Some(shared) = arguments.get(3) {
         let own = PathBuf::from(directory);
         return Process { directory: own, random: seed, is_alone: shared == "alone" }
             .run(operations);
     }
-    let mut processes = Vec::new();
-    for index in 0..2 * PROCESSES {
-        let is_alone = index < PROCESSES;
-        let name = if is_alone { format!("own {index}") } else { "common".to_owned() };
+    let start = |name: &str, kind: &str, seed: u64| {
         let own = Path::new(directory).join(name);
         fs::create_dir_all(&own)?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg(own).arg(operations.to_string()).arg((seed + index as u64).to_string());
-        command.arg(if is_alone { "alone" } else { "together" }).stdout(Stdio::piped());
-        processes.push(command.spawn()?);
+        command.arg(own).arg(operations.to_string()).arg(seed.to_string()).arg(kind);
+        command.stdout(Stdio::piped()).spawn()
+    };
+    let (mut alone, mut together) = (Vec::new(), Vec::new());
+    for index in 0..PROCESSES {
+        alone.push(start(&format!("own {index}"), "alone", seed + index)?);
+        together.push(start(COMMON, "together", seed + PROCESSES + index)?);
     }
-    for process in processes {
+    if kills {
+        let mut killed = 0;
+        while !have_ended(&mut alone)? {
+            std::thread::sleep(KILL_EVERY);
+            for process in &mut together {
+                process.kill()?;
+                let status = process.wait()?;
+                let is_killed = status.signal() == Some(Signal::KILL.as_raw());
+                if !is_killed && !status.success() {
+                    return Err(status.to_string().into());
+                }
+                killed += u64::from(is_killed);
+                *process = start(COMMON, "together", seed + 2 * PROCESSES + killed)?;
+            }
+        }
+        for process in &mut together {
+            process.kill()?;
+            process.wait()?;
+        }
+        eprintln!("{killed} processes were killed");
+        together.clear();
+    }
+    for process in alone.into_iter().chain(together) {
         let output = process.wait_with_output()?;
         io::stdout().write_all(&output.stdout)?;
         if !output.status.success() {
@@ -52,6 +85,15 @@ fn main() -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+fn have_ended(processes: &mut [Child]) -> io::Result<bool> {
+    for process in processes {
+        if process.try_wait()?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 struct Process {
