@@ -31,6 +31,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 /* The version of this header; aq_version() is that of the library that the program runs with. */
 #define AQ_VERSION_MAJOR 0
@@ -58,6 +59,11 @@
  * `aq_device_open`: by plain system calls, not by io_uring.
  */
 #define AQ_DEVICE_NO_IO_URING 8
+
+/**
+ * `aq_device_open_dax`: refuse memory that does not survive a loss of power.
+ */
+#define AQ_DEVICE_PERSISTENT 16
 
 /**
  * `aq_error::kind`: no call has failed in this thread.
@@ -185,6 +191,11 @@
 #define AQ_OPEN_APPEND 32
 
 /**
+ * `aq_file_open`: fail with -ELOOP if it is a symbolic link.
+ */
+#define AQ_OPEN_NO_FOLLOW 64
+
+/**
  * `aq_file_allocate`: give the range pages, and extend the file to its end.
  */
 #define AQ_ALLOCATE_EXTEND 0
@@ -218,6 +229,21 @@
  * `aq_file_lock`: as long as necessary.
  */
 #define AQ_WAIT -1
+
+/**
+ * `*held` of `aq_file_lock_conflict`: no lock is in the way.
+ */
+#define AQ_LOCK_NONE 0
+
+/**
+ * `*held` of `aq_file_lock_conflict`: another handle has a shared lock.
+ */
+#define AQ_LOCK_SHARED 1
+
+/**
+ * `*held` of `aq_file_lock_conflict`: another handle has an exclusive lock.
+ */
+#define AQ_LOCK_EXCLUSIVE 2
 
 /**
  * `aq_mapper_map`: to read.
@@ -322,12 +348,33 @@
 #define AQ_RENAME_EXCHANGE 2
 
 /**
+ * `aq_pool_options::guard`: nothing: the fastest.
+ */
+#define AQ_GUARD_NONE 0
+
+/**
+ * `aq_pool_options::guard`: memory protection keys; -EOPNOTSUPP where the processor has none.
+ */
+#define AQ_GUARD_KEYS 1
+
+/**
+ * `aq_pool_options::guard`: the pool is mapped to be read only, and written by system calls; -EOPNOTSUPP
+ * where there are none for it.
+ */
+#define AQ_GUARD_CALLS 2
+
+/**
+ * `aq_pool_options::guard`: the first of keys, calls and nothing that is available.
+ */
+#define AQ_GUARD_BEST 3
+
+/**
  * A cache: owns a budget of memory; any number of devices share it.
  */
 typedef struct aq_cache aq_cache;
 
 /**
- * A device: a file, a block device or memory.
+ * A device: a file, a block device, memory, or functions of the program.
  */
 typedef struct aq_device aq_device;
 
@@ -421,6 +468,12 @@ typedef struct aq_cache_options {
      * A name under which `aquifer stat` shows the cache while the program runs. Copied.
      */
     const char *publish;
+    /**
+     * 1: faults are served by a thread of the library and not in a handler of SIGBUS, so that system
+     * calls may use user-backed memory that is not pinned. A miss takes longer, and the process needs
+     * CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1.
+     */
+    uint64_t serving_thread;
 } aq_cache_options;
 
 /**
@@ -503,6 +556,86 @@ typedef struct aq_cache_stats {
 } aq_cache_stats;
 
 /**
+ * Reads `size` bytes at `offset` into `buffer`; returns how many, less only at the end of the device, or
+ * a negative number of errno(3).
+ */
+typedef int64_t (*aq_device_read_fn)(void *context, void *buffer, size_t size, uint64_t offset);
+
+/**
+ * Writes all `size` bytes of `buffer` to `offset`, which lie within the device; returns 0 or a negative
+ * number of errno(3).
+ */
+typedef int (*aq_device_write_fn)(void *context, const void *buffer, size_t size, uint64_t offset);
+
+/**
+ * Makes every write that has returned durable; returns 0 or a negative number of errno(3), which is final
+ * for these writes: a later call must not report success for them.
+ */
+typedef int (*aq_device_sync_fn)(void *context);
+
+/**
+ * Returns the length of the device in bytes, as it is now, or a negative number of errno(3).
+ */
+typedef int64_t (*aq_device_len_fn)(void *context);
+
+/**
+ * Called once, when nothing uses the device any more, in any thread; not in a forked child.
+ */
+typedef void (*aq_device_release_fn)(void *context);
+
+/**
+ * The functions of a device of the program. Initialise it with `AQ_DEVICE_FUNCTIONS_INIT`; `read` and
+ * `len` must be set. All of them are called in any thread, several at a time. They must not use handles
+ * of this library or memory of its mappings, throw C++ exceptions, longjmp out, call pthread_exit, or
+ * fork, and must not wait for a thread that does any of the first two.
+ */
+typedef struct aq_device_functions {
+    /**
+     * `sizeof(aq_device_functions)`.
+     */
+    size_t size;
+    /**
+     * The first argument of each function.
+     */
+    void *context;
+    /**
+     * Reads.
+     */
+    aq_device_read_fn read;
+    /**
+     * Writes; null for a device that is only read.
+     */
+    aq_device_write_fn write;
+    /**
+     * Makes writes durable; null if `write` does so itself.
+     */
+    aq_device_sync_fn sync;
+    /**
+     * The length.
+     */
+    aq_device_len_fn len;
+    /**
+     * Frees `context`; may be null.
+     */
+    aq_device_release_fn release;
+    /**
+     * Offsets and lengths of transfers, and their memory, are multiples of it, except at the end of the
+     * device. A power of two of at most 4096; default 1.
+     */
+    size_t alignment;
+    /**
+     * Other than 0: `read` does only what a handler of a signal may (signal-safety(7): pread(2), but not
+     * malloc(3) or printf(3)), takes no lock that a thread may hold while it uses memory of a mapping, and
+     * needs less than 64 KiB of stack. Otherwise the device can be used by pages and rows, and not be mapped.
+     */
+    uint64_t signal_safe;
+    /**
+     * A name for messages; default "custom". Copied.
+     */
+    const char *name;
+} aq_device_functions;
+
+/**
  * A failure. Set `size` before it is filled: `aq_error error = AQ_ERROR_INIT;`
  */
 typedef struct aq_error {
@@ -532,6 +665,24 @@ typedef struct aq_error {
      */
     const char *text;
 } aq_error;
+
+/**
+ * Bytes to be written.
+ */
+typedef struct aq_write {
+    /**
+     * Where the first one goes.
+     */
+    uint64_t offset;
+    /**
+     * The number of bytes.
+     */
+    size_t size;
+    /**
+     * The bytes.
+     */
+    const void *source;
+} aq_write;
 
 /**
  * A range of bytes.
@@ -599,7 +750,21 @@ typedef struct aq_file_status {
      * When its metadata was changed last.
      */
     int64_t changed_ns;
+    /**
+     * Tells it from earlier files with the same number of the inode.
+     */
+    uint64_t generation;
+    /**
+     * The number of a character or block device, as `st_rdev`; otherwise 0.
+     */
+    uint64_t device;
 } aq_file_status;
+
+/**
+ * Called with bytes of a file, which are valid during the call. It must not throw, longjmp out,
+ * call pthread_exit, or fork.
+ */
+typedef void (*aq_bytes_fn)(void *context, const void *data, size_t size);
 
 /**
  * The options of `aq_mapper_new`. Initialise it with `AQ_MAPPER_OPTIONS_INIT`; 0 is the default.
@@ -654,12 +819,6 @@ typedef struct aq_mapper_stats {
 } aq_mapper_stats;
 
 /**
- * Called with bytes of a file, which are valid during the call. It must not throw, longjmp out,
- * call pthread_exit, or fork.
- */
-typedef void (*aq_bytes_fn)(void *context, const void *data, size_t size);
-
-/**
  * The options of `aq_map`. Initialise it with `AQ_MAP_OPTIONS_INIT`; 0 is the default.
  */
 typedef struct aq_map_options {
@@ -706,6 +865,13 @@ typedef int (*aq_visit_fn)(void *context,
                            uint64_t offset,
                            const void *data,
                            size_t size);
+
+/**
+ * Names the range that `aq_mapping_visit_in_order` visits next: puts it into `*range`, which is empty
+ * before, and returns 1; or 0 if there is none now. It must not throw, longjmp out, call pthread_exit, or
+ * fork.
+ */
+typedef int (*aq_next_range_fn)(void *context, aq_range *range);
 
 /**
  * The options of `aq_object_create`. Initialise it with `AQ_OBJECT_OPTIONS_INIT`; 0 and NULL are the
@@ -784,6 +950,52 @@ typedef int (*aq_object_fn)(void *context,
                             const aq_object_info *info);
 
 /**
+ * The options of `aq_object_attach_with`. Initialise it with `AQ_ATTACH_OPTIONS_INIT`; 0 and NULL are the
+ * defaults.
+ */
+typedef struct aq_attach_options {
+    /**
+     * `sizeof(aq_attach_options)`.
+     */
+    size_t size;
+    /**
+     * 1 for writing, 0 for reading.
+     */
+    uint64_t writable;
+    /**
+     * The object's key, if it has one. Copied.
+     */
+    const char *key;
+    /**
+     * Memory for copies of pages that are kept from one psync to the next, in bytes; stores between two
+     * psyncs are not bounded by it. Default: a quarter of the machine's.
+     */
+    uint64_t shadow_budget_bytes;
+} aq_attach_options;
+
+/**
+ * The psyncs of an attachment so far. Initialise it with `AQ_OBJECT_STATS_INIT`.
+ */
+typedef struct aq_object_stats {
+    /**
+     * `sizeof(aq_object_stats)`.
+     */
+    size_t size;
+    /**
+     * Commits with changes of this object.
+     */
+    uint64_t psyncs;
+    /**
+     * Pages stored to before these commits.
+     */
+    uint64_t pages;
+    /**
+     * Bytes written for them: changed parts and whole pages in the log, and pages put aside.
+     */
+    uint64_t bytes;
+} aq_object_stats;
+
+/**
  * What a heap holds. Initialise it with `AQ_HEAP_STATS_INIT`.
  */
 typedef struct aq_heap_stats {
@@ -854,6 +1066,12 @@ typedef struct aq_page_mut {
 typedef int (*aq_page_fn)(void *context, uint64_t page, const void *data, size_t size);
 
 /**
+ * Names the page that `aq_pages_visit_in_order` visits next: puts it into `*page` and returns 1; or 0 if
+ * there is none now. It must not throw, longjmp out, call pthread_exit, or fork.
+ */
+typedef int (*aq_next_page_fn)(void *context, uint64_t *page);
+
+/**
  * The options of `aq_pool_create` and `aq_pool_open`. Initialise it with `AQ_POOL_OPTIONS_INIT`; 0 and
  * NULL are the defaults.
  */
@@ -890,6 +1108,23 @@ typedef struct aq_pool_options {
      * The directory for the memory that the processes share; default /dev/shm. Copied.
      */
     const char *segment_directory;
+    /**
+     * How long to wait for a process that holds a lock and makes no progress, before -ETIMEDOUT.
+     * Default: 10 s.
+     */
+    uint64_t stall_timeout_ns;
+    /**
+     * Permissions of the memory that the processes share. Default: 0600.
+     */
+    uint32_t segment_mode;
+    /**
+     * One of `AQ_GUARD_…`: what guards the pool against stray stores of this process.
+     */
+    int guard;
+    /**
+     * The socket of the pool's broker (`aq_pool_open_granted`); default beside the pool. Copied.
+     */
+    const char *broker_socket;
 } aq_pool_options;
 
 /**
@@ -933,6 +1168,36 @@ typedef struct aq_pool_info {
      */
     uint64_t recovered_records;
 } aq_pool_info;
+
+/**
+ * How much room a pool has, as by statvfs(3). Initialise it with `AQ_POOL_SPACE_INIT`.
+ */
+typedef struct aq_pool_space {
+    /**
+     * `sizeof(aq_pool_space)`.
+     */
+    size_t size;
+    /**
+     * Bytes for content, used or free.
+     */
+    uint64_t total_bytes;
+    /**
+     * Free bytes, also those that were freed a moment ago.
+     */
+    uint64_t free_bytes;
+    /**
+     * The longest run of bytes that are free at once.
+     */
+    uint64_t largest_free_bytes;
+    /**
+     * Slots for objects, files and directories, used or free.
+     */
+    uint64_t total_slots;
+    /**
+     * Free slots.
+     */
+    uint64_t free_slots;
+} aq_pool_space;
 
 /**
  * The completion of an asynchronous call.
@@ -1049,6 +1314,13 @@ void aq_cache_free(aq_cache *cache);
 int aq_cache_resize(aq_cache *cache, uint64_t budget_bytes);
 
 /**
+ * Whether pages are still being evicted because the budget was lowered: 1 or 0; 0 if `cache` is null.
+ *
+ * Threads: any.
+ */
+int aq_cache_is_shrinking(aq_cache *cache);
+
+/**
  * Fills `stats`.
  *
  * Threads: any. Errors: -EINVAL.
@@ -1057,11 +1329,21 @@ int aq_cache_get_stats(aq_cache *cache, aq_cache_stats *stats);
 
 /**
  * The statistics of a cache as OpenMetrics text, as Prometheus scrapes it; `name` is the value of
- * the label `cache`.
+ * the label `cache`, and may be null.
  *
  * Threads: any. Errors: -EINVAL. Frees: the caller, by `aq_string_free`.
  */
 int aq_cache_metrics(aq_cache *cache, const char *name, char **text);
+
+/**
+ * Makes a device of functions of the program; `*device` is null if it fails, and then `release` is not
+ * called. What uses the device reads and writes one transfer at a time in each thread.
+ *
+ * Threads: any. Errors: -EINVAL, -E2BIG. Frees: the caller, by `aq_device_free`; `context` is the
+ * program's until `release` is called.
+ */
+int aq_device_custom(const aq_device_functions *functions,
+                     aq_device **device);
 
 /**
  * Opens a file or block device; `*device` is null if it fails. `flags` is 0 or a combination of
@@ -1078,6 +1360,18 @@ int aq_device_open(const char *file, int flags, aq_device **device);
  * Threads: any. Errors: -EINVAL, -ENOMEM. Frees: the caller, by `aq_device_free`.
  */
 int aq_device_memory(size_t len_bytes, aq_device **device);
+
+/**
+ * Opens a file whose bytes are memory: on tmpfs or hugetlbfs, on a DAX file system, or a /dev/dax device.
+ * `*device` is null if it fails. `flags` is 0 or a combination of `AQ_DEVICE_WRITE` and
+ * `AQ_DEVICE_PERSISTENT`.
+ *
+ * Threads: any. Errors: those of open(2), -EINVAL, -ENOSPC, -EOPNOTSUPP for what is not in memory. Frees:
+ * the caller, by `aq_device_free`.
+ */
+int aq_device_open_dax(const char *file,
+                       int flags,
+                       aq_device **device);
 
 /**
  * Puts the length of a device in bytes, as it is now, into `*len_bytes`.
@@ -1123,6 +1417,46 @@ int aq_file_open(aq_pool *pool,
                  aq_file **file);
 
 /**
+ * Creates a file without a name: it is seen by no other process until `aq_file_link` gives it a name,
+ * and is gone if it is freed before. `flags` and `mode` are as for `aq_file_open`; `*file` is null if it
+ * fails.
+ *
+ * Threads: any. Errors: -EINVAL, -ENOSPC, -EROFS. Frees: the caller, by `aq_file_free`.
+ */
+int aq_file_open_unnamed(aq_pool *pool,
+                         int flags,
+                         uint32_t mode,
+                         aq_file **file);
+
+/**
+ * Gives an open file a name, its first or another one. If `replace` is not 0, what has the name is
+ * replaced: at any moment, also in a crash, it is the one file or the other.
+ *
+ * Threads: any. Errors: those of link(2). Durable: after `aq_file_sync` or `aq_pool_sync`.
+ */
+int aq_file_link(aq_file *file, const char *name, int replace);
+
+/**
+ * Hands an open file to another process, through a connected socket of the kind AF_UNIX, SOCK_STREAM:
+ * that process calls `aq_file_receive` with the other end. For files without a name, which no other
+ * process can open. Waits at most `timeout_ns`.
+ *
+ * Threads: any; nothing else may use the socket meanwhile. Errors: -ETIMEDOUT; -ECONNREFUSED if the other
+ * process could not take it; -EPIPE and others if it ended: it may have the file then or not.
+ */
+int aq_file_send(aq_file *file,
+                 int socket,
+                 uint64_t timeout_ns);
+
+/**
+ * Takes the file that another process hands over by `aq_file_send`; `*file` is null if it fails.
+ *
+ * Threads: any; nothing else may use the socket meanwhile. Errors: -ETIMEDOUT; -EXDEV for a file of
+ * another pool; -ESTALE if it is gone; others of the socket. Frees: the caller, by `aq_file_free`.
+ */
+int aq_file_receive(aq_pool *pool, int socket, uint64_t timeout_ns, aq_file **file);
+
+/**
  * Closes a file; null is fine. Its locks are released, and its views stay valid.
  *
  * Threads: none may be in a call with this handle.
@@ -1155,6 +1489,32 @@ int aq_file_write(aq_file *file,
                   uint64_t offset);
 
 /**
+ * Reads at most the length of `count` buffers from `offset`, one after the other, and puts the number of
+ * bytes into `*done`: less only at the end of the file. Each buffer is filled as by a call of
+ * `aq_file_read`.
+ *
+ * Threads: any. Errors: as `aq_file_read`.
+ */
+int aq_file_readv(aq_file *file,
+                  const struct iovec *buffers,
+                  size_t count,
+                  uint64_t offset,
+                  size_t *done);
+
+/**
+ * Writes `count` buffers one after the other to `offset`; to the end if the file was opened with
+ * AQ_OPEN_APPEND. `*done`, which may be null, gets the number of bytes written, also if it fails. Each
+ * buffer is written as by a call of `aq_file_write`.
+ *
+ * Threads: any. Errors and Durable: as `aq_file_write`.
+ */
+int aq_file_writev(aq_file *file,
+                   const struct iovec *buffers,
+                   size_t count,
+                   uint64_t offset,
+                   size_t *done);
+
+/**
  * Writes `size` bytes to the end of the file, and puts the offset where they are into `*offset`, which
  * may be null. Appends of several threads and processes do not overwrite each other.
  *
@@ -1171,6 +1531,17 @@ int aq_file_append(aq_file *file,
  * Threads: any. Errors: as `aq_file_write`; -EINVAL. Durable: as `aq_file_write`.
  */
 int aq_file_write_atomic(aq_file *file, const void *buffer, size_t size, uint64_t offset);
+
+/**
+ * Writes `count` ranges of a file, all or nothing: no reader and no crash sees some of them. Where ranges
+ * overlap, the later one counts.
+ *
+ * Threads: any. Errors: as `aq_file_write_atomic`; -EBADF if it was opened with AQ_OPEN_APPEND; -ENOSPC
+ * or -E2BIG for too many ranges at once. Durable: as `aq_file_write`.
+ */
+int aq_file_write_atomic_many(aq_file *file,
+                              const aq_write *writes,
+                              size_t count);
 
 /**
  * Exchanges `size` bytes of two files of one pool, in whole pages of 4096 bytes, without copying them:
@@ -1207,6 +1578,24 @@ int aq_file_copy_range(aq_file *file,
 int aq_file_sync(aq_file *file, int data_only);
 
 /**
+ * Makes a range of a file durable: with all changes of the pool before it if `data_only` is 0,
+ * otherwise with what reading it needs. A length of UINT64_MAX is all from the offset on.
+ *
+ * Threads: any. Durable: every change of the range before the call, when it returns 0. Errors: as
+ * `aq_file_sync`.
+ */
+int aq_file_sync_range(aq_file *file, aq_range range, int data_only);
+
+/**
+ * Lets the media begin with what a later `aq_file_sync_range` of this range will write, without waiting:
+ * a hint, whose failures are those of the sync.
+ *
+ * Threads: any. Errors: -EINVAL.
+ */
+int aq_file_begin_sync(aq_file *file,
+                       aq_range range);
+
+/**
  * Makes a file longer, with zeros, or shorter.
  *
  * Threads: any. Errors: -EBADF, -EFBIG. Durable: as `aq_file_write`.
@@ -1233,6 +1622,15 @@ int aq_file_next(aq_file *file,
                  aq_range *range);
 
 /**
+ * Moves the pages of a file so that they lie in as few runs as possible; `*runs`, which may be null, gets
+ * the number of runs that are left.
+ *
+ * Threads: any. Errors: -EBADF if it is not open to write, -EBUSY if it has a writable view, -ENOSPC.
+ */
+int aq_file_defragment(aq_file *file,
+                       size_t *runs);
+
+/**
  * Fills `status`.
  *
  * Threads: any. Errors: -EINVAL, -EIO.
@@ -1245,6 +1643,48 @@ int aq_file_stat(aq_file *file, aq_file_status *status);
  * Threads: any. Errors: -EPERM, -EROFS. Durable: after `aq_file_sync` or `aq_pool_sync`.
  */
 int aq_file_chmod(aq_file *file, uint32_t mode);
+
+/**
+ * Changes owner and group; UINT32_MAX leaves one as it is.
+ *
+ * Threads: any. Errors: -EPERM, -EROFS. Durable: after `aq_file_sync` or `aq_pool_sync`.
+ */
+int aq_file_chown(aq_file *file, uint32_t uid, uint32_t gid);
+
+/**
+ * As `aq_path_get_attribute`, of an open file.
+ *
+ * Threads: any. Errors: as `aq_path_get_attribute`.
+ */
+int aq_file_get_attribute(aq_file *file,
+                          const char *attribute,
+                          void *buffer,
+                          size_t size,
+                          size_t *value_size);
+
+/**
+ * As `aq_path_list_attributes`, of an open file.
+ *
+ * Threads: any. Errors: as `aq_path_list_attributes`.
+ */
+int aq_file_list_attributes(aq_file *file, char *buffer, size_t size, size_t *names_size);
+
+/**
+ * As `aq_path_set_attribute`, of an open file.
+ *
+ * Threads: any. Errors: those of setxattr(2). Durable: after `aq_file_sync` or `aq_pool_sync`.
+ */
+int aq_file_set_attribute(aq_file *file,
+                          const char *attribute,
+                          const void *value,
+                          size_t size);
+
+/**
+ * As `aq_path_remove_attribute`, of an open file.
+ *
+ * Threads: any. Errors: those of removexattr(2). Durable: after `aq_file_sync` or `aq_pool_sync`.
+ */
+int aq_file_remove_attribute(aq_file *file, const char *attribute);
 
 /**
  * Sets when a file was read and modified last, in nanoseconds since 1970; `AQ_KEEP_TIME` leaves one as
@@ -1284,6 +1724,28 @@ int aq_file_lock_range(aq_file *file,
                        int64_t timeout_ns);
 
 /**
+ * Puts one of `AQ_LOCK_…` into `*held`: the lock of the whole file that another handle has and that
+ * `aq_file_lock` would wait for.
+ *
+ * Threads: any. Errors: -EINVAL.
+ */
+int aq_file_lock_conflict(aq_file *file,
+                          int exclusive,
+                          int *held);
+
+/**
+ * As `aq_file_lock_conflict`, for `aq_file_lock_range`; `*held_range`, which may be null, gets the bytes
+ * that the other handle has locked, with a length of UINT64_MAX if that lock has no end.
+ *
+ * Threads: any. Errors: -EINVAL; -EOVERFLOW for a range that is too far.
+ */
+int aq_file_range_lock_conflict(aq_file *file,
+                                aq_range range,
+                                int exclusive,
+                                int *held,
+                                aq_range *held_range);
+
+/**
  * Releases the locks of this handle in a range.
  *
  * Threads: any. Errors: -EINVAL.
@@ -1313,6 +1775,39 @@ int aq_path_view(aq_pool *pool,
                  const char *name,
                  aq_range range,
                  aq_file_view **view);
+
+/**
+ * Extends a file by `len_bytes` zeros, and makes a writable view of them: new content needs no other
+ * copy. The file must be open to read and write; `*view` is null if it fails.
+ *
+ * Threads: any; of two calls each gets its own bytes. Errors: as `aq_file_view_new`. Frees: the caller,
+ * by `aq_file_view_free`.
+ */
+int aq_file_append_view(aq_file *file,
+                        uint64_t len_bytes,
+                        aq_file_view **view);
+
+/**
+ * Leases a range of an immutable file (`aq_path_set_immutable`): as `aq_file_view_new`, but its bytes do
+ * not change, and until the lease is freed no process can make the file changeable again. `*view` is null
+ * if it fails.
+ *
+ * Threads: any. Errors: as `aq_file_view_new`; -EPERM if the file is not immutable; -EOPNOTSUPP if its
+ * bytes cannot lie one after the other in memory. Frees: the caller, by `aq_file_view_free`.
+ */
+int aq_file_lease(aq_file *file,
+                  aq_range range,
+                  aq_file_view **view);
+
+/**
+ * As `aq_file_lease`, for the file at a path: opening and leasing in one step.
+ *
+ * Threads: any. Errors: as `aq_file_lease`; those of open(2). Frees: the caller, by `aq_file_view_free`.
+ */
+int aq_path_lease(aq_pool *pool,
+                  const char *name,
+                  aq_range range,
+                  aq_file_view **view);
 
 /**
  * Frees a view; null is fine.
@@ -1350,6 +1845,18 @@ uint64_t aq_file_view_len(aq_file_view *view);
  * Threads: any. Errors: -EINVAL outside of the view, -EIO.
  */
 int aq_file_view_read(aq_file_view *view, void *buffer, size_t size, uint64_t offset);
+
+/**
+ * Passes a range of the view to `look`, in one piece: without a copy if its bytes lie one after the other
+ * in memory, and otherwise as a copy.
+ *
+ * Threads: any; `look` runs in the calling one. Errors: as `aq_file_view_read`; what `look` has seen is
+ * then not to be used.
+ */
+int aq_file_view_look(aq_file_view *view,
+                      aq_range range,
+                      aq_bytes_fn look,
+                      void *context);
 
 /**
  * Copies `size` bytes to `offset` of a writable view. Other processes see them at once.
@@ -1405,6 +1912,16 @@ int aq_mapper_forget(aq_mapper *mapper, const char *file);
 int aq_mapper_get_stats(aq_mapper *mapper, aq_mapper_stats *stats);
 
 /**
+ * The statistics of a mapper as OpenMetrics text, as Prometheus scrapes it; `name`, which may be null, is
+ * the value of the label `mapper`.
+ *
+ * Threads: any. Errors: -EINVAL. Frees: the caller, by `aq_string_free`.
+ */
+int aq_mapper_metrics(aq_mapper *mapper,
+                      const char *name,
+                      char **text);
+
+/**
  * Maps `length` bytes of a file from `offset` on, or all from there if it is UINT64_MAX; `*view` is
  * null if it fails.
  *
@@ -1417,6 +1934,18 @@ int aq_mapper_map(aq_mapper *mapper,
                   uint64_t offset,
                   uint64_t length,
                   aq_view **view);
+
+/**
+ * As `aq_mapper_map`, for an open file. The program may close the descriptor afterwards.
+ *
+ * Threads: any. Errors: as `aq_mapper_map`; -EBADF. Frees: the caller, by `aq_view_free`.
+ */
+int aq_mapper_map_fd(aq_mapper *mapper,
+                     int file,
+                     int access,
+                     uint64_t offset,
+                     uint64_t length,
+                     aq_view **view);
 
 /**
  * Passes the whole content of a file to `look`, read or mapped, whichever costs less: for files that
@@ -1504,6 +2033,14 @@ int aq_view_write(aq_view *view, const void *buffer, size_t size, uint64_t offse
 int aq_view_flush(aq_view *view,
                   aq_range range,
                   uint64_t *written_bytes);
+
+/**
+ * Hands stores to the file, where other processes see them, without waiting for the disk.
+ * `written_bytes` may be null; otherwise it gets the number of bytes handed over.
+ *
+ * Threads: any. Errors: as `aq_view_flush`. Durable: after `aq_view_flush`.
+ */
+int aq_view_write_out(aq_view *view, uint64_t *written_bytes);
 
 /**
  * Puts the number of bytes that the next flush would write into `*dirty_bytes`.
@@ -1618,6 +2155,18 @@ int aq_mapping_backend(aq_mapping *mapping);
 int aq_mapping_read(aq_mapping *mapping, void *buffer, size_t size, uint64_t offset);
 
 /**
+ * Passes a range to `look`, in one piece and without a copy where that is safe; its pages stay in memory
+ * during the call, so it must fit into the budget.
+ *
+ * Threads: any; `look` runs in the calling one. Stores that other threads make meanwhile may be seen in
+ * part. Errors: as `aq_mapping_read`; what `look` has seen is then not to be used.
+ */
+int aq_mapping_look(aq_mapping *mapping,
+                    aq_range range,
+                    aq_bytes_fn look,
+                    void *context);
+
+/**
  * Copies `size` bytes to `offset`.
  *
  * Threads: any; of two that write to the same bytes, either may win. Errors: as `aq_mapping_read`;
@@ -1663,12 +2212,33 @@ int aq_mapping_visit(aq_mapping *mapping,
                      void *context);
 
 /**
+ * Calls `visit` for ranges in the order in which `next` names them, with many reads in flight: for
+ * programs that must process in order and know what comes next. `next` is asked for up to 32,768 ranges
+ * ahead, and again after it has returned 0: its answer may depend on what was visited; the call ends when
+ * it returns 0 and nothing is under way. Empty ranges are skipped. Returns as `aq_mapping_visit`.
+ *
+ * Threads: any; `next` and `visit` run in the calling one. Errors: as `aq_mapping_visit`.
+ */
+int aq_mapping_visit_in_order(aq_mapping *mapping,
+                              aq_next_range_fn next,
+                              aq_visit_fn visit,
+                              void *context);
+
+/**
  * Loads the pages of `count` ranges at the device's queue depth, and waits for them. If the budget
  * cannot hold them all, later pages may evict earlier ones.
  *
  * Threads: any. Errors: as `aq_mapping_read`.
  */
 int aq_mapping_touch(aq_mapping *mapping, const aq_range *list, size_t count);
+
+/**
+ * Loads the page at `offset` and makes it dirty, so that a store to it does not fault a second time.
+ *
+ * Threads: any. Errors: as `aq_mapping_read`; -EROFS.
+ */
+int aq_mapping_touch_mut(aq_mapping *mapping,
+                         uint64_t offset);
 
 /**
  * As `aq_mapping_touch`, without waiting: `ready` gets `token` when the pages are in memory. The list
@@ -1807,6 +2377,18 @@ int aq_object_resize(aq_pool *pool,
                      uint64_t *address);
 
 /**
+ * Moves a relocatable object that no process has attached to `*address`, or to a free random address if
+ * that is 0; `*address` gets where it is then. `key` may be null.
+ *
+ * Threads: any. Errors: as `aq_object_destroy`; -EINVAL if it is not relocatable, or the address is none
+ * for objects; -EEXIST if another object lies there. Durable: on return.
+ */
+int aq_object_relocate(aq_pool *pool,
+                       const char *name,
+                       const char *key,
+                       uint64_t *address);
+
+/**
  * Fills `info` with what is known of an object.
  *
  * Threads: any. Errors: -ENOENT, -EINVAL.
@@ -1835,6 +2417,17 @@ int aq_object_attach(aq_pool *pool,
                      int writable,
                      const char *key,
                      aq_object **object);
+
+/**
+ * As `aq_object_attach`, with more options.
+ *
+ * Threads: any. Errors: as `aq_object_attach`; -E2BIG for an option of a later version. Frees: the
+ * caller, by `aq_object_detach`.
+ */
+int aq_object_attach_with(aq_pool *pool,
+                          const char *name,
+                          const aq_attach_options *options,
+                          aq_object **object);
 
 /**
  * Detaches an object and frees the handle, also if it fails; null is fine. Stores since the last psync
@@ -1912,6 +2505,35 @@ int aq_object_psync_ranges(aq_object *object,
  * before the call, when it returns 0. Errors: as `aq_object_psync`; -EINVAL for several pools.
  */
 int aq_objects_psync(aq_object *const *objects, size_t count);
+
+/**
+ * As `aq_objects_psync`, without waiting for the media: the call captures what was stored, and `ready`
+ * gets `token` when all of it is durable. The objects may be stored to again when the call has returned.
+ *
+ * Threads: any, but none may store to these objects during the call. Errors: those known at the capture,
+ * -EINVAL also for no objects; others with the completion. Durable: every store to them before the call,
+ * when the result of the completion is 0.
+ */
+int aq_objects_psync_async(aq_object *const *objects,
+                           size_t count,
+                           aq_ready *ready,
+                           uint64_t token);
+
+/**
+ * Fills `stats`.
+ *
+ * Threads: any. Errors: -EINVAL.
+ */
+int aq_object_get_stats(aq_object *object, aq_object_stats *stats);
+
+/**
+ * Puts the length of the private copies of pages that an attachment for writing has into
+ * `*shadow_bytes`: what was stored to since the last psync, and what is kept from before. Scans the
+ * whole mapping.
+ *
+ * Threads: any. Errors: -EINVAL, -ENOMEM.
+ */
+int aq_object_shadow_bytes(aq_object *object, uint64_t *shadow_bytes);
 
 /**
  * Allocates `size` bytes aligned to `alignment`, a power of two or 0 for 16, in the heap of an object.
@@ -2039,6 +2661,13 @@ int aq_pages_free(aq_pages *pages);
 uint64_t aq_pages_count(aq_pages *pages);
 
 /**
+ * The length of the device in bytes, when its pages were opened. 0 if `pages` is null.
+ *
+ * Threads: any.
+ */
+uint64_t aq_pages_len(aq_pages *pages);
+
+/**
  * The size of a page in bytes. 0 if `pages` is null.
  *
  * Threads: any.
@@ -2135,6 +2764,18 @@ int aq_pages_visit(aq_pages *pages,
                    size_t count,
                    aq_page_fn visit,
                    void *context);
+
+/**
+ * Calls `visit` for pages in the order in which `next` names them: see `aq_mapping_visit_in_order`.
+ * Returns as `aq_pages_visit`.
+ *
+ * Threads: any; `next` and `visit` run in the calling one, and may take shared guards. Errors: as
+ * `aq_pages_visit`.
+ */
+int aq_pages_visit_in_order(aq_pages *pages,
+                            aq_next_page_fn next,
+                            aq_page_fn visit,
+                            void *context);
 
 /**
  * Starts to load `count` pages from `first` on in the background: a hint.
@@ -2242,6 +2883,48 @@ int aq_path_readlink(aq_pool *pool, const char *name, char **target);
 int aq_path_chmod(aq_pool *pool, const char *name, uint32_t mode);
 
 /**
+ * Puts the path of a file without symbolic links, "." and ".." into `*absolute`; null if it fails.
+ *
+ * Threads: any. Errors: those of realpath(3). Frees: the caller, by `aq_string_free`.
+ */
+int aq_path_realpath(aq_pool *pool, const char *name, char **absolute);
+
+/**
+ * Copies a regular file with its permissions; what has the new name is overwritten. `*copied`, which may
+ * be null, gets the number of bytes.
+ *
+ * Threads: any. Errors: those of open(2), -ENOSPC, -EIO. Durable: after `aq_pool_sync`.
+ */
+int aq_path_copy(aq_pool *pool,
+                 const char *name,
+                 const char *new_name,
+                 uint64_t *copied);
+
+/**
+ * Makes a named pipe, socket or device, which the pool keeps and does not open. `mode` has its kind
+ * (`S_IFIFO`, `S_IFSOCK`, `S_IFCHR`, `S_IFBLK`) and permissions, minus the umask; `device` is the number
+ * of a device as of makedev(3), and otherwise not used.
+ *
+ * Threads: any. Errors: those of mknod(2); -EINVAL for another kind. Durable: after `aq_pool_sync`.
+ */
+int aq_path_mknod(aq_pool *pool,
+                  const char *name,
+                  uint32_t mode,
+                  uint64_t device);
+
+/**
+ * Sets when a file was read and modified last, in nanoseconds since 1970; `AQ_KEEP_TIME` leaves one as it
+ * is. Of a symbolic link itself if `follow` is 0.
+ *
+ * Threads: any. Errors: those of utimensat(2). Durable: after `aq_pool_sync`.
+ */
+int aq_path_set_times(aq_pool *pool,
+                      const char *name,
+                      int follow,
+                      int64_t accessed_ns,
+                      int64_t modified_ns);
+
+/**
  * Changes owner and group; UINT32_MAX leaves one as it is. Of a symbolic link itself if `follow` is 0.
  *
  * Threads: any. Errors: those of chown(2). Durable: after `aq_pool_sync`.
@@ -2274,6 +2957,18 @@ int aq_path_get_attribute(aq_pool *pool,
                           void *buffer,
                           size_t size,
                           size_t *value_size);
+
+/**
+ * Puts the names of the extended attributes into `buffer`, one after the other, each ended by a zero
+ * byte, and their size into `*names_size`. With a `size` of 0 only the latter.
+ *
+ * Threads: any. Errors: -ENOENT, -ERANGE if `size` is too small.
+ */
+int aq_path_list_attributes(aq_pool *pool,
+                            const char *name,
+                            char *buffer,
+                            size_t size,
+                            size_t *names_size);
 
 /**
  * Sets an extended attribute, whether there is one or not.
@@ -2341,6 +3036,20 @@ int aq_pool_open(const char *file,
                  aq_pool **pool);
 
 /**
+ * Opens a pool for writing that this process may not open itself: the pool's broker, which runs in a
+ * process of its owner (`aquifer pool serve`), passes it on to a process that has the key. `*pool` is null
+ * if it fails. `options` may be null.
+ *
+ * Threads: any. Errors: -EACCES for a wrong key, -ENOENT without a broker, -EINVAL for a key that is too
+ * short, and those of `aq_pool_open`. Frees: the caller, by `aq_pool_free`.
+ */
+int aq_pool_open_granted(const char *file,
+                         const void *key,
+                         size_t key_size,
+                         const aq_pool_options *options,
+                         aq_pool **pool);
+
+/**
  * Frees a pool; null is fine. It is closed when what was opened in it is freed as well.
  *
  * Threads: none may be in a call with this handle.
@@ -2368,6 +3077,23 @@ int aq_pool_checkpoint(aq_pool *pool);
  * Threads: any. Errors: -EINVAL, -EIO, -EUCLEAN.
  */
 int aq_pool_get_info(aq_pool *pool, aq_pool_info *info);
+
+/**
+ * Fills `space`. Does not depend on the number of objects and files, as `aq_pool_get_info` does.
+ *
+ * Threads: any. Errors: -EINVAL, -EIO.
+ */
+int aq_pool_get_space(aq_pool *pool, aq_pool_space *space);
+
+/**
+ * The figures of a pool as OpenMetrics text, as Prometheus scrapes it; `name`, which may be null, is the
+ * value of the label `pool`. Takes as long as `aq_pool_get_info`.
+ *
+ * Threads: any. Errors: as `aq_pool_get_info`. Frees: the caller, by `aq_string_free`.
+ */
+int aq_pool_metrics(aq_pool *pool,
+                    const char *name,
+                    char **text);
 
 /**
  * The version of the library that the program runs with, such as "0.1.0".
@@ -2456,6 +3182,16 @@ int aq_rows_open(const char *file,
                  aq_rows **rows);
 
 /**
+ * As `aq_rows_open`, for rows on a device.
+ *
+ * Threads: any. Errors: -EINVAL, -EBUSY if a cache of this process uses the device to write. Frees: the
+ * caller, by `aq_rows_free`.
+ */
+int aq_rows_open_device(aq_device *device,
+                        const aq_rows_options *options,
+                        aq_rows **rows);
+
+/**
  * Frees rows; null is fine.
  *
  * Threads: none may be in a call with this handle.
@@ -2518,19 +3254,24 @@ int aq_rows_get_stats(aq_rows *rows, aq_rows_stats *stats);
 
 /* Initial values: the size, and 0 for the rest. */
 #define AQ_ERROR_INIT {sizeof(aq_error), 0, 0, 0, NULL, NULL}
-#define AQ_CACHE_OPTIONS_INIT {sizeof(aq_cache_options), 0, 0, NULL, 0, NULL}
+#define AQ_CACHE_OPTIONS_INIT {sizeof(aq_cache_options), 0, 0, NULL, 0, NULL, 0}
 #define AQ_CACHE_STATS_INIT {sizeof(aq_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define AQ_MAP_OPTIONS_INIT {sizeof(aq_map_options), 0, 0}
 #define AQ_ROWS_OPTIONS_INIT {sizeof(aq_rows_options), 0, 0, 0}
 #define AQ_ROWS_STATS_INIT {sizeof(aq_rows_stats), 0, 0, 0, 0, 0, 0, 0}
 #define AQ_MAPPER_OPTIONS_INIT {sizeof(aq_mapper_options), 0, 0, 0}
 #define AQ_MAPPER_STATS_INIT {sizeof(aq_mapper_stats), 0, 0, 0, 0, 0}
-#define AQ_POOL_OPTIONS_INIT {sizeof(aq_pool_options), 0, 0, 0, 0, 0, 0, NULL}
+#define AQ_DEVICE_FUNCTIONS_INIT \
+    {sizeof(aq_device_functions), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL}
+#define AQ_POOL_OPTIONS_INIT {sizeof(aq_pool_options), 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL}
+#define AQ_POOL_SPACE_INIT {sizeof(aq_pool_space), 0, 0, 0, 0, 0}
 #define AQ_POOL_INFO_INIT {sizeof(aq_pool_info), 0, 0, 0, 0, 0, 0, 0, 0}
 #define AQ_OBJECT_OPTIONS_INIT {sizeof(aq_object_options), 0, 0, 0, NULL, NULL}
+#define AQ_ATTACH_OPTIONS_INIT {sizeof(aq_attach_options), 0, NULL, 0}
+#define AQ_OBJECT_STATS_INIT {sizeof(aq_object_stats), 0, 0, 0}
 #define AQ_OBJECT_INFO_INIT {sizeof(aq_object_info), 0, 0, 0, 0, 0, 0}
 #define AQ_HEAP_STATS_INIT {sizeof(aq_heap_stats), 0, 0, 0, 0}
-#define AQ_FILE_STATUS_INIT {sizeof(aq_file_status), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define AQ_FILE_STATUS_INIT {sizeof(aq_file_status), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifdef AQUIFER_PMO_NAMES
 /* The names of the paper on persistent memory objects, for programs that define AQUIFER_PMO_NAMES

@@ -6,8 +6,8 @@ use aquifer::metrics::Metrics;
 use aquifer::policy::PolicyKind;
 use aquifer::{Cache, Stats};
 
-use crate::call::{Failure, call};
-use crate::memory::{Place, free, handle, utf8};
+use crate::call::{Failure, always, call};
+use crate::memory::{Place, free, handle, usable, utf8};
 use crate::process::give_string;
 use crate::sized::{SizedPlace, sized};
 
@@ -34,6 +34,10 @@ pub struct aq_cache_options {
     pub io_threads: usize,
     /// A name under which `aquifer stat` shows the cache while the program runs. Copied.
     pub publish: *const c_char,
+    /// 1: faults are served by a thread of the library and not in a handler of SIGBUS, so that system
+    /// calls may use user-backed memory that is not pinned. A miss takes longer, and the process needs
+    /// CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1.
+    pub serving_thread: u64,
 }
 sized!(aq_cache_options {
     budget_bytes: u64,
@@ -41,6 +45,7 @@ sized!(aq_cache_options {
     policy: *const c_char,
     io_threads: usize,
     publish: *const c_char,
+    serving_thread: u64,
 });
 
 /// Creates a cache; `*cache` is null if it fails. `options` may be null.
@@ -66,6 +71,9 @@ pub unsafe extern "C" fn aq_cache_new(
         }
         if options.io_threads != 0 {
             builder = builder.io_threads(options.io_threads);
+        }
+        if options.serving_thread != 0 {
+            builder = builder.serving_thread(true);
         }
         // SAFETY: documented.
         if let Some(name) = unsafe { utf8(options.policy, "policy") }? {
@@ -102,6 +110,16 @@ pub unsafe extern "C" fn aq_cache_resize(cache: *mut aq_cache, budget_bytes: u64
         let cache = unsafe { handle(cache, "cache") }?;
         Ok(cache.cache.resize(budget_bytes)?)
     })
+}
+
+/// Whether pages are still being evicted because the budget was lowered: 1 or 0; 0 if `cache` is null.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_cache_is_shrinking(cache: *mut aq_cache) -> c_int {
+    // SAFETY: documented.
+    let cache = unsafe { usable(cache) };
+    always(0, || cache.is_some_and(|cache| cache.cache.is_shrinking()).into())
 }
 
 /// A cache's state and activity at one moment. Initialise it with `AQ_CACHE_STATS_INIT`. Counts are
@@ -208,7 +226,7 @@ pub unsafe extern "C" fn aq_cache_get_stats(
 }
 
 /// The statistics of a cache as OpenMetrics text, as Prometheus scrapes it; `name` is the value of
-/// the label `cache`.
+/// the label `cache`, and may be null.
 ///
 /// Threads: any. Errors: -EINVAL. Frees: the caller, by `aq_string_free`.
 #[unsafe(no_mangle)]

@@ -85,6 +85,16 @@ pub(crate) fn last_text() -> *const std::ffi::c_char {
     last(|failure| failure.text.as_ptr()).unwrap_or(const { c"".as_ptr() })
 }
 
+/// The failure of a system call of this crate.
+pub(crate) fn system(error: std::io::Error) -> Failure {
+    let number = error.raw_os_error().unwrap_or(libc::EIO);
+    let kind = match number {
+        libc::EINTR => aquifer::ErrorKind::Interrupted,
+        _ => aquifer::ErrorKind::LimitReached,
+    };
+    Failure::new(number, kind, error.to_string())
+}
+
 /// Runs the body of a function.
 pub(crate) fn call(body: impl FnOnce() -> Result) -> c_int {
     match catch_unwind(AssertUnwindSafe(body)) {

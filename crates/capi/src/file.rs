@@ -2,16 +2,19 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::Permissions;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
-use aquifer::fs::{At, FallocateMode, LockMode, WriteHow};
-use aquifer::{File, View, ViewMut};
+use aquifer::fs::{At, FallocateMode, FileOptions, LockMode, SetMode, Synced, WriteHow};
+use aquifer::{File, Lease, View, ViewMut};
 
-use crate::call::{Failure, Result, call};
+use crate::call::{Failure, Result, always, call};
+use crate::mapper::aq_bytes_fn;
 use crate::mapping::aq_range;
-use crate::memory::{Place, free, handle, list, list_mut, path, usable};
-use crate::path::{aq_file_status, times};
+use crate::memory::{Place, free, handle, list, list_mut, path, text, usable};
+use crate::path::{aq_file_status, put_names, put_value, times};
 use crate::pool::aq_pool;
 use crate::sized::SizedPlace;
 
@@ -27,7 +30,19 @@ pub struct aq_file_view {
 
 enum Viewed {
     Read(View<'static>),
+    Lease(Lease<'static>),
     Write(ViewMut),
+}
+
+impl Deref for Viewed {
+    type Target = View<'static>;
+    fn deref(&self) -> &View<'static> {
+        match self {
+            Viewed::Read(view) => view,
+            Viewed::Lease(lease) => lease.view(),
+            Viewed::Write(view) => view,
+        }
+    }
 }
 
 /// `aq_file_open`: to read.
@@ -42,6 +57,8 @@ pub const AQ_OPEN_CREATE_NEW: c_int = 8;
 pub const AQ_OPEN_TRUNCATE: c_int = 16;
 /// `aq_file_open`: all writes go to the end.
 pub const AQ_OPEN_APPEND: c_int = 32;
+/// `aq_file_open`: fail with -ELOOP if it is a symbolic link.
+pub const AQ_OPEN_NO_FOLLOW: c_int = 64;
 
 /// Opens a file of a pool; `*file` is null if it fails. `flags` is a combination of `AQ_OPEN_…`; `mode`
 /// has the permissions of a file that is created, minus the umask; 0 is 0666.
@@ -61,24 +78,117 @@ pub unsafe extern "C" fn aq_file_open(
         let place = unsafe { Place::of_handle(file, "file") }?;
         // SAFETY: documented.
         let (pool, name) = unsafe { (handle(pool, "pool")?, path(name, "name")?) };
-        let has = |flag| flags & flag != 0;
-        if flags & !63 != 0 {
-            return Err(Failure::invalid("unknown flags: use AQ_OPEN_…"));
-        }
-        let mut options = pool.files.options();
-        options
-            .read(has(AQ_OPEN_READ))
-            .write(has(AQ_OPEN_WRITE))
-            .create(has(AQ_OPEN_CREATE))
-            .create_new(has(AQ_OPEN_CREATE_NEW))
-            .truncate(has(AQ_OPEN_TRUNCATE))
-            .append(has(AQ_OPEN_APPEND));
-        if mode != 0 {
-            options.mode(mode);
-        }
-        place.give(aq_file { file: options.open(name)? });
+        place.give(aq_file { file: options(pool, flags, mode)?.open(name)? });
         Ok(())
     })
+}
+
+fn options(pool: &aq_pool, flags: c_int, mode: u32) -> Result<FileOptions> {
+    let has = |flag| flags & flag != 0;
+    if flags & !127 != 0 {
+        return Err(Failure::invalid("unknown flags: use AQ_OPEN_…"));
+    }
+    let mut options = pool.files.options();
+    options
+        .read(has(AQ_OPEN_READ))
+        .write(has(AQ_OPEN_WRITE))
+        .create(has(AQ_OPEN_CREATE))
+        .create_new(has(AQ_OPEN_CREATE_NEW))
+        .truncate(has(AQ_OPEN_TRUNCATE))
+        .append(has(AQ_OPEN_APPEND));
+    if has(AQ_OPEN_NO_FOLLOW) {
+        options.custom_flags(libc::O_NOFOLLOW);
+    }
+    if mode != 0 {
+        options.mode(mode);
+    }
+    Ok(options)
+}
+
+/// Creates a file without a name: it is seen by no other process until `aq_file_link` gives it a name,
+/// and is gone if it is freed before. `flags` and `mode` are as for `aq_file_open`; `*file` is null if it
+/// fails.
+///
+/// Threads: any. Errors: -EINVAL, -ENOSPC, -EROFS. Frees: the caller, by `aq_file_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_open_unnamed(
+    pool: *mut aq_pool,
+    flags: c_int,
+    mode: u32,
+    file: *mut *mut aq_file,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(file, "file") }?;
+        // SAFETY: documented.
+        let pool = unsafe { handle(pool, "pool") }?;
+        place.give(aq_file { file: options(pool, flags, mode)?.create_unnamed()? });
+        Ok(())
+    })
+}
+
+/// Gives an open file a name, its first or another one. If `replace` is not 0, what has the name is
+/// replaced: at any moment, also in a crash, it is the one file or the other.
+///
+/// Threads: any. Errors: those of link(2). Durable: after `aq_file_sync` or `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_link(
+    file: *mut aq_file,
+    name: *const c_char,
+    replace: c_int,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, name) = unsafe { (handle(file, "file")?, path(name, "name")?) };
+        Ok(if replace != 0 { file.file.link_over(name) } else { file.file.link(name) }?)
+    })
+}
+
+/// Hands an open file to another process, through a connected socket of the kind AF_UNIX, SOCK_STREAM:
+/// that process calls `aq_file_receive` with the other end. For files without a name, which no other
+/// process can open. Waits at most `timeout_ns`.
+///
+/// Threads: any; nothing else may use the socket meanwhile. Errors: -ETIMEDOUT; -ECONNREFUSED if the other
+/// process could not take it; -EPIPE and others if it ended: it may have the file then or not.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_send(file: *mut aq_file, socket: c_int, timeout_ns: u64) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, socket) = unsafe { (handle(file, "file")?, descriptor(socket)?) };
+        Ok(file.file.give(&socket, Duration::from_nanos(timeout_ns))?)
+    })
+}
+
+/// Takes the file that another process hands over by `aq_file_send`; `*file` is null if it fails.
+///
+/// Threads: any; nothing else may use the socket meanwhile. Errors: -ETIMEDOUT; -EXDEV for a file of
+/// another pool; -ESTALE if it is gone; others of the socket. Frees: the caller, by `aq_file_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_receive(
+    pool: *mut aq_pool,
+    socket: c_int,
+    timeout_ns: u64,
+    file: *mut *mut aq_file,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(file, "file") }?;
+        // SAFETY: documented.
+        let (pool, socket) = unsafe { (handle(pool, "pool")?, descriptor(socket)?) };
+        place.give(aq_file { file: pool.files.take(&socket, Duration::from_nanos(timeout_ns))? });
+        Ok(())
+    })
+}
+
+/// # Safety
+/// Open until the call ends, unless it is negative.
+pub(crate) unsafe fn descriptor<'a>(number: c_int) -> Result<BorrowedFd<'a>> {
+    if number < 0 {
+        let text = "a descriptor is negative";
+        return Err(Failure::new(libc::EBADF, aquifer::ErrorKind::InvalidInput, text));
+    }
+    // SAFETY: guaranteed by the caller.
+    Ok(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
 /// Closes a file; null is fine. Its locks are released, and its views stay valid.
@@ -108,16 +218,21 @@ pub unsafe extern "C" fn aq_file_read(
         let (file, place) = unsafe { (handle(file, "file")?, Place::new(done, "done")?) };
         // SAFETY: documented.
         let target = unsafe { list_mut(buffer.cast::<u8>(), size, "buffer") }?;
-        let mut count = 0;
-        while count < target.len() {
-            match file.file.read_at(&mut target[count..], offset + count as u64)? {
-                0 => break,
-                more => count += more,
-            }
-        }
-        place.put(count);
+        place.put(read(&file.file, target, offset)?);
         Ok(())
     })
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read(file: &File, target: &mut [u8], offset: u64) -> Result<usize> {
+    let mut count = 0;
+    while count < target.len() {
+        match file.read_at(&mut target[count..], offset.saturating_add(count as u64))? {
+            0 => break,
+            more => count += more,
+        }
+    }
+    Ok(count)
 }
 
 /// Writes all `size` bytes to `offset`; to the end if the file was opened with AQ_OPEN_APPEND. Other
@@ -138,6 +253,91 @@ pub unsafe extern "C" fn aq_file_write(
             unsafe { (handle(file, "file")?, list(buffer.cast::<u8>(), size, "buffer")?) };
         Ok(file.file.write_all_at(source, offset)?)
     })
+}
+
+/// Reads at most the length of `count` buffers from `offset`, one after the other, and puts the number of
+/// bytes into `*done`: less only at the end of the file. Each buffer is filled as by a call of
+/// `aq_file_read`.
+///
+/// Threads: any. Errors: as `aq_file_read`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_readv(
+    file: *mut aq_file,
+    buffers: *const libc::iovec,
+    count: usize,
+    offset: u64,
+    done: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, place) = unsafe { (handle(file, "file")?, Place::new(done, "done")?) };
+        // SAFETY: documented.
+        let buffers = unsafe { vectors(buffers, count) }?;
+        let mut total = 0;
+        for one in buffers {
+            // SAFETY: documented.
+            let target = unsafe { list_mut(one.iov_base.cast::<u8>(), one.iov_len, "buffers") }?;
+            let count = read(&file.file, target, offset.saturating_add(total as u64))?;
+            total += count;
+            if count < target.len() {
+                break;
+            }
+        }
+        place.put(total);
+        Ok(())
+    })
+}
+
+/// Writes `count` buffers one after the other to `offset`; to the end if the file was opened with
+/// AQ_OPEN_APPEND. `*done`, which may be null, gets the number of bytes written, also if it fails. Each
+/// buffer is written as by a call of `aq_file_write`.
+///
+/// Threads: any. Errors and Durable: as `aq_file_write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_writev(
+    file: *mut aq_file,
+    buffers: *const libc::iovec,
+    count: usize,
+    offset: u64,
+    done: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let mut done = unsafe { done.as_mut() };
+        if let Some(done) = &mut done {
+            **done = 0;
+        }
+        // SAFETY: documented.
+        let (file, buffers) = unsafe { (handle(file, "file")?, vectors(buffers, count)?) };
+        let mut total = 0;
+        for one in buffers {
+            // SAFETY: documented.
+            let source = unsafe { list(one.iov_base.cast::<u8>(), one.iov_len, "buffers") }?;
+            file.file.write_all_at(source, offset.saturating_add(total as u64))?;
+            total += source.len();
+            if let Some(done) = &mut done {
+                **done = total;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Buffers, which together are not longer than memory.
+///
+/// # Safety
+/// As for [`list`].
+unsafe fn vectors<'a>(buffers: *const libc::iovec, count: usize) -> Result<&'a [libc::iovec]> {
+    // SAFETY: guaranteed by the caller.
+    let buffers = unsafe { list(buffers, count, "buffers") }?;
+    let mut total = 0_usize;
+    for one in buffers {
+        total = total
+            .checked_add(one.iov_len)
+            .filter(|&total| total <= isize::MAX as usize)
+            .ok_or_else(|| Failure::invalid("`buffers` are longer than memory"))?;
+    }
+    Ok(buffers)
 }
 
 /// Writes `size` bytes to the end of the file, and puts the offset where they are into `*offset`, which
@@ -179,6 +379,41 @@ pub unsafe extern "C" fn aq_file_write_atomic(
         let (file, source) =
             unsafe { (handle(file, "file")?, list(buffer.cast::<u8>(), size, "buffer")?) };
         Ok(file.file.write_atomic(source, offset)?)
+    })
+}
+
+/// Bytes to be written.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct aq_write {
+    /// Where the first one goes.
+    pub offset: u64,
+    /// The number of bytes.
+    pub size: usize,
+    /// The bytes.
+    pub source: *const c_void,
+}
+
+/// Writes `count` ranges of a file, all or nothing: no reader and no crash sees some of them. Where ranges
+/// overlap, the later one counts.
+///
+/// Threads: any. Errors: as `aq_file_write_atomic`; -EBADF if it was opened with AQ_OPEN_APPEND; -ENOSPC
+/// or -E2BIG for too many ranges at once. Durable: as `aq_file_write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_write_atomic_many(
+    file: *mut aq_file,
+    writes: *const aq_write,
+    count: usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, writes) = unsafe { (handle(file, "file")?, list(writes, count, "writes")?) };
+        let ranges = writes
+            .iter()
+            // SAFETY: documented.
+            .map(|one| Ok((one.offset, unsafe { list(one.source.cast(), one.size, "source") }?)))
+            .collect::<Result<Vec<(u64, &[u8])>>>()?;
+        Ok(file.file.write_atomic_ranges(&ranges)?)
     })
 }
 
@@ -237,6 +472,39 @@ pub unsafe extern "C" fn aq_file_sync(file: *mut aq_file, data_only: c_int) -> c
         // SAFETY: documented.
         let file = &unsafe { handle(file, "file") }?.file;
         Ok(if data_only != 0 { file.sync_data() } else { file.sync_all() }?)
+    })
+}
+
+/// Makes a range of a file durable: with all changes of the pool before it if `data_only` is 0,
+/// otherwise with what reading it needs. A length of UINT64_MAX is all from the offset on.
+///
+/// Threads: any. Durable: every change of the range before the call, when it returns 0. Errors: as
+/// `aq_file_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_sync_range(
+    file: *mut aq_file,
+    range: aq_range,
+    data_only: c_int,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = &unsafe { handle(file, "file") }?.file;
+        let what = if data_only != 0 { Synced::Data } else { Synced::All };
+        Ok(file.sync_range(bounds(range)?, what)?)
+    })
+}
+
+/// Lets the media begin with what a later `aq_file_sync_range` of this range will write, without waiting:
+/// a hint, whose failures are those of the sync.
+///
+/// Threads: any. Errors: -EINVAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_begin_sync(file: *mut aq_file, range: aq_range) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = &unsafe { handle(file, "file") }?.file;
+        file.begin_sync(range.to_range()?);
+        Ok(())
     })
 }
 
@@ -314,6 +582,23 @@ pub unsafe extern "C" fn aq_file_next(
     })
 }
 
+/// Moves the pages of a file so that they lie in as few runs as possible; `*runs`, which may be null, gets
+/// the number of runs that are left.
+///
+/// Threads: any. Errors: -EBADF if it is not open to write, -EBUSY if it has a writable view, -ENOSPC.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_defragment(file: *mut aq_file, runs: *mut usize) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let done = unsafe { handle(file, "file") }?.file.defragment()?;
+        // SAFETY: documented.
+        if let Some(runs) = unsafe { runs.as_mut() } {
+            *runs = done.runs_after;
+        }
+        Ok(())
+    })
+}
+
 /// Fills `status`.
 ///
 /// Threads: any. Errors: -EINVAL, -EIO.
@@ -336,6 +621,92 @@ pub unsafe extern "C" fn aq_file_chmod(file: *mut aq_file, mode: u32) -> c_int {
         // SAFETY: documented.
         let file = unsafe { handle(file, "file") }?;
         Ok(file.file.set_permissions(Permissions::from_mode(mode))?)
+    })
+}
+
+/// Changes owner and group; UINT32_MAX leaves one as it is.
+///
+/// Threads: any. Errors: -EPERM, -EROFS. Durable: after `aq_file_sync` or `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_chown(file: *mut aq_file, uid: u32, gid: u32) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = unsafe { handle(file, "file") }?;
+        let given = |id| (id != u32::MAX).then_some(id);
+        Ok(file.file.fchown(given(uid), given(gid))?)
+    })
+}
+
+/// As `aq_path_get_attribute`, of an open file.
+///
+/// Threads: any. Errors: as `aq_path_get_attribute`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_get_attribute(
+    file: *mut aq_file,
+    attribute: *const c_char,
+    buffer: *mut c_void,
+    size: usize,
+    value_size: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, attribute) = unsafe { (handle(file, "file")?, text(attribute, "attribute")?) };
+        // SAFETY: documented.
+        unsafe {
+            put_value(buffer, size, value_size, || Ok(file.file.attribute(attribute.to_bytes())?))
+        }
+    })
+}
+
+/// As `aq_path_list_attributes`, of an open file.
+///
+/// Threads: any. Errors: as `aq_path_list_attributes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_list_attributes(
+    file: *mut aq_file,
+    buffer: *mut c_char,
+    size: usize,
+    names_size: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let file = unsafe { handle(file, "file") }?;
+        // SAFETY: documented.
+        unsafe { put_names(buffer, size, names_size, || Ok(file.file.attributes()?)) }
+    })
+}
+
+/// As `aq_path_set_attribute`, of an open file.
+///
+/// Threads: any. Errors: those of setxattr(2). Durable: after `aq_file_sync` or `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_set_attribute(
+    file: *mut aq_file,
+    attribute: *const c_char,
+    value: *const c_void,
+    size: usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, attribute) = unsafe { (handle(file, "file")?, text(attribute, "attribute")?) };
+        // SAFETY: documented.
+        let value = unsafe { list(value.cast::<u8>(), size, "value") }?;
+        Ok(file.file.set_attribute(attribute.to_bytes(), value, SetMode::Any)?)
+    })
+}
+
+/// As `aq_path_remove_attribute`, of an open file.
+///
+/// Threads: any. Errors: those of removexattr(2). Durable: after `aq_file_sync` or `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_remove_attribute(
+    file: *mut aq_file,
+    attribute: *const c_char,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, attribute) = unsafe { (handle(file, "file")?, text(attribute, "attribute")?) };
+        Ok(file.file.remove_attribute(attribute.to_bytes())?)
     })
 }
 
@@ -417,6 +788,68 @@ pub unsafe extern "C" fn aq_file_lock_range(
     })
 }
 
+/// `*held` of `aq_file_lock_conflict`: no lock is in the way.
+pub const AQ_LOCK_NONE: c_int = 0;
+/// `*held` of `aq_file_lock_conflict`: another handle has a shared lock.
+pub const AQ_LOCK_SHARED: c_int = 1;
+/// `*held` of `aq_file_lock_conflict`: another handle has an exclusive lock.
+pub const AQ_LOCK_EXCLUSIVE: c_int = 2;
+
+fn held_mode(mode: LockMode) -> c_int {
+    match mode {
+        LockMode::Shared => AQ_LOCK_SHARED,
+        LockMode::Exclusive => AQ_LOCK_EXCLUSIVE,
+    }
+}
+
+/// Puts one of `AQ_LOCK_…` into `*held`: the lock of the whole file that another handle has and that
+/// `aq_file_lock` would wait for.
+///
+/// Threads: any. Errors: -EINVAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_lock_conflict(
+    file: *mut aq_file,
+    exclusive: c_int,
+    held: *mut c_int,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, place) = unsafe { (handle(file, "file")?, Place::new(held, "held")?) };
+        let found = file.file.lock_conflict(lock_mode(exclusive))?;
+        place.put(found.map_or(AQ_LOCK_NONE, held_mode));
+        Ok(())
+    })
+}
+
+/// As `aq_file_lock_conflict`, for `aq_file_lock_range`; `*held_range`, which may be null, gets the bytes
+/// that the other handle has locked, with a length of UINT64_MAX if that lock has no end.
+///
+/// Threads: any. Errors: -EINVAL; -EOVERFLOW for a range that is too far.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_range_lock_conflict(
+    file: *mut aq_file,
+    range: aq_range,
+    exclusive: c_int,
+    held: *mut c_int,
+    held_range: *mut aq_range,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (file, place) = unsafe { (handle(file, "file")?, Place::new(held, "held")?) };
+        let found = file.file.range_lock_conflict(bounds(range)?, lock_mode(exclusive))?;
+        place.put(found.as_ref().map_or(AQ_LOCK_NONE, |held| held_mode(held.mode)));
+        // SAFETY: documented.
+        if let Some(target) = unsafe { held_range.as_mut() } {
+            *target = found.map_or(aq_range { offset: 0, length: 0 }, |held| {
+                let std::ops::Range { start, end } = held.range;
+                let length = if end == u64::MAX { u64::MAX } else { end - start };
+                aq_range { offset: start, length }
+            });
+        }
+        Ok(())
+    })
+}
+
 /// Releases the locks of this handle in a range.
 ///
 /// Threads: any. Errors: -EINVAL.
@@ -432,10 +865,10 @@ fn lock_mode(exclusive: c_int) -> LockMode {
     if exclusive != 0 { LockMode::Exclusive } else { LockMode::Shared }
 }
 
-type Bounds = (std::ops::Bound<u64>, std::ops::Bound<u64>);
+pub(crate) type Bounds = (std::ops::Bound<u64>, std::ops::Bound<u64>);
 
 /// A range; to the end if its length is UINT64_MAX.
-fn bounds(range: aq_range) -> Result<Bounds> {
+pub(crate) fn bounds(range: aq_range) -> Result<Bounds> {
     use std::ops::Bound::{Excluded, Included, Unbounded};
     if range.length == u64::MAX {
         return Ok((Included(range.offset), Unbounded));
@@ -494,6 +927,71 @@ pub unsafe extern "C" fn aq_path_view(
     })
 }
 
+/// Extends a file by `len_bytes` zeros, and makes a writable view of them: new content needs no other
+/// copy. The file must be open to read and write; `*view` is null if it fails.
+///
+/// Threads: any; of two calls each gets its own bytes. Errors: as `aq_file_view_new`. Frees: the caller,
+/// by `aq_file_view_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_append_view(
+    file: *mut aq_file,
+    len_bytes: u64,
+    view: *mut *mut aq_file_view,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(view, "view") }?;
+        // SAFETY: documented.
+        let file = &unsafe { handle(file, "file") }?.file;
+        place.give(aq_file_view { view: Viewed::Write(file.append_view(len_bytes)?) });
+        Ok(())
+    })
+}
+
+/// Leases a range of an immutable file (`aq_path_set_immutable`): as `aq_file_view_new`, but its bytes do
+/// not change, and until the lease is freed no process can make the file changeable again. `*view` is null
+/// if it fails.
+///
+/// Threads: any. Errors: as `aq_file_view_new`; -EPERM if the file is not immutable; -EOPNOTSUPP if its
+/// bytes cannot lie one after the other in memory. Frees: the caller, by `aq_file_view_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_lease(
+    file: *mut aq_file,
+    range: aq_range,
+    view: *mut *mut aq_file_view,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(view, "view") }?;
+        // SAFETY: documented.
+        let file = &unsafe { handle(file, "file") }?.file;
+        let lease = file.lease(bounds(range)?)?.into_owned();
+        place.give(aq_file_view { view: Viewed::Lease(lease) });
+        Ok(())
+    })
+}
+
+/// As `aq_file_lease`, for the file at a path: opening and leasing in one step.
+///
+/// Threads: any. Errors: as `aq_file_lease`; those of open(2). Frees: the caller, by `aq_file_view_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_path_lease(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    range: aq_range,
+    view: *mut *mut aq_file_view,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(view, "view") }?;
+        // SAFETY: documented.
+        let (pool, name) = unsafe { (handle(pool, "pool")?, path(name, "name")?) };
+        let lease = pool.files.lease(name, bounds(range)?)?.into_owned();
+        place.give(aq_file_view { view: Viewed::Lease(lease) });
+        Ok(())
+    })
+}
+
 /// Frees a view; null is fine.
 ///
 /// Threads: none may be in a call with this handle, or use the memory.
@@ -510,12 +1008,11 @@ pub unsafe extern "C" fn aq_file_view_free(view: *mut aq_file_view) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_file_view_data(view: *mut aq_file_view) -> *const c_void {
     // SAFETY: documented.
-    let data = match unsafe { usable(view) }.map(|view| &view.view) {
-        Some(Viewed::Read(view)) => view.bytes().map(|bytes| bytes.as_ptr()),
-        Some(Viewed::Write(view)) => view.as_mut_ptr().map(<*mut u8>::cast_const),
-        None => None,
-    };
-    data.map_or(std::ptr::null(), <*const u8>::cast)
+    let view = unsafe { usable(view) };
+    always(std::ptr::null(), || {
+        let bytes = view.and_then(|view| view.view.bytes());
+        bytes.map_or(std::ptr::null(), |bytes| bytes.as_ptr().cast())
+    })
 }
 
 /// The first byte of a view, to load and store; null if the view is not writable. Otherwise as
@@ -525,11 +1022,14 @@ pub unsafe extern "C" fn aq_file_view_data(view: *mut aq_file_view) -> *const c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_file_view_data_mut(view: *mut aq_file_view) -> *mut c_void {
     // SAFETY: documented.
-    let data = match unsafe { usable(view) }.map(|view| &view.view) {
-        Some(Viewed::Write(view)) => view.as_mut_ptr(),
-        _ => None,
-    };
-    data.map_or(std::ptr::null_mut(), <*mut u8>::cast)
+    let view = unsafe { usable(view) };
+    always(std::ptr::null_mut(), || {
+        let data = match view.map(|view| &view.view) {
+            Some(Viewed::Write(view)) => view.as_mut_ptr(),
+            _ => None,
+        };
+        data.map_or(std::ptr::null_mut(), <*mut u8>::cast)
+    })
 }
 
 /// The length of a view in bytes. 0 if `view` is null.
@@ -538,11 +1038,7 @@ pub unsafe extern "C" fn aq_file_view_data_mut(view: *mut aq_file_view) -> *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_file_view_len(view: *mut aq_file_view) -> u64 {
     // SAFETY: documented.
-    match unsafe { usable(view) }.map(|view| &view.view) {
-        Some(Viewed::Read(view)) => view.len(),
-        Some(Viewed::Write(view)) => view.len(),
-        None => 0,
-    }
+    unsafe { usable(view) }.map_or(0, |view| view.view.len())
 }
 
 /// Copies `size` bytes from `offset` of the view.
@@ -559,10 +1055,30 @@ pub unsafe extern "C" fn aq_file_view_read(
         // SAFETY: documented.
         let (view, target) =
             unsafe { (handle(view, "view")?, list_mut(buffer.cast::<u8>(), size, "buffer")?) };
-        match &view.view {
-            Viewed::Read(view) => view.read_exact_at(target, offset)?,
-            Viewed::Write(view) => view.read_exact_at(target, offset)?,
-        }
+        Ok(view.view.read_exact_at(target, offset)?)
+    })
+}
+
+/// Passes a range of the view to `look`, in one piece: without a copy if its bytes lie one after the other
+/// in memory, and otherwise as a copy.
+///
+/// Threads: any; `look` runs in the calling one. Errors: as `aq_file_view_read`; what `look` has seen is
+/// then not to be used.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_file_view_look(
+    view: *mut aq_file_view,
+    range: aq_range,
+    look: aq_bytes_fn,
+    context: *mut c_void,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let view = unsafe { handle(view, "view") }?;
+        let look = look.ok_or_else(|| Failure::invalid("`look` is null"))?;
+        // SAFETY: the program's own function.
+        view.view.read_range(range.to_range()?, |bytes| unsafe {
+            look(context, bytes.as_ptr().cast(), bytes.len());
+        })?;
         Ok(())
     })
 }
@@ -604,7 +1120,7 @@ pub unsafe extern "C" fn aq_file_view_persist(view: *mut aq_file_view, range: aq
 fn writable(view: &aq_file_view) -> Result<&ViewMut> {
     match &view.view {
         Viewed::Write(view) => Ok(view),
-        Viewed::Read(_) => {
+        Viewed::Read(_) | Viewed::Lease(_) => {
             let text = "the view is read-only: make it with `writable` set";
             Err(Failure::new(libc::EROFS, aquifer::ErrorKind::ReadOnly, text))
         }
@@ -618,10 +1134,6 @@ fn writable(view: &aq_file_view) -> Result<&ViewMut> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_file_view_is_current(view: *mut aq_file_view) -> c_int {
     // SAFETY: documented.
-    let is_current = match unsafe { usable(view) }.map(|view| &view.view) {
-        Some(Viewed::Read(view)) => view.is_current(),
-        Some(Viewed::Write(view)) => view.is_current(),
-        None => false,
-    };
-    is_current.into()
+    let view = unsafe { usable(view) };
+    always(0, || view.is_some_and(|view| view.view.is_current()).into())
 }

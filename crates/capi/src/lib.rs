@@ -20,6 +20,7 @@
 
 pub mod cache;
 mod call;
+pub mod custom_device;
 pub mod device;
 pub mod error;
 pub mod file;

@@ -4,14 +4,17 @@ use std::ffi::{c_char, c_int, c_void};
 use std::future::Future;
 
 use aquifer::mapper::{Advice, MapError};
+use aquifer::metrics::Metrics;
 use aquifer::{FileAccess, FileView, Mapper};
 
-use crate::call::{Failure, Result, always, call};
+use crate::call::{Failure, Result, always, call, system};
+use crate::file::{bounds, descriptor};
 use crate::mapping::{
     AQ_ADVICE_DONT_NEED, AQ_ADVICE_NORMAL, AQ_ADVICE_RANDOM, AQ_ADVICE_SEQUENTIAL,
     AQ_ADVICE_WILL_NEED, aq_range, ranges,
 };
-use crate::memory::{Place, free, handle, list, list_mut, path, usable};
+use crate::memory::{Place, free, handle, list, list_mut, path, usable, utf8};
+use crate::process::give_string;
 use crate::ready::{add, aq_ready};
 use crate::sized::{SizedPlace, sized};
 
@@ -149,6 +152,28 @@ pub unsafe extern "C" fn aq_mapper_get_stats(
     })
 }
 
+/// The statistics of a mapper as OpenMetrics text, as Prometheus scrapes it; `name`, which may be null, is
+/// the value of the label `mapper`.
+///
+/// Threads: any. Errors: -EINVAL. Frees: the caller, by `aq_string_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_mapper_metrics(
+    mapper: *mut aq_mapper,
+    name: *const c_char,
+    text: *mut *mut c_char,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(text, "text") }?;
+        // SAFETY: documented.
+        let (mapper, name) = unsafe { (handle(mapper, "mapper")?, utf8(name, "name")?) };
+        let mut metrics = Metrics::new();
+        metrics.mapper(&[("mapper", name.unwrap_or_default())], &mapper.mapper.stats());
+        place.put(give_string(metrics.to_string())?);
+        Ok(())
+    })
+}
+
 /// `aq_mapper_map`: to read.
 pub const AQ_ACCESS_READ: c_int = 0;
 /// `aq_mapper_map`: to read and write; stores stay in this process until they are flushed.
@@ -176,20 +201,45 @@ pub unsafe extern "C" fn aq_mapper_map(
         let place = unsafe { Place::of_handle(view, "view") }?;
         // SAFETY: documented.
         let (mapper, file) = unsafe { (handle(mapper, "mapper")?, path(file, "file")?) };
-        let access = match access {
-            AQ_ACCESS_READ => FileAccess::Read,
-            AQ_ACCESS_WRITE => FileAccess::Write,
-            AQ_ACCESS_SHARED_WRITE => FileAccess::SharedWrite,
-            _ => return Err(Failure::invalid("unknown access: use one of AQ_ACCESS_…")),
-        };
-        let view = if length == u64::MAX {
-            mapper.mapper.map(file, access, offset..)?
-        } else {
-            mapper.mapper.map(file, access, aq_range { offset, length }.to_range()?)?
-        };
+        let range = bounds(aq_range { offset, length })?;
+        let view = mapper.mapper.map(file, self::access(access)?, range)?;
         place.give(aq_view { view });
         Ok(())
     })
+}
+
+/// As `aq_mapper_map`, for an open file. The program may close the descriptor afterwards.
+///
+/// Threads: any. Errors: as `aq_mapper_map`; -EBADF. Frees: the caller, by `aq_view_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_mapper_map_fd(
+    mapper: *mut aq_mapper,
+    file: c_int,
+    access: c_int,
+    offset: u64,
+    length: u64,
+    view: *mut *mut aq_view,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(view, "view") }?;
+        // SAFETY: documented.
+        let (mapper, file) = unsafe { (handle(mapper, "mapper")?, descriptor(file)?) };
+        let range = bounds(aq_range { offset, length })?;
+        let file = std::fs::File::from(file.try_clone_to_owned().map_err(system)?);
+        let view = mapper.mapper.map_file(&file, self::access(access)?, range)?;
+        place.give(aq_view { view });
+        Ok(())
+    })
+}
+
+fn access(access: c_int) -> Result<FileAccess> {
+    match access {
+        AQ_ACCESS_READ => Ok(FileAccess::Read),
+        AQ_ACCESS_WRITE => Ok(FileAccess::Write),
+        AQ_ACCESS_SHARED_WRITE => Ok(FileAccess::SharedWrite),
+        _ => Err(Failure::invalid("unknown access: use one of AQ_ACCESS_…")),
+    }
 }
 
 /// Called with bytes of a file, which are valid during the call. It must not throw, longjmp out,
@@ -361,6 +411,23 @@ pub unsafe extern "C" fn aq_view_flush(
         // SAFETY: documented.
         if let Some(written) = unsafe { written_bytes.as_mut() } {
             *written = flushed.bytes_written;
+        }
+        Ok(())
+    })
+}
+
+/// Hands stores to the file, where other processes see them, without waiting for the disk.
+/// `written_bytes` may be null; otherwise it gets the number of bytes handed over.
+///
+/// Threads: any. Errors: as `aq_view_flush`. Durable: after `aq_view_flush`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_view_write_out(view: *mut aq_view, written_bytes: *mut u64) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let bytes = unsafe { handle(view, "view") }?.view.write_out()?;
+        // SAFETY: documented.
+        if let Some(written) = unsafe { written_bytes.as_mut() } {
+            *written = bytes;
         }
         Ok(())
     })

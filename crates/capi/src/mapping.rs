@@ -12,6 +12,7 @@ use aquifer::{
 use crate::cache::aq_cache;
 use crate::call::{Failure, Result, call};
 use crate::device::aq_device;
+use crate::mapper::aq_bytes_fn;
 use crate::memory::{Place, free, handle, list, list_mut, path, usable};
 use crate::ready::{add, aq_ready};
 use crate::sized::sized;
@@ -156,6 +157,11 @@ pub unsafe extern "C" fn aq_map(
         let (cache, device) = unsafe { (handle(cache, "cache")?, handle(device, "device")?) };
         // SAFETY: documented.
         let options = unsafe { crate::sized::options(options) }?;
+        if !device.can_be_mapped {
+            let text = "the device's functions are not for handlers of signals: make them so and set \
+                        `signal_safe`, or use aq_pages_new";
+            return Err(Failure::new(libc::EOPNOTSUPP, aquifer::ErrorKind::Unsupported, text));
+        }
         place.give(map(cache, device.device.clone(), options)?);
         Ok(())
     })
@@ -280,6 +286,30 @@ pub unsafe extern "C" fn aq_mapping_read(
             (handle(mapping, "mapping")?, list_mut(buffer.cast::<u8>(), size, "buffer")?)
         };
         Ok(mapping.mapped.read_exact_at(target, offset)?)
+    })
+}
+
+/// Passes a range to `look`, in one piece and without a copy where that is safe; its pages stay in memory
+/// during the call, so it must fit into the budget.
+///
+/// Threads: any; `look` runs in the calling one. Stores that other threads make meanwhile may be seen in
+/// part. Errors: as `aq_mapping_read`; what `look` has seen is then not to be used.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_mapping_look(
+    mapping: *mut aq_mapping,
+    range: aq_range,
+    look: aq_bytes_fn,
+    context: *mut c_void,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let mapping = unsafe { handle(mapping, "mapping") }?;
+        let look = look.ok_or_else(|| Failure::invalid("`look` is null"))?;
+        // SAFETY: the program's own function.
+        mapping.mapped.read(range.to_range()?, |bytes| unsafe {
+            look(context, bytes.as_ptr().cast(), bytes.len());
+        })?;
+        Ok(())
     })
 }
 
@@ -412,6 +442,49 @@ pub unsafe extern "C" fn aq_mapping_visit(
     if result == 0 { ended } else { result }
 }
 
+/// Names the range that `aq_mapping_visit_in_order` visits next: puts it into `*range`, which is empty
+/// before, and returns 1; or 0 if there is none now. It must not throw, longjmp out, call pthread_exit, or
+/// fork.
+pub type aq_next_range_fn =
+    Option<unsafe extern "C" fn(context: *mut c_void, range: *mut aq_range) -> c_int>;
+
+/// Calls `visit` for ranges in the order in which `next` names them, with many reads in flight: for
+/// programs that must process in order and know what comes next. `next` is asked for up to 32,768 ranges
+/// ahead, and again after it has returned 0: its answer may depend on what was visited; the call ends when
+/// it returns 0 and nothing is under way. Empty ranges are skipped. Returns as `aq_mapping_visit`.
+///
+/// Threads: any; `next` and `visit` run in the calling one. Errors: as `aq_mapping_visit`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_mapping_visit_in_order(
+    mapping: *mut aq_mapping,
+    next: aq_next_range_fn,
+    visit: aq_visit_fn,
+    context: *mut c_void,
+) -> c_int {
+    let mut ended = 0;
+    let result = call(|| {
+        // SAFETY: documented.
+        let mapping = unsafe { handle(mapping, "mapping") }?;
+        let next = next.ok_or_else(|| Failure::invalid("`next` is null"))?;
+        let visit = visit.ok_or_else(|| Failure::invalid("`visit` is null"))?;
+        let ranges = std::iter::from_fn(|| {
+            let mut range = aq_range { offset: 0, length: 0 };
+            // SAFETY: the program's own function.
+            let is_there = unsafe { next(context, &raw mut range) } != 0;
+            // One that ends beyond 2^64 is refused as one beyond the end.
+            is_there.then(|| range.offset..range.offset.saturating_add(range.length))
+        });
+        mapping.mapped.visit_in_order(ranges, |part| {
+            let (data, size) = (part.bytes.as_ptr().cast(), part.bytes.len());
+            // SAFETY: the program's own function.
+            ended = unsafe { visit(context, part.index, part.offset_bytes, data, size) };
+            if ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(())
+    });
+    if result == 0 { ended } else { result }
+}
+
 /// Loads the pages of `count` ranges at the device's queue depth, and waits for them. If the budget
 /// cannot hold them all, later pages may evict earlier ones.
 ///
@@ -426,6 +499,18 @@ pub unsafe extern "C" fn aq_mapping_touch(
         // SAFETY: documented.
         let (mapping, ranges) = unsafe { (handle(mapping, "mapping")?, ranges(list, count)?) };
         Ok(mapping.mapped.touch_many(&ranges)?)
+    })
+}
+
+/// Loads the page at `offset` and makes it dirty, so that a store to it does not fault a second time.
+///
+/// Threads: any. Errors: as `aq_mapping_read`; -EROFS.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_mapping_touch_mut(mapping: *mut aq_mapping, offset: u64) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let mapping = unsafe { handle(mapping, "mapping") }?;
+        Ok(mapping.mapped.writable()?.touch_mut(offset)?)
     })
 }
 
@@ -549,7 +634,7 @@ pub unsafe extern "C" fn aq_mapping_flush_async(
 
 fn whole_or(range: aq_range, len_bytes: u64) -> Result<Range<u64>> {
     if range.length == u64::MAX {
-        return Ok(range.offset..len_bytes);
+        return Ok(range.offset..len_bytes.max(range.offset));
     }
     range.to_range()
 }

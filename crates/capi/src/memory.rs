@@ -3,23 +3,55 @@
 //! A null pointer is an error where it is not allowed. Otherwise a pointer is what the documentation
 //! of its function says.
 
+use std::alloc::Layout;
 use std::ffi::{CStr, OsStr, c_char};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 
 use aquifer::CacheError;
-use aquifer_vm::ProcessMark;
+use aquifer_vm::LifeMark;
 
-use crate::call::{Failure, Result, always};
+use crate::call::{Failure, Result, call};
 
-/// What a handle points to: a value and the process that made it. In a forked child the memory that
-/// handles manage is gone, and threads of the parent may have held their locks.
+/// What a handle points to. In a forked child the memory that handles manage is gone, and threads of
+/// the parent may have held their locks.
 #[repr(C)]
 struct Made<T> {
-    /// First, as a handle is a pointer to it.
-    value: T,
-    mark: ProcessMark,
+    /// First, so that it can be read without the type of the value.
+    header: Header,
+    /// There until the handle is freed.
+    value: MaybeUninit<T>,
+}
+
+struct Header {
+    /// Of the process that made the handle; ended when the handle is freed.
+    mark: LifeMark,
+    /// Set by the thread that frees it.
+    is_freed: AtomicBool,
+    /// Of the whole.
+    layout: Layout,
+}
+
+/// The memory of the handles freed last, without their values, so that a handle that is freed twice, or
+/// used after it was freed, is an error and nothing worse: a defect of the program, which is found in
+/// its tests. Without a lock: a thread that exists only in the parent of a fork may have held it.
+static FREED: [AtomicPtr<Header>; 256] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 256];
+static NEXT_FREED: AtomicUsize = AtomicUsize::new(0);
+
+/// Keeps the memory of a handle for a while, and gives that of an older one back.
+fn keep_freed(header: *mut Header) {
+    let place = &FREED[NEXT_FREED.fetch_add(1, Relaxed) % FREED.len()];
+    // AcqRel: what the thread that freed the older one did with it came before.
+    let older = place.swap(header, AcqRel);
+    if !older.is_null() {
+        // SAFETY: only this thread has got it from the list.
+        let layout = unsafe { (*older).layout };
+        // SAFETY: as above; `give` has allocated it so, and it has no value any more.
+        unsafe { std::alloc::dealloc(older.cast(), layout) };
+    }
 }
 
 fn is_null(name: &str) -> Failure {
@@ -35,17 +67,49 @@ pub(crate) unsafe fn handle<'a, T>(pointer: *const T, name: &str) -> Result<&'a 
         return Err(is_null(name));
     }
     // SAFETY: guaranteed by the caller.
-    unsafe { usable(pointer) }.ok_or_else(|| CacheError::Forked.into())
+    unsafe { usable(pointer) }.ok_or_else(|| {
+        // SAFETY: guaranteed by the caller: `give` has made it.
+        unsafe { why_not_usable(pointer, name) }
+    })
 }
 
-/// A handle; `None` if it is null, or was made before this process was forked.
+/// As [`handle`], for one that one thread uses at a time.
+///
+/// # Safety
+/// As for [`handle`]; no other thread uses it while the borrow lasts.
+pub(crate) unsafe fn handle_mut<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { handle(pointer.cast_const(), name) }?;
+    // SAFETY: it is one, and guaranteed by the caller.
+    Ok(unsafe { (*pointer.cast::<Made<T>>()).value.assume_init_mut() })
+}
+
+/// Why a handle is not usable: it was freed, or made before this process was forked.
+///
+/// # Safety
+/// Not null, and as for [`handle`].
+#[cold]
+unsafe fn why_not_usable<T>(pointer: *const T, name: &str) -> Failure {
+    // SAFETY: guaranteed by the caller: `give` has made it; the header is there.
+    let is_freed = unsafe { (*pointer.cast::<Header>()).is_freed.load(Relaxed) };
+    if is_freed { freed(name) } else { CacheError::Forked.into() }
+}
+
+fn freed(name: &str) -> Failure {
+    let text = format!("`{name}` was freed before: a defect of the program");
+    Failure::new(libc::EBADF, aquifer::ErrorKind::InvalidInput, text)
+}
+
+/// A handle; `None` if it is null, was made before this process was forked, or was freed a short while
+/// ago.
 ///
 /// # Safety
 /// As for [`handle`].
 pub(crate) unsafe fn usable<'a, T>(pointer: *const T) -> Option<&'a T> {
     // SAFETY: guaranteed by the caller: `give` has made it.
     let made = unsafe { pointer.cast::<Made<T>>().as_ref() }?;
-    made.mark.is_current().then_some(&made.value)
+    // SAFETY: it has a value as long as the mark has not ended.
+    made.header.mark.is_current().then(|| unsafe { made.value.assume_init_ref() })
 }
 
 /// A list; null is allowed if it is empty.
@@ -176,7 +240,9 @@ impl<T: Send + Sync> Place<*mut T> {
 
     /// Gives the caller a handle.
     pub fn give(self, value: T) {
-        let made = Box::new(Made { value, mark: ProcessMark::new() });
+        let (mark, layout) = (LifeMark::new(), Layout::new::<Made<T>>());
+        let header = Header { mark, is_freed: AtomicBool::new(false), layout };
+        let made = Box::new(Made { header, value: MaybeUninit::new(value) });
         self.put(Box::into_raw(made).cast());
     }
 }
@@ -184,10 +250,20 @@ impl<T: Send + Sync> Place<*mut T> {
 /// Takes back what a handle points to, also in a forked child.
 ///
 /// # Safety
-/// From [`Place::give`] and not used any more.
-pub(crate) unsafe fn take<T>(pointer: *mut T) -> T {
+/// From [`Place::give`], and not used any more.
+pub(crate) unsafe fn take<T>(pointer: *mut T, name: &str) -> Result<T> {
+    let made = pointer.cast::<Made<T>>();
     // SAFETY: guaranteed by the caller.
-    unsafe { Box::from_raw(pointer.cast::<Made<T>>()) }.value
+    let header = unsafe { &(*made).header };
+    // Relaxed: it guards nothing; that other threads have done with the handle is the program's duty.
+    if header.is_freed.swap(true, Relaxed) {
+        return Err(freed(name));
+    }
+    header.mark.end();
+    // SAFETY: the value is there, as only one call gets here, and none does again.
+    let value = unsafe { (*made).value.assume_init_read() };
+    keep_freed(made.cast());
+    Ok(value)
 }
 
 /// Frees a handle; null is fine.
@@ -196,7 +272,10 @@ pub(crate) unsafe fn take<T>(pointer: *mut T) -> T {
 /// Null, or as for [`take`].
 pub(crate) unsafe fn free<T>(pointer: *mut T) {
     if !pointer.is_null() {
-        // SAFETY: guaranteed by the caller.
-        always((), || drop(unsafe { take(pointer) }));
+        call(|| {
+            // SAFETY: guaranteed by the caller.
+            drop(unsafe { take(pointer, "the handle") }?);
+            Ok(())
+        });
     }
 }

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use aquifer::object::heap::Quiet;
 use aquifer::{
     Access, Attachment, CreateObject, HeapError, ObjectError, ObjectHeap, ObjectInfo,
     ObjectOptions, ObjectState, Objects,
@@ -60,11 +61,16 @@ impl Attached {
         Ok(unsafe { heap.as_ref() })
     }
 
-    fn psync(&self) -> Result {
-        let _quiet = match self.heap {
+    /// Stops allocations while a psync captures what was stored.
+    fn quiesce(&self) -> Result<Option<Quiet<'_>>> {
+        Ok(match self.heap {
             Some(_) if self.attachment.access() == Access::Write => Some(self.heap()?.quiesce()?),
             _ => None,
-        };
+        })
+    }
+
+    fn psync(&self) -> Result {
+        let _quiet = self.quiesce()?;
         // SAFETY: documented: no thread stores to the object meanwhile.
         Ok(unsafe { self.attachment.psync_shared() }?)
     }
@@ -280,6 +286,31 @@ pub unsafe extern "C" fn aq_object_resize(
     })
 }
 
+/// Moves a relocatable object that no process has attached to `*address`, or to a free random address if
+/// that is 0; `*address` gets where it is then. `key` may be null.
+///
+/// Threads: any. Errors: as `aq_object_destroy`; -EINVAL if it is not relocatable, or the address is none
+/// for objects; -EEXIST if another object lies there. Durable: on return.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_object_relocate(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    key: *const c_char,
+    address: *mut u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (pool, name, options) =
+            unsafe { (handle(pool, "pool")?, text(name, "name")?, with_key(key)?) };
+        // SAFETY: documented.
+        let place = unsafe { Place::new(address, "address") }?;
+        // SAFETY: documented: it is initialised.
+        let wanted = Some(unsafe { address.read() }).filter(|&address| address != 0);
+        place.put(options.relocate(&pool.objects, name.to_bytes(), wanted)?.address);
+        Ok(())
+    })
+}
+
 /// Fills `info` with what is known of an object.
 ///
 /// Threads: any. Errors: -ENOENT, -EINVAL.
@@ -359,7 +390,52 @@ pub unsafe extern "C" fn aq_object_attach(
         // SAFETY: documented.
         let place = unsafe { Place::of_handle(object, "object") }?;
         // SAFETY: documented.
-        let attached = unsafe { attach(pool, name, writable, key) }?;
+        let attached = unsafe { attach(pool, name, writable != 0, with_key(key)?) }?;
+        place.give(aq_object { attached });
+        Ok(())
+    })
+}
+
+/// The options of `aq_object_attach_with`. Initialise it with `AQ_ATTACH_OPTIONS_INIT`; 0 and NULL are the
+/// defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct aq_attach_options {
+    /// `sizeof(aq_attach_options)`.
+    pub size: usize,
+    /// 1 for writing, 0 for reading.
+    pub writable: u64,
+    /// The object's key, if it has one. Copied.
+    pub key: *const c_char,
+    /// Memory for copies of pages that are kept from one psync to the next, in bytes; stores between two
+    /// psyncs are not bounded by it. Default: a quarter of the machine's.
+    pub shadow_budget_bytes: u64,
+}
+sized!(aq_attach_options { writable: u64, key: *const c_char, shadow_budget_bytes: u64 });
+
+/// As `aq_object_attach`, with more options.
+///
+/// Threads: any. Errors: as `aq_object_attach`; -E2BIG for an option of a later version. Frees: the
+/// caller, by `aq_object_detach`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_object_attach_with(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    options: *const aq_attach_options,
+    object: *mut *mut aq_object,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(object, "object") }?;
+        // SAFETY: documented.
+        let given = unsafe { crate::sized::options(options) }?;
+        // SAFETY: documented.
+        let mut options = unsafe { with_key(given.key) }?;
+        if given.shadow_budget_bytes != 0 {
+            options = options.shadow_budget_bytes(given.shadow_budget_bytes);
+        }
+        // SAFETY: documented.
+        let attached = unsafe { attach(pool, name, given.writable != 0, options) }?;
         place.give(aq_object { attached });
         Ok(())
     })
@@ -370,14 +446,13 @@ pub unsafe extern "C" fn aq_object_attach(
 unsafe fn attach(
     pool: *mut aq_pool,
     name: *const c_char,
-    writable: c_int,
-    key: *const c_char,
+    writable: bool,
+    options: ObjectOptions<'_>,
 ) -> Result<Arc<Attached>> {
     // SAFETY: guaranteed by the caller.
-    let (pool, name, options) =
-        unsafe { (handle(pool, "pool")?, text(name, "name")?, with_key(key)?) };
+    let (pool, name) = unsafe { (handle(pool, "pool")?, text(name, "name")?) };
     let (objects, name) = (&pool.objects, name.to_bytes());
-    let attachment = if writable != 0 {
+    let attachment = if writable {
         options.attach_mut(objects, name)?
     } else {
         options.attach(objects, name)?
@@ -399,7 +474,7 @@ pub unsafe extern "C" fn aq_object_detach(object: *mut aq_object) -> c_int {
             return Ok(());
         }
         // SAFETY: documented.
-        let object = unsafe { take(object) };
+        let object = unsafe { take(object, "object") }?;
         detach(object.attached)
     })
 }
@@ -474,12 +549,7 @@ pub unsafe extern "C" fn aq_object_psync_async(
         // SAFETY: documented.
         let attached = &unsafe { handle(object, "object") }?.attached;
         let start = || -> Result<Box<dyn Future<Output = _> + Send>> {
-            let _quiet = match attached.heap {
-                Some(_) if attached.attachment.access() == Access::Write => {
-                    Some(attached.heap()?.quiesce()?)
-                }
-                _ => None,
-            };
+            let _quiet = attached.quiesce()?;
             // SAFETY: documented: no thread stores to the object during the call.
             Ok(Box::new(unsafe { attached.attachment.psync_begin_shared() }?))
         };
@@ -517,25 +587,130 @@ pub unsafe extern "C" fn aq_object_psync_ranges(
 pub unsafe extern "C" fn aq_objects_psync(objects: *const *mut aq_object, count: usize) -> c_int {
     call(|| {
         // SAFETY: documented.
+        let Some(several) = unsafe { Several::new(objects, count) }? else { return Ok(()) };
+        let _quiet = several.quiesce()?;
+        // SAFETY: documented: no thread stores to the objects meanwhile.
+        Ok(unsafe { several.objects().psync_many_shared(&several.attachments()) }?)
+    })
+}
+
+/// As `aq_objects_psync`, without waiting for the media: the call captures what was stored, and `ready`
+/// gets `token` when all of it is durable. The objects may be stored to again when the call has returned.
+///
+/// Threads: any, but none may store to these objects during the call. Errors: those known at the capture,
+/// -EINVAL also for no objects; others with the completion. Durable: every store to them before the call,
+/// when the result of the completion is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_objects_psync_async(
+    objects: *const *mut aq_object,
+    count: usize,
+    ready: *mut aq_ready,
+    token: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let several = unsafe { Several::new(objects, count) }?;
+        let several = several.ok_or_else(|| Failure::invalid("`objects` is empty"))?;
+        let start = || -> Result<Box<dyn Future<Output = _> + Send>> {
+            let _quiet = several.quiesce()?;
+            let attachments = several.attachments();
+            // SAFETY: documented: no thread stores to the objects during the call.
+            Ok(Box::new(unsafe { several.objects().psync_many_begin_shared(&attachments) }?))
+        };
+        // SAFETY: documented.
+        unsafe { add::<ObjectError>(ready, token, start) }
+    })
+}
+
+/// Objects of one psync, by address, each once: heaps are stopped in this order, or two threads could
+/// wait for each other.
+struct Several<'a>(Vec<&'a Attached>);
+
+impl<'a> Several<'a> {
+    /// `None` if there are none.
+    ///
+    /// # Safety
+    /// As for [`list`], and for [`handle`] of each.
+    unsafe fn new(objects: *const *mut aq_object, count: usize) -> Result<Option<Several<'a>>> {
+        // SAFETY: guaranteed by the caller.
         let handles = unsafe { list(objects, count, "objects") }?;
         let mut attached = Vec::with_capacity(count);
         for &one in handles {
-            // SAFETY: documented.
+            // SAFETY: guaranteed by the caller.
             attached.push(&*unsafe { handle(one, "objects") }?.attached);
         }
-        // Heaps are stopped in one order and each once, or two threads could wait for each other.
-        attached.sort_unstable_by_key(|one| one.attachment.address());
+        attached.sort_unstable_by_key(|one: &&Attached| one.attachment.address());
         attached.dedup_by_key(|one| one.attachment.address());
-        let Some(first) = attached.first() else { return Ok(()) };
-        let mut quiet = Vec::new();
-        for one in attached.iter().filter(|one| one.attachment.access() == Access::Write) {
-            if one.heap.is_some() {
-                quiet.push(one.heap()?.quiesce()?);
-            }
-        }
-        let attachments: Vec<&Attachment> = attached.iter().map(|one| &one.attachment).collect();
-        // SAFETY: documented: no thread stores to the objects meanwhile.
-        Ok(unsafe { first.objects.psync_many_shared(&attachments) }?)
+        Ok((!attached.is_empty()).then_some(Several(attached)))
+    }
+
+    fn quiesce(&self) -> Result<Vec<Option<Quiet<'_>>>> {
+        self.0.iter().map(|one| one.quiesce()).collect()
+    }
+
+    fn objects(&self) -> &Objects {
+        &self.0[0].objects
+    }
+
+    fn attachments(&self) -> Vec<&Attachment> {
+        self.0.iter().map(|one| &one.attachment).collect()
+    }
+}
+
+/// The psyncs of an attachment so far. Initialise it with `AQ_OBJECT_STATS_INIT`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct aq_object_stats {
+    /// `sizeof(aq_object_stats)`.
+    pub size: usize,
+    /// Commits with changes of this object.
+    pub psyncs: u64,
+    /// Pages stored to before these commits.
+    pub pages: u64,
+    /// Bytes written for them: changed parts and whole pages in the log, and pages put aside.
+    pub bytes: u64,
+}
+sized!(aq_object_stats { psyncs: u64, pages: u64, bytes: u64 });
+
+/// Fills `stats`.
+///
+/// Threads: any. Errors: -EINVAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_object_get_stats(
+    object: *mut aq_object,
+    stats: *mut aq_object_stats,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (object, place) =
+            unsafe { (handle(object, "object")?, SizedPlace::new(stats, "stats")?) };
+        let stats = object.attached.attachment.statistics();
+        place.put(&aq_object_stats {
+            size: 0,
+            psyncs: stats.psyncs,
+            pages: stats.pages,
+            bytes: stats.bytes,
+        });
+        Ok(())
+    })
+}
+
+/// Puts the length of the private copies of pages that an attachment for writing has into
+/// `*shadow_bytes`: what was stored to since the last psync, and what is kept from before. Scans the
+/// whole mapping.
+///
+/// Threads: any. Errors: -EINVAL, -ENOMEM.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_object_shadow_bytes(
+    object: *mut aq_object,
+    shadow_bytes: *mut u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (object, place) =
+            unsafe { (handle(object, "object")?, Place::new(shadow_bytes, "shadow_bytes")?) };
+        place.put(object.attached.attachment.shadow_bytes()?);
+        Ok(())
     })
 }
 
@@ -792,7 +967,7 @@ pub unsafe extern "C" fn aq_attach_at(
         // SAFETY: documented.
         let place = unsafe { Place::of_handle(address, "address") }?;
         // SAFETY: documented.
-        let attached = unsafe { attach(pool, name, writable, key) }?;
+        let attached = unsafe { attach(pool, name, writable != 0, with_key(key)?) }?;
         let start = attached.attachment.start();
         by_address().insert(attached.attachment.address(), attached);
         place.put(start.as_ptr().cast());

@@ -115,9 +115,15 @@ pub unsafe extern "C" fn aq_pages_new(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_pages_free(pages: *mut aq_pages) -> c_int {
     call(|| {
-        // In a forked child it stays: a guard of the parent may still be released there.
+        if pages.is_null() {
+            return Ok(());
+        }
         // SAFETY: documented.
-        let Some(owner) = (unsafe { usable(pages) }) else { return Ok(()) };
+        let owner = match unsafe { handle(pages, "pages") } {
+            // In a forked child it stays: a guard of the parent may still be released there.
+            Err(failure) if failure.errno == libc::ECHILD => return Ok(()),
+            owner => owner?,
+        };
         if owner.guards.any() {
             let text = "guards of these pages are held: release them first";
             return Err(Failure::new(libc::EBUSY, aquifer::ErrorKind::Busy, text));
@@ -135,6 +141,15 @@ pub unsafe extern "C" fn aq_pages_free(pages: *mut aq_pages) -> c_int {
 pub unsafe extern "C" fn aq_pages_count(pages: *mut aq_pages) -> u64 {
     // SAFETY: documented.
     unsafe { usable(pages) }.map_or(0, |pages| pages.pages.page_count())
+}
+
+/// The length of the device in bytes, when its pages were opened. 0 if `pages` is null.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_pages_len(pages: *mut aq_pages) -> u64 {
+    // SAFETY: documented.
+    unsafe { usable(pages) }.map_or(0, |pages| pages.pages.len_bytes())
 }
 
 /// The size of a page in bytes. 0 if `pages` is null.
@@ -348,6 +363,45 @@ pub unsafe extern "C" fn aq_pages_visit(
         let (owner, ids) = unsafe { (handle(pages, "pages")?, ids(list, count)?) };
         let visit = visit.ok_or_else(|| Failure::invalid("`visit` is null"))?;
         owner.pages.visit_many(ids, |page, bytes| {
+            // SAFETY: the program's own function.
+            ended = unsafe { visit(context, page.0, bytes.as_ptr().cast(), bytes.len()) };
+            if ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(())
+    });
+    if result == 0 { ended } else { result }
+}
+
+/// Names the page that `aq_pages_visit_in_order` visits next: puts it into `*page` and returns 1; or 0 if
+/// there is none now. It must not throw, longjmp out, call pthread_exit, or fork.
+pub type aq_next_page_fn =
+    Option<unsafe extern "C" fn(context: *mut c_void, page: *mut u64) -> c_int>;
+
+/// Calls `visit` for pages in the order in which `next` names them: see `aq_mapping_visit_in_order`.
+/// Returns as `aq_pages_visit`.
+///
+/// Threads: any; `next` and `visit` run in the calling one, and may take shared guards. Errors: as
+/// `aq_pages_visit`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_pages_visit_in_order(
+    pages: *mut aq_pages,
+    next: aq_next_page_fn,
+    visit: aq_page_fn,
+    context: *mut c_void,
+) -> c_int {
+    let mut ended = 0;
+    let result = call(|| {
+        // SAFETY: documented.
+        let owner = unsafe { handle(pages, "pages") }?;
+        let next = next.ok_or_else(|| Failure::invalid("`next` is null"))?;
+        let visit = visit.ok_or_else(|| Failure::invalid("`visit` is null"))?;
+        let ids = std::iter::from_fn(|| {
+            let mut page = u64::MAX;
+            // SAFETY: the program's own function.
+            let is_there = unsafe { next(context, &raw mut page) } != 0;
+            is_there.then_some(PageId(page))
+        });
+        owner.pages.visit_in_order(ids, |page, bytes| {
             // SAFETY: the program's own function.
             ended = unsafe { visit(context, page.0, bytes.as_ptr().cast(), bytes.len()) };
             if ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

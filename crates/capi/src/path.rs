@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use aquifer::fs::{FileTimes, Metadata, ReadDir, RenameMode, SetMode};
+use aquifer::fs::{FileTimes, Metadata, ReadDir, RenameMode, SetMode, SpecialFile};
 
 use crate::call::{Failure, Result, c_string, call};
-use crate::memory::{Place, free, handle, list, list_mut, path, text};
+use crate::memory::{Place, free, handle, handle_mut, list, list_mut, path, text};
 use crate::pool::aq_pool;
 use crate::sized::{SizedPlace, sized};
 
@@ -42,6 +42,10 @@ pub struct aq_file_status {
     pub modified_ns: i64,
     /// When its metadata was changed last.
     pub changed_ns: i64,
+    /// Tells it from earlier files with the same number of the inode.
+    pub generation: u64,
+    /// The number of a character or block device, as `st_rdev`; otherwise 0.
+    pub device: u64,
 }
 sized!(aq_file_status {
     inode: u64,
@@ -55,6 +59,8 @@ sized!(aq_file_status {
     accessed_ns: i64,
     modified_ns: i64,
     changed_ns: i64,
+    generation: u64,
+    device: u64,
 });
 
 impl From<&Metadata> for aq_file_status {
@@ -74,6 +80,8 @@ impl From<&Metadata> for aq_file_status {
             accessed_ns: nanoseconds(found.atime(), found.atime_nsec()),
             modified_ns: nanoseconds(found.mtime(), found.mtime_nsec()),
             changed_ns: nanoseconds(found.ctime(), found.ctime_nsec()),
+            generation: found.generation(),
+            device: found.rdev(),
         }
     }
 }
@@ -288,6 +296,99 @@ pub unsafe extern "C" fn aq_path_chmod(
     })
 }
 
+/// Puts the path of a file without symbolic links, "." and ".." into `*absolute`; null if it fails.
+///
+/// Threads: any. Errors: those of realpath(3). Frees: the caller, by `aq_string_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_path_realpath(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    absolute: *mut *mut c_char,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(absolute, "absolute") }?;
+        // SAFETY: documented.
+        let (pool, name) = unsafe { at(pool, name) }?;
+        let absolute = pool.files.canonicalize(name)?.into_os_string().into_vec();
+        place.put(c_string(absolute).into_raw());
+        Ok(())
+    })
+}
+
+/// Copies a regular file with its permissions; what has the new name is overwritten. `*copied`, which may
+/// be null, gets the number of bytes.
+///
+/// Threads: any. Errors: those of open(2), -ENOSPC, -EIO. Durable: after `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_path_copy(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    new_name: *const c_char,
+    copied: *mut u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let ((pool, name), new_name) = unsafe { (at(pool, name)?, path(new_name, "new_name")?) };
+        let bytes = pool.files.copy(name, new_name)?;
+        // SAFETY: documented.
+        if let Some(copied) = unsafe { copied.as_mut() } {
+            *copied = bytes;
+        }
+        Ok(())
+    })
+}
+
+/// Makes a named pipe, socket or device, which the pool keeps and does not open. `mode` has its kind
+/// (`S_IFIFO`, `S_IFSOCK`, `S_IFCHR`, `S_IFBLK`) and permissions, minus the umask; `device` is the number
+/// of a device as of makedev(3), and otherwise not used.
+///
+/// Threads: any. Errors: those of mknod(2); -EINVAL for another kind. Durable: after `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_path_mknod(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    mode: u32,
+    device: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (pool, name) = unsafe { at(pool, name) }?;
+        let special = match mode & libc::S_IFMT {
+            libc::S_IFIFO => SpecialFile::Fifo,
+            libc::S_IFSOCK => SpecialFile::Socket,
+            libc::S_IFCHR => SpecialFile::CharDevice(device),
+            libc::S_IFBLK => SpecialFile::BlockDevice(device),
+            _ => return Err(Failure::invalid("`mode` has no kind of a special file")),
+        };
+        Ok(pool.files.create_special(name, special, mode & !libc::S_IFMT)?)
+    })
+}
+
+/// Sets when a file was read and modified last, in nanoseconds since 1970; `AQ_KEEP_TIME` leaves one as it
+/// is. Of a symbolic link itself if `follow` is 0.
+///
+/// Threads: any. Errors: those of utimensat(2). Durable: after `aq_pool_sync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_path_set_times(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    follow: c_int,
+    accessed_ns: i64,
+    modified_ns: i64,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (pool, name) = unsafe { at(pool, name) }?;
+        let (files, times) = (&pool.files, times(accessed_ns, modified_ns));
+        Ok(if follow != 0 {
+            files.set_times(name, times)
+        } else {
+            files.set_times_nofollow(name, times)
+        }?)
+    })
+}
+
 /// Changes owner and group; UINT32_MAX leaves one as it is. Of a symbolic link itself if `follow` is 0.
 ///
 /// Threads: any. Errors: those of chown(2). Durable: after `aq_pool_sync`.
@@ -346,19 +447,78 @@ pub unsafe extern "C" fn aq_path_get_attribute(
         // SAFETY: documented.
         let ((pool, name), attribute) = unsafe { (at(pool, name)?, text(attribute, "attribute")?) };
         // SAFETY: documented.
-        let (target, place) = unsafe {
-            (list_mut(buffer.cast::<u8>(), size, "buffer")?, Place::new(value_size, "value_size")?)
-        };
-        let value = pool.files.attribute(name, attribute.to_bytes())?;
-        place.put(value.len());
-        if size > 0 {
-            let target = target.get_mut(..value.len()).ok_or_else(|| {
-                let text = format!("the value has {} bytes, more than the buffer", value.len());
-                Failure::new(libc::ERANGE, aquifer::ErrorKind::InvalidInput, text)
-            })?;
-            target.copy_from_slice(&value);
+        unsafe {
+            put_value(buffer, size, value_size, || {
+                Ok(pool.files.attribute(name, attribute.to_bytes())?)
+            })
         }
-        Ok(())
+    })
+}
+
+/// Puts the value of an attribute where there is room for it, and its size.
+///
+/// # Safety
+/// As for [`list_mut`] and [`Place::new`].
+pub(crate) unsafe fn put_value(
+    buffer: *mut c_void,
+    size: usize,
+    value_size: *mut usize,
+    find: impl FnOnce() -> Result<Vec<u8>>,
+) -> Result {
+    // SAFETY: guaranteed by the caller.
+    let (target, place) = unsafe {
+        (list_mut(buffer.cast::<u8>(), size, "buffer")?, Place::new(value_size, "value_size")?)
+    };
+    put_bytes(target, place, &find()?)
+}
+
+fn put_bytes(target: &mut [u8], place: Place<usize>, value: &[u8]) -> Result {
+    place.put(value.len());
+    if !target.is_empty() {
+        let target = target.get_mut(..value.len()).ok_or_else(|| {
+            let text = format!("there are {} bytes, more than the buffer has", value.len());
+            Failure::new(libc::ERANGE, aquifer::ErrorKind::InvalidInput, text)
+        })?;
+        target.copy_from_slice(value);
+    }
+    Ok(())
+}
+
+/// Puts the names of attributes where there is room for them, as listxattr(2), and their size.
+///
+/// # Safety
+/// As for [`list_mut`] and [`Place::new`].
+pub(crate) unsafe fn put_names(
+    buffer: *mut c_char,
+    size: usize,
+    names_size: *mut usize,
+    find: impl FnOnce() -> Result<Vec<Vec<u8>>>,
+) -> Result {
+    // SAFETY: guaranteed by the caller.
+    let (target, place) = unsafe {
+        (list_mut(buffer.cast::<u8>(), size, "buffer")?, Place::new(names_size, "names_size")?)
+    };
+    let names: Vec<u8> = find()?.into_iter().flat_map(|name| name.into_iter().chain([0])).collect();
+    put_bytes(target, place, &names)
+}
+
+/// Puts the names of the extended attributes into `buffer`, one after the other, each ended by a zero
+/// byte, and their size into `*names_size`. With a `size` of 0 only the latter.
+///
+/// Threads: any. Errors: -ENOENT, -ERANGE if `size` is too small.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_path_list_attributes(
+    pool: *mut aq_pool,
+    name: *const c_char,
+    buffer: *mut c_char,
+    size: usize,
+    names_size: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let (pool, name) = unsafe { at(pool, name) }?;
+        // SAFETY: documented.
+        unsafe { put_names(buffer, size, names_size, || Ok(pool.files.attributes(name)?)) }
     })
 }
 
@@ -439,9 +599,7 @@ pub unsafe extern "C" fn aq_dir_next(
         // SAFETY: documented.
         let place = unsafe { Place::new(name, "name") }?;
         // SAFETY: documented: one thread at a time.
-        let Some(dir) = (unsafe { dir.as_mut() }) else {
-            return Err(Failure::invalid("`dir` is null"));
-        };
+        let dir = unsafe { handle_mut(dir, "dir") }?;
         let Some(entry) = dir.entries.next().transpose()? else {
             place.put(std::ptr::null());
             return Ok(());

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::future::Future;
-use std::io;
 use std::os::fd::AsRawFd as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -11,7 +10,7 @@ use std::task::{Context, Poll};
 
 use aquifer::{Error, Ready};
 
-use crate::call::{Failure, Result, always, call};
+use crate::call::{Failure, Result, always, call, system};
 use crate::error::AQ_NO_OFFSET;
 use crate::memory::{Place, free, handle, places, usable};
 
@@ -169,15 +168,6 @@ impl<E: Into<Error>> Future for Completes<E> {
         catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context).map_err(Failure::from)))
             .unwrap_or_else(|panic| Poll::Ready(Err(Failure::panicked(&*panic))))
     }
-}
-
-fn system(error: io::Error) -> Failure {
-    let number = error.raw_os_error().unwrap_or(libc::EIO);
-    let kind = match number {
-        libc::EINTR => aquifer::ErrorKind::Interrupted,
-        _ => aquifer::ErrorKind::LimitReached,
-    };
-    Failure::new(number, kind, error.to_string())
 }
 
 #[cfg(test)]

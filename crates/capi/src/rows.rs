@@ -4,9 +4,10 @@ use std::ffi::{c_char, c_int, c_void};
 use std::future::Future;
 use std::sync::Arc;
 
-use aquifer::{CacheError, Rows};
+use aquifer::{CacheError, Rows, RowsOptions};
 
 use crate::call::{Failure, Result, call};
+use crate::device::aq_device;
 use crate::memory::{Place, free, handle, list, list_mut, path, usable};
 use crate::ready::{add, aq_ready};
 use crate::sized::{SizedPlace, sized};
@@ -45,14 +46,43 @@ pub unsafe extern "C" fn aq_rows_open(
         // SAFETY: documented.
         let place = unsafe { Place::of_handle(rows, "rows") }?;
         // SAFETY: documented.
-        let (file, given) = unsafe { (path(file, "file")?, crate::sized::options(options)?) };
-        let mut options = Rows::options(given.row_bytes).header_bytes(given.header_bytes);
-        if given.budget_bytes != 0 {
-            options = options.budget_bytes(given.budget_bytes);
-        }
+        let (file, options) = unsafe { (path(file, "file")?, self::options(options)?) };
         place.give(aq_rows { rows: Arc::new(options.open(file)?) });
         Ok(())
     })
+}
+
+/// As `aq_rows_open`, for rows on a device.
+///
+/// Threads: any. Errors: -EINVAL, -EBUSY if a cache of this process uses the device to write. Frees: the
+/// caller, by `aq_rows_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_rows_open_device(
+    device: *mut aq_device,
+    options: *const aq_rows_options,
+    rows: *mut *mut aq_rows,
+) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let place = unsafe { Place::of_handle(rows, "rows") }?;
+        // SAFETY: documented.
+        let (device, options) = unsafe { (handle(device, "device")?, self::options(options)?) };
+        let rows = options.open_device(device.device.clone())?;
+        place.give(aq_rows { rows: Arc::new(rows) });
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As for [`crate::sized::options`].
+unsafe fn options(pointer: *const aq_rows_options) -> Result<RowsOptions> {
+    // SAFETY: guaranteed by the caller.
+    let given = unsafe { crate::sized::options(pointer) }?;
+    let mut options = Rows::options(given.row_bytes).header_bytes(given.header_bytes);
+    if given.budget_bytes != 0 {
+        options = options.budget_bytes(given.budget_bytes);
+    }
+    Ok(options)
 }
 
 /// Frees rows; null is fine.

@@ -144,6 +144,21 @@ impl Objects {
         psync::psync_begin(&self.shared, &attached)
     }
 
+    /// [`Objects::psync_many_begin`] for programs whose threads share the attachments.
+    ///
+    /// # Errors
+    /// As for [`Objects::psync_many`].
+    ///
+    /// # Safety
+    /// As for [`Attachment::psync_begin_shared`], for each of them.
+    pub unsafe fn psync_many_begin_shared(
+        &self,
+        attachments: &[&Attachment],
+    ) -> Result<PendingPsync> {
+        let attached: Vec<&Attached> = attachments.iter().map(|one| &one.attached).collect();
+        psync::psync_begin(&self.shared, &attached)
+    }
+
     /// All objects, by name.
     ///
     /// # Errors

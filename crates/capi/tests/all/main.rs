@@ -5,3 +5,4 @@ mod install;
 mod programs;
 mod support;
 mod symbols;
+mod valgrind;

@@ -1,5 +1,5 @@
 //! Programs in C and C++ with the library: each source in `tests/c`, with every compiler that is
-//! installed, and once under the address sanitizer.
+//! installed, and once under the address sanitizer. See `valgrind.rs` as well.
 
 use std::path::Path;
 use std::process::Command;
@@ -47,6 +47,21 @@ fn mappers_and_views() {
 #[test]
 fn files_of_a_pool() {
     run("files");
+}
+
+#[test]
+fn more_of_files() {
+    run("more_files");
+}
+
+#[test]
+fn devices_of_the_program() {
+    run("custom_device");
+}
+
+#[test]
+fn handles_freed_before() {
+    run("misuse");
 }
 
 #[test]

@@ -16,6 +16,37 @@ static int add_up(void *context, size_t index, uint64_t offset, const void *data
     return 0;
 }
 
+/* A hundred ranges, the second half of which is known when the first has been visited. */
+struct chain {
+    uint64_t next;
+    unsigned seen;
+};
+
+static int next_in_chain(void *context, aq_range *range) {
+    struct chain *chain = (struct chain *)context;
+    if (chain->next == UINT64_MAX) {
+        range->offset = UINT64_MAX - 1;
+        range->length = 8;
+        return 1;
+    }
+    if (chain->next == 100 || (chain->next == 50 && chain->seen < 49)) return 0;
+    range->offset = chain->next++ * 4096 % (36 * 4096);
+    range->length = 1;
+    return 1;
+}
+
+static int visit_chain(void *context, size_t index, uint64_t offset, const void *data, size_t size) {
+    struct chain *chain = (struct chain *)context;
+    CHECK(index == chain->seen && size == 1 && offset == (chain->seen + 1) * 4096 % (36 * 4096));
+    CHECK(*(const unsigned char *)data == offset / 4096 * 7);
+    chain->seen++;
+    return 0;
+}
+
+static void sum_up(void *context, const void *data, size_t size) {
+    CHECK(add_up(context, 0, 0, data, size) == 0);
+}
+
 static int end_early(void *context, size_t index, uint64_t offset, const void *data, size_t size) {
     (void)context, (void)index, (void)offset, (void)data, (void)size;
     return 42;
@@ -86,6 +117,18 @@ static void reading(aq_cache *cache, const char *path, int backend) {
     CHECK(aq_mapping_visit(mapping, ranges, 2, end_early, NULL) == 42);
     FAILS(EINVAL, aq_mapping_visit(mapping, ranges, 2, NULL, NULL));
 
+    struct chain chain = {1, 0};
+    OK(aq_mapping_visit_in_order(mapping, next_in_chain, visit_chain, &chain));
+    CHECK(chain.seen == 99);
+    chain.next = UINT64_MAX;
+    FAILS(EINVAL, aq_mapping_visit_in_order(mapping, next_in_chain, visit_chain, &chain));
+
+    sum = 0;
+    OK(aq_mapping_look(mapping, ranges[1], sum_up, &sum));
+    CHECK(sum == 140);
+    const aq_range beyond = {SIZE, 1};
+    FAILS(EINVAL, aq_mapping_look(mapping, beyond, sum_up, &sum));
+    FAILS(EROFS, aq_mapping_touch_mut(mapping, 0));
     OK(aq_mapping_touch(mapping, ranges, 2));
     OK(aq_mapping_prefetch(mapping, ranges, 2));
     OK(aq_mapping_advise(mapping, ranges[0], AQ_ADVICE_RANDOM));
@@ -161,6 +204,7 @@ static void statistics(aq_cache *cache) {
     OK(aq_cache_get_stats(cache, &stats));
     CHECK(stats.budget_bytes == 8 << 20 && stats.page_bytes == 4096 && stats.misses > 0);
     OK(aq_cache_resize(cache, 16 << 20));
+    CHECK(aq_cache_is_shrinking(cache) <= 1 && aq_cache_is_shrinking(NULL) == 0);
     /* A program of before the library had `page_bytes`. */
     uint64_t older[3] = {16, 0, 77};
     OK(aq_cache_get_stats(cache, (aq_cache_stats *)older));

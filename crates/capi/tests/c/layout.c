@@ -9,13 +9,14 @@
 #define AT(type, field, offset) static_assert(offsetof(type, field) == (offset), "a field has moved")
 #define FIXED(type, size) static_assert(sizeof(type) == (size), "a struct that cannot grow has")
 
-SIZE(aq_cache_options, 48);
+SIZE(aq_cache_options, 56);
 AT(aq_cache_options, size, 0);
 AT(aq_cache_options, budget_bytes, 8);
 AT(aq_cache_options, page_bytes, 16);
 AT(aq_cache_options, policy, 24);
 AT(aq_cache_options, io_threads, 32);
 AT(aq_cache_options, publish, 40);
+AT(aq_cache_options, serving_thread, 48);
 
 SIZE(aq_cache_stats, 144);
 AT(aq_cache_stats, size, 0);
@@ -49,7 +50,7 @@ FIXED(aq_range, 16);
 AT(aq_range, offset, 0);
 AT(aq_range, length, 8);
 
-SIZE(aq_file_status, 80);
+SIZE(aq_file_status, 96);
 AT(aq_file_status, size, 0);
 AT(aq_file_status, inode, 8);
 AT(aq_file_status, len_bytes, 16);
@@ -62,6 +63,8 @@ AT(aq_file_status, immutable, 52);
 AT(aq_file_status, accessed_ns, 56);
 AT(aq_file_status, modified_ns, 64);
 AT(aq_file_status, changed_ns, 72);
+AT(aq_file_status, generation, 80);
+AT(aq_file_status, device, 88);
 
 SIZE(aq_mapper_options, 32);
 AT(aq_mapper_options, size, 0);
@@ -121,7 +124,7 @@ AT(aq_page_mut, data, 0);
 AT(aq_page_mut, page, 8);
 AT(aq_page_mut, pages, 16);
 
-SIZE(aq_pool_options, 48);
+SIZE(aq_pool_options, 72);
 AT(aq_pool_options, size, 0);
 AT(aq_pool_options, read_only, 8);
 AT(aq_pool_options, exclusive, 12);
@@ -130,6 +133,10 @@ AT(aq_pool_options, mode, 20);
 AT(aq_pool_options, log_bytes, 24);
 AT(aq_pool_options, inodes, 32);
 AT(aq_pool_options, segment_directory, 40);
+AT(aq_pool_options, stall_timeout_ns, 48);
+AT(aq_pool_options, segment_mode, 56);
+AT(aq_pool_options, guard, 60);
+AT(aq_pool_options, broker_socket, 64);
 
 SIZE(aq_pool_info, 72);
 AT(aq_pool_info, size, 0);
@@ -164,6 +171,43 @@ AT(aq_rows_stats, reads, 32);
 AT(aq_rows_stats, read_bytes, 40);
 AT(aq_rows_stats, resident_rows, 48);
 AT(aq_rows_stats, capacity_rows, 56);
+
+SIZE(aq_attach_options, 32);
+AT(aq_attach_options, size, 0);
+AT(aq_attach_options, writable, 8);
+AT(aq_attach_options, key, 16);
+AT(aq_attach_options, shadow_budget_bytes, 24);
+
+SIZE(aq_object_stats, 32);
+AT(aq_object_stats, size, 0);
+AT(aq_object_stats, psyncs, 8);
+AT(aq_object_stats, pages, 16);
+AT(aq_object_stats, bytes, 24);
+
+SIZE(aq_pool_space, 48);
+AT(aq_pool_space, size, 0);
+AT(aq_pool_space, total_bytes, 8);
+AT(aq_pool_space, free_bytes, 16);
+AT(aq_pool_space, largest_free_bytes, 24);
+AT(aq_pool_space, total_slots, 32);
+AT(aq_pool_space, free_slots, 40);
+
+SIZE(aq_device_functions, 80);
+AT(aq_device_functions, size, 0);
+AT(aq_device_functions, context, 8);
+AT(aq_device_functions, read, 16);
+AT(aq_device_functions, write, 24);
+AT(aq_device_functions, sync, 32);
+AT(aq_device_functions, len, 40);
+AT(aq_device_functions, release, 48);
+AT(aq_device_functions, alignment, 56);
+AT(aq_device_functions, signal_safe, 64);
+AT(aq_device_functions, name, 72);
+
+FIXED(aq_write, 24);
+AT(aq_write, offset, 0);
+AT(aq_write, size, 8);
+AT(aq_write, source, 16);
 
 int main(void) {
     return 0;

@@ -1,6 +1,7 @@
 /* Mapped files. */
 #include "test.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #define SIZE ((size_t)1 << 20)
@@ -74,9 +75,26 @@ int main(int count, char **arguments) {
     CHECK(fseek(file, 5000, SEEK_SET) == 0 && fflush(file) == 0 && fclose(file) == 0);
     file = fopen(path, "rb");
     CHECK(file != NULL && fseek(file, 5000, SEEK_SET) == 0 && fgetc(file) == 1 && fclose(file) == 0);
+    OK(aq_view_write(view, "\3", 1, 5000));
+    OK(aq_view_write_out(view, &bytes));
+    CHECK(bytes > 0);
+    file = fopen(path, "rb");
+    CHECK(file != NULL && fseek(file, 5000, SEEK_SET) == 0 && fgetc(file) == 3 && fclose(file) == 0);
+    OK(aq_view_write_out(view, NULL));
     OK(aq_view_grow(view, SIZE + 4096));
     CHECK(aq_view_len(view) == SIZE + 4096);
     aq_view_free(view);
+
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(descriptor >= 0);
+    OK(aq_mapper_map_fd(mapper, descriptor, AQ_ACCESS_READ, 4096, UINT64_MAX, &view));
+    CHECK(close(descriptor) == 0 && aq_view_len(view) == SIZE);
+    OK(aq_view_read(view, pair, 1, 5000 - 4096));
+    CHECK(pair[0] == 3);
+    aq_view_free(view);
+    FAILS(EBADF, aq_mapper_map_fd(mapper, -1, AQ_ACCESS_READ, 0, 1, &view));
+    FAILS(EBADF, aq_mapper_map_fd(mapper, descriptor, AQ_ACCESS_READ, 0, 1, &view));
+    CHECK(view == NULL);
 
     sum = 0;
     path = make_file(arguments[1], "once", 8192);
@@ -85,6 +103,10 @@ int main(int count, char **arguments) {
     aq_mapper_stats stats = AQ_MAPPER_STATS_INIT;
     OK(aq_mapper_get_stats(mapper, &stats));
     CHECK(stats.misses > 0);
+    char *text;
+    OK(aq_mapper_metrics(mapper, "test", &text));
+    CHECK(strstr(text, "aquifer_mapper_hits_total{mapper=\"test\"}") != NULL);
+    aq_string_free(text);
     OK(aq_mapper_forget(mapper, path));
     OK(aq_mapper_forget(mapper, NULL));
     FAILS(ENOENT, aq_mapper_forget(mapper, "/no/such/file"));

@@ -10,6 +10,20 @@ static int count_pages(void *context, uint64_t page, const void *data, size_t si
     return 0;
 }
 
+/* The first element of the context, which `count_pages` does not get to see, is where it has come to. */
+static int every_other(void *context, uint64_t *page) {
+    unsigned *visits = (unsigned *)context;
+    if (visits[0] == PAGES - 2) return 0;
+    *page = visits[0] += 2;
+    return 1;
+}
+
+static int one_beyond(void *context, uint64_t *page) {
+    (void)context;
+    *page = PAGES;
+    return 1;
+}
+
 static int stop(void *context, uint64_t page, const void *data, size_t size) {
     (void)context, (void)page, (void)data, (void)size;
     return -7;
@@ -119,6 +133,10 @@ int main(int argument_count, char **arguments) {
     OK(aq_pages_visit(pages, list, 4, count_pages, visits));
     CHECK(visits[2] == 15 && visits[3] == 201);
     CHECK(aq_pages_visit(pages, list, 4, stop, NULL) == -7);
+    unsigned order[PAGES] = {0};
+    OK(aq_pages_visit_in_order(pages, every_other, count_pages, order));
+    CHECK(order[PAGES - 2] == 1 + (PAGES - 2) * 7 % 256 && order[PAGES - 1] == 0 && order[0] == PAGES - 2);
+    FAILS(EINVAL, aq_pages_visit_in_order(pages, one_beyond, count_pages, order));
     OK(aq_pages_prefetch(pages, 10, 4));
     unsigned char few[8];
     OK(aq_pages_read(pages, few, 8, 4096 * 3 - 4));
