@@ -461,7 +461,7 @@ typedef struct aq_cache_options {
      */
     const char *policy;
     /**
-     * Threads that read and write in the background.
+     * Threads that read and write in the background, at most 1024. Default: 2.
      */
     size_t io_threads;
     /**
@@ -1337,7 +1337,8 @@ int aq_cache_metrics(aq_cache *cache, const char *name, char **text);
 
 /**
  * Makes a device of functions of the program; `*device` is null if it fails, and then `release` is not
- * called. What uses the device reads and writes one transfer at a time in each thread.
+ * called. What uses the device reads and writes one transfer at a time in each thread. Two devices made
+ * by two calls are two devices: a cache would keep two copies of bytes that both have.
  *
  * Threads: any. Errors: -EINVAL, -E2BIG. Frees: the caller, by `aq_device_free`; `context` is the
  * program's until `release` is called.

@@ -30,7 +30,7 @@ pub struct aq_cache_options {
     /// The eviction policy: "fifo", "fifo-probation", "clock", "loop-clock", "lru", "s3-fifo" or
     /// "sieve". Copied.
     pub policy: *const c_char,
-    /// Threads that read and write in the background.
+    /// Threads that read and write in the background, at most 1024. Default: 2.
     pub io_threads: usize,
     /// A name under which `aquifer stat` shows the cache while the program runs. Copied.
     pub publish: *const c_char,
@@ -68,6 +68,9 @@ pub unsafe extern "C" fn aq_cache_new(
         }
         if options.page_bytes != 0 {
             builder = builder.page_bytes(options.page_bytes);
+        }
+        if options.io_threads > 1024 {
+            return Err(Failure::invalid("`io_threads` is more than 1024"));
         }
         if options.io_threads != 0 {
             builder = builder.io_threads(options.io_threads);

@@ -186,7 +186,8 @@ impl Drop for Custom {
 }
 
 /// Makes a device of functions of the program; `*device` is null if it fails, and then `release` is not
-/// called. What uses the device reads and writes one transfer at a time in each thread.
+/// called. What uses the device reads and writes one transfer at a time in each thread. Two devices made
+/// by two calls are two devices: a cache would keep two copies of bytes that both have.
 ///
 /// Threads: any. Errors: -EINVAL, -E2BIG. Frees: the caller, by `aq_device_free`; `context` is the
 /// program's until `release` is called.

@@ -60,6 +60,11 @@ fn devices_of_the_program() {
 }
 
 #[test]
+fn sizes_and_offsets_at_the_ends_of_their_types() {
+    run("extremes");
+}
+
+#[test]
 fn handles_freed_before() {
     run("misuse");
 }
