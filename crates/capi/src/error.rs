@@ -93,16 +93,19 @@ pub unsafe extern "C" fn aq_last_error_info(error: *mut aq_error) -> c_int {
             // Not kept: it would replace the failure that was asked for.
             Err(failure) => return -failure.errno,
         };
-        last(|failure| {
-            place.put(&aq_error {
-                size: 0,
-                number: failure.errno,
-                kind: failure.kind,
-                offset: failure.offset.unwrap_or(AQ_NO_OFFSET),
-                path: failure.path.as_ptr(),
-                text: failure.text.as_ptr(),
-            });
+        let found = last(|failure| aq_error {
+            size: 0,
+            number: failure.errno,
+            kind: failure.kind,
+            offset: failure.offset.unwrap_or(AQ_NO_OFFSET),
+            path: failure.path.as_ptr(),
+            text: failure.text.as_ptr(),
         });
+        // In destructors of this thread's data it may be gone.
+        let none = const { c"".as_ptr() };
+        let none =
+            aq_error { size: 0, number: 0, kind: 0, offset: AQ_NO_OFFSET, path: none, text: none };
+        place.put(&found.unwrap_or(none));
         0
     })
 }

@@ -55,6 +55,25 @@ static void *fail_here(void *argument) {
     return argument;
 }
 
+/* A thread's data is destroyed, and with it its last failure: calls go on, and there is no failure. */
+static void at_the_end(void *value) {
+    aq_error error = AQ_ERROR_INIT;
+    error.number = error.kind = 77;
+    FAILS(EINVAL, aq_cache_new(NULL, NULL));
+    CHECK(aq_last_error() != NULL && *aq_last_error() == 0);
+    OK(aq_last_error_info(&error));
+    CHECK(error.number == 0 && error.kind == AQ_KIND_NONE && *error.text == 0 && *error.path == 0);
+    *(int *)value = 1;
+}
+
+static pthread_key_t key;
+
+static void *with_key(void *argument) {
+    FAILS(EINVAL, aq_cache_new(NULL, NULL));
+    CHECK(pthread_setspecific(key, argument) == 0);
+    return NULL;
+}
+
 /* Lists of objects with heaps in any order, and with one twice. */
 static void objects(const char *directory) {
     char path[4096];
@@ -88,5 +107,9 @@ int main(int count, char **arguments) {
     const char *mine = aq_last_error();
     CHECK(pthread_create(&thread, NULL, fail_here, NULL) == 0 && pthread_join(thread, NULL) == 0);
     CHECK(mine == aq_last_error());
+    int ended = 0;
+    CHECK(pthread_key_create(&key, at_the_end) == 0);
+    CHECK(pthread_create(&thread, NULL, with_key, &ended) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(ended == 1);
     return 0;
 }
