@@ -81,8 +81,8 @@ pub fn measure(directory: &Path, rounds: u32, calls: u32) -> Result<Vec<Cost>, a
     let call = black_box(aq_mapping_len as unsafe extern "C" fn(_) -> _);
     add(
         "the length of a mapping",
-        // SAFETY: a handle made above, as below.
         &mut |_| {
+            // SAFETY: a handle made above, as below.
             black_box(unsafe { call(c_mapping) });
         },
         &mut |_| {
@@ -92,9 +92,10 @@ pub fn measure(directory: &Path, rounds: u32, calls: u32) -> Result<Vec<Cost>, a
     let call = black_box(aq_mapping_read as unsafe extern "C" fn(_, _, _, _) -> _);
     add(
         "64 bytes of a mapping",
-        // SAFETY: as above; the target has 64 bytes.
         &mut |number| {
-            ok(unsafe { call(c_mapping, target.cast::<c_void>(), 64_usize, offset(number)) })
+            let target = target.cast::<c_void>();
+            // SAFETY: as above; the target has 64 bytes.
+            ok(unsafe { call(c_mapping, target, 64_usize, offset(number)) });
         },
         &mut |number| {
             // SAFETY: the row, which nothing else uses during the call.
@@ -109,19 +110,21 @@ pub fn measure(directory: &Path, rounds: u32, calls: u32) -> Result<Vec<Cost>, a
     let mut guard = aq_page { data: null(), page: 0, pages: null_mut() };
     add(
         "a guard on a page, and its release",
-        // SAFETY: as above.
-        &mut |number| unsafe {
-            ok(get(c_pages, number % 256, &raw mut guard));
-            release(&raw mut guard);
+        &mut |number| {
+            // SAFETY: as above, and a place on this stack.
+            ok(unsafe { get(c_pages, number % 256, &raw mut guard) });
+            // SAFETY: the guard taken above.
+            unsafe { release(&raw mut guard) };
         },
         &mut |number| drop(black_box(pages.get(PageId(number % 256)).unwrap())),
     );
     let call = black_box(aq_pages_read as unsafe extern "C" fn(_, _, _, _) -> _);
     add(
         "64 bytes of pages, without a guard",
-        // SAFETY: as above.
         &mut |number| {
-            ok(unsafe { call(c_pages, target.cast::<c_void>(), 64_usize, offset(number)) })
+            let target = target.cast::<c_void>();
+            // SAFETY: as above.
+            ok(unsafe { call(c_pages, target, 64_usize, offset(number)) });
         },
         &mut |number| {
             // SAFETY: as above.
