@@ -702,8 +702,8 @@ fn an_inode_that_cannot_be_read_is_not_gone() {
     let options = || Pool::options().background(false);
     let fresh = Arc::new(CrashMedia::new(4 << 20, disk).unwrap());
     let files = Files::new(options().create_on(fresh.clone()).unwrap());
-    let last = (0..64).map(|number| files.create_file(format!("/{number}")).unwrap().node()).last();
-    let node = last.unwrap();
+    let made = (0..64).map(|number| files.create_file(format!("/{number}")).unwrap().node());
+    let node = made.collect::<Vec<_>>()[63];
     drop(files);
     // What was closed in order is read when it is needed.
     let media = Arc::new(CrashMedia::from_image(&fresh.image(), disk).unwrap());

@@ -195,8 +195,8 @@ impl PoolFs {
         if is_seen || set.valid & !TIMES != 0 {
             return Ok(None);
         }
-        let found = self.nodes.metadata(node)?;
-        Ok((found.nlink() == 0).then(|| self.attributes_out(&found)))
+        let found = self.attributes_out(node.number, || Ok(self.nodes.metadata(node)?))?;
+        Ok((found.attributes.nlink == 0).then_some(found))
     }
 
     pub(super) fn space(&self) -> Result<Space> {

@@ -273,7 +273,7 @@ fn owners_are_limited_and_those_without_locks_make_room() {
     scene.release(3);
     let waits = scene.set_lock(6, libc::F_WRLCK, lock::FLOCK, true);
     assert_eq!(scene.try_flock(7), libc::ENOLCK);
-    [4, 5].map(|fh| scene.release(fh));
+    [4, 5].into_iter().for_each(|fh| scene.release(fh));
     assert_eq!(scene.client.answer(waits).0, 0);
 }
 
@@ -427,7 +427,7 @@ fn pages_are_dropped_again_where_that_may_not_have_happened() {
     scene.fault(0, 8192);
     let file = others.options().write(true).open("/f").unwrap();
     file.write_all_at(b"x", 12_000).unwrap();
-    let mut told = |works, has_lost| {
+    let told = |works, has_lost| {
         let mut told = Vec::new();
         scene.fs.drop_changed(&mut Unreliable(&mut told, works, has_lost));
         told.len()

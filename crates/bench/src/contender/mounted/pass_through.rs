@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result as Outcome};
 use aquifer_fuse::wire::{
     AllocateIn, Attributes, AttributesOut, CopyIn, CopyOut, Entry, Listing, Operation, ROOT,
-    ReadIn, Request, SeekOut, SetAttributesIn, Space, WriteIn, WriteOut, XattrOut, set,
+    ReadIn, Request, SetAttributesIn, Space, WriteIn, WriteOut, XattrOut, set,
 };
 use aquifer_fuse::{Answer, Delivered, Handler, Worker};
 use rustix::fs::{
@@ -354,15 +354,6 @@ impl PassThrough {
         files::fallocate(&self.file(number)?, mode, range.offset, range.len)
     }
 
-    fn seek(&self, number: u64, offset: u64, whence: u32) -> Result<SeekOut> {
-        let to = match whence as i32 {
-            libc::SEEK_DATA => SeekFrom::Data(offset),
-            libc::SEEK_HOLE => SeekFrom::Hole(offset),
-            _ => return Err(Errno::INVAL),
-        };
-        Ok(SeekOut { offset: files::seek(&self.file(number)?, to)? })
-    }
-
     fn attribute(&self, answer: Answer<'_>, number: u64, name: &[u8], room: u32, out: &mut [u8]) {
         let room = out.len().min(room as usize);
         let value = match self.at(number) {
@@ -614,7 +605,6 @@ impl Handler for PassThrough {
             Op::CopyRange { ref range, is_64: true } => {
                 reply(answer, self.copy(node, range, worker));
             }
-            Op::Seek { offset, whence } => reply(answer, self.seek(node, offset, whence)),
             Op::GetXattr { name, room } => self.attribute(answer, node, name, room, out),
             Op::SetXattr { .. } | Op::ListXattr { .. } | Op::RemoveXattr { .. } => {
                 done(answer, Err(Errno::OPNOTSUPP));
