@@ -1,0 +1,11 @@
+"""Aquifer: storage as memory, under control.
+
+Arrays of files larger than memory (`memmap`), with a budget, batched random reads, exact flushes, and exceptions in place of
+SIGBUS.
+"""
+
+from ._errors import *
+from ._errors import __all__ as _errors_all
+from ._native import __version__
+
+__all__ = ["__version__", *_errors_all]

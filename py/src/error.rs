@@ -1,0 +1,143 @@
+//! Errors of Aquifer as exceptions: the one place where they are converted.
+//!
+//! The classes are written in Python (`aquifer/_errors.py`), because they derive from several exceptions of Python each.
+//! A function of the native module returns [`Result`], and `?` turns any error of Aquifer, of the system or of Python into a
+//! [`Failure`]; pyo3 turns that into the exception. A panic is a defect of the library; pyo3 raises it as `PanicException`.
+
+use std::os::unix::ffi::OsStrExt as _;
+use std::{ffi::OsStr, io};
+
+use aquifer::{Error, ErrorKind};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+
+/// What a function of the module returns.
+pub(crate) type Result<T = ()> = std::result::Result<T, Failure>;
+
+/// Why a function of the module fails.
+pub(crate) enum Failure {
+    /// Aquifer's own error.
+    Aquifer(Box<Error>),
+    /// The system's, of a call that the module makes itself.
+    System(io::Error),
+    /// An exception that is raised as it is.
+    Raised(PyErr),
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Failure {
+        Failure::Raised(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::System(error)
+    }
+}
+
+macro_rules! from_aquifer {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Failure {
+                Failure::Aquifer(Box::new(error.into()))
+            }
+        })*
+    };
+}
+
+from_aquifer!(
+    Error,
+    aquifer::CacheError,
+    aquifer::DeviceError,
+    aquifer::MapError,
+    aquifer::PoolError,
+    aquifer::ObjectError,
+    aquifer::HeapError,
+    aquifer::FsError
+);
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> PyErr {
+        match failure {
+            Failure::Raised(error) => error,
+            Failure::System(error) => error.into(),
+            Failure::Aquifer(error) => {
+                Python::attach(|py| raised(py, &error).unwrap_or_else(|failed| failed))
+            }
+        }
+    }
+}
+
+fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    exception(
+        py,
+        class_of(error.kind()),
+        error.errno(),
+        &error.to_string(),
+        error.path().map(|path| path.as_os_str()),
+        error.offset(),
+    )
+}
+
+/// An exception of a class of `aquifer._errors`, with the attributes that all of them have.
+pub(crate) fn exception(
+    py: Python<'_>,
+    class: &str,
+    errno: i32,
+    text: &str,
+    path: Option<&OsStr>,
+    offset: Option<u64>,
+) -> PyResult<PyErr> {
+    static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let classes =
+        CLASSES.get_or_try_init(py, || py.import("aquifer._errors").map(Bound::unbind))?;
+    let class = classes.bind(py).getattr(class)?;
+    let keywords = PyDict::new(py);
+    // As `open` does: the text where it is text, whatever bytes the path has.
+    let path = path.map(|path| {
+        let bytes = pyo3::types::PyBytes::new(py, path.as_bytes());
+        py.import("os")?.call_method1("fsdecode", (bytes,))
+    });
+    keywords.set_item("path", path.transpose()?)?;
+    keywords.set_item("offset", offset)?;
+    Ok(PyErr::from_value(class.call((errno, text), Some(&keywords))?))
+}
+
+/// The class for a kind.
+fn class_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NotFound => "NotFoundError",
+        ErrorKind::AlreadyExists => "AlreadyExistsError",
+        ErrorKind::PermissionDenied => "AccessDeniedError",
+        ErrorKind::ReadOnly => "ReadOnlyError",
+        ErrorKind::Busy => "BusyError",
+        ErrorKind::TimedOut => "TimedOutError",
+        ErrorKind::Interrupted => "InterruptedCallError",
+        ErrorKind::InvalidInput => "InvalidInputError",
+        ErrorKind::Unsupported => "UnsupportedError",
+        ErrorKind::NoSpace => "NoSpaceError",
+        ErrorKind::LimitReached => "LimitReachedError",
+        ErrorKind::Truncated | ErrorKind::Io => "FaultError",
+        ErrorKind::Damaged => "DamagedError",
+        ErrorKind::NotDurable => "NotDurableError",
+        ErrorKind::Forked => "ForkedError",
+        _ => "AquiferError",
+    }
+}
+
+/// For the tests of this conversion.
+#[pyfunction]
+fn _fail(py: Python<'_>, what: &str) -> Result {
+    py.detach(|| match what {
+        "missing" => Ok(aquifer::Pool::open("/no/such/pool").map(drop)?),
+        "forked" => Err(aquifer::CacheError::Forked.into()),
+        "system" => Err(io::Error::from_raw_os_error(libc::EMFILE).into()),
+        what => panic!("asked to panic: {what}"),
+    })
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(_fail, module)?)
+}

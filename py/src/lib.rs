@@ -1,0 +1,19 @@
+//! The native module of the Python package: `aquifer._native`.
+//!
+//! A thin layer over the crate `aquifer`: it translates arguments, releases the interpreter's lock in every call that may
+//! wait, and turns errors into exceptions in one place ([`error`]). What has a Pythonic shape (the array class, file
+//! objects, fsspec) is written in Python, in `python/aquifer/`.
+//!
+//! A fault is served by Aquifer's signal handler without Python: it takes no lock of the interpreter.
+
+mod error;
+
+use pyo3::prelude::*;
+
+/// Each module adds its own classes and functions.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    error::register(module)?;
+    Ok(())
+}
