@@ -208,7 +208,7 @@ pub use aquifer_object::{
 };
 pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, Pool, PoolError, PoolInfo, PoolOptions};
-pub use aquifer_vm::prepare_thread;
+pub use aquifer_vm::{has_missed_faults, prepare_thread};
 pub use error::{Error, ErrorKind, Result};
 pub use ready::Ready;
 pub use zerocopy;

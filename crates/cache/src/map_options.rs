@@ -37,6 +37,7 @@ impl Backend {
 #[derive(Debug, Clone, Default)]
 pub struct MapOptions {
     pub(crate) backend: Backend,
+    pub(crate) zeros_for_missing: bool,
 }
 
 impl MapOptions {
@@ -48,6 +49,14 @@ impl MapOptions {
     /// Forces a backend.
     pub fn backend(mut self, backend: Backend) -> MapOptions {
         self.backend = backend;
+        self
+    }
+
+    /// Answers bare loads of bytes that the file does not have any more, or that cannot be read, with zeros instead of SIGBUS;
+    /// off by default. [`Mapping::take_missed_fault`](crate::Mapping::take_missed_fault) returns the error that was avoided,
+    /// and ends the zeros. For run-times that cannot survive the signal, such as interpreters. Kernel-backed mappings only.
+    pub fn zeros_for_missing(mut self, on: bool) -> MapOptions {
+        self.zeros_for_missing = on;
         self
     }
 }

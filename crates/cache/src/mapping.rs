@@ -107,6 +107,9 @@ impl Mapping {
                     }
                     Err(refused) => return Err(refused),
                 };
+                if options.zeros_for_missing {
+                    file.answer_faults();
+                }
                 running.drop_manager()?.add(file.clone());
                 engine.join_kernel(file.geometry.len_bytes);
                 Served::Kernel(file, claim)
@@ -341,6 +344,16 @@ impl Mapping {
             Served::Kernel(file, _) => file.advise(&range, advice),
         }
         Ok(())
+    }
+
+    /// The first bare load since the last call that was answered with zeros, as an error; see
+    /// [`MapOptions::zeros_for_missing`]. From here on loads find the file again, as far as it is there.
+    pub fn take_missed_fault(&self) -> Option<CacheError> {
+        match &self.served {
+            // In a child the mapping is its parent's.
+            Served::Kernel(file, _) if self.running.engine.mark.is_current() => file.take_missed(),
+            _ => None,
+        }
     }
 
     /// The last bare access that could not be served, as an error.

@@ -111,6 +111,38 @@ fn truncation_inside_a_closure_discards_its_result() {
 }
 
 #[test]
+fn a_bare_load_of_missing_bytes_finds_zeros_and_the_next_call_reports_it() {
+    let file = TestFile::new(MIB);
+    let cache = cache_of(8 * MIB);
+    let options = MapOptions::new().backend(Backend::Kernel).zeros_for_missing(true);
+    let mapping = cache.map_with(file.device.clone(), options).unwrap();
+    assert!(mapping.take_missed_fault().is_none());
+    let load = |at: u64| {
+        // SAFETY: inside the mapping.
+        unsafe { mapping.as_ptr().add(at as usize).read_volatile() }
+    };
+    let cut = MIB / 2;
+    file.file.set_len(cut).unwrap();
+    assert_eq!((load(cut + 3 * PAGE), load(cut), load(cut - 1)), (0, 0, byte_at(cut - 1)));
+    assert!(aquifer_vm::has_missed_faults());
+    match mapping.take_missed_fault() {
+        Some(CacheError::MappedAccess { offset_bytes, reason, .. }) => {
+            assert_eq!(offset_bytes, cut + 3 * PAGE, "the first");
+            assert!(reason.contains("truncated"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(mapping.take_missed_fault().is_none() && mapping.last_fault_error().is_none());
+    // Again, and then the bytes are back.
+    assert_eq!(load(cut), 0);
+    std::os::unix::fs::FileExt::write_all_at(&file.file, &bytes_at(cut, MIB as usize / 2), cut)
+        .unwrap();
+    assert!(mapping.take_missed_fault().is_some());
+    assert_eq!((load(cut), load(MIB - 1)), (byte_at(cut), byte_at(MIB - 1)));
+    assert_eq!(mapping.get::<u8>(cut).unwrap(), byte_at(cut));
+}
+
+#[test]
 fn the_zero_page_of_a_failing_closure_is_seen_by_no_other() {
     use std::os::unix::fs::FileExt;
     let file = TestFile::new(MIB);

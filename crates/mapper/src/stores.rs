@@ -241,6 +241,24 @@ impl FileView {
         }
     }
 
+    /// From now on, bare loads of bytes of a private view that the file does not have any more, or that cannot be read, find
+    /// zeros instead of raising SIGBUS; stores behind the end of the file are lost. For run-times that cannot survive the
+    /// signal, such as interpreters. A store to a page that cannot be read still raises it.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`].
+    pub fn answer_faults_with_zeros(&self) -> Result<()> {
+        self.stores()?.mapping().answer_faults();
+        Ok(())
+    }
+
+    /// The first bare access since the last call that was answered with zeros, as an error
+    /// ([`FileView::answer_faults_with_zeros`]). From here on loads find the file again, as far as it is there. Call it before
+    /// a flush, which may take zeros behind the end of the file for stores.
+    pub fn take_missed_fault(&self) -> Option<MapError> {
+        self.stores.as_ref()?.file.mapping().take_missed()
+    }
+
     /// Bytes of the pages stored to since they were last written.
     ///
     /// # Errors

@@ -46,7 +46,7 @@ use super::error::{FaultCause, MapError, Result};
 use super::identity::may_be_parked;
 use super::mapped::{is_unfilled, was_tried};
 use aquifer_vm::guard::{Replaceable, Trouble};
-use aquifer_vm::{FaultOwner, ProcessMark, Reservation, Served, VmError};
+use aquifer_vm::{FaultOwner, Missed, ProcessMark, Reservation, Served, VmError};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
@@ -119,6 +119,7 @@ struct Faults {
     /// File offset of the place: a multiple of the page size.
     first_byte: u64,
     replaceable: Replaceable,
+    missed: Missed,
     /// Replaced pages: one bit for each page of the place.
     replaced: Box<[AtomicU64]>,
     sharing: Sharing,
@@ -317,6 +318,50 @@ impl Faults {
         self.replace(first..behind, address, has_ended)
     }
 
+    /// Puts zeros under a load that no call guards, or behind the end of the file also under a store, which is lost there. A
+    /// page that cannot be read is not made writable: a flush would take the zeros for stores.
+    fn answer(&self, fault: &FaultContext) -> Served {
+        if !self.missed.is_wanted() || fault.fallible || self.sharing != Sharing::Private {
+            return Served::No;
+        }
+        let page = (fault.address - self.start) / SMALL_PAGE_BYTES;
+        let Some(_held) = self.holds.hold() else { return Served::No };
+        if self.is_replaced(page) {
+            // Another thread was first: the zeros are readable.
+            return if fault.write == Some(true) { Served::No } else { Served::Yes };
+        }
+        let pages = page..page + 1;
+        if !self.protect(&pages, Protection::Read) {
+            return Served::No;
+        }
+        let address = self.address_of(page);
+        // SAFETY: a page of this mapping; populating changes no contents.
+        let populated = unsafe { memory::advise(address, SMALL_PAGE_BYTES, Advice::PopulateRead) };
+        if populated.is_ok() {
+            // There after all. A store that fails for another reason, such as a full file system, would fail forever.
+            let again = self.allow_stores(pages) && fault.write != Some(true);
+            return if again { Served::Yes } else { Served::No };
+        }
+        let protection = match self.has_ended_before(page) {
+            true => Protection::ReadWrite,
+            false if fault.write == Some(true) => {
+                self.allow_stores(pages);
+                return Served::No;
+            }
+            false => Protection::Read,
+        };
+        self.note_replaced(page);
+        let addresses = address as usize..address as usize + SMALL_PAGE_BYTES;
+        // SAFETY: a page of this mapping that is the file's, as for `replace`: it cannot be read, so there is no private copy.
+        if !unsafe { self.replaceable.replace_bare(addresses, protection) } {
+            return Served::No;
+        }
+        // Without it a child would inherit zeros, which harms nothing.
+        let _ = keep_private(address, SMALL_PAGE_BYTES);
+        self.missed.note(self.first_byte + page as u64 * PAGE);
+        Served::Yes
+    }
+
     /// Repeats a store that failed because its page was held. Maps the file again under a store to
     /// a page that another thread's guarded load had replaced. Other faults are not served.
     fn serve_store(&self, fault: &FaultContext) -> Served {
@@ -367,7 +412,7 @@ impl FaultOwner for Faults {
         if fault.signal == libc::SIGSEGV {
             return self.serve_store(fault);
         }
-        let Some(guarded) = self.replaceable.guarded_in(fault) else { return Served::No };
+        let Some(guarded) = self.replaceable.guarded_in(fault) else { return self.answer(fault) };
         let first = (fault.address - self.start) / SMALL_PAGE_BYTES;
         // Replace one page at a time, so that a file that is extended again can be stored to.
         // Behind the end nothing can be lost.
@@ -445,6 +490,7 @@ impl Writable {
             file,
             first_byte,
             replaceable: Replaceable::new(),
+            missed: Missed::new(),
             replaced: (0..words).map(|_| AtomicU64::new(0)).collect(),
             sharing,
             holds: Holds::default(),
@@ -591,6 +637,20 @@ impl Writable {
         // `None` if this is a signal handler that has interrupted the holder in the same thread.
         let _held = self.faults.holds.hold();
         self.faults.map_again(pages).is_some()
+    }
+
+    /// From now on, bare loads of missing pages of a private mapping find zeros.
+    pub fn answer_faults(&self) {
+        self.faults.missed.answer();
+    }
+
+    /// The first bare access since the last call that was answered with zeros, as an error; maps the file again.
+    pub fn take_missed(&self) -> Option<MapError> {
+        // In a child the mapping is its parent's.
+        self.check_process().ok()?;
+        let at = self.faults.missed.take()?;
+        self.faults.replaceable.settle(|hull| self.map_again(hull));
+        Some(self.fault(&(at.max(self.view_in_file().start)..at + PAGE)))
     }
 
     /// Finds out why a byte in `range` of the file could not be accessed.

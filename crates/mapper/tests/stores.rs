@@ -192,3 +192,35 @@ fn advice_about_views_that_can_be_stored_to_is_followed() {
         assert!(matches!(outside, MapError::OutsideView { .. }), "{outside}");
     }
 }
+
+#[test]
+fn bare_accesses_of_missing_bytes_find_zeros_and_the_next_call_reports_it() {
+    let (_directory, path, mapper) = scene(10 * PAGE as usize);
+    let view = mapper.map(&path, FileAccess::Write, PAGE..).unwrap();
+    view.answer_faults_with_zeros().unwrap();
+    let data = view.as_mut_ptr().unwrap();
+    // SAFETY, of both: inside the view.
+    let load = |at: u64| unsafe { data.add(at as usize).read_volatile() };
+    let store = |at: u64, byte: u8| unsafe { data.add(at as usize).write_volatile(byte) };
+    store(0, 7);
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(5 * PAGE).unwrap();
+    assert_eq!((load(0), load(3 * PAGE), load(6 * PAGE), load(7 * PAGE)), (7, 1, 0, 0));
+    store(8 * PAGE, 9);
+    let missed = view.take_missed_fault();
+    assert!(
+        matches!(missed, Some(MapError::Fault { offset_bytes, .. }) if offset_bytes == 7 * PAGE),
+        "{missed:?}"
+    );
+    assert!(view.take_missed_fault().is_none());
+    // The store behind the end is lost, the one before it is not, and nothing was written there.
+    view.flush().unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 5 * PAGE);
+    assert_eq!(fs::read(&path).unwrap()[PAGE as usize], 7);
+    file.set_len(10 * PAGE).unwrap();
+    assert_eq!((load(8 * PAGE), load(0)), (0, 7));
+    store(8 * PAGE, 5);
+    assert!(view.take_missed_fault().is_none());
+    view.flush().unwrap();
+    assert_eq!(fs::read(&path).unwrap()[9 * PAGE as usize], 5);
+}

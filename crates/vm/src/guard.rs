@@ -52,6 +52,26 @@ pub struct Replaceable {
     replacements: AtomicU64,
     /// Replacements that outlived their call because the file could not be mapped again.
     left: Mutex<Left>,
+    bare: Bare,
+}
+
+/// Replacements under bare faults, as a handler notes them.
+#[derive(Debug)]
+struct Bare {
+    /// Bounds that contain all of them. They only grow: mapping the file again where it is mapped changes nothing.
+    start: AtomicUsize,
+    end: AtomicUsize,
+    count: AtomicU64,
+}
+
+impl Bare {
+    const fn new() -> Bare {
+        Bare {
+            start: AtomicUsize::new(usize::MAX),
+            end: AtomicUsize::new(0),
+            count: AtomicU64::new(0),
+        }
+    }
 }
 
 /// Replacements that have not been undone.
@@ -114,6 +134,7 @@ impl Replaceable {
             is_unowned: false,
             replacements: AtomicU64::new(0),
             left: Mutex::new(NOTHING_LEFT),
+            bare: Bare::new(),
         }
     }
 
@@ -122,10 +143,17 @@ impl Replaceable {
         Replaceable { unit_bytes, is_unowned: true, ..Replaceable::new() }
     }
 
-    /// Maps the file again where earlier calls could not. Returns whether that succeeded.
+    /// Maps the file again where earlier calls could not, or bare faults were answered. Returns whether that succeeded.
     #[cold]
     pub fn settle(&self, mut map_again: impl FnMut(Range<usize>) -> bool) -> bool {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        // Acquire pairs with the release in `replace_bare`: the bounds contain what is counted.
+        let bare = self.bare.count.swap(0, Ordering::Acquire);
+        if bare > 0 {
+            left.start = left.start.min(self.bare.start.load(Ordering::Relaxed));
+            left.end = left.end.max(self.bare.end.load(Ordering::Relaxed));
+            left.count += bare;
+        }
         let is_back = left.count > 0 && map_again(left.start..left.end);
         if is_back {
             self.replacements.fetch_sub(left.count, Ordering::AcqRel);
@@ -255,6 +283,29 @@ impl Replaceable {
             return false;
         }
         guard.note(start, end, truncated);
+        true
+    }
+
+    /// Replaces pages under a load or store that no call guards. They stay until the next call that settles. Called by the
+    /// fault handler; returns whether the access can be repeated.
+    ///
+    /// # Safety
+    /// The pages are this mapping's, hold no stores, and no references into them exist.
+    pub unsafe fn replace_bare(&self, pages: Range<usize>, protection: Protection) -> bool {
+        // Release pairs with the acquires in `is_settled` and `is_settled_during`, as in `replace`.
+        self.replacements.fetch_add(REPLACEMENT, Ordering::AcqRel);
+        // SAFETY: forwarded to the caller.
+        let replaced = unsafe {
+            memory::map_anonymous_at(pages.start as *mut u8, pages.end - pages.start, protection)
+        };
+        if replaced.is_err() {
+            self.replacements.fetch_sub(1, Ordering::AcqRel);
+            return false;
+        }
+        self.bare.start.fetch_min(pages.start, Ordering::Relaxed);
+        self.bare.end.fetch_max(pages.end, Ordering::Relaxed);
+        // Release pairs with the acquire in `settle`.
+        self.bare.count.fetch_add(1, Ordering::Release);
         true
     }
 

@@ -10,7 +10,8 @@
 //!   (`aquifer_sys::fallible`), and get the reason from `pread`.
 //! * `pin` makes the kernel populate the range, which reports failure.
 //! * The closure of `read` runs under a guard ([`aquifer_vm::guard`]), after its pages were loaded.
-//! * A bare load of a page that cannot be read raises SIGBUS, as with mmap, and is recorded.
+//! * A bare load of a page that cannot be read raises SIGBUS, as with mmap, and is recorded; or, if the mapping was made so,
+//!   finds zeros ([`aquifer_vm::Missed`]).
 //!
 //! After the end of a truncated file, but within its last page, bytes read as zero, as with mmap. A
 //! thread that blocks SIGBUS gets no errors: the kernel kills it.
@@ -37,7 +38,7 @@ use aquifer_sys::residency::{self, Backing, FileIdentity};
 use aquifer_sys::signal::FaultContext;
 use aquifer_vm::drop_behind::{Hands, REGION_PAGES};
 use aquifer_vm::guard::{Replaceable, Trouble};
-use aquifer_vm::{Arena, Bytes, FaultOwner, Reservation, Served};
+use aquifer_vm::{Arena, Bytes, FaultOwner, Missed, Reservation, Served};
 
 use self::pattern::Detector;
 use self::pins::Pins;
@@ -83,6 +84,7 @@ pub(crate) struct KernelFile {
     /// Whether the kernel tells which pages are in the page cache.
     pub residency_is_revealed: bool,
     replaceable: Replaceable,
+    missed: Missed,
     pattern: Mutex<Pattern>,
     pins: Mutex<Pins>,
     /// Where the drop manager is.
@@ -138,6 +140,7 @@ impl KernelFile {
             backing,
             residency_is_revealed,
             replaceable: Replaceable::new(),
+            missed: Missed::new(),
             pattern: Mutex::new(Pattern {
                 advice: memory::Advice::Normal,
                 detector: Some(Detector::new()),
@@ -224,6 +227,19 @@ impl KernelFile {
         let unreadable = matches!(fault.cause, BareCause::System(_));
         let reason = if unreadable { UNREADABLE } else { TRUNCATED };
         self.failed_at(fault.page.0 * PAGE, reason)
+    }
+
+    /// From now on, bare loads of missing pages find zeros.
+    pub fn answer_faults(&self) {
+        self.missed.answer();
+    }
+
+    /// The first bare load since the last call that found zeros, as an error; maps the file again.
+    pub fn take_missed(&self) -> Option<CacheError> {
+        let offset_bytes = self.missed.take()?;
+        self.replaceable.settle(|again| self.map_again(again));
+        let found = self.read_instead(offset_bytes, &mut [0]);
+        Some(found.err().unwrap_or_else(|| self.failed_at(offset_bytes, UNSETTLED)))
     }
 
     // ---- loads ----------------------------------------------------------------------------------
@@ -618,6 +634,17 @@ impl FaultOwner for KernelFile {
         // references.
         if unsafe { self.replaceable.replace(fault.address, truncated) } {
             return Served::Yes;
+        }
+        if self.missed.is_wanted() {
+            let start = self.address(page * PAGE) as usize;
+            // The rest at once: a foreign program that goes on reading would use up the mappings of the process.
+            let end = self.address(self.geometry.pages() * PAGE) as usize;
+            let end = if truncated { end } else { start + SMALL_PAGE_BYTES };
+            // SAFETY: pages of this file's own mapping, which is read-only and never borrowed as references.
+            if unsafe { self.replaceable.replace_bare(start..end, Protection::Read) } {
+                self.missed.note(page * PAGE);
+                return Served::Yes;
+            }
         }
         self.engine.record_bare_fault(BareFault {
             store: self.id,
