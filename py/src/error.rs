@@ -25,6 +25,16 @@ pub(crate) enum Failure {
     Raised(PyErr),
 }
 
+impl Failure {
+    /// The kind of Aquifer's error, if it is one.
+    pub fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Failure::Aquifer(error) => Some(error.kind()),
+            _ => None,
+        }
+    }
+}
+
 impl From<PyErr> for Failure {
     fn from(error: PyErr) -> Failure {
         Failure::Raised(error)

@@ -6,7 +6,10 @@
 //!
 //! A fault is served by Aquifer's signal handler without Python: it takes no lock of the interpreter.
 
+mod cache;
 mod error;
+mod memmap;
+mod take;
 
 use pyo3::prelude::*;
 
@@ -15,5 +18,8 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
+    cache::register(module)?;
+    memmap::register(module)?;
+    take::register(module)?;
     Ok(())
 }

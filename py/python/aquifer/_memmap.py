@@ -1,0 +1,695 @@
+"""`memmap`: a file as a NumPy array, larger than memory."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import math
+import operator
+import os
+import sys
+import types
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, SupportsIndex, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native
+from ._cache import Cache, Stats, bytes_of, default_cache
+
+__all__ = ["memmap"]
+
+Indices = npt.ArrayLike
+Advice = Literal["normal", "sequential", "random", "willneed", "dontneed"]
+
+_MODES = {"readonly": "r", "readwrite": "r+", "write": "w+", "copyonwrite": "c"}
+_BACKENDS = ("auto", "kernel", "cache")
+
+# Looked up once: indexing is the hot path.
+_getitem = np.ndarray.__getitem__
+_setitem = np.ndarray.__setitem__
+_faulted = _native.faulted
+
+
+class _Source:
+    """A mapped file, shared by an array and its slices."""
+
+    __slots__ = ("__weakref__", "begin", "cache", "closed", "made_of", "mode", "own_cache", "path", "region", "root", "whole")
+
+    # Weak, as the array refers to this.
+    whole: weakref.ref[memmap] | None
+
+    def __init__(
+        self, cache: Cache, own_cache: bool, region: _native.Region, begin: int, path: str, mode: str, made_of: dict[str, Any]
+    ) -> None:
+        self.cache = cache
+        self.own_cache = own_cache
+        self.region = region
+        # Of the region, in the file.
+        self.begin = begin
+        self.path = path
+        self.mode = mode
+        self.made_of = made_of
+        self.closed = False
+        # It holds the export of the memory. The base of the array, and of plain arrays that are views of it.
+        self.root = np.frombuffer(region, np.uint8)
+        self.whole = None
+
+    def array(
+        self,
+        cls: type[memmap],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        offset: int,
+        order: Literal["C", "F"] = "C",
+        strides: tuple[int, ...] | None = None,
+    ) -> memmap:
+        """An array over the memory, from `offset` in the file on."""
+        made = np.ndarray.__new__(
+            cls, shape, dtype, buffer=self.root, offset=offset - self.begin, strides=strides, order=order
+        )
+        made._source = self
+        return made
+
+
+# Stores that nothing has flushed when the interpreter ends belong into their files, as with an ordinary mapping.
+_sources: weakref.WeakSet[_Source] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for source in list(_sources):
+        if source.mode in ("r+", "w+"):
+            try:
+                source.region.write_out()
+            except OSError as error:
+                print(f"aquifer: {source.path}: stores were not written: {error}", file=sys.stderr)
+
+
+class memmap(np.ndarray[Any, np.dtype[Any]]):
+    """A file as an array: `numpy.memmap`, under a budget of memory, with batches, exact flushes and exceptions.
+
+    Parameters
+    ----------
+    filename:
+        Path of a regular file.
+    dtype:
+        Type of the elements, without Python objects.
+    mode:
+        `"r"`: read. `"r+"`: read and write. `"w+"`: create or overwrite, then as `"r+"`. `"c"`: copy on write: stores stay
+        in this array. Permission to write the file is needed for all but `"r"`.
+    offset:
+        Where the array begins in the file, in bytes.
+    shape:
+        Shape of the array; by default what the file holds from `offset` on. `"r+"` lengthens a file that is too short.
+    order:
+        `"C"` or `"F"`.
+    budget:
+        Memory for this array's pages: bytes, or a text like `"4GiB"`. Without it the array shares the budget of `cache`, or
+        of one cache for the process with a quarter of the memory. It bounds what `"r"` and `backend="cache"` keep in memory;
+        private copies of pages that were stored to in the other modes come on top, until the array is closed.
+    cache:
+        A `Cache` that the array shares with others.
+    policy:
+        With `budget`: an eviction policy, for `backend="cache"`.
+    advice:
+        How the array is read: `"normal"` (detected), `"sequential"`, `"random"`.
+    backend:
+        `"auto"`: pages are served by the kernel, and system calls work on the memory in every mode. `"cache"`: by Aquifer,
+        with an exact budget, and write-back of stores under it; but system calls on pages that are not in memory fail with
+        EFAULT (`tofile`, `os.write` and `readinto` on this memory; a copy is safe).
+
+    Raises
+    ------
+    FaultError:
+        A call, an index or a ufunc met bytes that the file does not have any more, or that cannot be read. `filename` and
+        `offset` say where. Other code that touches such bytes sees zeros, and the next call here raises.
+    InvalidInputError, ValueError:
+        Arguments that do not fit the file.
+    OSError:
+        The file cannot be opened.
+
+    Notes
+    -----
+    A plain index of bytes that are not in memory waits for the disk with the interpreter's lock held. `take`, indexing with
+    an array and `take_async` release it, and read many rows at once.
+
+    Stores of `"r+"` and `"w+"` stay in this process until `flush`, `close`, or the end of the array.
+
+    Arrays pickle by path. A forked child gets `ForkedError` from every call; it opens the file again.
+    """
+
+    _source: _Source | None
+    _kept: np.ndarray[Any, Any]
+
+    def __new__(
+        cls,
+        filename: str | os.PathLike[str],
+        dtype: npt.DTypeLike = np.uint8,
+        mode: str = "r+",
+        offset: int = 0,
+        shape: int | Sequence[int] | None = None,
+        order: Literal["C", "F"] = "C",
+        *,
+        budget: int | str | None = None,
+        cache: Cache | None = None,
+        policy: str | None = None,
+        advice: Advice | None = None,
+        backend: Literal["auto", "kernel", "cache"] = "auto",
+    ) -> Self:
+        mode = _MODES.get(mode, mode)
+        if mode not in _MODES.values():
+            raise ValueError(f'mode {mode!r}: use "r", "r+", "w+" or "c"')
+        if backend not in _BACKENDS:
+            raise ValueError(f'backend {backend!r}: use "auto", "kernel" or "cache"')
+        if backend == "kernel" and mode != "r":
+            raise ValueError('backend="kernel" is for mode "r"')
+        if backend == "cache" and mode == "c":
+            raise ValueError('backend="cache" writes stores back, which mode "c" must not: use the other backend')
+        if cache is not None and (budget is not None or policy is not None):
+            raise ValueError("a cache has its own budget and policy: give one or the other")
+        if policy is not None and budget is None:
+            raise ValueError("a policy needs a budget of its own")
+        dtype = np.dtype(dtype)
+        if dtype.hasobject:
+            raise ValueError("an array of a file cannot hold Python objects")
+        offset = operator.index(offset)
+        if offset < 0:
+            raise ValueError(f"offset {offset} is negative")
+        path = os.path.abspath(os.fspath(filename))
+
+        if shape is None and mode == "w+":
+            raise ValueError('mode "w+" needs a shape')
+        present = os.stat(path).st_size if mode != "w+" else 0
+        if shape is None:
+            count, rest = divmod(max(present - offset, 0), dtype.itemsize)
+            if rest or present < offset:
+                raise ValueError(f"{present - offset} bytes behind the offset are no whole elements of {dtype.itemsize} bytes")
+            shape = (count,)
+        elif isinstance(shape, SupportsIndex):
+            shape = (operator.index(shape),)
+        else:
+            shape = tuple(operator.index(length) for length in shape)
+        if any(length < 0 for length in shape):
+            raise ValueError(f"shape {shape} has a negative length")
+        needed = offset + math.prod(shape) * dtype.itemsize
+        if needed == offset:
+            raise ValueError("an array of a file cannot be empty")
+        if needed > present:
+            if mode in ("r", "c"):
+                raise ValueError(f"{path} has {present} bytes, and shape {shape} needs {needed}: use a smaller shape")
+            _lengthen(path, needed, created=mode == "w+")
+
+        own_cache = budget is not None
+        if own_cache:
+            cache = Cache(budget, policy=policy)
+        elif cache is None:
+            cache = default_cache()
+        made_of = {
+            "dtype": dtype,
+            "offset": offset,
+            "shape": shape,
+            "order": order,
+            "advice": advice,
+            "backend": backend,
+        }
+        # A mapping of a cache is one of the whole file.
+        is_view = mode != "r" and backend == "auto"
+        begin = offset if is_view else 0
+        region = _native.Region.open(cache._native, path, mode, backend, begin, needed - begin)
+        if advice is not None:
+            region.advise(0, len(region), advice)
+        source = _Source(cache, own_cache, region, begin, path, mode, made_of)
+        array = source.array(cls, shape, dtype, offset, order)
+        source.whole = weakref.ref(array)
+        _sources.add(source)
+        return cast(Self, array)
+
+    # ---- what it is -----------------------------------------------------------------------------
+
+    def __array_finalize__(self, obj: object) -> None:
+        self._source = getattr(obj, "_source", None)
+
+    def _backed(self) -> _Source | None:
+        """What the elements lie in; None for an array in memory, such as a copy."""
+        source = self._source
+        if source is None or source.closed:
+            return None
+        region = source.region
+        address = self.__array_interface__["data"][0]
+        return source if region.address <= address <= region.address + len(region) else None
+
+    def _open(self) -> _Source:
+        source = self._source
+        if source is not None and source.closed:
+            raise ValueError(f"the array of {source.path} is closed")
+        source = self._backed()
+        if source is None:
+            raise ValueError("this array lies in memory, and not in a file: use numpy's own functions")
+        return source
+
+    @property
+    def filename(self) -> str | None:
+        """The file's absolute path; None for an array in memory."""
+        return None if self._source is None else self._source.path
+
+    @property
+    def mode(self) -> str | None:
+        """How the file was opened."""
+        return None if self._source is None else self._source.mode
+
+    @property
+    def offset(self) -> int | None:
+        """Where this array or slice begins in the file, in bytes; for a reversed slice, its first element."""
+        source = self._backed()
+        return None if source is None else self._place(source)
+
+    def _place(self, source: _Source) -> int:
+        return source.begin + int(self.__array_interface__["data"][0]) - source.region.address
+
+    @property
+    def cache(self) -> Cache:
+        """The cache whose budget the array uses."""
+        return self._open().cache
+
+    @property
+    def budget(self) -> int:
+        """The budget in bytes, of the array's cache. It can be set, to a number or a text."""
+        return self._open().cache.budget
+
+    @budget.setter
+    def budget(self, budget: int | str) -> None:
+        self._open().cache.budget = bytes_of(budget)
+
+    # ---- indexing -------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        kind = type(index)
+        if kind is int or kind is slice:
+            found = _getitem(self, index)
+            if _faulted():
+                self._raise_fault()
+            return found
+        return self._index(index)
+
+    def _index(self, index: Any) -> Any:
+        if isinstance(index, (list, np.ndarray)) and self.ndim > 0 and self._backed() is not None:
+            rows = np.asarray(index)
+            if rows.dtype == np.bool_ and rows.shape == self.shape[:1]:
+                rows = np.flatnonzero(rows)
+            if rows.dtype.kind in "iu" or rows.size == 0 and isinstance(index, list):
+                return self.take(rows.astype(np.int64, copy=False))
+        elif isinstance(index, tuple) and index and isinstance(index[0], (list, np.ndarray)) and self.ndim > 0:
+            first = np.asarray(index[0])
+            # Only where the other axes are sliced is this the same as one index after the other.
+            if first.dtype.kind in "iu" and all(isinstance(other, slice) for other in index[1:]):
+                if self._backed() is not None:
+                    rows = self.take(first)
+                    return rows[(slice(None),) * first.ndim + index[1:]]
+        found = _getitem(self, index)
+        if _faulted():
+            self._raise_fault()
+        # As numpy.memmap does: what was copied is an ordinary array.
+        if isinstance(found, memmap) and found.flags.owndata:
+            return found.view(np.ndarray)
+        return found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(value, memmap):
+            value = value.view(np.ndarray)
+        _setitem(self, index, value)
+        if _faulted():
+            self._raise_fault()
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        arrays = [array for array in inputs if isinstance(array, memmap)]
+        plain = [_plain(value) for value in inputs]
+        out = kwargs.get("out")
+        if out:
+            arrays += [array for array in out if isinstance(array, memmap)]
+            kwargs["out"] = tuple(_plain(array) for array in out)
+        if "where" in kwargs:
+            kwargs["where"] = _plain(kwargs["where"])
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        if _faulted():
+            for array in arrays:
+                array._raise_fault()
+        if out and result is not NotImplemented:
+            return out if len(out) > 1 else out[0]
+        return result
+
+    def __array_wrap__(
+        self, array: np.ndarray[Any, Any], context: Any = None, return_scalar: bool = False
+    ) -> Any:
+        if return_scalar:
+            return array[()]
+        return array.view(np.ndarray)
+
+    # ---- many rows at once ----------------------------------------------------------------------
+
+    def _layout(self) -> tuple[int, int, int, int] | None:
+        """First byte, rows, bytes of a row, distance; None if a row is not contiguous."""
+        source = self._open()
+        base = int(self.__array_interface__["data"][0]) - source.region.address
+        expected = self.itemsize
+        for length, stride in zip(self.shape[:0:-1], self.strides[:0:-1]):
+            if length != 1 and stride != expected:
+                return None
+            expected *= length
+        return base, self.shape[0], expected, self.strides[0]
+
+    def _rows(self, indices: Indices) -> npt.NDArray[np.int64]:
+        rows = np.asarray(indices)
+        if rows.size == 0:
+            rows = rows.astype(np.int64)
+        if rows.dtype.kind not in "iu":
+            raise TypeError(f"indices of type {rows.dtype}: use integers")
+        return np.ascontiguousarray(rows, dtype=np.int64).reshape(rows.shape)
+
+    def _target(self, rows: npt.NDArray[np.int64], out: np.ndarray[Any, Any] | None) -> np.ndarray[Any, np.dtype[Any]]:
+        shape = rows.shape + self.shape[1:]
+        if out is None:
+            return np.empty(shape, self.dtype)
+        if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != self.dtype:
+            raise ValueError(f"out must be an array of shape {shape} and dtype {self.dtype}")
+        if not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError("out must be writable and C-contiguous")
+        return out.view(np.ndarray)
+
+    def take(  # type: ignore[override]
+        self,
+        indices: Indices,
+        out: np.ndarray[Any, Any] | None = None,
+        *,
+        axis: SupportsIndex | None = 0,
+        mode: str = "raise",
+    ) -> Any:
+        """Rows by their numbers, in a new array: many reads at once, without the interpreter's lock.
+
+        The rows are read sorted, neighbours together; a batch is several times as fast as indexing row by row. Ctrl-C
+        interrupts it.
+
+        Parameters
+        ----------
+        indices:
+            Integers of any shape; negative ones count from the end.
+        out:
+            A C-contiguous array of shape `indices.shape + self.shape[1:]` to read into. It must not be changed meanwhile.
+        axis, mode:
+            Rows are along axis 0, and an index outside raises; with others it is `numpy.take`, without batches.
+
+        Returns
+        -------
+        An array of shape `indices.shape + self.shape[1:]`; `out` if that was given.
+
+        Raises
+        ------
+        IndexError:
+            A row that does not exist; nothing is read.
+        FaultError:
+            A row that could not be read; `out` may have others already.
+        """
+        source = self._open()
+        along = None if axis is None else operator.index(axis)
+        if along is None and self.ndim == 1:
+            along = 0
+        layout = self._layout() if along == 0 and mode == "raise" and self.ndim > 0 else None
+        if layout is None:
+            found = np.take(self.view(np.ndarray), indices, axis, out, cast(Any, mode))
+            self.check()
+            return found
+        rows = self._rows(indices)
+        target = self._target(rows, out)
+        if _faulted():
+            self._raise_fault()
+        if target.size:
+            source.region.take(layout, rows.reshape(-1), _bytes(target))
+        elif rows.size:
+            _checked_rows(rows, self.shape[0])
+        if out is not None:
+            return out
+        return target if rows.ndim else target[()]
+
+    def prefetch(self, indices: Indices) -> None:
+        """Starts reading rows, and returns at once. It is a hint: the access that needs a row reads it if this did not."""
+        source = self._open()
+        layout = self._layout()
+        if layout is None:
+            raise ValueError("rows of this slice are not contiguous")
+        source.region.prefetch(layout, self._rows(indices).reshape(-1))
+
+    async def take_async(self, indices: Indices, out: np.ndarray[Any, Any] | None = None) -> Any:
+        """As `take`, for `asyncio`: other tasks run meanwhile.
+
+        The loop watches one descriptor for all such calls; no thread waits. A task that is cancelled leaves at once; `out`
+        is kept, and may be written to, until the reads under way have ended.
+        """
+        source = self._open()
+        layout = self._layout()
+        if layout is None:
+            raise ValueError("rows of this slice are not contiguous")
+        rows = self._rows(indices)
+        target = self._target(rows, out)
+        if target.size:
+            await _queue_of_loop().take(source.region, layout, rows.reshape(-1), _bytes(target))
+        elif rows.size:
+            _checked_rows(rows, self.shape[0])
+        if out is not None:
+            return out
+        return target if rows.ndim else target[()]
+
+    # ---- the file -------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Writes what was changed in this array or slice to the file, exactly the pages stored to, and makes it durable.
+
+        Mode `"c"` has nothing to flush. Waits for the device without the interpreter's lock.
+
+        Raises
+        ------
+        FaultError, NoSpaceError, NotDurableError:
+            What was not written stays changed, and the next flush tries again; the error says what to do.
+        """
+        source = self._open()
+        if source.mode in ("r+", "w+"):
+            begin, end = _bounds(self, source)
+            source.region.flush_range(begin, end - begin)
+        self.check()
+
+    def advise(self, advice: Advice) -> None:
+        """Says how this array or slice is accessed: `"normal"`, `"sequential"`, `"random"`, `"willneed"`, `"dontneed"`."""
+        source = self._open()
+        begin, end = _bounds(self, source)
+        source.region.advise(begin, end - begin, advice)
+
+    def check(self) -> None:
+        """Raises the fault that code without exceptions has met in this array's file since the last call here."""
+        self._open().region.check()
+
+    def _raise_fault(self) -> None:
+        source = self._backed()
+        if source is not None:
+            source.region.check()
+
+    def stats(self) -> Stats:
+        """Figures of the array's cache and of the file: bytes, counts, latencies in nanoseconds. A table in a notebook."""
+        source = self._open()
+        return Stats({"path": source.path, "mode": source.mode, **source.cache.stats(), **source.region.stats()})
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._source is not None and self._source.closed
+
+    def close(self) -> None:
+        """Flushes, and ends the array, which is empty from then on. Closing twice is fine.
+
+        The file is unmapped when the array object itself is gone, so that no memory is lost under a `memoryview` or a tensor
+        that was made of it.
+
+        Raises
+        ------
+        BufferError:
+            A slice or another array over the memory still exists. Nothing has changed.
+        FaultError and others of `flush`:
+            The array stays open.
+        """
+        source = self._source
+        if source is None or source.closed:
+            return
+        if not _is_whole(self, source):
+            raise ValueError("only the whole array can be closed, not a slice")
+        if _references(source) != _ALONE:
+            raise BufferError(f"cannot close {source.path}: slices or other arrays over its memory exist")
+        self.flush()
+        # Gives the memory back now. Addresses stay as long as this object: a memoryview or a tensor, which cannot be seen
+        # from here, may refer to it.
+        if source.mode == "r":
+            source.region.advise(0, len(source.region), "dontneed")
+        source.closed = True
+        _sources.discard(source)
+        self._kept = source.root
+        np.ndarray.__setstate__(self, (1, (0,) * self.ndim, self.dtype, False, b""))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- copies ---------------------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        source = self._backed()
+        if source is None or source.mode == "c":
+            # Stores of mode "c" are nowhere else.
+            return self.view(np.ndarray).copy().__reduce__()
+        made_of = dict(source.made_of)
+        if source.own_cache:
+            made_of["budget"] = source.cache.budget
+        else:
+            made_of["cache"] = None if _is_default(source.cache) else source.cache
+        mode = "r" if source.mode == "r" else "r+"
+        place = None if _is_whole(self, source) else (self._place(source), self.shape, self.strides, self.dtype)
+        return _opened, (source.path, mode, made_of, place)
+
+    def __deepcopy__(self, memo: object) -> np.ndarray[Any, Any]:
+        return self.view(np.ndarray).copy()
+
+
+def _is_whole(array: memmap, source: _Source) -> bool:
+    return source.whole is not None and source.whole() is array
+
+
+def _references(source: _Source) -> tuple[int, int]:
+    """References to the memory: of plain arrays, and of slices of the array."""
+    return sys.getrefcount(source.root), sys.getrefcount(source)
+
+
+def _references_of_one() -> tuple[int, int]:
+    """Those that `close` finds if nothing but the array itself refers to its memory. Versions of Python differ in them."""
+
+    class OfOne:
+        def __init__(self) -> None:
+            self.source = cast(_Source, types.SimpleNamespace(root=object()))
+            self.base = self.source.root
+
+        def close(self) -> tuple[int, int]:
+            source = self.source
+            return _references(source)
+
+    return OfOne().close()
+
+
+_ALONE = _references_of_one()
+
+
+def _plain(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, memmap) else value
+
+
+def _bytes(target: np.ndarray[Any, Any]) -> npt.NDArray[np.uint8]:
+    return target.reshape(-1).view(np.uint8)
+
+
+def _checked_rows(rows: npt.NDArray[np.int64], count: int) -> None:
+    np.take(np.empty(count, np.bool_), rows)
+
+
+def _bounds(array: memmap, source: _Source) -> tuple[int, int]:
+    """The bytes of the region between which the elements lie."""
+    first = int(array.__array_interface__["data"][0]) - source.region.address
+    if array.size == 0:
+        return first, first
+    spans = [(length - 1) * stride for length, stride in zip(array.shape, array.strides)]
+    return first + sum(min(span, 0) for span in spans), first + sum(max(span, 0) for span in spans) + array.itemsize
+
+
+def _is_default(cache: Cache) -> bool:
+    from . import _cache
+
+    return _cache._default is not None and _cache._default[1] is cache
+
+
+def _lengthen(path: str, length: int, *, created: bool) -> None:
+    """Creates a file, empty before, or makes it longer."""
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if created else 0)
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        os.ftruncate(descriptor, length)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(
+    path: str, mode: str, made_of: dict[str, Any], place: tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]] | None
+) -> Any:
+    """An array that was pickled."""
+    array = memmap(path, mode=mode, **made_of)
+    if place is None:
+        return array
+    offset, shape, strides, dtype = place
+    assert array._source is not None
+    return array._source.array(memmap, shape, dtype, offset, strides=strides)
+
+
+# ---- asyncio --------------------------------------------------------------------------------------
+
+
+class _Queue:
+    """The reads of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.completions = _native.Completions()
+        self.tokens = itertools.count()
+        self.waiting: dict[int, asyncio.Future[None]] = {}
+        self.loop = weakref.ref(loop)
+        self.pid = os.getpid()
+        # The loop refers to the function, which must not keep the loop.
+        loop.add_reader(self.completions.fileno(), _Queue._completed, weakref.proxy(self))
+
+    def take(
+        self,
+        region: _native.Region,
+        layout: tuple[int, int, int, int],
+        rows: npt.NDArray[np.int64],
+        target: npt.NDArray[np.uint8],
+    ) -> asyncio.Future[None]:
+        loop = self.loop()
+        assert loop is not None
+        token = next(self.tokens)
+        future = loop.create_future()
+        self.waiting[token] = future
+        try:
+            self.completions.take_rows(token, region, layout, rows, target)
+        except BaseException:
+            del self.waiting[token]
+            raise
+        return future
+
+    def _completed(self) -> None:
+        for token, error in self.completions.completed():
+            future = self.waiting.pop(token)
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+
+_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
+
+
+def _queue_of_loop() -> _Queue:
+    loop = asyncio.get_running_loop()
+    queue = _queues.get(loop)
+    if queue is None or queue.pid != os.getpid():
+        queue = _queues[loop] = _Queue(loop)
+    return queue

@@ -1,0 +1,343 @@
+//! `Region`: a mapped file that exports its bytes as a buffer.
+//!
+//! NumPy builds arrays over the buffer. As long as one of them lives, so does the export, and with it the mapping: closing
+//! is refused. The memory is inert in a forked child, where calls raise `ForkedError`.
+
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use aquifer::mapper::Advice as ViewAdvice;
+use aquifer::{
+    Advice, Backend, Bytes, FileAccess, FileDevice, FileView, MapOptions, Mapping, MappingMut,
+};
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::cache::NativeCache;
+use crate::error::{Failure, Result};
+use crate::take::Ranges;
+
+/// What serves the bytes.
+pub(crate) enum Mapped {
+    /// Read-only, kernel-backed as a rule.
+    Read(Mapping),
+    /// Writable, user-backed.
+    Write(MappingMut),
+    /// A private view of a mapper: mode `r+`, `w+`, and `c`, which is never flushed.
+    View(FileView),
+}
+
+impl Mapped {
+    /// The mapping of a cache, if it is one.
+    pub fn mapping(&self) -> Option<&Mapping> {
+        match self {
+            Mapped::Read(mapping) => Some(mapping),
+            Mapped::Write(mapping) => Some(mapping),
+            Mapped::View(_) => None,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Mapped::View(view) => view.len_bytes(),
+            mapped => mapped.mapping().map_or(0, Mapping::len),
+        }
+    }
+
+    /// Copies what many ranges hold to their targets.
+    pub fn copy_many(&self, ranges: &Ranges, mut go_on: impl FnMut() -> bool) -> Result {
+        let visit = |index: usize, offset: u64, bytes: Bytes<'_>| ranges.copy(index, offset, bytes);
+        if let Some(mapping) = self.mapping() {
+            mapping.visit_many(ranges.all(), |part| {
+                visit(part.index, part.offset_bytes, part.bytes);
+                if go_on() {
+                    std::ops::ControlFlow::Continue(())
+                } else {
+                    std::ops::ControlFlow::Break(())
+                }
+            })?;
+            return Ok(());
+        }
+        let Mapped::View(view) = self else { return Ok(()) };
+        // Brought in together, a batch at a time, so that a long list does not fill memory before the first copy.
+        let mut sorted: Vec<usize> = (0..ranges.len()).collect();
+        sorted.sort_unstable_by_key(|&index| ranges.range(index).start);
+        for batch in sorted.chunks(1024) {
+            if !go_on() {
+                return Ok(());
+            }
+            let wanted: Vec<_> = batch.iter().map(|&index| ranges.range(index)).collect();
+            view.touch_many(&wanted)?;
+            for &index in batch {
+                let range = ranges.range(index);
+                let start = range.start;
+                view.read_range(range, |bytes| visit(index, start, bytes))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A mapped file, whose bytes are a buffer.
+#[pyclass(frozen, module = "aquifer._native")]
+pub(crate) struct Region {
+    pub mapped: Arc<Mapped>,
+    exports: AtomicUsize,
+    is_writable: bool,
+    /// Whether stores belong into the file: not in mode `c`.
+    keeps_stores: bool,
+}
+
+impl Region {
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.mapped.len()
+    }
+
+    fn data(&self) -> *const u8 {
+        match &*self.mapped {
+            Mapped::Read(mapping) => mapping.as_ptr(),
+            Mapped::Write(mapping) => mapping.as_ptr(),
+            Mapped::View(view) => view.as_ptr(),
+        }
+    }
+
+    /// What a bare access has met.
+    fn check_faults(&self) -> Result {
+        let missed = match &*self.mapped {
+            Mapped::View(view) => view.take_missed_fault().map(Failure::from),
+            mapped => mapped.mapping().and_then(Mapping::take_missed_fault).map(Failure::from),
+        };
+        missed.map_or(Ok(()), Err)
+    }
+
+    /// A mapping of a cache writes its pages back by itself when it is dropped.
+    fn hand_over(&self) -> Result {
+        match &*self.mapped {
+            Mapped::View(view) if self.keeps_stores => {
+                self.check_faults()?;
+                // What cannot be written stays dirty, without an error: a flush says why.
+                view.write_out()?;
+                if view.dirty_bytes()? > 0 {
+                    view.flush()?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// As with an ordinary mapping, stores outlive the array: what was not flushed is handed to the file.
+impl Drop for Region {
+    fn drop(&mut self) {
+        Python::attach(|py| {
+            let handed = py.detach(|| self.hand_over());
+            if let Err(failure) = handed {
+                // A forked child has nothing to hand over.
+                if failure.kind() != Some(aquifer::ErrorKind::Forked) {
+                    PyErr::from(failure).write_unraisable(py, None);
+                }
+            }
+        });
+    }
+}
+
+#[pymethods]
+impl Region {
+    /// Maps `length` bytes of a file from `offset` on.
+    #[staticmethod]
+    fn open(
+        py: Python<'_>,
+        cache: &Bound<'_, NativeCache>,
+        path: PathBuf,
+        mode: &str,
+        backend: &str,
+        offset: u64,
+        length: u64,
+    ) -> Result<Region> {
+        let cache = cache.get();
+        let is_writable = mode != "r";
+        let mapped = py.detach(|| -> Result<Mapped> {
+            if backend == "auto" && is_writable {
+                let view = cache.mapper()?.map(path, FileAccess::Write, offset..offset + length)?;
+                // From here on no thread can be kept from storing.
+                view.as_mut_ptr()?;
+                view.answer_faults_with_zeros()?;
+                return Ok(Mapped::View(view));
+            }
+            let backend = match backend {
+                "kernel" => Backend::Kernel,
+                "cache" => Backend::User,
+                // System calls must work on the memory.
+                _ => Backend::Kernel,
+            };
+            let options = MapOptions::new().backend(backend).zeros_for_missing(true);
+            let device = FileDevice::options().writable(is_writable).open(path)?;
+            if is_writable {
+                return Ok(Mapped::Write(cache.cache.map_mut_with(device, options)?));
+            }
+            Ok(Mapped::Read(cache.cache.map_with(device, options)?))
+        })?;
+        Ok(Region {
+            mapped: Arc::new(mapped),
+            exports: AtomicUsize::new(0),
+            is_writable,
+            keeps_stores: is_writable && mode != "c",
+        })
+    }
+
+    /// Length of the buffer in bytes.
+    fn __len__(&self) -> usize {
+        self.mapped.len() as usize
+    }
+
+    /// Buffers that are in use.
+    #[getter]
+    fn exports(&self) -> usize {
+        self.exports.load(Ordering::Relaxed)
+    }
+
+    #[getter]
+    fn backend(&self) -> &'static str {
+        self.mapped.mapping().map_or("view", |mapping| mapping.backend().name())
+    }
+
+    /// Address of the first byte.
+    #[getter]
+    fn address(&self) -> usize {
+        self.data().addr()
+    }
+
+    /// Hands stores to the file, without making them durable: what the end of an ordinary mapping does.
+    fn write_out(&self, py: Python<'_>) -> Result {
+        py.detach(|| self.hand_over())
+    }
+
+    /// Writes what changed to the file and makes it durable; the bytes written, where that is known.
+    fn flush(&self, py: Python<'_>) -> Result<Option<u64>> {
+        py.detach(|| match &*self.mapped {
+            Mapped::Read(_) => Ok(Some(0)),
+            Mapped::Write(mapping) => Ok(mapping.flush_all().map(|()| None)?),
+            Mapped::View(view) => Ok(Some(view.flush()?.bytes_written)),
+        })
+    }
+
+    /// As `flush`, of `length` bytes from `offset` on.
+    fn flush_range(&self, py: Python<'_>, offset: u64, length: u64) -> Result<Option<u64>> {
+        let range = offset..offset + length;
+        py.detach(|| match &*self.mapped {
+            Mapped::Read(_) => Ok(Some(0)),
+            Mapped::Write(mapping) => Ok(mapping.flush(range).map(|()| None)?),
+            Mapped::View(view) => Ok(Some(view.flush_range(range)?.bytes_written)),
+        })
+    }
+
+    /// Advice about a range.
+    fn advise(&self, py: Python<'_>, offset: u64, length: u64, advice: &str) -> Result {
+        let range = offset..offset + length;
+        let (of_mapping, of_view) = match advice {
+            "normal" => (Advice::Normal, ViewAdvice::Normal),
+            "sequential" => (Advice::Sequential, ViewAdvice::Sequential),
+            "random" => (Advice::Random, ViewAdvice::Random),
+            "willneed" => (Advice::WillNeed, ViewAdvice::WillNeed),
+            "dontneed" => (Advice::DontNeed, ViewAdvice::DontNeed),
+            other => {
+                let text = format!(
+                    "advice {other:?}: use normal, sequential, random, willneed or dontneed"
+                );
+                return Err(PyValueError::new_err(text).into());
+            }
+        };
+        py.detach(|| match &*self.mapped {
+            Mapped::View(view) => Ok(view.advise(of_view, range)?),
+            mapped => {
+                Ok(mapped.mapping().map_or(Ok(()), |mapping| mapping.advise(range, of_mapping))?)
+            }
+        })
+    }
+
+    /// Raises what a load or a store through the memory met since the last call.
+    fn check(&self, py: Python<'_>) -> Result {
+        py.detach(|| self.check_faults())
+    }
+
+    /// Raises if a byte of the range cannot be read.
+    fn verify(&self, py: Python<'_>, offset: u64, length: u64) -> Result {
+        let range = offset..offset + length;
+        py.detach(|| match &*self.mapped {
+            Mapped::View(view) => Ok(view.touch_many(&[range])?),
+            mapped => {
+                Ok(mapped.mapping().map_or(Ok(()), |mapping| mapping.touch_many(&[range]))?)
+            }
+        })
+    }
+
+    /// Figures of this file alone.
+    fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        let figures = PyDict::new(py);
+        figures.set_item("backend", self.backend())?;
+        if let Mapped::View(view) = &*self.mapped {
+            let (dirty, tracking) =
+                py.detach(|| -> Result<_> { Ok((view.dirty_bytes()?, view.tracking()?)) })?;
+            figures.set_item("dirty_bytes", dirty)?;
+            if let Some(tracking) = tracking {
+                figures.set_item("private_bytes", tracking.private_bytes)?;
+            }
+        }
+        Ok(figures)
+    }
+
+    /// # Safety
+    /// Called by the interpreter.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        if view.is_null() {
+            return Err(PyBufferError::new_err("no place for the buffer"));
+        }
+        let read_only = c_int::from(!this.is_writable);
+        // SAFETY: `view` is the interpreter's; the memory lives as long as the region, to which the call adds a reference.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(
+                view,
+                slf.as_ptr(),
+                this.data().cast_mut().cast(),
+                this.len() as ffi::Py_ssize_t,
+                read_only,
+                flags,
+            )
+        };
+        if filled != 0 {
+            return Err(PyErr::take(slf.py())
+                .unwrap_or_else(|| PyBufferError::new_err("the buffer was refused")));
+        }
+        // Relaxed: with the interpreter's lock, and only compared with a number.
+        this.exports.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// # Safety
+    /// Called by the interpreter, once for each buffer.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.exports.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether a load or a store has met missing bytes in any array, and no call has raised that yet.
+#[pyfunction]
+fn faulted() -> bool {
+    aquifer::has_missed_faults()
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(faulted, module)?)?;
+    module.add_class::<Region>()
+}

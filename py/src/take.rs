@@ -1,0 +1,305 @@
+//! Many rows at once: `take`, `prefetch`, and their asynchronous forms.
+//!
+//! Rows are copied by [`aquifer::Mapping::visit_many`]: sorted, neighbours in one read, many reads in flight, without the
+//! interpreter's lock. A call that takes long looks for signals of the interpreter (Ctrl-C) as it goes.
+//!
+//! Asynchronous calls complete through the descriptor of a [`Completions`], which an event loop watches. The target belongs
+//! to the call until its token has been taken: [`Completions`] holds the Python objects until then, whatever has become of the
+//! task that awaits them.
+
+use std::collections::HashMap;
+use std::ops::{ControlFlow, Range};
+use std::os::fd::AsRawFd as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquifer::{Bytes, Ready};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::error::{Failure, Result};
+use crate::memmap::{Mapped, Region};
+
+/// How often a long call looks for signals.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Copies between two looks at the clock.
+const COPIES_A_LOOK: u32 = 64;
+
+/// Rows of one length at equal distances: an array, or a slice of one along its first axis.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    /// Offset of the first row in the mapping.
+    base: u64,
+    rows: u64,
+    row_bytes: u64,
+    /// From one row to the next; negative for a reversed slice.
+    stride: i64,
+}
+
+impl<'py> FromPyObject<'_, 'py> for Layout {
+    type Error = PyErr;
+
+    fn extract(tuple: Borrowed<'_, 'py, PyAny>) -> PyResult<Layout> {
+        let (base, rows, row_bytes, stride) = tuple.extract()?;
+        Ok(Layout { base, rows, row_bytes, stride })
+    }
+}
+
+impl Layout {
+    /// The offset of a row that lies inside of `len_bytes`.
+    fn start_of(&self, row: u64, len_bytes: u64) -> Option<u64> {
+        let distance = self.stride.checked_mul(i64::try_from(row).ok()?)?;
+        let start = self.base.checked_add_signed(distance)?;
+        (start.checked_add(self.row_bytes)? <= len_bytes).then_some(start)
+    }
+}
+
+/// Rows, and where they go.
+pub(crate) struct Ranges {
+    /// Offsets of the rows in the mapping.
+    starts: Vec<u64>,
+    row_bytes: usize,
+    /// Where row `i` goes: `i * row_bytes` bytes behind.
+    target: *mut u8,
+}
+
+// SAFETY: the rows of the target are disjoint, and one thread at a time copies; the caller keeps the target alive.
+unsafe impl Send for Ranges {}
+// SAFETY: as above.
+unsafe impl Sync for Ranges {}
+
+impl Ranges {
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    pub fn range(&self, index: usize) -> Range<u64> {
+        self.starts[index]..self.starts[index] + self.row_bytes as u64
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = Range<u64>> {
+        (0..self.len()).map(|index| self.range(index))
+    }
+
+    /// Copies bytes of a row that lie at `offset`.
+    pub fn copy(&self, index: usize, offset: u64, bytes: Bytes<'_>) {
+        let at = index * self.row_bytes + (offset - self.starts[index]) as usize;
+        // SAFETY: inside the target, whose length was checked.
+        let target = unsafe { std::slice::from_raw_parts_mut(self.target.add(at), bytes.len()) };
+        bytes.copy_to(0, target);
+    }
+}
+
+/// The rows that `indices` names, and the target of a call, checked against each other. Negative indices count from the end.
+fn checked(
+    region: &Region,
+    layout: Layout,
+    indices: &PyBuffer<i64>,
+    out: Option<&PyBuffer<u8>>,
+) -> Result<Ranges> {
+    let invalid = |text: &str| Failure::from(PyValueError::new_err(text.to_owned()));
+    if !indices.is_c_contiguous() {
+        return Err(invalid("indices must be contiguous"));
+    }
+    let target = match out {
+        None => std::ptr::null_mut(),
+        Some(out) => {
+            if out.readonly() || !out.is_c_contiguous() {
+                return Err(invalid("out must be writable and C-contiguous"));
+            }
+            if (layout.row_bytes as usize).checked_mul(indices.item_count())
+                != Some(out.len_bytes())
+            {
+                return Err(invalid("out has another size than the rows"));
+            }
+            out.buf_ptr().cast::<u8>()
+        }
+    };
+    let first = indices.buf_ptr().cast::<i64>().cast_const();
+    let starts = (0..indices.item_count()).map(|place| {
+        // SAFETY: inside the buffer, which is held and contiguous; another thread of Python may store to it, so that the value
+        // may be old or new, and is checked.
+        let index = unsafe { first.add(place).read_volatile() };
+        let row = if index < 0 { index.checked_add_unsigned(layout.rows) } else { Some(index) };
+        row.and_then(|row| u64::try_from(row).ok())
+            .filter(|&row| row < layout.rows)
+            .ok_or_else(|| {
+                PyIndexError::new_err(format!(
+                    "index {index} is out of bounds for axis 0 with size {}",
+                    layout.rows
+                ))
+            })
+            .and_then(|row| {
+                layout
+                    .start_of(row, region.len())
+                    .ok_or_else(|| PyValueError::new_err("the rows end behind the mapping"))
+            })
+    });
+    let starts = starts.collect::<PyResult<_>>()?;
+    Ok(Ranges { starts, row_bytes: layout.row_bytes as usize, target })
+}
+
+#[pymethods]
+impl Region {
+    /// Copies rows to `out`.
+    fn take(
+        &self,
+        py: Python<'_>,
+        layout: Layout,
+        indices: PyBuffer<i64>,
+        out: PyBuffer<u8>,
+    ) -> Result {
+        let ranges = checked(self, layout, &indices, Some(&out))?;
+        let mut interrupted = None;
+        let copied = py.detach(|| {
+            let (mut copies, mut looked) = (0_u32, Instant::now());
+            self.mapped.copy_many(&ranges, || {
+                copies = copies.wrapping_add(1);
+                if copies % COPIES_A_LOOK != 0 || looked.elapsed() < LOOK_EVERY {
+                    return true;
+                }
+                looked = Instant::now();
+                interrupted = Python::attach(|py| py.check_signals()).err();
+                interrupted.is_none()
+            })
+        });
+        match interrupted {
+            Some(signal) => Err(signal.into()),
+            None => copied,
+        }
+    }
+
+    /// Starts reading rows, and does not wait.
+    fn prefetch(&self, py: Python<'_>, layout: Layout, indices: PyBuffer<i64>) -> Result {
+        let ranges = checked(self, layout, &indices, None)?;
+        py.detach(|| {
+            let mut wanted: Vec<_> = ranges.all().collect();
+            wanted.sort_unstable_by_key(|range| range.start);
+            match &*self.mapped {
+                Mapped::View(view) => drop(view.prefetch(&wanted)?),
+                mapped => mapped.mapping().map_or(Ok(()), |mapping| mapping.prefetch(&wanted))?,
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Calls under way, whose completions make a descriptor readable.
+#[pyclass(frozen, module = "aquifer._native")]
+pub(crate) struct Completions {
+    ready: Ready<std::result::Result<(), aquifer::Error>>,
+    /// What the calls under way use, by token.
+    held: Mutex<HashMap<u64, Vec<Py<PyAny>>>>,
+}
+
+impl Completions {
+    fn held(&self) -> MutexGuard<'_, HashMap<u64, Vec<Py<PyAny>>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The targets are written to until the calls have ended.
+impl Drop for Completions {
+    fn drop(&mut self) {
+        Python::attach(|py| {
+            py.detach(|| {
+                // Interrupted by a signal, or the last was taken: asked again. False in a forked child, whose memory no call
+                // of the parent writes to.
+                while self.ready.wait().unwrap_or(true) {
+                    self.ready.take(usize::MAX);
+                }
+            });
+        });
+    }
+}
+
+#[pymethods]
+impl Completions {
+    #[new]
+    fn new() -> Result<Completions> {
+        Ok(Completions { ready: Ready::new()?, held: Mutex::default() })
+    }
+
+    fn fileno(&self) -> i32 {
+        self.ready.fd().as_raw_fd()
+    }
+
+    fn __len__(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Starts to copy rows to `out`; `token` comes back when they are there.
+    fn take_rows(
+        &self,
+        py: Python<'_>,
+        token: u64,
+        region: &Bound<'_, Region>,
+        layout: Layout,
+        indices: PyBuffer<i64>,
+        out: &Bound<'_, PyAny>,
+    ) -> Result {
+        let target = PyBuffer::<u8>::get(out)?;
+        let ranges = checked(region.get(), layout, &indices, Some(&target))?;
+        let mapped = region.get().mapped.clone();
+        // The object, not its buffer: the engine's threads must drop nothing of Python.
+        self.held().insert(token, vec![out.clone().unbind(), region.clone().into_any().unbind()]);
+        let added = py.detach(|| match &*mapped {
+            Mapped::View(view) => {
+                let wanted: Vec<_> = ranges.all().collect();
+                let coming = view.prefetch(&wanted)?;
+                let mapped = mapped.clone();
+                self.ready.add(token, async move {
+                    coming.await?;
+                    // What was brought in is there: only copied.
+                    match mapped.copy_many(&ranges, || true) {
+                        Err(Failure::Aquifer(error)) => Err(*error),
+                        _ => Ok(()),
+                    }
+                })?;
+                Ok(())
+            }
+            whole => {
+                let Some(mapping) = whole.mapping() else { return Ok(()) };
+                let wanted: Vec<_> = ranges.all().collect();
+                let coming = mapping.visit_many_async(wanted, move |part| {
+                    ranges.copy(part.index, part.offset_bytes, part.bytes);
+                    ControlFlow::Continue(())
+                });
+                self.ready.add(token, async move { Ok(coming.await?) })?;
+                Ok(())
+            }
+        });
+        if added.is_err() {
+            self.held().remove(&token);
+        }
+        added
+    }
+
+    /// The calls that have completed: (token, exception or None).
+    fn completed(&self, py: Python<'_>) -> Vec<(u64, Option<PyErr>)> {
+        let done = py.detach(|| self.ready.take(usize::MAX));
+        done.into_iter()
+            .map(|(token, result)| {
+                self.held().remove(&token);
+                (token, result.err().map(|error| Failure::from(error).into()))
+            })
+            .collect()
+    }
+
+    /// Waits until a call may have completed; false if none is under way.
+    fn wait(&self, py: Python<'_>) -> Result<bool> {
+        loop {
+            match py.detach(|| self.ready.wait()) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+                    py.check_signals()?;
+                }
+                waited => return Ok(waited?),
+            }
+        }
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Completions>()
+}
