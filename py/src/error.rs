@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::{ffi::OsStr, io};
 
 use aquifer::{Error, ErrorKind};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
@@ -72,7 +73,11 @@ impl From<Failure> for PyErr {
     fn from(failure: Failure) -> PyErr {
         match failure {
             Failure::Raised(error) => error,
-            Failure::System(error) => error.into(),
+            Failure::System(error) => match error.raw_os_error() {
+                // With its number Python chooses the class.
+                Some(number) => PyOSError::new_err((number, error.to_string())),
+                None => error.into(),
+            },
             Failure::Aquifer(error) => {
                 Python::attach(|py| raised(py, &error).unwrap_or_else(|failed| failed))
             }

@@ -314,7 +314,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         if _faulted():
             self._raise_fault()
         # As numpy.memmap does: what was copied is an ordinary array.
-        if isinstance(found, memmap) and found.flags.owndata:
+        if isinstance(found, memmap) and found._backed() is None:
             return found.view(np.ndarray)
         return found
 

@@ -1,0 +1,89 @@
+"""Rows for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aquifer
+from aquifer import _memmap
+
+Table = npt.NDArray[np.int64]
+
+
+@pytest.fixture(params=["r", "r+"])
+def array(request: pytest.FixtureRequest, path: str, table: Table) -> aquifer.memmap:
+    return aquifer.memmap(path, np.int64, request.param, shape=table.shape, budget="64MiB")
+
+
+def test_rows_come_while_other_tasks_run(array: aquifer.memmap, table: Table) -> None:
+    async def read() -> None:
+        batches = [np.random.default_rng(seed).integers(-4096, 4096, 200) for seed in range(20)]
+        for batch, found in zip(batches, await asyncio.gather(*map(array.take_async, batches))):
+            assert (found == table[batch]).all()
+        out = np.empty((2, 64), np.int64)
+        assert await array.take_async([5, 6], out) is out and (out == table[5:7]).all()
+        assert (await array.take_async([])).shape == (0, 64)
+        assert len(_memmap._queues) == 1, "one for the loop"
+
+    for _ in range(3):
+        asyncio.run(read())
+
+
+def test_errors_are_raised_by_await(array: aquifer.memmap, path: str) -> None:
+    async def read() -> None:
+        with pytest.raises(IndexError):
+            await array.take_async([4096])
+        os.truncate(path, 4096)
+        with pytest.raises(aquifer.FaultError):
+            await array.take_async([1000])
+
+    asyncio.run(read())
+
+
+def test_cancelling_keeps_the_target_until_the_reads_have_ended(array: aquifer.memmap, table: Table) -> None:
+    async def read() -> None:
+        out = np.zeros((4096, 64), np.int64)
+        held = weakref.ref(out)
+        task = asyncio.create_task(array.take_async(np.arange(4096), out))
+        await asyncio.sleep(0)
+        task.cancel()
+        del out
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del task
+        completions = _memmap._queue_of_loop().completions
+        while len(completions) > 0:
+            await asyncio.sleep(0)
+        gc.collect()
+        assert held() is None
+        assert (await array.take_async([7]) == table[7]).all(), "the loop goes on"
+
+    asyncio.run(read())
+
+
+def test_a_loop_that_ends_waits_for_its_reads(array: aquifer.memmap) -> None:
+    async def leave() -> None:
+        task = asyncio.ensure_future(array.take_async(np.arange(4096)))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    for _ in range(20):
+        asyncio.run(leave())
+    gc.collect()
+
+
+def test_uvloop_as_well(array: aquifer.memmap, table: Table) -> None:
+    uvloop: Any = pytest.importorskip("uvloop", reason="pip install uvloop")
+
+    async def read() -> None:
+        assert (await array.take_async([7]) == table[7]).all()
+
+    uvloop.run(read())
