@@ -241,6 +241,7 @@ fn kind_of_cache(error: &CacheError) -> Option<ErrorKind> {
         | CacheError::ArenaFull { .. } => ErrorKind::LimitReached,
         CacheError::AlreadyAttached { .. } => ErrorKind::Busy,
         CacheError::Forked => ErrorKind::Forked,
+        error @ CacheError::MappedAccess { .. } if error.is_truncation() => ErrorKind::Truncated,
         CacheError::MappedAccess { .. } => ErrorKind::Io,
         _ => return None,
     })

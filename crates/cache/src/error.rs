@@ -5,6 +5,8 @@ use std::io;
 use aquifer_device::DeviceError;
 use aquifer_vm::VmError;
 
+use crate::kernel::TRUNCATED;
+
 /// An error of the cache engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -221,6 +223,13 @@ pub enum CacheError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+impl CacheError {
+    /// Whether an access inside a kernel-backed mapping failed because the file was truncated.
+    pub fn is_truncation(&self) -> bool {
+        matches!(self, CacheError::MappedAccess { reason, .. } if *reason == TRUNCATED)
+    }
 }
 
 /// A result of the cache engine.

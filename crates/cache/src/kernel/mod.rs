@@ -58,7 +58,7 @@ const SPARED_PAGES: u32 = REGION_PAGES as u32 / 8;
 /// A prefetch is scattered if it has at least this many ranges of at most so many bytes each.
 const SCATTERED_RANGES: usize = 8;
 const SCATTERED_BYTES: u64 = 64 << 10;
-const TRUNCATED: &str = "the file ends before it; it was truncated after it was mapped";
+pub(crate) const TRUNCATED: &str = "the file ends before it; it was truncated after it was mapped";
 const UNREADABLE: &str = "the system could not read it from the device";
 const UNSETTLED: &str =
     "the file could not be read elsewhere in the mapping at the same time; read again";
