@@ -4,6 +4,9 @@
 //! is refused. The memory is inert in a forked child, where calls raise `ForkedError`.
 
 use std::ffi::c_int;
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +23,9 @@ use pyo3::types::PyDict;
 use crate::cache::NativeCache;
 use crate::error::{Failure, Result};
 use crate::take::Ranges;
+
+/// A page of the system.
+const PAGE: u64 = 4096;
 
 /// What serves the bytes.
 pub(crate) enum Mapped {
@@ -90,6 +96,11 @@ pub(crate) struct Region {
     is_writable: bool,
     /// Whether stores belong into the file: not in mode `c`.
     keeps_stores: bool,
+    path: PathBuf,
+    /// Device and inode of the file.
+    identity: (u64, u64),
+    /// File offset of the first byte.
+    offset: u64,
 }
 
 impl Region {
@@ -161,10 +172,12 @@ impl Region {
         length: u64,
     ) -> Result<Region> {
         let cache = cache.get();
+        let status = std::fs::metadata(&path)?;
         let is_writable = mode != "r";
         let mapped = py.detach(|| -> Result<Mapped> {
             if backend == "auto" && is_writable {
-                let view = cache.mapper()?.map(path, FileAccess::Write, offset..offset + length)?;
+                let view =
+                    cache.mapper()?.map(&path, FileAccess::Write, offset..offset + length)?;
                 // From here on no thread can be kept from storing.
                 view.as_mut_ptr()?;
                 view.answer_faults_with_zeros()?;
@@ -177,23 +190,59 @@ impl Region {
                 _ => Backend::Kernel,
             };
             let options = MapOptions::new().backend(backend).zeros_for_missing(true);
-            let device = FileDevice::options().writable(is_writable).open(path)?;
+            let device = FileDevice::options().writable(is_writable).open(&path)?;
             if is_writable {
                 return Ok(Mapped::Write(cache.cache.map_mut_with(device, options)?));
             }
             Ok(Mapped::Read(cache.cache.map_with(device, options)?))
         })?;
         Ok(Region {
-            mapped: Arc::new(mapped),
             exports: AtomicUsize::new(0),
             is_writable,
             keeps_stores: is_writable && mode != "c",
+            identity: (status.dev(), status.ino()),
+            offset: if matches!(mapped, Mapped::View(_)) { offset } else { 0 },
+            mapped: Arc::new(mapped),
+            path,
         })
     }
 
     /// Length of the buffer in bytes.
     fn __len__(&self) -> usize {
         self.mapped.len() as usize
+    }
+
+    /// In a forked child: maps the file at the same addresses again, for reading only, so that arrays stay valid. False if
+    /// its path leads to another file now, or the memory is the user backend's: then loads raise SIGSEGV.
+    fn map_in_child(&self) -> Result<bool> {
+        if self.mapped.mapping().is_some_and(|mapping| mapping.backend() == Backend::User) {
+            return Ok(false);
+        }
+        let Ok(file) = File::open(&self.path) else { return Ok(false) };
+        let status = file.metadata()?;
+        if (status.dev(), status.ino()) != self.identity {
+            return Ok(false);
+        }
+        // Views begin anywhere in a page.
+        let lead = self.offset % PAGE;
+        let address = self.data().wrapping_sub(lead as usize).cast_mut();
+        let len = (self.len() + lead).next_multiple_of(PAGE) as usize;
+        // SAFETY: the addresses are those of the parent's mapping. They were not inherited, the parent's objects keep them
+        // reserved here, inert, and arrays of this child refer to nothing else there.
+        let mapped = unsafe {
+            libc::mmap(
+                address.cast(),
+                len,
+                libc::PROT_READ,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                (self.offset - lead) as libc::off_t,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        Ok(true)
     }
 
     /// Buffers that are in use.
@@ -331,6 +380,16 @@ impl Region {
     }
 }
 
+/// What the kernel offers to Aquifer: (name, whether it is there, what for, details).
+#[pyfunction]
+fn features(py: Python<'_>) -> Vec<(&'static str, bool, &'static str, String)> {
+    let probes = py.detach(aquifer_sys::features::probe_all);
+    probes
+        .into_iter()
+        .map(|probe| (probe.name, probe.available, probe.purpose, probe.detail))
+        .collect()
+}
+
 /// Whether a load or a store has met missing bytes in any array, and no call has raised that yet.
 #[pyfunction]
 fn faulted() -> bool {
@@ -339,5 +398,6 @@ fn faulted() -> bool {
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(faulted, module)?)?;
+    module.add_function(wrap_pyfunction!(features, module)?)?;
     module.add_class::<Region>()
 }

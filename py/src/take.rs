@@ -55,40 +55,74 @@ impl Layout {
     }
 }
 
-/// Rows, and where they go.
+/// Bytes of the mapping, and where they go.
+struct Piece {
+    start: u64,
+    len: usize,
+    /// Offset in the target.
+    at: usize,
+}
+
+/// What a call reads.
 pub(crate) struct Ranges {
-    /// Offsets of the rows in the mapping.
-    starts: Vec<u64>,
-    row_bytes: usize,
-    /// Where row `i` goes: `i * row_bytes` bytes behind.
+    pieces: Vec<Piece>,
     target: *mut u8,
 }
 
-// SAFETY: the rows of the target are disjoint, and one thread at a time copies; the caller keeps the target alive.
+// SAFETY: the pieces of the target are disjoint, and one thread at a time copies; the caller keeps the target alive.
 unsafe impl Send for Ranges {}
 // SAFETY: as above.
 unsafe impl Sync for Ranges {}
 
 impl Ranges {
     pub fn len(&self) -> usize {
-        self.starts.len()
+        self.pieces.len()
     }
 
     pub fn range(&self, index: usize) -> Range<u64> {
-        self.starts[index]..self.starts[index] + self.row_bytes as u64
+        let piece = &self.pieces[index];
+        piece.start..piece.start + piece.len as u64
     }
 
     pub fn all(&self) -> impl Iterator<Item = Range<u64>> {
         (0..self.len()).map(|index| self.range(index))
     }
 
-    /// Copies bytes of a row that lie at `offset`.
+    /// Copies bytes of a piece that lie at `offset`.
     pub fn copy(&self, index: usize, offset: u64, bytes: Bytes<'_>) {
-        let at = index * self.row_bytes + (offset - self.starts[index]) as usize;
+        let piece = &self.pieces[index];
+        let at = piece.at + (offset - piece.start) as usize;
         // SAFETY: inside the target, whose length was checked.
         let target = unsafe { std::slice::from_raw_parts_mut(self.target.add(at), bytes.len()) };
         bytes.copy_to(0, target);
     }
+}
+
+fn invalid(text: &str) -> Failure {
+    PyValueError::new_err(text.to_owned()).into()
+}
+
+/// Numbers of a buffer. Another thread of Python may store to it: each is old or new, and checked by the caller.
+fn numbers(buffer: &PyBuffer<i64>) -> Result<impl Iterator<Item = i64> + '_> {
+    if !buffer.is_c_contiguous() {
+        return Err(invalid("numbers must be contiguous"));
+    }
+    let first = buffer.buf_ptr().cast::<i64>().cast_const();
+    Ok((0..buffer.item_count()).map(move |place| {
+        // SAFETY: inside the buffer, which is borrowed and contiguous.
+        unsafe { first.add(place).read_volatile() }
+    }))
+}
+
+/// The address of a target of this many bytes.
+fn target_of(out: &PyBuffer<u8>, len: Option<usize>) -> Result<*mut u8> {
+    if out.readonly() || !out.is_c_contiguous() {
+        return Err(invalid("out must be writable and C-contiguous"));
+    }
+    if Some(out.len_bytes()) != len {
+        return Err(invalid("out has another size than what is read"));
+    }
+    Ok(out.buf_ptr().cast())
 }
 
 /// The rows that `indices` names, and the target of a call, checked against each other. Negative indices count from the end.
@@ -98,46 +132,60 @@ fn checked(
     indices: &PyBuffer<i64>,
     out: Option<&PyBuffer<u8>>,
 ) -> Result<Ranges> {
-    let invalid = |text: &str| Failure::from(PyValueError::new_err(text.to_owned()));
-    if !indices.is_c_contiguous() {
-        return Err(invalid("indices must be contiguous"));
-    }
+    let row_bytes = usize::try_from(layout.row_bytes).map_err(|_| invalid("rows are too long"))?;
     let target = match out {
         None => std::ptr::null_mut(),
-        Some(out) => {
-            if out.readonly() || !out.is_c_contiguous() {
-                return Err(invalid("out must be writable and C-contiguous"));
-            }
-            if (layout.row_bytes as usize).checked_mul(indices.item_count())
-                != Some(out.len_bytes())
-            {
-                return Err(invalid("out has another size than the rows"));
-            }
-            out.buf_ptr().cast::<u8>()
-        }
+        Some(out) => target_of(out, row_bytes.checked_mul(indices.item_count()))?,
     };
-    let first = indices.buf_ptr().cast::<i64>().cast_const();
-    let starts = (0..indices.item_count()).map(|place| {
-        // SAFETY: inside the buffer, which is held and contiguous; another thread of Python may store to it, so that the value
-        // may be old or new, and is checked.
-        let index = unsafe { first.add(place).read_volatile() };
+    let pieces = numbers(indices)?.enumerate().map(|(place, index)| {
         let row = if index < 0 { index.checked_add_unsigned(layout.rows) } else { Some(index) };
-        row.and_then(|row| u64::try_from(row).ok())
-            .filter(|&row| row < layout.rows)
-            .ok_or_else(|| {
-                PyIndexError::new_err(format!(
-                    "index {index} is out of bounds for axis 0 with size {}",
-                    layout.rows
-                ))
-            })
-            .and_then(|row| {
-                layout
-                    .start_of(row, region.len())
-                    .ok_or_else(|| PyValueError::new_err("the rows end behind the mapping"))
-            })
+        let row = row.and_then(|row| u64::try_from(row).ok()).filter(|&row| row < layout.rows);
+        let row = row.ok_or_else(|| {
+            let rows = layout.rows;
+            let text = format!("index {index} is out of bounds for axis 0 with size {rows}");
+            Failure::from(PyIndexError::new_err(text))
+        })?;
+        let start = layout
+            .start_of(row, region.len())
+            .ok_or_else(|| invalid("the rows end behind the mapping"))?;
+        Ok(Piece { start, len: row_bytes, at: place * row_bytes })
     });
-    let starts = starts.collect::<PyResult<_>>()?;
-    Ok(Ranges { starts, row_bytes: layout.row_bytes as usize, target })
+    Ok(Ranges { pieces: pieces.collect::<Result<_>>()?, target })
+}
+
+/// Looks for signals now and then; what the handler of one raised.
+struct Signals {
+    calls: u32,
+    looked: Instant,
+    raised: Option<PyErr>,
+}
+
+impl Signals {
+    fn new() -> Signals {
+        Signals { calls: 0, looked: Instant::now(), raised: None }
+    }
+
+    /// Whether the call goes on.
+    fn go_on(&mut self) -> bool {
+        self.calls = self.calls.wrapping_add(1);
+        if self.calls % COPIES_A_LOOK != 0 || self.looked.elapsed() < LOOK_EVERY {
+            return true;
+        }
+        self.looked = Instant::now();
+        self.raised = Python::attach(|py| py.check_signals()).err();
+        self.raised.is_none()
+    }
+}
+
+impl Region {
+    fn copy_all(&self, py: Python<'_>, ranges: &Ranges) -> Result {
+        let mut signals = Signals::new();
+        let copied = py.detach(|| self.mapped.copy_many(ranges, || signals.go_on()));
+        match signals.raised {
+            Some(raised) => Err(raised.into()),
+            None => copied,
+        }
+    }
 }
 
 #[pymethods]
@@ -151,23 +199,31 @@ impl Region {
         out: PyBuffer<u8>,
     ) -> Result {
         let ranges = checked(self, layout, &indices, Some(&out))?;
-        let mut interrupted = None;
-        let copied = py.detach(|| {
-            let (mut copies, mut looked) = (0_u32, Instant::now());
-            self.mapped.copy_many(&ranges, || {
-                copies = copies.wrapping_add(1);
-                if copies % COPIES_A_LOOK != 0 || looked.elapsed() < LOOK_EVERY {
-                    return true;
-                }
-                looked = Instant::now();
-                interrupted = Python::attach(|py| py.check_signals()).err();
-                interrupted.is_none()
-            })
-        });
-        match interrupted {
-            Some(signal) => Err(signal.into()),
-            None => copied,
+        self.copy_all(py, &ranges)
+    }
+
+    /// Copies `lengths` bytes from each of `starts` on to `out`, one after the other.
+    fn read_ranges(
+        &self,
+        py: Python<'_>,
+        starts: PyBuffer<i64>,
+        lengths: PyBuffer<i64>,
+        out: PyBuffer<u8>,
+    ) -> Result {
+        let mut at = 0;
+        let mut pieces = Vec::with_capacity(starts.item_count());
+        for (start, len) in numbers(&starts)?.zip(numbers(&lengths)?) {
+            let (Ok(start), Ok(len)) = (u64::try_from(start), usize::try_from(len)) else {
+                return Err(invalid("a range has a negative number"));
+            };
+            if start.checked_add(len as u64).is_none_or(|end| end > self.len()) {
+                return Err(invalid("a range ends behind the mapping"));
+            }
+            pieces.push(Piece { start, len, at });
+            at += len;
         }
+        let target = target_of(&out, Some(at))?;
+        self.copy_all(py, &Ranges { pieces, target })
     }
 
     /// Starts reading rows, and does not wait.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,17 +18,17 @@ DTYPES = st.sampled_from(["u1", "<i2", ">i4", "<f8", "c16", "S5", "M8[s]", [("a"
 
 @st.composite
 def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
-    dtype = np.dtype(draw(DTYPES))
+    dtype: np.dtype[Any] = np.dtype(cast(Any, draw(DTYPES)))
     shape = draw(hnp.array_shapes(min_dims=1, max_dims=3, max_side=12))
     count = int(np.prod(shape)) * dtype.itemsize
     content = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, count, np.uint8)
-    return content.view(dtype).reshape(shape)
+    return cast(np.ndarray[Any, Any], content.view(dtype).reshape(shape))
 
 
 def same(first: Any, second: Any) -> bool:
     # Bytes: NaN is not equal to itself.
     first, second = np.asarray(first), np.asarray(second)
-    return first.shape == second.shape and first.dtype == second.dtype and first.tobytes() == second.tobytes()
+    return bool(first.shape == second.shape and first.dtype == second.dtype and first.tobytes() == second.tobytes())
 
 
 def outcome(array: np.ndarray[Any, Any], index: Any) -> Any:

@@ -38,7 +38,7 @@ _faulted = _native.faulted
 class _Source:
     """A mapped file, shared by an array and its slices."""
 
-    __slots__ = ("__weakref__", "begin", "cache", "closed", "made_of", "mode", "own_cache", "path", "region", "root", "whole")
+    __slots__ = ("__weakref__", "begin", "cache", "closed", "forked", "made_of", "mode", "own_cache", "path", "region", "root", "whole")
 
     # Weak, as the array refers to this.
     whole: weakref.ref[memmap] | None
@@ -55,8 +55,10 @@ class _Source:
         self.mode = mode
         self.made_of = made_of
         self.closed = False
+        # By a parent of this process.
+        self.forked = False
         # It holds the export of the memory. The base of the array, and of plain arrays that are views of it.
-        self.root = np.frombuffer(region, np.uint8)
+        self.root: npt.NDArray[np.uint8] = np.frombuffer(cast(Any, region), np.uint8)
         self.whole = None
 
     def array(
@@ -76,6 +78,26 @@ class _Source:
         return made
 
 
+def _in_child() -> None:
+    """What np.memmap's users rely on: arrays of the parent can be read in a forked child.
+
+    Those of the kernel show the file, without stores that the parent has not flushed, and cannot be stored to. Those of the user
+    backend are not there.
+    """
+    for source in list(_sources):
+        source.forked = True
+        try:
+            source.region.map_in_child()
+        except OSError:
+            continue
+        whole = source.whole() if source.whole is not None else None
+        if whole is not None:
+            whole.flags.writeable = False
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 # Stores that nothing has flushed when the interpreter ends belong into their files, as with an ordinary mapping.
 _sources: weakref.WeakSet[_Source] = weakref.WeakSet()
 
@@ -83,7 +105,7 @@ _sources: weakref.WeakSet[_Source] = weakref.WeakSet()
 @atexit.register
 def _at_exit() -> None:
     for source in list(_sources):
-        if source.mode in ("r+", "w+"):
+        if source.mode in ("r+", "w+") and not source.forked:
             try:
                 source.region.write_out()
             except OSError as error:
@@ -140,7 +162,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
 
     Stores of `"r+"` and `"w+"` stay in this process until `flush`, `close`, or the end of the array.
 
-    Arrays pickle by path. A forked child gets `ForkedError` from every call; it opens the file again.
+    Arrays pickle by path. In a forked child, arrays of `backend="auto"` can be read: they show the file, without stores that
+    the parent has not flushed, cannot be stored to, and raise nothing for a file that is truncated. Other calls raise
+    `ForkedError`. Memory of `backend="cache"` is not there in a child. Open the file again there for anything else.
     """
 
     _source: _Source | None
@@ -177,6 +201,8 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         dtype = np.dtype(dtype)
         if dtype.hasobject:
             raise ValueError("an array of a file cannot hold Python objects")
+        if dtype.itemsize == 0:
+            raise ValueError(f"elements of dtype {dtype!r} have no bytes: give it a length")
         offset = operator.index(offset)
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
@@ -302,7 +328,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             if rows.dtype == np.bool_ and rows.shape == self.shape[:1]:
                 rows = np.flatnonzero(rows)
             if rows.dtype.kind in "iu" or rows.size == 0 and isinstance(index, list):
-                return self.take(rows.astype(np.int64, copy=False))
+                return self.take(rows)
         elif isinstance(index, tuple) and index and isinstance(index[0], (list, np.ndarray)) and self.ndim > 0:
             first = np.asarray(index[0])
             # Only where the other axes are sliced is this the same as one index after the other.
@@ -339,7 +365,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             for array in arrays:
                 array._raise_fault()
         if out and result is not NotImplemented:
-            return out if len(out) > 1 else out[0]
+            results = result if isinstance(result, tuple) else (result,)
+            given = tuple(made if place is None else place for place, made in zip(out, results))
+            return given if isinstance(result, tuple) else given[0]
         return result
 
     def __array_wrap__(
@@ -368,6 +396,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             rows = rows.astype(np.int64)
         if rows.dtype.kind not in "iu":
             raise TypeError(f"indices of type {rows.dtype}: use integers")
+        # Unsigned numbers beyond would wrap to rows that exist.
+        if rows.dtype == np.uint64 and rows.size and int(rows.max()) > np.iinfo(np.int64).max:
+            raise IndexError(f"index {rows.max()} is out of bounds")
         return np.ascontiguousarray(rows, dtype=np.int64).reshape(rows.shape)
 
     def _target(self, rows: npt.NDArray[np.int64], out: np.ndarray[Any, Any] | None) -> np.ndarray[Any, np.dtype[Any]]:
@@ -417,10 +448,13 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         along = None if axis is None else operator.index(axis)
         if along is None and self.ndim == 1:
             along = 0
-        layout = self._layout() if along == 0 and mode == "raise" and self.ndim > 0 else None
+        # In a forked child the memory can be read, and the engine is the parent's.
+        batches = along == 0 and mode == "raise" and self.ndim > 0 and not source.forked
+        layout = self._layout() if batches else None
         if layout is None:
-            found = np.take(self.view(np.ndarray), indices, axis, out, cast(Any, mode))
-            self.check()
+            found = np.take(self.view(np.ndarray), cast(Any, indices), axis, cast(Any, out), cast(Any, mode))
+            if _faulted():
+                self._raise_fault()
             return found
         rows = self._rows(indices)
         target = self._target(rows, out)
@@ -441,6 +475,43 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         if layout is None:
             raise ValueError("rows of this slice are not contiguous")
         source.region.prefetch(layout, self._rows(indices).reshape(-1))
+
+    def read_ranges(self, starts: Indices, lengths: Indices) -> np.ndarray[Any, np.dtype[Any]]:
+        """Ranges of a one-dimensional array, one after the other in a new one: windows of tokens, sequences of several lengths.
+
+        They are read as the rows of `take` are, and may overlap.
+
+        Parameters
+        ----------
+        starts, lengths:
+            First elements, not negative, and numbers of elements: lists of the same length, or one number for all.
+
+        Returns
+        -------
+        An array of `sum(lengths)` elements; with equal lengths, `.reshape(-1, length)` has a row for each range.
+
+        Raises
+        ------
+        IndexError:
+            A range that ends behind the array; nothing is read.
+        """
+        source = self._open()
+        if self.ndim != 1 or self.strides[0] != self.itemsize:
+            raise ValueError("ranges are of one-dimensional arrays, or slices of them without a step")
+        first, counts = np.broadcast_arrays(self._rows(starts), self._rows(lengths))
+        first, counts = first.reshape(-1), counts.reshape(-1)
+        # Compared so that nothing overflows.
+        wrong = np.flatnonzero((first < 0) | (counts < 0) | (counts > len(self)) | (first > len(self) - counts))
+        if len(wrong):
+            place = wrong[0]
+            raise IndexError(f"{counts[place]} elements from {first[place]} on are not in an array of {len(self)}")
+        out = np.empty(int(counts.sum()), self.dtype)
+        if _faulted():
+            self._raise_fault()
+        base = int(self.__array_interface__["data"][0]) - source.region.address
+        begins = np.ascontiguousarray(base + first * self.itemsize)
+        source.region.read_ranges(begins, np.ascontiguousarray(counts * self.itemsize), _bytes(out))
+        return out
 
     async def take_async(self, indices: Indices, out: np.ndarray[Any, Any] | None = None) -> Any:
         """As `take`, for `asyncio`: other tasks run meanwhile.
@@ -533,7 +604,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         source.closed = True
         _sources.discard(source)
         self._kept = source.root
-        np.ndarray.__setstate__(self, (1, (0,) * self.ndim, self.dtype, False, b""))
+        np.ndarray.__setstate__(self, cast(Any, (1, (0,) * self.ndim, self.dtype, False, b"")))
 
     def __enter__(self) -> Self:
         return self
@@ -559,7 +630,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         place = None if _is_whole(self, source) else (self._place(source), self.shape, self.strides, self.dtype)
         return _opened, (source.path, mode, made_of, place)
 
-    def __deepcopy__(self, memo: object) -> np.ndarray[Any, Any]:
+    def __deepcopy__(self, memo: object) -> np.ndarray[Any, Any]:  # type: ignore[override]
         return self.view(np.ndarray).copy()
 
 
