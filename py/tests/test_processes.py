@@ -140,10 +140,10 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_stores_outlive_the_interpreter(path: str, table: Table) -> None:
     code = """
-import sys, aquifer, numpy as np
+import ctypes, sys, aquifer, numpy as np
 array = aquifer.memmap(sys.argv[1], np.int64, "r+")
 array[3] = -1
-sys.keep = array  # never freed
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))  # never freed
 """
     done = run(code, path)
     assert (done.returncode, done.stderr) == (0, "")

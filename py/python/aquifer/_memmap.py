@@ -168,7 +168,6 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     """
 
     _source: _Source | None
-    _kept: np.ndarray[Any, Any]
 
     def __new__(
         cls,
@@ -597,13 +596,12 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         if _references(source) != _ALONE:
             raise BufferError(f"cannot close {source.path}: slices or other arrays over its memory exist")
         self.flush()
-        # Gives the memory back now. Addresses stay as long as this object: a memoryview or a tensor, which cannot be seen
-        # from here, may refer to it.
+        # Gives the memory back now. Addresses stay as long as this object, whose source has the root: a memoryview or a tensor,
+        # which cannot be seen from here, may refer to it.
         if source.mode == "r":
             source.region.advise(0, len(source.region), "dontneed")
         source.closed = True
         _sources.discard(source)
-        self._kept = source.root
         np.ndarray.__setstate__(self, cast(Any, (1, (0,) * self.ndim, self.dtype, False, b"")))
 
     def __enter__(self) -> Self:
