@@ -168,7 +168,7 @@ impl Signals {
     /// Whether the call goes on.
     fn go_on(&mut self) -> bool {
         self.calls = self.calls.wrapping_add(1);
-        if self.calls % COPIES_A_LOOK != 0 || self.looked.elapsed() < LOOK_EVERY {
+        if !self.calls.is_multiple_of(COPIES_A_LOOK) || self.looked.elapsed() < LOOK_EVERY {
             return true;
         }
         self.looked = Instant::now();

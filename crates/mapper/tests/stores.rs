@@ -199,9 +199,14 @@ fn bare_accesses_of_missing_bytes_find_zeros_and_the_next_call_reports_it() {
     let view = mapper.map(&path, FileAccess::Write, PAGE..).unwrap();
     view.answer_faults_with_zeros().unwrap();
     let data = view.as_mut_ptr().unwrap();
-    // SAFETY, of both: inside the view.
-    let load = |at: u64| unsafe { data.add(at as usize).read_volatile() };
-    let store = |at: u64, byte: u8| unsafe { data.add(at as usize).write_volatile(byte) };
+    let load = |at: u64| {
+        // SAFETY: inside the view.
+        unsafe { data.add(at as usize).read_volatile() }
+    };
+    let store = |at: u64, byte: u8| {
+        // SAFETY: as above.
+        unsafe { data.add(at as usize).write_volatile(byte) }
+    };
     store(0, 7);
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(5 * PAGE).unwrap();
