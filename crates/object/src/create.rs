@@ -34,6 +34,7 @@ pub struct CreateObject<'a> {
     relocatable: bool,
     heap: bool,
     address: Option<u64>,
+    content: &'a [u8],
 }
 
 impl<'a> CreateObject<'a> {
@@ -77,6 +78,23 @@ impl<'a> CreateObject<'a> {
     #[must_use]
     pub fn address(self, address: u64) -> CreateObject<'a> {
         CreateObject { address: Some(address), ..self }
+    }
+
+    /// The first bytes of its content; those behind are zero. By default all are. The object is
+    /// never seen without them, after a crash neither. Not for an object that holds a heap.
+    ///
+    /// ```
+    /// # use aquifer_object::{CreateObject, Objects};
+    /// # use aquifer_pool::Pool;
+    /// # let directory = tempfile::tempdir()?;
+    /// # let objects = Objects::new(Pool::create(directory.path().join("pool"), 16 << 20)?);
+    /// CreateObject::new().content(b"header").create(&objects, "table", 1 << 20)?;
+    /// assert_eq!(objects.attach("table")?.as_slice()?[..8], *b"header\0\0");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn content(self, content: &'a (impl AsRef<[u8]> + ?Sized)) -> CreateObject<'a> {
+        CreateObject { content: content.as_ref(), ..self }
     }
 }
 
@@ -194,6 +212,11 @@ impl CreateObject<'_> {
         if let Some(address) = self.address {
             check_address(address, len_bytes)?;
         }
+        if self.content.len() as u64 > len_bytes || (self.heap && !self.content.is_empty()) {
+            let reason = "it fits into the object, and an object that holds a heap has none";
+            let value = format!("{} bytes", self.content.len());
+            return Err(parameter("the content of the new object", value, reason));
+        }
         let exists = || ObjectError::Exists { name: text(name) };
         match shared.find(name) {
             Ok(_) => return Err(exists()),
@@ -203,6 +226,13 @@ impl CreateObject<'_> {
         let keys = keys::hashes(self.keys)?;
         let reservation = shared.pool.reserve_zeroed(pages, alignment_pages(pages))?;
         let runs = reservation.runs().to_vec();
+        if !self.content.is_empty() {
+            let media = shared.pool.media();
+            let start = reservation.whole().bytes().offset_bytes;
+            // SAFETY: the pages are reserved: no inode refers to them yet. The transaction that
+            // refers to them makes their bytes durable first.
+            unsafe { media.write_at(start, self.content) }.map_err(PoolError::from)?;
+        }
         shared.change(vec![reservation], |transaction| {
             if transaction.object_named(name).is_some() {
                 return Err(exists());

@@ -69,6 +69,7 @@
 //! | | [`Objects::psync_many`]: atomic over several objects |
 //! | | [`Attachment::psync_begin`]: returns when the object may be stored to again |
 //! | | [`Attachment::psync_ranges`]: commits the bytes that it names, and nothing else |
+//! | | [`Attachment::rollback`]: undoes what no psync has committed |
 //! | | [`Objects::resize`], [`Objects::relocate`], [`Objects::rename`] |
 //!
 //! An object has one writer or many readers, never both. What the paper leaves undefined, such as
@@ -84,6 +85,8 @@
 //!   psync ── writing ── shadow           capture: pages stored to, copied into one record of the pool's log
 //!      │
 //!   flight ── committer ── completion    makes the commit durable, in the caller or in the background
+//!
+//!   rollback                             the content of the last commit again
 //!
 //!   states ── keys ── name ── options    states, access control, names, how to use an object
 //!   attached_heap                        the heap in an object (`aquifer-pheap`)
@@ -110,6 +113,7 @@ mod psync;
 mod ranges;
 mod raw;
 mod resize;
+mod rollback;
 mod shadow;
 mod shared;
 mod states;

@@ -118,9 +118,15 @@ impl Program {
         let kind = rng.below(100);
         let Some(name) = self.any(rng).filter(|_| kind >= 12 || self.model.len() >= 4) else {
             let (name, pages) = (format!("object {id}"), 1 + rng.below(2 * LARGE as u64) as usize);
-            let options = CreateObject::new().relocatable(rng.chance(0.5));
+            let with_content = rng.below(pages as u64 + 1) as usize;
+            let content = id.to_le_bytes().repeat(with_content * PAGE / 8);
+            let options = CreateObject::new().relocatable(rng.chance(0.5)).content(&content);
             match options.create(self.objects(), &name, (pages * PAGE) as u64) {
-                Ok(_) => drop(self.model.insert(name, vec![0; pages])),
+                Ok(_) => {
+                    let mut model = vec![filled(id); with_content];
+                    model.resize(pages, 0);
+                    self.model.insert(name, model);
+                }
                 Err(ObjectError::Pool(PoolError::Full { .. })) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -149,7 +155,13 @@ impl Program {
                 self.model.insert(other, content);
             }
             32..38 => self.objects().pool().checkpoint().unwrap(),
-            38..44 => self.detach(&name),
+            38..41 => self.detach(&name),
+            41..44 => {
+                self.attach(&name).rollback().unwrap();
+                self.stored.remove(&name);
+                let found = load_all(&self.attached[&name]);
+                assert_eq!(found, self.model[&name]);
+            }
             44..48 => {
                 self.attached.clear();
                 self.stored.clear();

@@ -103,6 +103,34 @@ fn impossible_objects_are_refused() {
 }
 
 #[test]
+fn an_object_is_created_with_its_content() {
+    let place = Place::new();
+    let objects = small(&place);
+    let content: Vec<u8> = (0..PAGE + 3).map(|at| at as u8 | 1).collect();
+    for round in 0..2 {
+        CreateObject::new().content(&content).create(&objects, "object", 3 * PAGE as u64).unwrap();
+        let mut object = objects.attach_mut("object").unwrap();
+        let bytes = object.as_mut_slice().unwrap();
+        assert!(bytes[..content.len()] == content && bytes[content.len()..] == [0; 2 * PAGE - 3]);
+        bytes.fill(7);
+        object.psync().unwrap();
+        object.detach().unwrap();
+        if round == 0 {
+            objects.destroy("object").unwrap();
+        }
+    }
+    let create = |options: CreateObject<'_>, size_bytes| {
+        options.create(&objects, "another", size_bytes).map(drop).unwrap_err()
+    };
+    for refused in [
+        create(CreateObject::new().content(&content), PAGE as u64),
+        create(CreateObject::new().content("a").heap(true), 1 << 20),
+    ] {
+        assert!(matches!(refused, ObjectError::Parameter { .. }), "{refused}");
+    }
+}
+
+#[test]
 fn the_last_slot_and_the_last_page_can_be_used() {
     let place = Place::new();
     let options = Pool::options().log_bytes(64 << 10).inodes(7);
