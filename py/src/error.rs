@@ -88,7 +88,7 @@ impl From<Failure> for PyErr {
 fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     exception(
         py,
-        class_of(error.kind()),
+        class_of(error.kind(), error.errno()),
         error.errno(),
         &error.to_string(),
         error.path().map(|path| path.as_os_str()),
@@ -120,9 +120,11 @@ pub(crate) fn exception(
     Ok(PyErr::from_value(class.call((errno, text), Some(&keywords))?))
 }
 
-/// The class for a kind.
-fn class_of(kind: ErrorKind) -> &'static str {
+/// The class for a kind, and for the errors that Python has classes of their own for.
+fn class_of(kind: ErrorKind, errno: i32) -> &'static str {
     match kind {
+        ErrorKind::InvalidInput if errno == libc::EISDIR => "IsDirectoryError",
+        ErrorKind::InvalidInput if errno == libc::ENOTDIR => "NotDirectoryError",
         ErrorKind::NotFound => "NotFoundError",
         ErrorKind::AlreadyExists => "AlreadyExistsError",
         ErrorKind::PermissionDenied => "AccessDeniedError",

@@ -6,10 +6,16 @@
 //!
 //! A fault is served by Aquifer's signal handler without Python: it takes no lock of the interpreter.
 
+mod buffer;
 mod cache;
 mod error;
+mod file;
+mod files;
 mod memmap;
+mod object;
+mod pool;
 mod take;
+mod view;
 
 use pyo3::prelude::*;
 
@@ -21,5 +27,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cache::register(module)?;
     memmap::register(module)?;
     take::register(module)?;
+    pool::register(module)?;
     Ok(())
 }

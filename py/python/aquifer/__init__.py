@@ -4,10 +4,28 @@ Arrays of files larger than memory (`memmap`), with a budget, batched random rea
 SIGBUS.
 """
 
+from ._array import Array, ArrayInfo, ArrayMismatchError, NotAnArrayError
 from ._cache import Cache, Stats, default_cache
 from ._errors import *
 from ._errors import __all__ as _errors_all
+from ._files import FileIO, Files, Path
 from ._memmap import memmap
 from ._native import __version__
+from ._pool import Pool
 
-__all__ = ["Cache", "Stats", "__version__", "default_cache", "memmap", *_errors_all]
+__all__ = [
+    "__version__",
+    *_errors_all,
+    "Array",
+    "ArrayInfo",
+    "ArrayMismatchError",
+    "Cache",
+    "FileIO",
+    "Files",
+    "NotAnArrayError",
+    "Path",
+    "Pool",
+    "Stats",
+    "default_cache",
+    "memmap",
+]

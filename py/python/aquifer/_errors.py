@@ -12,8 +12,10 @@ __all__ = [
     "ForkedError",
     "InterruptedCallError",
     "InvalidInputError",
+    "IsDirectoryError",
     "LimitReachedError",
     "NoSpaceError",
+    "NotDirectoryError",
     "NotDurableError",
     "NotFoundError",
     "ReadOnlyError",
@@ -78,6 +80,14 @@ class InterruptedCallError(AquiferError, InterruptedError):
 
 class InvalidInputError(AquiferError, ValueError):
     """The arguments are wrong: a range, a size, an option, a name, a file of another kind."""
+
+
+class IsDirectoryError(InvalidInputError, IsADirectoryError):
+    """A directory of a pool, where something else is needed."""
+
+
+class NotDirectoryError(InvalidInputError, NotADirectoryError):
+    """Something in a pool that is no directory, where one is needed."""
 
 
 class UnsupportedError(AquiferError):
