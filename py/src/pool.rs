@@ -160,6 +160,16 @@ impl PyPool {
     }
 }
 
+impl Drop for PyPool {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // A pool that was not closed: the last process brings the media up to date.
+        if let Some(state) = state {
+            Python::attach(|py| py.detach(|| drop(state)));
+        }
+    }
+}
+
 #[pymethods]
 impl PyPool {
     #[staticmethod]

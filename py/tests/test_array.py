@@ -123,8 +123,20 @@ def test_the_object_is_a_file_in_numpys_format(pool: Pool) -> None:
 
 @pytest.mark.parametrize("dtype", ["O", [("a", "O")], "S0", "V0", np.dtypes.StringDType() if hasattr(np.dtypes, "StringDType") else "O"])
 def test_data_types_that_cannot_be_stored_are_refused(pool: Pool, dtype: Any) -> None:
-    with pytest.raises(aquifer.InvalidInputError):
+    with pytest.raises(aquifer.InvalidInputError, match="objects of this process" if np.dtype(dtype).hasobject else "no bytes"):
         pool.array("a", 3, dtype)
+    assert pool.arrays() == []
+
+
+def test_data_types_whose_description_is_not_enough_are_refused(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlapping = np.dtype({"names": ["x", "y"], "formats": ["i4", "i4"], "offsets": [0, 2]})
+    for dtype in (overlapping, np.dtype([(f"a long name {number}", "i1") for number in range(300)])):
+        with pytest.raises(aquifer.InvalidInputError, match="cannot be stored"):
+            pool.array("a", 3, dtype)
+    # As of a data type of another library.
+    monkeypatch.setattr("aquifer._array.npy.dtype_to_descr", lambda dtype: "|V2")
+    with pytest.raises(aquifer.InvalidInputError, match="cannot be stored"):
+        pool.array("a", 3, "f2")
     assert pool.arrays() == []
 
 
@@ -282,6 +294,8 @@ def test_keys(pool: Pool) -> None:
     array = pool.array("a", key="write")
     with pytest.raises(aquifer.BusyError):
         pool.array("a", mode="r", key="read")
+    with pytest.raises(aquifer.AccessDeniedError):
+        pool.array("a")  # attached, but not with this key
     del array
 
 
@@ -381,6 +395,16 @@ def test_hostile_headers_are_errors(pool: Pool, text: str) -> None:
     with pytest.raises(aquifer.NotAnArrayError):
         pool.array("a", 3)
     assert pool.arrays() == []
+
+
+@pytest.mark.parametrize("text", ["(" * 40 + ")" * 40, "-" * 4000 + "1", "[1 for x in 'y']", "1.5", "f()", "'" * 4001])
+def test_only_plain_headers_are_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aquifer._array.ast.literal_eval", parsed)
+    with pytest.raises(ValueError, match="not that of an array"):
+        _array._decode(header(text), 8192)
 
 
 def test_headers_of_other_versions_and_lengths_are_errors() -> None:

@@ -257,9 +257,11 @@ def test_a_forked_child_opens_it_anew(pool_path: Path) -> None:
 
 def test_the_end_of_a_process_closes_its_pools(pool_path: Path) -> None:
     program = """
-import fsspec, sys
+import fsspec, sys, threading
 file = fsspec.open(f"aquifer://{sys.argv[1]}::/f", "wb").open()
 file.write(b"not flushed by the program")
+# It has a reference that is never dropped.
+threading.Thread(target=lambda file: threading.Event().wait(), args=(file,), daemon=True).start()
 """
     before = set(os.listdir("/dev/shm"))
     subprocess.run([sys.executable, "-c", program, str(pool_path)], check=True, timeout=120)

@@ -141,6 +141,8 @@ def test_a_forked_child_is_refused(pool: Pool, path: Path) -> None:
     array.psync()
     pool.files.write_bytes("/file", b"parent")
     file = pool.files.open("/file", "r+b", 0)
+    buffered = pool.files.open("/buffered", "w")
+    buffered.write("the parent's")
     view = pool.files.view("/file")
     read, write = os.pipe()
     child = os.fork()
@@ -190,5 +192,7 @@ def test_a_forked_child_is_refused(pool: Pool, path: Path) -> None:
     array[0] = 2
     array.psync()
     assert file.read() == b"parent" and bytes(view) == b"parent"
-    assert pool.files.read_bytes("/child") == b"child"
+    assert pool.files.read_bytes("/child") == b"child" and pool.files.read_bytes("/buffered") == b""
+    buffered.close()
+    assert pool.files.read_text("/buffered") == "the parent's"
     assert array.sum() == 1001

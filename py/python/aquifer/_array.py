@@ -40,7 +40,7 @@ MAX_DIMENSIONS = 32
 MAX_BRACKETS = 32
 _MAGIC = b"\x93NUMPY\x03\x00"  # version 3.0: the header is UTF-8
 _STRINGS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
-_PLAIN = re.compile(r"[\w\s()\[\]{},:]*", re.ASCII)
+_PLAIN = re.compile(r"(?:True|False|[\d\s()\[\]{},:])*", re.ASCII)
 
 
 class NotAnArrayError(InvalidInputError):
@@ -102,20 +102,18 @@ def _encode(header: _Header) -> bytes:
         raise _invalid(f"elements of {dtype} have no bytes; give their length, as in 'S8'")
     if len(header.shape) > MAX_DIMENSIONS or any(length < 0 for length in header.shape):
         raise _invalid(f"the shape is {header.shape}; it has up to {MAX_DIMENSIONS} lengths, none of them negative")
-    description = npy.dtype_to_descr(dtype)
-    text = repr({"descr": description, "fortran_order": header.order == "F", "shape": header.shape})
-    room = HEADER_BYTES - len(_MAGIC) - 4
-    encoded = text.encode()
-    padded = encoded.ljust(room - 1) + b"\n"
-    content = _MAGIC + struct.pack("<I", room) + padded
     try:
-        again = _decode(content, HEADER_BYTES + header.nbytes)
+        description = npy.dtype_to_descr(dtype)
+        text = repr({"descr": description, "fortran_order": header.order == "F", "shape": header.shape})
+        room = HEADER_BYTES - len(_MAGIC) - 4
+        content = _MAGIC + struct.pack("<I", room) + text.encode().ljust(room - 1) + b"\n"
+        fits = len(content) == HEADER_BYTES and _decode(content, HEADER_BYTES + header.nbytes) == header
     except ValueError:
-        again = None
-    if len(padded) != room or again != header:
+        fits = False
+    if not fits:
         raise _invalid(
-            f"the data type {dtype} cannot be stored: it is one of another library, or its description is too long; "
-            "store its bytes as another type, and use `view`"
+            f"the data type {dtype} cannot be stored: it is one of another library, or its description is too long, or its "
+            "fields overlap; store its bytes as another type, and use `view`"
         )
     return content
 
