@@ -1,0 +1,62 @@
+"""The programs in `examples/python` and the first program of the documentation run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aquifer import Pool
+
+# Beside the tests' directory in a copy of it, or in the repository.
+PLACES = [Path(__file__).parents[depth] for depth in (1, 2)]
+
+
+def found(name: str) -> Path:
+    for place in PLACES:
+        if (place / name).exists():
+            return place / name
+    pytest.skip(f"{name} is not beside these tests")
+
+
+def run(*arguments: object) -> None:
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_training_state(tmp_path: Path) -> None:
+    program, path = found("examples/python/training_state.py"), tmp_path / "state.pool"
+    run(program, path, 150)
+    process = subprocess.Popen([sys.executable, program, path, "1000000"])
+    # Until it has begun to work, or is gone.
+    while process.poll() is None:
+        with Pool.open(path, read_only=True) as pool:
+            if any(array.state != "D" for array in pool.arrays()):
+                break
+    process.kill()
+    process.wait(60)
+    run(program, path, 100)
+    with Pool.open(path) as pool:
+        steps = int(pool.array("steps"))
+        assert steps >= 250
+        assert re.fullmatch(r"y = (2\.9|3\.0)\d* x \+ (0\.9|1\.0)\d*\n", pool.files.read_text("/report.txt"))
+        log = pool.files.read_text("/log.txt").splitlines()
+        assert log[0].startswith("steps 0 to 150: loss") and log[-1].startswith(f"steps {steps - 100} to {steps}: loss")
+    path.unlink()
+
+
+def test_the_first_program_of_the_documentation(tmp_path: Path) -> None:
+    text = found("docs/python-pools.md").read_text()
+    program = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0].replace("4GiB", "32MiB")
+    directory = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        exec(compile(program, "python-pools.md", "exec"), {})
+    finally:
+        os.chdir(directory)
+    with Pool.open(tmp_path / "data.pool") as pool:
+        assert pool.array("weights").sum() == pytest.approx(768 * 1.5 * 0.9)
+        assert pool.files.read_text("/notes/today") == "begun"
+    (tmp_path / "data.pool").unlink()
