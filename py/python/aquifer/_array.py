@@ -221,7 +221,7 @@ class Array(np.ndarray[Any, Any]):
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        if isinstance(found, Array) and found._attached is None:
+        if type(found) is Array and found._attached is None:
             return found.view(np.ndarray)
         return found
 

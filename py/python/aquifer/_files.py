@@ -9,12 +9,20 @@ import os
 import stat as stat_module
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, overload
 
 from . import _native
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import (
+        OpenBinaryMode,
+        OpenBinaryModeReading,
+        OpenBinaryModeUpdating,
+        OpenBinaryModeWriting,
+        OpenTextMode,
+        ReadableBuffer,
+        WriteableBuffer,
+    )
 
     from ._pool import Pool
 
@@ -228,6 +236,46 @@ class Files:
 
     # ---- open files --------------------------------------------------------------------------------
 
+    @overload
+    def open(
+        self,
+        path: AnyPath,
+        mode: OpenTextMode = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        *,
+        permissions: int = 0o666,
+    ) -> io.TextIOWrapper: ...
+    @overload
+    def open(
+        self, path: AnyPath, mode: OpenBinaryMode, buffering: Literal[0], *, permissions: int = 0o666
+    ) -> FileIO: ...
+    @overload
+    def open(
+        self, path: AnyPath, mode: OpenBinaryModeUpdating, buffering: Literal[-1, 1] = -1, *, permissions: int = 0o666
+    ) -> io.BufferedRandom: ...
+    @overload
+    def open(
+        self, path: AnyPath, mode: OpenBinaryModeWriting, buffering: Literal[-1, 1] = -1, *, permissions: int = 0o666
+    ) -> io.BufferedWriter: ...
+    @overload
+    def open(
+        self, path: AnyPath, mode: OpenBinaryModeReading, buffering: Literal[-1, 1] = -1, *, permissions: int = 0o666
+    ) -> io.BufferedReader: ...
+    @overload
+    def open(
+        self,
+        path: AnyPath,
+        mode: str,
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        *,
+        permissions: int = 0o666,
+    ) -> Any: ...
     def open(
         self,
         path: AnyPath,
@@ -332,20 +380,17 @@ class Files:
     def read_bytes(self, path: AnyPath) -> bytes:
         """The whole content."""
         with self.open(path, "rb", 0) as file:
-            content: bytes = file.readall()
-            return content
+            return file.readall()
 
     def read_text(self, path: AnyPath, encoding: str | None = None, errors: str | None = None) -> str:
         """The whole content as text."""
         with self.open(path, "r", -1, io.text_encoding(encoding), errors) as file:
-            content: str = file.read()
-            return content
+            return file.read()
 
     def write_bytes(self, path: AnyPath, data: ReadableBuffer) -> int:
         """Makes a file with this content, or replaces its content."""
         with self.open(path, "wb", 0) as file:
-            count: int = file.write(data)
-            return count
+            return file.write(data)
 
     def write_text(
         self,
@@ -357,8 +402,7 @@ class Files:
     ) -> int:
         """Makes a file with this text, or replaces its content."""
         with self.open(path, "w", -1, io.text_encoding(encoding), errors, newline) as file:
-            count: int = file.write(data)
-            return count
+            return file.write(data)
 
     def copy(self, source: AnyPath, target: AnyPath) -> int:
         """Copies a file inside the pool, with its permissions. Returns the number of bytes."""

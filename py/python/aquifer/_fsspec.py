@@ -378,13 +378,11 @@ class AquiferFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         with self.files.open(self._strip_protocol(path), "rb", 0) as file:
             if start is None and end is None:
-                content: bytes = file.readall()
-                return content
+                return file.readall()
             size = file.size()
             first = 0 if start is None else start if start >= 0 else max(size + start, 0)
             last = size if end is None else end if end >= 0 else size + end
-            part: bytes = file.pread(max(last - first, 0), first)
-            return part
+            return file.pread(max(last - first, 0), first)
 
     def _open(
         self,
