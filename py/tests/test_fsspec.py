@@ -17,7 +17,7 @@ import pytest
 import aquifer
 from aquifer import Pool
 
-pytest.importorskip("fsspec", reason="fsspec is not installed: python3 -m pip install fsspec")
+pytest.importorskip("fsspec", minversion="2025.12", reason="fsspec 2025.12 is not installed: python3 -m pip install fsspec")
 
 import fsspec
 from fsspec.tests import abstract
@@ -80,6 +80,12 @@ def test_the_entry_point_names_the_class() -> None:
     found = [one for one in entry_points(group="fsspec.specs") if one.name == "aquifer"]
     assert found and all(one.load() is AquiferFileSystem for one in found)
     assert fsspec.get_filesystem_class("aquifer") is AquiferFileSystem
+
+
+def test_an_fsspec_that_is_too_old_is_refused() -> None:
+    program = "import fsspec; fsspec.__version__ = '2025.10.0'; import aquifer._fsspec"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert "ImportError: files of pools need fsspec 2025.12 or later, and 2025.10.0 is installed" in done.stderr
 
 
 def test_urls(pool_path: Path, files: aquifer.Files) -> None:

@@ -27,6 +27,15 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
+import fsspec
+
+if tuple(map(int, fsspec.__version__.split(".")[:2])) < (2025, 12):
+    # Earlier ones take the path of the next part of a chain also where there is no next part.
+    raise ImportError(
+        f"files of pools need fsspec 2025.12 or later, and {fsspec.__version__} is installed: "
+        "python3 -m pip install --upgrade fsspec"
+    )
+
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.utils import stringify_path
 
