@@ -4,6 +4,7 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use aquifer::File as PoolFile;
+use aquifer::FsError;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -34,7 +35,7 @@ impl File {
 
 /// Unwraps the error that `std::io` hides: it has the path, and its number.
 fn io_error(error: std::io::Error) -> Failure {
-    match error.downcast::<aquifer::FsError>() {
+    match error.downcast::<FsError>() {
         Ok(error) => error.into(),
         Err(error) => error.into(),
     }
@@ -166,23 +167,24 @@ impl File {
         py.detach(|| Ok(if only_data { file.sync_data() } else { file.sync_all() }?))
     }
 
-    /// Locks the whole file. Without `wait`, returns whether it did.
+    /// Locks the whole file. Without `wait`, returns whether it did. A signal whose handler raises nothing does not end the
+    /// wait.
     fn lock(&self, py: Python<'_>, shared: bool, wait: bool) -> Result<bool> {
         use std::fs::TryLockError;
         let file = self.file()?;
-        py.detach(|| {
-            let tried = match (shared, wait) {
-                (true, true) => return Ok(file.lock_shared().map(|()| true)?),
-                (false, true) => return Ok(file.lock().map(|()| true)?),
-                (true, false) => file.try_lock_shared(),
-                (false, false) => file.try_lock(),
-            };
-            match tried {
-                Ok(()) => Ok(true),
-                Err(TryLockError::WouldBlock) => Ok(false),
-                Err(TryLockError::Error(error)) => Err(io_error(error)),
+        if wait {
+            loop {
+                match py.detach(|| if shared { file.lock_shared() } else { file.lock() }) {
+                    Err(FsError::Interrupted) => py.check_signals()?,
+                    locked => return Ok(locked.map(|()| true)?),
+                }
             }
-        })
+        }
+        match py.detach(|| if shared { file.try_lock_shared() } else { file.try_lock() }) {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(error)) => Err(io_error(error)),
+        }
     }
 
     fn unlock(&self, py: Python<'_>) -> Result {

@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import signal
 import stat
 import subprocess
 import sys
@@ -129,14 +130,15 @@ def test_large_reads_and_writes_go_to_their_place(files: Files) -> None:
     with files.open("/big", "rb") as file:
         assert file.readinto(target) == len(content)
         assert target[: len(content)] == content and file.read(1) == b""
-        assert file.raw.pread(10, 100) == content[100:110] and file.raw.pread(10, len(content) - 3) == content[-3:]
-        assert file.raw.pread(10, len(content) + 5) == b""
+        raw: Any = file.raw
+        assert raw.pread(10, 100) == content[100:110] and raw.pread(10, len(content) - 3) == content[-3:]
+        assert raw.pread(10, len(content) + 5) == b""
         small = bytearray(4)
-        assert file.raw.preadinto(small, 7) == 4 and small == content[7:11]
+        assert raw.preadinto(small, 7) == 4 and small == content[7:11]
         with pytest.raises(BufferError):
-            file.raw.readinto(b"read-only")
+            raw.readinto(b"read-only")
         with pytest.raises(BufferError):
-            file.raw.readinto(memoryview(bytearray(10))[::2])
+            raw.readinto(memoryview(bytearray(10))[::2])
     with files.open("/big", "r+b", 0) as raw:
         assert raw.pwrite(b"here", 1 << 20) == 4 and raw.tell() == 0
         raw.write_atomic(b"all or nothing", 2 << 20)
@@ -362,7 +364,8 @@ def test_syncs(files: Files, pool: Pool) -> None:
         text.write("buffered")
         files.fsync(text)
         assert files.read_text("/f") == "buffered"
-        text.buffer.raw.sync(data_only=True)
+        raw: Any = text.buffer
+        raw.raw.sync(data_only=True)
     pool.sync()
     with pytest.raises(TypeError):
         files.fsync(io.BytesIO())
@@ -388,6 +391,34 @@ def test_locks(files: Files, pool: Pool) -> None:
         assert tried() == "True True\n"
         assert raw.lock()
     assert tried() == "True True\n"
+
+
+def test_signals_are_handled_while_a_lock_is_waited_for(files: Files) -> None:
+    class Enough(Exception):
+        pass
+
+    handled = 0
+
+    def handler(*_: object) -> None:
+        nonlocal handled
+        handled += 1
+        if handled == 3:
+            raise Enough
+        # The next one comes while the wait goes on.
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    files.write_bytes("/f", b"")
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with files.open("/f", "r+b", 0) as holder, files.open("/f", "r+b", 0) as waiter:
+            assert holder.lock()
+            with pytest.raises(Enough):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                waiter.lock()
+            assert handled == 3 and not waiter.lock(wait=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_threads(files: Files) -> None:
