@@ -466,7 +466,8 @@ def test_a_large_array_changes_in_small_steps(path: Path) -> None:
     assert before >= 4 << 20
     array[:: 1 << 14] = 2
     array.psync()
-    assert array.stats()["psync_bytes"] - before < 1 << 16
+    # Patches of 32 pages, or these pages whole where their earlier content is no longer in the page cache.
+    assert array.stats()["psync_bytes"] - before <= 32 * 4096
     del array
     pool.close()
     path.unlink()
