@@ -267,16 +267,8 @@ impl Region {
         py.detach(|| self.hand_over())
     }
 
-    /// Writes what changed to the file and makes it durable; the bytes written, where that is known.
-    fn flush(&self, py: Python<'_>) -> Result<Option<u64>> {
-        py.detach(|| match &*self.mapped {
-            Mapped::Read(_) => Ok(Some(0)),
-            Mapped::Write(mapping) => Ok(mapping.flush_all().map(|()| None)?),
-            Mapped::View(view) => Ok(Some(view.flush()?.bytes_written)),
-        })
-    }
-
-    /// As `flush`, of `length` bytes from `offset` on.
+    /// Writes what changed in `length` bytes from `offset` on to the file and makes it durable; the bytes written, where that
+    /// is known.
     fn flush_range(&self, py: Python<'_>, offset: u64, length: u64) -> Result<Option<u64>> {
         let range = offset..offset + length;
         py.detach(|| match &*self.mapped {
@@ -313,17 +305,6 @@ impl Region {
     /// Raises what a load or a store through the memory met since the last call.
     fn check(&self, py: Python<'_>) -> Result {
         py.detach(|| self.check_faults())
-    }
-
-    /// Raises if a byte of the range cannot be read.
-    fn verify(&self, py: Python<'_>, offset: u64, length: u64) -> Result {
-        let range = offset..offset + length;
-        py.detach(|| match &*self.mapped {
-            Mapped::View(view) => Ok(view.touch_many(&[range])?),
-            mapped => {
-                Ok(mapped.mapping().map_or(Ok(()), |mapping| mapping.touch_many(&[range]))?)
-            }
-        })
     }
 
     /// Figures of this file alone.
