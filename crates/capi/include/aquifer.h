@@ -1591,7 +1591,7 @@ int aq_file_sync_range(aq_file *file, aq_range range, int data_only);
  * Lets the media begin with what a later `aq_file_sync_range` of this range will write, without waiting:
  * a hint, whose failures are those of the sync.
  *
- * Threads: any. Errors: -EINVAL.
+ * Threads: any. Errors: none.
  */
 int aq_file_begin_sync(aq_file *file,
                        aq_range range);
@@ -1702,9 +1702,11 @@ int aq_file_set_times(aq_file *file,
  * `exclusive` is not 0, otherwise shared with other readers. The lock is advice, and ends with the
  * process. Waits at most `timeout_ns`: 0 not at all, `AQ_WAIT` as long as necessary.
  *
- * Threads: any. Errors: -EWOULDBLOCK if it is locked otherwise, -EINTR after a signal.
+ * Threads: any. Errors: -EWOULDBLOCK if it is locked otherwise, -EINTR after a signal, -EINVAL for another negative time.
  */
-int aq_file_lock(aq_file *file, int exclusive, int64_t timeout_ns);
+int aq_file_lock(aq_file *file,
+                 int exclusive,
+                 int64_t timeout_ns);
 
 /**
  * Releases the lock of `aq_file_lock`.

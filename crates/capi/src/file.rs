@@ -497,13 +497,14 @@ pub unsafe extern "C" fn aq_file_sync_range(
 /// Lets the media begin with what a later `aq_file_sync_range` of this range will write, without waiting:
 /// a hint, whose failures are those of the sync.
 ///
-/// Threads: any. Errors: -EINVAL.
+/// Threads: any. Errors: none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_file_begin_sync(file: *mut aq_file, range: aq_range) -> c_int {
     call(|| {
         // SAFETY: documented.
         let file = &unsafe { handle(file, "file") }?.file;
-        file.begin_sync(range.to_range()?);
+        // To the end of the file, like the sync.
+        file.begin_sync(range.offset..range.offset.saturating_add(range.length));
         Ok(())
     })
 }
@@ -730,11 +731,19 @@ pub unsafe extern "C" fn aq_file_set_times(
 /// `aq_file_lock`: as long as necessary.
 pub const AQ_WAIT: i64 = -1;
 
+fn patience(timeout_ns: i64) -> Result<Option<Duration>> {
+    match u64::try_from(timeout_ns) {
+        Ok(timeout_ns) => Ok(Some(Duration::from_nanos(timeout_ns))),
+        Err(_) if timeout_ns == AQ_WAIT => Ok(None),
+        Err(_) => Err(Failure::invalid("a timeout is 0 or more, or AQ_WAIT")),
+    }
+}
+
 /// Locks a whole file for this handle, until `aq_file_unlock` or the file is freed: exclusively if
 /// `exclusive` is not 0, otherwise shared with other readers. The lock is advice, and ends with the
 /// process. Waits at most `timeout_ns`: 0 not at all, `AQ_WAIT` as long as necessary.
 ///
-/// Threads: any. Errors: -EWOULDBLOCK if it is locked otherwise, -EINTR after a signal.
+/// Threads: any. Errors: -EWOULDBLOCK if it is locked otherwise, -EINTR after a signal, -EINVAL for another negative time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_file_lock(
     file: *mut aq_file,
@@ -745,10 +754,10 @@ pub unsafe extern "C" fn aq_file_lock(
         // SAFETY: documented.
         let file = &unsafe { handle(file, "file") }?.file;
         let mode = lock_mode(exclusive);
-        match (u64::try_from(timeout_ns), mode) {
-            (Ok(timeout), _) => file.lock_timeout(mode, Duration::from_nanos(timeout))?,
-            (Err(_), LockMode::Exclusive) => file.lock()?,
-            (Err(_), LockMode::Shared) => file.lock_shared()?,
+        match (patience(timeout_ns)?, mode) {
+            (Some(timeout), _) => file.lock_timeout(mode, timeout)?,
+            (None, LockMode::Exclusive) => file.lock()?,
+            (None, LockMode::Shared) => file.lock_shared()?,
         }
         Ok(())
     })
@@ -780,9 +789,9 @@ pub unsafe extern "C" fn aq_file_lock_range(
         // SAFETY: documented.
         let file = &unsafe { handle(file, "file") }?.file;
         let (mode, range) = (lock_mode(exclusive), bounds(range)?);
-        match u64::try_from(timeout_ns) {
-            Ok(timeout) => file.lock_range_timeout(range, mode, Duration::from_nanos(timeout))?,
-            Err(_) => file.lock_range(range, mode)?,
+        match patience(timeout_ns)? {
+            Some(timeout) => file.lock_range_timeout(range, mode, timeout)?,
+            None => file.lock_range(range, mode)?,
         }
         Ok(())
     })

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::future::Future;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer::object::heap::Quiet;
@@ -13,6 +12,7 @@ use aquifer::{
     Access, Attachment, CreateObject, HeapError, ObjectError, ObjectHeap, ObjectInfo,
     ObjectOptions, ObjectState, Objects,
 };
+use aquifer_vm::PerProcess;
 
 use crate::call::{Failure, Result, call};
 use crate::mapping::{aq_range, ranges};
@@ -911,34 +911,12 @@ fn layout(size: usize, alignment: usize) -> Result<Layout> {
         .map_err(|_| Failure::invalid("the alignment is no power of two, or the size is too large"))
 }
 
-/// The objects attached by address, by their first byte; of one process.
-struct ByAddress {
-    process: u32,
-    attached: Mutex<BTreeMap<u64, Arc<Attached>>>,
-}
-
-/// A forked child gets one of its own: a thread of the parent may have held the lock. Those of before
-/// are never freed.
-static BY_ADDRESS: AtomicPtr<ByAddress> = AtomicPtr::new(std::ptr::null_mut());
+/// The objects attached by address, by their first byte. A forked child has its own: a thread of the
+/// parent may have held the lock.
+static BY_ADDRESS: PerProcess<Mutex<BTreeMap<u64, Arc<Attached>>>> = PerProcess::new();
 
 fn by_address() -> MutexGuard<'static, BTreeMap<u64, Arc<Attached>>> {
-    let process = std::process::id();
-    loop {
-        // Acquire: pairs with the exchange that has published it.
-        let found = BY_ADDRESS.load(Ordering::Acquire);
-        // SAFETY: null, or leaked below.
-        if let Some(mine) = unsafe { found.as_ref() }.filter(|one| one.process == process) {
-            return mine.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        }
-        let new = Box::into_raw(Box::new(ByAddress { process, attached: Mutex::default() }));
-        // Release: what it points to is complete for those that load it.
-        let exchanged =
-            BY_ADDRESS.compare_exchange(found, new, Ordering::Release, Ordering::Relaxed);
-        if exchanged.is_err() {
-            // SAFETY: made above, and seen by no one.
-            drop(unsafe { Box::from_raw(new) });
-        }
-    }
+    BY_ADDRESS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The first byte of the object that contains an address.

@@ -1,13 +1,16 @@
 //! Pools that are mounted, whichever process serves them, and how such a mount ends.
 //!
 //! Nothing here asks a server, which may not answer: the kernel's table of mounts tells what is
-//! mounted where. Whether the pool of a mount is closed tells a socket whose name is the number of the
-//! connection ([`announce`]): its keeper listens there, answers nothing, and closes it behind the pool.
-//! So it does not matter what the path of the pool is by then. Where there is none, for a process that
+//! mounted where. Whether the pool of a mount is closed tells a socket whose name begins with the number
+//! of the connection ([`announce`]): its keeper listens there, answers nothing, and closes it behind the
+//! pool. So it does not matter what the path of the pool is by then. The kernel gives the number to the
+//! next mount at once, perhaps before that: so the name has a random part, and [`unmount`] connects before it
+//! unmounts. Where there is none, for a process that
 //! serves a mount by itself, the pool tells which processes have it open.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -26,6 +29,8 @@ use crate::fusermount;
 const KIND: &[u8] = b"fuse.aquifer";
 /// How long to wait before the pool is looked at.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How long to wait for a keeper's socket that too many others wait for.
+const CONNECT: Duration = Duration::from_secs(1);
 
 /// A pool that is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,15 +119,28 @@ pub fn mounts() -> io::Result<Vec<MountedPool>> {
     Ok(found)
 }
 
-/// The name of the socket of a mount's keeper.
-fn socket_name(connection: u32) -> Vec<u8> {
-    format!("aquifer-mount-{connection}").into_bytes()
+/// What the name of the socket of a mount's keeper begins with.
+fn socket_prefix(connection: u32) -> String {
+    format!("aquifer-mount-{connection}-")
 }
 
-/// Lets [`unmount`] wait until this is dropped. `None` where that is not possible: the number may have
-/// been that of a mount whose keeper has not ended yet.
+/// Lets [`unmount`] wait until this is dropped. `None` where that is not possible.
 pub(crate) fn announce(connection: u32) -> Option<Listener> {
-    Listener::bind_name(&socket_name(connection)).ok()
+    let name =
+        format!("{}{:x}", socket_prefix(connection), RandomState::new().hash_one(connection));
+    Listener::bind_name(name.as_bytes()).ok()
+}
+
+/// Connections to the keeper of a mount. Another one may not have closed its pool yet, whose mount had
+/// the same number. Any process could take such a name, so those of other users do not count.
+fn keepers_of(mounted: &MountedPool) -> Vec<Connection> {
+    let prefix = socket_prefix(mounted.connection);
+    let names = local_socket::names_beginning(prefix.as_bytes()).unwrap_or_default();
+    let is_keeper = |connection: &Connection| {
+        connection.peer().is_ok_and(|peer| Some(peer.uid) == mounted.user)
+    };
+    let keepers = names.iter().filter_map(|name| Connection::connect_name(name, CONNECT).ok());
+    keepers.filter(is_keeper).collect()
 }
 
 /// Unmounts the pool that a directory shows, and waits until the processes that served it have closed
@@ -138,8 +156,8 @@ pub fn unmount(directory: &Path, lazily: bool, wait: Duration) -> Result<Unmount
     // The last one hides the others.
     let mounted = all.iter().rev().find(|mounted| mounted.directory == path);
     let Some(mounted) = mounted else { return Err(UnmountError::NotMounted { path }) };
-    let has_keeper = local_socket::is_name_bound(&socket_name(mounted.connection)).unwrap_or(false);
-    let mut before = if has_keeper { HashSet::new() } else { writers_of(&mounted.source) };
+    let keepers = keepers_of(mounted);
+    let mut before = if keepers.is_empty() { writers_of(&mounted.source) } else { HashSet::new() };
     if may_have_others(&mounted.source, &before) {
         before.clear();
     }
@@ -148,8 +166,8 @@ pub fn unmount(directory: &Path, lazily: bool, wait: Duration) -> Result<Unmount
         all.iter().filter(|other| other.connection == mounted.connection).count() > 1;
     if is_elsewhere {
         Ok(Unmounted::Elsewhere)
-    } else if has_keeper {
-        wait_for_keeper(mounted, wait)
+    } else if !keepers.is_empty() {
+        wait_for(&keepers, mounted, wait)
     } else if before.is_empty() {
         Ok(Unmounted::NotWaited)
     } else {
@@ -157,21 +175,19 @@ pub fn unmount(directory: &Path, lazily: bool, wait: Duration) -> Result<Unmount
     }
 }
 
-/// Waits until the keeper of a mount has closed its socket, and the pool before.
-fn wait_for_keeper(mounted: &MountedPool, wait: Duration) -> Result<Unmounted, UnmountError> {
-    match Connection::connect_name(&socket_name(mounted.connection), wait) {
-        // Any process could take the name.
-        Ok(keeper) if keeper.peer().is_ok_and(|peer| Some(peer.uid) == mounted.user) => {
-            if keeper.is_closed_within(wait) {
-                return Ok(Unmounted::Closed);
-            }
-            let pool = mounted.source.clone();
-            Err(UnmountError::StillOpen { pool, waited: wait })
-        }
-        // It has ended.
-        Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => Ok(Unmounted::Closed),
-        _ => Ok(Unmounted::NotWaited),
+/// Waits until keepers have closed their sockets, and their pools before.
+fn wait_for(
+    keepers: &[Connection],
+    mounted: &MountedPool,
+    wait: Duration,
+) -> Result<Unmounted, UnmountError> {
+    let start = Instant::now();
+    let is_closed =
+        |keeper: &Connection| keeper.is_closed_within(wait.saturating_sub(start.elapsed()));
+    if keepers.iter().all(is_closed) {
+        return Ok(Unmounted::Closed);
     }
+    Err(UnmountError::StillOpen { pool: mounted.source.clone(), waited: wait })
 }
 
 /// Unmounts what this connection serves at a directory; what else is mounted there is left alone.

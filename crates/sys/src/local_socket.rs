@@ -8,6 +8,7 @@
 //!
 //! Calls block no longer than their timeout, and writing to a closed connection raises no signal.
 
+use std::collections::BTreeSet;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -67,14 +68,18 @@ fn address_of(path: &Path) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(path)?)
 }
 
-/// Whether a [`Listener`] of any process of this network namespace has a name. Does not count as a
-/// connection to it.
+/// The names that begin like this of sockets of any process of this network namespace.
 ///
 /// # Errors
-/// `EMFILE`; [`io::ErrorKind::InvalidInput`] if the name is too long.
-pub fn is_name_bound(name: &[u8]) -> io::Result<bool> {
-    let bound = net::bind(&socket()?, &SocketAddrUnix::new_abstract_name(name)?);
-    Ok(bound == Err(Errno::ADDRINUSE))
+/// Those of reading `/proc/net/unix`.
+pub fn names_beginning(prefix: &[u8]) -> io::Result<BTreeSet<Vec<u8>>> {
+    let table = std::fs::read("/proc/net/unix")?;
+    let names = table.split(|&byte| byte == b'\n').filter_map(|line| {
+        // The kernel shows an abstract name with this instead of the NUL that it begins with.
+        let name = line.split(|&byte| byte == b' ').next_back()?.strip_prefix(b"@")?;
+        name.starts_with(prefix).then(|| name.to_vec())
+    });
+    Ok(names.collect())
 }
 
 impl Listener {
@@ -270,9 +275,17 @@ impl Connection {
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [IoSliceMut::new(buffer)];
-        let received = retry_on_intr(|| {
-            net::recvmsg(&self.0, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC)
-        })?;
+        let mut receive = || {
+            retry_on_intr(|| {
+                net::recvmsg(&self.0, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC)
+            })
+        };
+        let received = match receive() {
+            // The peer has ended without having received all. The kernel says so once, before what the
+            // peer has sent.
+            Err(Errno::CONNRESET) => receive(),
+            received => received,
+        }?;
         let mut files = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(sent) = message {
@@ -473,18 +486,31 @@ mod tests {
     fn a_name_is_free_again_when_its_listener_is_closed() {
         let name = format!("aquifer-test-{}", std::process::id());
         let name = name.as_bytes();
-        assert!(!is_name_bound(name).unwrap());
+        let is_name_bound = || names_beginning(name).unwrap().contains(name);
+        assert!(!is_name_bound());
         let listener = Listener::bind_name(name).unwrap();
-        assert!(is_name_bound(name).unwrap());
+        assert!(is_name_bound());
         let taken = Listener::bind_name(name).unwrap_err();
         assert_eq!(taken.raw_os_error(), Some(libc::EADDRINUSE));
         let connection = Connection::connect_name(name, PATIENCE).unwrap();
         assert_eq!(connection.peer().unwrap().pid, std::process::id());
         assert!(!connection.is_closed());
         drop(listener);
-        assert!(connection.is_closed_within(PATIENCE) && !is_name_bound(name).unwrap());
+        assert!(connection.is_closed_within(PATIENCE) && !is_name_bound());
         let refused = Connection::connect_name(name, PATIENCE).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::ECONNREFUSED));
+    }
+
+    #[test]
+    fn what_a_peer_sent_before_its_end_is_received() {
+        let (own, peer) = Connection::pair().unwrap();
+        let peer = Connection::from(peer);
+        own.send(b"not received", &[]).unwrap();
+        peer.send(b"last words", &[]).unwrap();
+        drop(peer);
+        let mut buffer = [0; 16];
+        assert_eq!(own.receive(&mut buffer).unwrap().0, 10);
+        assert_eq!(own.receive(&mut buffer).unwrap().0, 0);
     }
 
     #[test]

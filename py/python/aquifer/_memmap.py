@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from ._cache import Cache, Stats, bytes_of, default_cache
+from ._cache import Cache, Stats, default_cache
+from ._sizes import bytes_of
 
 __all__ = ["memmap"]
 

@@ -17,7 +17,8 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._cache import Cache, bytes_of
+from ._cache import Cache
+from ._sizes import bytes_of
 from ._memmap import memmap
 
 __all__ = ["MemmapDataset"]

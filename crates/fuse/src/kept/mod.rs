@@ -216,7 +216,7 @@ impl Mounting {
         let pool = pool.canonicalize().map_err(refused(&pool))?;
         let directory = directory.canonicalize().map_err(refused(&directory))?;
         // `fusermount3` would mount over a file.
-        if !directory.is_dir() {
+        if !directory.metadata().map_err(refused(&directory))?.is_dir() {
             return Err(refused(&directory)(io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
         not_hidden(&directory, &pool, self.segment_directory.as_deref(), &self.program.path)?;
