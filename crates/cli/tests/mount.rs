@@ -119,6 +119,27 @@ fn a_shared_mount_leaves_the_pool_to_others() {
     pool.holds("g", "text");
 }
 
+/// What a server is replaced by may be anything. It may also be gone.
+fn a_program_that_does_not_serve_is_given_up() {
+    let pool = Pool::new();
+    let (path, link) = (pool.place.path("program"), pool.place.path("link"));
+    fs::copy(aquifer().get_program(), &path).unwrap();
+    symlink(&pool.at, &link).unwrap();
+    let mut command = Command::new(&path);
+    worked(command.args(["mount", &pool.pool]).arg(&link).output().unwrap(), "mount");
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let [keeper] = &processes("mount-keeper")[..] else { panic!("one keeper") };
+    assert!(Command::new("kill").args(["-HUP", keeper]).status().unwrap().success());
+    while processes("sleep").is_empty() {}
+    fs::write(pool.file("f"), "text").unwrap();
+    assert!(processes("sleep").is_empty());
+    // By the same path as it was mounted.
+    works(&["umount", link.to_str().unwrap()]);
+    pool.holds("f", "text");
+}
+
 /// The end of a pipe that the caller has would keep its reader waiting.
 fn a_mount_keeps_no_descriptors_of_its_caller() {
     let pool = Pool::new();
@@ -486,6 +507,7 @@ fn child() {
     child::play(&[
         ("mounted", a_mounted_pool_is_a_file_system_until_it_is_unmounted),
         ("shared", a_shared_mount_leaves_the_pool_to_others),
+        ("replaced", a_program_that_does_not_serve_is_given_up),
         ("descriptors", a_mount_keeps_no_descriptors_of_its_caller),
         ("lazy", a_lazily_unmounted_pool_serves_those_that_use_it),
         ("options", options_are_what_they_say),
@@ -532,6 +554,7 @@ aquifer_testkit::roles! {
     plays:
     mounted: "mounted",
     mounted_shared: "shared",
+    servers_are_replaced_by_anything: "replaced",
     descriptors_of_the_caller: "descriptors",
     lazily_unmounted: "lazy",
     mounted_with_options: "options",

@@ -29,7 +29,7 @@ use crate::fusermount;
 const KIND: &[u8] = b"fuse.aquifer";
 /// How long to wait before the pool is looked at.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// How long to wait for a keeper's socket that too many others wait for.
+/// How long to wait for sockets of keepers whose queues are full.
 const CONNECT: Duration = Duration::from_secs(1);
 
 /// A pool that is mounted.
@@ -91,7 +91,7 @@ pub enum UnmountError {
     },
     /// It is unmounted, and its server has the pool open: it writes to it, or programs still use
     /// what was unmounted lazily.
-    #[error("unmounted, but after {} s the process that served it still has {} open", waited.as_secs(), pool.display())]
+    #[error("unmounted, but after {} s the process that served it still has {} open: it writes to it, or the mount is used, or shown in another mount namespace", waited.as_secs(), pool.display())]
     StillOpen {
         /// The pool.
         pool: PathBuf,
@@ -139,7 +139,9 @@ fn keepers_of(mounted: &MountedPool) -> Vec<Connection> {
     let is_keeper = |connection: &Connection| {
         connection.peer().is_ok_and(|peer| Some(peer.uid) == mounted.user)
     };
-    let keepers = names.iter().filter_map(|name| Connection::connect_name(name, CONNECT).ok());
+    let until = Instant::now() + CONNECT;
+    let left = || until.saturating_duration_since(Instant::now());
+    let keepers = names.iter().filter_map(|name| Connection::connect_name(name, left()).ok());
     keepers.filter(is_keeper).collect()
 }
 
@@ -151,10 +153,20 @@ fn keepers_of(mounted: &MountedPool) -> Vec<Connection> {
 /// # Errors
 /// [`UnmountError`].
 pub fn unmount(directory: &Path, lazily: bool, wait: Duration) -> Result<Unmounted, UnmountError> {
-    let path = resolve(directory);
     let all = mounts().map_err(UnmountError::Table)?;
-    // The last one hides the others.
-    let mounted = all.iter().rev().find(|mounted| mounted.directory == path);
+    let mut path = resolve(directory);
+    let is_there = |path: &Path| all.iter().any(|mounted| mounted.directory == path);
+    if !is_there(&path)
+        && let Ok(link) = std::fs::read_link(&path)
+    {
+        // It was mounted through the link.
+        path = resolve(&path.parent().map(|above| above.join(&link)).unwrap_or(link));
+    }
+    let mut here = all.iter().filter(|mounted| mounted.directory == path);
+    // The last one usually hides the others.
+    let last = here.clone().next_back();
+    let shown = mount::device_number(&path).ok();
+    let mounted = here.find(|mounted| shown == Some((0, mounted.connection))).or(last);
     let Some(mounted) = mounted else { return Err(UnmountError::NotMounted { path }) };
     let keepers = keepers_of(mounted);
     let mut before = if keepers.is_empty() { writers_of(&mounted.source) } else { HashSet::new() };
@@ -188,6 +200,17 @@ fn wait_for(
         return Ok(Unmounted::Closed);
     }
     Err(UnmountError::StillOpen { pool: mounted.source.clone(), waited: wait })
+}
+
+/// Unmounts what this connection serves, at this directory or where that has been moved to.
+pub(crate) fn remove_wherever(
+    path: &Path,
+    connection: u32,
+    lazily: bool,
+) -> Result<(), UnmountError> {
+    let all = mounts().unwrap_or_default();
+    let now = all.iter().rfind(|mounted| mounted.connection == connection);
+    remove(now.map_or(path, |mounted| &mounted.directory), connection, lazily)
 }
 
 /// Unmounts what this connection serves at a directory; what else is mounted there is left alone.

@@ -108,6 +108,22 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Returns the next connection; `None` if there is none at present. For a listener with one user:
+    /// another one may take the connection, and then this waits.
+    ///
+    /// # Errors
+    /// Those of `accept`.
+    pub fn accept_now(&self) -> io::Result<Option<Connection>> {
+        let mut files = [PollFd::new(&self.0, PollFlags::IN)];
+        if retry_on_intr(|| poll(&mut files, Some(&Timespec::default())))? == 0 {
+            return Ok(None);
+        }
+        match net::accept_with(&self.0, SocketFlags::CLOEXEC) {
+            Err(Errno::INTR | Errno::CONNABORTED | Errno::AGAIN) => Ok(None),
+            accepted => Ok(Some(Connection(accepted?))),
+        }
+    }
+
     /// Returns the next connection; `None` if `stop` became readable (or its other end was closed)
     /// first.
     pub fn accept(&self, stop: BorrowedFd<'_>) -> io::Result<Option<Connection>> {
@@ -360,6 +376,12 @@ impl From<OwnedFd> for Connection {
     /// Of a descriptor of a socket of this type.
     fn from(socket: OwnedFd) -> Connection {
         Connection(socket)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -34,6 +34,11 @@ use crate::team::{IN_BYTES, MOST_WORKERS};
 const BLOCKS: (usize, usize) = (2, 4);
 /// A server that has lived so long was of use, also if there was nothing to answer.
 const LONG_LIFE: Duration = Duration::from_secs(1);
+/// How many processes can wait for the end at once.
+const MOST_UNMOUNTING: usize = 64;
+/// In what time a server has to be ready that is the program at the path. What else may be there could
+/// do anything; programs wait meanwhile.
+const PROOF: Duration = Duration::from_secs(5);
 /// How much rather than this process others are killed where memory runs out: its end is the one that
 /// loses data.
 const OOM_SCORE: i32 = -900;
@@ -58,7 +63,8 @@ pub fn keeper_main() -> ExitCode {
     let _ = std::env::set_current_dir("/");
     let mut is_ready = false;
     let kept = keep(prepared, || {
-        is_ready = Message::Ready.send(&starter, &[]).is_ok();
+        // Of a starter that was killed meanwhile nothing is left.
+        Message::Ready.send(&starter, &[]).inspect(|()| is_ready = true)
     });
     if let Err(error) = &kept {
         let _ = Message::Failed(error.to_string()).send(&starter, &[]);
@@ -82,12 +88,15 @@ pub(super) fn pool_options(plan: &Plan) -> PoolOptions {
 }
 
 /// Serves the mount by processes until it ends. After an error nothing is mounted.
-pub(super) fn keep(prepared: Prepared, ready: impl FnOnce()) -> Result<(), MountError> {
+pub(super) fn keep(
+    prepared: Prepared,
+    ready: impl FnOnce() -> io::Result<()>,
+) -> Result<(), MountError> {
     let (directory, connection) = (prepared.plan.directory.clone(), prepared.plan.connection);
     let kept = Keeper::new(prepared).and_then(|keeper| keeper.keep(ready));
     if kept.is_err() {
         // Nothing has the device any more, so no call waits for the mount.
-        let _ = mounts::remove(&directory, connection, true);
+        let _ = mounts::remove_wherever(&directory, connection, true);
     }
     kept
 }
@@ -110,13 +119,17 @@ struct Keeper {
     due: Instant,
     /// Whether that is the program at the path, which may be another version by now.
     is_replaced: bool,
+    /// Until when such a server has to be ready.
+    unproven: Option<Instant>,
     failures: Failures,
     /// How many requests all servers but the last one have answered.
     answered: u64,
     /// They unmount.
     helpers: Vec<Process>,
-    /// The last one, closed behind the pool: then the wait of `unmount` ends.
-    _announced: Option<Listener>,
+    /// The last ones, closed behind the pool: then the wait of `unmount` ends.
+    announced: Option<Listener>,
+    unmounting: Vec<Connection>,
+    accepts: bool,
 }
 
 struct Process {
@@ -205,9 +218,12 @@ impl Keeper {
             server: None,
             due: Instant::now(),
             is_replaced: false,
+            unproven: None,
             answered: 0,
             helpers: Vec::new(),
-            _announced: announced,
+            announced,
+            unmounting: Vec::new(),
+            accepts: true,
         };
         keeper.lend(BLOCKS.0).map_err(|error| MountError::Pool(error.into()))?;
         Ok(keeper)
@@ -220,11 +236,9 @@ impl Keeper {
         Ok(())
     }
 
-    fn keep(mut self, ready: impl FnOnce()) -> Result<(), MountError> {
-        let served = self.begin().and_then(|()| {
-            ready();
-            self.serve()
-        });
+    fn keep(mut self, ready: impl FnOnce() -> io::Result<()>) -> Result<(), MountError> {
+        let begun = self.begin().and_then(|()| ready().map_err(MountError::Start));
+        let served = begun.and_then(|()| self.serve());
         if let Some(server) = self.server.take() {
             let _ = server.kill();
         }
@@ -271,6 +285,7 @@ impl Keeper {
         let pool = self.pool.files_to_pass().map_err(io::Error::other)?;
         let is_replaced = std::mem::take(&mut self.is_replaced);
         let server = if is_replaced { self.spawn(&self.plan.program.path).ok() } else { None };
+        self.unproven = server.as_ref().map(|_| Instant::now() + PROOF);
         let mut server = server.map_or_else(|| self.spawn_own(), Ok)?;
         self.memory.set(Word::Servers, self.memory.get(Word::Servers) + 1);
         match self.tell_all(&mut server, pool.iter().map(|file| file.as_fd())) {
@@ -321,12 +336,15 @@ impl Keeper {
     fn next(&mut self) -> io::Result<Event> {
         loop {
             self.tell_server();
-            let pause = match &self.server {
-                Some(_) => None,
-                None => Some(self.due.saturating_duration_since(Instant::now())),
-            };
+            let until = if self.server.is_some() { self.unproven } else { Some(self.due) };
+            let pause = until.map(|until| until.saturating_duration_since(Instant::now()));
             if pause.is_some_and(|pause| pause.is_zero()) {
-                return Ok(Event::Due);
+                let Some(server) = &mut self.server else { return Ok(Event::Due) };
+                say(&format!("{} does not serve", self.plan.program.path.display()));
+                self.unproven = None;
+                // Its end is heard of, and this program takes over.
+                let _ = server.child.kill();
+                continue;
             }
             let server = self.server.iter().map(|it| {
                 let has_more = it.outgoing.len() > 0;
@@ -336,8 +354,11 @@ impl Keeper {
             let ending = [PollFd::new(&self.ending, PollFlags::IN)];
             let helpers = self.helpers.iter().map(|it| PollFd::new(&it.connection, PollFlags::IN));
             let lifeline = self.lifeline.iter().map(|end| PollFd::new(end, PollFlags::empty()));
+            let announced = self.announced.iter().filter(|_| self.accepts);
+            let announced = announced.map(|it| PollFd::new(it, PollFlags::IN));
             // The server last: it could have more to say at any time.
-            let all = ending.into_iter().chain(lifeline).chain(helpers).chain(server);
+            let all = ending.into_iter().chain(lifeline).chain(announced);
+            let all = all.chain(helpers).chain(server);
             let mut files: Vec<_> = all.collect();
             let limit = pause.and_then(|pause| Timespec::try_from(pause).ok());
             rustix::io::retry_on_intr(|| poll(&mut files, limit.as_ref()))?;
@@ -354,6 +375,10 @@ impl Keeper {
             if self.lifeline.is_some() && next_has_come() {
                 return Ok(Event::Abandoned);
             }
+            if self.accepts && self.announced.is_some() && next_has_come() {
+                self.accept_unmounting();
+                continue;
+            }
             if let Some(at) = (0..self.helpers.len()).find(|_| next_has_come()) {
                 return Ok(Event::HelperEnded(at));
             }
@@ -364,6 +389,25 @@ impl Keeper {
                 let message = Message::receive_with(&server.connection).ok().flatten();
                 return Ok(Event::Server(message.map(Box::new)));
             }
+        }
+    }
+
+    /// Takes a process out of the queue of the socket, which could be full otherwise: it waits for the end
+    /// of its connection, or has given up.
+    fn accept_unmounting(&mut self) {
+        let accepted = self.announced.as_ref().map(Listener::accept_now);
+        match accepted {
+            Some(Ok(Some(connection))) => {
+                self.unmounting.retain(|other| !other.is_closed());
+                // Other users may connect as well.
+                if self.unmounting.len() == MOST_UNMOUNTING {
+                    self.unmounting.remove(0);
+                }
+                self.unmounting.push(connection);
+            }
+            // It would come again at once, as where no more descriptors can be made.
+            Some(Err(_)) => self.accepts = false,
+            _ => {}
         }
     }
 
@@ -399,7 +443,10 @@ impl Keeper {
 
     fn hear(&mut self, (message, file): (Message, Option<OwnedFd>), said: &mut Said) {
         match message {
-            Message::Ready => said.ready = Some(Instant::now()),
+            Message::Ready => {
+                said.ready = Some(Instant::now());
+                self.unproven = None;
+            }
             Message::Pins => {
                 // If there are no more, the server finds those that it has.
                 let _ = self.lend(BLOCKS.1);

@@ -307,7 +307,10 @@ impl Mounting {
     /// [`MountError`].
     pub fn run(self, ready: impl FnOnce()) -> Result<(), MountError> {
         let (prepared, _) = self.prepare()?;
-        keeper::keep(prepared, ready)
+        keeper::keep(prepared, || {
+            ready();
+            Ok(())
+        })
     }
 }
 

@@ -56,7 +56,7 @@ pub fn server_main() -> ExitCode {
             code(last.send(&keeper, &[]).is_ok() && is_well)
         }
         Ok((Some(Message::Unmount { plan, lazily }), _)) => {
-            let removed = mounts::remove(&plan.directory, plan.connection, lazily);
+            let removed = mounts::remove_wherever(&plan.directory, plan.connection, lazily);
             if let Err(error) = &removed {
                 say(&error.to_string());
             }

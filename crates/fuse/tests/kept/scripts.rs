@@ -470,6 +470,13 @@ pub fn unmounting_waits_for_a_pool_whose_path_is_gone() {
         let Some(mut place) = Place::mount(&How { cache, ..How::default() }) else { return };
         fs::write(place.root().join("f"), "text").expect("a new file");
         fs::rename(place.at("pool"), place.at("renamed")).expect("its owner");
+        // More than a socket's queue has room for.
+        let used = File::open(place.root().join("f")).expect("it is there");
+        for _ in 0..100 {
+            let refused = unmount(&place.root(), false, PATIENCE);
+            assert!(matches!(refused, Err(UnmountError::Busy { .. })), "{refused:?}");
+        }
+        drop(used);
         let unmounted = unmount(&place.root(), false, PATIENCE).expect("nothing uses it");
         assert_eq!(unmounted, Unmounted::Closed);
         let pool = Pool::options().sole("alone").open(place.at("renamed")).expect("it is closed");
