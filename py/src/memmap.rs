@@ -130,13 +130,14 @@ impl Region {
     fn hand_over(&self) -> Result {
         match &*self.mapped {
             Mapped::View(view) if self.keeps_stores => {
-                self.check_faults()?;
+                // Reported behind the rest: what was stored elsewhere is not lost with it.
+                let missed = self.check_faults();
                 // What cannot be written stays dirty, without an error: a flush says why.
                 view.write_out()?;
                 if view.dirty_bytes()? > 0 {
                     view.flush()?;
                 }
-                Ok(())
+                missed
             }
             _ => Ok(()),
         }

@@ -123,3 +123,15 @@ except aquifer.FaultError as error:
     assert (done.returncode, done.stdout) == (0, "raised 4096\n"), done.stderr
 
 
+
+
+def test_a_missed_fault_takes_no_stores_with_it(path: str, table: Table) -> None:
+    array = aquifer.memmap(path, np.int64, "r+", shape=table.shape)
+    array[0, 0] = 99
+    os.truncate(path, CUT)
+    into = np.ones(512, np.int64)
+    ctypes.memmove(into.ctypes.data, array.ctypes.data + CUT, 4096)
+    with pytest.raises(aquifer.FaultError):
+        array.close()
+    assert np.fromfile(path, np.int64)[0] == 99
+    assert os.path.getsize(path) == CUT

@@ -294,3 +294,17 @@ def test_pandas_and_pyarrow(pool_path: Path) -> None:
 
     system = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("aquifer", pool=pool_path)))
     assert dataset.dataset("/table.parquet", filesystem=system).to_table().num_rows == 3
+
+
+def test_what_links_lead_to_is_not_removed(pool_path: Path) -> None:
+    fs = fsspec.filesystem("aquifer", pool=pool_path)
+    fs.makedirs("/keep")
+    fs.makedirs("/junk/deep")
+    fs.pipe("/keep/precious", b"text")
+    for name, target in [("link", "/keep"), ("file", "/keep/precious"), ("up", ".."), ("gone", "nowhere")]:
+        fs.files.symlink(target, f"/junk/deep/{name}")
+    assert fs.isdir("/junk/deep/link") and fs.info("/junk/deep/link")["type"] == "directory"
+    assert "/junk/deep/link/precious" not in fs.find("/junk")
+    fs.rm("/junk", recursive=True)
+    assert not fs.exists("/junk")
+    assert fs.cat("/keep/precious") == b"text"

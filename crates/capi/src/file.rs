@@ -497,12 +497,13 @@ pub unsafe extern "C" fn aq_file_sync_range(
 /// Lets the media begin with what a later `aq_file_sync_range` of this range will write, without waiting:
 /// a hint, whose failures are those of the sync.
 ///
-/// Threads: any. Errors: none.
+/// Threads: any. Errors: -EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_file_begin_sync(file: *mut aq_file, range: aq_range) -> c_int {
     call(|| {
         // SAFETY: documented.
         let file = &unsafe { handle(file, "file") }?.file;
+        bounds(range)?;
         // To the end of the file, like the sync.
         file.begin_sync(range.offset..range.offset.saturating_add(range.length));
         Ok(())

@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
-use super::error::Result;
+use super::error::{MapError, Result};
 use super::flush::{Choice, Flushed, State};
 use super::writable::{Place, Sharing, Writable};
 use aquifer_vm::{PageRun, TrackerForm};
@@ -85,7 +85,17 @@ impl PrivateFile {
     fn state(&self) -> Result<MutexGuard<'_, State>> {
         // In a child, a thread of the parent may hold the lock forever.
         self.mapping.check_process()?;
-        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // Zeros in place of missing bytes are no stores.
+        self.mapping.settle();
+        Ok(state)
+    }
+
+    /// The first bare access since the last call that was answered with zeros, as an error. Waits for a
+    /// flush in progress, which would take the file for stored to where it is mapped again.
+    pub fn take_missed(&self) -> Option<MapError> {
+        let _between_flushes = self.state().ok()?;
+        self.mapping.take_missed()
     }
 
     /// Stores bytes at `offset_bytes` of the view.

@@ -253,10 +253,14 @@ impl FileView {
     }
 
     /// The first bare access since the last call that was answered with zeros, as an error
-    /// ([`FileView::answer_faults_with_zeros`]). From here on loads find the file again, as far as it is there. Call it before
-    /// a flush, which may take zeros behind the end of the file for stores.
+    /// ([`FileView::answer_faults_with_zeros`]). From here on loads find the file again, as far as it is there; also from the
+    /// beginning of a flush on, which writes no such zeros.
     pub fn take_missed_fault(&self) -> Option<MapError> {
-        self.stores.as_ref()?.file.mapping().take_missed()
+        match &self.stores.as_ref()?.file {
+            StoredFile::Private(file) => file.take_missed(),
+            // Only private views answer faults.
+            StoredFile::Shared(_) => None,
+        }
     }
 
     /// Bytes of the pages stored to since they were last written.

@@ -45,8 +45,11 @@ use aquifer_sys::signal::FaultContext;
 use super::error::{FaultCause, MapError, Result};
 use super::identity::may_be_parked;
 use super::mapped::{is_unfilled, was_tried};
+use aquifer_vm::dirty::runs;
 use aquifer_vm::guard::{Replaceable, Trouble};
-use aquifer_vm::{FaultOwner, Missed, ProcessMark, Reservation, Served, VmError};
+use aquifer_vm::{
+    FaultOwner, Missed, PageIndex, PageRun, ProcessMark, Reservation, Served, VmError,
+};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
@@ -120,6 +123,8 @@ struct Faults {
     first_byte: u64,
     replaceable: Replaceable,
     missed: Missed,
+    /// Pages of the place.
+    pages: usize,
     /// Replaced pages: one bit for each page of the place.
     replaced: Box<[AtomicU64]>,
     sharing: Sharing,
@@ -327,8 +332,9 @@ impl Faults {
         let page = (fault.address - self.start) / SMALL_PAGE_BYTES;
         let Some(_held) = self.holds.hold() else { return Served::No };
         if self.is_replaced(page) {
-            // Another thread was first: the zeros are readable.
-            return if fault.write == Some(true) { Served::No } else { Served::Yes };
+            // Another thread was first. If a store meets zeros that cannot be stored to, that is a SIGSEGV, and
+            // `serve_store` maps the file again.
+            return Served::Yes;
         }
         let pages = page..page + 1;
         if !self.protect(&pages, Protection::Read) {
@@ -350,16 +356,32 @@ impl Faults {
             }
             false => Protection::Read,
         };
-        self.note_replaced(page);
-        let addresses = address as usize..address as usize + SMALL_PAGE_BYTES;
-        // SAFETY: a page of this mapping that is the file's, as for `replace`: it cannot be read, so there is no private copy.
+        let pages = self.many_gone(&pages, protection).unwrap_or(pages);
+        pages.clone().for_each(|page| self.note_replaced(page));
+        let (address, len_bytes) = (self.address_of(pages.start), pages.len() * SMALL_PAGE_BYTES);
+        let addresses = address as usize..address as usize + len_bytes;
+        // SAFETY: pages of this mapping that are the file's, as for `replace`: they cannot be read, so there is no private copy.
         if !unsafe { self.replaceable.replace_bare(addresses, protection) } {
             return Served::No;
         }
         // Without it a child would inherit zeros, which harms nothing.
-        let _ = keep_private(address, SMALL_PAGE_BYTES);
+        let _ = keep_private(address, len_bytes);
         self.missed.note(self.first_byte + page as u64 * PAGE);
         Served::Yes
+    }
+
+    /// All pages behind the end of the file, if a page of them is to be replaced after very many: each could cost two of the
+    /// mappings that a process may have. The caller holds them.
+    fn many_gone(&self, page: &Range<usize>, protection: Protection) -> Option<Range<usize>> {
+        if protection != Protection::ReadWrite || !self.replaceable.has_many_bare() {
+            return None;
+        }
+        let len_bytes = file_len_bytes(self.file.as_fd()).ok()?.saturating_sub(self.first_byte);
+        let first = usize::try_from(len_bytes.div_ceil(PAGE)).ok()?.min(page.start);
+        let gone = first..self.pages;
+        // As for one page: a store is made before the file is found to end here, and lost with its page, or repeated.
+        let is_gone = self.protect(&gone, Protection::Read) && self.has_ended_before(first);
+        is_gone.then_some(gone)
     }
 
     /// Repeats a store that failed because its page was held. Maps the file again under a store to
@@ -491,6 +513,7 @@ impl Writable {
             first_byte,
             replaceable: Replaceable::new(),
             missed: Missed::new(),
+            pages: capacity_bytes / SMALL_PAGE_BYTES,
             replaced: (0..words).map(|_| AtomicU64::new(0)).collect(),
             sharing,
             holds: Holds::default(),
@@ -649,8 +672,24 @@ impl Writable {
         // In a child the mapping is its parent's.
         self.check_process().ok()?;
         let at = self.faults.missed.take()?;
-        self.faults.replaceable.settle(|hull| self.map_again(hull));
+        self.settle();
         Some(self.fault(&(at.max(self.view_in_file().start)..at + PAGE)))
+    }
+
+    /// Maps the file again where bare accesses were answered with zeros.
+    pub fn settle(&self) {
+        self.faults.replaceable.settle(|hull| self.map_again(hull));
+    }
+
+    /// Leaves out the pages that show zeros instead of the file.
+    pub fn without_replaced(&self, runs: &[PageRun]) -> Vec<PageRun> {
+        let mut replaced = Vec::new();
+        for run in runs {
+            let is_replaced = |page: &PageIndex| self.faults.is_replaced(page.0 as usize);
+            let found = run.pages().filter(is_replaced);
+            replaced.extend(found.map(|first| PageRun { first, count: 1 }));
+        }
+        runs::subtract(runs, &replaced)
     }
 
     /// Finds out why a byte in `range` of the file could not be accessed.

@@ -229,3 +229,62 @@ fn bare_accesses_of_missing_bytes_find_zeros_and_the_next_call_reports_it() {
     view.flush().unwrap();
     assert_eq!(fs::read(&path).unwrap()[9 * PAGE as usize], 5);
 }
+
+/// What is stored to a page behind the end is not written when the file has another content there by the
+/// time of the flush, also if the missed fault was not asked for.
+#[test]
+fn zeros_under_bare_stores_are_not_written() {
+    let (_directory, path, mapper) = scene(10 * PAGE as usize);
+    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    view.answer_faults_with_zeros().unwrap();
+    let data = view.as_mut_ptr().unwrap();
+    let store = |at: u64, byte: u8| {
+        // SAFETY: inside the view.
+        unsafe { data.add(at as usize).write_volatile(byte) }
+    };
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(5 * PAGE).unwrap();
+    store(3 * PAGE, 6);
+    store(7 * PAGE + 1, 9);
+    std::os::unix::fs::FileExt::write_all_at(&file, &[2; 5 * PAGE as usize], 5 * PAGE).unwrap();
+    view.flush().unwrap();
+    let bytes = fs::read(&path).unwrap();
+    assert_eq!(bytes[3 * PAGE as usize], 6);
+    assert!(bytes[5 * PAGE as usize..].iter().all(|&byte| byte == 2));
+    assert!(view.take_missed_fault().is_some());
+}
+
+/// Several threads that meet the same missing pages, and more pages than a process may have mappings for.
+#[test]
+fn many_bare_accesses_of_many_threads_are_answered() {
+    const PAGES: u64 = 140_000;
+    let (_directory, path, mapper) = scene(PAGE as usize);
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(PAGES * PAGE).unwrap();
+    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    view.answer_faults_with_zeros().unwrap();
+    let address = view.as_mut_ptr().unwrap() as usize;
+    file.set_len(PAGE).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..3_u64 {
+            scope.spawn(move || {
+                for page in (1..PAGES).step_by(2) {
+                    let byte = (address + (page * PAGE) as usize) as *mut u8;
+                    // SAFETY: inside the view.
+                    unsafe {
+                        if thread == 0 {
+                            byte.write_volatile(1)
+                        } else {
+                            byte.read_volatile();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let maps = fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    assert!(maps < 10_000, "{maps}");
+    assert!(view.take_missed_fault().is_some());
+    view.flush().unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), PAGE);
+}

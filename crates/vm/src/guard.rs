@@ -309,6 +309,12 @@ impl Replaceable {
         true
     }
 
+    /// Whether very many pages were replaced under bare faults since the file was mapped there again.
+    pub fn has_many_bare(&self) -> bool {
+        // Relaxed: a bound.
+        self.bare.count.load(Ordering::Relaxed) >= MANY.into()
+    }
+
     /// Serves a fault that the calling thread guards, one page at a time, so that other threads
     /// lose no readable page. After very many missing pages, replaces all the rest. Called by the
     /// fault handler.

@@ -292,10 +292,14 @@ class AquiferFileSystem(ChainedFileSystem):  # type: ignore[misc]
         infos = []
         for name in names:
             try:
-                infos.append(self.info(name))
+                info = self.info(name)
             except FileNotFoundError:
                 # Removed meanwhile.
-                pass
+                continue
+            if info["islink"] and info["type"] == "directory":
+                # Nothing goes through it: what is removed with its directory is the link, and a link upwards has an end.
+                info["type"] = "link"
+            infos.append(info)
         return infos
 
     def exists(self, path: Any, **options: Any) -> bool:

@@ -177,6 +177,7 @@ impl State {
         self.tracker.take(Stores::InProgress, &mut is_changed, &mut stored)?;
         self.dirty.append(&mut stored);
         runs::normalise(&mut self.dirty);
+        self.dirty = mapping.without_replaced(&self.dirty);
         Ok(())
     }
 
