@@ -96,6 +96,19 @@ fn a_mounted_pool_is_a_file_system_until_it_is_unmounted() {
     pool.sound();
 }
 
+/// The kernel takes sources of 255 bytes.
+fn a_pool_with_a_long_path_is_mounted() {
+    let pool = Pool::new();
+    let deep = pool.place.path(&"d".repeat(250));
+    fs::create_dir(&deep).unwrap();
+    let path = deep.join("data.pool");
+    fs::rename(&pool.pool, &path).unwrap();
+    works(&["mount", path.to_str().unwrap(), pool.at()]);
+    fs::write(pool.file("f"), "text").unwrap();
+    pool.umount();
+    assert_eq!(works(&["cat", &format!("{}:/f", path.display())]), "text");
+}
+
 fn a_shared_mount_leaves_the_pool_to_others() {
     let pool = Pool::new();
     let second = pool.place.path("second");
@@ -111,7 +124,8 @@ fn a_shared_mount_leaves_the_pool_to_others() {
     // It is shared by all or by none.
     let third = pool.place.path("third");
     fs::create_dir(&third).unwrap();
-    fails(&["mount", &pool.pool, third.to_str().unwrap()], 1);
+    let refused = fails(&["mount", &pool.pool, third.to_str().unwrap()], 1);
+    says(&refused, &["open for writing", "aquifer umount", "--shared"]);
     fails(&["mount", "--shared", "--cache", "write-back", &pool.pool, pool.at()], 2);
     works(&["umount", second.to_str().unwrap()]);
     pool.holds("g", "text");
@@ -507,6 +521,7 @@ fn child() {
     child::play(&[
         ("mounted", a_mounted_pool_is_a_file_system_until_it_is_unmounted),
         ("shared", a_shared_mount_leaves_the_pool_to_others),
+        ("long", a_pool_with_a_long_path_is_mounted),
         ("replaced", a_program_that_does_not_serve_is_given_up),
         ("descriptors", a_mount_keeps_no_descriptors_of_its_caller),
         ("lazy", a_lazily_unmounted_pool_serves_those_that_use_it),
@@ -554,6 +569,7 @@ aquifer_testkit::roles! {
     plays:
     mounted: "mounted",
     mounted_shared: "shared",
+    mounted_with_a_long_path: "long",
     servers_are_replaced_by_anything: "replaced",
     descriptors_of_the_caller: "descriptors",
     lazily_unmounted: "lazy",

@@ -125,6 +125,8 @@ impl MountOptions {
 
     /// What the kernel is told, with this source.
     pub(crate) fn fuse_mount(&self, source: &OsStr) -> FuseMount {
+        // The kernel takes no longer one. Unmounting needs none.
+        let source = if source.len() < 256 { source } else { "aquifer".as_ref() };
         FuseMount {
             source: source.to_owned(),
             subtype: "aquifer".to_owned(),

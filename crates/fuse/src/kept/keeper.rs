@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use aquifer_pool::{Pool, PoolOptions};
+use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_sys::high_fd;
 use aquifer_sys::local_socket::{Connection, Listener};
 use aquifer_sys::mount;
@@ -25,7 +25,7 @@ use super::{Prepared, code, say};
 use crate::device::Device;
 use crate::in_process::{DIRTY_PERCENT, MountError, READ_AHEAD_KIB};
 use crate::init;
-use crate::mounts;
+use crate::mounts::{self, MountedPool};
 use crate::pool_fs::{LockOwner, MOST_HOLDERS, MOST_OPEN, OpenOwner};
 use crate::state::{Memory, Notes, Word};
 use crate::team::{IN_BYTES, MOST_WORKERS};
@@ -99,6 +99,21 @@ pub(super) fn keep(
         let _ = mounts::remove_wherever(&directory, connection, true);
     }
     kept
+}
+
+/// Why the pool is not opened. What may be unmounted for it is named.
+fn not_opened(error: PoolError, plan: &Plan) -> MountError {
+    if let PoolError::HasWriters { .. } = error {
+        let all = mounts::mounts().unwrap_or_default();
+        let other = |it: &&MountedPool| it.source == plan.pool && it.connection != plan.connection;
+        if let Some(other) = all.iter().find(other) {
+            let at = other.directory.display();
+            return MountError::Refused(format!(
+                "{error}; it is mounted at {at}: `aquifer umount {at}`, or share this mount as well (--shared)"
+            ));
+        }
+    }
+    MountError::Pool(error.into())
 }
 
 struct Keeper {
@@ -182,7 +197,7 @@ impl Keeper {
         if !options.is_shared() {
             open = open.sole(format!("mounted at {at}; unmount it with: aquifer umount {at}"));
         }
-        let pool = open.open(&plan.pool).map_err(|error| MountError::Pool(error.into()))?;
+        let pool = open.open(&plan.pool).map_err(|error| not_opened(error, &plan))?;
         let memory = Memory::new(pool.layout().slots()).map_err(MountError::Start)?;
 
         let device = Device::new(device);
