@@ -1591,7 +1591,7 @@ int aq_file_sync_range(aq_file *file, aq_range range, int data_only);
  * Lets the media begin with what a later `aq_file_sync_range` of this range will write, without waiting:
  * a hint, whose failures are those of the sync.
  *
- * Threads: any. Errors: none.
+ * Threads: any. Errors: -EINVAL.
  */
 int aq_file_begin_sync(aq_file *file,
                        aq_range range);
