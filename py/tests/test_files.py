@@ -262,6 +262,9 @@ def test_names(files: Files) -> None:
     files.rename("/a/one", "/a/b/two")
     assert files.read_text("/a/b/two") == "1" and not files.exists("/a/one") and not files.exists("/a/link")
     assert files.copy("/a/hard", "/copy") == 1 and files.read_bytes("/copy") == b"1"
+    with pytest.raises(aquifer.InvalidInputError, match="same file"):
+        files.copy("/copy", "/copy")
+    assert files.read_bytes("/copy") == b"1"
     assert [(top, sorted(below), sorted(names)) for top, below, names in files.walk("/a")] == [
         ("/a", ["b"], ["hard", "link"]),
         ("/a/b", ["c"], ["two"]),

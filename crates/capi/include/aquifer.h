@@ -2896,7 +2896,8 @@ int aq_path_realpath(aq_pool *pool, const char *name, char **absolute);
  * Copies a regular file with its permissions; what has the new name is overwritten. `*copied`, which may
  * be null, gets the number of bytes.
  *
- * Threads: any. Errors: those of open(2), -ENOSPC, -EIO. Durable: after `aq_pool_sync`.
+ * Threads: any. Errors: those of open(2), -ENOSPC, -EIO; -EINVAL if both are the same file, also by links:
+ * nothing is changed then. Durable: after `aq_pool_sync`.
  */
 int aq_path_copy(aq_pool *pool,
                  const char *name,

@@ -319,7 +319,8 @@ pub unsafe extern "C" fn aq_path_realpath(
 /// Copies a regular file with its permissions; what has the new name is overwritten. `*copied`, which may
 /// be null, gets the number of bytes.
 ///
-/// Threads: any. Errors: those of open(2), -ENOSPC, -EIO. Durable: after `aq_pool_sync`.
+/// Threads: any. Errors: those of open(2), -ENOSPC, -EIO; -EINVAL if both are the same file, also by links:
+/// nothing is changed then. Durable: after `aq_pool_sync`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_path_copy(
     pool: *mut aq_pool,

@@ -170,7 +170,7 @@ pub enum FsError {
         /// The name.
         name: Vec<u8>,
     },
-    /// The options to open a file contradict each other.
+    /// The options to open a file, or source and target of a copy, contradict each other.
     #[error("{path}: Invalid argument: {reason}", path = path.display())]
     Options {
         /// The path.

@@ -209,6 +209,33 @@ fn emptying_what_is_empty_is_a_change() {
 }
 
 #[test]
+fn a_file_that_is_copied_or_moved_to_itself_stays_as_it_is() {
+    let (_scratch, files) = scratch();
+    files.write("/f", "content").unwrap();
+    files.hard_link("/f", "/hard").unwrap();
+    files.symlink("f", "/soft").unwrap();
+    let before = files.metadata("/f").unwrap();
+    let names = ["/f", "/hard", "/soft"];
+    for (from, to) in names.iter().flat_map(|from| names.map(|to| (from, to))) {
+        let error = files.copy(from, to).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{from} to {to}");
+        assert!(error.to_string().contains("same file; copy to another name"), "{error}");
+    }
+    files.rename("/f", "/f").unwrap();
+    files.rename("/f", "/hard").unwrap();
+    let file = files.options().read(true).write(true).open("/f").unwrap();
+    assert_eq!(file.copy_range(0..7, &file, 3).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(files.read("/hard").unwrap(), b"content");
+    let after = files.metadata("/f").unwrap();
+    assert_eq!((after.mtime_nsec(), after.nlink()), (before.mtime_nsec(), 2));
+    // What has become another file is overwritten, and shorter.
+    files.write("/g", "shorter").unwrap();
+    files.write("/f", "a long text").unwrap();
+    assert_eq!(files.copy("/g", "/soft").unwrap(), 7);
+    assert_eq!(files.read("/hard").unwrap(), b"shorter");
+}
+
+#[test]
 fn symbolic_links_at_the_end_are_as_on_linux() {
     let (_scratch, files) = scratch();
     files.symlink("nothing", "link").unwrap();

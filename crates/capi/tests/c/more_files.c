@@ -203,6 +203,9 @@ static void names(aq_pool *pool) {
     OK(aq_path_copy(pool, "/v", "/copy", &copied));
     CHECK(copied == 4);
     OK(aq_path_copy(pool, "/v", "/copy", NULL));
+    FAILS(EINVAL, aq_path_copy(pool, "/link", "/v", NULL)); /* the same file, which stays as it is */
+    OK(aq_path_stat(pool, "/v", 1, &status));
+    CHECK(status.len_bytes == 4);
     OK(aq_path_set_times(pool, "/link", 0, AQ_KEEP_TIME, 5));
     OK(aq_path_stat(pool, "/link", 0, &status));
     CHECK(status.modified_ns == 5);

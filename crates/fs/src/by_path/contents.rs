@@ -75,8 +75,8 @@ impl Files {
     }
 
     /// Copies content and permissions of a file, and returns its length. Holes stay holes. Else as
-    /// [`std::fs::copy`]: an existing file is overwritten, and a file that is copied to itself is
-    /// truncated.
+    /// [`std::fs::copy`]: an existing file is overwritten. That function empties a file which is
+    /// copied to itself; here that is an error, and the file stays as it is.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -90,7 +90,8 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// As for [`Files::read`] and [`Files::write`]; [`FsError::NotAFile`] if `from` is a directory.
+    /// As for [`Files::read`] and [`Files::write`]; [`FsError::NotAFile`] if `from` is a directory;
+    /// [`FsError::Options`] if both paths lead to one file, also by links.
     pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64> {
         let reader = self.open_file(from.as_ref())?;
         let metadata = reader.metadata()?;
@@ -98,8 +99,16 @@ impl Files {
             return Err(FsError::NotAFile { path: from.as_ref().to_owned() });
         }
         let mut options = self.options();
-        options.write(true).create(true).truncate(true).mode(metadata.mode() & 0o7777);
-        let writer = options.open(to)?;
+        options.write(true).create(true).mode(metadata.mode() & 0o7777);
+        let writer = options.open(to.as_ref())?;
+        // Before the target is truncated, and of what is open: names may change meanwhile.
+        if writer.node() == reader.node() {
+            return Err(FsError::Options {
+                path: to.as_ref().to_owned(),
+                reason: "source and target are the same file; copy to another name",
+            });
+        }
+        writer.set_len(0)?;
         writer.set_permissions(metadata.permissions())?;
         let most = metadata.len().clamp(PAGE_BYTES, COPIED_AT_ONCE_BYTES);
         let mut buffer = vec![0; most as usize];

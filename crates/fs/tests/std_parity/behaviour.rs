@@ -405,7 +405,10 @@ fn changing_two_paths() {
             for call in 0..4 {
                 trees.plant();
                 let what = format!("call {call} of {from} and {to}");
+                let number = |path| Some(files.metadata(Path::new("/tree").join(path)).ok()?.ino());
                 match call {
+                    // The one difference: `std` empties a file that is copied to itself.
+                    1 if number(from).is_some() && number(from) == number(to) => {}
                     0 => same!(
                         trees,
                         what,

@@ -67,7 +67,10 @@ fn groups() -> Vec<Group> {
                 std::fs::symlink_metadata: fn(P) -> Io<std::fs::Metadata> => Files::symlink_metadata: fn(&Files, P) -> Result<Metadata>;
                 std::fs::write: fn(P, P) -> Io<()> => Files::write: fn(&Files, P, P) -> Result<()>;
             },
-            absent: vec![("soft_link", "deprecated in `std`: `symlink`")],
+            absent: vec![
+                ("soft_link", "deprecated in `std`: `symlink`"),
+                ("copy of a file to itself", "an error that leaves the file as it is; `std` empties it"),
+            ],
         },
         Group {
             std: "std::path::Path",
