@@ -264,7 +264,11 @@ def test_names(files: Files) -> None:
     assert files.copy("/a/hard", "/copy") == 1 and files.read_bytes("/copy") == b"1"
     with pytest.raises(aquifer.InvalidInputError, match="same file"):
         files.copy("/copy", "/copy")
+    with files.open("/copy", "rb") as itself:
+        assert files.copy_in(itself, "/copy") == 1
     assert files.read_bytes("/copy") == b"1"
+    files.write_bytes("/copy", b"longer")
+    assert files.copy_in(io.BytesIO(b"1"), "/copy") == 1 and files.read_bytes("/copy") == b"1"
     assert [(top, sorted(below), sorted(names)) for top, below, names in files.walk("/a")] == [
         ("/a", ["b"], ["hard", "link"]),
         ("/a/b", ["c"], ["two"]),

@@ -319,14 +319,14 @@ class Files:
         self._pool._opened.add(opened)
         return opened
 
-    def _open_raw(self, path: AnyPath, kind: str, permissions: int = 0o666) -> FileIO:
+    def _open_raw(self, path: AnyPath, kind: str, permissions: int = 0o666, truncates: bool = True) -> FileIO:
         """A file without a buffer, which closing the pool does not close. `kind` is a mode without `b` and `t`."""
         both = "+" in kind
         how = {
             "read": kind[0] == "r" or both,
             "write": kind[0] in "wx" or both,
             "append": kind[0] == "a",
-            "truncate": kind[0] == "w",
+            "truncate": kind[0] == "w" and truncates,
             "create": kind[0] in "wa",
             "create_new": kind[0] == "x",
             "mode": permissions,
@@ -417,10 +417,12 @@ class Files:
 
     def _copy_in(self, source: Any, target: AnyPath) -> int:
         count, buffer = 0, memoryview(bytearray(COPY_BYTES))
-        with self.open(target, "wb", 0) as file:
+        # Truncated at the end: the source may be the same file, opened before or found on a mount of the pool.
+        with self._open_raw(target, "w", truncates=False) as file:
             while got := source.readinto(buffer):
                 file.write(buffer[:got])
                 count += got
+            file.truncate()
         return count
 
     def copy_out(self, source: AnyPath, target: str | os.PathLike[str] | BinaryIO) -> int:
