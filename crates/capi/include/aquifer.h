@@ -8,6 +8,9 @@
    default. Lengths, offsets and budgets are in bytes. Pointers must be valid, and must not be null
    unless it is said that they may; a null pointer is -EINVAL.
 
+   A handle that was freed is -EBADF if it is one of the last 256 that were freed: enough to find such a
+   defect in tests, not to rely on. A callback must not free the handle of the call that it is part of.
+
    In a forked child every call with a handle of the parent returns -ECHILD, or null or 0 where it
    returns no error; only freeing it is fine. The child opens what it needs again. Pointers into memory
    of handles (mappings, objects, views, pins, pages) must not be used in a child: the memory is gone,
@@ -228,7 +231,7 @@
 /**
  * `aq_file_lock`: as long as necessary.
  */
-#define AQ_WAIT -1
+#define AQ_WAIT (-1)
 
 /**
  * `*held` of `aq_file_lock_conflict`: no lock is in the way.
@@ -448,7 +451,8 @@ typedef struct aq_cache_options {
      */
     size_t size;
     /**
-     * Memory that the cache may use, in bytes; at least 6 MiB. Default: a quarter of the machine's.
+     * Memory that the cache may use, in bytes; at least 6 MiB, more
+     * with larger pages. Default: a quarter of the machine's.
      */
     uint64_t budget_bytes;
     /**
@@ -469,7 +473,7 @@ typedef struct aq_cache_options {
      */
     const char *publish;
     /**
-     * 1: faults are served by a thread of the library and not in a handler of SIGBUS, so that system
+     * Other than 0: faults are served by a thread of the library and not in a handler of SIGBUS, so that system
      * calls may use user-backed memory that is not pinned. A miss takes longer, and the process needs
      * CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1.
      */
@@ -1491,8 +1495,8 @@ int aq_file_write(aq_file *file,
 
 /**
  * Reads at most the length of `count` buffers from `offset`, one after the other, and puts the number of
- * bytes into `*done`: less only at the end of the file. Each buffer is filled as by a call of
- * `aq_file_read`.
+ * bytes into `*done`, also if it fails: otherwise less only at the end of the file. Each buffer is filled
+ * as by a call of `aq_file_read`.
  *
  * Threads: any. Errors: as `aq_file_read`.
  */
@@ -2159,7 +2163,8 @@ int aq_mapping_read(aq_mapping *mapping, void *buffer, size_t size, uint64_t off
 
 /**
  * Passes a range to `look`, in one piece and without a copy where that is safe; its pages stay in memory
- * during the call, so it must fit into the budget.
+ * during the call, so it must fit into the mappings' part of the budget: half of it while the cache has
+ * pages (`aq_pages_new`) as well.
  *
  * Threads: any; `look` runs in the calling one. Stores that other threads make meanwhile may be seen in
  * part. Errors: as `aq_mapping_read`; what `look` has seen is then not to be used.
@@ -2412,8 +2417,8 @@ int aq_object_list(aq_pool *pool, aq_object_fn visit, void *context);
  * be others for reading. `key` may be null.
  *
  * Threads: any. Errors: -ENOENT, -EACCES for a wrong key, -EBUSY if it is attached otherwise or its
- * addresses are taken, -EROFS, -EUCLEAN for a damaged heap, -EOPNOTSUPP under ThreadSanitizer and
- * MemorySanitizer, which own the addresses. Frees: the caller, by `aq_object_detach`.
+ * addresses are taken, -EROFS, -EUCLEAN for a damaged heap, -EOPNOTSUPP under ThreadSanitizer,
+ * which owns the addresses. Frees: the caller, by `aq_object_detach`.
  */
 int aq_object_attach(aq_pool *pool,
                      const char *name,

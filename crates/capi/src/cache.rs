@@ -23,7 +23,8 @@ pub struct aq_cache {
 pub struct aq_cache_options {
     /// `sizeof(aq_cache_options)`.
     pub size: usize,
-    /// Memory that the cache may use, in bytes; at least 6 MiB. Default: a quarter of the machine's.
+    /// Memory that the cache may use, in bytes; at least 6 MiB, more
+    /// with larger pages. Default: a quarter of the machine's.
     pub budget_bytes: u64,
     /// The size of a page, a power of two from 4096 to 65536. Default: 4096.
     pub page_bytes: usize,
@@ -34,7 +35,7 @@ pub struct aq_cache_options {
     pub io_threads: usize,
     /// A name under which `aquifer stat` shows the cache while the program runs. Copied.
     pub publish: *const c_char,
-    /// 1: faults are served by a thread of the library and not in a handler of SIGBUS, so that system
+    /// Other than 0: faults are served by a thread of the library and not in a handler of SIGBUS, so that system
     /// calls may use user-backed memory that is not pinned. A miss takes longer, and the process needs
     /// CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1.
     pub serving_thread: u64,

@@ -85,14 +85,15 @@ pub(crate) fn last_text() -> *const std::ffi::c_char {
     last(|failure| failure.text.as_ptr()).unwrap_or(const { c"".as_ptr() })
 }
 
-/// The failure of a system call of this crate.
-pub(crate) fn system(error: std::io::Error) -> Failure {
+/// The failure of a system call of this crate; `what` is the call, or the argument that it was made with.
+pub(crate) fn system(what: &str, error: std::io::Error) -> Failure {
     let number = error.raw_os_error().unwrap_or(libc::EIO);
     let kind = match number {
-        libc::EINTR => aquifer::ErrorKind::Interrupted,
-        _ => aquifer::ErrorKind::LimitReached,
+        libc::EINTR => ErrorKind::Interrupted,
+        libc::EBADF | libc::EINVAL => ErrorKind::InvalidInput,
+        _ => ErrorKind::LimitReached,
     };
-    Failure::new(number, kind, error.to_string())
+    Failure::new(number, kind, format!("{what}: {error}"))
 }
 
 /// Runs the body of a function.
@@ -102,6 +103,14 @@ pub(crate) fn call(body: impl FnOnce() -> Result) -> c_int {
         Ok(Err(failure)) => failure.keep(),
         Err(panic) => Failure::panicked(&*panic).keep(),
     }
+}
+
+/// Runs the body of a function that calls one of the program until that returns another value than 0,
+/// which is then what the function returns.
+pub(crate) fn visit(body: impl FnOnce(&mut c_int) -> Result) -> c_int {
+    let mut ended = 0;
+    let result = call(|| body(&mut ended));
+    if result == 0 { ended } else { result }
 }
 
 /// Runs the body of a function that cannot fail.

@@ -13,7 +13,7 @@ use aquifer::{File, Lease, View, ViewMut};
 use crate::call::{Failure, Result, always, call};
 use crate::mapper::aq_bytes_fn;
 use crate::mapping::aq_range;
-use crate::memory::{Place, free, handle, list, list_mut, path, text, usable};
+use crate::memory::{Place, free, handle, list, list_mut, path, put_optional, text, usable};
 use crate::path::{aq_file_status, put_names, put_value, times};
 use crate::pool::aq_pool;
 use crate::sized::SizedPlace;
@@ -256,8 +256,8 @@ pub unsafe extern "C" fn aq_file_write(
 }
 
 /// Reads at most the length of `count` buffers from `offset`, one after the other, and puts the number of
-/// bytes into `*done`: less only at the end of the file. Each buffer is filled as by a call of
-/// `aq_file_read`.
+/// bytes into `*done`, also if it fails: otherwise less only at the end of the file. Each buffer is filled
+/// as by a call of `aq_file_read`.
 ///
 /// Threads: any. Errors: as `aq_file_read`.
 #[unsafe(no_mangle)]
@@ -270,20 +270,20 @@ pub unsafe extern "C" fn aq_file_readv(
 ) -> c_int {
     call(|| {
         // SAFETY: documented.
-        let (file, place) = unsafe { (handle(file, "file")?, Place::new(done, "done")?) };
+        let mut place = unsafe { Place::new(done, "done") }?.put_first(0);
         // SAFETY: documented.
-        let buffers = unsafe { vectors(buffers, count) }?;
+        let (file, buffers) = unsafe { (handle(file, "file")?, vectors(buffers, count)?) };
         let mut total = 0;
         for one in buffers {
             // SAFETY: documented.
             let target = unsafe { list_mut(one.iov_base.cast::<u8>(), one.iov_len, "buffers") }?;
             let count = read(&file.file, target, offset.saturating_add(total as u64))?;
             total += count;
+            place = place.put_first(total);
             if count < target.len() {
                 break;
             }
         }
-        place.put(total);
         Ok(())
     })
 }
@@ -303,10 +303,7 @@ pub unsafe extern "C" fn aq_file_writev(
 ) -> c_int {
     call(|| {
         // SAFETY: documented.
-        let mut done = unsafe { done.as_mut() };
-        if let Some(done) = &mut done {
-            **done = 0;
-        }
+        unsafe { put_optional(done, 0) };
         // SAFETY: documented.
         let (file, buffers) = unsafe { (handle(file, "file")?, vectors(buffers, count)?) };
         let mut total = 0;
@@ -315,9 +312,8 @@ pub unsafe extern "C" fn aq_file_writev(
             let source = unsafe { list(one.iov_base.cast::<u8>(), one.iov_len, "buffers") }?;
             file.file.write_all_at(source, offset.saturating_add(total as u64))?;
             total += source.len();
-            if let Some(done) = &mut done {
-                **done = total;
-            }
+            // SAFETY: documented.
+            unsafe { put_optional(done, total) };
         }
         Ok(())
     })
@@ -332,6 +328,9 @@ unsafe fn vectors<'a>(buffers: *const libc::iovec, count: usize) -> Result<&'a [
     let buffers = unsafe { list(buffers, count, "buffers") }?;
     let mut total = 0_usize;
     for one in buffers {
+        // Before anything is transferred.
+        // SAFETY: guaranteed by the caller.
+        unsafe { list(one.iov_base.cast_const().cast::<u8>(), one.iov_len, "buffers") }?;
         total = total
             .checked_add(one.iov_len)
             .filter(|&total| total <= isize::MAX as usize)
@@ -355,11 +354,12 @@ pub unsafe extern "C" fn aq_file_append(
         // SAFETY: documented.
         let (file, source) =
             unsafe { (handle(file, "file")?, list(buffer.cast::<u8>(), size, "buffer")?) };
-        let written = file.file.write_with(source, At::End, WriteHow::default())?;
+        let at = match source {
+            [] => file.file.metadata()?.len(),
+            source => file.file.write_with(source, At::End, WriteHow::default())?.start,
+        };
         // SAFETY: documented.
-        if let Some(offset) = unsafe { offset.as_mut() } {
-            *offset = written.start;
-        }
+        unsafe { put_optional(offset, at) };
         Ok(())
     })
 }
@@ -454,9 +454,7 @@ pub unsafe extern "C" fn aq_file_copy_range(
         let (file, to) = unsafe { (handle(file, "file")?, handle(to, "to")?) };
         let copied = file.file.copy_range(range.to_range()?, &to.file, to_offset)?;
         // SAFETY: documented.
-        if let Some(done) = unsafe { done.as_mut() } {
-            *done = copied;
-        }
+        unsafe { put_optional(done, copied) };
         Ok(())
     })
 }
@@ -594,9 +592,7 @@ pub unsafe extern "C" fn aq_file_defragment(file: *mut aq_file, runs: *mut usize
         // SAFETY: documented.
         let done = unsafe { handle(file, "file") }?.file.defragment()?;
         // SAFETY: documented.
-        if let Some(runs) = unsafe { runs.as_mut() } {
-            *runs = done.runs_after;
-        }
+        unsafe { put_optional(runs, done.runs_after) };
         Ok(())
     })
 }
@@ -849,13 +845,16 @@ pub unsafe extern "C" fn aq_file_range_lock_conflict(
         let found = file.file.range_lock_conflict(bounds(range)?, lock_mode(exclusive))?;
         place.put(found.as_ref().map_or(AQ_LOCK_NONE, |held| held_mode(held.mode)));
         // SAFETY: documented.
-        if let Some(target) = unsafe { held_range.as_mut() } {
-            *target = found.map_or(aq_range { offset: 0, length: 0 }, |held| {
-                let std::ops::Range { start, end } = held.range;
-                let length = if end == u64::MAX { u64::MAX } else { end - start };
-                aq_range { offset: start, length }
-            });
-        }
+        unsafe {
+            put_optional(
+                held_range,
+                found.map_or(aq_range { offset: 0, length: 0 }, |held| {
+                    let std::ops::Range { start, end } = held.range;
+                    let length = if end == u64::MAX { u64::MAX } else { end - start };
+                    aq_range { offset: start, length }
+                }),
+            )
+        };
         Ok(())
     })
 }

@@ -13,7 +13,7 @@ use crate::mapping::{
     AQ_ADVICE_DONT_NEED, AQ_ADVICE_NORMAL, AQ_ADVICE_RANDOM, AQ_ADVICE_SEQUENTIAL,
     AQ_ADVICE_WILL_NEED, aq_range, ranges,
 };
-use crate::memory::{Place, free, handle, list, list_mut, path, usable, utf8};
+use crate::memory::{Place, free, handle, list, list_mut, path, put_optional, usable, utf8};
 use crate::process::give_string;
 use crate::ready::{add, aq_ready};
 use crate::sized::{SizedPlace, sized};
@@ -226,7 +226,9 @@ pub unsafe extern "C" fn aq_mapper_map_fd(
         // SAFETY: documented.
         let (mapper, file) = unsafe { (handle(mapper, "mapper")?, descriptor(file)?) };
         let range = bounds(aq_range { offset, length })?;
-        let file = std::fs::File::from(file.try_clone_to_owned().map_err(system)?);
+        let file = std::fs::File::from(
+            file.try_clone_to_owned().map_err(|error| system("`file`", error))?,
+        );
         let view = mapper.mapper.map_file(&file, self::access(access)?, range)?;
         place.give(aq_view { view });
         Ok(())
@@ -409,9 +411,7 @@ pub unsafe extern "C" fn aq_view_flush(
         };
         let flushed = view.view.flush_range(range.offset..end)?;
         // SAFETY: documented.
-        if let Some(written) = unsafe { written_bytes.as_mut() } {
-            *written = flushed.bytes_written;
-        }
+        unsafe { put_optional(written_bytes, flushed.bytes_written) };
         Ok(())
     })
 }
@@ -426,9 +426,7 @@ pub unsafe extern "C" fn aq_view_write_out(view: *mut aq_view, written_bytes: *m
         // SAFETY: documented.
         let bytes = unsafe { handle(view, "view") }?.view.write_out()?;
         // SAFETY: documented.
-        if let Some(written) = unsafe { written_bytes.as_mut() } {
-            *written = bytes;
-        }
+        unsafe { put_optional(written_bytes, bytes) };
         Ok(())
     })
 }

@@ -290,7 +290,8 @@ pub unsafe extern "C" fn aq_mapping_read(
 }
 
 /// Passes a range to `look`, in one piece and without a copy where that is safe; its pages stay in memory
-/// during the call, so it must fit into the budget.
+/// during the call, so it must fit into the mappings' part of the budget: half of it while the cache has
+/// pages (`aq_pages_new`) as well.
 ///
 /// Threads: any; `look` runs in the calling one. Stores that other threads make meanwhile may be seen in
 /// part. Errors: as `aq_mapping_read`; what `look` has seen is then not to be used.
@@ -426,20 +427,18 @@ pub unsafe extern "C" fn aq_mapping_visit(
     visit: aq_visit_fn,
     context: *mut c_void,
 ) -> c_int {
-    let mut ended = 0;
-    let result = call(|| {
+    crate::call::visit(|ended| {
         // SAFETY: documented.
         let (mapping, ranges) = unsafe { (handle(mapping, "mapping")?, ranges(list, count)?) };
         let visit = visit.ok_or_else(|| Failure::invalid("`visit` is null"))?;
         mapping.mapped.visit_many(ranges, |part| {
             let (data, size) = (part.bytes.as_ptr().cast(), part.bytes.len());
             // SAFETY: the program's own function.
-            ended = unsafe { visit(context, part.index, part.offset_bytes, data, size) };
-            if ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            *ended = unsafe { visit(context, part.index, part.offset_bytes, data, size) };
+            if *ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         Ok(())
-    });
-    if result == 0 { ended } else { result }
+    })
 }
 
 /// Names the range that `aq_mapping_visit_in_order` visits next: puts it into `*range`, which is empty
@@ -461,8 +460,7 @@ pub unsafe extern "C" fn aq_mapping_visit_in_order(
     visit: aq_visit_fn,
     context: *mut c_void,
 ) -> c_int {
-    let mut ended = 0;
-    let result = call(|| {
+    crate::call::visit(|ended| {
         // SAFETY: documented.
         let mapping = unsafe { handle(mapping, "mapping") }?;
         let next = next.ok_or_else(|| Failure::invalid("`next` is null"))?;
@@ -477,12 +475,11 @@ pub unsafe extern "C" fn aq_mapping_visit_in_order(
         mapping.mapped.visit_in_order(ranges, |part| {
             let (data, size) = (part.bytes.as_ptr().cast(), part.bytes.len());
             // SAFETY: the program's own function.
-            ended = unsafe { visit(context, part.index, part.offset_bytes, data, size) };
-            if ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            *ended = unsafe { visit(context, part.index, part.offset_bytes, data, size) };
+            if *ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         Ok(())
-    });
-    if result == 0 { ended } else { result }
+    })
 }
 
 /// Loads the pages of `count` ranges at the device's queue depth, and waits for them. If the budget

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
 use aquifer::CacheError;
 use aquifer_vm::LifeMark;
@@ -29,8 +29,6 @@ struct Made<T> {
 struct Header {
     /// Of the process that made the handle; ended when the handle is freed.
     mark: LifeMark,
-    /// Set by the thread that frees it.
-    is_freed: AtomicBool,
     /// Of the whole.
     layout: Layout,
 }
@@ -91,7 +89,7 @@ pub(crate) unsafe fn handle_mut<'a, T>(pointer: *mut T, name: &str) -> Result<&'
 #[cold]
 unsafe fn why_not_usable<T>(pointer: *const T, name: &str) -> Failure {
     // SAFETY: guaranteed by the caller: `give` has made it; the header is there.
-    let is_freed = unsafe { (*pointer.cast::<Header>()).is_freed.load(Relaxed) };
+    let is_freed = unsafe { (*pointer.cast::<Header>()).mark.has_ended() };
     if is_freed { freed(name) } else { CacheError::Forked.into() }
 }
 
@@ -227,6 +225,17 @@ impl<T> Place<T> {
     }
 }
 
+/// Puts a result where it is wanted. Through the pointer: the memory may be uninitialised.
+///
+/// # Safety
+/// Null, or writable.
+pub(crate) unsafe fn put_optional<T>(pointer: *mut T, value: T) {
+    if !pointer.is_null() {
+        // SAFETY: guaranteed by the caller.
+        unsafe { pointer.write(value) };
+    }
+}
+
 /// Handles are used by any thread.
 impl<T: Send + Sync> Place<*mut T> {
     /// As [`Place::new`]; the handle is null until there is one.
@@ -241,7 +250,7 @@ impl<T: Send + Sync> Place<*mut T> {
     /// Gives the caller a handle.
     pub fn give(self, value: T) {
         let (mark, layout) = (LifeMark::new(), Layout::new::<Made<T>>());
-        let header = Header { mark, is_freed: AtomicBool::new(false), layout };
+        let header = Header { mark, layout };
         let made = Box::new(Made { header, value: MaybeUninit::new(value) });
         self.put(Box::into_raw(made).cast());
     }
@@ -255,11 +264,10 @@ pub(crate) unsafe fn take<T>(pointer: *mut T, name: &str) -> Result<T> {
     let made = pointer.cast::<Made<T>>();
     // SAFETY: guaranteed by the caller.
     let header = unsafe { &(*made).header };
-    // Relaxed: it guards nothing; that other threads have done with the handle is the program's duty.
-    if header.is_freed.swap(true, Relaxed) {
+    // It guards nothing: that other threads have done with the handle is the program's duty.
+    if !header.mark.end() {
         return Err(freed(name));
     }
-    header.mark.end();
     // SAFETY: the value is there, as only one call gets here, and none does again.
     let value = unsafe { (*made).value.assume_init_read() };
     keep_freed(made.cast());

@@ -16,7 +16,7 @@ use aquifer_vm::PerProcess;
 
 use crate::call::{Failure, Result, call};
 use crate::mapping::{aq_range, ranges};
-use crate::memory::{Place, handle, list, take, text, usable};
+use crate::memory::{Place, handle, list, put_optional, take, text, usable};
 use crate::pool::aq_pool;
 use crate::ready::{add, aq_ready};
 use crate::sized::{SizedPlace, sized};
@@ -279,9 +279,7 @@ pub unsafe extern "C" fn aq_object_resize(
             unsafe { (handle(pool, "pool")?, text(name, "name")?, with_key(key)?) };
         let resized = options.resize(&pool.objects, name.to_bytes(), size_bytes)?;
         // SAFETY: documented.
-        if let Some(address) = unsafe { address.as_mut() } {
-            *address = resized.address;
-        }
+        unsafe { put_optional(address, resized.address) };
         Ok(())
     })
 }
@@ -351,8 +349,7 @@ pub unsafe extern "C" fn aq_object_list(
     visit: aq_object_fn,
     context: *mut c_void,
 ) -> c_int {
-    let mut ended = 0;
-    let result = call(|| {
+    crate::call::visit(|ended| {
         // SAFETY: documented.
         let pool = unsafe { handle(pool, "pool") }?;
         let visit = visit.ok_or_else(|| Failure::invalid("`visit` is null"))?;
@@ -361,14 +358,13 @@ pub unsafe extern "C" fn aq_object_list(
             info.size = size_of::<aq_object_info>();
             let name = object.name.as_bytes();
             // SAFETY: the program's own function.
-            ended = unsafe { visit(context, name.as_ptr().cast(), name.len(), &info) };
-            if ended != 0 {
+            *ended = unsafe { visit(context, name.as_ptr().cast(), name.len(), &info) };
+            if *ended != 0 {
                 break;
             }
         }
         Ok(())
-    });
-    if result == 0 { ended } else { result }
+    })
 }
 
 /// Attaches an object, and creates its heap at the first time for writing if it holds one; `*object` is
@@ -376,8 +372,8 @@ pub unsafe extern "C" fn aq_object_list(
 /// be others for reading. `key` may be null.
 ///
 /// Threads: any. Errors: -ENOENT, -EACCES for a wrong key, -EBUSY if it is attached otherwise or its
-/// addresses are taken, -EROFS, -EUCLEAN for a damaged heap, -EOPNOTSUPP under ThreadSanitizer and
-/// MemorySanitizer, which own the addresses. Frees: the caller, by `aq_object_detach`.
+/// addresses are taken, -EROFS, -EUCLEAN for a damaged heap, -EOPNOTSUPP under ThreadSanitizer,
+/// which owns the addresses. Frees: the caller, by `aq_object_detach`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_object_attach(
     pool: *mut aq_pool,

@@ -357,19 +357,17 @@ pub unsafe extern "C" fn aq_pages_visit(
     visit: aq_page_fn,
     context: *mut c_void,
 ) -> c_int {
-    let mut ended = 0;
-    let result = call(|| {
+    crate::call::visit(|ended| {
         // SAFETY: documented.
         let (owner, ids) = unsafe { (handle(pages, "pages")?, ids(list, count)?) };
         let visit = visit.ok_or_else(|| Failure::invalid("`visit` is null"))?;
         owner.pages.visit_many(ids, |page, bytes| {
             // SAFETY: the program's own function.
-            ended = unsafe { visit(context, page.0, bytes.as_ptr().cast(), bytes.len()) };
-            if ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            *ended = unsafe { visit(context, page.0, bytes.as_ptr().cast(), bytes.len()) };
+            if *ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         Ok(())
-    });
-    if result == 0 { ended } else { result }
+    })
 }
 
 /// Names the page that `aq_pages_visit_in_order` visits next: puts it into `*page` and returns 1; or 0 if
@@ -389,8 +387,7 @@ pub unsafe extern "C" fn aq_pages_visit_in_order(
     visit: aq_page_fn,
     context: *mut c_void,
 ) -> c_int {
-    let mut ended = 0;
-    let result = call(|| {
+    crate::call::visit(|ended| {
         // SAFETY: documented.
         let owner = unsafe { handle(pages, "pages") }?;
         let next = next.ok_or_else(|| Failure::invalid("`next` is null"))?;
@@ -403,12 +400,11 @@ pub unsafe extern "C" fn aq_pages_visit_in_order(
         });
         owner.pages.visit_in_order(ids, |page, bytes| {
             // SAFETY: the program's own function.
-            ended = unsafe { visit(context, page.0, bytes.as_ptr().cast(), bytes.len()) };
-            if ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            *ended = unsafe { visit(context, page.0, bytes.as_ptr().cast(), bytes.len()) };
+            if *ended == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         Ok(())
-    });
-    if result == 0 { ended } else { result }
+    })
 }
 
 /// Starts to load `count` pages from `first` on in the background: a hint.

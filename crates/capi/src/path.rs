@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use aquifer::fs::{FileTimes, Metadata, ReadDir, RenameMode, SetMode, SpecialFile};
 
 use crate::call::{Failure, Result, c_string, call};
-use crate::memory::{Place, free, handle, handle_mut, list, list_mut, path, text};
+use crate::memory::{Place, free, handle, handle_mut, list, list_mut, path, put_optional, text};
 use crate::pool::aq_pool;
 use crate::sized::{SizedPlace, sized};
 
@@ -333,9 +333,7 @@ pub unsafe extern "C" fn aq_path_copy(
         let ((pool, name), new_name) = unsafe { (at(pool, name)?, path(new_name, "new_name")?) };
         let bytes = pool.files.copy(name, new_name)?;
         // SAFETY: documented.
-        if let Some(copied) = unsafe { copied.as_mut() } {
-            *copied = bytes;
-        }
+        unsafe { put_optional(copied, bytes) };
         Ok(())
     })
 }
@@ -608,9 +606,7 @@ pub unsafe extern "C" fn aq_dir_next(
         dir.name = c_string(entry.file_name_ref().as_bytes());
         place.put(dir.name.as_ptr());
         // SAFETY: documented.
-        if let Some(inode) = unsafe { inode.as_mut() } {
-            *inode = entry.ino();
-        }
+        unsafe { put_optional(inode, entry.ino()) };
         Ok(())
     })
 }

@@ -43,7 +43,7 @@ pub unsafe extern "C" fn aq_ready_new(ready: *mut *mut aq_ready) -> c_int {
     call(|| {
         // SAFETY: documented.
         let place = unsafe { Place::of_handle(ready, "ready") }?;
-        let ready = Ready::new().map_err(system)?;
+        let ready = Ready::new().map_err(|error| system("eventfd(2)", error))?;
         place.give(aq_ready { ready: Arc::new(ready) });
         Ok(())
     })
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn aq_ready_wait(ready: *mut aq_ready) -> c_int {
     call(|| {
         // SAFETY: documented.
         let ready = unsafe { handle(ready, "ready") }?;
-        ready.ready.wait().map_err(system)?;
+        ready.ready.wait().map_err(|error| system("poll(2)", error))?;
         Ok(())
     })
 }

@@ -268,9 +268,9 @@ impl LifeMark {
         ProcessMark(self.0.load(Relaxed)).is_current()
     }
 
-    /// From now on it is the mark of no process.
-    pub fn end(&self) {
-        self.0.store(Self::ENDED, Relaxed);
+    /// From now on it is the mark of no process. True for the first call.
+    pub fn end(&self) -> bool {
+        self.0.swap(Self::ENDED, Relaxed) != Self::ENDED
     }
 
     /// Whether it was ended.

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{COMPILERS, has, here, library, succeeds};
+use crate::support::{COMPILERS, Compiler, has, here, library, succeeds};
 
 fn run(name: &str) {
     let source = here().join("tests/c").join(name).with_extension("c");
@@ -24,7 +24,7 @@ fn run(name: &str) {
         run(&program);
     }
     let program = scratch.path().join("sanitized");
-    let mut compile = COMPILERS[0].with_library(&source, &program);
+    let mut compile = Compiler::of_c().with_library(&source, &program);
     succeeds(compile.arg("-fsanitize=address,undefined"));
     run(&program);
 }
@@ -121,7 +121,7 @@ fn the_static_library_links_beside_another_one_in_rust() {
     );
     std::fs::write(&program, source).unwrap();
     let executable = scratch.path().join("program");
-    let mut compile = COMPILERS[0].command(&program, &executable);
+    let mut compile = Compiler::of_c().command(&program, &executable);
     compile.arg(library().join("libaquifer.a")).arg(&built).args(["-lgcc_s", "-lm", "-ldl"]);
     succeeds(&mut compile);
     succeeds(Command::new(&executable).arg(scratch.path()));

@@ -69,6 +69,12 @@ pub const COMPILERS: [Compiler; 4] = [
 ];
 
 impl Compiler {
+    /// The first one of C that is installed.
+    pub fn of_c() -> Compiler {
+        let mut of_c = COMPILERS.into_iter().filter(|compiler| compiler.standard == "c11");
+        of_c.find(|compiler| has(compiler.program)).expect("gcc or clang is installed")
+    }
+
     /// A command that compiles `source` to `program`.
     pub fn command(self, source: &Path, program: &Path) -> Command {
         let language = if self.standard.starts_with("c++") { "c++" } else { "c" };

@@ -39,6 +39,8 @@ int main(int count, char **arguments) {
     uint64_t end;
     OK(aq_file_append(file, "!", 1, &end));
     CHECK(end == 9);
+    OK(aq_file_append(file, NULL, 0, &end));
+    CHECK(end == 10);
     char buffer[100];
     size_t done;
     OK(aq_file_read(file, buffer, sizeof buffer, 5, &done));
@@ -108,6 +110,7 @@ int main(int count, char **arguments) {
     OK(aq_file_open(pool, "/a/f", both, 0, &another));
     OK(aq_file_lock(file, 1, AQ_WAIT));
     FAILS(EWOULDBLOCK, aq_file_lock(another, 0, 0));
+    FAILS(EINVAL, aq_file_lock(another, 0, -5)); /* a deadline that has passed, not AQ_WAIT */
     OK(aq_file_unlock(file));
     OK(aq_file_lock(another, 0, 0));
     OK(aq_file_lock(file, 0, 1000000));

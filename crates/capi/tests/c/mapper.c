@@ -94,6 +94,8 @@ int main(int count, char **arguments) {
     aq_view_free(view);
     FAILS(EBADF, aq_mapper_map_fd(mapper, -1, AQ_ACCESS_READ, 0, 1, &view));
     FAILS(EBADF, aq_mapper_map_fd(mapper, descriptor, AQ_ACCESS_READ, 0, 1, &view));
+    OK(aq_last_error_info(&error));
+    CHECK(error.kind == AQ_KIND_INVALID_INPUT && strstr(error.text, "`file`"));
     CHECK(view == NULL);
 
     sum = 0;
