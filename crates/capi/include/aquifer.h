@@ -906,6 +906,14 @@ typedef struct aq_object_options {
      * Required to attach it for writing, to destroy, rename, resize and move it. Copied.
      */
     const char *write_key;
+    /**
+     * The first `content_size` bytes of its content; those behind are zero. Not with `heap`. Copied.
+     */
+    const void *content;
+    /**
+     * The number of these bytes; default 0.
+     */
+    size_t content_size;
 } aq_object_options;
 
 /**
@@ -2346,8 +2354,9 @@ void aq_unpin(aq_pin *pin);
 int aq_mapping_last_fault(aq_mapping *mapping);
 
 /**
- * Creates an object of `size_bytes`, rounded up to pages and zeroed. `options` and `info` may be null;
- * `info` gets what `aq_object_get_info` says.
+ * Creates an object of `size_bytes`, rounded up to pages, zeroed but for the content that `options` names:
+ * the object is never seen without it, after a crash neither. `options` and `info` may be null; `info`
+ * gets what `aq_object_get_info` says.
  *
  * Threads: any. Errors: -EEXIST, -EINVAL, -ENOSPC, -EROFS. Durable: on return.
  */
@@ -2482,6 +2491,16 @@ uint64_t aq_object_len(aq_object *object);
 int aq_object_psync(aq_object *object);
 
 /**
+ * Undoes every store to an object since its last psync, with which psyncs count that are under way: it
+ * has the content that a crash would leave. Does nothing for one attached for reading. If it fails, each
+ * page has the content of before or after, and another call undoes the rest.
+ *
+ * Threads: any, but none may use the memory of the object during the call. Errors: -EINVAL if it holds a
+ * heap, which is detached and attached instead; -EIO, also if an earlier psync failed by the media; -ENOMEM.
+ */
+int aq_object_rollback(aq_object *object);
+
+/**
  * As `aq_object_psync`, without waiting for the media: the call captures what was stored, and `ready`
  * gets `token` when it is durable. The object may be stored to again when the call has returned.
  *
@@ -2567,7 +2586,7 @@ int aq_heap_alloc_zeroed(aq_object *object, size_t size, size_t alignment, void 
  * `*memory` is the allocation, and gets its new place; null there allocates.
  *
  * Threads: any; none may use the allocation meanwhile. Errors: as `aq_heap_alloc`; -EINVAL for what is
- * no allocation. The allocation is unchanged then.
+ * no allocation. The allocation is unchanged then. Frees: the caller, by `aq_heap_free`.
  */
 int aq_heap_realloc(aq_object *object,
                     size_t size,
@@ -2602,9 +2621,12 @@ int aq_heap_set_root(aq_object *object,
 /**
  * Puts the root of the heap into `*root`; null if there is none.
  *
- * Threads: any. Errors: -EINVAL if it was set with another `type_id`, -EUCLEAN.
+ * Threads: any. Errors: -EINVAL if it was set with another `type_id`, -EUCLEAN. Frees: nothing; the root is
+ * an allocation of the heap.
  */
-int aq_heap_root(aq_object *object, uint64_t type_id, void **root);
+int aq_heap_root(aq_object *object,
+                 uint64_t type_id,
+                 void **root);
 
 /**
  * Checks that a heap is consistent, and fills `stats`, which may be null. Reads the header of every
@@ -3005,11 +3027,11 @@ int aq_path_remove_attribute(aq_pool *pool, const char *name, const char *attrib
 int aq_dir_open(aq_pool *pool, const char *name, aq_dir **dir);
 
 /**
- * Puts the name of the next entry, without "." and "..", into `*name`; null at the end. It belongs to
- * the directory, and is valid until the next call with it. `inode`, which may be null, gets the number
- * of its inode.
+ * Puts the name of the next entry, without "." and "..", into `*name`; null at the end. `inode`, which may
+ * be null, gets the number of its inode.
  *
- * Threads: one at a time for each handle. Errors: -EIO, -EUCLEAN.
+ * Threads: one at a time for each handle. Errors: -EIO, -EUCLEAN. Frees: nothing; the name belongs to the
+ * directory, and is valid until the next call with it.
  */
 int aq_dir_next(aq_dir *dir,
                 const char **name,
@@ -3275,7 +3297,7 @@ int aq_rows_get_stats(aq_rows *rows, aq_rows_stats *stats);
 #define AQ_POOL_OPTIONS_INIT {sizeof(aq_pool_options), 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL}
 #define AQ_POOL_SPACE_INIT {sizeof(aq_pool_space), 0, 0, 0, 0, 0}
 #define AQ_POOL_INFO_INIT {sizeof(aq_pool_info), 0, 0, 0, 0, 0, 0, 0, 0}
-#define AQ_OBJECT_OPTIONS_INIT {sizeof(aq_object_options), 0, 0, 0, NULL, NULL}
+#define AQ_OBJECT_OPTIONS_INIT {sizeof(aq_object_options), 0, 0, 0, NULL, NULL, NULL, 0}
 #define AQ_ATTACH_OPTIONS_INIT {sizeof(aq_attach_options), 0, NULL, 0}
 #define AQ_OBJECT_STATS_INIT {sizeof(aq_object_stats), 0, 0, 0}
 #define AQ_OBJECT_INFO_INIT {sizeof(aq_object_info), 0, 0, 0, 0, 0, 0}

@@ -93,6 +93,10 @@ pub struct aq_object_options {
     pub read_key: *const c_char,
     /// Required to attach it for writing, to destroy, rename, resize and move it. Copied.
     pub write_key: *const c_char,
+    /// The first `content_size` bytes of its content; those behind are zero. Not with `heap`. Copied.
+    pub content: *const c_void,
+    /// The number of these bytes; default 0.
+    pub content_size: usize,
 }
 sized!(aq_object_options {
     heap: c_int,
@@ -100,6 +104,8 @@ sized!(aq_object_options {
     address: u64,
     read_key: *const c_char,
     write_key: *const c_char,
+    content: *const c_void,
+    content_size: usize,
 });
 
 /// What is known of an object. Initialise it with `AQ_OBJECT_INFO_INIT`.
@@ -178,8 +184,9 @@ unsafe fn with_key<'a>(pointer: *const c_char) -> Result<ObjectOptions<'a>> {
     Ok(key.map_or(ObjectOptions::new(), |key| ObjectOptions::new().key(key)))
 }
 
-/// Creates an object of `size_bytes`, rounded up to pages and zeroed. `options` and `info` may be null;
-/// `info` gets what `aq_object_get_info` says.
+/// Creates an object of `size_bytes`, rounded up to pages, zeroed but for the content that `options` names:
+/// the object is never seen without it, after a crash neither. `options` and `info` may be null; `info`
+/// gets what `aq_object_get_info` says.
 ///
 /// Threads: any. Errors: -EEXIST, -EINVAL, -ENOSPC, -EROFS. Durable: on return.
 #[unsafe(no_mangle)]
@@ -204,8 +211,12 @@ pub unsafe extern "C" fn aq_object_create(
         // SAFETY: documented.
         let (read_key, write_key) =
             unsafe { (key(given.read_key, "read_key")?, key(given.write_key, "write_key")?) };
-        let mut options =
-            CreateObject::new().heap(given.heap != 0).relocatable(given.relocatable != 0);
+        // SAFETY: documented.
+        let content = unsafe { list(given.content.cast::<u8>(), given.content_size, "content") }?;
+        let mut options = CreateObject::new()
+            .heap(given.heap != 0)
+            .relocatable(given.relocatable != 0)
+            .content(content);
         if given.address != 0 {
             options = options.address(given.address);
         }
@@ -529,6 +540,26 @@ pub unsafe extern "C" fn aq_object_psync(object: *mut aq_object) -> c_int {
     })
 }
 
+/// Undoes every store to an object since its last psync, with which psyncs count that are under way: it
+/// has the content that a crash would leave. Does nothing for one attached for reading. If it fails, each
+/// page has the content of before or after, and another call undoes the rest.
+///
+/// Threads: any, but none may use the memory of the object during the call. Errors: -EINVAL if it holds a
+/// heap, which is detached and attached instead; -EIO, also if an earlier psync failed by the media; -ENOMEM.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aq_object_rollback(object: *mut aq_object) -> c_int {
+    call(|| {
+        // SAFETY: documented.
+        let attached = unsafe { &handle(object, "object")?.attached };
+        if attached.heap.is_some() {
+            let text = "the object holds a heap: detach it without a psync, and attach it again";
+            return Err(Failure::invalid(text));
+        }
+        // SAFETY: documented: no thread uses the object meanwhile.
+        Ok(unsafe { attached.attachment.rollback_shared() }?)
+    })
+}
+
 /// As `aq_object_psync`, without waiting for the media: the call captures what was stored, and `ready`
 /// gets `token` when it is durable. The object may be stored to again when the call has returned.
 ///
@@ -754,7 +785,7 @@ pub unsafe extern "C" fn aq_heap_alloc_zeroed(
 /// `*memory` is the allocation, and gets its new place; null there allocates.
 ///
 /// Threads: any; none may use the allocation meanwhile. Errors: as `aq_heap_alloc`; -EINVAL for what is
-/// no allocation. The allocation is unchanged then.
+/// no allocation. The allocation is unchanged then. Frees: the caller, by `aq_heap_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_heap_realloc(
     object: *mut aq_object,
@@ -836,7 +867,8 @@ pub unsafe extern "C" fn aq_heap_set_root(
 
 /// Puts the root of the heap into `*root`; null if there is none.
 ///
-/// Threads: any. Errors: -EINVAL if it was set with another `type_id`, -EUCLEAN.
+/// Threads: any. Errors: -EINVAL if it was set with another `type_id`, -EUCLEAN. Frees: nothing; the root is
+/// an allocation of the heap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_heap_root(
     object: *mut aq_object,

@@ -583,11 +583,11 @@ pub unsafe extern "C" fn aq_dir_open(
     })
 }
 
-/// Puts the name of the next entry, without "." and "..", into `*name`; null at the end. It belongs to
-/// the directory, and is valid until the next call with it. `inode`, which may be null, gets the number
-/// of its inode.
+/// Puts the name of the next entry, without "." and "..", into `*name`; null at the end. `inode`, which may
+/// be null, gets the number of its inode.
 ///
-/// Threads: one at a time for each handle. Errors: -EIO, -EUCLEAN.
+/// Threads: one at a time for each handle. Errors: -EIO, -EUCLEAN. Frees: nothing; the name belongs to the
+/// directory, and is valid until the next call with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_dir_next(
     dir: *mut aq_dir,

@@ -11,7 +11,7 @@ fn an_installed_library_is_found_by_pkg_config() {
     let root = here().join("../..");
     let install = |more: &[&str]| {
         let mut command = Command::new(root.join("install"));
-        command.arg("--built").arg(library()).arg("--destdir").arg(scratch.path());
+        command.arg("--built").arg(library()).env("DESTDIR", scratch.path());
         succeeds(command.args(["--prefix", "/opt/aquifer", "--libdir=lib64"]).args(more));
     };
     install(&[]);
@@ -45,7 +45,7 @@ fn an_installed_library_is_found_by_pkg_config() {
         eprintln!("skipped: what pkg-config finds; it is not installed");
     }
 
-    install(&["--uninstall"]);
+    install(&["--uninstall", "--destdir", scratch.path().to_str().unwrap()]);
     assert_eq!(files_below(scratch.path()), 0, "nothing is left");
 }
 

@@ -99,13 +99,15 @@ AT(aq_read, offset, 0, uint64_t);
 AT(aq_read, size, 8, size_t);
 AT(aq_read, target, 16, void *);
 
-SIZE(aq_object_options, 40);
+SIZE(aq_object_options, 56);
 AT(aq_object_options, size, 0, size_t);
 AT(aq_object_options, heap, 8, int);
 AT(aq_object_options, relocatable, 12, int);
 AT(aq_object_options, address, 16, uint64_t);
 AT(aq_object_options, read_key, 24, const char *);
 AT(aq_object_options, write_key, 32, const char *);
+AT(aq_object_options, content, 40, const void *);
+AT(aq_object_options, content_size, 48, size_t);
 
 SIZE(aq_object_info, 48);
 AT(aq_object_info, size, 0, size_t);

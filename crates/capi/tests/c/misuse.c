@@ -60,6 +60,7 @@ int main(int count, char **arguments) {
     OK(aq_object_detach(object));
     FREED(aq_object_detach(object));
     FREED(aq_object_psync(object));
+    FREED(aq_object_rollback(object));
     aq_dir *dir;
     const char *name;
     OK(aq_dir_open(pool, "/", &dir));

@@ -105,6 +105,7 @@ int main(void) {
     CHECK(aq_object_data(NULL) == NULL && aq_object_data_mut(NULL) == NULL);
     CHECK( aq_object_len(NULL) == 0);
     FAILS(EINVAL, aq_object_psync(NULL));
+    FAILS(EINVAL, aq_object_rollback(NULL));
     FAILS(EINVAL, aq_object_psync_async(NULL, ready, 0));
     FAILS(EINVAL, aq_object_psync_ranges(NULL, NULL, 0));
     FAILS(EINVAL, aq_objects_psync(NULL, 1));

@@ -43,6 +43,14 @@ int main(int count, char **arguments) {
     words[1] = 4;
     const aq_range first = {0, 8};
     OK(aq_object_psync_ranges(object, &first, 1));
+    words[0] = 5;
+    words[600] = 6;
+    OK(aq_object_rollback(object));
+    CHECK(words[0] == 3 && words[1] == 0 && words[600] == 2);
+    words[1] = 7;
+    OK(aq_object_psync(object)); /* and goes on from there */
+    words[1] = 0;
+    OK(aq_object_psync(object));
     void *memory;
     FAILS(EINVAL, aq_heap_alloc(object, 10, 0, &memory));
     OK(aq_object_detach(object));
@@ -53,8 +61,22 @@ int main(int count, char **arguments) {
     OK(aq_object_detach(object));
     OK(aq_object_detach(NULL));
 
-    /* A heap, over a restart. */
+    /* Content from the beginning. */
     aq_object_options options = AQ_OBJECT_OPTIONS_INIT;
+    options.content = "header";
+    options.content_size = 6;
+    OK(aq_object_create(pool, "table", 4096, &options, NULL));
+    OK(aq_object_attach(pool, "table", 0, NULL, &object));
+    CHECK(memcmp(aq_object_data(object), "header\0", 8) == 0);
+    OK(aq_object_rollback(object)); /* nothing to undo */
+    OK(aq_object_detach(object));
+    options.content_size = 4097;
+    FAILS(EINVAL, aq_object_create(pool, "other", 4096, &options, NULL));
+    options.content = NULL;
+    FAILS(EINVAL, aq_object_create(pool, "other", 4096, &options, NULL));
+    options.content_size = 0;
+
+    /* A heap, over a restart. */
     options.heap = 1;
     OK(aq_object_create(pool, "heap", 1 << 20, &options, NULL));
     int heaps = 0;
@@ -63,6 +85,7 @@ int main(int count, char **arguments) {
     OK(aq_object_attach(pool, "heap", 1, NULL, &object));
     OK(aq_heap_root(object, 7, &memory));
     CHECK(memory == NULL);
+    FAILS(EINVAL, aq_object_rollback(object));
     struct list *root = NULL;
     for (uint64_t i = 0; i < 100; i++) {
         struct list *one;
