@@ -11,7 +11,7 @@ use aquifer::fs::{At, FallocateMode, FileOptions, LockMode, SetMode, Synced, Wri
 use aquifer::{File, Lease, View, ViewMut};
 
 use crate::call::{Failure, Result, always, call};
-use crate::mapper::aq_bytes_fn;
+use crate::mapper::{aq_bytes_fn, passing};
 use crate::mapping::aq_range;
 use crate::memory::{Place, free, handle, list, list_mut, path, put_optional, text, usable};
 use crate::path::{aq_file_status, put_names, put_value, times};
@@ -1083,11 +1083,9 @@ pub unsafe extern "C" fn aq_file_view_look(
     call(|| {
         // SAFETY: documented.
         let view = unsafe { handle(view, "view") }?;
-        let look = look.ok_or_else(|| Failure::invalid("`look` is null"))?;
         // SAFETY: the program's own function.
-        view.view.read_range(range.to_range()?, |bytes| unsafe {
-            look(context, bytes.as_ptr().cast(), bytes.len());
-        })?;
+        let look = unsafe { passing(look, context) }?;
+        view.view.read_range(range.to_range()?, look)?;
         Ok(())
     })
 }

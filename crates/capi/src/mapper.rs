@@ -5,7 +5,7 @@ use std::future::Future;
 
 use aquifer::mapper::{Advice, MapError};
 use aquifer::metrics::Metrics;
-use aquifer::{FileAccess, FileView, Mapper};
+use aquifer::{Bytes, FileAccess, FileView, Mapper};
 
 use crate::call::{Failure, Result, always, call, system};
 use crate::file::{bounds, descriptor};
@@ -249,6 +249,19 @@ fn access(access: c_int) -> Result<FileAccess> {
 pub type aq_bytes_fn =
     Option<unsafe extern "C" fn(context: *mut c_void, data: *const c_void, size: usize)>;
 
+/// What passes bytes to a function of the program.
+///
+/// # Safety
+/// `look` may be called with `context`.
+pub(crate) unsafe fn passing(
+    look: aq_bytes_fn,
+    context: *mut c_void,
+) -> Result<impl Fn(Bytes<'_>)> {
+    let look = look.ok_or_else(|| Failure::invalid("`look` is null"))?;
+    // SAFETY: guaranteed by the caller; the bytes are borrowed for the call.
+    Ok(move |bytes: Bytes<'_>| unsafe { look(context, bytes.as_ptr().cast(), bytes.len()) })
+}
+
 /// Passes the whole content of a file to `look`, read or mapped, whichever costs less: for files that
 /// are read once.
 ///
@@ -264,11 +277,9 @@ pub unsafe extern "C" fn aq_mapper_read_once(
     call(|| {
         // SAFETY: documented.
         let (mapper, file) = unsafe { (handle(mapper, "mapper")?, path(file, "file")?) };
-        let look = look.ok_or_else(|| Failure::invalid("`look` is null"))?;
         // SAFETY: the program's own function.
-        mapper.mapper.read_once(file, |bytes| unsafe {
-            look(context, bytes.as_ptr().cast(), bytes.len());
-        })?;
+        let look = unsafe { passing(look, context) }?;
+        mapper.mapper.read_once(file, look)?;
         Ok(())
     })
 }
@@ -362,11 +373,9 @@ pub unsafe extern "C" fn aq_view_look(
     call(|| {
         // SAFETY: documented.
         let view = unsafe { handle(view, "view") }?;
-        let look = look.ok_or_else(|| Failure::invalid("`look` is null"))?;
         // SAFETY: the program's own function.
-        view.view.read_range(range.to_range()?, |bytes| unsafe {
-            look(context, bytes.as_ptr().cast(), bytes.len());
-        })?;
+        let look = unsafe { passing(look, context) }?;
+        view.view.read_range(range.to_range()?, look)?;
         Ok(())
     })
 }

@@ -12,7 +12,7 @@ use aquifer::{
 use crate::cache::aq_cache;
 use crate::call::{Failure, Result, call};
 use crate::device::aq_device;
-use crate::mapper::aq_bytes_fn;
+use crate::mapper::{aq_bytes_fn, passing};
 use crate::memory::{Place, free, handle, list, list_mut, path, usable};
 use crate::ready::{add, aq_ready};
 use crate::sized::sized;
@@ -305,11 +305,9 @@ pub unsafe extern "C" fn aq_mapping_look(
     call(|| {
         // SAFETY: documented.
         let mapping = unsafe { handle(mapping, "mapping") }?;
-        let look = look.ok_or_else(|| Failure::invalid("`look` is null"))?;
         // SAFETY: the program's own function.
-        mapping.mapped.read(range.to_range()?, |bytes| unsafe {
-            look(context, bytes.as_ptr().cast(), bytes.len());
-        })?;
+        let look = unsafe { passing(look, context) }?;
+        mapping.mapped.read(range.to_range()?, look)?;
         Ok(())
     })
 }
