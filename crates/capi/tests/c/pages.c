@@ -1,6 +1,9 @@
 /* Devices and pages. */
 #include "test.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #define PAGES 64
 
 static int count_pages(void *context, uint64_t page, const void *data, size_t size) {
@@ -62,6 +65,33 @@ static void rows(const char *path) {
     aq_rows_free(rows);
 }
 
+/* A file whose bytes are memory. */
+static void in_memory(aq_cache *cache) {
+    int memory = memfd_create("memory", MFD_CLOEXEC);
+    CHECK(memory >= 0 && ftruncate(memory, 1 << 20) == 0);
+    char path[64], byte = 0;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", memory);
+    aq_device *device;
+    aq_mapping *mapping;
+    FAILS(EINVAL, aq_device_open_dax(path, AQ_DEVICE_DIRECT, &device));
+    FAILS(EOPNOTSUPP, aq_device_open_dax("/proc/self/status", 0, &device));
+    CHECK(device == NULL);
+    OK(aq_device_open_dax(path, AQ_DEVICE_WRITE, &device));
+    uint64_t length;
+    OK(aq_device_len(device, &length));
+    CHECK(length == 1 << 20);
+    aq_map_options options = AQ_MAP_OPTIONS_INIT;
+    options.writable = 1;
+    OK(aq_map(cache, device, &options, &mapping));
+    aq_device_free(device);
+    OK(aq_mapping_write(mapping, "x", 1, 5000));
+    const aq_range all = {0, UINT64_MAX};
+    OK(aq_mapping_flush(mapping, all));
+    CHECK(pread(memory, &byte, 1, 5000) == 1 && byte == 'x');
+    aq_mapping_free(mapping);
+    close(memory);
+}
+
 int main(int argument_count, char **arguments) {
     CHECK(argument_count == 2);
     aq_cache_options options = AQ_CACHE_OPTIONS_INIT;
@@ -76,6 +106,7 @@ int main(int argument_count, char **arguments) {
     FAILS(EINVAL, aq_device_open("/dev/null", 64, &device));
     const char *path = make_file(arguments[1], "pages", PAGES * 4096);
     rows(path);
+    in_memory(cache);
     OK(aq_device_open(path, AQ_DEVICE_WRITE | AQ_DEVICE_NO_IO_URING, &device));
     uint64_t length;
     OK(aq_device_len(device, &length));
