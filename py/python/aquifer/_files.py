@@ -405,7 +405,13 @@ class Files:
             return file.write(data)
 
     def copy(self, source: AnyPath, target: AnyPath) -> int:
-        """Copies a file inside the pool, with its permissions. Returns the number of bytes."""
+        """Copies a file inside the pool, with its permissions. Returns the number of bytes.
+
+        Raises
+        ------
+        InvalidInputError
+            Both paths lead to the same file, which stays as it is.
+        """
         return self._native.copy_file(_bytes_of(source), _bytes_of(target))
 
     def copy_in(self, source: str | os.PathLike[str] | BinaryIO, target: AnyPath) -> int:
