@@ -4,7 +4,6 @@
 //! the crate, and what that asks of the program is in the documentation of `aquifer.Array.psync`.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use aquifer::{Access, Attachment, Objects};
@@ -81,12 +80,11 @@ pub(crate) struct Object {
     pub attached: Arc<Attached>,
     /// Keeps the pool open, and counts the buffers of all of its memory.
     opened: Opened,
-    exports: AtomicUsize,
 }
 
 impl Object {
     pub fn new(attached: Arc<Attached>, opened: Opened) -> Object {
-        Object { attached, opened, exports: AtomicUsize::new(0) }
+        Object { attached, opened }
     }
 }
 
@@ -106,38 +104,28 @@ impl Object {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
+        // From here on the pool is not closed, and so the object stays attached: what else detaches it is the end of `slf`,
+        // which the buffer keeps.
+        let exported = this.opened.exports.add()?;
         let (start, len, writable) = this.attached.with(|attachment| {
             let writable = attachment.access() == Access::Write;
             Ok((attachment.start(), attachment.len_bytes(), writable))
         })?;
         let len = usize::try_from(len).map_err(|_| PyBufferError::new_err("too long"))?;
-        // SAFETY: forwarded to the caller. The object stays attached as long as a buffer of it is in use: `detach` and
-        // `Pool.close` look at the number of exports, and the buffer keeps `slf`.
+        // SAFETY: forwarded to the caller; the memory is there until the export is given back.
         unsafe { export(&slf, view, flags, start.as_ptr(), len, writable) }?;
         // Given back by `__releasebuffer__`.
-        std::mem::forget(this.opened.exports.add());
-        this.exports.fetch_add(1, Ordering::Relaxed);
+        std::mem::forget(exported);
         Ok(())
     }
 
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.exports.fetch_sub(1, Ordering::Relaxed);
         self.opened.exports.release();
     }
 
     #[getter]
     fn is_writable(&self) -> Result<bool> {
         self.attached.with(|attachment| Ok(attachment.access() == Access::Write))
-    }
-
-    #[getter]
-    fn address(&self) -> Result<u64> {
-        self.attached.with(|attachment| Ok(attachment.address()))
-    }
-
-    #[getter]
-    fn is_detached(&self) -> bool {
-        self.attached.is_detached()
     }
 
     fn psync(&self, py: Python<'_>) -> Result {
@@ -159,20 +147,5 @@ impl Object {
         dict.set_item("psync_bytes", statistics.bytes)?;
         dict.set_item("shadow_bytes", shadow_bytes)?;
         Ok(dict.unbind())
-    }
-
-    /// Detaches it, and reports what could not be made durable.
-    fn detach(&self, py: Python<'_>) -> Result {
-        if self.attached.process.check().is_err() {
-            return Ok(());
-        }
-        let exports = self.exports.load(Ordering::Relaxed);
-        if exports > 0 {
-            let text = format!(
-                "the object cannot be detached: {exports} arrays or views of it are in use; delete them"
-            );
-            return Err(PyBufferError::new_err(text).into());
-        }
-        py.detach(|| self.attached.detach())
     }
 }

@@ -33,7 +33,8 @@ impl Process {
     }
 }
 
-/// How many buffers of a pool's memory its consumers have.
+/// The buffers of a pool's memory that its consumers have. Closing the pool ends that memory, so it refuses new ones first,
+/// in the same step in which it finds that there are none: a thread that takes one meanwhile is counted, or is refused.
 #[derive(Clone, Default)]
 pub(crate) struct Exports(Arc<AtomicUsize>);
 
@@ -41,19 +42,42 @@ pub(crate) struct Exports(Arc<AtomicUsize>);
 pub(crate) struct Export(Exports);
 
 impl Exports {
-    pub fn add(&self) -> Export {
-        // Relaxed: compared with zero by a thread that excludes new ones by a lock.
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Export(self.clone())
+    /// In place of a number: none is in use, and none is given out.
+    const REFUSED: usize = usize::MAX;
+
+    /// Counted before the memory is looked at, which is there as long as this lives.
+    pub fn add(&self) -> PyResult<Export> {
+        // Relaxed: `refuse` and this change the same word, one of them first. It publishes nothing.
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+                (count != Self::REFUSED).then(|| count + 1)
+            })
+            .map(|_| Export(self.clone()))
+            .map_err(|_| PyValueError::new_err("the pool is closed, or is being closed"))
     }
 
-    pub fn count(&self) -> usize {
+    /// Gives out no more of them, if none is in use. Says how many are otherwise.
+    fn refuse(&self) -> std::result::Result<(), usize> {
         // Acquire: pairs with the drop of an export. Memory that is released is not used any more.
-        self.0.load(Ordering::Acquire)
+        match self.0.compare_exchange(0, Self::REFUSED, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) | Err(Self::REFUSED) => Ok(()),
+            Err(count) => Err(count),
+        }
     }
-}
 
-impl Exports {
+    /// Takes `refuse` back.
+    fn allow(&self) {
+        // Relaxed: nothing was changed meanwhile. Where none is refused it does nothing.
+        let _ = self.0.compare_exchange(Self::REFUSED, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn count(&self) -> usize {
+        match self.0.load(Ordering::Relaxed) {
+            Self::REFUSED => 0,
+            count => count,
+        }
+    }
+
     /// Takes back one that was forgotten.
     pub fn release(&self) {
         drop(Export(self.clone()));
@@ -62,7 +86,7 @@ impl Exports {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        // Release: pairs with `count`.
+        // Release: pairs with `refuse`.
         self.0.0.fetch_sub(1, Ordering::Release);
     }
 }
@@ -142,6 +166,14 @@ pub(crate) fn options_with(key: Option<&[u8]>) -> ObjectOptions<'_> {
     key.map_or(ObjectOptions::new(), |key| ObjectOptions::new().key(key))
 }
 
+fn refuse_buffers(state: Option<&State>) -> Result {
+    let Some(Err(count)) = state.map(|state| state.opened.exports.refuse()) else { return Ok(()) };
+    let text = format!(
+        "the pool cannot be closed: {count} arrays or views of its memory are in use; delete or release them"
+    );
+    Err(PyBufferError::new_err(text).into())
+}
+
 impl PyPool {
     fn new(pool: Pool) -> PyPool {
         let (objects, files) = (Objects::new(pool.clone()), Files::new(pool.clone()));
@@ -184,6 +216,23 @@ impl PyPool {
         py.detach(|| Ok(PyPool::new(options.open(path)?)))
     }
 
+    /// Gives out no more buffers, until it is closed or `allow_buffers` is called; fails if some are in use.
+    fn refuse_buffers(&self) -> Result {
+        self.process.check()?;
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        refuse_buffers(state.as_ref())
+    }
+
+    fn allow_buffers(&self) -> Result {
+        self.process.check()?;
+        // Under the lock: not after another thread has found that there are none, and closes it.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(state) = state.as_ref() {
+            state.opened.exports.allow();
+        }
+        Ok(())
+    }
+
     /// Closes it, and reports what could not be made durable. In a forked child it does nothing.
     fn close(&self, py: Python<'_>) -> Result {
         if self.process.check().is_err() {
@@ -191,13 +240,7 @@ impl PyPool {
         }
         let state = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let exports = state.as_ref().map_or(0, |state| state.opened.exports.count());
-            if exports > 0 {
-                let text = format!(
-                    "the pool cannot be closed: {exports} arrays or views of its memory are in use; delete or release them"
-                );
-                return Err(PyBufferError::new_err(text).into());
-            }
+            refuse_buffers(state.as_ref())?;
             state.take()
         };
         py.detach(|| {

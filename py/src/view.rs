@@ -49,9 +49,10 @@ impl FileView {
             return Err(PyBufferError::new_err("the bytes are not in memory in one piece"));
         };
         let (start, len) = (bytes.as_ptr().cast_mut(), bytes.len());
+        let counted = this.exports.add()?;
         // SAFETY: forwarded to the caller; the view pins the bytes until the consumer releases them. They are not stored to.
         unsafe { export(&slf, view, flags, start, len, false) }?;
-        *exported = Some(this.exports.add());
+        *exported = Some(counted);
         Ok(())
     }
 

@@ -90,6 +90,64 @@ def test_a_pool_is_not_closed_under_memory_in_use(pool: Pool) -> None:
     pool.close()
 
 
+def test_no_memory_is_given_out_while_a_pool_is_closed(path: Path) -> None:
+    """Threads take buffers while another one closes: a buffer is counted, so that closing is refused, or it is refused."""
+    program = """
+import aquifer, sys, threading
+
+sys.setswitchinterval(1e-5)
+path, count, rounds, late = sys.argv[1], 40, 20, []
+with aquifer.Pool.create(path, "8MiB") as pool:
+    for number in range(count):
+        pool.array(f"a{number}", 1024, "u8")
+
+def use(pool, attached, ready):
+    ready.wait()
+    for _ in range(300):
+        closed = pool.closed
+        try:
+            view = memoryview(attached)
+        except ValueError:
+            return
+        late.extend([view] if closed else [])
+        for place in range(0, len(view), 512):
+            view[place] = 1
+        if not closed:
+            view.release()
+
+for _ in range(rounds):
+    pool = aquifer.Pool.open(path)
+    # Of many, so that the last ones are detached after a while.
+    attached = [pool._native.attach(f"a{number}", True, None, None) for number in range(count)]
+    ready = threading.Barrier(4)
+    threads = [threading.Thread(target=use, args=(pool, one, ready)) for one in attached[-3:]]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    while not pool.closed:
+        try:
+            pool.close()
+        except BufferError:
+            pass
+    for thread in threads:
+        thread.join()
+    for view in late:
+        # Dangling: this ends the process.
+        view[0] = 1
+print(len(late))
+"""
+    done = python(program, path)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_a_pool_that_cannot_be_closed_goes_on(pool: Pool) -> None:
+    file = pool.files.open("/large", "wb", 64 << 20)
+    file.write(bytes(16 << 20))
+    with pytest.raises(aquifer.NoSpaceError):
+        pool.close()
+    assert not pool.closed and not pool.array("numbers", 3).any()
+
+
 def test_closing_a_pool_closes_its_files(pool: Pool, path: Path) -> None:
     text = pool.files.open("/text", "w")
     text.write("buffered")

@@ -172,9 +172,13 @@ class Pool:
         """
         if self._native.is_forked:
             return
-        if self._native.exports() == 0:
+        self._native.refuse_buffers()
+        try:
             for file in list(self._opened):
                 file.close()
+        except BaseException:
+            self._native.allow_buffers()
+            raise
         self._native.close()
 
     @property
