@@ -41,6 +41,11 @@ fn io_error(error: std::io::Error) -> Failure {
     }
 }
 
+/// An offset or a length, as lseek(2) and pread(2) take it.
+fn not_negative(number: i64) -> Result<u64> {
+    u64::try_from(number).map_err(|_| std::io::Error::from_raw_os_error(libc::EINVAL).into())
+}
+
 /// Reads until the bytes are full or the file ends.
 fn fill(file: &PoolFile, mut bytes: &mut [u8], mut at: Option<u64>) -> Result<usize> {
     let len = bytes.len();
@@ -104,16 +109,17 @@ impl File {
     }
 
     /// Reads up to `size` bytes at an offset; the position stays.
-    fn pread(&self, py: Python<'_>, size: u64, offset: u64) -> Result<Py<PyBytes>> {
-        let file = self.file()?;
+    fn pread(&self, py: Python<'_>, size: i64, offset: i64) -> Result<Py<PyBytes>> {
+        let (file, size, offset) = (self.file()?, not_negative(size)?, not_negative(offset)?);
         let len = py.detach(|| Ok::<_, Failure>(file.metadata()?.len()))?;
         read_bytes(py, &file, size.min(len.saturating_sub(offset)), Some(offset))
     }
 
     /// As `readinto`, at an offset; the position stays.
-    fn preadinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> Result<usize> {
+    fn preadinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: i64) -> Result<usize> {
         let (file, mut memory) = (self.file()?, Memory::of_writable(buffer)?);
         let bytes = memory.bytes_mut();
+        let offset = not_negative(offset)?;
         py.detach(|| fill(&file, bytes, Some(offset)))
     }
 
@@ -126,34 +132,34 @@ impl File {
     }
 
     /// Writes all bytes at an offset; the position stays.
-    fn pwrite(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> Result<usize> {
+    fn pwrite(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: i64) -> Result<usize> {
         let (file, memory) = (self.file()?, Memory::of(buffer)?);
         let bytes = memory.bytes();
+        let offset = not_negative(offset)?;
         py.detach(|| Ok::<_, Failure>(file.write_all_at(bytes, offset)?))?;
         Ok(bytes.len())
     }
 
     /// Replaces bytes atomically: a crash, or another process, finds all of them or none.
-    fn write_atomic(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> Result {
+    fn write_atomic(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: i64) -> Result {
         let (file, memory) = (self.file()?, Memory::of(buffer)?);
         let bytes = memory.bytes();
+        let offset = not_negative(offset)?;
         py.detach(|| Ok(file.write_atomic(bytes, offset)?))
     }
 
     fn seek(&self, offset: i64, whence: i32) -> Result<u64> {
-        // As lseek(2) does.
-        let invalid = || Failure::from(std::io::Error::from_raw_os_error(libc::EINVAL));
         let to = match whence {
-            libc::SEEK_SET => SeekFrom::Start(u64::try_from(offset).map_err(|_| invalid())?),
+            libc::SEEK_SET => SeekFrom::Start(not_negative(offset)?),
             libc::SEEK_CUR => SeekFrom::Current(offset),
             libc::SEEK_END => SeekFrom::End(offset),
-            _ => return Err(invalid()),
+            _ => return Err(std::io::Error::from_raw_os_error(libc::EINVAL).into()),
         };
         (&mut &*self.file()?).seek(to).map_err(io_error)
     }
 
-    fn truncate(&self, py: Python<'_>, size: u64) -> Result {
-        let file = self.file()?;
+    fn truncate(&self, py: Python<'_>, size: i64) -> Result {
+        let (file, size) = (self.file()?, not_negative(size)?);
         py.detach(|| Ok(file.set_len(size)?))
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -135,3 +136,25 @@ def test_a_missed_fault_takes_no_stores_with_it(path: str, table: Table) -> None
         array.close()
     assert np.fromfile(path, np.int64)[0] == 99
     assert os.path.getsize(path) == CUT
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_methods_of_the_user_backend_raise_and_indices_end_the_process(path: str, table: Table, mode: str) -> None:
+    array = aquifer.memmap(path, np.int64, mode, shape=table.shape, backend="cache", budget="64MiB")
+    os.truncate(path, CUT)
+    try:
+        calls: list[Any] = [lambda: array.take([1000]), lambda: array[[1000]]]
+        for call in calls:
+            with pytest.raises(aquifer.FaultError) as raised:
+                call()
+            is_the_cut(raised, array, 1000 * 512)
+    finally:
+        # What shows the array of a test that has failed would end the process.
+        table.tofile(path)
+    code = """
+import os, sys, aquifer
+array = aquifer.memmap(sys.argv[1], mode="r", backend="cache", shape=CUT + 1, budget="16MiB")
+os.truncate(sys.argv[1], 4096)
+array[CUT]
+"""
+    assert run(code.replace("CUT", str(CUT)), path).returncode == -signal.SIGBUS

@@ -1,5 +1,6 @@
 """Files of a pool, against those of the system."""
 
+import errno
 import io
 import os
 import random
@@ -8,7 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,68 @@ def test_copies_in_and_out(files: Files, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.copy_in(tmp_path / "none", "/none")
     assert not files.exists("/none")
+
+
+class Trickle(io.RawIOBase):
+    """A pipe that does not wait: it has, or takes, a few bytes at a time, and then none."""
+
+    def __init__(self, ready: Iterable[int | None]) -> None:
+        self.ready = iter(ready)
+        self.taken = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        return next(self.ready)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int | None:
+        count = next(self.ready)
+        self.taken += bytes(data)[: count or 0]
+        return count
+
+
+def test_files_that_do_not_wait_are_not_taken_for_the_end(files: Files) -> None:
+    assert files.copy_in(Trickle([10, 1, 0]), "/in") == 11
+    with pytest.raises(BlockingIOError):
+        files.copy_in(Trickle([10, None, 10, 0]), "/in")
+    out = Trickle([3, 5, 2])
+    assert files.copy_out("/in", out) == 10 and out.taken == bytes(10)
+    with pytest.raises(BlockingIOError):
+        files.copy_out("/in", Trickle([3, None]))
+    for wrong in ([0], [11], [-1]):
+        with pytest.raises(OSError, match="returned"):
+            files.copy_out("/in", Trickle(wrong))
+    with pytest.raises(OSError, match="returned"):
+        files.copy_in(Trickle([1 << 30]), "/in")
+
+
+def test_negative_numbers_are_errors_of_the_system(files: Files) -> None:
+    files.write_bytes("/file", b"0123456789")
+    with files.open("/file", "r+b", 0) as raw:
+        calls: list[Any] = [
+            lambda: raw.truncate(-1),
+            lambda: raw.pread(-1, 0),
+            lambda: raw.pread(5, -1),
+            lambda: raw.preadinto(bytearray(3), -1),
+            lambda: raw.pwrite(b"x", -1),
+            lambda: raw.write_atomic(b"x", -1),
+            lambda: raw.seek(-1),
+            lambda: files.view("/file", -1),
+            lambda: files.view("/file", 0, -1),
+        ]
+        for call in calls:
+            with pytest.raises(OSError) as raised:
+                call()
+            assert raised.value.errno == errno.EINVAL
+        # As of the module io.
+        for call in (lambda: raw.truncate(1 << 70), lambda: raw.seek(1 << 70)):
+            with pytest.raises(OverflowError):
+                call()
+    assert files.read_bytes("/file") == b"0123456789"
 
 
 def test_paths_are_like_those_of_pathlib(files: Files, tmp_path: Path) -> None:

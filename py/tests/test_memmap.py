@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import pathlib
@@ -74,6 +75,24 @@ def test_rows_by_their_numbers(path: str, table: Table) -> None:
     assert (np.take(array, [70]) == [70]).all()
     out = np.empty((2, 64), np.int64)
     assert array.take([9, 8], out) is out and (out == table[[9, 8]]).all()
+    # An empty list has no type of its own.
+    for part, same in ((array[:, ::2], table[:, ::2]), (array.T, table.T)):
+        assert part[[]].shape == part.take([]).shape == same[[]].shape and part[[]].dtype == np.int64
+
+
+@pytest.mark.parametrize("backend", ["auto", "cache"])
+def test_rows_are_read_over_the_array_itself(path: str, table: Table, backend: str) -> None:
+    reversed_ = np.arange(4096)[::-1]
+
+    async def over(array: aquifer.memmap) -> None:
+        assert await array[:4095].take_async(reversed_[1:], array[1:]) is not None
+
+    with opened(path, "r+", backend=backend) as array:
+        out = array[:]
+        assert array.take(reversed_, out) is out and (array == table[::-1]).all()
+        asyncio.run(over(array))
+        assert array[0, 0] == table[4095, 0] and (array[1:] == table[1:]).all()
+        del out
 
 
 def test_wrong_rows_are_errors(path: str, table: Table) -> None:
@@ -232,6 +251,23 @@ def test_closing_is_refused_while_slices_exist(path: str, table: Table) -> None:
             call()
 
 
+def test_copies_are_not_of_the_file(path: str, table: Table) -> None:
+    array = opened(path)
+    copies = [array.copy(), array.astype(np.int32), np.sort(array), copy.copy(array), array[3:].T.copy(), np.copy(array, subok=True)]
+    copies += [np.empty_like(array), array.take([3]), array[np.ix_([1], [2])], array.T.reshape(-1), array.flatten()]
+    for made in copies:
+        assert not np.shares_memory(made, array)
+        if isinstance(made, aquifer.memmap):
+            assert (made.filename, made.mode, made.offset, made.closed) == (None, None, None, False)
+            assert (made[1:].filename, made.view(aquifer.memmap).filename) == (None, None)
+    views = [array[3:], array.T, array.view(np.uint8), array.reshape(-1), np.broadcast_to(array, (2, 4096, 64), subok=True), array[4096:]]
+    for view in views:
+        assert isinstance(view, aquifer.memmap) and view.filename == path and view[..., -1:].filename == path
+    del views, view
+    array.close()
+    assert (copies[0] == table).all() and copies[0].close() is None
+
+
 def test_what_refers_to_a_closed_array_stays_valid(path: str, table: Table) -> None:
     array = opened(path)
     view = array.data.cast("B")
@@ -263,6 +299,9 @@ def test_a_budget_is_read_and_changed(path: str, table: Table) -> None:
         array.budget = 1
     with pytest.raises(ValueError, match="is no size"):
         array.budget = "much"
+    with pytest.raises(ValueError, match="is no size"):
+        array.budget = -1
+    assert aquifer.Cache(np.int64(16 << 20)).budget == 16 << 20  # type: ignore[arg-type]
 
 
 def test_arrays_share_a_cache(path: str, table: Table, tmp_path: pathlib.Path) -> None:
@@ -326,6 +365,18 @@ def test_arrays_and_slices_are_pickled_by_path(path: str, table: Table) -> None:
     assert (part == table[10:2000:3, ::-2]).all() and part.filename == path
     first, second = pickle.loads(pickle.dumps([array, array[3:]]))
     assert (first[3:] == second).all()
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_file_that_was_truncated_is_not_lengthened_by_unpickling(path: str, table: Table, mode: str) -> None:
+    array = opened(path, mode)
+    pickled = [pickle.dumps(array), pickle.dumps(array[:2])]
+    del array
+    os.truncate(path, 4096)
+    for one in pickled:
+        with pytest.raises(ValueError, match="has 4096 bytes"):
+            pickle.loads(one)
+    assert os.path.getsize(path) == 4096
 
 
 def test_private_changes_are_pickled_by_value(path: str, table: Table) -> None:

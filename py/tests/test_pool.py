@@ -56,6 +56,8 @@ def test_sizes_are_numbers_or_text(path: Path) -> None:
         Pool.create(path, "much", overwrite=True)
     with pytest.raises(aquifer.InvalidInputError):
         Pool.create(path, 1, overwrite=True)
+    with pytest.raises(ValueError, match="no size"):
+        Pool.create(path, -1, overwrite=True)
 
 
 def test_errors_are_typed(path: Path, tmp_path: Path) -> None:

@@ -243,6 +243,8 @@ fn kind_of_cache(error: &CacheError) -> Option<ErrorKind> {
         CacheError::Forked => ErrorKind::Forked,
         error @ CacheError::MappedAccess { .. } if error.is_truncation() => ErrorKind::Truncated,
         CacheError::MappedAccess { .. } => ErrorKind::Io,
+        // Of a page or a row, which was inside the device when it was mapped.
+        CacheError::Load { source: DeviceError::OutOfBounds { .. }, .. } => ErrorKind::Truncated,
         _ => return None,
     })
 }

@@ -25,14 +25,16 @@ fn a_truncated_file_is_the_same_kind_everywhere() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     std::fs::write(&path, vec![1; 4 * PAGE as usize]).unwrap();
-    let options = aquifer::MapOptions::new().backend(aquifer::Backend::Kernel);
-    let cache = cache();
-    let device = aquifer::FileDevice::open(&path).unwrap();
-    let mapping = cache.map_with(device, options).unwrap();
+    let map = |backend| {
+        let options = aquifer::MapOptions::new().backend(backend);
+        cache().map_with(aquifer::FileDevice::open(&path).unwrap(), options).unwrap()
+    };
+    let (mapping, user) = (map(aquifer::Backend::Kernel), map(aquifer::Backend::User));
     let view = Mapper::builder().build().unwrap().map(&path, FileAccess::Read, ..).unwrap();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(PAGE).unwrap();
-    let errors: [Error; 2] = [
+    let errors: [Error; 3] = [
         mapping.get::<u8>(3 * PAGE).unwrap_err().into(),
+        user.get::<u8>(3 * PAGE).unwrap_err().into(),
         view.get::<u8>(3 * PAGE).unwrap_err().into(),
     ];
     for error in errors {

@@ -36,6 +36,7 @@ __all__ = ["Array", "ArrayInfo", "ArrayMismatchError", "NotAnArrayError"]
 HEADER_BYTES = 4096
 # NumPy 1 has arrays of up to 32 dimensions.
 MAX_DIMENSIONS = 32
+MAX_BYTES = 1 << 62
 # Deeper than any data type of a program, and harmless to Python's parser.
 MAX_BRACKETS = 32
 _MAGIC = b"\x93NUMPY\x03\x00"  # version 3.0: the header is UTF-8
@@ -102,6 +103,8 @@ def _encode(header: _Header) -> bytes:
         raise _invalid(f"elements of {dtype} have no bytes; give their length, as in 'S8'")
     if len(header.shape) > MAX_DIMENSIONS or any(length < 0 for length in header.shape):
         raise _invalid(f"the shape is {header.shape}; it has up to {MAX_DIMENSIONS} lengths, none of them negative")
+    if not _has_size(header):
+        raise _invalid(f"the shape is {header.shape}; an array has up to {MAX_BYTES} bytes")
     try:
         description = npy.dtype_to_descr(dtype)
         text = repr({"descr": description, "fortran_order": header.order == "F", "shape": header.shape})
@@ -145,12 +148,16 @@ def _decode(content: bytes, size_bytes: int) -> _Header:
     if not isinstance(dtype, np.dtype) or dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
         raise ValueError(f"its data type is {dtype!r}")
     header = _Header(shape, dtype, "F" if fortran_order else "C")
-    # NumPy multiplies the lengths of empty arrays, too.
-    if math.prod(length for length in shape if length > 0) * dtype.itemsize > 1 << 62:
+    if not _has_size(header):
         raise ValueError(f"its shape is {shape!r}")
     if header.nbytes > size_bytes - HEADER_BYTES:
         raise ValueError(f"its elements take {header.nbytes} bytes, which it does not have")
     return header
+
+
+def _has_size(header: _Header) -> bool:
+    # NumPy multiplies the lengths of empty arrays, too.
+    return math.prod(length for length in header.shape if length > 0) * header.dtype.itemsize <= MAX_BYTES
 
 
 def _depth(text: str) -> int:

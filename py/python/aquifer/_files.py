@@ -12,6 +12,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, overload
 
 from . import _native
+from ._errors import InvalidInputError
+from ._progress import Progress, reported
 
 if TYPE_CHECKING:
     from _typeshed import (
@@ -35,6 +37,7 @@ class _HasPath(Protocol):
     def as_posix(self) -> str: ...
 
 
+AnyBinaryFile = BinaryIO | io.RawIOBase | io.BufferedIOBase
 AnyPath = str | bytes | PurePosixPath | _HasPath
 
 
@@ -44,6 +47,15 @@ def _bytes_of(path: AnyPath) -> bytes:
     if isinstance(path, str):
         return os.fsencode(path)
     return os.fsencode(path.as_posix())
+
+
+def _checked(count: int | None, least: int, most: int, call: str) -> int:
+    """How many bytes a file object of the caller has transferred, as the module io checks it."""
+    if count is None:
+        raise BlockingIOError(errno.EAGAIN, f"{call} of the open file would wait: give one that waits")
+    if not least <= count <= most:
+        raise OSError(errno.EIO, f"{call} of the open file returned {count}, for {most} bytes")
+    return count
 
 
 class FileIO(io.RawIOBase):
@@ -369,6 +381,8 @@ class Files:
         InvalidInputError
             The range is not inside the file.
         """
+        if start < 0 or (stop is not None and stop < 0):
+            raise InvalidInputError(errno.EINVAL, f"a range from {start} to {stop} is not inside the file")
         return memoryview(self._native.view_file(_bytes_of(path), start, stop))
 
     def defragment(self, path: AnyPath) -> tuple[int, int]:
@@ -414,39 +428,54 @@ class Files:
         """
         return self._native.copy_file(_bytes_of(source), _bytes_of(target))
 
-    def copy_in(self, source: str | os.PathLike[str] | BinaryIO, target: AnyPath) -> int:
-        """Copies a file of the system, or what an open binary file has left, to the pool. Returns the number of bytes."""
-        if not isinstance(source, (str, os.PathLike)):
-            return self._copy_in(source, target)
-        with open(source, "rb", 0) as file:
-            return self._copy_in(file, target)
+    def copy_in(
+        self, source: str | os.PathLike[str] | AnyBinaryFile, target: AnyPath, *, progress: Progress = False
+    ) -> int:
+        """Copies a file of the system, or what an open binary file has left, to the pool. Returns the number of bytes.
 
-    def _copy_in(self, source: Any, target: AnyPath) -> int:
+        `progress=True` shows a bar, by tqdm; a function is called after each piece with the bytes that are done and all of
+        them (None if `source` is an open file).
+        """
+        if not isinstance(source, (str, os.PathLike)):
+            return self._copy_in(source, target, progress, None)
+        with open(source, "rb", 0) as file:
+            return self._copy_in(file, target, progress, os.fstat(file.fileno()).st_size)
+
+    def _copy_in(self, source: Any, target: AnyPath, progress: Progress, total: int | None) -> int:
         count, buffer = 0, memoryview(bytearray(COPY_BYTES))
+        name = os.fsdecode(_bytes_of(target))
         # Truncated at the end: the source may be the same file, opened before or found on a mount of the pool.
-        with self._open_raw(target, "w", truncates=False) as file:
-            while got := source.readinto(buffer):
+        with self._open_raw(target, "w", truncates=False) as file, reported(progress, total, name) as done:
+            while got := _checked(source.readinto(buffer), 0, COPY_BYTES, "readinto"):
                 file.write(buffer[:got])
                 count += got
+                done(got)
             file.truncate()
         return count
 
-    def copy_out(self, source: AnyPath, target: str | os.PathLike[str] | BinaryIO) -> int:
-        """Copies a file of the pool to the system, or to an open binary file. Returns the number of bytes."""
+    def copy_out(
+        self, source: AnyPath, target: str | os.PathLike[str] | AnyBinaryFile, *, progress: Progress = False
+    ) -> int:
+        """Copies a file of the pool to the system, or to an open binary file. Returns the number of bytes.
+
+        `progress` is that of `copy_in`.
+        """
         if not isinstance(target, (str, os.PathLike)):
-            return self._copy_out(source, target)
+            return self._copy_out(source, target, progress)
         # Opened first: a file that is not there leaves nothing at the target.
         with self.open(source, "rb", 0), open(target, "wb", 0) as file:
-            return self._copy_out(source, file)
+            return self._copy_out(source, file, progress)
 
-    def _copy_out(self, source: AnyPath, target: Any) -> int:
+    def _copy_out(self, source: AnyPath, target: Any, progress: Progress) -> int:
         count, buffer = 0, memoryview(bytearray(COPY_BYTES))
-        with self.open(source, "rb", 0) as file:
+        name = os.fsdecode(_bytes_of(source))
+        with self.open(source, "rb", 0) as file, reported(progress, file.size(), name) as done:
             while got := file.readinto(buffer):
                 piece = buffer[:got]
                 while piece:
-                    piece = piece[target.write(piece) :]
+                    piece = piece[_checked(target.write(piece), 1, len(piece), "write") :]
                 count += got
+                done(got)
         return count
 
     # ---- names -------------------------------------------------------------------------------------

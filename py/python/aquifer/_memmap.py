@@ -78,6 +78,12 @@ class _Source:
         made._source = self
         return made
 
+    def holds(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether the elements lie in the memory."""
+        start, address = self.region.address, int(array.__array_interface__["data"][0])
+        # An empty slice may begin at the end.
+        return start <= address < start + len(self.region) or (array.size == 0 and address == start + len(self.region))
+
 
 def _in_child() -> None:
     """What np.memmap's users rely on: arrays of the parent can be read in a forked child.
@@ -150,7 +156,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     ------
     FaultError:
         A call, an index or a ufunc met bytes that the file does not have any more, or that cannot be read. `filename` and
-        `offset` say where. Other code that touches such bytes sees zeros, and the next call here raises.
+        `offset` say where. Other code that touches such bytes sees zeros, and the next call here raises. With
+        `backend="cache"` only the methods raise: code that touches them itself, also by a plain index, ends the process by
+        SIGBUS.
     InvalidInputError, ValueError:
         Arguments that do not fit the file.
     OSError:
@@ -164,8 +172,8 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     Stores of `"r+"` and `"w+"` stay in this process until `flush`, `close`, or the end of the array.
 
     Arrays pickle by path. In a forked child, arrays of `backend="auto"` can be read: they show the file, without stores that
-    the parent has not flushed, cannot be stored to, and raise nothing for a file that is truncated. Other calls raise
-    `ForkedError`. Memory of `backend="cache"` is not there in a child. Open the file again there for anything else.
+    the parent has not flushed, and cannot be stored to; bytes that the file does not have any more end the child by SIGBUS.
+    Other calls raise `ForkedError`. Memory of `backend="cache"` is not there in a child. Open the file again there for anything else.
     """
 
     _source: _Source | None
@@ -258,16 +266,18 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     # ---- what it is -----------------------------------------------------------------------------
 
     def __array_finalize__(self, obj: object) -> None:
-        self._source = getattr(obj, "_source", None)
+        source: _Source | None = getattr(obj, "_source", None)
+        if source is not None:
+            # A copy is made from an array as well. What is a view of one of the file's arrays need not be asked.
+            base = self.base
+            if base is not obj and getattr(base, "_source", None) is not source and not source.holds(self):
+                source = None
+        self._source = source
 
     def _backed(self) -> _Source | None:
         """What the elements lie in; None for an array in memory, such as a copy."""
         source = self._source
-        if source is None or source.closed:
-            return None
-        region = source.region
-        address = self.__array_interface__["data"][0]
-        return source if region.address <= address <= region.address + len(region) else None
+        return source if source is not None and not source.closed and source.holds(self) else None
 
     def _open(self) -> _Source:
         source = self._source
@@ -409,7 +419,8 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             raise ValueError(f"out must be an array of shape {shape} and dtype {self.dtype}")
         if not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError("out must be writable and C-contiguous")
-        return out.view(np.ndarray)
+        # Rows that were read would change rows that are read later.
+        return np.empty(shape, self.dtype) if np.may_share_memory(out, self) else out.view(np.ndarray)
 
     def take(  # type: ignore[override]
         self,
@@ -452,7 +463,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         batches = along == 0 and mode == "raise" and self.ndim > 0 and not source.forked
         layout = self._layout() if batches else None
         if layout is None:
-            found = np.take(self.view(np.ndarray), cast(Any, indices), axis, cast(Any, out), cast(Any, mode))
+            # An empty list is one of floating-point numbers to NumPy.
+            wanted = self._rows(indices) if along == 0 else indices
+            found = np.take(self.view(np.ndarray), cast(Any, wanted), axis, cast(Any, out), cast(Any, mode))
             if _faulted():
                 self._raise_fault()
             return found
@@ -465,7 +478,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         elif rows.size:
             _checked_rows(rows, self.shape[0])
         if out is not None:
-            return out
+            return _filled(out, target)
         return target if rows.ndim else target[()]
 
     def prefetch(self, indices: Indices) -> None:
@@ -530,7 +543,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         elif rows.size:
             _checked_rows(rows, self.shape[0])
         if out is not None:
-            return out
+            return _filled(out, target)
         return target if rows.ndim else target[()]
 
     # ---- the file -------------------------------------------------------------------------------
@@ -668,6 +681,13 @@ def _bytes(target: np.ndarray[Any, Any]) -> npt.NDArray[np.uint8]:
     return target.reshape(-1).view(np.uint8)
 
 
+def _filled(out: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What the caller gave, with what was read for it."""
+    if not np.may_share_memory(out, target):
+        np.copyto(_plain(out), target)
+    return out
+
+
 def _checked_rows(rows: npt.NDArray[np.int64], count: int) -> None:
     np.take(np.empty(count, np.bool_), rows)
 
@@ -701,6 +721,10 @@ def _opened(
     path: str, mode: str, made_of: dict[str, Any], place: tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]] | None
 ) -> Any:
     """An array that was pickled."""
+    present, needed = os.stat(path).st_size, made_of["offset"] + math.prod(made_of["shape"]) * made_of["dtype"].itemsize
+    if present < needed:
+        # Not lengthened, as a new one: what is missing was there.
+        raise ValueError(f"{path} has {present} bytes, and had {needed} when the array was pickled: it was truncated since")
     array = memmap(path, mode=mode, **made_of)
     if place is None:
         return array

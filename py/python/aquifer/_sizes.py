@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import SupportsIndex
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def bytes_of(size: int | str) -> int:
+def bytes_of(size: SupportsIndex | str) -> int:
     """A size in bytes: a number, or a text as `"4GiB"`, `"512M"` (powers of 1024)."""
-    if isinstance(size, int):
-        return size
+    if not isinstance(size, str):
+        number = operator.index(size)
+        if number < 0:
+            raise ValueError(f"{number} is no size: it is negative")
+        return number
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", size, re.IGNORECASE)
     if found is None:
         raise ValueError(f'{size!r} is no size: use a number of bytes, or a text like "4GiB" or "512M"')
