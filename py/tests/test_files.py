@@ -311,6 +311,50 @@ def test_copies_in_and_out(files: Files, tmp_path: Path) -> None:
     assert not files.exists("/none")
 
 
+@pytest.fixture
+def large(files: Files, tmp_path: Path) -> Path:
+    """A file of two pieces and a half, also at /large."""
+    path = tmp_path / "large"
+    path.write_bytes(bytes(5 << 19))
+    files.copy_in(path, "/large")
+    return path
+
+
+def test_a_function_is_told_of_progress(files: Files, large: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+
+    def tell(done: int, total: int | None) -> None:
+        told.append((done, total))
+
+    pieces = [1 << 20, 2 << 20, 5 << 19]
+    files.copy_in(large, "/again", progress=tell)
+    files.copy_out("/large", large, progress=tell)
+    assert told == [(done, 5 << 19) for done in pieces] * 2
+    told.clear()
+    with open(large, "rb") as source:
+        files.copy_in(source, "/again", progress=tell)
+    assert told == [(done, None) for done in pieces]
+    with pytest.raises(ZeroDivisionError):
+        files.copy_out("/large", large, progress=lambda done, total: 1 // 0)
+
+
+def test_progress_is_a_bar_of_tqdm(files: Files, large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm", reason="tqdm is not installed: python3 -m pip install tqdm")
+    assert files.copy_in(large, "/again", progress=True) == 5 << 19
+    assert files.copy_out("/again", large, progress=True) == 5 << 19
+    shown = capsys.readouterr().err
+    assert shown.count("/again: 100%") == 2 and "2.50M/2.50M" in shown
+    files.copy_out("/again", large)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_tqdm_there_is_a_warning(files: Files, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.warns(UserWarning, match="python3 -m pip install tqdm") as warned:
+        assert files.copy_in(large, "/again", progress=True) == 5 << 19
+    assert warned[0].filename == __file__
+
+
 class Trickle(io.RawIOBase):
     """A pipe that does not wait: it has, or takes, a few bytes at a time, and then none."""
 

@@ -20,6 +20,7 @@ from aquifer import Pool
 pytest.importorskip("fsspec", minversion="2025.12", reason="fsspec 2025.12 is not installed: python3 -m pip install fsspec")
 
 import fsspec
+import fsspec.callbacks
 from fsspec.tests import abstract
 
 from aquifer._fsspec import AquiferFileSystem, _close_all
@@ -45,7 +46,7 @@ def files(pool_path: Path) -> Iterator[aquifer.Files]:
 class AquiferFixtures(abstract.AbstractFixtures):  # type: ignore[misc]
     @pytest.fixture
     def fs(self, pool_path: Path) -> Any:
-        return fsspec.filesystem("aquifer", pool=pool_path, auto_mkdir=True)
+        return fsspec.filesystem("aquifer", pool=pool_path)
 
     @pytest.fixture
     def fs_path(self) -> str:
@@ -170,8 +171,12 @@ def test_the_file_system(pool_path: Path, files: aquifer.Files) -> None:
     assert fs.size("/a/b/g") == 0
     with pytest.raises(FileNotFoundError):
         fs.open("/a/none")
+    strict = fsspec.filesystem("aquifer", pool=pool_path, auto_mkdir=False)
     with pytest.raises(FileNotFoundError):
-        fs.pipe("/no/directory", b"")
+        strict.pipe("/no/directory", b"")
+    fs.pipe("/now/one", b"")
+    assert strict.isdir("/now")
+    fs.rm("/now", recursive=True)
     with pytest.raises(FileExistsError):
         fs.makedirs("/a/b")
     with pytest.raises(OSError):
@@ -205,7 +210,7 @@ def test_transactions(pool_path: Path, files: aquifer.Files) -> None:
 
 def test_one_handle_of_a_pool_in_a_process(pool_path: Path) -> None:
     one = fsspec.filesystem("aquifer", pool=pool_path)
-    other = fsspec.filesystem("aquifer", pool=pool_path, auto_mkdir=True)
+    other = fsspec.filesystem("aquifer", pool=pool_path, auto_mkdir=False)
     assert one is not other and one.pool is other.pool
     assert fsspec.filesystem("aquifer", pool=pool_path) is one
     reader = fsspec.filesystem("aquifer", pool=pool_path, read_only=True)
@@ -282,18 +287,90 @@ def _uuid(pool_path: Path) -> str:
         return str(pool.stats()["uuid"]).replace("-", "")
 
 
+def needed(module: str, package: str | None = None) -> Any:
+    return pytest.importorskip(module, reason=f"{module} is not installed: python3 -m pip install {package or module}")
+
+
 def test_pandas_and_pyarrow(pool_path: Path) -> None:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    pandas = needed("pandas")
     table = pandas.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"]})
     table.to_csv(f"aquifer://{pool_path}::/table.csv", index=False)
     assert pandas.read_csv("aquifer:///table.csv", storage_options={"pool": str(pool_path)}).equals(table)
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    needed("pyarrow")
     table.to_parquet(f"aquifer://{pool_path}::/table.parquet")
     assert pandas.read_parquet(f"aquifer://{pool_path}::/table.parquet").equals(table)
-    from pyarrow import dataset, fs
+    from pyarrow import dataset, parquet
 
-    system = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("aquifer", pool=pool_path)))
+    # Its own prefix for what fsspec opens.
+    assert parquet.read_table(f"fsspec+aquifer://{pool_path}::/table.parquet").num_rows == 3
+    system = fsspec.filesystem("aquifer", pool=pool_path)
     assert dataset.dataset("/table.parquet", filesystem=system).to_table().num_rows == 3
+
+
+def test_zarr(pool_path: Path) -> None:
+    zarr = needed("zarr")
+    url = f"aquifer://{pool_path}::/deep/group.zarr"
+    group = zarr.open_group(url, mode="w")
+    group.create_array("x", shape=(10, 10), chunks=(5, 5), dtype="i4")[:] = 3
+    again = zarr.open_group(url, mode="r+")
+    assert again["x"][:].sum() == 300
+    del again["x"]
+    assert list(zarr.open_group(url, mode="r")) == []
+
+
+def test_xarray(pool_path: Path) -> None:
+    needed("zarr")
+    xarray = needed("xarray")
+    url = f"aquifer://{pool_path}::/set.zarr"
+    data = xarray.Dataset({"v": (("x", "y"), [[1, 2], [3, 4]])})
+    data.to_zarr(url)
+    data.to_zarr(url, append_dim="x")
+    assert xarray.open_zarr(url)["v"].values.tolist() == [[1, 2], [3, 4]] * 2
+
+
+def test_dask(pool_path: Path) -> None:
+    pandas, _, frames = needed("pandas"), needed("pyarrow"), needed("dask.dataframe", "dask[dataframe]")
+    parts = frames.from_pandas(pandas.DataFrame({"a": range(100)}), npartitions=3)
+    parts.to_parquet(f"aquifer://{pool_path}::/parts.parquet")
+    assert frames.read_parquet(f"aquifer://{pool_path}::/parts.parquet")["a"].sum().compute() == 4950
+    parts.to_csv(f"aquifer://{pool_path}::/csv/part-*.csv", index=False)
+    assert frames.read_csv(f"aquifer://{pool_path}::/csv/part-*.csv")["a"].sum().compute() == 4950
+
+
+def test_duckdb(pool_path: Path) -> None:
+    duckdb = needed("duckdb")
+    connection = duckdb.connect()
+    connection.register_filesystem(fsspec.filesystem("aquifer", pool=pool_path))
+    connection.sql(f"copy (select * from range(10) t(x)) to 'aquifer://{pool_path}::/one.parquet' (format parquet)")
+    connection.sql("copy (select * from range(10) t(x)) to 'aquifer:///two.parquet' (format parquet)")
+    assert connection.sql(f"select sum(x) from 'aquifer://{pool_path}::/*.parquet'").fetchall() == [(90,)]
+
+
+class Told(fsspec.callbacks.Callback):  # type: ignore[misc]
+    """What a callback of fsspec is told: of all files, and of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: dict[str, Told] = {}
+
+    def branched(self, path_1: str, path_2: str, **options: Any) -> "Told":
+        self.files[path_1] = made = Told()
+        return made
+
+
+def test_callbacks_are_told_of_progress(pool_path: Path, tmp_path: Path) -> None:
+    fs = fsspec.filesystem("aquifer", pool=pool_path)
+    (tmp_path / "in").mkdir()
+    for name, size in (("one", 10_000), ("two", 1)):
+        (tmp_path / "in" / name).write_bytes(bytes(size))
+    put, got = Told(), Told()
+    fs.put(f"{tmp_path}/in/*", "/out/", callback=put)
+    fs.get("/out/*", f"{tmp_path}/back/", callback=got)
+    for told, directory in (put, f"{tmp_path}/in"), (got, "/out"):
+        assert (told.size, told.value) == (2, 2)
+        done = {name: (one.size, one.value) for name, one in told.files.items()}
+        assert done == {f"{directory}/one": (10_000, 10_000), f"{directory}/two": (1, 1)}
+    assert (tmp_path / "back" / "one").read_bytes() == bytes(10_000)
 
 
 def test_what_links_lead_to_is_not_removed(pool_path: Path) -> None:

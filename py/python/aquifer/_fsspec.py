@@ -175,7 +175,7 @@ class AquiferFileSystem(ChainedFileSystem):  # type: ignore[misc]
     shared_memory : str or path
         As for `aquifer.Pool.open`.
     auto_mkdir : bool
-        Make the directories above a file that is created.
+        Make the directories above a file that is created, as programs for object stores (zarr) expect. Otherwise they must exist.
     fo, target_protocol, target_options
         What fsspec says of the rest of a chain.
     """
@@ -188,7 +188,7 @@ class AquiferFileSystem(ChainedFileSystem):  # type: ignore[misc]
         pool: str | os.PathLike[str] | None = None,
         read_only: bool = False,
         shared_memory: str | os.PathLike[str] | None = None,
-        auto_mkdir: bool = False,
+        auto_mkdir: bool = True,
         fo: str | None = None,
         target_protocol: str | None = None,
         target_options: dict[str, Any] | None = None,

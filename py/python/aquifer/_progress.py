@@ -31,7 +31,7 @@ def reported(progress: Progress, total: int | None, what: str) -> Iterator[Calla
             bar = importlib.import_module("tqdm.auto").tqdm
         except ImportError:
             # Nothing that the call does depends on it.
-            warnings.warn("a progress bar needs tqdm: python3 -m pip install tqdm", stacklevel=6)
+            warnings.warn("a progress bar needs tqdm: python3 -m pip install tqdm", stacklevel=5)
         else:
             with bar(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024) as shown:
                 yield shown.update
