@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import weakref
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,18 @@ def array(request: pytest.FixtureRequest, path: str, table: Table) -> aquifer.me
     return aquifer.memmap(path, np.int64, request.param, shape=table.shape, budget="64MiB")
 
 
-def test_rows_come_while_other_tasks_run(array: aquifer.memmap, table: Table) -> None:
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a program in a new loop."""
+    loops: Any = pytest.importorskip(request.param, reason="uvloop is not installed: python3 -m pip install uvloop")
+    found: Run = loops.run
+    return found
+
+
+def test_rows_come_while_other_tasks_run(run: Run, array: aquifer.memmap, table: Table) -> None:
     async def read() -> None:
         batches = [np.random.default_rng(seed).integers(-4096, 4096, 200) for seed in range(20)]
         for batch, found in zip(batches, await asyncio.gather(*map(array.take_async, batches))):
@@ -34,10 +46,10 @@ def test_rows_come_while_other_tasks_run(array: aquifer.memmap, table: Table) ->
         assert len(_memmap._queues) == 1, "one for the loop"
 
     for _ in range(3):
-        asyncio.run(read())
+        run(read())
 
 
-def test_errors_are_raised_by_await(array: aquifer.memmap, path: str) -> None:
+def test_errors_are_raised_by_await(run: Run, array: aquifer.memmap, path: str) -> None:
     async def read() -> None:
         with pytest.raises(IndexError):
             await array.take_async([4096])
@@ -45,10 +57,10 @@ def test_errors_are_raised_by_await(array: aquifer.memmap, path: str) -> None:
         with pytest.raises(aquifer.FaultError):
             await array.take_async([1000])
 
-    asyncio.run(read())
+    run(read())
 
 
-def test_cancelling_keeps_the_target_until_the_reads_have_ended(array: aquifer.memmap, table: Table) -> None:
+def test_cancelling_keeps_the_target_until_the_reads_have_ended(run: Run, array: aquifer.memmap, table: Table) -> None:
     async def read() -> None:
         out = np.zeros((4096, 64), np.int64)
         held = weakref.ref(out)
@@ -62,29 +74,21 @@ def test_cancelling_keeps_the_target_until_the_reads_have_ended(array: aquifer.m
         del task
         completions = _memmap._queue_of_loop().completions
         while len(completions) > 0:
+            assert held() is not None
             await asyncio.sleep(0)
         gc.collect()
         assert held() is None
         assert (await array.take_async([7]) == table[7]).all(), "the loop goes on"
 
-    asyncio.run(read())
+    run(read())
 
 
-def test_a_loop_that_ends_waits_for_its_reads(array: aquifer.memmap) -> None:
+def test_a_loop_that_ends_waits_for_its_reads(run: Run, array: aquifer.memmap) -> None:
     async def leave() -> None:
         task = asyncio.ensure_future(array.take_async(np.arange(4096)))
         await asyncio.sleep(0)
         task.cancel()
 
     for _ in range(20):
-        asyncio.run(leave())
+        run(leave())
     gc.collect()
-
-
-def test_uvloop_as_well(array: aquifer.memmap, table: Table) -> None:
-    uvloop: Any = pytest.importorskip("uvloop", reason="pip install uvloop")
-
-    async def read() -> None:
-        assert (await array.take_async([7]) == table[7]).all()
-
-    uvloop.run(read())
