@@ -129,6 +129,23 @@ def test_urls(pool_path: Path, files: aquifer.Files) -> None:
         assert file.read() == b"in a zip"
 
 
+def test_a_url_of_another_pool_is_refused(pool_path: Path, tmp_path: Path) -> None:
+    other, link = tmp_path / "other.pool", tmp_path / "link.pool"
+    with Pool.create(other, "8MiB") as pool:
+        pool.files.write_bytes("/f", b"of the other")
+    link.symlink_to(pool_path)
+    fs = fsspec.filesystem("aquifer", pool=pool_path)
+    fs.pipe("/f", b"of this one")
+    assert fs.cat(f"aquifer://{pool_path}::/f") == fs.cat(f"aquifer://{link}::/f") == b"of this one"
+    assert pickle.loads(pickle.dumps(fs)) == fs
+    calls: list[Callable[[str], object]] = [fs.cat, fs.open, fs.info, fs.ls, fs.glob, fs.exists, lambda url: fs.rm([url])]
+    for call in calls:
+        with pytest.raises(ValueError, match="is in another pool"):
+            call(f"aquifer://{other}::/f")
+    assert fsspec.open(f"aquifer://{other}::/f").open().read() == b"of the other"
+    other.unlink()
+
+
 def test_the_file_system(pool_path: Path, files: aquifer.Files) -> None:
     fs = fsspec.filesystem("aquifer", pool=pool_path)
     fs.makedirs("/a/b")

@@ -49,6 +49,11 @@ def test_a_pool_is_created_opened_and_closed(path: Path) -> None:
             reader.files.mkdir("/d")
 
 
+def test_statistics_are_tables(pool: Pool) -> None:
+    for shown in (pool.stats()._repr_html_(), pool.array("numbers", 3).stats()._repr_html_()):
+        assert shown.startswith("<table>") and "_bytes" in shown
+
+
 def test_sizes_are_numbers_or_text(path: Path) -> None:
     Pool.create(path, "1.5 MiB").close()
     assert path.stat().st_size == 3 << 19

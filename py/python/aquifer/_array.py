@@ -24,6 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from . import _native
+from ._cache import Stats
 from ._errors import AlreadyExistsError, InvalidInputError, NotFoundError
 
 if TYPE_CHECKING:
@@ -316,10 +317,10 @@ class Array(np.ndarray[Any, Any]):
         with transaction(self.pool, [self._writer()]):
             yield self
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Figures of its psyncs: `psyncs`, `psync_pages`, `psync_bytes`; and `shadow_bytes`, the memory of its private
-        copies of pages."""
-        return self._there().native.stats()
+        copies of pages. A table in a notebook."""
+        return Stats(self._there().native.stats())
 
 
 @contextmanager

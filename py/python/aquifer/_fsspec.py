@@ -209,6 +209,8 @@ class AquiferFileSystem(ChainedFileSystem):  # type: ignore[misc]
         self.auto_mkdir = auto_mkdir
         self._pool: Pool | None = None
         self._process = 0
+        # fsspec asks the class for the path in a URL before there is a file system, and the file system for what it is given.
+        self._strip_protocol = self._inside  # type: ignore[method-assign]
 
     @property
     def pool(self) -> Pool:
@@ -242,6 +244,14 @@ class AquiferFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 return ""
             text = inside
         return "/" + text.strip("/")
+
+    def _inside(self, path: Any) -> Any:
+        """`_strip_protocol` of this file system: what names another pool is refused, as DuckDB asks one for all URLs."""
+        for one in path if isinstance(path, list) else [path]:
+            pool = _parts(one)[0] if isinstance(one, str) and one.startswith(_PREFIX) else None
+            if pool is not None and os.path.abspath(pool) != self.pool_path and not os.path.samefile(pool, self.pool_path):
+                raise ValueError(f"{one} is in another pool than that of this file system, {self.pool_path}")
+        return type(self)._strip_protocol(path)
 
     @classmethod
     def _get_kwargs_from_urls(cls, url: str) -> dict[str, Any]:

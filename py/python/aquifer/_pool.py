@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 from weakref import WeakSet, WeakValueDictionary
 
 from . import _native
+from ._cache import Stats
 from ._files import Files
 from ._sizes import bytes_of
 
@@ -210,9 +211,10 @@ class Pool:
         """The files of the pool."""
         return self._files
 
-    def stats(self) -> dict[str, Any]:
-        """What the pool holds and has room for; lengths are in bytes. Takes time in proportion to the number of files."""
-        return self._native.info()
+    def stats(self) -> Stats:
+        """What the pool holds and has room for; lengths are in bytes. Takes time in proportion to the number of files. A table
+        in a notebook."""
+        return Stats(self._native.info())
 
     def sync(self) -> None:
         """Makes all changes of files and directories so far durable, those of other processes as well.
