@@ -251,6 +251,18 @@ def test_closing_is_refused_while_slices_exist(path: str, table: Table) -> None:
             call()
 
 
+def test_a_slice_that_is_made_during_the_flush_is_seen(path: str, table: Table) -> None:
+    array, made = opened(path, "r+"), list[Any]()
+    # As another thread does while this one waits for the disk.
+    array.flush = lambda: made.append(array[3:])  # type: ignore[method-assign]
+    with pytest.raises(BufferError, match="slices or other arrays"):
+        array.close()
+    assert not array.closed and made[0][0, 0] == table[3, 0]
+    del array.flush
+    made.clear()
+    array.close()
+
+
 def test_copies_are_not_of_the_file(path: str, table: Table) -> None:
     array = opened(path)
     copies = [array.copy(), array.astype(np.int32), np.sort(array), copy.copy(array), array[3:].T.copy(), np.copy(array, subok=True)]

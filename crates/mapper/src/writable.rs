@@ -360,7 +360,8 @@ impl Faults {
         pages.clone().for_each(|page| self.note_replaced(page));
         let (address, len_bytes) = (self.address_of(pages.start), pages.len() * SMALL_PAGE_BYTES);
         let addresses = address as usize..address as usize + len_bytes;
-        // SAFETY: pages of this mapping that are the file's, as for `replace`: they cannot be read, so there is no private copy.
+        // SAFETY: pages of this mapping, as for `replace`, whose content no code relies on: they cannot be read. A private copy
+        // that swap or failed memory withholds is lost with its stores.
         if !unsafe { self.replaceable.replace_bare(addresses, protection) } {
             return Served::No;
         }

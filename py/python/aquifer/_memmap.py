@@ -607,9 +607,12 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             return
         if not _is_whole(self, source):
             raise ValueError("only the whole array can be closed, not a slice")
-        if _references(source) != _ALONE:
-            raise BufferError(f"cannot close {source.path}: slices or other arrays over its memory exist")
-        self.flush()
+        for flushed in (False, True):
+            # Once more afterwards: a flush lets other threads run.
+            if _references(source) != _ALONE:
+                raise BufferError(f"cannot close {source.path}: slices or other arrays over its memory exist")
+            if not flushed:
+                self.flush()
         # Gives the memory back now. Addresses stay as long as this object, whose source has the root: a memoryview or a tensor,
         # which cannot be seen from here, may refer to it.
         if source.mode == "r":
