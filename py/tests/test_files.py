@@ -434,6 +434,9 @@ def test_paths_are_like_those_of_pathlib(files: Files, tmp_path: Path) -> None:
         if pattern.endswith("/"):
             # pathlib honours the slash from 3.11 on, and follows links.
             expected = [path for path in expected if path.is_dir()]
+        if pattern.endswith("**"):
+            # From 3.13 on pathlib finds files and links as well.
+            expected = [path for path in expected if path.is_dir() and not path.is_symlink()]
         assert names(ours, ours.glob(pattern)) == names(theirs, expected), pattern
     assert names(ours, ours.rglob("*.py")) == names(theirs, theirs.rglob("*.py"))
     assert names(ours, ours.iterdir()) == names(theirs, theirs.iterdir())

@@ -820,7 +820,7 @@ class Path:
 
     def glob(self, pattern: str) -> Iterator[Path]:
         """The paths below that match a pattern of `*`, `?`, `[…]`, and `**` for any number of directories, which are not
-        followed if they are symbolic links."""
+        followed if they are symbolic links. A pattern that ends with `**` finds directories."""
         parts = PurePosixPath(pattern).parts
         if not parts or pattern.startswith("/"):
             raise ValueError(f"the pattern is {pattern!r}; it is relative, and not empty")
@@ -841,7 +841,7 @@ class Path:
             return
         first, rest = parts[0], parts[1:]
         if first == "**":
-            # On its own at the end it stands for directories, as in pathlib.
+            # On its own at the end it stands for directories, as in pathlib before Python 3.13.
             yield from self._glob(rest, only_directories or not rest)
             for entry in self._entries():
                 if entry.is_dir(follow_symlinks=False):
