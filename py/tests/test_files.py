@@ -381,11 +381,12 @@ def test_files_that_do_not_wait_are_not_taken_for_the_end(files: Files) -> None:
     assert files.copy_in(Trickle([10, 1, 0]), "/in") == 11
     with pytest.raises(BlockingIOError):
         files.copy_in(Trickle([10, None, 10, 0]), "/in")
-    out = Trickle([3, 5, 2])
-    assert files.copy_out("/in", out) == 10 and out.taken == bytes(10)
+    out = Trickle([3, 5, 3])
+    # What it had behind the copied bytes stays until all are copied.
+    assert files.copy_out("/in", out) == 11 and out.taken == bytes(11)
     with pytest.raises(BlockingIOError):
         files.copy_out("/in", Trickle([3, None]))
-    for wrong in ([0], [11], [-1]):
+    for wrong in ([0], [12], [-1]):
         with pytest.raises(OSError, match="returned"):
             files.copy_out("/in", Trickle(wrong))
     with pytest.raises(OSError, match="returned"):
