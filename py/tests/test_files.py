@@ -338,6 +338,18 @@ def test_a_function_is_told_of_progress(files: Files, large: Path) -> None:
         files.copy_out("/large", large, progress=lambda done, total: 1 // 0)
 
 
+def test_what_is_replaced_is_cut_at_the_end(files: Files, large: Path, tmp_path: Path) -> None:
+    """It may be the source, by another way to it."""
+    sizes: list[int] = []
+    target = tmp_path / "target"
+    target.write_bytes(b"x" * (6 << 19))
+    files.copy_out("/large", target, progress=lambda done, total: sizes.append(target.stat().st_size))
+    assert sizes == [6 << 19] * 3 and target.read_bytes() == bytes(5 << 19)
+    assert files.copy_out("/large", os.devnull) == 5 << 19
+    with pytest.raises(IsADirectoryError):
+        files.copy_out("/large", tmp_path)
+
+
 def test_progress_is_a_bar_of_tqdm(files: Files, large: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm", reason="tqdm is not installed: python3 -m pip install tqdm")
     assert files.copy_in(large, "/again", progress=True) == 5 << 19

@@ -463,8 +463,14 @@ class Files:
         if not isinstance(target, (str, os.PathLike)):
             return self._copy_out(source, target, progress)
         # Opened first: a file that is not there leaves nothing at the target.
-        with self.open(source, "rb", 0), open(target, "wb", 0) as file:
-            return self._copy_out(source, file, progress)
+        with self.open(source, "rb", 0):
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb", 0) as file:
+            count = self._copy_out(source, file, progress)
+            # At the end: the target may be the same file, found on a mount of the pool.
+            if stat_module.S_ISREG(os.fstat(descriptor).st_mode):
+                file.truncate()
+        return count
 
     def _copy_out(self, source: AnyPath, target: Any, progress: Progress) -> int:
         count, buffer = 0, memoryview(bytearray(COPY_BYTES))
