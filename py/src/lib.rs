@@ -14,6 +14,7 @@ mod files;
 mod memmap;
 mod object;
 mod pool;
+mod rows;
 mod take;
 mod view;
 
@@ -27,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cache::register(module)?;
     memmap::register(module)?;
     take::register(module)?;
+    rows::register(module)?;
     pool::register(module)?;
     Ok(())
 }

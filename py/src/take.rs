@@ -103,7 +103,7 @@ fn invalid(text: &str) -> Failure {
 }
 
 /// Numbers of a buffer. Another thread of Python may store to it: each is old or new, and checked by the caller.
-fn numbers(buffer: &PyBuffer<i64>) -> Result<impl Iterator<Item = i64> + '_> {
+pub(crate) fn numbers(buffer: &PyBuffer<i64>) -> Result<impl Iterator<Item = i64> + '_> {
     if !buffer.is_c_contiguous() {
         return Err(invalid("numbers must be contiguous"));
     }
@@ -115,7 +115,7 @@ fn numbers(buffer: &PyBuffer<i64>) -> Result<impl Iterator<Item = i64> + '_> {
 }
 
 /// The address of a target of this many bytes.
-fn target_of(out: &PyBuffer<u8>, len: Option<usize>) -> Result<*mut u8> {
+pub(crate) fn target_of(out: &PyBuffer<u8>, len: Option<usize>) -> Result<*mut u8> {
     if out.readonly() || !out.is_c_contiguous() {
         return Err(invalid("out must be writable and C-contiguous"));
     }
@@ -123,6 +123,16 @@ fn target_of(out: &PyBuffer<u8>, len: Option<usize>) -> Result<*mut u8> {
         return Err(invalid("out has another size than what is read"));
     }
     Ok(out.buf_ptr().cast())
+}
+
+/// The row of this index among `rows`; a negative one counts from the end.
+pub(crate) fn row_of(index: i64, rows: u64) -> Result<u64> {
+    let row = if index < 0 { index.checked_add_unsigned(rows) } else { Some(index) };
+    let row = row.and_then(|row| u64::try_from(row).ok()).filter(|&row| row < rows);
+    row.ok_or_else(|| {
+        let text = format!("index {index} is out of bounds for axis 0 with size {rows}");
+        PyIndexError::new_err(text).into()
+    })
 }
 
 /// The rows that `indices` names, and the target of a call, checked against each other. Negative indices count from the end.
@@ -138,13 +148,7 @@ fn checked(
         Some(out) => target_of(out, row_bytes.checked_mul(indices.item_count()))?,
     };
     let pieces = numbers(indices)?.enumerate().map(|(place, index)| {
-        let row = if index < 0 { index.checked_add_unsigned(layout.rows) } else { Some(index) };
-        let row = row.and_then(|row| u64::try_from(row).ok()).filter(|&row| row < layout.rows);
-        let row = row.ok_or_else(|| {
-            let rows = layout.rows;
-            let text = format!("index {index} is out of bounds for axis 0 with size {rows}");
-            Failure::from(PyIndexError::new_err(text))
-        })?;
+        let row = row_of(index, layout.rows)?;
         let start = layout
             .start_of(row, region.len())
             .ok_or_else(|| invalid("the rows end behind the mapping"))?;
@@ -154,26 +158,36 @@ fn checked(
 }
 
 /// Looks for signals now and then; what the handler of one raised.
-struct Signals {
+pub(crate) struct Signals {
     calls: u32,
     looked: Instant,
     raised: Option<PyErr>,
 }
 
 impl Signals {
-    fn new() -> Signals {
+    pub fn new() -> Signals {
         Signals { calls: 0, looked: Instant::now(), raised: None }
     }
 
-    /// Whether the call goes on.
+    /// Whether the call goes on; asked after each copy.
     fn go_on(&mut self) -> bool {
         self.calls = self.calls.wrapping_add(1);
-        if !self.calls.is_multiple_of(COPIES_A_LOOK) || self.looked.elapsed() < LOOK_EVERY {
+        !self.calls.is_multiple_of(COPIES_A_LOOK) || self.look()
+    }
+
+    /// Whether the call goes on; asked after many copies.
+    pub fn look(&mut self) -> bool {
+        if self.looked.elapsed() < LOOK_EVERY {
             return true;
         }
         self.looked = Instant::now();
         self.raised = Python::attach(|py| py.check_signals()).err();
         self.raised.is_none()
+    }
+
+    /// What the handler of a signal raised, which ended the call.
+    pub fn result(self) -> Result {
+        self.raised.map_or(Ok(()), |raised| Err(raised.into()))
     }
 }
 
@@ -181,10 +195,7 @@ impl Region {
     fn copy_all(&self, py: Python<'_>, ranges: &Ranges) -> Result {
         let mut signals = Signals::new();
         let copied = py.detach(|| self.mapped.copy_many(ranges, || signals.go_on()));
-        match signals.raised {
-            Some(raised) => Err(raised.into()),
-            None => copied,
-        }
+        signals.result().and(copied)
     }
 }
 
@@ -253,6 +264,23 @@ impl Completions {
     fn held(&self) -> MutexGuard<'_, HashMap<u64, Vec<Py<PyAny>>>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Adds a call, which begins when its future is polled: not before it is accepted. Keeps what it uses until it has
+    /// completed.
+    pub fn start(
+        &self,
+        py: Python<'_>,
+        token: u64,
+        uses: Vec<Py<PyAny>>,
+        call: impl Future<Output = std::result::Result<(), aquifer::Error>> + Send + 'static,
+    ) -> Result {
+        self.held().insert(token, uses);
+        let added = py.detach(|| self.ready.add(token, call));
+        if added.is_err() {
+            self.held().remove(&token);
+        }
+        Ok(added?)
+    }
 }
 
 /// The targets are written to until the calls have ended.
@@ -299,37 +327,28 @@ impl Completions {
         let ranges = checked(region.get(), layout, &indices, Some(&target))?;
         let mapped = region.get().mapped.clone();
         // The object, not its buffer: the engine's threads must drop nothing of Python.
-        self.held().insert(token, vec![out.clone().unbind(), region.clone().into_any().unbind()]);
-        let added = py.detach(|| match &*mapped {
-            Mapped::View(view) => {
-                let wanted: Vec<_> = ranges.all().collect();
-                let coming = view.prefetch(&wanted)?;
-                let mapped = mapped.clone();
-                self.ready.add(token, async move {
-                    coming.await?;
-                    // What was brought in is there: only copied.
-                    match mapped.copy_many(&ranges, || true) {
-                        Err(Failure::Aquifer(error)) => Err(*error),
-                        _ => Ok(()),
-                    }
-                })?;
-                Ok(())
+        let uses = vec![out.clone().unbind(), region.clone().into_any().unbind()];
+        let wanted: Vec<_> = ranges.all().collect();
+        let coming = match &*mapped {
+            Mapped::View(view) => Some(py.detach(|| view.prefetch(&wanted))?),
+            _ => None,
+        };
+        self.start(py, token, uses, async move {
+            if let Some(coming) = coming {
+                coming.await?;
+                // What was brought in is there: only copied.
+                return match mapped.copy_many(&ranges, || true) {
+                    Err(Failure::Aquifer(error)) => Err(*error),
+                    _ => Ok(()),
+                };
             }
-            whole => {
-                let Some(mapping) = whole.mapping() else { return Ok(()) };
-                let wanted: Vec<_> = ranges.all().collect();
-                let coming = mapping.visit_many_async(wanted, move |part| {
-                    ranges.copy(part.index, part.offset_bytes, part.bytes);
-                    ControlFlow::Continue(())
-                });
-                self.ready.add(token, async move { Ok(coming.await?) })?;
-                Ok(())
-            }
-        });
-        if added.is_err() {
-            self.held().remove(&token);
-        }
-        added
+            let Some(mapping) = mapped.mapping() else { return Ok(()) };
+            let visited = mapping.visit_many_async(wanted, move |part| {
+                ranges.copy(part.index, part.offset_bytes, part.bytes);
+                ControlFlow::Continue(())
+            });
+            Ok(visited.await?)
+        })
     }
 
     /// The calls that have completed: (token, exception or None).

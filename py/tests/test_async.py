@@ -72,7 +72,7 @@ def test_cancelling_keeps_the_target_until_the_reads_have_ended(run: Run, array:
         await asyncio.wait([task])
         assert task.cancelled()
         del task
-        completions = _memmap._queue_of_loop().completions
+        completions = _memmap.queue_of_loop().completions
         while len(completions) > 0:
             assert held() is not None
             await asyncio.sleep(0)

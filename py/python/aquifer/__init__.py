@@ -12,6 +12,7 @@ from ._files import FileIO, Files, Path
 from ._memmap import memmap
 from ._native import __version__
 from ._pool import Pool
+from ._rows import Rows
 
 __all__ = [
     "__version__",
@@ -25,6 +26,7 @@ __all__ = [
     "NotAnArrayError",
     "Path",
     "Pool",
+    "Rows",
     "Stats",
     "default_cache",
     "memmap",

@@ -11,7 +11,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsIndex, cast
 
@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from . import _native
 from ._cache import Cache, Stats, default_cache
+from ._indices import Indices, bytes_in, checked_rows, row_numbers, target_of
 from ._sizes import bytes_of
 
 __all__ = ["memmap"]
 
-Indices = npt.ArrayLike
 Advice = Literal["normal", "sequential", "random", "willneed", "dontneed"]
 
 _MODES = {"readonly": "r", "readwrite": "r+", "write": "w+", "copyonwrite": "c"}
@@ -400,27 +400,12 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             expected *= length
         return base, self.shape[0], expected, self.strides[0]
 
-    def _rows(self, indices: Indices) -> npt.NDArray[np.int64]:
-        rows = np.asarray(indices)
-        if rows.size == 0:
-            rows = rows.astype(np.int64)
-        if rows.dtype.kind not in "iu":
-            raise TypeError(f"indices of type {rows.dtype}: use integers")
-        # Unsigned numbers beyond would wrap to rows that exist.
-        if rows.dtype == np.uint64 and rows.size and int(rows.max()) > np.iinfo(np.int64).max:
-            raise IndexError(f"index {rows.max()} is out of bounds")
-        return np.ascontiguousarray(rows, dtype=np.int64).reshape(rows.shape)
+    _rows = staticmethod(row_numbers)
 
     def _target(self, rows: npt.NDArray[np.int64], out: np.ndarray[Any, Any] | None) -> np.ndarray[Any, np.dtype[Any]]:
-        shape = rows.shape + self.shape[1:]
-        if out is None:
-            return np.empty(shape, self.dtype)
-        if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != self.dtype:
-            raise ValueError(f"out must be an array of shape {shape} and dtype {self.dtype}")
-        if not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError("out must be writable and C-contiguous")
+        target = target_of(rows.shape + self.shape[1:], self.dtype, out)
         # Rows that were read would change rows that are read later.
-        return np.empty(shape, self.dtype) if np.may_share_memory(out, self) else out.view(np.ndarray)
+        return np.empty_like(target) if out is not None and np.may_share_memory(out, self) else target
 
     def take(  # type: ignore[override]
         self,
@@ -474,9 +459,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         if _faulted():
             self._raise_fault()
         if target.size:
-            source.region.take(layout, rows.reshape(-1), _bytes(target))
+            source.region.take(layout, rows.reshape(-1), bytes_in(target))
         elif rows.size:
-            _checked_rows(rows, self.shape[0])
+            checked_rows(rows, self.shape[0])
         if out is not None:
             return _filled(out, target)
         return target if rows.ndim else target[()]
@@ -523,7 +508,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             self._raise_fault()
         base = int(self.__array_interface__["data"][0]) - source.region.address
         begins = np.ascontiguousarray(base + first * self.itemsize)
-        source.region.read_ranges(begins, np.ascontiguousarray(counts * self.itemsize), _bytes(out))
+        source.region.read_ranges(begins, np.ascontiguousarray(counts * self.itemsize), bytes_in(out))
         return out
 
     async def take_async(self, indices: Indices, out: np.ndarray[Any, Any] | None = None) -> Any:
@@ -539,9 +524,10 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         rows = self._rows(indices)
         target = self._target(rows, out)
         if target.size:
-            await _queue_of_loop().take(source.region, layout, rows.reshape(-1), _bytes(target))
+            queue, flat = queue_of_loop(), rows.reshape(-1)
+            await queue.run(lambda token: queue.completions.take_rows(token, source.region, layout, flat, bytes_in(target)))
         elif rows.size:
-            _checked_rows(rows, self.shape[0])
+            checked_rows(rows, self.shape[0])
         if out is not None:
             return _filled(out, target)
         return target if rows.ndim else target[()]
@@ -680,19 +666,11 @@ def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, memmap) else value
 
 
-def _bytes(target: np.ndarray[Any, Any]) -> npt.NDArray[np.uint8]:
-    return target.reshape(-1).view(np.uint8)
-
-
 def _filled(out: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """What the caller gave, with what was read for it."""
     if not np.may_share_memory(out, target):
         np.copyto(_plain(out), target)
     return out
-
-
-def _checked_rows(rows: npt.NDArray[np.int64], count: int) -> None:
-    np.take(np.empty(count, np.bool_), rows)
 
 
 def _bounds(array: memmap, source: _Source) -> tuple[int, int]:
@@ -751,20 +729,15 @@ class _Queue:
         # The loop refers to the function, which must not keep the loop.
         loop.add_reader(self.completions.fileno(), _Queue._completed, weakref.proxy(self))
 
-    def take(
-        self,
-        region: _native.Region,
-        layout: tuple[int, int, int, int],
-        rows: npt.NDArray[np.int64],
-        target: npt.NDArray[np.uint8],
-    ) -> asyncio.Future[None]:
+    def run(self, begin: Callable[[int], None]) -> asyncio.Future[None]:
+        """Calls `begin` with the token of a call of `completions`; the future is done when that has completed."""
         loop = self.loop()
         assert loop is not None
         token = next(self.tokens)
         future = loop.create_future()
         self.waiting[token] = future
         try:
-            self.completions.take_rows(token, region, layout, rows, target)
+            begin(token)
         except BaseException:
             del self.waiting[token]
             raise
@@ -784,7 +757,7 @@ class _Queue:
 _queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
 
 
-def _queue_of_loop() -> _Queue:
+def queue_of_loop() -> _Queue:
     loop = asyncio.get_running_loop()
     queue = _queues.get(loop)
     if queue is None or queue.pid != os.getpid():

@@ -17,9 +17,9 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._cache import Cache
 from ._sizes import bytes_of
 from ._memmap import memmap
+from ._rows import Rows
 
 __all__ = ["MemmapDataset"]
 
@@ -43,7 +43,10 @@ class MemmapDataset(Generic[Sample]):
     transform:
         Makes a sample of an array; by default it is the array, or a tensor if torch is imported.
     budget:
-        Memory for pages in all workers together: bytes or a text. The workers of a `DataLoader` divide it.
+        Memory for pages, or rows, in all workers together: bytes or a text. The workers of a `DataLoader` divide it.
+    rows:
+        Keeps single samples in memory instead of pages, as `aquifer.Rows`: for samples of one length below a page of which
+        some are read often.
     pin_memory:
         Batches of samples of one length are read into pinned memory of torch, from which copies to a device need not wait.
 
@@ -61,9 +64,12 @@ class MemmapDataset(Generic[Sample]):
         transform: Callable[[np.ndarray[Any, Any]], Sample] | None = None,
         budget: int | str = "1GiB",
         pin_memory: bool = False,
+        rows: bool = False,
     ) -> None:
         if (shape is None) == (offsets is None):
             raise ValueError("give the shape of a sample, or offsets of samples of several lengths")
+        if rows and shape is None:
+            raise ValueError("rows=True needs samples of one length: give their shape")
         self.path = os.path.abspath(os.fspath(path))
         self.dtype = np.dtype(dtype)
         self.shape = None if shape is None else tuple(operator.index(length) for length in shape)
@@ -77,6 +83,7 @@ class MemmapDataset(Generic[Sample]):
         self.transform = transform
         self.budget = bytes_of(budget)
         self.pin_memory = pin_memory
+        self.rows = rows
         elements = os.path.getsize(self.path) // self.dtype.itemsize
         if self.offsets is not None:
             steps = np.diff(self.offsets)
@@ -91,19 +98,25 @@ class MemmapDataset(Generic[Sample]):
             if each == 0 or elements < each:
                 raise ValueError(f"a sample of shape {self.shape} does not fit into a file of {elements} elements")
             self._length = elements // each
-        self._opened: tuple[int, memmap] | None = None
+        self._opened: tuple[int, memmap | Rows] | None = None
 
-    def _array(self) -> memmap:
-        """The array of this process."""
+    def _source(self) -> memmap | Rows:
+        """The array or the rows of this process."""
         if self._opened is None or self._opened[0] != os.getpid():
             # Each worker has a part of the budget, of a size that a cache can work with.
-            cache = Cache(max(self.budget // _workers(), 16 << 20))
-            if self.shape is not None:
-                shape: tuple[int, ...] = (self._length, *self.shape)
+            budget = max(self.budget // _workers(), 16 << 20)
+            source: memmap | Rows
+            if self.rows:
+                assert self.shape is not None
+                source = Rows(self.path, self.dtype, self.shape, budget=budget)
             else:
-                assert self.offsets is not None
-                shape = (max(int(self.offsets[-1]), 1),)
-            self._opened = (os.getpid(), memmap(self.path, self.dtype, "r", 0, shape, cache=cache))
+                if self.shape is not None:
+                    shape: tuple[int, ...] = (self._length, *self.shape)
+                else:
+                    assert self.offsets is not None
+                    shape = (max(int(self.offsets[-1]), 1),)
+                source = memmap(self.path, self.dtype, "r", 0, shape, budget=budget)
+            self._opened = (os.getpid(), source)
         return self._opened[1]
 
     def __len__(self) -> int:
@@ -118,14 +131,14 @@ class MemmapDataset(Generic[Sample]):
         wrong = rows[(rows < -self._length) | (rows >= self._length)]
         if len(wrong):
             raise IndexError(f"sample {wrong[0]} of {self._length}")
-        array = self._array()
-        if self.offsets is None:
-            read = array.take(rows, self._pinned(len(rows)))
+        source = self._source()
+        if self.offsets is None or isinstance(source, Rows):
+            read = source.take(rows, self._pinned(len(rows)))
             return [self._made(sample) for sample in read]
         rows = np.where(rows < 0, rows + self._length, rows)
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
-        read = array.read_ranges(starts, lengths)
+        read = source.read_ranges(starts, lengths)
         ends = np.cumsum(lengths)
         return [self._made(read[end - length : end]) for end, length in zip(ends, lengths)]
 

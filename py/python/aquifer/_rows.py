@@ -1,0 +1,257 @@
+"""`Rows`: a cache of single rows of a file, for rows shorter than a page."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from types import EllipsisType, TracebackType
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native
+from ._cache import Stats
+from ._indices import Indices, bytes_in, row_numbers, target_of
+from ._memmap import queue_of_loop
+from ._sizes import bytes_of
+
+__all__ = ["Rows"]
+
+# What iterating reads at once.
+_BATCH_BYTES = 1 << 20
+
+
+class Rows:
+    """Rows of a file, of which those that are asked for often stay in memory one by one, without the pages they lie on.
+
+    For lookups of rows below a page of which some are popular: embeddings, features, samples of text. A page of 4 KiB keeps
+    sixteen rows of 256 bytes, also if one of them is popular; `Rows` keeps only that one, so that a budget holds more of what
+    is asked for. A missing row is read past the page cache, in the device's sectors, many at once. For rows of a page or
+    more, and where rows must be slices without a copy, use `memmap`.
+
+    Parameters
+    ----------
+    path:
+        Path of a regular file or a block device.
+    dtype:
+        Type of the elements, without Python objects.
+    shape:
+        Shape of a row: a number or a tuple; `()` if each element is a row.
+    offset:
+        Where the first row begins in the file, in bytes.
+    budget:
+        Memory for rows and their bookkeeping (10 bytes a row): bytes, or a text like `"4GiB"`; a quarter of the memory by
+        default. Each call that reads takes up to 4 MiB besides, or a row if that is longer.
+
+    There are as many rows as the file has whole ones behind `offset` when it is opened. Rows are for reading, and what a call
+    returns is an ordinary array of its own. A row is kept as it was when it was read: after a change of the file, call
+    `invalidate`. Any thread may use it. It pickles by path; in a forked child its calls raise `ForkedError`.
+
+    Raises
+    ------
+    InvalidInputError, ValueError:
+        Arguments that do not fit the file; a budget for less than eight rows.
+    NotFoundError and other errors of `OSError`:
+        The file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dtype: npt.DTypeLike,
+        shape: SupportsIndex | Sequence[SupportsIndex] = (),
+        *,
+        offset: int = 0,
+        budget: int | str | None = None,
+    ) -> None:
+        dtype = np.dtype(dtype)
+        if dtype.hasobject:
+            raise ValueError("rows of a file cannot hold Python objects")
+        lengths = (shape,) if isinstance(shape, SupportsIndex) else shape
+        row_shape = tuple(operator.index(length) for length in lengths)
+        row_bytes = math.prod(row_shape) * dtype.itemsize
+        if any(length < 0 for length in row_shape) or row_bytes == 0:
+            raise ValueError(f"a row of shape {row_shape} and dtype {dtype!r} has no bytes")
+        offset = operator.index(offset)
+        if offset < 0 or offset + row_bytes > np.iinfo(np.int64).max:
+            raise ValueError(f"no file has a row of {row_bytes} bytes at offset {offset}")
+        self._filename = os.path.abspath(os.fspath(path))
+        self._dtype = dtype
+        self._row_shape = row_shape
+        self._row_bytes = row_bytes
+        self._offset = offset
+        self._budget = None if budget is None else bytes_of(budget)
+        self._native: _native.NativeRows | None = _native.NativeRows.open(self._filename, row_bytes, offset, self._budget)
+        self._count = len(self._native)
+
+    # ---- what it is -----------------------------------------------------------------------------
+
+    @property
+    def filename(self) -> str:
+        """The file's absolute path."""
+        return self._filename
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self._dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows, and the shape of one."""
+        return (self._count, *self._row_shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes, that of the rows included."""
+        return 1 + len(self._row_shape)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"aquifer.Rows({self._filename!r}, dtype={self._dtype!s}, shape={self.shape})"
+
+    def _open(self) -> _native.NativeRows:
+        if self._native is None:
+            raise ValueError(f"the rows of {self._filename} are closed")
+        return self._native
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def take(self, indices: Indices, out: np.ndarray[Any, Any] | None = None) -> Any:
+        """Rows by their numbers, in a new array; without the interpreter's lock, and Ctrl-C interrupts it.
+
+        Parameters
+        ----------
+        indices:
+            Integers of any shape; negative ones count from the end.
+        out:
+            A C-contiguous array of shape `indices.shape + self.shape[1:]` to read into. It must not be changed meanwhile.
+
+        Returns
+        -------
+        An array of shape `indices.shape + self.shape[1:]`; `out` if that was given.
+
+        Raises
+        ------
+        IndexError:
+            A row that does not exist; nothing is read.
+        FaultError:
+            A row that could not be read, also because the file was truncated; `out` may have others already.
+        """
+        native = self._open()
+        rows = row_numbers(indices)
+        target = target_of(rows.shape + self._row_shape, self._dtype, out)
+        native.take(rows.reshape(-1), bytes_in(target))
+        return _taken(rows, target, out)
+
+    async def take_async(self, indices: Indices, out: np.ndarray[Any, Any] | None = None) -> Any:
+        """As `take`, for `asyncio`: other tasks run meanwhile.
+
+        One thread of these rows reads the batches, one after the other: many rows in a batch are faster than many batches. A
+        task that is cancelled leaves at once; `out` is kept, and may be written to, until the batch has been read.
+        """
+        native = self._open()
+        rows = row_numbers(indices)
+        target = target_of(rows.shape + self._row_shape, self._dtype, out)
+        queue, flat = queue_of_loop(), rows.reshape(-1)
+        await queue.run(lambda token: queue.completions.take_single_rows(token, native, flat, bytes_in(target)))
+        return _taken(rows, target, out)
+
+    def prefetch(self, indices: Indices) -> None:
+        """Starts reading rows, and returns at once. It is a hint: what cannot be read is an error of the call that needs it."""
+        self._open().prefetch(row_numbers(indices).reshape(-1))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows by a number, a slice, a list or array of numbers, or a mask of all rows; always copies.
+
+        In a tuple the first index chooses rows, and the others, numbers and slices, parts of them.
+        """
+        if isinstance(index, tuple) and index:
+            first, parts = index[0], index[1:]
+            if not all(_is_number(part) or isinstance(part, (slice, EllipsisType)) for part in parts):
+                raise IndexError("behind the first index only numbers and slices: take the rows first, and index the result")
+        else:
+            first, parts = index, ()
+        rows = self._chosen(first)
+        found = self.take(rows)
+        return found[(slice(None),) * np.ndim(rows) + parts] if parts else found
+
+    def _chosen(self, index: Any) -> Any:
+        """The row numbers that an index along the first axis means."""
+        if isinstance(index, slice):
+            return np.arange(*index.indices(self._count))
+        if _is_number(index):
+            return operator.index(index)
+        if isinstance(index, (list, np.ndarray)):
+            rows = np.asarray(index)
+            if rows.dtype != np.bool_:
+                return rows
+            if rows.shape == (self._count,):
+                return np.flatnonzero(rows)
+            raise IndexError(f"a mask of shape {rows.shape} for {self._count} rows")
+        raise IndexError(f"rows have no index {index!r}: use a number, a slice, a list or array of numbers, or a mask")
+
+    def __iter__(self) -> Iterator[Any]:
+        """All rows in order."""
+        each = max(_BATCH_BYTES // self._row_bytes, 1)
+        for start in range(0, self._count, each):
+            yield from self[start : start + each]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("rows of a file are an array only as a copy")
+        found: np.ndarray[Any, Any] = self[:]
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    # ---- the file -------------------------------------------------------------------------------
+
+    def invalidate(self, start: int = 0, stop: int | None = None) -> None:
+        """Forgets the rows from `start` to `stop`, because the file has changed: calls that begin afterwards read them anew."""
+        begin, end, _ = slice(start, stop).indices(self._count)
+        self._open().invalidate(begin, max(begin, end))
+
+    def stats(self) -> Stats:
+        """Figures since it was opened: rows in memory, hits, misses, transfers. A table in a notebook."""
+        return Stats({"path": self._filename, **self._open().stats()})
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._native is None
+
+    def close(self) -> None:
+        """Gives the memory back. Calls under way end first, in their threads. Closing twice is fine."""
+        self._native = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        self._open()
+        return _opened, (self._filename, self._dtype, self._row_shape, self._offset, self._budget)
+
+
+def _is_number(index: object) -> bool:
+    # NumPy takes a bool for a mask without axes.
+    return isinstance(index, SupportsIndex) and not isinstance(index, (bool, np.bool_, np.ndarray))
+
+
+def _taken(rows: npt.NDArray[np.int64], target: np.ndarray[Any, Any], out: np.ndarray[Any, Any] | None) -> Any:
+    if out is not None:
+        return out
+    return target if rows.ndim else target[()]
+
+
+def _opened(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, budget: int | None) -> Rows:
+    """Rows that were pickled."""
+    return Rows(path, dtype, shape, offset=offset, budget=budget)

@@ -1,0 +1,204 @@
+//! `Rows`: a cache of single rows of a file, for rows shorter than a page.
+//!
+//! An [`aquifer::Rows`] reads and keeps rows, past the page cache; this file translates. There is no mapping, so nothing can
+//! fault: what cannot be read is an error of the call.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aquifer::{CacheError, RowsStats};
+use aquifer_vm::ProcessMark;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::Result;
+use crate::take::{Completions, Signals, numbers, row_of, target_of};
+
+/// Rows read between two looks at signals. A list that is longer is read sorted, so that neighbours still come together.
+const BATCH_ROWS: usize = 2048;
+
+/// A cache of the rows of a file.
+#[pyclass(frozen, module = "aquifer._native")]
+pub(crate) struct NativeRows {
+    mark: ProcessMark,
+    /// `None` only while it is dropped.
+    rows: Option<Arc<aquifer::Rows>>,
+}
+
+/// Waits for a prefetch under way, without the interpreter's lock.
+impl Drop for NativeRows {
+    fn drop(&mut self) {
+        let rows = self.rows.take();
+        Python::attach(|py| py.detach(|| drop(rows)));
+    }
+}
+
+/// Where rows are copied to.
+struct Target {
+    start: *mut u8,
+    row_bytes: usize,
+}
+
+// SAFETY: one thread at a time copies, each row to its own place; the caller keeps the target alive.
+unsafe impl Send for Target {}
+
+impl Target {
+    fn copy(&mut self, position: usize, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.row_bytes);
+        let place = self.start.wrapping_add(position * self.row_bytes);
+        // SAFETY: inside the target, which has room for as many rows as there are positions; it is Python's memory, and the
+        // bytes are the cache's.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+    }
+}
+
+impl NativeRows {
+    fn get(&self) -> &Arc<aquifer::Rows> {
+        self.rows.as_ref().expect("there until it is dropped")
+    }
+
+    /// Fails in a forked child, where nothing of the cache is there.
+    fn check_process(&self) -> Result {
+        if self.mark.is_current() { Ok(()) } else { Err(CacheError::Forked.into()) }
+    }
+
+    /// The rows that `indices` names; negative ones count from the end.
+    fn checked(&self, indices: &PyBuffer<i64>) -> Result<Vec<u64>> {
+        let count = self.get().len();
+        numbers(indices)?.map(|index| row_of(index, count)).collect()
+    }
+
+    /// `out`, which has room for this many rows.
+    fn target(&self, out: &PyBuffer<u8>, rows: usize) -> Result<Target> {
+        let row_bytes = self.get().row_bytes();
+        Ok(Target { start: target_of(out, row_bytes.checked_mul(rows))?, row_bytes })
+    }
+}
+
+#[pymethods]
+impl NativeRows {
+    #[staticmethod]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        row_bytes: usize,
+        header_bytes: u64,
+        budget_bytes: Option<u64>,
+    ) -> Result<NativeRows> {
+        let mut options = aquifer::Rows::options(row_bytes).header_bytes(header_bytes);
+        if let Some(bytes) = budget_bytes {
+            options = options.budget_bytes(bytes);
+        }
+        let rows = py.detach(|| options.open(path))?;
+        Ok(NativeRows { mark: ProcessMark::new(), rows: Some(Arc::new(rows)) })
+    }
+
+    fn __len__(&self) -> usize {
+        self.get().len() as usize
+    }
+
+    /// Copies rows to `out`.
+    fn take(&self, py: Python<'_>, indices: PyBuffer<i64>, out: PyBuffer<u8>) -> Result {
+        let rows = self.checked(&indices)?;
+        let mut target = self.target(&out, rows.len())?;
+        if rows.len() <= BATCH_ROWS {
+            return py.detach(|| {
+                Ok(self.get().get_many(&rows, |position, bytes| target.copy(position, bytes))?)
+            });
+        }
+        let mut signals = Signals::new();
+        let copied = py.detach(|| -> Result {
+            let mut sorted: Vec<(u64, usize)> =
+                rows.into_iter().enumerate().map(|(position, row)| (row, position)).collect();
+            sorted.sort_unstable();
+            let mut batch_rows = Vec::with_capacity(BATCH_ROWS);
+            for batch in sorted.chunks(BATCH_ROWS) {
+                batch_rows.clear();
+                batch_rows.extend(batch.iter().map(|&(row, _)| row));
+                self.get()
+                    .get_many(&batch_rows, |place, bytes| target.copy(batch[place].1, bytes))?;
+                if !signals.look() {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        signals.result().and(copied)
+    }
+
+    /// Starts reading rows, and does not wait.
+    fn prefetch(&self, py: Python<'_>, indices: PyBuffer<i64>) -> Result {
+        let rows = self.checked(&indices)?;
+        // The future that is dropped would not say so.
+        self.check_process()?;
+        // It runs though nothing awaits it.
+        py.detach(|| drop(self.get().get_many_async(rows, |_, _| ())));
+        Ok(())
+    }
+
+    /// Forgets what it has of the rows from `start` to `stop`.
+    fn invalidate(&self, py: Python<'_>, start: u64, stop: u64) -> Result {
+        Ok(py.detach(|| self.get().invalidate(start..stop))?)
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        self.check_process()?;
+        let stats = self.get().stats();
+        let RowsStats {
+            hits,
+            misses,
+            reads,
+            read_bytes,
+            evictions,
+            resident_rows,
+            capacity_rows,
+            ..
+        } = stats;
+        let figures = PyDict::new(py);
+        let row_bytes = self.get().row_bytes() as u64;
+        for (name, value) in [
+            ("row_bytes", row_bytes),
+            ("rows", self.get().len()),
+            ("resident_rows", resident_rows),
+            ("capacity_rows", capacity_rows),
+            ("resident_bytes", resident_rows * row_bytes),
+            ("hits", hits),
+            ("misses", misses),
+            ("reads", reads),
+            ("read_bytes", read_bytes),
+            ("evictions", evictions),
+        ] {
+            figures.set_item(name, value)?;
+        }
+        Ok(figures)
+    }
+}
+
+#[pymethods]
+impl Completions {
+    /// Starts to copy single rows to `out`; `token` comes back when they are there.
+    fn take_single_rows(
+        &self,
+        py: Python<'_>,
+        token: u64,
+        rows: &Bound<'_, NativeRows>,
+        indices: PyBuffer<i64>,
+        out: &Bound<'_, PyAny>,
+    ) -> Result {
+        let cache = rows.get();
+        let wanted = cache.checked(&indices)?;
+        let mut target = cache.target(&PyBuffer::<u8>::get(out)?, wanted.len())?;
+        let own = cache.get().clone();
+        let uses = vec![out.clone().unbind(), rows.clone().into_any().unbind()];
+        self.start(py, token, uses, async move {
+            let copied =
+                own.get_many_async(wanted, move |position, bytes| target.copy(position, bytes));
+            Ok(copied.await?)
+        })
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<NativeRows>()
+}
