@@ -1,10 +1,14 @@
-"""The programs in `examples/python` and the first program of the documentation run."""
+"""The programs and notebooks in `examples/python` and the first program of the documentation run."""
 
+import ast
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,3 +64,44 @@ def test_the_first_program_of_the_documentation(tmp_path: Path) -> None:
         assert pool.array("weights").sum() == pytest.approx(768 * 1.5 * 0.9)
         assert pool.files.read_text("/notes/today") == "begun"
     (tmp_path / "data.pool").unlink()
+
+
+def cells(notebook: Path) -> list[str]:
+    content = json.loads(notebook.read_text())
+    assert content["nbformat"] == 4
+    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code), "it is kept without outputs"
+    return ["".join(cell["source"]) for cell in code]
+
+
+NOTEBOOKS = ["larger_than_memory.ipynb"]
+
+
+def test_all_notebooks_are_run() -> None:
+    assert sorted(path.name for path in found("examples/python").glob("*.ipynb")) == NOTEBOOKS
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells, in order, in one namespace, and the value at the end of each as a notebook shows it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names: dict[str, Any] = {}
+    for number, source in enumerate(cells(found(f"examples/python/{name}"))):
+        place = f"{name}, cell {number}"
+        tree = ast.parse(source, place)
+        shown = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, place, "exec"), names)
+        if isinstance(shown, ast.Expr):
+            value = eval(compile(ast.Expression(shown.value), place, "eval"), names)
+            assert getattr(value, "_repr_html_", value.__repr__)()
+            del value
+    assert not list(tmp_path.iterdir()), "it removes what it wrote"
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_in_jupyter(name: str, tmp_path: Path) -> None:
+    nbformat: Any = pytest.importorskip("nbformat", reason="pip install nbformat")
+    nbclient: Any = pytest.importorskip("nbclient", reason="pip install nbclient")
+    pytest.importorskip("ipykernel", reason="pip install ipykernel")
+    notebook = nbformat.read(found(f"examples/python/{name}"), as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
