@@ -12,8 +12,10 @@ use std::ops::ControlFlow::{Break, Continue};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use aquifer_cache::{Backend, Cache, CacheError, MapOptions, MappingMut, PageId, Visited};
 use aquifer_device::{Batch, Device, DeviceError, FileDevice, MemoryDevice, run_one};
@@ -251,6 +253,14 @@ fn a_visit_in_order_keeps_what_fits_in_the_page_cache() {
 struct CountedFile {
     inner: FileDevice,
     reads: Arc<AtomicU64>,
+    read_bytes: Arc<AtomicU64>,
+}
+
+impl CountedFile {
+    fn open(path: &Path) -> CountedFile {
+        let inner = FileDevice::open(path).unwrap();
+        CountedFile { inner, reads: Arc::default(), read_bytes: Arc::default() }
+    }
 }
 
 impl Device for CountedFile {
@@ -268,6 +278,7 @@ impl Device for CountedFile {
     }
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(buffer.len() as u64, Ordering::Relaxed);
         self.inner.read_at(offset_bytes, buffer)
     }
     fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
@@ -303,8 +314,8 @@ fn runs_of_a_file_of_another_user_are_read_together() {
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
         assert_eq!(changed, 0);
         let cache = cache_of(BUDGET);
-        let reads = Arc::new(AtomicU64::new(0));
-        let device = CountedFile { inner: FileDevice::open(&path).unwrap(), reads: reads.clone() };
+        let device = CountedFile::open(&path);
+        let reads = device.reads.clone();
         let options = MapOptions::new().backend(Backend::Kernel);
         let mapping = cache.map_with(device, options).unwrap();
         let mut visits = 0;
@@ -320,6 +331,46 @@ fn runs_of_a_file_of_another_user_are_read_together() {
         assert!((1..LEN / PAGE / 4).contains(&reads), "{reads} reads past the page cache");
     };
     std::thread::spawn(visit).join().unwrap();
+}
+
+#[test]
+fn of_the_pages_of_rows_only_their_sectors_are_read_past_the_page_cache() {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let file = TestFile::new(LEN);
+        if !file.is_on_storage() || file.cached_bytes() != Some(0) {
+            eprintln!("skipped: the file system or the kernel does not tell");
+            return;
+        }
+        let device = CountedFile::open(&file.directory.path().join("data"));
+        let (reads, read_bytes) = (device.reads.clone(), device.read_bytes.clone());
+        let unit = device.alignment_bytes() as u64;
+        let cache = cache_of(BUDGET);
+        let mapping = cache.map_with(device, MapOptions::new().backend(Backend::Kernel)).unwrap();
+        // The budget is full afterwards.
+        let pages = (0..LEN / 2 / PAGE).map(|page| page * PAGE..page * PAGE + 8);
+        mapping.visit_many(pages, |_| Continue(())).unwrap();
+        (reads.store(0, Ordering::Relaxed), read_bytes.store(0, Ordering::Relaxed));
+        // Each lies across the border of two units; the last one ends with the file.
+        let starts = (LEN / 2 + 2 * PAGE - 4..LEN - 8).step_by(64 << 10).chain([LEN - 8]);
+        let rows: Vec<_> = starts.map(|start| start..start + 8).collect();
+        let mut visits = 0;
+        mapping
+            .visit_many(rows.clone(), |one| {
+                assert_eq!(one.bytes.get::<u8>(5), byte_at(one.offset_bytes + 5));
+                visits += 1;
+                Continue(())
+            })
+            .unwrap();
+        assert_eq!(visits, rows.len());
+        let (reads, bytes) = (reads.load(Ordering::Relaxed), read_bytes.load(Ordering::Relaxed));
+        assert!(bytes <= reads * 2 * unit, "{bytes} bytes in {reads} reads");
+        if reads > 0 {
+            break;
+        }
+        // The cache has dropped pages in the meantime: there was room.
+        assert!(Instant::now() < deadline, "nothing was read past the page cache");
+    }
 }
 
 /// A device that takes all requests that it can get before it performs the first.

@@ -33,8 +33,11 @@ const FILL_PERCENT: u64 = 98;
 /// Most reads that are requested together, and most items in them.
 const ASKED_RUNS: usize = 16;
 const ASKED_ITEMS: usize = 4 << 10;
-/// Requests ahead of the visit.
-const AHEAD: usize = 3;
+/// Requests ahead of the visit: 128 reads, so that the device still has some when the visit waits for
+/// the oldest. With 3, 256 rows of 3 KiB took 18 % longer on a virtio disk; with 16 no less.
+const AHEAD: usize = 8;
+/// Pages ahead of the visit at which no further request is made: 48 of the largest reads.
+const AHEAD_PAGES: u64 = 48 * RUN_BYTES / SMALL_PAGE_BYTES as u64;
 
 /// A visit of a kernel-backed mapping.
 pub(crate) struct KernelVisit<'a> {
@@ -60,20 +63,23 @@ impl<'a> KernelVisit<'a> {
         mut visit: impl FnMut(&Item, Bytes<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<(), Option<Item>>> {
         let mut batches = VecDeque::new();
+        let mut asked_pages = 0;
         let mut next = None;
         let mut has_room = true;
         loop {
-            while has_room && batches.len() < AHEAD {
-                let batch;
-                (batch, has_room) = self.ask(&mut feed, &mut next)?;
+            while has_room && batches.len() < AHEAD && asked_pages < AHEAD_PAGES {
+                let (batch, pages);
+                (batch, pages, has_room) = self.ask(&mut feed, &mut next)?;
                 if batch.is_empty() {
                     break;
                 }
-                batches.push_back(batch);
+                asked_pages += pages;
+                batches.push_back((batch, pages));
             }
-            let Some(batch) = batches.pop_front() else {
+            let Some((batch, pages)) = batches.pop_front() else {
                 return Ok(ControlFlow::Continue(next));
             };
+            asked_pages -= pages;
             for item in &batch {
                 let flow = self.look_in_memory(item, |bytes| visit(item, bytes))?;
                 self.check_process()?;
@@ -84,13 +90,14 @@ impl<'a> KernelVisit<'a> {
         }
     }
 
-    /// Requests the pages of further items; returns the items, and whether there was room for the
-    /// next one. `next` is an item that `feed` has named and that is in no batch yet.
+    /// Requests the pages of further items; returns the items, how many pages were requested, and
+    /// whether there was room for the next item. `next` is an item that `feed` has named and that is
+    /// in no batch yet.
     fn ask(
         &self,
         mut feed: impl FnMut() -> Option<Result<Item>>,
         next: &mut Option<Item>,
-    ) -> Result<(Vec<Item>, bool)> {
+    ) -> Result<(Vec<Item>, u64, bool)> {
         let geometry = self.geometry();
         let page_bytes = SMALL_PAGE_BYTES as u64;
         let (mut items, mut runs) = (vec![], Vec::<Range<u64>>::with_capacity(ASKED_RUNS));
@@ -138,7 +145,7 @@ impl<'a> KernelVisit<'a> {
             pages.start * page_bytes..(pages.end * page_bytes).min(geometry.len_bytes)
         };
         self.file.will_need(&runs.iter().map(bytes).collect::<Vec<_>>());
-        Ok((items, has_room))
+        Ok((items, runs.iter().map(|pages| pages.end - pages.start).sum(), has_room))
     }
 
     /// Most of the cache's pages that visits fill.
@@ -195,6 +202,10 @@ impl Source for KernelVisit<'_> {
 
     fn device(&self) -> &dyn Device {
         &*self.file.device
+    }
+
+    fn reads_units(&self) -> bool {
+        true
     }
 
     fn buffers(&self) -> &BouncePool {

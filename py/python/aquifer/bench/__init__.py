@@ -38,8 +38,8 @@ def _shown(conditions: Conditions, reports: dict[str, Report]) -> str:
     ]
     for name, report in reports.items():
         lines += ["", f"{name}: {BENCHES[name].__doc__}"]
-        lines += [f"  {who:34} {taken:10.4g} {report.unit}" for who, taken in sorted(report.times.items(), key=lambda of: of[1])]
-        lines += [f"  {who:34} missing: {why}" for who, why in report.missing.items()]
+        lines += [f"  {one:34} {taken:10.4g} {report.unit}" for one, taken in sorted(report.times.items(), key=lambda of: of[1])]
+        lines += [f"  {one:34} missing: {why}" for one, why in report.missing.items()]
         for what, ratio in report.ratios.items():
             line = f"  {what:34} {ratio:10.3g}"
             if what in FLOORS:

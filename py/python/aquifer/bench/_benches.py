@@ -438,13 +438,14 @@ def psync(conditions: Conditions) -> Report:
     report.of(times)
     report.ratios["array_psync_vs_np_save"] = ratio(times["np_save"], times["psync"])
     report.ratios["array_psync_vs_memmap_flush"] = ratio(times["memmap_flush"], times["psync"])
+    report.notes.append("without a limit of memory: all of it is in memory")
     report.notes.append("a psync is atomic, as the renamed file of np.save is; np.memmap's flush is not")
     return report
 
 
 def warm(conditions: Conditions) -> Report:
     """a[i] and a[i:j] of what is in memory, against np.memmap's."""
-    report = Report("ns")
+    report = Report("ns", notes=["without a limit of memory: all of it is in memory"])
     path = os.path.join(conditions.directory, "small")
     np.arange(1 << 16).tofile(path)
     subjects: dict[str, Any] = {

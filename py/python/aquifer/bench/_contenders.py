@@ -1,4 +1,4 @@
-"""Ways to read rows of a file, each as one who knows it well would do it.
+"""Ways to read rows of a file, each configured for this as its manual advises.
 
 A contender that is not installed is missing, and the report says so.
 """
