@@ -350,7 +350,8 @@ fn of_the_pages_of_rows_only_their_sectors_are_read_past_the_page_cache() {
         // The budget is full afterwards.
         let pages = (0..LEN / 2 / PAGE).map(|page| page * PAGE..page * PAGE + 8);
         mapping.visit_many(pages, |_| Continue(())).unwrap();
-        (reads.store(0, Ordering::Relaxed), read_bytes.store(0, Ordering::Relaxed));
+        reads.store(0, Ordering::Relaxed);
+        read_bytes.store(0, Ordering::Relaxed);
         // Each lies across the border of two units; the last one ends with the file.
         let starts = (LEN / 2 + 2 * PAGE - 4..LEN - 8).step_by(64 << 10).chain([LEN - 8]);
         let rows: Vec<_> = starts.map(|start| start..start + 8).collect();
