@@ -236,6 +236,7 @@ def epochs(conditions: Conditions) -> Report:
 
     ways = {
         "take": contenders.take(file, conditions),
+        "slices": contenders.slices(file, conditions),
         "memmap_default": contenders.plain_memmap(file),
         "memmap_random": contenders.plain_memmap(file, mmap.MADV_RANDOM),
         "willneed_loop": contenders.willneed_loop(file),
@@ -247,12 +248,11 @@ def epochs(conditions: Conditions) -> Report:
         members = [
             Contender(
                 name,
-                # Reading ahead 8 MiB and more for each row, an epoch takes a quarter of an hour.
-                epoch(open_ if shuffled or not name.startswith("memmap") else in_order(open_), shuffled),
+                epoch(in_order(open_) if name == "slices" or name.startswith("memmap") and not shuffled else open_, shuffled),
                 [file.path],
             )
             for name, open_ in ways.items()
-            if not (shuffled and name == "memmap_default" and not conditions.quick)
+            if not (shuffled and (name == "slices" or name == "memmap_default" and not conditions.quick))
             and not (not shuffled and name in ("memmap_random", "willneed_loop"))
         ]
         if shuffled and not conditions.quick:

@@ -110,6 +110,14 @@ def take(file: File, conditions: Conditions) -> Callable[[], Read]:
     return open_
 
 
+def slices(file: File, conditions: Conditions) -> Callable[[], Read]:
+    def open_() -> Read:
+        array = aquifer.memmap(file.path, np.uint8, "r", shape=file.shape, budget=budget(conditions))
+        return lambda wanted: np.asarray(array[wanted])
+
+    return open_
+
+
 def rows_take(file: File, conditions: Conditions) -> Callable[[], Read]:
     def open_() -> Read:
         rows = aquifer.Rows(file.path, np.uint8, file.row_bytes, budget=budget(conditions))
