@@ -21,7 +21,7 @@ mod view;
 use pyo3::prelude::*;
 
 /// Each module adds its own classes and functions. It needs the interpreter's lock, also where the interpreter can do without:
-/// taking a buffer of an object and detaching it, and the counts of references that `close` compares, exclude each other by it.
+/// the counts of references that `close` of an array compares are exact only under it, and nothing is tested without it.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
