@@ -118,7 +118,7 @@ pub enum MapError {
         path: PathBuf,
     },
     /// Stores could not be written to the file, or not made durable. They are still in the view,
-    /// and count as not flushed.
+    /// and count as not flushed, except with [`FlushCause::Gone`].
     #[error(
         "cannot flush bytes {} to {} of {}: {cause}; {advice}",
         range.start,
@@ -201,6 +201,11 @@ pub enum FlushCause {
     /// They were written, and the device may have lost them.
     #[error("the device may have lost it: {}", io::Error::from_raw_os_error(*.0))]
     Lost(i32),
+    /// They were written, their copies were dropped to stay within
+    /// [`private_budget_bytes`](crate::MapperBuilder::private_budget_bytes), and then the device may
+    /// have lost them. The view shows what the file holds now.
+    #[error("the device may have lost it, and its copies were dropped under the budget: {}", io::Error::from_raw_os_error(*.0))]
+    Gone(i32),
 }
 
 impl FlushCause {
@@ -208,6 +213,7 @@ impl FlushCause {
         match self {
             FlushCause::Truncated => "map it again, or make it longer",
             FlushCause::NoSpace => "make room, and flush again",
+            FlushCause::Gone(_) => "store it again, elsewhere if the device keeps failing",
             FlushCause::Io(_) | FlushCause::Lost(_) => {
                 "flush again, which writes all of it again; if that fails too, write it elsewhere"
             }

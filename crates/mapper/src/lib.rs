@@ -25,6 +25,8 @@
 //!   memory that many files share.
 //! * *Resident budget* (`budget`): drops streamed pages from the page cache
 //!   ([`MapperBuilder::resident_budget_bytes`]).
+//! * *Private budget* (`private_budget`): writes out and drops private copies of pages that were
+//!   stored to ([`MapperBuilder::private_budget_bytes`]).
 //! * *Faults as errors*: [`FileView::read`] survives a file that is truncated or unreadable, and
 //!   reports the offset.
 //!
@@ -68,6 +70,7 @@ mod parked;
 mod populate;
 mod prefetch;
 mod private;
+mod private_budget;
 mod random;
 pub mod read_once;
 mod shared;
@@ -91,6 +94,7 @@ pub use flush::Flushed;
 pub use map_ahead::{MapAheadLimits, MapAheadStats};
 pub use parked::CacheStats;
 pub use prefetch::Prefetch;
+pub use private_budget::is_any_exceeded;
 pub use stores::Tracking;
 pub use view::FileView;
 
@@ -107,6 +111,7 @@ use mapped::{Mapped, NotMapped};
 use parked::{Limits, Parked};
 use populate::Span;
 use prefetch::{Prefetcher, prefetcher};
+use private_budget::PrivateBudget;
 use small::Packs;
 use stores::Stores;
 use write_back::WriteBack;
@@ -134,6 +139,7 @@ pub struct MapperBuilder {
     detect_reading: bool,
     write_back_bytes_per_second: u64,
     resident_budget_bytes: Option<u64>,
+    private_budget_bytes: Option<u64>,
     mappings_limit: Option<usize>,
 }
 
@@ -146,6 +152,7 @@ impl Default for MapperBuilder {
             detect_reading: true,
             write_back_bytes_per_second: 0,
             resident_budget_bytes: None,
+            private_budget_bytes: None,
             mappings_limit: None,
         }
     }
@@ -204,6 +211,29 @@ impl MapperBuilder {
         self
     }
 
+    /// Bounds the memory of pages that were stored to through private views ([`FileAccess::Write`]).
+    /// When their copies come close to it, threads write the oldest to their files and drop them:
+    /// stores then stay in this process until they are flushed or the budget is used up. A write-out
+    /// is not durable; the next flush makes it so, and reports what the device has lost since
+    /// ([`FlushCause::Gone`]). By default there is no bound, and copies stay until a flush, or as
+    /// long as the view after [`FileView::as_mut_ptr`].
+    ///
+    /// A store waits while the budget is exceeded: one by a call at once, one through a pointer when
+    /// it is exceeded by an eighth, at least 16 MiB. What is stored between two looks of the thread,
+    /// some milliseconds, comes on top. Choose 32 MiB or more.
+    ///
+    /// Once the budget is exceeded, and only then, there are two restrictions for programs that
+    /// store through pointers. A system call that stores to the view's memory (`read` into it) may
+    /// fail with EFAULT or be cut short, and can be repeated. Reading into it with O_DIRECT may lose
+    /// what was read. SIGSEGV must not be blocked by threads that store.
+    ///
+    /// If copies cannot be written (the disk is full), they stay, the budget is exceeded, and stores
+    /// by calls return the error from time to time ([`FileView::wait_for_room`]).
+    pub fn private_budget_bytes(mut self, bytes: u64) -> Self {
+        self.private_budget_bytes = Some(bytes);
+        self
+    }
+
     /// For tests: overrides the limit of mappings of the process.
     #[doc(hidden)]
     pub fn mappings_limit(mut self, mappings: usize) -> Self {
@@ -225,6 +255,7 @@ impl MapperBuilder {
         heap.let_go_besides(move || unused.close_unused());
         let parked = Parked::new(limits);
         let budget = self.resident_budget_bytes.map(ResidentBudget::start).transpose()?;
+        let private_budget = self.private_budget_bytes.map(PrivateBudget::new).transpose()?;
         Ok(Mapper {
             shared: Arc::new(Shared {
                 heap,
@@ -232,6 +263,7 @@ impl MapperBuilder {
                 duplicates,
                 packs: Packs::default(),
                 budget,
+                private_budget,
                 ahead: MapAhead::new(self.map_ahead),
                 detect_reading: self.detect_reading,
                 write_back: WriteBack::new(self.write_back_bytes_per_second),
@@ -258,6 +290,7 @@ pub(crate) struct Shared {
     pub prefetcher: Prefetcher,
     pub packs: Packs,
     pub budget: Option<ResidentBudget>,
+    pub private_budget: Option<PrivateBudget>,
     pub mark: ProcessMark,
 }
 
@@ -276,6 +309,12 @@ pub struct MapperStats {
     /// The page cache that the files occupy, as last measured; 0 without a [resident
     /// budget](MapperBuilder::resident_budget_bytes).
     pub resident_bytes: u64,
+    /// Private copies of pages that were stored to, as last measured; 0 without a [private
+    /// budget](MapperBuilder::private_budget_bytes). It is measured only when it may have come close
+    /// to the budget.
+    pub private_bytes: u64,
+    /// Private copies that were dropped to stay within that budget.
+    pub private_bytes_dropped: u64,
 }
 
 impl Mapper {
@@ -437,6 +476,14 @@ impl Mapper {
         Ok(())
     }
 
+    /// Changes the [private budget](MapperBuilder::private_budget_bytes). Returns false if the mapper
+    /// was built without one, or in a forked child. A smaller budget takes effect as fast as copies
+    /// can be written.
+    pub fn set_private_budget(&self, bytes: u64) -> bool {
+        let budget = self.shared.private_budget.as_ref().filter(|_| self.shared.mark.is_current());
+        budget.map(|budget| budget.set(bytes)).is_some()
+    }
+
     /// Returns the statistics; all zero in a forked child.
     pub fn stats(&self) -> MapperStats {
         let shared = &*self.shared;
@@ -449,6 +496,11 @@ impl Mapper {
             map_ahead: shared.ahead.stats(),
             snapshot_bytes: shared.packs.bytes(),
             resident_bytes: shared.budget.as_ref().map_or(0, ResidentBudget::resident_bytes),
+            private_bytes: shared.private_budget.as_ref().map_or(0, PrivateBudget::used_bytes),
+            private_bytes_dropped: shared
+                .private_budget
+                .as_ref()
+                .map_or(0, PrivateBudget::dropped_bytes),
         }
     }
 }

@@ -85,6 +85,9 @@ impl Stores {
         let options = PrivateOptions::default();
         let private = Arc::new(PrivateFile::new(place, file, path, range, options)?);
         shared.write_back.add(&private)?;
+        if let Some(budget) = &shared.private_budget {
+            budget.add(&private)?;
+        }
         Ok(Stores { file: StoredFile::Private(private), random })
     }
 }
@@ -260,6 +263,23 @@ impl FileView {
             StoredFile::Private(file) => file.take_missed(),
             // Only private views answer faults.
             StoredFile::Shared(_) => None,
+        }
+    }
+
+    /// Waits while private copies exceed their budget ([`MapperBuilder::private_budget_bytes`]), for
+    /// programs that store through a pointer and would rather wait here. [`is_any_exceeded`] says
+    /// whether there may be something to wait for.
+    ///
+    /// [`MapperBuilder::private_budget_bytes`]: crate::MapperBuilder::private_budget_bytes
+    /// [`is_any_exceeded`]: crate::is_any_exceeded
+    ///
+    /// # Errors
+    /// [`MapError::Flush`]: why copies of this view cannot be written out, after each attempt. They
+    /// stay, and the budget is exceeded. [`MapError::ReadOnly`].
+    pub fn wait_for_room(&self) -> Result<()> {
+        match self.stores()? {
+            StoredFile::Private(file) => file.wait_for_room(),
+            StoredFile::Shared(_) => Ok(()),
         }
     }
 

@@ -242,11 +242,24 @@ impl Scan {
     pub fn stored(&self, map: &Pagemap, known: &PageBits) -> io::Result<Option<Vec<PageRun>>> {
         let mut stored = Vec::new();
         for cluster in runs::clusters(&known.runs(), SCANNED_GAP_PAGES) {
-            let addresses = self.range.address_of(cluster);
-            map.scan(addresses, UNPROTECTED, Protect::No, &mut |region| {
-                runs::push(&mut stored, self.range.run(region.start, region.end));
-            })?;
+            match self.stored_in(map, self.range.address_of(cluster))? {
+                Some(mut some) => stored.append(&mut some),
+                None => return Ok(None),
+            }
         }
+        Ok(Some(stored))
+    }
+
+    /// As [`stored`](Scan::stored), of some addresses.
+    pub fn stored_in(
+        &self,
+        map: &Pagemap,
+        addresses: Range<usize>,
+    ) -> io::Result<Option<Vec<PageRun>>> {
+        let mut stored = Vec::new();
+        map.scan(addresses, UNPROTECTED, Protect::No, &mut |region| {
+            runs::push(&mut stored, self.range.run(region.start, region.end));
+        })?;
         runs::normalise(&mut stored);
         Ok(self.unverified.is_empty().then_some(stored))
     }
