@@ -117,6 +117,15 @@ impl Region {
         }
     }
 
+    /// What a bare access has met, or why stores exceed their budget. Waits while they do.
+    fn check_stores(&self) -> Result {
+        self.check_faults()?;
+        match &*self.mapped {
+            Mapped::View(view) if self.keeps_stores => Ok(view.wait_for_room()?),
+            _ => Ok(()),
+        }
+    }
+
     /// What a bare access has met.
     fn check_faults(&self) -> Result {
         let missed = match &*self.mapped {
@@ -177,8 +186,8 @@ impl Region {
         let is_writable = mode != "r";
         let mapped = py.detach(|| -> Result<Mapped> {
             if backend == "auto" && is_writable {
-                let view =
-                    cache.mapper()?.map(&path, FileAccess::Write, offset..offset + length)?;
+                let mapper = cache.mapper(mode != "c")?;
+                let view = mapper.map(&path, FileAccess::Write, offset..offset + length)?;
                 // From here on no thread can be kept from storing.
                 view.as_mut_ptr()?;
                 view.answer_faults_with_zeros()?;
@@ -303,9 +312,9 @@ impl Region {
         })
     }
 
-    /// Raises what a load or a store through the memory met since the last call.
+    /// Raises what a load or a store through the memory met since the last call. Waits while stores exceed their budget.
     fn check(&self, py: Python<'_>) -> Result {
-        py.detach(|| self.check_faults())
+        py.detach(|| self.check_stores())
     }
 
     /// Figures of this file alone.
@@ -372,10 +381,11 @@ fn features(py: Python<'_>) -> Vec<(&'static str, bool, &'static str, String)> {
         .collect()
 }
 
-/// Whether a load or a store has met missing bytes in any array, and no call has raised that yet.
+/// Whether a load or a store has met missing bytes in any array, and no call has raised that yet; or the stores of some array
+/// exceed their budget. Then arrays are to be checked.
 #[pyfunction]
 fn faulted() -> bool {
-    aquifer::has_missed_faults()
+    aquifer::has_missed_faults() || aquifer::mapper::is_any_exceeded()
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -8,6 +8,7 @@ import os
 import pathlib
 import pickle
 import socket
+import time
 from typing import Any
 
 import numpy as np
@@ -426,3 +427,51 @@ def test_ranges(path: str, table: Table) -> None:
                 array.read_ranges([start], [length])
     with pytest.raises(ValueError, match="one-dimensional"):
         opened(path).read_ranges([0], [1])
+
+
+def anonymous_bytes() -> int:
+    """Private copies, and the rest of the process's own memory."""
+    with open("/proc/self/smaps_rollup") as figures:
+        return next(int(line.split()[1]) << 10 for line in figures if line.startswith("Anonymous:"))
+
+
+@pytest.mark.parametrize("mode", ["r+", "w+"])
+def test_stores_stay_within_the_budget(tmp_path: pathlib.Path, mode: str) -> None:
+    path = tmp_path / "file"
+    budget, step = 16 << 20, 2 << 20
+    length = 24 * budget
+    with open(path, "wb") as file:
+        file.truncate(length)
+    array = aquifer.memmap(path, np.uint8, mode, shape=(length,), budget=budget)
+    before, most = anonymous_bytes(), 0
+    for start in range(0, length, step):
+        array[start : start + step] = start // step % 251 + 1
+        most = max(most, anonymous_bytes() - before)
+    # The overhead that the manual states, and what a busy machine adds.
+    assert most < budget + (112 << 20), most >> 20
+    assert array.stats()["private_dropped_bytes"] > length // 2
+    for start in range(0, length, step):
+        assert np.all(array[start : start + step] == start // step % 251 + 1)
+    array.flush()
+    there = np.fromfile(path, np.uint8)
+    assert np.array_equal(there[:: 1 << 12], np.repeat(np.arange(length // step) % 251 + 1, step >> 12))
+    array.close()
+
+
+def test_a_smaller_budget_writes_stores_out(tmp_path: pathlib.Path) -> None:
+    array = aquifer.memmap(tmp_path / "file", np.uint8, "w+", shape=(64 << 20,), budget="256MiB")
+    array[:] = 7
+    assert array.stats()["private_dropped_bytes"] == 0
+    array.budget = "16MiB"
+    ends = time.monotonic() + 60
+    while array.stats()["private_dropped_bytes"] < 40 << 20:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    assert np.fromfile(tmp_path / "file", np.uint8).sum() > 7 * (40 << 20) and np.all(array == 7)
+
+
+def test_copy_on_write_is_not_written_out(path: str, table: Table) -> None:
+    array = aquifer.memmap(path, np.uint8, "c", budget="16MiB")
+    array[:] = 7
+    assert array.stats()["private_dropped_bytes"] == 0
+    assert not np.any(np.fromfile(path, np.uint8)[:8] == 7) and np.all(array == 7)

@@ -139,8 +139,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         `"C"` or `"F"`.
     budget:
         Memory for this array's pages: bytes, or a text like `"4GiB"`. Without it the array shares the budget of `cache`, or
-        of one cache for the process with a quarter of the memory. It bounds what `"r"` and `backend="cache"` keep in memory;
-        private copies of pages that were stored to in the other modes come on top, until the array is closed.
+        of one cache for the process with a quarter of the memory. It bounds what `"r"` and `backend="cache"` keep in memory,
+        and, separately, the pages that were stored to in `"r+"` and `"w+"`: beyond it the oldest are written to the file, and
+        stores wait. Stores of `"c"` come on top.
     cache:
         A `Cache` that the array shares with others.
     policy:
@@ -169,7 +170,8 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     A plain index of bytes that are not in memory waits for the disk with the interpreter's lock held. `take`, indexing with
     an array and `take_async` release it, and read many rows at once.
 
-    Stores of `"r+"` and `"w+"` stay in this process until `flush`, `close`, or the end of the array.
+    Stores of `"r+"` and `"w+"` stay in this process until `flush`, `close`, or the end of the array, or until the budget is
+    used up. From then on a system call that stores to the memory (`readinto`) may fail with EFAULT, and can be repeated.
 
     Arrays pickle by path. In a forked child, arrays of `backend="auto"` can be read: they show the file, without stores that
     the parent has not flushed, and cannot be stored to; bytes that the file does not have any more end the child by SIGBUS.
