@@ -222,10 +222,11 @@ impl MapperBuilder {
     /// it is exceeded by an eighth, at least 16 MiB. What is stored between two looks of the thread,
     /// some milliseconds, comes on top. Choose 32 MiB or more.
     ///
-    /// Once the budget is exceeded, and only then, there are two restrictions for programs that
-    /// store through pointers. A system call that stores to the view's memory (`read` into it) may
-    /// fail with EFAULT or be cut short, and can be repeated. Reading into it with O_DIRECT may lose
-    /// what was read. SIGSEGV must not be blocked by threads that store.
+    /// For programs that store through pointers, there are restrictions once seven eighths of the
+    /// budget are used up, and during a flush once half of it is. A system call that stores to the
+    /// view's memory (`read` into it) may fail with EFAULT or be cut short, and can be repeated.
+    /// Reading into it with O_DIRECT may lose what was read. Threads that store must not block
+    /// SIGSEGV.
     ///
     /// If copies cannot be written (the disk is full), they stay, the budget is exceeded, and stores
     /// by calls return the error from time to time ([`FileView::wait_for_room`]).

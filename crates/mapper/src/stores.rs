@@ -153,7 +153,8 @@ impl FileView {
     ///
     /// # Errors
     /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of
-    /// the bytes may have been stored.
+    /// the bytes may have been stored. [`MapError::Flush`] as of [`FileView::wait_for_room`]: nothing
+    /// was stored.
     pub fn write_all_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         match self.stores()? {
             StoredFile::Private(file) => file.write_at(offset_bytes, bytes),

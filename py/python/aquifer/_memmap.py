@@ -171,7 +171,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     an array and `take_async` release it, and read many rows at once.
 
     Stores of `"r+"` and `"w+"` stay in this process until `flush`, `close`, or the end of the array, or until the budget is
-    used up. From then on a system call that stores to the memory (`readinto`) may fail with EFAULT, and can be repeated.
+    used up. A system call that stores to the memory (`readinto`) may fail with EFAULT then, and can be repeated.
 
     Arrays pickle by path. In a forked child, arrays of `backend="auto"` can be read: they show the file, without stores that
     the parent has not flushed, and cannot be stored to; bytes that the file does not have any more end the child by SIGBUS.
