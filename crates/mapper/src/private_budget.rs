@@ -257,8 +257,13 @@ impl Pressure {
             return None;
         }
         let starts_at = budget - budget / 8;
+        let stops_at = budget.saturating_add((budget / 8).max(LEAST_SLACK_BYTES));
+        // Between two measurements only passing the next mark matters: the other thread measures
+        // after each step of what it drops.
+        let used = self.used();
+        let next = [starts_at, budget, stops_at].into_iter().find(|&mark| used <= mark);
         let started = Instant::now();
-        if self.bound() > starts_at {
+        if next.is_some_and(|mark| self.bound() > mark) {
             self.measure(&views);
         }
         let took = started.elapsed();
@@ -268,11 +273,12 @@ impl Pressure {
         }
         // Relaxed: looked at again at the next tick.
         let is_stuck = self.is_stuck.load(Ordering::Relaxed);
-        self.set_waits(used > budget && !is_stuck);
-        let slack_bytes = (budget / 8).max(LEAST_SLACK_BYTES);
         if used <= budget || is_stuck {
             views.iter().for_each(|view| view.let_store(true));
-        } else if used > budget.saturating_add(slack_bytes) {
+        }
+        // Behind that: what a call lets go on finds the pages writable.
+        self.set_waits(used > budget && !is_stuck);
+        if used > stops_at && !is_stuck {
             views.iter().for_each(|view| view.let_store(false));
         }
         if is_stuck {
@@ -280,8 +286,7 @@ impl Pressure {
         }
         let left_bytes = starts_at.saturating_sub(self.bound());
         let until_full = Duration::from_secs_f64(left_bytes as f64 / FASTEST_BYTES_PER_SECOND);
-        // Measuring takes at most an eighth of a processor.
-        Some(until_full.clamp(TICKS[0], TICKS[1]).max(took * 8))
+        Some(until_full.clamp(TICKS[0], TICKS[1]).max(took * 2))
     }
 
     fn keep_making_room(&self) {
@@ -307,6 +312,7 @@ impl Pressure {
     /// flushed is passed over.
     fn make_some_room(&self, target: u64) -> u64 {
         let views = self.views();
+        self.measure(&views);
         let mut by_size: Vec<_> =
             views.iter().map(|view| (self.count(view).unwrap_or(0), view)).collect();
         by_size.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
