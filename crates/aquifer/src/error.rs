@@ -9,6 +9,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use aquifer_cache::CacheError;
 use aquifer_device::DeviceError;
@@ -62,6 +63,9 @@ pub enum Error {
     Heap(#[from] HeapError),
     /// Of a file in a pool.
     Fs(#[from] FsError),
+    /// Of a remote device.
+    #[cfg(feature = "remote")]
+    Remote(#[from] aquifer_remote::RemoteError),
 }
 
 /// What kind of failure an error is: what a program decides by.
@@ -161,6 +165,8 @@ impl Error {
             Error::Object(error) => error,
             Error::Heap(error) => error,
             Error::Fs(error) => error,
+            #[cfg(feature = "remote")]
+            Error::Remote(error) => error,
         }
     }
 }
@@ -200,6 +206,9 @@ fn cause_of(error: Cause<'_>) -> Option<Cause<'_>> {
     } else if let Some(error) = error.downcast_ref::<io::Error>() {
         // A device over a mapping of a cache, for example, wraps the cache's error so.
         return error.get_ref().map(|inner| inner as Cause<'_>);
+    } else if let Some(error) = error.downcast_ref::<Arc<dyn StdError + Send + Sync>>() {
+        // Of `DeviceError::Other`.
+        return Some(&**error);
     } else if let Some(error) = error.downcast_ref::<Error>() {
         return Some(error.inner());
     }
@@ -211,6 +220,7 @@ fn kind_of(error: Cause<'_>) -> Option<ErrorKind> {
     None.or_else(|| error.downcast_ref().and_then(kind_of_cache))
         .or_else(|| error.downcast_ref().and_then(kind_of_device))
         .or_else(|| error.downcast_ref().and_then(kind_of_map))
+        .or_else(|| kind_of_remote(error))
         .or_else(|| error.downcast_ref().and_then(kind_of_pool))
         .or_else(|| error.downcast_ref().and_then(kind_of_structure))
         .or_else(|| error.downcast_ref().and_then(kind_of_shared_memory))
@@ -258,6 +268,33 @@ fn kind_of_device(error: &DeviceError) -> Option<ErrorKind> {
         DeviceError::Unsuitable { .. } => ErrorKind::Unsupported,
         _ => return None,
     })
+}
+
+#[cfg(feature = "remote")]
+fn kind_of_remote(error: Cause<'_>) -> Option<ErrorKind> {
+    use aquifer_remote::RemoteError;
+
+    Some(match error.downcast_ref()? {
+        RemoteError::InvalidUrl { .. } | RemoteError::InvalidOption { .. } => {
+            ErrorKind::InvalidInput
+        }
+        RemoteError::Unversioned { .. } | RemoteError::RangesIgnored { .. } => {
+            ErrorKind::Unsupported
+        }
+        RemoteError::NotFound { .. } => ErrorKind::NotFound,
+        RemoteError::Denied { .. } => ErrorKind::PermissionDenied,
+        RemoteError::TimedOut { .. } => ErrorKind::TimedOut,
+        RemoteError::Changed { .. }
+        | RemoteError::BadAnswer { .. }
+        | RemoteError::Unavailable { .. }
+        | RemoteError::Stopped { .. } => ErrorKind::Io,
+        _ => return None,
+    })
+}
+
+#[cfg(not(feature = "remote"))]
+fn kind_of_remote(_error: Cause<'_>) -> Option<ErrorKind> {
+    None
 }
 
 fn kind_of_map(error: &MapError) -> Option<ErrorKind> {
@@ -536,7 +573,8 @@ fn path_of(error: Cause<'_>) -> Option<&Path> {
             | CacheError::BackendUnsupported { device, .. }
             | CacheError::AlreadyAttached { device, .. }
             | CacheError::MappedAccess { device, .. } => {
-                device.contains('/').then(|| Path::new(device))
+                // A remote device's name is a URL.
+                (device.contains('/') && !device.contains("://")).then(|| Path::new(device))
             }
             _ => None,
         };
@@ -627,7 +665,8 @@ fn offset_of(error: Cause<'_>) -> Option<u64> {
             | DeviceError::ShortWrite { offset_bytes, .. }
             | DeviceError::Unfinished { offset_bytes, .. }
             | DeviceError::OutOfBounds { offset_bytes, .. }
-            | DeviceError::Misaligned { offset_bytes, .. } => Some(*offset_bytes),
+            | DeviceError::Misaligned { offset_bytes, .. }
+            | DeviceError::Other { offset_bytes, len_bytes: 1.., .. } => Some(*offset_bytes),
             _ => None,
         };
     }

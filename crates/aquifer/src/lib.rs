@@ -110,6 +110,10 @@
 //! * From a shell: `aquifer put`, `ls`, `cat`, `get` and other commands, with paths like
 //!   `data.pool:/logs/current`.
 //!
+//! # Objects of object stores
+//! Module `remote`, with the feature `remote`: `RemoteDevice` is an object of S3, Google Cloud Storage, Azure or an HTTP
+//! server as a read-only device of a [`Cache`].
+//!
 //! # Watching it run
 //! * *Statistics* are structs: [`Cache::stats`], [`Mapper::stats`], [`Pool::info`]; as OpenMetrics
 //!   text, [`metrics`]. `aquifer stat` shows the caches of running programs that have called
@@ -208,6 +212,8 @@ pub use aquifer_object::{
 };
 pub use aquifer_pool::media::{PersistenceDomain, WriteWindows};
 pub use aquifer_pool::{self as pool, Pool, PoolError, PoolInfo, PoolOptions};
+#[cfg(feature = "remote")]
+pub use aquifer_remote as remote;
 pub use aquifer_vm::{has_missed_faults, prepare_thread};
 pub use error::{Error, ErrorKind, Result};
 pub use ready::Ready;

@@ -3,8 +3,10 @@
 use std::error::Error as _;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use aquifer::device::{Fault, FaultRule, FaultTarget, Faulty};
+use aquifer::remote::RemoteError;
 use aquifer::{
     Cache, CacheError, Device, DeviceError, Error, ErrorKind, FileAccess, Files, FsError,
     IoOperation, MapError, Mapper, MemoryDevice, ObjectError, Objects, Pool, PoolError, Result,
@@ -203,4 +205,29 @@ fn each_kind_has_a_number() {
     assert_eq!(number(FsError::Locked), libc::EWOULDBLOCK);
     assert_eq!(number(FsError::OtherPool), libc::EXDEV);
     assert_eq!(number(FsError::Pool(PoolError::Forked)), libc::ECHILD);
+}
+
+/// A device's own error decides the kind; a URL is no path.
+#[test]
+fn a_devices_own_error_is_found_in_a_caches() {
+    let range = 0..10;
+    let missing = || {
+        let url = "s3://bucket/key".into();
+        RemoteError::NotFound { url, range: range.clone() }
+    };
+    let through_cache = CacheError::Load {
+        device: "s3://bucket/key".into(),
+        offset_bytes: PAGE,
+        source: DeviceError::Other {
+            operation: IoOperation::Read,
+            offset_bytes: PAGE + 1,
+            len_bytes: 10,
+            source: Arc::new(missing()),
+        },
+    };
+    for error in [Error::from(missing()), through_cache.into()] {
+        assert_eq!((error.kind(), error.errno(), error.path()), (ErrorKind::NotFound, 2, None));
+    }
+    let changed = RemoteError::Changed { url: "s3://bucket/key".into(), range, what: "" };
+    assert_eq!(kind(changed), ErrorKind::Io);
 }

@@ -1,6 +1,7 @@
 //! Errors of devices.
 
 use std::io;
+use std::sync::Arc;
 
 /// The operation an error belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,7 @@ impl std::fmt::Display for IoOperation {
 }
 
 /// An error of a device. Errors of transfers hold no heap memory, so the fault path may create
-/// them.
+/// them; [`DeviceError::Other`] shares memory that another thread allocated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -108,6 +109,18 @@ pub enum DeviceError {
     /// A write to a device opened for reading.
     #[error("the device was opened for reading only; open it writable to write")]
     ReadOnly,
+    /// A failure that the device describes by an error of its own.
+    #[error("{operation} of {len_bytes} bytes at offset {offset_bytes} failed: {source}")]
+    Other {
+        /// The failed operation.
+        operation: IoOperation,
+        /// Start of the transfer.
+        offset_bytes: u64,
+        /// Its length.
+        len_bytes: usize,
+        /// The device's own error. In a transfer that may be in a fault handler, it is cloned and not made.
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
     /// The path cannot serve as a device.
     #[error("{path}: {reason}")]
     Unsuitable {

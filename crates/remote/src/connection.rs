@@ -1,0 +1,117 @@
+//! What passes between `object_store` and its HTTP client: counted, and noted for the request that
+//! it belongs to, because the library's errors do not tell the status.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
+};
+
+/// What was seen of one request and its retries.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    /// Attempts.
+    pub attempts: u32,
+    /// The last answer's, or none if the last attempt brought no answer.
+    pub status: Option<u16>,
+    pub etag: Option<String>,
+    /// The range and the total length that the last answer names.
+    pub content_range: Option<(Range<u64>, u64)>,
+    pub failure: Option<HttpErrorKind>,
+    /// From the last attempt to its headers.
+    pub latency: Duration,
+}
+
+/// Travels with a request, as an extension.
+pub(crate) type Notes = Arc<Mutex<Seen>>;
+
+/// Connects with reqwest, and counts.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Connector {
+    /// HTTP requests, also retries and those for credentials.
+    pub requests: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    client: HttpClient,
+    requests: Arc<AtomicU64>,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Counted { client, requests: self.requests.clone() }))
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpService for Counted {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        // Relaxed: a counter.
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let notes = request.extensions().get::<Notes>().cloned();
+        let start = Instant::now();
+        let result = self.client.execute(request).await;
+        if let Some(notes) = notes {
+            let mut seen = notes.lock().unwrap_or_else(PoisonError::into_inner);
+            let attempts = seen.attempts + 1;
+            *seen = Seen { attempts, latency: start.elapsed(), ..Seen::default() };
+            match &result {
+                Err(error) => seen.failure = Some(error.kind()),
+                Ok(answer) => {
+                    let header = |name| answer.headers().get(name)?.to_str().ok();
+                    seen.status = Some(answer.status().as_u16());
+                    seen.etag = header("etag").map(str::to_owned);
+                    seen.content_range = header("content-range").and_then(content_range);
+                }
+            }
+        }
+        result
+    }
+}
+
+/// Parses `bytes 0-9/100`, and `bytes */100` as an empty range.
+fn content_range(text: &str) -> Option<(Range<u64>, u64)> {
+    let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let total = total.parse().ok()?;
+    if range == "*" {
+        return Some((0..0, total));
+    }
+    let (first, last) = range.split_once('-')?;
+    Some((first.parse().ok()?..last.parse::<u64>().ok()?.checked_add(1)?, total))
+}
+
+/// TLS with `ring`, unless the program has chosen a provider: one of them has to be the process's.
+pub(crate) fn install_crypto() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Fails if another thread was first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges_are_parsed() {
+        assert_eq!(content_range("bytes 0-9/100"), Some((0..10, 100)));
+        assert_eq!(content_range("bytes */7"), Some((0..0, 7)));
+        for bad in [
+            "",
+            "bytes 0-9",
+            "bytes 0-9/*",
+            "bytes 9/10",
+            "bytes 0-18446744073709551615/1",
+            "0-9/10",
+        ] {
+            assert_eq!(content_range(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The thread that makes a device's requests: one for each device and process.
+//!
+//! It runs a tokio runtime, blocks asynchronous signals and touches no caller's memory. A forked child has neither the
+//! thread nor, of the connections, its own: there the device makes a new engine, and leaks its parent's, in which a
+//! thread that does not exist in the child may hold locks.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+
+use aquifer_sys::thread::{self, Thread};
+use aquifer_vm::ProcessMark;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::{Builder, Handle};
+
+use crate::connection::{Connector, install_crypto};
+use crate::costs::Costs;
+use crate::fetch::{Fetcher, Version};
+use crate::location::Location;
+use crate::mailbox::{Answer, Mailbox};
+use crate::{RemoteError, RemoteOptions};
+
+/// What the thread and its callers share.
+struct Shared {
+    fetcher: Fetcher,
+    mailbox: Mailbox,
+    /// What the mailbox's reads are of; unset until the object is open.
+    version: OnceLock<Arc<Version>>,
+    is_ending: AtomicBool,
+    url: String,
+}
+
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+    handle: Handle,
+    thread: Option<Thread>,
+    mark: ProcessMark,
+}
+
+impl Engine {
+    pub fn start(
+        location: &Location,
+        options: &RemoteOptions,
+        connector: Connector,
+        costs: Arc<Costs>,
+    ) -> Result<Engine, RemoteError> {
+        let system = |what| {
+            let url = location.shown.clone();
+            move |source| RemoteError::System { url, what, source }
+        };
+        install_crypto();
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .thread_name("aquifer-remote")
+            .build()
+            .map_err(system("cannot start a runtime"))?;
+        let shared = Arc::new(Shared {
+            fetcher: Fetcher::new(location, options, connector, costs)?,
+            mailbox: Mailbox::new().map_err(system("cannot make an eventfd"))?,
+            version: OnceLock::new(),
+            is_ending: AtomicBool::new(false),
+            url: location.shown.clone(),
+        });
+        let event = {
+            let _entered = runtime.enter();
+            rustix::io::fcntl_dupfd_cloexec(shared.mailbox.event(), 0)
+                .map_err(std::io::Error::from)
+                .and_then(|event| {
+                    // SAFETY: an `OwnedFd` returns the same open descriptor until it is dropped.
+                    unsafe { AsyncFd::register(event) }.map_err(std::io::Error::from)
+                })
+                .map_err(system("cannot watch an eventfd"))?
+        };
+        let handle = runtime.handle().clone();
+        let served = shared.clone();
+        let work = move || {
+            runtime.block_on(serve(event, &served));
+            // Not by dropping it, which waits for a look-up of a name.
+            runtime.shutdown_background();
+        };
+        let thread =
+            thread::start(c"aquifer-remote", work).map_err(system("cannot start a thread"))?;
+        Ok(Engine { shared, handle, thread: Some(thread), mark: ProcessMark::new() })
+    }
+
+    /// Whether it is this process's. Async-signal-safe.
+    pub fn is_current(&self) -> bool {
+        self.mark.is_current()
+    }
+
+    /// See [`Mailbox`].
+    pub fn mailbox(&self) -> &Mailbox {
+        &self.shared.mailbox
+    }
+
+    /// Finds the object's version; waits.
+    pub fn open(&self) -> Result<Version, RemoteError> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let shared = self.shared.clone();
+        self.handle.spawn(async move {
+            let _ = sender.send(shared.fetcher.open().await);
+        });
+        // The sender is gone without a result after a panic only.
+        let stopped = || Err(RemoteError::Stopped { url: self.shared.url.clone() });
+        receiver.recv().unwrap_or_else(|_| stopped())
+    }
+
+    /// Starts a request, whose answer is sent to `inbox` with `number`.
+    pub fn request(
+        &self,
+        range: Range<u64>,
+        version: Arc<Version>,
+        number: usize,
+        inbox: mpsc::Sender<(usize, Answer)>,
+    ) {
+        let promise = Promise::new(&self.shared, move |answer| {
+            // Without a receiver the batch has panicked, or is a parent's.
+            let _ = inbox.send((number, answer));
+        });
+        let shared = self.shared.clone();
+        self.handle.spawn(async move {
+            promise.keep(shared.fetcher.fetch(range, &version).await.map_err(Arc::new));
+        });
+    }
+
+    /// Sets the version that the mailbox's reads are of, before the first one.
+    pub fn serve_reads(&self, version: Arc<Version>) {
+        let _ = self.shared.version.set(version);
+    }
+}
+
+impl Drop for Engine {
+    /// Ends the thread. Requests under way are given up.
+    fn drop(&mut self) {
+        if !self.mark.is_current() {
+            return;
+        }
+        // Release: pairs with the acquire in `serve`.
+        self.shared.is_ending.store(true, Ordering::Release);
+        self.shared.mailbox.ring();
+        if let Some(thread) = self.thread.take() {
+            thread.join();
+        }
+    }
+}
+
+/// Starts the requests of the mailbox, until the engine ends.
+async fn serve(event: AsyncFd<OwnedFd>, shared: &Arc<Shared>) {
+    // Acquire: pairs with the release in `drop`.
+    while !shared.is_ending.load(Ordering::Acquire) {
+        let Ok(mut ready) = event.readable().await else { return };
+        shared.mailbox.hear();
+        ready.clear_ready();
+        shared.mailbox.look(|number, range| {
+            let promise = Promise::new(shared, {
+                let shared = shared.clone();
+                move |answer| shared.mailbox.answer(number, answer)
+            });
+            let shared = shared.clone();
+            tokio::spawn(async move {
+                let Some(version) = shared.version.get() else { return };
+                promise.keep(shared.fetcher.fetch(range, version).await.map_err(Arc::new));
+            });
+        });
+    }
+}
+
+/// An answer that is owed: given also when the request is dropped, because it panicked or the thread ends.
+struct Promise<F: FnOnce(Answer)> {
+    give: Option<F>,
+    shared: Arc<Shared>,
+}
+
+impl<F: FnOnce(Answer)> Promise<F> {
+    fn new(shared: &Arc<Shared>, give: F) -> Promise<F> {
+        Promise { give: Some(give), shared: shared.clone() }
+    }
+
+    fn keep(mut self, answer: Answer) {
+        if let Some(give) = self.give.take() {
+            give(answer);
+        }
+    }
+}
+
+impl<F: FnOnce(Answer)> Drop for Promise<F> {
+    fn drop(&mut self) {
+        if let Some(give) = self.give.take() {
+            give(Err(Arc::new(RemoteError::Stopped { url: self.shared.url.clone() })));
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! One range of the object, as the version that was opened, or a typed error.
+//!
+//! `object_store` makes and retries the requests. It asks with `If-Match`, but many servers ignore that, and a
+//! cache in between may answer by itself. So each answer is compared: its ETag, its range, the object's length, and
+//! the number of bytes of its body. Bytes reach a caller only when all of them agree.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::client::HttpErrorKind;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
+use tokio::sync::Semaphore;
+
+use crate::connection::{Connector, Notes, Seen};
+use crate::costs::Costs;
+use crate::location::{Location, Scheme};
+use crate::{RemoteError, RemoteOptions};
+
+/// The version of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Version {
+    pub len_bytes: u64,
+    pub etag: Option<String>,
+    /// Seconds; 0 if the server sends none.
+    modified: i64,
+}
+
+impl Version {
+    fn of(meta: &ObjectMeta) -> Version {
+        Version {
+            len_bytes: meta.size,
+            etag: meta.e_tag.clone(),
+            modified: meta.last_modified.timestamp(),
+        }
+    }
+
+    fn strong_etag(&self) -> Option<&String> {
+        self.etag.as_ref().filter(|etag| !etag.is_empty() && !etag.starts_with("W/"))
+    }
+
+    fn check(&self, answer: &Version) -> Result<(), &'static str> {
+        if self.etag != answer.etag {
+            return Err("its ETag differs");
+        }
+        if self.len_bytes != answer.len_bytes {
+            return Err("its length differs");
+        }
+        // Beside a strong ETag the date tells nothing, and replicas of a store may differ in it.
+        if self.strong_etag().is_none() && self.modified != answer.modified {
+            return Err("its date differs");
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of a range, in the pieces that arrived.
+#[derive(Debug, Default)]
+pub(crate) struct Body(Vec<Bytes>);
+
+impl Body {
+    /// Hands out the parts of `len_bytes` bytes from an offset on, with the offset of each among them. Allocates
+    /// nothing.
+    pub fn parts(&self, start: usize, len_bytes: usize) -> impl Iterator<Item = (usize, &[u8])> {
+        let (mut skip, mut done) = (start, 0);
+        self.0.iter().filter_map(move |piece| {
+            let skipped = skip.min(piece.len());
+            skip -= skipped;
+            let part = &piece[skipped..];
+            let part = &part[..part.len().min(len_bytes - done)];
+            let at = done;
+            done += part.len();
+            (!part.is_empty()).then_some((at, part))
+        })
+    }
+}
+
+/// Makes the requests of a device, in one process.
+pub(crate) struct Fetcher {
+    store: Arc<dyn ObjectStore>,
+    location: Location,
+    timeout: Duration,
+    unversioned: bool,
+    places: Semaphore,
+    under_way: AtomicU64,
+    costs: Arc<Costs>,
+}
+
+impl Fetcher {
+    pub fn new(
+        location: &Location,
+        options: &RemoteOptions,
+        connector: Connector,
+        costs: Arc<Costs>,
+    ) -> Result<Fetcher, RemoteError> {
+        Ok(Fetcher {
+            store: location.store(options, connector)?,
+            location: location.clone(),
+            timeout: options.timeout,
+            unversioned: options.unversioned,
+            places: Semaphore::new(options.in_flight),
+            under_way: AtomicU64::new(0),
+            costs,
+        })
+    }
+
+    /// Finds the object's version.
+    pub async fn open(&self) -> Result<Version, RemoteError> {
+        // Not by HEAD: a signature may allow GET only, and so it is known that ranges work.
+        let first = 0..1;
+        let notes = Notes::default();
+        let opened = async {
+            if self.location.scheme == Scheme::File {
+                return self.store.head(&self.location.path).await.map(|meta| Version::of(&meta));
+            }
+            match self.get(Some(first.clone()), None, &notes).await {
+                Ok(answer) => Ok(Version::of(&answer.meta)),
+                // Nothing satisfies a range of an empty object.
+                Err(_) if is_empty(&seen(&notes)) => {
+                    self.get(None, None, &notes).await.map(|answer| Version::of(&answer.meta))
+                }
+                Err(error) => Err(error),
+            }
+        };
+        let version = match tokio::time::timeout(self.timeout, opened).await {
+            Ok(Ok(version)) => version,
+            Ok(Err(error)) => return Err(self.classify(first, &error, &seen(&notes), None)),
+            Err(_) => return Err(self.timed_out(first, &seen(&notes))),
+        };
+        if version.strong_etag().is_none() && !self.unversioned {
+            return Err(RemoteError::Unversioned { url: self.location.shown.clone() });
+        }
+        Ok(version)
+    }
+
+    /// Reads a range that is not empty and inside the object.
+    pub async fn fetch(&self, range: Range<u64>, version: &Version) -> Result<Body, RemoteError> {
+        let notes = Notes::default();
+        let result = {
+            let fetched = self.fetch_in_time(range.clone(), version, &notes);
+            match tokio::time::timeout(self.timeout, fetched).await {
+                Ok(result) => result,
+                Err(_) => Err(self.timed_out(range, &seen(&notes))),
+            }
+        };
+        self.costs.ranges.fetch_add(1, Ordering::Relaxed);
+        self.costs.failed_ranges.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
+        result
+    }
+
+    async fn fetch_in_time(
+        &self,
+        range: Range<u64>,
+        version: &Version,
+        notes: &Notes,
+    ) -> Result<Body, RemoteError> {
+        let _place = self.places.acquire().await.expect("never closed");
+        let _under_way = UnderWay::new(&self.under_way);
+        let failed = |error| self.classify(range.clone(), &error, &seen(notes), Some(version));
+        let changed = |what| RemoteError::Changed {
+            url: self.location.shown.clone(),
+            range: range.clone(),
+            what,
+        };
+        let wrong = |reason| RemoteError::BadAnswer {
+            url: self.location.shown.clone(),
+            range: range.clone(),
+            reason,
+        };
+        let answer = self.get(Some(range.clone()), Some(version), notes).await.map_err(failed)?;
+        version.check(&Version::of(&answer.meta)).map_err(changed)?;
+        if answer.range != range {
+            return Err(wrong("it has another range"));
+        }
+        let wanted = range.end - range.start;
+        let mut body = Body::default();
+        let mut got = 0;
+        let start = Instant::now();
+        let mut stream = answer.into_stream();
+        while let Some(piece) = stream.next().await {
+            let piece = piece.map_err(failed)?;
+            got += piece.len() as u64;
+            // Relaxed: a counter.
+            self.costs.received_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            if got > wanted {
+                return Err(wrong("its body is longer than the range"));
+            }
+            body.0.push(piece);
+        }
+        if got < wanted {
+            return Err(wrong("its body is shorter than the range"));
+        }
+        // A file can be changed in place, while it is read.
+        if self.location.scheme == Scheme::File {
+            let now = self.store.head(&self.location.path).await.map_err(failed)?;
+            version.check(&Version::of(&now)).map_err(changed)?;
+        }
+        let seen = seen(notes);
+        if seen.attempts == 1 {
+            let under_way = self.under_way.load(Ordering::Relaxed);
+            self.costs.learn(seen.latency, got, start.elapsed(), under_way);
+        }
+        Ok(body)
+    }
+
+    async fn get(
+        &self,
+        range: Option<Range<u64>>,
+        version: Option<&Version>,
+        notes: &Notes,
+    ) -> object_store::Result<object_store::GetResult> {
+        let mut options = GetOptions {
+            range: range.map(GetRange::Bounded),
+            // A weak ETag matches nothing.
+            if_match: version.and_then(|version| version.strong_etag().cloned()),
+            ..GetOptions::default()
+        };
+        options.extensions.insert(notes.clone());
+        self.store.get_opts(&self.location.path, options).await
+    }
+
+    fn timed_out(&self, range: Range<u64>, seen: &Seen) -> RemoteError {
+        RemoteError::TimedOut {
+            url: self.location.shown.clone(),
+            range,
+            timeout: self.timeout,
+            status: seen.status,
+        }
+    }
+
+    /// Names a failure, from the library's error and what was seen on the connection.
+    fn classify(
+        &self,
+        range: Range<u64>,
+        error: &object_store::Error,
+        seen: &Seen,
+        version: Option<&Version>,
+    ) -> RemoteError {
+        use object_store::Error;
+        let url = self.location.shown.clone();
+        let changed = |what| RemoteError::Changed { url: url.clone(), range: range.clone(), what };
+        let unavailable = |reason| RemoteError::Unavailable {
+            url: url.clone(),
+            range: range.clone(),
+            reason,
+            status: seen.status,
+        };
+        match (error, seen.status) {
+            (Error::NotFound { .. }, _) => return RemoteError::NotFound { url, range },
+            (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, status) => {
+                return RemoteError::Denied { url, range, status: status.unwrap_or(403) };
+            }
+            (Error::Precondition { .. }, _) | (_, Some(412)) => {
+                return changed("it does not match the ETag that was requested");
+            }
+            (_, Some(416)) if version.is_some() => {
+                return changed("it ends before the range");
+            }
+            (_, Some(200)) if version.is_some() || seen.content_range.is_none() => {
+                return RemoteError::RangesIgnored { url, range };
+            }
+            _ => {}
+        }
+        if let (Some(version), Some(206)) = (version, seen.status) {
+            if seen.etag != version.etag {
+                return changed("its ETag differs");
+            }
+            if let Some((_, total)) = seen.content_range
+                && total != version.len_bytes
+            {
+                return changed("its length differs");
+            }
+        }
+        let body_failure = http_kind(error);
+        match (body_failure.or(seen.failure), seen.status) {
+            (Some(HttpErrorKind::Timeout), _) => self.timed_out(range, seen),
+            (Some(HttpErrorKind::Connect), _) => unavailable("no connection to the server"),
+            (Some(_), _) => unavailable("the connection broke off"),
+            (None, Some(206)) => RemoteError::BadAnswer {
+                url,
+                range,
+                reason: "its range is not the one requested, or its headers are malformed",
+            },
+            (None, Some(300..400)) => {
+                unavailable("the server redirects; check endpoint and region")
+            }
+            (None, Some(400..500)) => unavailable("the server refused the request"),
+            (None, Some(_)) => unavailable("the server failed"),
+            (None, None) if self.location.scheme == Scheme::File => {
+                unavailable("the file could not be read")
+            }
+            (None, None) => unavailable("no request was sent; check the credentials"),
+        }
+    }
+}
+
+/// The failure of the connection among the causes of an error.
+fn http_kind(error: &object_store::Error) -> Option<HttpErrorKind> {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(http) = error.downcast_ref::<object_store::client::HttpError>() {
+            return Some(http.kind());
+        }
+        next = error.source();
+    }
+    None
+}
+
+fn seen(notes: &Notes) -> Seen {
+    notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn is_empty(seen: &Seen) -> bool {
+    // Some servers leave out the length.
+    seen.status == Some(416) && seen.content_range.as_ref().is_none_or(|(_, total)| *total == 0)
+}
+
+/// Counts a request while it lives, also if it is cancelled.
+struct UnderWay<'a>(&'a AtomicU64);
+
+impl<'a> UnderWay<'a> {
+    fn new(count: &'a AtomicU64) -> UnderWay<'a> {
+        count.fetch_add(1, Ordering::Relaxed);
+        UnderWay(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_body_are_any_range() {
+        let all: Vec<u8> = (0..30).collect();
+        let body = Body(vec![all[..7].to_vec().into(), Bytes::new(), all[7..].to_vec().into()]);
+        for start in 0..30 {
+            for len_bytes in 0..=30 - start {
+                let mut got = vec![255; len_bytes];
+                for (at, part) in body.parts(start, len_bytes) {
+                    got[at..at + part.len()].copy_from_slice(part);
+                }
+                assert_eq!(got, all[start..start + len_bytes]);
+            }
+        }
+    }
+}

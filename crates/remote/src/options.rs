@@ -1,0 +1,167 @@
+//! How an object is opened.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::{RemoteDevice, RemoteError};
+
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+const DEFAULT_RETRIES: usize = 10;
+const DEFAULT_IN_FLIGHT: usize = 64;
+/// A page.
+pub(crate) const SMALLEST_REQUEST_BYTES: usize = 4 << 10;
+const LARGEST_REQUEST_BYTES: usize = 8 << 20;
+/// The list price of S3 for reads from its standard class; traffic inside a region is free.
+const DEFAULT_PRICE_PER_MILLION: f64 = 0.4;
+
+/// How to open an object; from [`RemoteDevice::options`].
+///
+/// Credentials come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), from a web identity, or from the instance,
+/// in the way of the crate `object_store`. Its variable names are also the keys of [`RemoteOptions::config`].
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// let device = aquifer_remote::RemoteDevice::options()
+///     .endpoint("http://127.0.0.1:9000")
+///     .allow_http(true)
+///     .region("eu-central-1")
+///     .timeout(Duration::from_secs(5))
+///     .open("s3://bucket/rows.bin")?;
+/// # Ok::<(), aquifer_remote::RemoteError>(())
+/// ```
+#[derive(Clone)]
+pub struct RemoteOptions {
+    pub(crate) endpoint: Option<String>,
+    pub(crate) region: Option<String>,
+    pub(crate) allow_http: bool,
+    pub(crate) anonymous: bool,
+    pub(crate) unversioned: bool,
+    pub(crate) config: Vec<(String, String)>,
+    pub(crate) timeout: Duration,
+    pub(crate) retries: usize,
+    pub(crate) in_flight: usize,
+    pub(crate) largest_request_bytes: usize,
+    pub(crate) price_per_million: f64,
+    pub(crate) price_per_gib: f64,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> Self {
+        RemoteOptions {
+            endpoint: None,
+            region: None,
+            allow_http: false,
+            anonymous: false,
+            unversioned: false,
+            config: vec![],
+            timeout: DEFAULT_TIMEOUT,
+            retries: DEFAULT_RETRIES,
+            in_flight: DEFAULT_IN_FLIGHT,
+            largest_request_bytes: LARGEST_REQUEST_BYTES,
+            price_per_million: DEFAULT_PRICE_PER_MILLION,
+            price_per_gib: 0.0,
+        }
+    }
+}
+
+impl RemoteOptions {
+    /// The server of an `s3://`, `gs://` or `az://` URL, instead of the provider's own.
+    pub fn endpoint(mut self, url: impl Into<String>) -> Self {
+        self.endpoint = Some(url.into());
+        self
+    }
+
+    /// The region of an `s3://` URL; by default that of the environment, or `us-east-1`.
+    pub fn region(mut self, region: impl Into<String>) -> Self {
+        self.region = Some(region.into());
+        self
+    }
+
+    /// Allows an endpoint with `http://`. An `http://` URL itself needs no permission.
+    pub fn allow_http(mut self, allow: bool) -> Self {
+        self.allow_http = allow;
+        self
+    }
+
+    /// Sends requests to `s3://`, `gs://` and `az://` unsigned, for public objects.
+    pub fn anonymous(mut self, anonymous: bool) -> Self {
+        self.anonymous = anonymous;
+        self
+    }
+
+    /// Accepts a server that sends a weak ETag or none: the caller promises that the object does not change
+    /// while it is open. A change that shows in the length, the date or the ETag is an error nevertheless.
+    pub fn unversioned(mut self, unversioned: bool) -> Self {
+        self.unversioned = unversioned;
+        self
+    }
+
+    /// Sets a configuration key of the crate `object_store` for the URL's kind of store, such as
+    /// `aws_access_key_id`. Values appear in no message.
+    pub fn config(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.config.push((key.into(), value.into()));
+        self
+    }
+
+    /// How long a request may take with its retries; 30 s by default. A read of more than
+    /// [`RemoteOptions::largest_request_bytes`] takes several requests.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How often a request is retried within the timeout, after a failure that may pass: a server's error, a lost
+    /// connection; 10 by default.
+    pub fn retries(mut self, retries: usize) -> Self {
+        self.retries = retries;
+        self
+    }
+
+    /// Most requests in flight; at least 1, 64 by default.
+    pub fn in_flight(mut self, requests: usize) -> Self {
+        self.in_flight = requests.clamp(1, 1024);
+        self
+    }
+
+    /// Most bytes that one request asks for: from 4 KiB to 8 MiB, which is the default. With
+    /// [`RemoteOptions::in_flight`] it bounds the memory of answers under way.
+    pub fn largest_request_bytes(mut self, bytes: usize) -> Self {
+        self.largest_request_bytes = bytes.clamp(SMALLEST_REQUEST_BYTES, LARGEST_REQUEST_BYTES);
+        self
+    }
+
+    /// The prices that [`RemoteStats::cost`](crate::RemoteStats::cost) is estimated with: of a million requests, and of
+    /// a GiB received. By default 0.4 and 0: US dollars within a region of S3.
+    pub fn prices(mut self, per_million_requests: f64, per_gib: f64) -> Self {
+        self.price_per_million = per_million_requests;
+        self.price_per_gib = per_gib;
+        self
+    }
+
+    /// Opens the object and pins its version, with a request for its first byte.
+    ///
+    /// # Errors
+    /// See [`RemoteError`]; a timeout bounds the wait.
+    pub fn open(self, url: &str) -> Result<RemoteDevice, RemoteError> {
+        RemoteDevice::open_with(url, self)
+    }
+}
+
+impl fmt::Debug for RemoteOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys: Vec<&str> = self.config.iter().map(|(key, _)| key.as_str()).collect();
+        // The endpoint is a URL of the caller's, which may have a password in it.
+        f.debug_struct("RemoteOptions")
+            .field("has_endpoint", &self.endpoint.is_some())
+            .field("region", &self.region)
+            .field("anonymous", &self.anonymous)
+            .field("unversioned", &self.unversioned)
+            .field("config", &keys)
+            .field("timeout", &self.timeout)
+            .field("retries", &self.retries)
+            .field("in_flight", &self.in_flight)
+            .field("largest_request_bytes", &self.largest_request_bytes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,206 @@
+//! Servers that refuse, lie, break off and change: each a typed error, or a retry that succeeds.
+
+mod support;
+
+use std::time::Duration;
+
+use aquifer_device::Device;
+use aquifer_remote::{RemoteDevice, RemoteError};
+
+use support::{Answer, Server, pattern, quick, remote};
+
+const LEN: usize = 100_000;
+
+/// The error of a read while the server behaves as planned.
+fn failure(server: &Server, device: &RemoteDevice, answer: Answer) -> RemoteErrorText {
+    server.plan(move |_| answer.clone());
+    let mut buffer = [0; 1000];
+    let error = device.read_at(5000, &mut buffer).unwrap_err();
+    assert_eq!(buffer, [0; 1000], "bytes of a failed read");
+    let text = format!("{error} {error:?} {device:?} {:?}", device.stats());
+    assert!(!text.contains("hunter2"), "{text}");
+    assert!(text.contains("/dir/object.bin?…") && text.contains("5000"), "{text}");
+    let found = remote(&error);
+    RemoteErrorText { debug: format!("{found:?}"), text: found.to_string() }
+}
+
+struct RemoteErrorText {
+    debug: String,
+    text: String,
+}
+
+impl RemoteErrorText {
+    #[track_caller]
+    fn is(&self, variant: &str) {
+        assert!(self.debug.starts_with(&format!("{variant} {{")), "{}", self.debug);
+        assert!(!self.text.is_empty());
+    }
+}
+
+#[test]
+fn wrong_answers_are_typed_errors() {
+    let server = Server::new(pattern(LEN, 1));
+    let device = server.open();
+    for (answer, variant) in [
+        (Answer::Status(404), "NotFound"),
+        (Answer::Status(403), "Denied"),
+        (Answer::Status(401), "Denied"),
+        (Answer::Status(412), "Changed"),
+        (Answer::Status(416), "Changed"),
+        (Answer::Status(400), "Unavailable"),
+        (Answer::Status(503), "Unavailable"),
+        (Answer::Status(302), "Unavailable"),
+        (Answer::Whole, "RangesIgnored"),
+        (Answer::OtherRange, "BadAnswer"),
+        (Answer::NoRange, "BadAnswer"),
+        (Answer::Short(1), "BadAnswer"),
+        (Answer::Short(1000), "BadAnswer"),
+        (Answer::Long(1), "BadAnswer"),
+        (Answer::Long(5000), "BadAnswer"),
+        (Answer::OtherTotal(LEN as u64 + 1), "Changed"),
+        (Answer::OtherTotal(5500), "Changed"),
+        (Answer::OtherTotal(1), "Changed"),
+        (Answer::Cut, "Unavailable"),
+        (Answer::Reset, "Unavailable"),
+    ] {
+        println!("{answer:?}");
+        failure(&server, &device, answer).is(variant);
+    }
+    // The device works again.
+    server.plan(|_| Answer::Proper);
+    let mut buffer = [0; 1000];
+    device.read_at(5000, &mut buffer).unwrap();
+    assert_eq!(buffer[..], pattern(LEN, 1)[5000..6000]);
+    let stats = device.stats();
+    assert_eq!((stats.ranges, stats.failed_ranges, stats.delivered_bytes), (21, 20, 1000));
+    assert!(stats.requests > 21 && stats.cost > 0.0, "{stats:?}");
+}
+
+#[test]
+fn a_changed_object_is_an_error_if_the_server_ignores_the_condition() {
+    let server = Server::new(pattern(LEN, 1));
+    let device = server.open();
+    server.replace(pattern(LEN, 2), Some("\"v2\""));
+    failure(&server, &device, Answer::Proper).is("Changed");
+    server.ignore_if_match();
+    failure(&server, &device, Answer::Proper).is("Changed");
+    failure(&server, &device, Answer::Etag(None)).is("Changed");
+    failure(&server, &device, Answer::Etag(Some("W/\"v1\""))).is("Changed");
+    // Too short for the range, and the range cut at its end.
+    for len in [4000, 5500] {
+        server.replace(pattern(len, 2), Some("\"v1\""));
+        failure(&server, &device, Answer::Proper).is("Changed");
+    }
+    server.replace(pattern(LEN, 1), Some("\"v1\""));
+    device.read_at(5000, &mut [0; 1000]).unwrap();
+}
+
+#[test]
+fn failures_that_pass_are_retried() {
+    let server = Server::new(pattern(LEN, 1));
+    let device = server.open();
+    for first in [Answer::Status(503), Answer::Status(429), Answer::Reset, Answer::Cut] {
+        println!("{first:?}");
+        server.plan(move |number| if number == 0 { first.clone() } else { Answer::Proper });
+        let mut buffer = vec![0; 40_000];
+        device.read_at(5000, &mut buffer).unwrap();
+        assert!(buffer == pattern(LEN, 1)[5000..45_000]);
+        assert_eq!(server.asked().len(), 2);
+    }
+}
+
+/// A body that broke off is continued only with the same version.
+#[test]
+fn a_retry_never_continues_another_version() {
+    for honours in [true, false] {
+        let server = Server::new(vec![1; LEN]);
+        if !honours {
+            server.ignore_if_match();
+        }
+        let device = server.open();
+        let state = server.url();
+        assert!(state.contains("object"));
+        server.plan(|number| match number {
+            0 => Answer::Cut,
+            _ => Answer::Etag(Some("\"v2\"")),
+        });
+        let mut buffer = vec![0; 40_000];
+        let error = device.read_at(0, &mut buffer).unwrap_err();
+        assert!(matches!(remote(&error), RemoteError::Changed { .. }), "{error}");
+        assert!(buffer.iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn a_silent_server_is_given_up() {
+    let server = Server::new(pattern(LEN, 1));
+    let open = || quick().timeout(Duration::from_millis(500)).retries(1000).open(&server.url());
+    // On a busy machine opening may take that long as well.
+    let device = loop {
+        match open() {
+            Err(RemoteError::TimedOut { .. }) => {}
+            opened => break opened.unwrap(),
+        }
+    };
+    failure(&server, &device, Answer::Silence).is("TimedOut");
+    failure(&server, &device, Answer::Status(503)).is("TimedOut");
+    server.plan(|_| Answer::Silence);
+    let error = open().unwrap_err();
+    assert!(matches!(error, RemoteError::TimedOut { .. }), "{error}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+}
+
+#[test]
+fn objects_without_a_version_are_refused_unless_allowed() {
+    for etag in [None, Some("W/\"weak\"")] {
+        let server = Server::new(pattern(LEN, 1));
+        server.replace(pattern(LEN, 1), etag);
+        let error = quick().open(&server.url()).unwrap_err();
+        assert!(matches!(error, RemoteError::Unversioned { .. }), "{error}");
+        let device = quick().unversioned(true).open(&server.url()).unwrap();
+        let mut buffer = [0; 1000];
+        device.read_at(5000, &mut buffer).unwrap();
+        assert_eq!(buffer[..], pattern(LEN, 1)[5000..6000]);
+        // A change that shows is found.
+        server.replace(pattern(LEN + 1, 1), etag);
+        failure(&server, &device, Answer::Proper).is("Changed");
+        server.replace(pattern(LEN, 1), Some("W/\"other\""));
+        failure(&server, &device, Answer::Proper).is("Changed");
+    }
+}
+
+#[test]
+fn opening_fails_with_the_same_errors() {
+    for (answer, variant) in [
+        (Answer::Status(404), "NotFound"),
+        (Answer::Status(403), "Denied"),
+        (Answer::Status(500), "Unavailable"),
+        (Answer::Whole, "RangesIgnored"),
+        (Answer::NoRange, "BadAnswer"),
+        (Answer::OtherRange, "BadAnswer"),
+        (Answer::Reset, "Unavailable"),
+    ] {
+        println!("{answer:?}");
+        let server = Server::new(pattern(LEN, 1));
+        server.plan(move |_| answer.clone());
+        for result in [quick().open(&server.url()), server.s3().open("s3://bucket/dir/object.bin")]
+        {
+            let error = result.unwrap_err();
+            let text = format!("{error} {error:?}");
+            assert!(format!("{error:?}").starts_with(variant), "{text}");
+            assert!(!text.contains("hunter2") && text.contains("/dir/object.bin"), "{text}");
+        }
+    }
+    // A port without a server: bound, and closed again.
+    let closed = Server::new(vec![0; 10]).url();
+    let error = quick().open(&closed).unwrap_err();
+    assert!(matches!(error, RemoteError::Unavailable { status: None, .. }), "{error}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+}
+
+#[test]
+fn options_show_no_secrets() {
+    let server = Server::new(vec![0; 10]);
+    let options = server.s3().endpoint("http://user:hunter2@127.0.0.1:1");
+    assert!(!format!("{options:?}").contains("hunter2"), "{options:?}");
+}

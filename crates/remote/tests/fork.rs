@@ -1,0 +1,83 @@
+//! Forks. A single test: a child has only the thread that forked.
+
+mod support;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use aquifer_cache::{Cache, PageId};
+use aquifer_device::Device;
+
+use support::{Server, pattern};
+
+/// Forks, and returns whether the child's work succeeded; it ends without running any of the parent's code.
+fn in_child(work: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the C library keeps its allocator usable in a child; the child leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends a child that hangs.
+        unsafe { libc::alarm(120) };
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!done.unwrap_or(false))) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above; `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status == 0
+}
+
+#[test]
+fn children_have_a_thread_of_their_own() {
+    let bytes = pattern(1_000_000, 1);
+    let server = Server::new(bytes.clone());
+    let device = Arc::new(server.open());
+    let read = |at: usize| {
+        let mut buffer = [0; 5000];
+        device.read_at(at as u64, &mut buffer).is_ok() && buffer[..] == bytes[at..at + 5000]
+    };
+    assert!(read(0));
+    assert!(in_child(|| read(5000) && in_child(|| read(6000)) && read(7000)));
+    assert!(read(10_000));
+
+    // A cache made in the child: its mapping's misses are signals.
+    let mapped = |at: usize| {
+        let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
+        let mapping = cache.map(device.clone()).unwrap();
+        // SAFETY: inside the mapping.
+        let byte = unsafe { mapping.as_ptr().add(at).read_volatile() };
+        byte == bytes[at] && mapping.get::<u8>(at as u64 + 70_000).unwrap() == bytes[at + 70_000]
+    };
+    assert!(in_child(|| mapped(300_000)));
+    assert!(mapped(400_000));
+
+    // A batch that forks: the child leaves it, the parent ends it.
+    let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
+    let pages = cache.pages(device.clone()).unwrap();
+    let parent = std::process::id();
+    let (mut visits, mut child) = (0, 0);
+    let result = pages.visit_many((0..200).map(PageId), |page, got| {
+        assert!(got[0] == bytes[page.0 as usize * 4096]);
+        visits += 1;
+        if visits == 3 {
+            // SAFETY: as in `in_child`.
+            child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: as in `in_child`.
+                unsafe { libc::alarm(120) };
+            }
+        }
+        ControlFlow::Continue(())
+    });
+    if std::process::id() != parent {
+        let code = i32::from(result.is_ok() || !read(20_000));
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(code) };
+    }
+    result.unwrap();
+    assert_eq!(visits, 200);
+    let mut status = 0;
+    // SAFETY: waits for the child made above; `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}

@@ -1,0 +1,355 @@
+//! What is read is what the server has, by the device and by a cache's interfaces; versions are not mixed, requests are
+//! few.
+
+mod support;
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquifer_cache::{Cache, PageId};
+use aquifer_device::{Batch, Device, DeviceError, IoOperation, Request};
+use aquifer_remote::{RemoteDevice, RemoteError};
+use aquifer_testkit::rng::Rng;
+
+use support::{Answer, Server, pattern, quick, remote};
+
+const PAGE: usize = 4096;
+
+fn cache() -> Cache {
+    Cache::builder().budget_bytes(8 << 20).build().unwrap()
+}
+
+/// Random ranges through each interface.
+fn check_all(device: RemoteDevice, bytes: &[u8], seed: u64) {
+    let device = Arc::new(device);
+    let len = bytes.len();
+    assert_eq!(device.len_bytes().unwrap(), len as u64);
+    let mut rng = Rng::new(seed);
+    let mut range = |longest: u64| {
+        let start = rng.below(len as u64);
+        start..(start + 1 + rng.below(longest)).min(len as u64)
+    };
+    let part = |range: &Range<u64>| &bytes[range.start as usize..range.end as usize];
+    for _ in 0..20 {
+        let range = range(300_000);
+        let mut buffer = vec![0; part(&range).len()];
+        assert_eq!(device.read_at(range.start, &mut buffer).unwrap(), buffer.len());
+        assert!(buffer == part(&range), "{range:?}");
+    }
+    let ranges: Vec<_> = (0..200).map(|_| range(20_000)).collect();
+
+    let cache = cache();
+    let pages = cache.pages(device.clone()).unwrap();
+    pages.prefetch(PageId(3), 20).unwrap();
+    // Each page once, as a visit does.
+    let numbers: std::collections::BTreeSet<_> =
+        ranges.iter().map(|range| PageId(range.start / PAGE as u64)).collect();
+    let page_bytes = |page: PageId| {
+        let start = page.0 as usize * PAGE;
+        &bytes[start..(start + PAGE).min(len)]
+    };
+    let mut visits = 0;
+    let visit = |page, got: &[u8]| {
+        assert!(got[..page_bytes(page).len()] == *page_bytes(page), "{page:?}");
+        visits += 1;
+        ControlFlow::Continue(())
+    };
+    pages.visit_many(numbers.iter().copied(), visit).unwrap();
+    assert_eq!(visits, numbers.len());
+    for &page in numbers.iter().take(20) {
+        assert!(pages.get(page).unwrap()[..page_bytes(page).len()] == *page_bytes(page));
+    }
+    drop(pages);
+
+    let mapping = cache.map(device.clone()).unwrap();
+    let mut visits = 0;
+    let visit = |one: aquifer_cache::Visited<'_>| {
+        let start = one.offset_bytes as usize;
+        let got = one.bytes.to_vec();
+        assert!(got == bytes[start..start + got.len()], "at {start}");
+        visits += got.len();
+        ControlFlow::Continue(())
+    };
+    mapping.visit_many(ranges.iter().cloned(), visit).unwrap();
+    assert_eq!(visits, ranges.iter().map(|range| part(range).len()).sum::<usize>());
+    drop(mapping);
+
+    // Bare loads: each miss is a signal.
+    let mapping = cache.map(device).unwrap();
+    for at in (0..len).step_by(1000) {
+        // SAFETY: inside the mapping, which lives.
+        assert_eq!(unsafe { mapping.as_ptr().add(at).read_volatile() }, bytes[at]);
+    }
+}
+
+#[test]
+fn http() {
+    let bytes = pattern(1_234_567, 1);
+    let server = Server::new(bytes.clone());
+    check_all(server.open(), &bytes, 2);
+    // Signed: the query is part of each request.
+    let asked = server.asked();
+    assert!(
+        asked.iter().all(|one| one.head.starts_with("GET /dir/object.bin?X-Signature=hunter2 "))
+    );
+    assert!(asked[1..].iter().all(|one| one.head.contains("if-match: \"v1\"")));
+}
+
+#[test]
+fn s3() {
+    let bytes = pattern(1_234_567, 3);
+    let server = Server::new(bytes.clone());
+    check_all(server.s3().open("s3://bucket/dir/object.bin").unwrap(), &bytes, 4);
+    let asked = server.asked();
+    assert!(asked.iter().all(|one| {
+        one.head.starts_with("GET /bucket/dir/object.bin ")
+            && one.head.contains("authorization: AWS4-HMAC-SHA256 Credential=AKID/")
+            && one.head.contains("/nowhere-1/s3/")
+            && !one.head.contains("hunter2")
+    }));
+}
+
+#[test]
+fn files() {
+    let bytes = pattern(1_234_567, 5);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("some file");
+    std::fs::write(&path, &bytes).unwrap();
+    let url = format!("file://{}", path.display()).replace(' ', "%20");
+    check_all(RemoteDevice::open(&url).unwrap(), &bytes, 6);
+    let device = RemoteDevice::open(&url).unwrap();
+    std::fs::write(&path, &bytes[1..]).unwrap();
+    let error = device.read_at(0, &mut [0; 10]).unwrap_err();
+    assert!(matches!(remote(&error), RemoteError::Changed { .. }), "{error}");
+    std::fs::remove_file(&path).unwrap();
+    let error = device.read_at(0, &mut [0; 10]).unwrap_err();
+    assert!(matches!(remote(&error), RemoteError::NotFound { .. }), "{error}");
+    assert!(matches!(RemoteDevice::open(&url), Err(RemoteError::NotFound { .. })));
+}
+
+#[test]
+fn the_ends_of_objects() {
+    let server = Server::new(pattern(10_000, 7));
+    let device = server.open();
+    let mut buffer = [9; 100];
+    assert_eq!(device.read_at(9950, &mut buffer).unwrap(), 50);
+    assert_eq!(buffer[..50], pattern(10_000, 7)[9950..]);
+    assert_eq!(device.read_at(10_000, &mut buffer).unwrap(), 0);
+    assert_eq!(device.read_at(5, &mut []).unwrap(), 0);
+    let beyond = device.read_at(10_001, &mut buffer);
+    assert!(matches!(beyond, Err(DeviceError::OutOfBounds { device_bytes: 10_000, .. })));
+    assert!(matches!(device.write_at(0, &buffer), Err(DeviceError::ReadOnly)));
+
+    let empty = Server::new(vec![]);
+    let device = empty.open();
+    assert_eq!((device.len_bytes().unwrap(), device.read_at(0, &mut buffer).unwrap()), (0, 0));
+}
+
+/// Transfers given in advance.
+struct List {
+    requests: Vec<Request>,
+    results: Vec<Option<Result<usize, DeviceError>>>,
+}
+
+// SAFETY: the requests' memory is the caller's, which accesses it when the batch has ended.
+unsafe impl Batch for List {
+    fn next(&mut self) -> Option<Request> {
+        self.requests.pop()
+    }
+
+    fn complete(&mut self, tag: u64, result: Result<usize, DeviceError>) {
+        assert!(self.results[tag as usize].replace(result).is_none(), "completed twice");
+    }
+}
+
+/// Runs a batch of reads; returns the bytes and the results.
+fn run(
+    device: &RemoteDevice,
+    reads: &[(u64, usize)],
+) -> (Vec<Vec<u8>>, Vec<Result<usize, DeviceError>>) {
+    let mut buffers: Vec<_> = reads.iter().map(|&(_, len)| vec![0; len]).collect();
+    let request =
+        |(tag, (&(offset_bytes, len_bytes), buffer)): (usize, (_, &mut Vec<u8>))| Request {
+            operation: IoOperation::Read,
+            offset_bytes,
+            memory: buffer.as_mut_ptr(),
+            len_bytes,
+            tag: tag as u64,
+        };
+    let requests = reads.iter().zip(&mut buffers).enumerate().map(request).collect();
+    let mut list = List { requests, results: reads.iter().map(|_| None).collect() };
+    device.run(&mut list, 64);
+    (buffers, list.results.into_iter().map(|result| result.expect("completed")).collect())
+}
+
+#[test]
+fn near_transfers_share_requests() {
+    let bytes = pattern(4 << 20, 8);
+    let server = Server::new(bytes.clone());
+    let device = server.open();
+    let near: Vec<_> = (0..60).map(|number| (number * 8192, PAGE)).collect();
+    let far: Vec<_> = (0..4).map(|number| ((1 << 20) + number * 700_000, PAGE)).collect();
+    let reads = [near, far].concat();
+    server.plan(|_| Answer::Proper);
+    let (buffers, results) = run(&device, &reads);
+    for ((&(start, len), buffer), result) in reads.iter().zip(&buffers).zip(results) {
+        assert_eq!(result.unwrap(), len);
+        assert!(buffer[..] == bytes[start as usize..start as usize + len]);
+    }
+    // 16 × 19.5 KiB each before anything was measured.
+    assert_eq!(server.asked().len(), 2 + 4);
+    let stats = device.stats();
+    assert_eq!((stats.ranges, stats.delivered_bytes), (6, 64 * PAGE as u64));
+    assert_eq!(stats.received_bytes, (64 + 58) * PAGE as u64);
+}
+
+#[test]
+fn a_batch_completes_each_transfer_with_its_own_result() {
+    let bytes = pattern(3 << 20, 9);
+    let server = Server::new(bytes.clone());
+    let device = quick().largest_request_bytes(1 << 20).open(&server.url()).unwrap();
+    let end = bytes.len() as u64;
+    server.plan(|_| Answer::Proper);
+    let (buffers, results) =
+        run(&device, &[(end - 100, PAGE), (end, 10), (end + 1, 10), (0, 0), (5, (2 << 20) + 7)]);
+    assert!(matches!(results[0], Ok(100)) && buffers[0][..100] == bytes[bytes.len() - 100..]);
+    assert!(matches!((&results[1], &results[3]), (Ok(0), Ok(0))));
+    assert!(matches!(results[2], Err(DeviceError::OutOfBounds { .. })));
+    assert!(buffers[4][..] == bytes[5..][..(2 << 20) + 7]);
+    let longest = server.asked().iter().filter_map(|one| Some(one.range.as_ref()?.len())).max();
+    assert_eq!(longest, Some(1 << 20));
+
+    // Half of the requests fail; the others' transfers do not.
+    server.plan(|number| if number % 2 == 0 { Answer::Status(403) } else { Answer::Proper });
+    let reads: Vec<_> = (0..6).map(|number| (number * 500_000, 1000)).collect();
+    let (buffers, results) = run(&device, &reads);
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 3);
+    for ((&(start, len), buffer), result) in reads.iter().zip(&buffers).zip(&results) {
+        match result {
+            Ok(got) => assert!(*got == len && buffer[..] == bytes[start as usize..][..len]),
+            Err(error) => {
+                let error = remote(error);
+                assert!(matches!(error, RemoteError::Denied { status: 403, .. }), "{error}");
+                assert!(buffer.iter().all(|&byte| byte == 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_in_flight_are_bounded() {
+    let server = Server::new(pattern(1 << 20, 10));
+    server.plan(|_| Answer::Late);
+    let device = quick().in_flight(3).open(&server.url()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let device = &device;
+            scope.spawn(move || {
+                for step in 0..4 {
+                    device.read_at((thread * 4 + step) * 20_000, &mut [0; 1000]).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            let reads: Vec<_> = (0..16).map(|number| (number * 60_000, 100)).collect();
+            run(&device, &reads).1.into_iter().for_each(|result| assert!(result.is_ok()));
+        });
+    });
+    assert_eq!(server.most_at_once(), 3);
+}
+
+/// More readers than the mailbox has slots.
+#[test]
+fn many_readers_at_once() {
+    let bytes = pattern(1 << 20, 11);
+    let server = Server::new(bytes.clone());
+    let device = quick().in_flight(8).open(&server.url()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..300 {
+            let (device, bytes) = (&device, &bytes);
+            scope.spawn(move || {
+                for step in 0..2 {
+                    let mut buffer = [0; 500];
+                    let start = thread * 3000 + step * 700;
+                    device.read_at(start as u64, &mut buffer).unwrap();
+                    assert!(buffer[..] == bytes[start..start + 500]);
+                }
+            });
+        }
+    });
+}
+
+/// A server that ignores the condition, and whose object changes under many readers.
+#[test]
+fn bytes_of_two_versions_are_never_mixed() {
+    const LEN: usize = 300_000;
+    for honours in [true, false] {
+        let server = Server::new(vec![1; LEN]);
+        if !honours {
+            server.ignore_if_match();
+        }
+        server.plan(|number| if number % 5 == 4 { Answer::Cut } else { Answer::Proper });
+        let device = Arc::new(quick().retries(5).open(&server.url()).unwrap());
+        let pages = cache().pages(device.clone()).unwrap();
+        let (has_changed, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (device, pages) = (&device, &pages);
+                let (server, has_changed, is_over) = (&server, &has_changed, &is_over);
+                scope.spawn(move || {
+                    let mut rng = Rng::new(thread);
+                    let mut step = 0;
+                    while !is_over.load(Ordering::SeqCst) {
+                        let mut buffer = vec![0; 1 + rng.below(100_000) as usize];
+                        let start = rng.below((LEN - buffer.len()) as u64);
+                        match device.read_at(start, &mut buffer) {
+                            Ok(_) => assert!(buffer.iter().all(|&byte| byte == 1)),
+                            Err(error) => {
+                                is_change_or_break(&error);
+                                if matches!(remote(&error), RemoteError::Changed { .. }) {
+                                    has_changed.store(true, Ordering::SeqCst);
+                                }
+                            }
+                        }
+                        match pages.get(PageId(start / PAGE as u64)) {
+                            Ok(page) => assert!(page.iter().all(|&byte| byte <= 1)),
+                            Err(error) => is_change_or_break(&error),
+                        }
+                        step += 1;
+                        if thread == 0 && step == 20 {
+                            server.replace(vec![2; LEN], Some("\"v2\""));
+                        }
+                        if step >= 40 && has_changed.load(Ordering::SeqCst) {
+                            is_over.store(true, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+    }
+}
+
+fn is_change_or_break(error: &(dyn std::error::Error + 'static)) {
+    let error = remote(error);
+    let is_fine = matches!(error, RemoteError::Changed { .. } | RemoteError::Unavailable { .. });
+    assert!(is_fine, "{error}");
+}
+
+/// A cache's errors have the device's as their cause, also in calls that load by a mapping.
+#[test]
+fn errors_pass_through_a_cache() {
+    let server = Server::new(pattern(100_000, 12));
+    let device = Arc::new(server.open());
+    let cache = cache();
+    let (pages, mapping) = (cache.pages(device.clone()).unwrap(), cache.map(device).unwrap());
+    server.replace(pattern(100_000, 13), Some("\"v2\""));
+    for error in [
+        pages.get(PageId(2)).err().unwrap(),
+        mapping.get::<u8>(50_000).err().unwrap(),
+        pages.visit_many([PageId(3)], |_, _| ControlFlow::Continue(())).err().unwrap(),
+    ] {
+        assert!(matches!(remote(&error), RemoteError::Changed { .. }), "{error}");
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+    }
+}
