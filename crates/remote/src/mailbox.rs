@@ -226,3 +226,89 @@ impl Drop for Use<'_> {
         self.mailbox.ring();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn is_late(mailbox: &Mailbox, limit: Duration) -> bool {
+        mailbox.read(0..10, limit, |_| ()).is_err()
+    }
+
+    fn states(mailbox: &Mailbox) -> Vec<u32> {
+        let states = mailbox.slots.iter().map(|slot| slot.state.load(Ordering::Acquire));
+        states.filter(|&state| state != FREE).collect()
+    }
+
+    /// Waits until a slot is in this state.
+    fn wait_for(mailbox: &Mailbox, state: u32) {
+        let start = Instant::now();
+        while !states(mailbox).contains(&state) {
+            assert!(start.elapsed() < LONG, "waited in vain");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn reads_that_no_thread_takes_give_their_slots_back() {
+        let mailbox = Mailbox::new().unwrap();
+        for _ in 0..3 {
+            // One more than there are slots.
+            for _ in 0..=SLOTS {
+                assert!(is_late(&mailbox, Duration::ZERO));
+            }
+            assert_eq!(states(&mailbox), [USED; SLOTS]);
+            mailbox.look(|_, _| panic!("given up"));
+            assert!(states(&mailbox).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_read_given_up_while_it_runs_is_freed_by_its_answer() {
+        let mailbox = Mailbox::new().unwrap();
+        let mut limit = Duration::from_millis(1);
+        // Until the slot is taken within the limit.
+        let number = loop {
+            let mut taken = None;
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| is_late(&mailbox, limit));
+                while states(&mailbox).is_empty() && !reader.is_finished() {
+                    std::thread::yield_now();
+                }
+                while taken.is_none() && !reader.is_finished() {
+                    mailbox.look(|number, _| taken = Some(number));
+                }
+                assert!(reader.join().unwrap());
+            });
+            if let Some(number) = taken {
+                break number;
+            }
+            mailbox.look(|_, _| panic!("given up"));
+            limit *= 2;
+        };
+        mailbox.look(|_, _| panic!("it runs"));
+        assert_eq!(states(&mailbox), [ABANDONED]);
+        mailbox.answer(number, Ok(Body::default()));
+        assert!(states(&mailbox).is_empty());
+    }
+
+    #[test]
+    fn an_answer_is_freed_after_its_reader_has_used_it() {
+        let mailbox = Mailbox::new().unwrap();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| mailbox.read(5..8, LONG, Result::is_ok).ok());
+            wait_for(&mailbox, POSTED);
+            let mut taken = None;
+            mailbox.look(|number, range| taken = Some((number, range)));
+            let (number, range) = taken.unwrap();
+            assert_eq!(range, 5..8);
+            mailbox.answer(number, Ok(Body::default()));
+            assert_eq!(reader.join().unwrap(), Some(true));
+            assert_eq!(states(&mailbox), [USED]);
+            mailbox.look(|_, _| panic!("it was answered"));
+            assert!(states(&mailbox).is_empty());
+        });
+    }
+}

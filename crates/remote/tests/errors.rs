@@ -7,7 +7,7 @@ use std::time::Duration;
 use aquifer_device::Device;
 use aquifer_remote::{RemoteDevice, RemoteError};
 
-use support::{Answer, Server, pattern, quick, remote};
+use support::{Answer, NEW, Server, pattern, quick, remote};
 
 const LEN: usize = 100_000;
 
@@ -91,7 +91,9 @@ fn a_changed_object_is_an_error_if_the_server_ignores_the_condition() {
         server.replace(pattern(len, 2), Some("\"v1\""));
         failure(&server, &device, Answer::Proper).is("Changed");
     }
+    // Beside a strong ETag the date does not count.
     server.replace(pattern(LEN, 1), Some("\"v1\""));
+    server.date(NEW);
     device.read_at(5000, &mut [0; 1000]).unwrap();
 }
 
@@ -118,8 +120,6 @@ fn a_retry_never_continues_another_version() {
             server.ignore_if_match();
         }
         let device = server.open();
-        let state = server.url();
-        assert!(state.contains("object"));
         server.plan(|number| match number {
             0 => Answer::Cut,
             _ => Answer::Etag(Some("\"v2\"")),
@@ -165,6 +165,9 @@ fn objects_without_a_version_are_refused_unless_allowed() {
         server.replace(pattern(LEN + 1, 1), etag);
         failure(&server, &device, Answer::Proper).is("Changed");
         server.replace(pattern(LEN, 1), Some("W/\"other\""));
+        failure(&server, &device, Answer::Proper).is("Changed");
+        server.replace(pattern(LEN, 1), etag);
+        server.date(NEW);
         failure(&server, &device, Answer::Proper).is("Changed");
     }
 }

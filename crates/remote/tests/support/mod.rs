@@ -49,7 +49,12 @@ pub enum Answer {
 pub struct Object {
     pub bytes: Arc<Vec<u8>>,
     pub etag: Option<String>,
+    pub modified: &'static str,
 }
+
+/// Dates of versions.
+pub const OLD: &str = "Wed, 21 Oct 2015 07:28:00 GMT";
+pub const NEW: &str = "Wed, 21 Oct 2015 07:28:01 GMT";
 
 pub struct Asked {
     pub head: String,
@@ -81,7 +86,11 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State {
-            object: Mutex::new(Object { bytes: Arc::new(bytes), etag: Some("\"v1\"".into()) }),
+            object: Mutex::new(Object {
+                bytes: Arc::new(bytes),
+                etag: Some("\"v1\"".into()),
+                modified: OLD,
+            }),
             plan: Mutex::new(Box::new(|_| Answer::Proper)),
             honours_if_match: AtomicBool::new(true),
             asked: Mutex::default(),
@@ -136,8 +145,13 @@ impl Server {
     }
 
     pub fn replace(&self, bytes: Vec<u8>, etag: Option<&str>) {
-        let object = Object { bytes: Arc::new(bytes), etag: etag.map(str::to_owned) };
-        *self.state.object.lock().unwrap() = object;
+        let mut object = self.state.object.lock().unwrap();
+        object.bytes = Arc::new(bytes);
+        object.etag = etag.map(str::to_owned);
+    }
+
+    pub fn date(&self, modified: &'static str) {
+        self.state.object.lock().unwrap().modified = modified;
     }
 
     /// The requests since the last plan.
@@ -260,8 +274,9 @@ fn answer(state: &State, head: &str, mut stream: &TcpStream) -> std::io::Result<
     };
     let status = if whole { 200 } else { 206 };
     let head = format!(
-        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\n{etag}{content_range}\r\n",
-        body.len()
+        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nLast-Modified: {}\r\n{etag}{content_range}\r\n",
+        body.len(),
+        object.modified
     );
     stream.write_all(head.as_bytes())?;
     if let Answer::Cut = action {
