@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use aquifer_cache::{Cache, PageId};
-use aquifer_device::Device;
+use aquifer_device::{Batch, Device, DeviceError, IoOperation, Request};
 
 use support::{Server, pattern};
 
@@ -21,10 +21,83 @@ fn in_child(work: impl FnOnce() -> bool) -> bool {
         // SAFETY: ends the child.
         unsafe { libc::_exit(i32::from(!done.unwrap_or(false))) };
     }
+    succeeds(child)
+}
+
+fn succeeds(child: i32) -> bool {
     let mut status = 0;
     // SAFETY: waits for the child made above; `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     status == 0
+}
+
+/// Transfers next to each other, which share a request; forks in one of its calls.
+struct Forking {
+    buffer: Vec<u8>,
+    started: usize,
+    completed: usize,
+    /// `next` after so many, or `complete`.
+    fork_in_next: Option<usize>,
+    child: i32,
+}
+
+impl Forking {
+    const TRANSFERS: usize = 8;
+    const LEN: usize = 4096;
+
+    fn fork(&mut self) {
+        // SAFETY: as in `in_child`.
+        self.child = unsafe { libc::fork() };
+        if self.child == 0 {
+            // SAFETY: ends a child that hangs.
+            unsafe { libc::alarm(120) };
+        }
+    }
+}
+
+// SAFETY: the memory of the requests is a part of `buffer` each, which only the device writes.
+unsafe impl Batch for Forking {
+    fn next(&mut self) -> Option<Request> {
+        if self.fork_in_next == Some(self.started) {
+            self.fork_in_next = None;
+            self.fork();
+        }
+        if self.started == Self::TRANSFERS {
+            return None;
+        }
+        let at = self.started * Self::LEN;
+        self.started += 1;
+        Some(Request {
+            operation: IoOperation::Read,
+            offset_bytes: at as u64,
+            memory: self.buffer[at..].as_mut_ptr(),
+            len_bytes: Self::LEN,
+            tag: 0,
+        })
+    }
+
+    fn complete(&mut self, _tag: u64, result: Result<usize, DeviceError>) {
+        assert_eq!(result.unwrap(), Self::LEN);
+        self.completed += 1;
+        if self.child < 0 && self.completed == 2 {
+            self.fork();
+        }
+    }
+}
+
+/// In a child that a batch forks, the device completes nothing.
+fn fork_in_batch(device: &impl Device, bytes: &[u8], fork_in_next: Option<usize>) {
+    let buffer = vec![0; Forking::TRANSFERS * Forking::LEN];
+    let mut batch = Forking { buffer, started: 0, completed: 0, fork_in_next, child: -1 };
+    device.run(&mut batch, 64);
+    if batch.child == 0 {
+        let expected = if fork_in_next.is_some() { 0 } else { 2 };
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(batch.completed != expected)) };
+    }
+    assert_eq!(batch.completed, Forking::TRANSFERS);
+    assert!(batch.buffer == bytes[..batch.buffer.len()]);
+    assert!(succeeds(batch.child), "{fork_in_next:?}");
 }
 
 #[test]
@@ -76,8 +149,9 @@ fn children_have_a_thread_of_their_own() {
     }
     result.unwrap();
     assert_eq!(visits, 200);
-    let mut status = 0;
-    // SAFETY: waits for the child made above; `status` outlives the call.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
+    assert!(succeeds(child));
+
+    for fork_in_next in [None, Some(0), Some(3), Some(8)] {
+        fork_in_batch(&device, &bytes, fork_in_next);
+    }
 }

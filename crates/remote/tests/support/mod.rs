@@ -192,9 +192,7 @@ fn serve(state: &State, stream: TcpStream) -> std::io::Result<()> {
         }
         let now = state.at_once.fetch_add(1, Ordering::SeqCst) + 1;
         state.most_at_once.fetch_max(now, Ordering::SeqCst);
-        let keep = answer(state, &head, &stream);
-        state.at_once.fetch_sub(1, Ordering::SeqCst);
-        if !keep? {
+        if !answer(state, &head, &stream)? {
             let _ = stream.shutdown(std::net::Shutdown::Both);
             return Ok(());
         }
@@ -222,6 +220,11 @@ fn answer(state: &State, head: &str, mut stream: &TcpStream) -> std::io::Result<
         asked.push(Asked { head: head.to_owned(), range: range.clone() });
         plan(asked.len() - 1)
     };
+    if let Answer::Late = action {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Before the client can know that the request is done.
+    state.at_once.fetch_sub(1, Ordering::SeqCst);
     let mut etag = object.etag.clone();
     let mut simple = |status: u16, extra: &str| {
         let body = "<Error><Message>hunter2</Message></Error>";
@@ -239,7 +242,6 @@ fn answer(state: &State, head: &str, mut stream: &TcpStream) -> std::io::Result<
             let _ = stream.read(&mut [0; 1]);
             return Ok(false);
         }
-        Answer::Late => std::thread::sleep(Duration::from_millis(20)),
         Answer::Etag(other) => etag = other.map(str::to_owned),
         _ => {}
     }

@@ -1,0 +1,64 @@
+//! A read can wait in a fault handler: its thread neither allocates nor frees.
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use aquifer_device::{Device, DeviceError};
+use aquifer_remote::RemoteError;
+
+use support::{Answer, Server, pattern, remote};
+
+struct Counting;
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    CALLS.set(CALLS.get() + 1);
+}
+
+// SAFETY: passes on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The result of some work, and its thread's calls of the allocator.
+fn counted<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let before = CALLS.get();
+    let result = work();
+    (result, CALLS.get() - before)
+}
+
+#[test]
+fn reads_and_their_errors() {
+    let bytes = pattern(100_000, 1);
+    let server = Server::new(bytes.clone());
+    let device = server.open();
+    let mut buffer = vec![0; 50_000];
+    let (got, calls) = counted(|| device.read_at(100, &mut buffer));
+    assert_eq!((got.unwrap(), calls), (50_000, 0));
+    assert!(buffer == bytes[100..50_100]);
+    server.plan(|_| Answer::Status(404));
+    let (error, calls) = counted(|| device.read_at(100, &mut buffer));
+    let error: DeviceError = error.unwrap_err();
+    assert_eq!(calls, 0);
+    assert!(matches!(remote(&error), RemoteError::NotFound { .. }), "{error}");
+    let (out, calls) = counted(|| device.read_at(100_001, &mut buffer).is_err());
+    assert_eq!((out, calls), (true, 0));
+}
