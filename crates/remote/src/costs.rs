@@ -3,7 +3,11 @@
 //! A request occupies one of `n` places for its latency `L`, and then for the time of its bytes in the n-th part of the
 //! bandwidth `B`. So reading a gap along costs less than a second request while the gap is shorter than `L·B/n`: 10 ms,
 //! 125 MB/s and 64 places give 19.5 KiB. A request of sixteen times that wastes about a seventeenth of its place's time on
-//! latency; a longer one would gain little and leave other places idle.
+//! latency; a longer one would gain little and leave other places idle. Where bytes have a price, a gap is not read along
+//! if it costs more than a request.
+//!
+//! `L` is measured to the headers. `B` follows from the rest of the time that a long answer took, and from how many were
+//! under way: bodies wait in the sockets' buffers, so the time from headers to end would tell too much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,28 +77,40 @@ impl Costs {
         }
     }
 
-    /// Learns from a request that succeeded at once, while `in_flight` were under way.
-    pub fn learn(&self, latency: Duration, body_bytes: u64, body: Duration, in_flight: u64) {
+    /// Learns from a request that succeeded at once, while `in_flight` were under way: how long the headers took, and
+    /// the whole answer.
+    pub fn learn(&self, latency: Duration, whole: Duration, body_bytes: u64, in_flight: u64) {
         smooth(&self.latency_ns, u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
-        if body_bytes >= TELLING_BODY_BYTES && !body.is_zero() {
-            let rate = body_bytes as f64 / body.as_secs_f64() * in_flight as f64;
+        let usual = Duration::from_nanos(self.latency_ns.load(RELAXED));
+        let transfer = whole.saturating_sub(usual.min(latency));
+        if body_bytes >= TELLING_BODY_BYTES && !transfer.is_zero() {
+            let rate = body_bytes as f64 / transfer.as_secs_f64() * in_flight as f64;
             smooth(&self.bytes_per_second, rate as u64);
         }
     }
 
-    /// The longest gap that costs less to read along than a second request.
-    pub fn gap_bytes(&self) -> u64 {
+    /// What a place could receive in the time of a request's latency.
+    fn latency_bytes(&self) -> u64 {
         let latency_ns = u128::from(self.latency_ns.load(RELAXED));
         let rate = u128::from(self.bytes_per_second.load(RELAXED));
         let bytes = latency_ns * rate / 1_000_000_000 / u128::from(self.in_flight);
-        u64::try_from(bytes)
-            .unwrap_or(u64::MAX)
-            .clamp(SMALLEST_REQUEST_BYTES as u64, self.largest_request_bytes)
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
+    /// The longest gap that costs less to read along than a second request.
+    pub fn gap_bytes(&self) -> u64 {
+        let mut bytes = self.latency_bytes();
+        if self.price_per_gib > 0.0 {
+            let price_per_byte = self.price_per_gib / (1u64 << 30) as f64;
+            bytes = bytes.min((self.price_per_million / 1e6 / price_per_byte) as u64);
+        }
+        bytes.clamp(SMALLEST_REQUEST_BYTES as u64, self.largest_request_bytes)
     }
 
     /// The length up to which requests are merged.
     pub fn merged_bytes(&self) -> u64 {
-        self.gap_bytes().saturating_mul(LATENCIES_PER_REQUEST).min(self.largest_request_bytes)
+        let bytes = self.latency_bytes().saturating_mul(LATENCIES_PER_REQUEST);
+        bytes.clamp(SMALLEST_REQUEST_BYTES as u64, self.largest_request_bytes)
     }
 
     pub fn stats(&self, requests: u64) -> RemoteStats {
@@ -128,20 +144,30 @@ mod tests {
         let costs = Costs::new(&RemoteOptions::default());
         assert_eq!(costs.gap_bytes(), 19_531);
         assert_eq!(costs.merged_bytes(), 16 * 19_531);
+        let (second, moment) = (Duration::from_secs(1), Duration::from_micros(1));
         for _ in 0..100 {
-            costs.learn(Duration::from_secs(1), 1 << 30, Duration::from_secs(1), 64);
+            costs.learn(second, 2 * second, 1 << 30, 64);
         }
         assert_eq!(costs.merged_bytes(), 8 << 20);
         for _ in 0..300 {
-            costs.learn(Duration::from_micros(1), 1 << 20, Duration::from_secs(1), 1);
+            costs.learn(moment, second, 1 << 20, 1);
         }
         assert_eq!(costs.gap_bytes(), 4 << 10);
     }
 
     #[test]
+    fn gaps_that_cost_more_than_a_request_are_not_read() {
+        let costs = |per_gib| Costs::new(&RemoteOptions::default().prices(0.4, per_gib));
+        assert_eq!(costs(0.0).gap_bytes(), 19_531);
+        assert_eq!(costs(0.09).gap_bytes(), 4772);
+        assert_eq!(costs(0.09).merged_bytes(), 16 * 19_531);
+        assert_eq!(costs(1.0).gap_bytes(), 4096);
+    }
+
+    #[test]
     fn short_bodies_tell_no_bandwidth() {
         let costs = Costs::new(&RemoteOptions::default());
-        costs.learn(Duration::from_millis(10), 4096, Duration::from_nanos(1), 1);
+        costs.learn(Duration::from_millis(10), Duration::from_millis(11), 4096, 1);
         assert_eq!(costs.stats(0).bytes_per_second, FIRST_BYTES_PER_SECOND);
     }
 

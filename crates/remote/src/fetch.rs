@@ -170,12 +170,12 @@ impl Fetcher {
             range: range.clone(),
             reason,
         };
+        let start = Instant::now();
         let answer = self.get(Some(range.clone()), Some(version), notes).await.map_err(failed)?;
         version.check(&Version::of(&answer.meta)).map_err(changed)?;
         let wanted = range.end - range.start;
         let mut body = Body::default();
         let mut got = 0;
-        let start = Instant::now();
         let mut stream = answer.into_stream();
         while let Some(piece) = stream.next().await {
             let piece = piece.map_err(failed)?;
@@ -198,7 +198,7 @@ impl Fetcher {
         let seen = seen(notes);
         if seen.attempts == 1 {
             let under_way = self.under_way.load(Ordering::Relaxed);
-            self.costs.learn(seen.latency, got, start.elapsed(), under_way);
+            self.costs.learn(seen.latency, start.elapsed(), got, under_way);
         }
         Ok(body)
     }

@@ -182,6 +182,8 @@ pub fn quick() -> RemoteOptions {
 }
 
 fn serve(state: &State, stream: TcpStream) -> std::io::Result<()> {
+    // Head and body are written apart: without it each answer would wait for an acknowledgement.
+    stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream.try_clone()?);
     loop {
         let mut head = String::new();
