@@ -192,3 +192,23 @@ impl<F: FnOnce(Answer)> Drop for Promise<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_dropped_is_answered() {
+        let location = Location::parse("file:///no/such/file").unwrap();
+        let options = RemoteOptions::default();
+        let costs = Arc::new(Costs::new(&options));
+        let engine = Engine::start(&location, &options, Connector::default(), costs).unwrap();
+        // Without a version the thread drops the request.
+        let answer = engine.mailbox().read(0..10, Duration::from_secs(60), |answer| {
+            matches!(answer.as_ref().map_err(Arc::as_ref), Err(RemoteError::Stopped { .. }))
+        });
+        assert!(matches!(answer, Ok(true)));
+    }
+}

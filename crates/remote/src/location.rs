@@ -155,6 +155,9 @@ impl Location {
                 let mut builder =
                     configured!(builder, AmazonS3ConfigKey, AmazonS3ConfigKey::Client)
                         .with_skip_signature(options.anonymous);
+                if options.anonymous {
+                    builder = builder.with_skip_signature(true);
+                }
                 if let Some(region) = &options.region {
                     builder = builder.with_region(region);
                 }
@@ -165,8 +168,10 @@ impl Location {
             }
             Scheme::Gcs => {
                 let builder = GoogleCloudStorageBuilder::from_env().with_url(url);
-                let mut builder = configured!(builder, GoogleConfigKey, GoogleConfigKey::Client)
-                    .with_skip_signature(options.anonymous);
+                let mut builder = configured!(builder, GoogleConfigKey, GoogleConfigKey::Client);
+                if options.anonymous {
+                    builder = builder.with_skip_signature(true);
+                }
                 if let Some(endpoint) = endpoint {
                     builder = builder.with_base_url(&endpoint);
                 }
@@ -174,8 +179,10 @@ impl Location {
             }
             Scheme::Azure => {
                 let builder = MicrosoftAzureBuilder::from_env().with_url(url);
-                let mut builder = configured!(builder, AzureConfigKey, AzureConfigKey::Client)
-                    .with_skip_signature(options.anonymous);
+                let mut builder = configured!(builder, AzureConfigKey, AzureConfigKey::Client);
+                if options.anonymous {
+                    builder = builder.with_skip_signature(true);
+                }
                 if let Some(endpoint) = endpoint {
                     builder = builder.with_endpoint(endpoint);
                 }

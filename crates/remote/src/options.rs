@@ -104,7 +104,7 @@ impl RemoteOptions {
         self
     }
 
-    /// How long a request may take with its retries; 30 s by default. A read of more than
+    /// How long a request may take with its retries and the wait for a place among those in flight; 30 s by default. A read of more than
     /// [`RemoteOptions::largest_request_bytes`] takes several requests.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

@@ -111,6 +111,25 @@ fn s3() {
 }
 
 #[test]
+fn gs_and_az() {
+    let bytes = pattern(300_000, 14);
+    let account = quick().config("azure_storage_account_name", "account");
+    for (url, options, unsigned, path) in [
+        ("gs://bucket/dir/a%20key", quick(), "google_skip_signature", "/bucket/dir%2Fa%20key"),
+        ("az://bucket/dir/a%20key", account, "azure_skip_signature", "/bucket/dir/a%20key"),
+    ] {
+        let server = Server::new(bytes.clone());
+        let options = options.endpoint(server.endpoint()).allow_http(true);
+        check_all(options.clone().anonymous(true).open(url).unwrap(), &bytes, 15);
+        options.config(unsigned, "true").open(url).unwrap();
+        for one in server.asked().iter() {
+            assert!(one.head.starts_with(&format!("GET {path} ")), "{}", one.head);
+            assert!(!one.head.contains("authorization"), "{}", one.head);
+        }
+    }
+}
+
+#[test]
 fn files() {
     let bytes = pattern(1_234_567, 5);
     let directory = tempfile::tempdir().unwrap();

@@ -120,10 +120,14 @@ impl Server {
         format!("http://{}/dir/object.bin?X-Signature=hunter2", self.address)
     }
 
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// Options that make `s3://…` end here.
     pub fn s3(&self) -> RemoteOptions {
         quick()
-            .endpoint(format!("http://{}", self.address))
+            .endpoint(self.endpoint())
             .allow_http(true)
             .region("nowhere-1")
             .config("aws_access_key_id", "AKID")
