@@ -4,8 +4,10 @@
 mod support;
 
 use std::ops::{ControlFlow, Range};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use aquifer_cache::{Cache, PageId};
 use aquifer_device::{Batch, Device, DeviceError, IoOperation, Request};
@@ -145,6 +147,39 @@ fn files() {
     let error = device.read_at(0, &mut [0; 10]).unwrap_err();
     assert!(matches!(remote(&error), RemoteError::NotFound { .. }), "{error}");
     assert!(matches!(RemoteDevice::open(&url), Err(RemoteError::NotFound { .. })));
+}
+
+/// A file that is written in place while it is read.
+#[test]
+fn files_that_change_while_they_are_read() {
+    const LEN: usize = 8 << 20;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let url = format!("file://{}", file.path().display());
+    let began = Instant::now();
+    // Until the write falls into the read.
+    loop {
+        std::fs::write(file.path(), vec![1; LEN]).unwrap();
+        // The write takes place in another tick of the clock.
+        file.as_file().set_modified(std::time::UNIX_EPOCH).unwrap();
+        let device = RemoteDevice::open(&url).unwrap();
+        let mut buffer = vec![0; LEN];
+        let result = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| device.read_at(0, &mut buffer));
+            while device.stats().received_bytes == 0 && !reader.is_finished() {
+                std::thread::yield_now();
+            }
+            file.as_file().write_all_at(&vec![2; LEN], 0).unwrap();
+            reader.join().unwrap()
+        });
+        match result {
+            Ok(_) => assert!(buffer.iter().all(|&byte| byte == 1)),
+            Err(error) => {
+                assert!(matches!(remote(&error), RemoteError::Changed { .. }), "{error}");
+                return;
+            }
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "tried in vain");
+    }
 }
 
 #[test]
