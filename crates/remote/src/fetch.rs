@@ -62,6 +62,11 @@ impl Version {
 pub(crate) struct Body(Vec<Bytes>);
 
 impl Body {
+    #[cfg(test)]
+    pub fn of(bytes: Vec<u8>) -> Body {
+        Body(vec![bytes.into()])
+    }
+
     /// Hands out the parts of `len_bytes` bytes from an offset on, with the offset of each among them. Allocates
     /// nothing.
     pub fn parts(&self, start: usize, len_bytes: usize) -> impl Iterator<Item = (usize, &[u8])> {

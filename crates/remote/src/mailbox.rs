@@ -229,6 +229,8 @@ impl Drop for Use<'_> {
 
 #[cfg(test)]
 mod tests {
+    use aquifer_testkit::rng::Rng;
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -310,5 +312,47 @@ mod tests {
             mailbox.look(|_, _| panic!("it was answered"));
             assert!(states(&mailbox).is_empty());
         });
+    }
+
+    /// Readers of any patience against a thread that answers in any order: each gets its own range, or is late.
+    #[test]
+    fn readers_get_the_answers_to_their_own_reads() {
+        let mailbox = Mailbox::new().unwrap();
+        std::thread::scope(|scope| {
+            let read = |reader| {
+                let mailbox = &mailbox;
+                scope.spawn(move || {
+                    let mut rng = Rng::new(reader);
+                    for _ in 0..2000 {
+                        let start = rng.below(1 << 40);
+                        let limit = match rng.below(3) {
+                            0 => Duration::ZERO,
+                            1 => Duration::from_micros(rng.below(100)),
+                            _ => LONG,
+                        };
+                        let check = |answer: &Answer| {
+                            let body = answer.as_ref().unwrap();
+                            let (_, bytes) = body.parts(0, 8).next().unwrap();
+                            assert_eq!(bytes, start.to_le_bytes());
+                        };
+                        let read = mailbox.read(start..start + 8, limit, check);
+                        assert!(read.is_ok() || limit < LONG);
+                    }
+                })
+            };
+            let readers: Vec<_> = (0..4).map(read).collect();
+            let mut rng = Rng::new(4);
+            let mut taken: Vec<(usize, Range<u64>)> = vec![];
+            while readers.iter().any(|reader| !reader.is_finished()) || !taken.is_empty() {
+                mailbox.hear();
+                mailbox.look(|number, range| taken.push((number, range)));
+                if !taken.is_empty() && rng.chance(0.5) {
+                    let (number, range) = taken.swap_remove(rng.below(taken.len() as u64) as usize);
+                    mailbox.answer(number, Ok(Body::of(range.start.to_le_bytes().into())));
+                }
+            }
+        });
+        mailbox.look(|_, _| panic!("no reader is left"));
+        assert!(states(&mailbox).is_empty());
     }
 }

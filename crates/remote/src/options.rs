@@ -6,6 +6,8 @@ use std::time::Duration;
 use crate::{RemoteDevice, RemoteError};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
 const DEFAULT_RETRIES: usize = 10;
 const DEFAULT_IN_FLIGHT: usize = 64;
 /// A page.
@@ -104,10 +106,10 @@ impl RemoteOptions {
         self
     }
 
-    /// How long a request may take with its retries and the wait for a place among those in flight; 30 s by default. A read of more than
+    /// How long a request may take with its retries and the wait for a place among those in flight: from 1 ms to a day, 30 s by default. A read of more than
     /// [`RemoteOptions::largest_request_bytes`] takes several requests.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT);
         self
     }
 
@@ -118,7 +120,7 @@ impl RemoteOptions {
         self
     }
 
-    /// Most requests in flight; at least 1, 64 by default.
+    /// Most requests in flight: from 1 to 1024, 64 by default.
     pub fn in_flight(mut self, requests: usize) -> Self {
         self.in_flight = requests.clamp(1, 1024);
         self
