@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -83,6 +83,13 @@ pub struct Server {
 
 impl Server {
     pub fn new(bytes: Vec<u8>) -> Server {
+        // Proxies of the environment do not reach this server.
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            // SAFETY: the standard library's readers take a lock; C code reads the environment in requests only, which
+            // begin after this.
+            unsafe { std::env::set_var("NO_PROXY", "127.0.0.1") };
+        });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State {
