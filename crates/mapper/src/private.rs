@@ -62,6 +62,8 @@ pub(crate) struct PrivateFile {
     base_bytes: AtomicU64,
     /// Why its copies could not be written out; the next store or call says so.
     trouble: Mutex<Option<MapError>>,
+    /// Whether the view is gone: what was not written is discarded.
+    is_gone: AtomicBool,
 }
 
 impl PrivateFile {
@@ -87,7 +89,16 @@ impl PrivateFile {
             pressure: OnceLock::new(),
             base_bytes: AtomicU64::new(0),
             trouble: Mutex::default(),
+            is_gone: AtomicBool::new(false),
         })
+    }
+
+    /// Discards what was not written: no other thread writes it from now on, although it may still
+    /// have the view. Waits for what such a thread is writing.
+    pub fn discard(&self) {
+        // Relaxed: ends a step early; the lock orders it.
+        self.is_gone.store(true, Ordering::Relaxed);
+        drop(self.state());
     }
 
     /// The mapping, to read from.
@@ -236,7 +247,8 @@ impl PrivateFile {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let made = self.make_room_in(&mut state, most_bytes, goes_on);
+        let goes_on = || goes_on() && !self.is_gone.load(Ordering::Relaxed);
+        let made = self.make_room_in(&mut state, most_bytes, &goes_on);
         if let Err(MapError::Flush { path, range, cause }) = &made {
             let (path, range, cause) = (path.clone(), range.clone(), *cause);
             let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
@@ -329,13 +341,16 @@ impl PrivateFile {
     /// call ended; the kernel starts to write them to the device. `None` if a flush is in progress.
     pub fn write_back(&self, most_bytes: u64) -> Result<Option<u64>> {
         self.mapping.check_process()?;
-        match self.state.try_lock() {
-            Ok(mut state) => state.write_back(&self.mapping, most_bytes).map(Some),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => {
-                poisoned.into_inner().write_back(&self.mapping, most_bytes).map(Some)
-            }
-            Err(std::sync::TryLockError::WouldBlock) => Ok(None),
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        };
+        // Relaxed: the lock orders it.
+        if self.is_gone.load(Ordering::Relaxed) {
+            return Ok(None);
         }
+        state.write_back(&self.mapping, most_bytes).map(Some)
     }
 
     /// Makes the view longer, at the same addresses, and extends the file if it ends before that;

@@ -10,7 +10,7 @@ use super::descriptors::FileName;
 use super::error::{FaultCause, MapError, Result};
 use super::mapped::Mapped;
 use super::small::Snapshot;
-use super::stores::Stores;
+use super::stores::{StoredFile, Stores};
 use super::{Shared, Status};
 use aquifer_vm::bytes::Bytes;
 use zerocopy::FromBytes;
@@ -263,6 +263,9 @@ impl Drop for FileView {
         if let Some(stores) = &self.stores {
             // End a request to map ahead: it would keep the mapping.
             self.advised.end(&*stores.file.fetched(), &stores.random);
+            if let StoredFile::Private(file) = &stores.file {
+                file.discard();
+            }
         }
     }
 }

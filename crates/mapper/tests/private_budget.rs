@@ -1,6 +1,7 @@
 //! The budget of private copies holds while much more is stored, and no store is lost to it.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -82,6 +83,33 @@ fn copies_stay_within_the_budget_while_many_times_as_much_is_stored() {
         view.flush().unwrap();
         drop(view);
         check_file(&path, len_bytes as usize);
+    }
+}
+
+#[test]
+fn nothing_is_written_after_the_view_is_gone() {
+    let len_bytes = 3 * BUDGET;
+    for _ in 0..steps(10) {
+        let (_directory, path, mapper) = scene(len_bytes);
+        let file = File::open(&path).unwrap();
+        let written = || {
+            let is_written = |&at: &u64| {
+                let mut found = [0; 8];
+                file.read_exact_at(&mut found, at).unwrap();
+                found != [0; 8]
+            };
+            (0..len_bytes).step_by(16 * PAGE).filter(is_written).count()
+        };
+        let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+        let base = view.as_mut_ptr().unwrap();
+        for at in (0..len_bytes as usize).step_by(PAGE) {
+            // SAFETY: a word inside the view.
+            unsafe { base.add(at).cast::<u64>().write_volatile(word(at)) };
+        }
+        drop(view);
+        let then = written();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(written(), then);
     }
 }
 
