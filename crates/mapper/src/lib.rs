@@ -212,7 +212,7 @@ impl MapperBuilder {
     }
 
     /// Bounds the memory of pages that were stored to through private views ([`FileAccess::Write`]).
-    /// When their copies come close to it, threads write the oldest to their files and drop them:
+    /// When their copies come close to it, threads write some of them to their files and drop them:
     /// stores then stay in this process until they are flushed or the budget is used up. A write-out
     /// is not durable; the next flush makes it so, and reports what the device has lost since
     /// ([`FlushCause::Gone`]). By default there is no bound, and copies stay until a flush, or as

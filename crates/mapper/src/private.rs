@@ -14,7 +14,7 @@
 //! Dropping the view discards unflushed stores, as with any private mapping.
 //! [`write_out`](PrivateFile::write_out) hands them to the file without waiting for the device.
 //!
-//! Under a budget of private copies ([`super::private_budget`]) the oldest of them are written out and
+//! Under a budget of private copies ([`super::private_budget`]) copies are written out and
 //! dropped by a thread, also while the program stores through a pointer.
 //!
 //! Lock order: `State`, then `stores`.
@@ -200,6 +200,9 @@ impl PrivateFile {
             unsafe { state.drop_copies(&self.mapping) };
         }
         self.note_bases(&state);
+        if flushed.is_ok() {
+            self.take_trouble();
+        }
         flushed
     }
 
@@ -249,6 +252,10 @@ impl PrivateFile {
         };
         let goes_on = || goes_on() && !self.is_gone.load(Ordering::Relaxed);
         let made = self.make_room_in(&mut state, most_bytes, &goes_on);
+        if made.as_ref().is_ok_and(|&dropped| dropped > 0) {
+            // It is over.
+            self.take_trouble();
+        }
         if let Err(MapError::Flush { path, range, cause }) = &made {
             let (path, range, cause) = (path.clone(), range.clone(), *cause);
             let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);

@@ -334,7 +334,7 @@ impl Pressure {
         let mut by_size: Vec<_> =
             views.iter().map(|view| (self.count(view).unwrap_or(0), view)).collect();
         by_size.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-        let mut is_busy = false;
+        let (mut is_busy, mut failed) = (false, None);
         for (bytes, view) in by_size {
             let over = self.used().saturating_sub(target);
             let most = over.clamp(LEAST_BYTES, MOST_BYTES).min(bytes);
@@ -348,14 +348,16 @@ impl Pressure {
                     return dropped;
                 }
                 Some(Ok(_)) => {}
-                Some(Err(_error)) => {
-                    aquifer_sys::event!(warn, error = %_error, "copies cannot be written out; they stay");
-                }
+                Some(Err(error)) => failed = Some(error),
                 None => is_busy = true,
             }
         }
         // A flush ends, and then there is more to drop.
         self.is_stuck.store(!is_busy, Ordering::Relaxed);
+        // Behind that: a subscriber may store to a view, which then does not wait.
+        if let Some(_error) = failed {
+            aquifer_sys::event!(warn, error = %_error, "copies cannot be written out; they stay");
+        }
         0
     }
 }

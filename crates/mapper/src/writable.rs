@@ -143,6 +143,11 @@ struct Faults {
     gate: AtomicU32,
 }
 
+/// Threads that wait at closed gates, in the fault handler: each on one of the handler's stacks.
+static AT_GATES: AtomicU32 = AtomicU32::new(0);
+/// How many of them keep their stack: the others leave it to faults that need not wait.
+const MOST_AT_GATES: u32 = 128;
+
 /// States of a gate.
 const OPEN: u32 = 0;
 const CLOSED: u32 = 1;
@@ -433,9 +438,17 @@ impl Faults {
         }
         // Acquire pairs with the release in `Writable::open`: the pages are writable.
         if self.gate.load(Ordering::Acquire) == CLOSED {
+            let is_one_of_many = AT_GATES.fetch_add(1, Ordering::Relaxed) >= MOST_AT_GATES;
+            let patience =
+                if is_one_of_many { Duration::from_millis(1) } else { Duration::from_secs(1) };
             while self.gate.load(Ordering::Acquire) == CLOSED {
-                futex::wait(&self.gate, CLOSED, Some(Duration::from_secs(1)));
+                futex::wait(&self.gate, CLOSED, Some(patience));
+                if is_one_of_many {
+                    // The store faults again, on another stack.
+                    break;
+                }
             }
+            AT_GATES.fetch_sub(1, Ordering::Relaxed);
             return Served::Yes;
         }
         let index = (fault.address - self.start) / SMALL_PAGE_BYTES;

@@ -327,9 +327,9 @@ fn no_room() {
     }
     assert!(files.content("file") == before && view.dirty_bytes().unwrap() > MIB);
     files.change("file", |file| file.unwritable = None);
+    view.flush().unwrap();
     for page in 0..LARGE / PAGE {
-        // An error of an attempt before may still be reported.
-        while store(page).is_err() {}
+        store(page).expect("what is over is not reported");
     }
     assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted);
     let started = std::time::Instant::now();
@@ -346,6 +346,16 @@ fn no_room() {
     while view.flush().is_err() {}
     assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted);
     assert!(files.content("file") == wanted);
+
+    // All of it is written out, and a flush still has to make it durable.
+    store(0).unwrap();
+    mapper.set_private_budget(0);
+    while view.dirty_bytes().unwrap() > 0 {
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "pages are written out");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    files.change("file", |file| file.sync_error = Some(libc::EIO));
+    assert_eq!(flush_error(&view).1, FlushCause::Gone(libc::EIO));
 }
 
 #[test]

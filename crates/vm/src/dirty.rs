@@ -432,10 +432,10 @@ impl DirtyTracker {
         if self.kind == TrackedKind::Anonymous || wanted == 0 {
             return Ok(0);
         }
-        let stored = match &mut self.scan {
+        let clean = match &self.scan {
             None => Vec::new(),
-            Some(scan) => match scan.stored(&self.map, &self.known) {
-                Ok(Some(stored)) => stored,
+            Some(scan) => match scan.clean(&self.map, &self.known) {
+                Ok(Some(clean)) => clean,
                 Ok(None) => return Ok(0),
                 Err(source) => return Err(tracking("PAGEMAP_SCAN", source)),
             },
@@ -444,7 +444,7 @@ impl DirtyTracker {
         let mut is_clean = |page| {
             !runs::contains(pending, page)
                 && match scan {
-                    Some(scan) => scan.is_tracked(page) && !runs::contains(&stored, page),
+                    Some(_) => runs::contains(&clean, page),
                     None => !is_changed(page),
                 }
                 && may_drop(page)
@@ -469,13 +469,12 @@ impl DirtyTracker {
         self.drop_from = drop_from;
         // SAFETY: the victims are clean private copies of pages of a file, and the caller guarantees
         // that no thread stores.
-        unsafe { self.discard(&victims) }?;
+        unsafe { self.discard(&victims) }.1?;
         Ok(count)
     }
 
     /// As [`drop_clean`](DirtyTracker::drop_clean), for the clean copies of a few pages, and
-    /// looking at these alone: for a caller that keeps stores out of them for only a moment. Returns
-    /// the pages whose copies were dropped.
+    /// looking at these alone: for a caller that keeps stores out of them for only a moment.
     ///
     /// # Safety
     /// As for `drop_clean`, for these pages.
@@ -484,16 +483,16 @@ impl DirtyTracker {
         pages: PageRun,
         is_changed: &mut dyn FnMut(PageIndex) -> bool,
         may_drop: &mut dyn FnMut(PageIndex) -> bool,
-    ) -> Result<Vec<PageRun>, VmError> {
+    ) -> Result<Dropped, VmError> {
         self.check_process()?;
         if self.kind == TrackedKind::Anonymous {
-            return Ok(Vec::new());
+            return Ok(Dropped::default());
         }
-        let stored = match &self.scan {
+        let clean = match &self.scan {
             None => Vec::new(),
-            Some(scan) => match scan.stored_in(&self.map, self.range.address_of(pages)) {
-                Ok(Some(stored)) => stored,
-                Ok(None) => return Ok(Vec::new()),
+            Some(scan) => match scan.clean_in(&self.map, self.range.address_of(pages)) {
+                Ok(Some(clean)) => clean,
+                Ok(None) => return Ok(Dropped::default()),
                 Err(source) => return Err(tracking("PAGEMAP_SCAN", source)),
             },
         };
@@ -501,7 +500,7 @@ impl DirtyTracker {
         for page in pages.pages().filter(|&page| self.known.contains(page)) {
             let is_clean = !runs::contains(&self.pending, page)
                 && match &self.scan {
-                    Some(scan) => scan.is_tracked(page) && !runs::contains(&stored, page),
+                    Some(_) => runs::contains(&clean, page),
                     None => !is_changed(page),
                 };
             if is_clean && may_drop(page) {
@@ -509,28 +508,54 @@ impl DirtyTracker {
             }
         }
         // SAFETY: as in `drop_clean`.
-        unsafe { self.discard(&victims) }?;
-        Ok(victims)
+        let (gone, _) = unsafe { self.discard(&victims) };
+        let kept = runs::subtract(&victims, &gone);
+        Ok(Dropped { gone, kept })
     }
 
-    /// Drops private copies.
+    /// Drops private copies, and returns those that are gone, and why others are not: their memory is
+    /// locked.
     ///
     /// # Safety
     /// They are clean copies of pages of a file, and no thread stores to them.
-    unsafe fn discard(&mut self, victims: &[PageRun]) -> Result<(), VmError> {
+    unsafe fn discard(&mut self, victims: &[PageRun]) -> (Vec<PageRun>, Result<(), VmError>) {
+        let mut gone = Vec::new();
+        let mut failed = Ok(());
         for chunk in victims.chunks(RANGES_AT_A_TIME) {
             // SAFETY: forwarded to the caller.
-            unsafe { discard(self.range, chunk) }
-                .map_err(|source| tracking("dropping pages (is the memory locked?)", source))?;
-            chunk.iter().for_each(|&run| self.known.remove_run(run));
+            if unsafe { discard(self.range, chunk) }.is_ok() {
+                gone.extend_from_slice(chunk);
+                continue;
+            }
+            // Which of them it were is not said, and a page is dropped twice without harm.
+            for page in chunk.iter().flat_map(|run| run.pages()) {
+                let one = PageRun { first: page, count: 1 };
+                // SAFETY: forwarded to the caller.
+                match unsafe { discard(self.range, &[one]) } {
+                    Ok(()) => runs::push(&mut gone, one),
+                    Err(source) => {
+                        failed = Err(tracking("dropping pages (is the memory locked?)", source));
+                    }
+                }
+            }
         }
-        Ok(())
+        gone.iter().for_each(|&run| self.known.remove_run(run));
+        (gone, failed)
     }
 
     /// The pages that had a private copy at the last take, without those dropped since; normalised.
     pub fn known_private(&self) -> Vec<PageRun> {
         self.known.runs()
     }
+}
+
+/// What became of clean private copies. Both are normalised.
+#[derive(Debug, Clone, Default)]
+pub struct Dropped {
+    /// They were dropped.
+    pub gone: Vec<PageRun>,
+    /// They were to be dropped, but their memory is locked.
+    pub kept: Vec<PageRun>,
 }
 
 /// Counts private copies in mappings of this process, while their trackers are in use elsewhere.

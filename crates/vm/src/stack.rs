@@ -29,11 +29,15 @@
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use aquifer_sys::memory::{self, Protection};
 use aquifer_sys::signal;
 
 use crate::VmError;
+
+/// Between two attempts to take a stack.
+const AGAIN: Duration = Duration::from_micros(50);
 
 /// Size of a pooled stack: serving a fault takes less than 48 KiB in a debug build.
 const STACK_BYTES: usize = 256 << 10;
@@ -177,7 +181,8 @@ pub(crate) unsafe fn with_room(
         if pool.is_none() || !on_alternate || alternate.ss_size >= OWN_STACK_BYTES {
             return function(argument);
         }
-        std::thread::yield_now();
+        // Holders may be waiting for something, and it may take this processor.
+        std::thread::sleep(AGAIN);
     };
     let base = pool.start_of(index);
     let call = Call {

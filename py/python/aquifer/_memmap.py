@@ -140,7 +140,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     budget:
         Memory for this array's pages: bytes, or a text like `"4GiB"`. Without it the array shares the budget of `cache`, or
         of one cache for the process with a quarter of the memory. It bounds what `"r"` and `backend="cache"` keep in memory,
-        and, separately, the pages that were stored to in `"r+"` and `"w+"`: beyond it the oldest are written to the file, and
+        and, separately, the pages that were stored to in `"r+"` and `"w+"`: beyond it some are written to the file, and
         stores wait. Stores of `"c"` come on top.
     cache:
         A `Cache` that the array shares with others.

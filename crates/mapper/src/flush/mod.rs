@@ -381,19 +381,21 @@ impl State {
         hands_over: bool,
         keep_out: KeepOut<'_>,
     ) -> u64 {
-        let State { tracker, dirty, unsynced, lost, contents, .. } = self;
+        let State { tracker, dirty, unsynced, lost, contents, bases, .. } = self;
         let mut dropped = Vec::new();
         for window in windows(pages) {
             let hull = PageRun::new(window[0].first.0..window[window.len() - 1].end().0);
             keep_out(hull, &mut || {
                 let mut page_now = [0; SMALL_PAGE_BYTES];
-                let mut is_changed = |page: PageIndex| {
+                let mut load = |page: PageIndex| {
                     let source = mapping.base().wrapping_add((page.0 * PAGE) as usize);
                     let target = page_now.as_mut_ptr();
                     // SAFETY: a page of the mapping, and a buffer of one page.
                     let copied = unsafe { fallible::try_copy(source, target, SMALL_PAGE_BYTES) };
-                    !copied || contents.is_changed(page, &page_now)
+                    copied.then_some(page_now)
                 };
+                let mut is_changed =
+                    |page| load(page).is_none_or(|page_now| contents.is_changed(page, &page_now));
                 let mut may_drop = |page| {
                     runs::contains(&window, page)
                         && !runs::contains(dirty, page)
@@ -402,9 +404,16 @@ impl State {
                 };
                 // SAFETY: `keep_out` keeps stores out. The dropped pages were written; if the file
                 // differs now, its content is newer.
-                let gone = unsafe { tracker.drop_clean_in(hull, &mut is_changed, &mut may_drop) };
+                let done = unsafe { tracker.drop_clean_in(hull, &mut is_changed, &mut may_drop) };
                 // Otherwise those that could be dropped are found by the next take.
-                dropped.extend(gone.unwrap_or_default());
+                let done = done.unwrap_or_default();
+                dropped.extend(done.gone);
+                // They hold what was written.
+                for page in done.kept.iter().flat_map(|run| run.pages()) {
+                    if let Some(page_now) = load(page) {
+                        bases.set(page, &page_now);
+                    }
+                }
             });
         }
         runs::normalise(&mut dropped);

@@ -254,3 +254,69 @@ fn stores_through_a_pointer_wait_at_a_closed_gate_and_loads_do_not() {
         });
     }
 }
+
+/// Where the file is mapped again, stores are not tracked until the next take.
+#[test]
+fn a_store_to_a_page_that_was_mapped_again_is_not_lost() {
+    for form in forms() {
+        let subject = Subject::new(PAGES * PAGE, 0..PAGES * PAGE, options(form, None));
+        let view = &subject.view;
+        let base = view.as_mut_ptr().addr();
+        let word = |page: u64| {
+            let place = base + (page * PAGE) as usize;
+            // SAFETY: an aligned word inside the view, reached as an atomic only.
+            unsafe { AtomicU64::from_ptr(place as *mut u64) }
+        };
+        for round in 1..4 {
+            (0..PAGES).for_each(|page| word(page).store(round, Ordering::Relaxed));
+            view.flush().unwrap();
+        }
+        let is_over = AtomicBool::new(false);
+        let goes_on = || {
+            if !is_over.swap(true, Ordering::Relaxed) {
+                let file = open(&subject.path);
+                file.set_len(100 * PAGE).unwrap();
+                let load = || word(200).load(Ordering::Relaxed);
+                assert!(view.mapping().guarded(&(200 * PAGE..201 * PAGE), load).is_err());
+                file.set_len(PAGES * PAGE).unwrap();
+                view.mapping().read_into(200 * PAGE, &mut [0; 8]).unwrap();
+                word(200).store(77, Ordering::Relaxed);
+            }
+            true
+        };
+        view.make_room(u64::MAX, &goes_on).unwrap().unwrap();
+        assert_eq!(word(200).load(Ordering::Relaxed), 77, "{form:?}");
+        view.flush().unwrap();
+        let mut there = [0; 8];
+        open(&subject.path).read_exact_at(&mut there, 200 * PAGE).unwrap();
+        assert_eq!(u64::from_ne_bytes(there), 77, "{form:?}");
+    }
+}
+
+/// What another process writes beside a store stays, as in other pages whose copy a flush keeps.
+#[test]
+fn a_locked_copy_stays_by_itself_and_remembers_what_was_written() {
+    for form in forms() {
+        let subject = Subject::new(PAGES * PAGE, 0..PAGES * PAGE, options(form, None));
+        let base = subject.view.as_mut_ptr();
+        for page in 0..PAGES as usize {
+            // SAFETY: a byte of the view.
+            unsafe { base.add(page * PAGE as usize).write_volatile(3) };
+        }
+        let locked = base.wrapping_add(5 * PAGE as usize);
+        // SAFETY: no preconditions.
+        if unsafe { libc::mlock(locked.cast(), PAGE as usize) } != 0 {
+            eprintln!("skipped: {}", std::io::Error::last_os_error());
+            return;
+        }
+        assert_eq!(make_room(&subject).unwrap(), (PAGES - 1) * PAGE, "{form:?}");
+        let file = open(&subject.path);
+        file.write_all_at(b"theirs", 5 * PAGE + 100).unwrap();
+        // SAFETY: a byte of the view.
+        unsafe { locked.add(200).write_volatile(4) };
+        subject.view.flush().unwrap();
+        let mut there = [0; 101];
+        file.read_exact_at(&mut there, 5 * PAGE + 100).unwrap();
+        assert_eq!((&there[..6], there[100]), (&b"theirs"[..], 4), "{form:?}");
+    }
+}

@@ -264,11 +264,6 @@ impl Pieces {
         }
     }
 
-    /// Whether stores to a page are tracked.
-    pub fn is_tracked(&self, page: PageIndex) -> bool {
-        self.pieces[self.range.piece_of(page)].state != State::Cold
-    }
-
     /// Counts a take, and returns the armed pieces to check.
     pub fn due(&mut self) -> Vec<Range<usize>> {
         self.takes += 1;

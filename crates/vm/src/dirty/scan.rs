@@ -60,6 +60,14 @@ pub(super) const PRIVATE: Query = Query {
 };
 /// Private copies stored to since they were protected, or never protected. No markers.
 const PRIVATE_UNPROTECTED: Query = Query { all: Categories::WRITTEN, ..PRIVATE };
+/// Private copies that were not stored to since they were protected, in memory whose stores are
+/// tracked: not where the file was mapped again. Also markers.
+const CLEAN: Query = Query {
+    all: Categories::TRACKED,
+    none: NO_COPY.or(Categories::WRITTEN),
+    any: PRESENT_OR_SWAPPED,
+    report: Categories::NONE,
+};
 /// All but empty entries.
 const NOT_EMPTY: Query = Query {
     all: Categories::NONE,
@@ -237,36 +245,31 @@ impl Scan {
         Ok(())
     }
 
-    /// The tracked, private pages that the next take would report, normalised; the result may
-    /// contain further pages. `None` if the last take failed half-way: then the state is unknown.
-    pub fn stored(&self, map: &Pagemap, known: &PageBits) -> io::Result<Option<Vec<PageRun>>> {
-        let mut stored = Vec::new();
+    /// The known private pages that were not stored to since the last take; normalised. `None` if that
+    /// failed half-way: then the state is unknown.
+    pub fn clean(&self, map: &Pagemap, known: &PageBits) -> io::Result<Option<Vec<PageRun>>> {
+        let mut clean = Vec::new();
         for cluster in runs::clusters(&known.runs(), SCANNED_GAP_PAGES) {
-            match self.stored_in(map, self.range.address_of(cluster))? {
-                Some(mut some) => stored.append(&mut some),
+            match self.clean_in(map, self.range.address_of(cluster))? {
+                Some(mut some) => clean.append(&mut some),
                 None => return Ok(None),
             }
         }
-        Ok(Some(stored))
+        Ok(Some(clean))
     }
 
-    /// As [`stored`](Scan::stored), of some addresses.
-    pub fn stored_in(
+    /// As [`clean`](Scan::clean), of some addresses. May contain pages that are not known to be private.
+    pub fn clean_in(
         &self,
         map: &Pagemap,
         addresses: Range<usize>,
     ) -> io::Result<Option<Vec<PageRun>>> {
-        let mut stored = Vec::new();
-        map.scan(addresses, UNPROTECTED, Protect::No, &mut |region| {
-            runs::push(&mut stored, self.range.run(region.start, region.end));
+        let mut clean = Vec::new();
+        map.scan(addresses, CLEAN, Protect::No, &mut |region| {
+            runs::push(&mut clean, self.range.run(region.start, region.end));
         })?;
-        runs::normalise(&mut stored);
-        Ok(self.unverified.is_empty().then_some(stored))
-    }
-
-    /// Whether [`stored`](Scan::stored) detects stores to a page.
-    pub fn is_tracked(&self, page: PageIndex) -> bool {
-        self.pieces.is_tracked(page)
+        runs::normalise(&mut clean);
+        Ok(self.unverified.is_empty().then_some(clean))
     }
 
     /// Number of private copies that no take has reported yet.
