@@ -90,6 +90,11 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
+        if self.attached.process.check().is_err() {
+            return;
+        }
+        // Before the interpreter's lock is released: weak references to this are dead already.
+        let _detach = self.opened.detaches.begin();
         // Nothing refers to the memory any more. Waits for a psync in the background, and frees the space of large commits.
         let attached = &self.attached;
         Python::attach(|py| py.detach(|| attached.detach().ok()));

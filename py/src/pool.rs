@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use aquifer::{CreateObject, Files, ObjectInfo, ObjectOptions, Objects, Pool, PoolOptions};
@@ -91,6 +91,36 @@ impl Drop for Export {
     }
 }
 
+/// How many objects are being detached, because nothing refers to them any more. Attaching one waits for that, as it may be
+/// of the same name.
+#[derive(Clone, Default)]
+pub(crate) struct Detaches(Arc<(Mutex<usize>, Condvar)>);
+
+/// One of them.
+pub(crate) struct Detach(Detaches);
+
+impl Detaches {
+    pub fn begin(&self) -> Detach {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Detach(self.clone())
+    }
+
+    /// Waits until there are none.
+    fn wait(&self) {
+        let (count, ended) = &*self.0;
+        let count = count.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(ended.wait_while(count, |count| *count > 0).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for Detach {
+    fn drop(&mut self) {
+        let (count, ended) = &*self.0.0;
+        *count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ended.notify_all();
+    }
+}
+
 /// A handle that is not closed.
 #[derive(Clone)]
 pub(crate) struct Opened {
@@ -98,6 +128,7 @@ pub(crate) struct Opened {
     pub objects: Objects,
     pub files: Files,
     pub exports: Exports,
+    pub detaches: Detaches,
 }
 
 struct State {
@@ -177,7 +208,13 @@ fn refuse_buffers(state: Option<&State>) -> Result {
 impl PyPool {
     fn new(pool: Pool) -> PyPool {
         let (objects, files) = (Objects::new(pool.clone()), Files::new(pool.clone()));
-        let opened = Opened { pool, objects, files, exports: Exports::default() };
+        let opened = Opened {
+            pool,
+            objects,
+            files,
+            exports: Exports::default(),
+            detaches: Detaches::default(),
+        };
         PyPool {
             process: Process::new(),
             state: Mutex::new(Some(State { opened, attached: Vec::new() })),
@@ -350,6 +387,7 @@ impl PyPool {
             options = options.shadow_budget_bytes(bytes);
         }
         let attached = py.detach(|| {
+            opened.detaches.wait();
             let attachment = if writable {
                 options.attach_mut(&opened.objects, name)
             } else {

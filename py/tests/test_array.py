@@ -189,6 +189,43 @@ def test_an_attached_array_is_shared_in_the_process(pool: Pool) -> None:
     assert reader[1] == 5 and not reader.flags.writeable
 
 
+def test_threads_attach_one_array_together(pool: Pool) -> None:
+    """Also while another one's last reference goes."""
+    barrier = threading.Barrier(4)
+    errors: list[BaseException] = []
+
+    def attach() -> None:
+        try:
+            for _ in range(200):
+                barrier.wait(timeout=60)
+                array = pool.array("a", 1000, "i8")
+                array[3] = 5
+                del array
+                pool.array("a")
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=attach) for _ in range(barrier.parties)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]
+
+
+def test_an_array_is_attached_as_long_as_its_memory_is_used(pool: Pool) -> None:
+    array = pool.array("a", 3, "i4")
+    plain = np.asarray(array)
+    # A plain array refers to the memory, and not to the array that it was made of.
+    del array
+    again = pool.array("a")
+    plain[1] = 5
+    assert again[1] == 5
+    del plain, again
+    assert pool.array("a", mode="r").tolist() == [0, 0, 0]
+
+
 def test_views_are_persistent_and_copies_are_not(pool: Pool) -> None:
     array = pool.array("a", (4, 4), "i8")
     part = array[1:3, ::2]

@@ -14,6 +14,7 @@ import errno
 import math
 import re
 import struct
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -177,21 +178,29 @@ def _read(name: str, content: bytes, size_bytes: int) -> _Header:
 
 
 class Attached:
-    """An attached object, with what its arrays share."""
+    """An attached object, with what its arrays share. It is attached as long as something refers to its memory: an array, or
+    also a plain array or `memoryview` of it."""
 
     def __init__(self, pool: Pool, native: _native.Object, name: str, header: _Header, key: bytes | None) -> None:
         self.pool = pool
-        self.native = native
+        self.memory = weakref.ref(native)
         self.name = name
         self.header = header
         self.key = key
         self.writable = native.is_writable
         self.transaction = Lock()
 
-    def array(self) -> Array:
+    @property
+    def native(self) -> _native.Object:
+        """For calls of its arrays, which refer to the memory."""
+        native = self.memory()
+        assert native is not None
+        return native
+
+    def array(self, native: _native.Object) -> Array:
         # By way of `frombuffer`, which holds the buffer as long as an array refers to the memory: `ndarray` gives it back
         # at once, and only refers to the object.
-        memory = np.frombuffer(memoryview(self.native), np.uint8)[HEADER_BYTES : HEADER_BYTES + self.header.nbytes]
+        memory = np.frombuffer(memoryview(native), np.uint8)[HEADER_BYTES : HEADER_BYTES + self.header.nbytes]
         array = np.ndarray.__new__(
             Array,
             self.header.shape,
@@ -323,6 +332,11 @@ class Array(np.ndarray[Any, Any]):
         return Stats(self._there().native.stats())
 
 
+def natives_of(attached: Iterable[Attached]) -> list[_native.Object]:
+    """Those that are attached still."""
+    return [native for native in (one.memory() for one in attached) if native is not None]
+
+
 @contextmanager
 def transaction(pool: Pool, attached: Iterable[Attached]) -> Iterator[None]:
     """One transaction of several arrays."""
@@ -334,7 +348,7 @@ def transaction(pool: Pool, attached: Iterable[Attached]) -> Iterator[None]:
             if not one.transaction.acquire(blocking=False):
                 raise RuntimeError(f"a transaction of the array {one.name!r} is in progress")
             begun.append(one)
-        natives = [one.native for one in ordered]
+        natives = natives_of(ordered)
         pool._native.psync_many(natives)
         try:
             yield
@@ -383,41 +397,45 @@ def attach(
     if order not in ("C", "F"):
         raise ValueError(f"the order is {order!r}; it is 'C' or 'F'")
     lengths, expected = _expected(shape, dtype)
-    writable = mode in ("r+", "x") or (mode is None and pool.writable)
+    # Raises in a forked child: there a thread of the parent may have the lock.
+    pool_writable = pool.writable
+    writable = mode in ("r+", "x") or (mode is None and pool_writable)
     keys = [key_bytes(one) for one in (key, read_key, write_key)]
     # Of a new array, the key that permits writing.
     given = next((one for one in (keys[0], keys[2], keys[1]) if one is not None), None)
 
-    there = pool._attached.get(name)
-    if there is not None and there.key == given and there.writable == writable and mode != "x":
-        _compare(name, there.header, lengths, expected)
-        return there.array()
+    with pool._attaching:
+        there = pool._attached.get(name)
+        native = None if there is None else there.memory()
+        if there is not None and native is not None and there.key == given and there.writable == writable and mode != "x":
+            _compare(name, there.header, lengths, expected)
+            return there.array(native)
 
-    if mode in (None, "x") and lengths is not None and writable:
-        new = _Header(lengths, np.dtype(np.float64) if expected is None else expected, order)
-        if mode == "x" or not pool._native.has_object(name):
-            content = _encode(new)
-            try:
-                pool._native.create_object(name, HEADER_BYTES + new.nbytes, content, keys[1], keys[2])
-            except AlreadyExistsError:
-                # Another process was first.
-                if mode == "x":
-                    raise
-    elif mode == "x":
-        raise InvalidInputError(errno.EINVAL, f"the new array {name!r} needs a shape")
-    try:
-        native = pool._native.attach(name, writable, given, shadow_budget)
-    except NotFoundError as error:
-        if mode is None and lengths is None:
-            text = f"there is no array {name!r}; give its shape to create it"
-            raise NotFoundError(errno.ENOENT, text) from error
-        raise
-    with memoryview(native) as memory:
-        header = _read(name, bytes(memory[:HEADER_BYTES]), len(memory))
-    _compare(name, header, lengths, expected)
-    attached = Attached(pool, native, name, header, given)
-    pool._attached[name] = attached
-    return attached.array()
+        if mode in (None, "x") and lengths is not None and writable:
+            new = _Header(lengths, np.dtype(np.float64) if expected is None else expected, order)
+            if mode == "x" or not pool._native.has_object(name):
+                content = _encode(new)
+                try:
+                    pool._native.create_object(name, HEADER_BYTES + new.nbytes, content, keys[1], keys[2])
+                except AlreadyExistsError:
+                    # Another process was first.
+                    if mode == "x":
+                        raise
+        elif mode == "x":
+            raise InvalidInputError(errno.EINVAL, f"the new array {name!r} needs a shape")
+        try:
+            native = pool._native.attach(name, writable, given, shadow_budget)
+        except NotFoundError as error:
+            if mode is None and lengths is None:
+                text = f"there is no array {name!r}; give its shape to create it"
+                raise NotFoundError(errno.ENOENT, text) from error
+            raise
+        with memoryview(native) as memory:
+            header = _read(name, bytes(memory[:HEADER_BYTES]), len(memory))
+        _compare(name, header, lengths, expected)
+        pool._attached = {other: one for other, one in pool._attached.items() if one.memory() is not None}
+        attached = pool._attached[name] = Attached(pool, native, name, header, given)
+        return attached.array(native)
 
 
 def _found(pool: Pool) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Iterator
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 from . import _native
 from ._cache import Stats
@@ -68,7 +69,9 @@ class Pool:
         """For `create` and `open`."""
         self._native = native
         self._path = path
-        self._attached: WeakValueDictionary[str, Attached] = WeakValueDictionary()
+        self._attached: dict[str, Attached] = {}
+        # So that threads that attach one array get one attachment. A finalizer may attach one meanwhile.
+        self._attaching = RLock()
         # What `close` has to flush.
         self._opened: WeakSet[Any] = WeakSet()
         self._files = Files(self)
@@ -337,7 +340,9 @@ class Pool:
 
         See `Array.psync` for what other threads must not do meanwhile, and for errors.
         """
-        self._native.psync_many([one.native for one in self._writable()])
+        from ._array import natives_of
+
+        self._native.psync_many(natives_of(self._writable()))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
