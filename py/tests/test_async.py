@@ -83,6 +83,24 @@ def test_cancelling_keeps_the_target_until_the_reads_have_ended(run: Run, array:
     run(read())
 
 
+def test_a_task_that_nothing_refers_to_ends(run: Run, array: aquifer.memmap, table: Table) -> None:
+    async def read() -> None:
+        found: list[Any] = []
+
+        async def take() -> None:
+            found.append(await array.take_async(np.arange(4096)))
+
+        asyncio.create_task(take())
+        await asyncio.sleep(0)
+        gc.collect()
+        async with asyncio.timeout(60):
+            while not found:
+                await asyncio.sleep(0)
+        assert (found[0] == table).all()
+
+    run(read())
+
+
 def test_a_loop_that_ends_waits_for_its_reads(run: Run, array: aquifer.memmap) -> None:
     async def leave() -> None:
         task = asyncio.ensure_future(array.take_async(np.arange(4096)))
@@ -92,3 +110,4 @@ def test_a_loop_that_ends_waits_for_its_reads(run: Run, array: aquifer.memmap) -
     for _ in range(20):
         run(leave())
     gc.collect()
+    assert len(_memmap._queues) == 0, "nothing keeps a loop that has ended"

@@ -719,35 +719,43 @@ def _opened(
 # ---- asyncio --------------------------------------------------------------------------------------
 
 
+class _Waiting(dict[int, "asyncio.Future[None]"]):
+    """Futures by token: a dictionary with weak references."""
+
+
 class _Queue:
-    """The reads of one event loop."""
+    """The reads of one event loop.
+
+    The loop has the futures, as a future refers to its loop: a queue that referred to them would keep a loop that has ended.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.completions = _native.Completions()
         self.tokens = itertools.count()
-        self.waiting: dict[int, asyncio.Future[None]] = {}
+        waiting = _Waiting()
+        self.waiting = weakref.ref(waiting)
         self.loop = weakref.ref(loop)
         self.pid = os.getpid()
         # The loop refers to the function, which must not keep the loop.
-        loop.add_reader(self.completions.fileno(), _Queue._completed, weakref.proxy(self))
+        loop.add_reader(self.completions.fileno(), _Queue._completed, weakref.proxy(self), waiting)
 
     def run(self, begin: Callable[[int], None]) -> asyncio.Future[None]:
         """Calls `begin` with the token of a call of `completions`; the future is done when that has completed."""
-        loop = self.loop()
-        assert loop is not None
+        loop, waiting = self.loop(), self.waiting()
+        assert loop is not None and waiting is not None
         token = next(self.tokens)
         future = loop.create_future()
-        self.waiting[token] = future
+        waiting[token] = future
         try:
             begin(token)
         except BaseException:
-            del self.waiting[token]
+            del waiting[token]
             raise
         return future
 
-    def _completed(self) -> None:
+    def _completed(self, waiting: _Waiting) -> None:
         for token, error in self.completions.completed():
-            future = self.waiting.pop(token)
+            future = waiting.pop(token)
             if future.done():
                 continue
             if error is None:
