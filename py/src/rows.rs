@@ -4,10 +4,12 @@
 //! fault: what cannot be read is an error of the call.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aquifer::{CacheError, RowsStats};
 use aquifer_vm::ProcessMark;
+use aquifer_vm::worker::JobThread;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,8 +17,10 @@ use pyo3::types::PyDict;
 use crate::error::Result;
 use crate::take::{Completions, Signals, numbers, row_of, target_of};
 
-/// Rows read between two looks at signals. A list that is longer is read sorted, so that neighbours still come together.
+/// What is read between two looks at signals, or at whether a prefetch goes on: as many rows as these at most, and one at
+/// least. A list that is longer is read sorted, so that neighbours still come together.
 const BATCH_ROWS: usize = 2048;
+const BATCH_BYTES: usize = 16 << 20;
 
 /// A cache of the rows of a file.
 #[pyclass(frozen, module = "aquifer._native")]
@@ -24,13 +28,50 @@ pub(crate) struct NativeRows {
     mark: ProcessMark,
     /// `None` only while it is dropped.
     rows: Option<Arc<aquifer::Rows>>,
+    coming: Arc<Coming>,
+    /// `None` when prefetches have been ended. Locked without the interpreter's lock only, which no holder asks for.
+    prefetches: Mutex<Option<JobThread<Prefetch>>>,
 }
 
-/// Waits for a prefetch under way, without the interpreter's lock.
+/// What the prefetches have still to read.
+#[derive(Default)]
+struct Coming {
+    rows: AtomicU64,
+    is_ended: AtomicBool,
+}
+
+struct Prefetch {
+    rows: Arc<aquifer::Rows>,
+    wanted: Vec<u64>,
+    coming: Arc<Coming>,
+}
+
+impl Prefetch {
+    fn run(self) {
+        for batch in self.wanted.chunks(batch_rows(&self.rows)) {
+            // Relaxed, here and below: a flag and a number that publish nothing.
+            if self.coming.is_ended.load(Ordering::Relaxed) {
+                return;
+            }
+            // What cannot be read is an error of the call that needs it.
+            let _ = self.rows.get_many(batch, |_, _| ());
+            self.coming.rows.fetch_sub(batch.len() as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+fn batch_rows(rows: &aquifer::Rows) -> usize {
+    (BATCH_BYTES / rows.row_bytes()).clamp(1, BATCH_ROWS)
+}
+
 impl Drop for NativeRows {
     fn drop(&mut self) {
-        let rows = self.rows.take();
-        Python::attach(|py| py.detach(|| drop(rows)));
+        Python::attach(|py| {
+            self.end_prefetches(py);
+            let rows = self.rows.take();
+            // Waits for the thread of asynchronous calls.
+            py.detach(|| drop(rows));
+        });
     }
 }
 
@@ -91,7 +132,13 @@ impl NativeRows {
             options = options.budget_bytes(bytes);
         }
         let rows = py.detach(|| options.open(path))?;
-        Ok(NativeRows { mark: ProcessMark::new(), rows: Some(Arc::new(rows)) })
+        let thread = JobThread::new(c"aquifer-prefetch", Prefetch::run);
+        Ok(NativeRows {
+            mark: ProcessMark::new(),
+            rows: Some(Arc::new(rows)),
+            coming: Arc::default(),
+            prefetches: Mutex::new(Some(thread)),
+        })
     }
 
     fn __len__(&self) -> usize {
@@ -102,7 +149,8 @@ impl NativeRows {
     fn take(&self, py: Python<'_>, indices: PyBuffer<i64>, out: PyBuffer<u8>) -> Result {
         let rows = self.checked(&indices)?;
         let mut target = self.target(&out, rows.len())?;
-        if rows.len() <= BATCH_ROWS {
+        let batch_rows = batch_rows(self.get());
+        if rows.len() <= batch_rows {
             return py.detach(|| {
                 Ok(self.get().get_many(&rows, |position, bytes| target.copy(position, bytes))?)
             });
@@ -112,12 +160,11 @@ impl NativeRows {
             let mut sorted: Vec<(u64, usize)> =
                 rows.into_iter().enumerate().map(|(position, row)| (row, position)).collect();
             sorted.sort_unstable();
-            let mut batch_rows = Vec::with_capacity(BATCH_ROWS);
-            for batch in sorted.chunks(BATCH_ROWS) {
-                batch_rows.clear();
-                batch_rows.extend(batch.iter().map(|&(row, _)| row));
-                self.get()
-                    .get_many(&batch_rows, |place, bytes| target.copy(batch[place].1, bytes))?;
+            let mut wanted = Vec::with_capacity(batch_rows);
+            for batch in sorted.chunks(batch_rows) {
+                wanted.clear();
+                wanted.extend(batch.iter().map(|&(row, _)| row));
+                self.get().get_many(&wanted, |place, bytes| target.copy(batch[place].1, bytes))?;
                 if !signals.look() {
                     break;
                 }
@@ -127,14 +174,38 @@ impl NativeRows {
         signals.result().and(copied)
     }
 
-    /// Starts reading rows, and does not wait.
+    /// Starts reading rows, and does not wait: the first of them, as many as the budget holds with those that prefetches
+    /// before have still to read.
     fn prefetch(&self, py: Python<'_>, indices: PyBuffer<i64>) -> Result {
-        let rows = self.checked(&indices)?;
-        // The future that is dropped would not say so.
+        let mut wanted = self.checked(&indices)?;
         self.check_process()?;
-        // It runs though nothing awaits it.
-        py.detach(|| drop(self.get().get_many_async(rows, |_, _| ())));
+        let Coming { rows: coming, .. } = &*self.coming;
+        let room = self.get().stats().capacity_rows.saturating_sub(coming.load(Ordering::Relaxed));
+        wanted.truncate(usize::try_from(room).unwrap_or(usize::MAX));
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        coming.fetch_add(wanted.len() as u64, Ordering::Relaxed);
+        let job = Prefetch { rows: self.get().clone(), wanted, coming: self.coming.clone() };
+        py.detach(|| {
+            let prefetches = self.prefetches.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(thread) = &*prefetches {
+                thread.run(job);
+            }
+        });
         Ok(())
+    }
+
+    /// Ends prefetches; waits for the batch under way.
+    fn end_prefetches(&self, py: Python<'_>) {
+        self.coming.is_ended.store(true, Ordering::Relaxed);
+        // A thread of the parent may have the lock.
+        if self.check_process().is_ok() {
+            py.detach(|| {
+                let thread = self.prefetches.lock().unwrap_or_else(PoisonError::into_inner).take();
+                drop(thread);
+            });
+        }
     }
 
     /// Forgets what it has of the rows from `start` to `stop`.

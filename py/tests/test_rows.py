@@ -10,6 +10,8 @@ import pathlib
 import pickle
 import signal
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -55,13 +57,63 @@ def test_popular_rows_stay_in_memory(rows: aquifer.Rows, table: Table) -> None:
 
 def test_prefetched_rows_come(rows: aquifer.Rows) -> None:
     rows.prefetch([5, -1])
-    # The one thread reads in order: this ends behind it.
-    asyncio.run(_awaited(rows, [5]))
+
+    def have_come() -> bool:
+        stats = rows.stats()
+        return stats["reads"] == 2 and stats["resident_bytes"] == stats["read_bytes"]
+
+    # With their neighbours in the sectors.
+    wait_until(have_come)
     hits = rows.stats()["hits"]
     rows.take([5, 4095])
     assert rows.stats()["hits"] == hits + 2
     with pytest.raises(IndexError):
         rows.prefetch([4096])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def sparse(path: str, count: int, row_bytes: int, **options: Any) -> aquifer.Rows:
+    """Rows of zeros."""
+    pathlib.Path(path).touch()
+    os.truncate(path, count * row_bytes)
+    return aquifer.Rows(path, np.uint8, row_bytes, **options)
+
+
+def test_prefetches_are_bounded_by_the_budget(path: str) -> None:
+    rows = sparse(path, 4096, 65536, budget="4MiB")
+    capacity = rows.stats()["capacity_rows"]
+    for _ in range(3):
+        rows.prefetch(np.arange(4095))
+
+    def last_has_come() -> bool:
+        # Left out as long as the others are still to be read.
+        rows.prefetch([4095])
+        return bool(rows.stats()["misses"] > capacity)
+
+    wait_until(last_has_come)
+    assert rows.stats()["misses"] < 1000
+
+
+def test_closing_ends_prefetches(path: str) -> None:
+    for _ in range(20):
+        rows = sparse(path, 1 << 20, 8, budget="64MiB")
+        native = rows._native
+        assert native is not None
+        rows.prefetch(np.arange(len(rows)))
+        rows.close()
+        if native.stats()["misses"] < len(rows):
+            break
+    else:
+        pytest.fail("all rows were read each time")
+    misses = native.stats()["misses"]
+    native.prefetch(np.arange(100))
+    assert native.stats()["misses"] == misses
 
 
 async def _awaited(rows: aquifer.Rows, indices: Any) -> Any:
@@ -288,6 +340,24 @@ def test_a_signal_interrupts_a_long_call(path: str, table: Table) -> None:
         signal.signal(signal.SIGALRM, before)
     assert (out == -1).any(), "it ended before it had all rows"
     assert (rows.take(wanted[:9]) == wanted[:9]).all()
+
+
+def test_a_signal_interrupts_a_call_of_long_rows(path: str) -> None:
+    rows = sparse(path, 2048, 128 << 10, budget="4MiB")
+    out = np.ones((2048, 128 << 10), np.uint8)
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            rows.take(np.arange(2048), out)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert out[:, 0].any(), "it ended before it had all rows"
 
 
 def test_the_data_set_keeps_rows(path: str, table: Table) -> None:

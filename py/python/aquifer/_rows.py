@@ -163,7 +163,8 @@ class Rows:
         return _taken(rows, target, out)
 
     def prefetch(self, indices: Indices) -> None:
-        """Starts reading rows, and returns at once. It is a hint: what cannot be read is an error of the call that needs it."""
+        """Starts reading rows in a thread, and returns at once. It is a hint: what cannot be read is an error of the call that
+        needs it, and what the budget does not hold, with the rows of prefetches before that are still to be read, is left out."""
         self._open().prefetch(row_numbers(indices).reshape(-1))
 
     def __getitem__(self, index: Any) -> Any:
@@ -225,8 +226,10 @@ class Rows:
         return self._native is None
 
     def close(self) -> None:
-        """Gives the memory back. Calls under way end first, in their threads. Closing twice is fine."""
-        self._native = None
+        """Gives the memory back. Calls under way end first, in their threads; prefetches do not go on. Closing twice is fine."""
+        native, self._native = self._native, None
+        if native is not None:
+            native.end_prefetches()
 
     def __enter__(self) -> Self:
         return self
