@@ -426,8 +426,17 @@ impl Faults {
         let first = usize::try_from(len_bytes.div_ceil(PAGE)).ok()?.min(page.start);
         let gone = first..self.pages;
         // As for one page: a store is made before the file is found to end here, and lost with its page, or repeated.
-        let is_gone = self.protect(&gone, Protection::Read) && self.has_ended_before(first);
-        is_gone.then_some(gone)
+        let is_protected = self.protect(&gone, Protection::Read);
+        #[cfg(test)]
+        test_support::held();
+        if is_protected && self.has_ended_before(first) {
+            return Some(gone);
+        }
+        // The page itself is replaced: a store that reached it now would be lost.
+        for others in [first..page.start, page.end..self.pages] {
+            self.allow_stores(others);
+        }
+        None
     }
 
     /// Repeats a store that failed because its page was held. Maps the file again under a store to

@@ -208,6 +208,34 @@ fn a_store_that_meets_a_page_that_is_looked_at_once_more_is_made_again() {
     assert_eq!(std::fs::read(&subject.path).unwrap()[3 * PAGE as usize], 7);
 }
 
+/// After very many replaced pages all the rest would be, but the file has become longer when that is looked at.
+#[test]
+fn pages_that_come_back_before_all_are_replaced_can_be_stored_to() {
+    static PATH: Mutex<Option<PathBuf>> = Mutex::new(None);
+    const PAGES: u64 = 3000;
+    let subject = Subject::new(PAGES * PAGE, 0..PAGES * PAGE, PrivateOptions::default());
+    subject.view.mapping().answer_faults();
+    *PATH.lock().unwrap() = Some(subject.path.clone());
+    open(&subject.path).set_len(PAGE).unwrap();
+    let byte = |page: u64| subject.view.as_mut_ptr().wrapping_add((page * PAGE) as usize);
+    // SAFETY: inside the mapping.
+    let touch = |page: u64| unsafe { byte(page).read_volatile() };
+    for page in (1..2 * 1024).step_by(2) {
+        assert_eq!(touch(page), 0);
+    }
+    let lengthen = || open(PATH.lock().unwrap().as_ref().unwrap()).set_len(PAGES * PAGE).unwrap();
+    interpose(None, Some(lengthen));
+    assert_eq!(touch(2900), 0);
+    for page in [2902, 2] {
+        // SAFETY: as above.
+        unsafe { byte(page).write_volatile(7) };
+    }
+    assert!(subject.view.take_missed().is_some());
+    subject.view.flush().unwrap();
+    let bytes = std::fs::read(&subject.path).unwrap();
+    assert_eq!([2, 2900, 2902].map(|page| bytes[(page * PAGE) as usize]), [7, 0, 7]);
+}
+
 #[test]
 fn stores_outside_of_the_view_are_refused() {
     let subject = Subject::new(4 * PAGE, 100..3 * PAGE, PrivateOptions::default());
