@@ -25,6 +25,8 @@ const BATCH_BYTES: usize = 16 << 20;
 /// A cache of the rows of a file.
 #[pyclass(frozen, module = "aquifer._native")]
 pub(crate) struct NativeRows {
+    /// Of the file's rows, the first ones that there are here.
+    count: u64,
     mark: ProcessMark,
     /// `None` only while it is dropped.
     rows: Option<Arc<aquifer::Rows>>,
@@ -106,8 +108,7 @@ impl NativeRows {
 
     /// The rows that `indices` names; negative ones count from the end.
     fn checked(&self, indices: &PyBuffer<i64>) -> Result<Vec<u64>> {
-        let count = self.get().len();
-        numbers(indices)?.map(|index| row_of(index, count)).collect()
+        numbers(indices)?.map(|index| row_of(index, self.count)).collect()
     }
 
     /// `out`, which has room for this many rows.
@@ -126,6 +127,7 @@ impl NativeRows {
         row_bytes: usize,
         header_bytes: u64,
         budget_bytes: Option<u64>,
+        most: Option<u64>,
     ) -> Result<NativeRows> {
         let mut options = aquifer::Rows::options(row_bytes).header_bytes(header_bytes);
         if let Some(bytes) = budget_bytes {
@@ -133,7 +135,9 @@ impl NativeRows {
         }
         let rows = py.detach(|| options.open(path))?;
         let thread = JobThread::new(c"aquifer-prefetch", Prefetch::run);
+        let count = most.map_or(rows.len(), |most| most.min(rows.len()));
         Ok(NativeRows {
+            count,
             mark: ProcessMark::new(),
             rows: Some(Arc::new(rows)),
             coming: Arc::default(),
@@ -142,7 +146,7 @@ impl NativeRows {
     }
 
     fn __len__(&self) -> usize {
-        self.get().len() as usize
+        self.count as usize
     }
 
     /// Copies rows to `out`.
@@ -230,7 +234,7 @@ impl NativeRows {
         let row_bytes = self.get().row_bytes() as u64;
         for (name, value) in [
             ("row_bytes", row_bytes),
-            ("rows", self.get().len()),
+            ("rows", self.count),
             ("resident_rows", resident_rows),
             ("capacity_rows", capacity_rows),
             ("resident_bytes", resident_rows * row_bytes),

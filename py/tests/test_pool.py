@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,25 @@ print(len(late))
 """
     done = python(program, path)
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_a_pool_whose_closing_is_interrupted_goes_on(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __init__(self, native: Any) -> None:
+            self.native = native
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.native, name)
+
+        def refuse_buffers(self) -> None:
+            self.native.refuse_buffers()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_native", Interrupted(pool._native))
+        with pytest.raises(KeyboardInterrupt):
+            pool.close()
+    assert pool.array("a", 3).sum() == 0
 
 
 def test_a_pool_that_cannot_be_closed_goes_on(pool: Pool) -> None:

@@ -261,6 +261,28 @@ def test_it_pickles_by_path(path: str, table: Table) -> None:
         assert (pool.apply(rows.take, ([3],))[0] == table[4].reshape(8, 8)).all()
 
 
+def test_pickled_rows_are_as_many_as_there_were(path: str, table: Table) -> None:
+    pickled = pickle.dumps(aquifer.Rows(path, np.int64, 64, budget="1MiB"))
+    with open(path, "ab") as file:
+        file.write(bytes(512))
+    again = pickle.loads(pickled)
+    assert again.shape == (4096, 64) and again.stats()["rows"] == 4096 and (again[-1] == table[-1]).all()
+    with pytest.raises(IndexError):
+        again.take([4096])
+    os.truncate(path, 1000)
+    with pytest.raises(ValueError, match="truncated"):
+        pickle.loads(pickled)
+
+
+def test_arguments_as_numpy_takes_them(path: str, table: Table) -> None:
+    rows = aquifer.Rows(os.fsencode(path), (np.int64, (2,)), np.array([8, 4]), budget="1MiB")
+    assert rows.shape == (4096, 8, 4, 2) and rows.dtype == np.int64
+    out = np.empty((1, 8, 4, 2), np.int64)
+    assert rows.take([7], out) is out and (out.reshape(-1) == table[7]).all()
+    array = aquifer.memmap(os.fsencode(path), np.int64, "r", shape=np.array([2, 3]))  # type: ignore[arg-type]
+    assert array.shape == (2, 3) and array.filename == path
+
+
 def test_a_forked_child_opens_its_own(rows: aquifer.Rows, path: str, table: Table) -> None:
     rows.take([1])
     asyncio.run(_awaited(rows, [2]))

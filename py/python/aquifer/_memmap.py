@@ -21,7 +21,7 @@ import numpy.typing as npt
 from . import _native
 from ._cache import Cache, Stats, default_cache
 from ._indices import Indices, bytes_in, checked_rows, row_numbers, target_of
-from ._sizes import bytes_of
+from ._sizes import bytes_of, lengths_of
 
 __all__ = ["memmap"]
 
@@ -182,7 +182,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
 
     def __new__(
         cls,
-        filename: str | os.PathLike[str],
+        filename: str | bytes | os.PathLike[str] | os.PathLike[bytes],
         dtype: npt.DTypeLike = np.uint8,
         mode: str = "r+",
         offset: int = 0,
@@ -216,7 +216,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         offset = operator.index(offset)
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
-        path = os.path.abspath(os.fspath(filename))
+        path = os.path.abspath(os.fsdecode(filename))
 
         if shape is None and mode == "w+":
             raise ValueError('mode "w+" needs a shape')
@@ -226,10 +226,8 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             if rest or present < offset:
                 raise ValueError(f"{present - offset} bytes behind the offset are no whole elements of {dtype.itemsize} bytes")
             shape = (count,)
-        elif isinstance(shape, SupportsIndex):
-            shape = (operator.index(shape),)
         else:
-            shape = tuple(operator.index(length) for length in shape)
+            shape = lengths_of(shape)
         if any(length < 0 for length in shape):
             raise ValueError(f"shape {shape} has a negative length")
         needed = offset + math.prod(shape) * dtype.itemsize

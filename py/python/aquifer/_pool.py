@@ -176,8 +176,8 @@ class Pool:
         """
         if self._native.is_forked:
             return
-        self._native.refuse_buffers()
         try:
+            self._native.refuse_buffers()
             for file in list(self._opened):
                 file.close()
         except BaseException:

@@ -16,7 +16,7 @@ from . import _native
 from ._cache import Stats
 from ._indices import Indices, bytes_in, row_numbers, target_of
 from ._memmap import queue_of_loop
-from ._sizes import bytes_of
+from ._sizes import bytes_of, lengths_of
 
 __all__ = ["Rows"]
 
@@ -44,11 +44,12 @@ class Rows:
         Where the first row begins in the file, in bytes.
     budget:
         Memory for rows and their bookkeeping (10 bytes a row): bytes, or a text like `"4GiB"`; a quarter of the memory by
-        default. Each call that reads takes up to 4 MiB besides, or a row if that is longer.
+        default. Each call that reads takes up to 4 MiB besides, or a row if that is longer, and up to 80 bytes for each row
+        of its list.
 
     There are as many rows as the file has whole ones behind `offset` when it is opened. Rows are for reading, and what a call
     returns is an ordinary array of its own. A row is kept as it was when it was read: after a change of the file, call
-    `invalidate`. Any thread may use it. It pickles by path; in a forked child its calls raise `ForkedError`.
+    `invalidate`; of a file that another one has taken the place of (`os.replace`), open it again. Any thread may use it. It pickles by path; in a forked child its calls raise `ForkedError`.
 
     Raises
     ------
@@ -60,7 +61,7 @@ class Rows:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
         dtype: npt.DTypeLike,
         shape: SupportsIndex | Sequence[SupportsIndex] = (),
         *,
@@ -70,21 +71,23 @@ class Rows:
         dtype = np.dtype(dtype)
         if dtype.hasobject:
             raise ValueError("rows of a file cannot hold Python objects")
-        lengths = (shape,) if isinstance(shape, SupportsIndex) else shape
-        row_shape = tuple(operator.index(length) for length in lengths)
+        row_shape = lengths_of(shape) + dtype.shape
+        dtype = dtype.base
         row_bytes = math.prod(row_shape) * dtype.itemsize
         if any(length < 0 for length in row_shape) or row_bytes == 0:
             raise ValueError(f"a row of shape {row_shape} and dtype {dtype!r} has no bytes")
         offset = operator.index(offset)
         if offset < 0 or offset + row_bytes > np.iinfo(np.int64).max:
             raise ValueError(f"no file has a row of {row_bytes} bytes at offset {offset}")
-        self._filename = os.path.abspath(os.fspath(path))
+        self._filename = os.path.abspath(os.fsdecode(path))
         self._dtype = dtype
         self._row_shape = row_shape
         self._row_bytes = row_bytes
         self._offset = offset
         self._budget = None if budget is None else bytes_of(budget)
-        self._native: _native.NativeRows | None = _native.NativeRows.open(self._filename, row_bytes, offset, self._budget)
+        self._native: _native.NativeRows | None = _native.NativeRows.open(
+            self._filename, row_bytes, offset, self._budget, None
+        )
         self._count = len(self._native)
 
     # ---- what it is -----------------------------------------------------------------------------
@@ -241,7 +244,7 @@ class Rows:
 
     def __reduce__(self) -> Any:
         self._open()
-        return _opened, (self._filename, self._dtype, self._row_shape, self._offset, self._budget)
+        return _opened, (self._filename, self._dtype, self._row_shape, self._offset, self._budget, self._count)
 
 
 def _is_number(index: object) -> bool:
@@ -255,6 +258,12 @@ def _taken(rows: npt.NDArray[np.int64], target: np.ndarray[Any, Any], out: np.nd
     return target if rows.ndim else target[()]
 
 
-def _opened(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, budget: int | None) -> Rows:
-    """Rows that were pickled."""
-    return Rows(path, dtype, shape, offset=offset, budget=budget)
+def _opened(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, budget: int | None, count: int) -> Rows:
+    """Rows that were pickled: as many as there were."""
+    rows = Rows(path, dtype, shape, offset=offset, budget=budget)
+    if len(rows) < count:
+        raise ValueError(f"{path} has {len(rows)} rows, and had {count} when they were pickled: it was truncated since")
+    if len(rows) > count:
+        rows._native = _native.NativeRows.open(path, rows._row_bytes, offset, budget, count)
+        rows._count = count
+    return rows

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import SupportsIndex
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def lengths_of(shape: Any) -> tuple[int, ...]:
+    """A shape that is given as a number, a sequence of numbers or an array of them."""
+    lengths = (shape,) if isinstance(shape, SupportsIndex) and np.ndim(cast(Any, shape)) == 0 else shape
+    return tuple(operator.index(length) for length in lengths)
 
 
 def bytes_of(size: SupportsIndex | str) -> int:
