@@ -358,7 +358,7 @@ def test_wrong_arguments_are_errors(path: str, table: Table) -> None:
     for options in wrong:
         with pytest.raises(ValueError):
             aquifer.memmap(path, **{"mode": "r", **options})
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(aquifer.NotFoundError):
         aquifer.memmap(path + ".not", mode="r")
 
 

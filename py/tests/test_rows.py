@@ -60,7 +60,7 @@ def test_prefetched_rows_come(rows: aquifer.Rows) -> None:
 
     def have_come() -> bool:
         stats = rows.stats()
-        return stats["reads"] == 2 and stats["resident_bytes"] == stats["read_bytes"]
+        return bool(stats["reads"] == 2 and stats["resident_bytes"] == stats["read_bytes"])
 
     # With their neighbours in the sectors.
     wait_until(have_come)
@@ -271,6 +271,9 @@ def test_pickled_rows_are_as_many_as_there_were(path: str, table: Table) -> None
         again.take([4096])
     os.truncate(path, 1000)
     with pytest.raises(ValueError, match="truncated"):
+        pickle.loads(pickled)
+    os.unlink(path)
+    with pytest.raises(aquifer.NotFoundError):
         pickle.loads(pickled)
 
 

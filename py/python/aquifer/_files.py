@@ -435,6 +435,8 @@ class Files:
 
         `progress=True` shows a bar, by tqdm; a function is called after each piece with the bytes that are done and all of
         them (None if `source` is an open file).
+
+        A copy that fails leaves what it has copied, before what else the target had.
         """
         if not isinstance(source, (str, os.PathLike)):
             return self._copy_in(source, target, progress, None)
@@ -458,7 +460,7 @@ class Files:
     ) -> int:
         """Copies a file of the pool to the system, or to an open binary file. Returns the number of bytes.
 
-        `progress` is that of `copy_in`.
+        `progress` is that of `copy_in`, and so is what a copy that fails leaves.
         """
         if not isinstance(target, (str, os.PathLike)):
             return self._copy_out(source, target, progress)

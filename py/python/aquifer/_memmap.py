@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import errno
 import itertools
 import math
 import operator
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from . import _native
 from ._cache import Cache, Stats, default_cache
+from ._errors import NotFoundError
 from ._indices import Indices, bytes_in, checked_rows, row_numbers, target_of
 from ._sizes import bytes_of, lengths_of
 
@@ -220,7 +222,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
 
         if shape is None and mode == "w+":
             raise ValueError('mode "w+" needs a shape')
-        present = os.stat(path).st_size if mode != "w+" else 0
+        present = _size_of(path) if mode != "w+" else 0
         if shape is None:
             count, rest = divmod(max(present - offset, 0), dtype.itemsize)
             if rest or present < offset:
@@ -688,6 +690,13 @@ def _is_default(cache: Cache) -> bool:
     return _cache._default is not None and _cache._default[1] is cache
 
 
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError as error:
+        raise NotFoundError(errno.ENOENT, f"there is no file {path}", path=path) from error
+
+
 def _lengthen(path: str, length: int, *, created: bool) -> None:
     """Creates a file, empty before, or makes it longer."""
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if created else 0)
@@ -702,7 +711,7 @@ def _opened(
     path: str, mode: str, made_of: dict[str, Any], place: tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]] | None
 ) -> Any:
     """An array that was pickled."""
-    present, needed = os.stat(path).st_size, made_of["offset"] + math.prod(made_of["shape"]) * made_of["dtype"].itemsize
+    present, needed = _size_of(path), made_of["offset"] + math.prod(made_of["shape"]) * made_of["dtype"].itemsize
     if present < needed:
         # Not lengthened, as a new one: what is missing was there.
         raise ValueError(f"{path} has {present} bytes, and had {needed} when the array was pickled: it was truncated since")
