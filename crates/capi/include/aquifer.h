@@ -2498,8 +2498,8 @@ int aq_object_psync(aq_object *object);
 
 /**
  * Undoes every store to an object since its last psync, with which psyncs count that are under way: it
- * has the content that a crash would leave. Does nothing for one attached for reading. If it fails, each
- * page has the content of before or after, and another call undoes the rest.
+ * has the content that a crash would leave. Does nothing for one without a heap that is attached for
+ * reading. If it fails, each page has the content of before or after, and another call undoes the rest.
  *
  * Threads: any, but none may use the memory of the object during the call. Errors: -EINVAL if it holds a
  * heap, which is detached and attached instead; -EIO, also if an earlier psync failed by the media; -ENOMEM.

@@ -541,8 +541,8 @@ pub unsafe extern "C" fn aq_object_psync(object: *mut aq_object) -> c_int {
 }
 
 /// Undoes every store to an object since its last psync, with which psyncs count that are under way: it
-/// has the content that a crash would leave. Does nothing for one attached for reading. If it fails, each
-/// page has the content of before or after, and another call undoes the rest.
+/// has the content that a crash would leave. Does nothing for one without a heap that is attached for
+/// reading. If it fails, each page has the content of before or after, and another call undoes the rest.
 ///
 /// Threads: any, but none may use the memory of the object during the call. Errors: -EINVAL if it holds a
 /// heap, which is detached and attached instead; -EIO, also if an earlier psync failed by the media; -ENOMEM.
@@ -551,12 +551,13 @@ pub unsafe extern "C" fn aq_object_rollback(object: *mut aq_object) -> c_int {
     call(|| {
         // SAFETY: documented.
         let attached = unsafe { &handle(object, "object")?.attached };
-        if attached.heap.is_some() {
-            let text = "the object holds a heap: detach it without a psync, and attach it again";
-            return Err(Failure::invalid(text));
-        }
         // SAFETY: documented: no thread uses the object meanwhile.
-        Ok(unsafe { attached.attachment.rollback_shared() }?)
+        unsafe { attached.attachment.rollback_shared() }.map_err(|error| match error {
+            ObjectError::HoldsHeap { .. } => Failure::invalid(
+                "the object holds a heap: detach it without a psync, and attach it again",
+            ),
+            error => error.into(),
+        })
     })
 }
 
