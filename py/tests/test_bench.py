@@ -116,6 +116,19 @@ def test_nothing_is_left_of_an_interrupted_run(tmp_path: pathlib.Path, number: s
     assert parent is None or not list(parent.glob(f"aquifer-bench-{process.pid}-*"))
 
 
+def test_a_group_that_was_not_used_is_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    parent = _groups()
+    if parent is None:
+        pytest.skip("no control group for memory")
+    monkeypatch.setattr(_harness, "in_child", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _benches.run(["rows_256_zipf"], str(tmp_path), 256 << 20, quick=True)
+    assert not list(parent.glob(f"aquifer-bench-{os.getpid()}-*"))
+
+
 def _groups() -> pathlib.Path | None:
     try:
         return _harness._parent_group()[0]

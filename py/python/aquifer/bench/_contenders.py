@@ -86,14 +86,6 @@ def files_in(path: str) -> list[str]:
     return [os.path.join(at, name) for at, _, names in os.walk(path) for name in names]
 
 
-def ask_for(file: File, wanted: Numbers) -> None:
-    """Has the kernel read the pages of rows, in this order."""
-    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    for offset in (wanted * file.row_bytes).tolist():
-        os.posix_fadvise(descriptor, offset, file.row_bytes, os.POSIX_FADV_WILLNEED)
-    os.close(descriptor)
-
-
 # ---- Aquifer --------------------------------------------------------------------------------------
 
 

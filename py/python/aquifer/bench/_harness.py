@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Conditions", "Contender", "Turn", "compare", "drop", "in_child", "progress", "ratio"]
+__all__ = ["Conditions", "Contender", "Turn", "compare", "drop", "in_child", "progress", "ratio", "remove_groups"]
 
 Result = TypeVar("Result")
 Read = Callable[[Any], npt.NDArray[Any]]
@@ -103,6 +103,16 @@ class Group:
                 if wait == 199:
                     raise
                 time.sleep(0.01)
+
+
+def remove_groups() -> None:
+    """Those of this process that were made and not used, because it was interrupted in between."""
+    try:
+        parent, _, _ = _parent_group()
+    except OSError:
+        return
+    for place in parent.glob(f"aquifer-bench-{os.getpid()}-*"):
+        place.rmdir()
 
 
 def drop(paths: Iterable[str]) -> None:
