@@ -169,7 +169,8 @@ impl NativeRows {
                 wanted.clear();
                 wanted.extend(batch.iter().map(|&(row, _)| row));
                 self.get().get_many(&wanted, |place, bytes| target.copy(batch[place].1, bytes))?;
-                if !signals.look() {
+                let is_long = batch_rows < BATCH_ROWS;
+                if !(if is_long { signals.look_now() } else { signals.look() }) {
                     break;
                 }
             }

@@ -177,9 +177,11 @@ impl Signals {
 
     /// Whether the call goes on; asked after many copies.
     pub fn look(&mut self) -> bool {
-        if self.looked.elapsed() < LOOK_EVERY {
-            return true;
-        }
+        self.looked.elapsed() < LOOK_EVERY || self.look_now()
+    }
+
+    /// As `look`, whatever the time; asked after very many bytes.
+    pub fn look_now(&mut self) -> bool {
         self.looked = Instant::now();
         self.raised = Python::attach(|py| py.check_signals()).err();
         self.raised.is_none()

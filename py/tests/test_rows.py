@@ -377,7 +377,7 @@ def test_a_signal_interrupts_a_call_of_long_rows(path: str) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(Interrupted):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            signal.setitimer(signal.ITIMER_REAL, 0.005)
             rows.take(np.arange(2048), out)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
