@@ -791,7 +791,7 @@ typedef struct aq_mapper_options {
      */
     uint64_t write_back_bytes_per_second;
     /**
-     * Memory of pages that were stored to through views of AQ_ACCESS_WRITE, in bytes: beyond it the oldest are written to
+     * Memory of pages that were stored to through views of AQ_ACCESS_WRITE, in bytes: beyond it some are written to
      * their files and dropped, and stores wait. System calls that store to such a view's memory may then fail with EFAULT, and
      * reading into it with O_DIRECT may lose what was read. Default: no limit.
      */
