@@ -12,14 +12,13 @@ fn as_span(mapping: &Arc<Mapping>) -> Arc<dyn Span> {
     mapping.clone()
 }
 
+/// Helpers run only when the processors have nothing else to do, which may take long.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..20_000 {
-        if is_so() {
-            return;
-        }
+    let started = std::time::Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < Duration::from_secs(300), "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("waited in vain until {what}");
 }
 
 /// A sparse file in memory: large, and cheap to populate.
