@@ -138,6 +138,19 @@ impl Location {
                 builder
             }};
         }
+        // As above, of the stores that sign.
+        macro_rules! signing {
+            ($builder:expr, $key:ident, |$at:ident| $endpoint:ident($text:expr)) => {{
+                let mut builder = configured!($builder, $key, $key::Client);
+                if options.anonymous {
+                    builder = builder.with_skip_signature(true);
+                }
+                if let Some($at) = &options.endpoint {
+                    builder = builder.$endpoint($text);
+                }
+                builder
+            }};
+        }
         // The library's message may repeat values.
         let built = |ok: Result<Arc<dyn ObjectStore>, object_store::Error>| {
             ok.map_err(|_| {
@@ -148,44 +161,23 @@ impl Location {
             })
         };
         let url = self.url.as_str();
-        let endpoint = options.endpoint.clone();
         match self.scheme {
             Scheme::S3 => {
                 let builder = AmazonS3Builder::from_env().with_url(url);
-                let mut builder =
-                    configured!(builder, AmazonS3ConfigKey, AmazonS3ConfigKey::Client)
-                        .with_skip_signature(options.anonymous);
-                if options.anonymous {
-                    builder = builder.with_skip_signature(true);
-                }
+                let mut builder = signing!(builder, AmazonS3ConfigKey, |at| with_endpoint(at));
                 if let Some(region) = &options.region {
                     builder = builder.with_region(region);
-                }
-                if let Some(endpoint) = endpoint {
-                    builder = builder.with_endpoint(endpoint);
                 }
                 built(builder.build().map(|store| Arc::new(store) as _))
             }
             Scheme::Gcs => {
                 let builder = GoogleCloudStorageBuilder::from_env().with_url(url);
-                let mut builder = configured!(builder, GoogleConfigKey, GoogleConfigKey::Client);
-                if options.anonymous {
-                    builder = builder.with_skip_signature(true);
-                }
-                if let Some(endpoint) = endpoint {
-                    builder = builder.with_base_url(&endpoint);
-                }
+                let builder = signing!(builder, GoogleConfigKey, |at| with_base_url(at));
                 built(builder.build().map(|store| Arc::new(store) as _))
             }
             Scheme::Azure => {
                 let builder = MicrosoftAzureBuilder::from_env().with_url(url);
-                let mut builder = configured!(builder, AzureConfigKey, AzureConfigKey::Client);
-                if options.anonymous {
-                    builder = builder.with_skip_signature(true);
-                }
-                if let Some(endpoint) = endpoint {
-                    builder = builder.with_endpoint(endpoint);
-                }
+                let builder = signing!(builder, AzureConfigKey, |at| with_endpoint(at.clone()));
                 built(builder.build().map(|store| Arc::new(store) as _))
             }
             Scheme::Http => {

@@ -113,10 +113,11 @@ fn s3() {
 }
 
 #[test]
-fn gs_and_az() {
+fn stores_without_signatures() {
     let bytes = pattern(300_000, 14);
     let account = quick().config("azure_storage_account_name", "account");
     for (url, options, unsigned, path) in [
+        ("s3://bucket/dir/a%20key", quick(), "aws_skip_signature", "/bucket/dir/a%20key"),
         ("gs://bucket/dir/a%20key", quick(), "google_skip_signature", "/bucket/dir%2Fa%20key"),
         ("az://bucket/dir/a%20key", account, "azure_skip_signature", "/bucket/dir/a%20key"),
     ] {
