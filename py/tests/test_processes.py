@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -113,11 +114,9 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("mode", ["r", "r+"])
-def test_a_signal_interrupts_a_long_call(path: str, table: Table, mode: str) -> None:
-    array = aquifer.memmap(path, np.int64, mode, budget="64MiB")
-    rows = np.random.default_rng(1).integers(0, table.size, 4_000_000)
-    out = np.full(len(rows), -1, np.int64)
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """A signal's handler raises in the block, which has to end by that."""
 
     def interrupt(*_: object) -> None:
         raise Interrupted
@@ -125,12 +124,23 @@ def test_a_signal_interrupts_a_long_call(path: str, table: Table, mode: str) -> 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(Interrupted):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-            array.take(rows, out)
-            # A machine that has read all of them by now has not failed.
-            signal.pause()
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_signal_interrupts_a_long_call(path: str, table: Table, mode: str) -> None:
+    array = aquifer.memmap(path, np.int64, mode, budget="64MiB")
+    rows = np.random.default_rng(1).integers(0, table.size, 4_000_000)
+    out = np.full(len(rows), -1, np.int64)
+
+    with interrupted_after(0.02):
+        array.take(rows, out)
+        # A machine that has read all of them by now has not failed.
+        signal.pause()
     assert (array.take(rows[:9]) == rows[:9]).all()
 
 

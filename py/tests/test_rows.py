@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pathlib
 import pickle
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 import aquifer
 from aquifer import _memmap
 from aquifer.torch import MemmapDataset
-from test_processes import in_child
+from test_processes import in_child, interrupted_after
 
 Table = npt.NDArray[np.int64]
 
@@ -343,26 +342,13 @@ def test_rows_for_asyncio(rows: aquifer.Rows, table: Table) -> None:
     asyncio.run(read())
 
 
-class Interrupted(Exception):
-    pass
-
-
 def test_a_signal_interrupts_a_long_call(path: str, table: Table) -> None:
     rows = aquifer.Rows(path, np.int64, budget="1MiB")
     wanted = np.random.default_rng(1).integers(0, table.size, 4_000_000)
     out = np.full(len(wanted), -1, np.int64)
 
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with pytest.raises(Interrupted):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-            rows.take(wanted, out)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with interrupted_after(0.02):
+        rows.take(wanted, out)
     assert (out == -1).any(), "it ended before it had all rows"
     assert (rows.take(wanted[:9]) == wanted[:9]).all()
 
@@ -371,17 +357,8 @@ def test_a_signal_interrupts_a_call_of_long_rows(path: str) -> None:
     rows = sparse(path, 2048, 128 << 10, budget="4MiB")
     out = np.ones((2048, 128 << 10), np.uint8)
 
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with pytest.raises(Interrupted):
-            signal.setitimer(signal.ITIMER_REAL, 0.005)
-            rows.take(np.arange(2048), out)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with interrupted_after(0.005):
+        rows.take(np.arange(2048), out)
     assert out[:, 0].any(), "it ended before it had all rows"
 
 

@@ -115,6 +115,15 @@ impl PrivateFile {
         Ok(state)
     }
 
+    /// The state, if no flush is in progress.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// The first bare access since the last call that was answered with zeros, as an error. Waits for a
     /// flush in progress, which would take the file for stored to where it is mapped again.
     pub fn take_missed(&self) -> Option<MapError> {
@@ -245,11 +254,7 @@ impl PrivateFile {
     /// [`MapError::Flush`]: what could not be written stays. It is also what the next store or call
     /// returns. [`MapError::Memory`].
     pub fn make_room(&self, most_bytes: u64, goes_on: &dyn Fn() -> bool) -> Option<Result<u64>> {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let mut state = self.try_state()?;
         let goes_on = || goes_on() && !self.is_gone.load(Ordering::Relaxed);
         let made = self.make_room_in(&mut state, most_bytes, &goes_on);
         if made.as_ref().is_ok_and(|&dropped| dropped > 0) {
@@ -348,11 +353,7 @@ impl PrivateFile {
     /// call ended; the kernel starts to write them to the device. `None` if a flush is in progress.
     pub fn write_back(&self, most_bytes: u64) -> Result<Option<u64>> {
         self.mapping.check_process()?;
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(None),
-        };
+        let Some(mut state) = self.try_state() else { return Ok(None) };
         // Relaxed: the lock orders it.
         if self.is_gone.load(Ordering::Relaxed) {
             return Ok(None);

@@ -58,9 +58,7 @@ use super::identity::may_be_parked;
 use super::mapped::{is_unfilled, was_tried};
 use aquifer_vm::dirty::runs;
 use aquifer_vm::guard::{Replaceable, Trouble};
-use aquifer_vm::{
-    FaultOwner, Missed, PageIndex, PageRun, ProcessMark, Reservation, Served, VmError,
-};
+use aquifer_vm::{FaultOwner, Missed, PageRun, ProcessMark, Reservation, Served, VmError};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
@@ -837,9 +835,11 @@ impl Writable {
     pub fn without_replaced(&self, runs: &[PageRun]) -> Vec<PageRun> {
         let mut replaced = Vec::new();
         for run in runs {
-            let is_replaced = |page: &PageIndex| self.faults.is_replaced(page.0 as usize);
-            let found = run.pages().filter(is_replaced);
-            replaced.extend(found.map(|first| PageRun { first, count: 1 }));
+            let (mut from, end) = (run.first.0 as usize, run.end().0 as usize);
+            while let Some(page) = self.faults.next_replaced(from..end) {
+                replaced.push(PageRun::new(page as u64..page as u64 + 1));
+                from = page + 1;
+            }
         }
         runs::subtract(runs, &replaced)
     }

@@ -432,22 +432,8 @@ impl DirtyTracker {
         if self.kind == TrackedKind::Anonymous || wanted == 0 {
             return Ok(0);
         }
-        let clean = match &self.scan {
-            None => Vec::new(),
-            Some(scan) => match scan.clean(&self.map, &self.known) {
-                Ok(Some(clean)) => clean,
-                Ok(None) => return Ok(0),
-                Err(source) => return Err(tracking("PAGEMAP_SCAN", source)),
-            },
-        };
-        let DirtyTracker { scan, known, pending, .. } = &*self;
-        let mut is_clean = |page| {
-            !runs::contains(pending, page)
-                && match scan {
-                    Some(_) => runs::contains(&clean, page),
-                    None => !is_changed(page),
-                }
-                && may_drop(page)
+        let Some(clean) = self.clean(|scan| scan.clean(&self.map, &self.known))? else {
+            return Ok(0);
         };
         let mut victims = Vec::new();
         let mut count = 0;
@@ -456,9 +442,9 @@ impl DirtyTracker {
         for part in [drop_from.0..self.range.pages, 0..drop_from.0] {
             let mut from = PageIndex(part.start);
             while count < wanted
-                && let Some(page) = known.next_from(from).filter(|page| page.0 < part.end)
+                && let Some(page) = self.known.next_from(from).filter(|page| page.0 < part.end)
             {
-                if is_clean(page) {
+                if self.is_clean(page, &clean, is_changed) && may_drop(page) {
                     runs::push(&mut victims, PageRun { first: page, count: 1 });
                     count += 1;
                 }
@@ -488,22 +474,13 @@ impl DirtyTracker {
         if self.kind == TrackedKind::Anonymous {
             return Ok(Dropped::default());
         }
-        let clean = match &self.scan {
-            None => Vec::new(),
-            Some(scan) => match scan.clean_in(&self.map, self.range.address_of(pages)) {
-                Ok(Some(clean)) => clean,
-                Ok(None) => return Ok(Dropped::default()),
-                Err(source) => return Err(tracking("PAGEMAP_SCAN", source)),
-            },
+        let addresses = self.range.address_of(pages);
+        let Some(clean) = self.clean(|scan| scan.clean_in(&self.map, addresses))? else {
+            return Ok(Dropped::default());
         };
         let mut victims = Vec::new();
         for page in pages.pages().filter(|&page| self.known.contains(page)) {
-            let is_clean = !runs::contains(&self.pending, page)
-                && match &self.scan {
-                    Some(_) => runs::contains(&clean, page),
-                    None => !is_changed(page),
-                };
-            if is_clean && may_drop(page) {
+            if self.is_clean(page, &clean, is_changed) && may_drop(page) {
                 runs::push(&mut victims, PageRun { first: page, count: 1 });
             }
         }
@@ -511,6 +488,30 @@ impl DirtyTracker {
         let (gone, _) = unsafe { self.discard(&victims) };
         let kept = runs::subtract(&victims, &gone);
         Ok(Dropped { gone, kept })
+    }
+
+    /// What a scan finds clean; nothing where pages are compared one by one. `None` if the state is
+    /// unknown.
+    fn clean(
+        &self,
+        find: impl FnOnce(&Scan) -> io::Result<Option<Vec<PageRun>>>,
+    ) -> Result<Option<Vec<PageRun>>, VmError> {
+        let Some(scan) = &self.scan else { return Ok(Some(Vec::new())) };
+        find(scan).map_err(|source| tracking("PAGEMAP_SCAN", source))
+    }
+
+    /// Whether a known copy was not stored to since the last take. `clean` is of [`DirtyTracker::clean`].
+    fn is_clean(
+        &self,
+        page: PageIndex,
+        clean: &[PageRun],
+        is_changed: &mut dyn FnMut(PageIndex) -> bool,
+    ) -> bool {
+        !runs::contains(&self.pending, page)
+            && match &self.scan {
+                Some(_) => runs::contains(clean, page),
+                None => !is_changed(page),
+            }
     }
 
     /// Drops private copies, and returns those that are gone, and why others are not: their memory is

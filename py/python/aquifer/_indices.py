@@ -41,6 +41,17 @@ def bytes_in(target: np.ndarray[Any, Any]) -> npt.NDArray[np.uint8]:
     return target.reshape(-1).view(np.uint8)
 
 
+def taken(
+    rows: npt.NDArray[np.int64], target: np.ndarray[Any, Any], out: np.ndarray[Any, Any] | None
+) -> Any:
+    """What a call returns that has read these rows into `target`: `out`, if the caller gave one."""
+    if out is None:
+        return target if rows.ndim else target[()]
+    if not np.may_share_memory(out, target):
+        np.copyto(out.view(np.ndarray), target)
+    return out
+
+
 def checked_rows(rows: npt.NDArray[np.int64], count: int) -> None:
     """Raises NumPy's own error for a row that does not exist, where nothing is read that would."""
     np.take(np.empty(count, np.bool_), rows)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from . import _native
 from ._cache import Cache, Stats, default_cache
 from ._errors import NotFoundError
-from ._indices import Indices, bytes_in, checked_rows, row_numbers, target_of
+from ._indices import Indices, bytes_in, checked_rows, row_numbers, taken, target_of
 from ._sizes import bytes_of, lengths_of
 
 __all__ = ["memmap"]
@@ -464,9 +464,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             source.region.take(layout, rows.reshape(-1), bytes_in(target))
         elif rows.size:
             checked_rows(rows, self.shape[0])
-        if out is not None:
-            return _filled(out, target)
-        return target if rows.ndim else target[()]
+        return taken(rows, target, out)
 
     def prefetch(self, indices: Indices) -> None:
         """Starts reading rows, and returns at once. It is a hint: the access that needs a row reads it if this did not."""
@@ -530,9 +528,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             await queue.run(lambda token: queue.completions.take_rows(token, source.region, layout, flat, bytes_in(target)))
         elif rows.size:
             checked_rows(rows, self.shape[0])
-        if out is not None:
-            return _filled(out, target)
-        return target if rows.ndim else target[()]
+        return taken(rows, target, out)
 
     # ---- the file -------------------------------------------------------------------------------
 
@@ -666,13 +662,6 @@ _ALONE = _references_of_one()
 
 def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, memmap) else value
-
-
-def _filled(out: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What the caller gave, with what was read for it."""
-    if not np.may_share_memory(out, target):
-        np.copyto(_plain(out), target)
-    return out
 
 
 def _bounds(array: memmap, source: _Source) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from . import _native
 from ._cache import Stats
-from ._indices import Indices, bytes_in, row_numbers, target_of
+from ._indices import Indices, bytes_in, row_numbers, taken, target_of
 from ._memmap import queue_of_loop
 from ._sizes import bytes_of, lengths_of
 
@@ -150,7 +150,7 @@ class Rows:
         rows = row_numbers(indices)
         target = target_of(rows.shape + self._row_shape, self._dtype, out)
         native.take(rows.reshape(-1), bytes_in(target))
-        return _taken(rows, target, out)
+        return taken(rows, target, out)
 
     async def take_async(self, indices: Indices, out: np.ndarray[Any, Any] | None = None) -> Any:
         """As `take`, for `asyncio`: other tasks run meanwhile.
@@ -163,7 +163,7 @@ class Rows:
         target = target_of(rows.shape + self._row_shape, self._dtype, out)
         queue, flat = queue_of_loop(), rows.reshape(-1)
         await queue.run(lambda token: queue.completions.take_single_rows(token, native, flat, bytes_in(target)))
-        return _taken(rows, target, out)
+        return taken(rows, target, out)
 
     def prefetch(self, indices: Indices) -> None:
         """Starts reading rows in a thread, and returns at once. It is a hint: what cannot be read is an error of the call that
@@ -250,12 +250,6 @@ class Rows:
 def _is_number(index: object) -> bool:
     # NumPy takes a bool for a mask without axes.
     return isinstance(index, SupportsIndex) and not isinstance(index, (bool, np.bool_, np.ndarray))
-
-
-def _taken(rows: npt.NDArray[np.int64], target: np.ndarray[Any, Any], out: np.ndarray[Any, Any] | None) -> Any:
-    if out is not None:
-        return out
-    return target if rows.ndim else target[()]
 
 
 def _opened(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, budget: int | None, count: int) -> Rows:

@@ -193,22 +193,17 @@ impl State {
     /// Adds the pages stored to since the last call to `dirty`.
     fn collect(&mut self, mapping: &Writable) -> Result<()> {
         let compares = self.tracker.form() == TrackerForm::Compare;
-        let mut page_now = [0; SMALL_PAGE_BYTES];
         let mut page_there = [0; SMALL_PAGE_BYTES];
         let contents = &self.contents;
         let mut is_changed = |page: PageIndex| {
-            let offset = page.0 * PAGE;
-            let source = mapping.base().wrapping_add(offset as usize);
-            // SAFETY: a page of the mapping, and a buffer of one page.
-            if !unsafe { fallible::try_copy(source, page_now.as_mut_ptr(), SMALL_PAGE_BYTES) } {
-                return true;
-            }
+            let Some(page_now) = load(mapping, page) else { return true };
             if compares {
                 return contents.is_changed(page, &page_now);
             }
             // A scan cannot tell whether this page is private: it is if it differs from the file.
             page_there.fill(0);
-            let there = read_at(mapping.file(), &mut page_there, mapping.first_byte() + offset);
+            let offset = mapping.first_byte() + page.0 * PAGE;
+            let there = read_at(mapping.file(), &mut page_there, offset);
             there.is_err() || page_there != page_now
         };
         let mut stored = Vec::new();
@@ -386,16 +381,9 @@ impl State {
         for window in windows(pages) {
             let hull = PageRun::new(window[0].first.0..window[window.len() - 1].end().0);
             keep_out(hull, &mut || {
-                let mut page_now = [0; SMALL_PAGE_BYTES];
-                let mut load = |page: PageIndex| {
-                    let source = mapping.base().wrapping_add((page.0 * PAGE) as usize);
-                    let target = page_now.as_mut_ptr();
-                    // SAFETY: a page of the mapping, and a buffer of one page.
-                    let copied = unsafe { fallible::try_copy(source, target, SMALL_PAGE_BYTES) };
-                    copied.then_some(page_now)
+                let mut is_changed = |page| {
+                    load(mapping, page).is_none_or(|page_now| contents.is_changed(page, &page_now))
                 };
-                let mut is_changed =
-                    |page| load(page).is_none_or(|page_now| contents.is_changed(page, &page_now));
                 let mut may_drop = |page| {
                     runs::contains(&window, page)
                         && !runs::contains(dirty, page)
@@ -410,7 +398,7 @@ impl State {
                 dropped.extend(done.gone);
                 // They hold what was written.
                 for page in done.kept.iter().flat_map(|run| run.pages()) {
-                    if let Some(page_now) = load(page) {
+                    if let Some(page_now) = load(mapping, page) {
                         bases.set(page, &page_now);
                     }
                 }
@@ -489,15 +477,8 @@ impl State {
             return;
         }
         let State { tracker, dirty, unsynced, contents, bases, .. } = self;
-        let mut page_now = [0; SMALL_PAGE_BYTES];
-        let mut load = |page: PageIndex| {
-            let source = mapping.base().wrapping_add((page.0 * PAGE) as usize);
-            // SAFETY: a page of the mapping, and a buffer of one page.
-            unsafe { fallible::try_copy(source, page_now.as_mut_ptr(), SMALL_PAGE_BYTES) }
-                .then_some(page_now)
-        };
         let mut is_changed =
-            |page| load(page).is_none_or(|page_now| contents.is_changed(page, &page_now));
+            |page| load(mapping, page).is_none_or(|page_now| contents.is_changed(page, &page_now));
         let mut clean = Vec::new();
         let mut may_drop = |page| {
             let may = !runs::contains(dirty, page) && !runs::contains(unsynced, page);
@@ -514,7 +495,7 @@ impl State {
             if tracker.has_private_copy(page) {
                 // It could not be dropped. It is clean and no thread stores, so it holds what was
                 // written.
-                if let Some(page_now) = load(page) {
+                if let Some(page_now) = load(mapping, page) {
                     bases.set(page, &page_now);
                 }
                 continue;
@@ -525,6 +506,15 @@ impl State {
             contents.forget(&run);
         }
     }
+}
+
+/// What a page of the mapping holds; `None` if it cannot be read.
+fn load(mapping: &Writable, page: PageIndex) -> Option<[u8; SMALL_PAGE_BYTES]> {
+    let mut page_now = [0; SMALL_PAGE_BYTES];
+    let source = mapping.base().wrapping_add((page.0 * PAGE) as usize);
+    // SAFETY: a page of the mapping, and a buffer of one page.
+    unsafe { fallible::try_copy(source, page_now.as_mut_ptr(), SMALL_PAGE_BYTES) }
+        .then_some(page_now)
 }
 
 /// The part of a normalised set that lies in a range.
