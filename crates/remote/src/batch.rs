@@ -50,6 +50,14 @@ impl<T> Numbered<T> {
         number
     }
 
+    fn at(&mut self, number: usize) -> &mut T {
+        self.0[number].as_mut().expect("it is under way")
+    }
+
+    fn take(&mut self, number: usize) -> T {
+        self.0[number].take().expect("it is under way")
+    }
+
     fn len(&self) -> usize {
         self.0.iter().flatten().count()
     }
@@ -57,90 +65,155 @@ impl<T> Numbered<T> {
 
 /// Runs a batch. Returns early in a child that the batch forked.
 pub(crate) fn run(device: &RemoteDevice, engine: &Engine, batch: &mut dyn Batch, depth: usize) {
-    let inbox = Inbox::new(engine);
-    let mut transfers = Numbered(vec![]);
-    let mut groups = Numbered(vec![]);
-    loop {
-        let Some(pieces) = pull(device, engine, batch, depth.max(1), &mut transfers) else {
-            return;
-        };
-        for group in merge(pieces, device.costs().gap_bytes(), device.costs().merged_bytes()) {
-            let range = group.range.clone();
-            let number = groups.put(group);
-            engine.request(range, device.version(), number, Sender::clone(&inbox.sender));
-        }
-        if transfers.len() == 0 {
-            return;
-        }
-        // All that have arrived, so that what the batch offers next can be merged.
-        let mut next = inbox.receiver.recv().ok();
-        while let Some((number, answer)) = next {
-            let group: Group = groups.0[number].take().expect("answered once");
-            for piece in &group.pieces {
-                let slot = &mut transfers.0[piece.transfer];
-                let transfer = slot.as_mut().expect("a piece of it is under way");
-                deliver(group.range.start, piece, transfer, &answer);
-                if transfer.left_bytes > 0 {
-                    continue;
-                }
-                let Transfer { request, len_bytes, error, .. } = slot.take().expect("as above");
-                let result = match error {
-                    None => Ok(len_bytes),
-                    Some(error) => Err(error.of_read(request.offset_bytes, len_bytes)),
-                };
-                device.delivered(*result.as_ref().unwrap_or(&0));
-                batch.complete(request.tag, result);
-                if !engine.is_current() {
-                    return;
-                }
-            }
-            next = inbox.receiver.try_recv().ok();
-        }
-    }
+    let mut running = Running {
+        device,
+        engine,
+        inbox: Inbox::new(engine),
+        transfers: Numbered(vec![]),
+        groups: Numbered(vec![]),
+    };
+    // `None` in a child.
+    let _ = running.run(batch, depth.max(1));
 }
 
-/// Takes transfers until `depth` are under way; returns their pieces, or `None` in a child that the batch forked.
-fn pull(
-    device: &RemoteDevice,
-    engine: &Engine,
-    batch: &mut dyn Batch,
-    depth: usize,
-    transfers: &mut Numbered<Transfer>,
-) -> Option<Vec<Piece>> {
-    let largest = device.largest_request_bytes() as u64;
-    let mut pieces = vec![];
-    while transfers.len() < depth {
-        let request = batch.next();
-        if !engine.is_current() {
-            return None;
-        }
-        let Some(request) = request else { break };
-        let readable = match request.operation {
-            IoOperation::Write => Err(DeviceError::ReadOnly),
-            _ => device.readable_bytes(request.offset_bytes, request.len_bytes),
-        };
-        match readable {
-            Ok(len_bytes @ 1..) => {
-                let left_bytes = len_bytes;
-                let transfer =
-                    transfers.put(Transfer { request, len_bytes, left_bytes, error: None });
-                let end = request.offset_bytes + len_bytes as u64;
-                let mut start = request.offset_bytes;
-                while start < end {
-                    let range = start..end.min(start.saturating_add(largest));
-                    start = range.end;
-                    pieces.push(Piece { transfer, range });
-                }
+/// A batch's transfers, and the requests that bring their pieces.
+struct Running<'a> {
+    device: &'a RemoteDevice,
+    engine: &'a Engine,
+    inbox: Inbox<'a>,
+    transfers: Numbered<Transfer>,
+    groups: Numbered<Group>,
+}
+
+// Of the methods that call the batch, the result is `None` in a child that the batch forked: there the rest is not this
+// process's to do.
+impl Running<'_> {
+    fn run(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<()> {
+        loop {
+            let pieces = self.pull(batch, depth)?;
+            let tier = self.engine.tier();
+            let (near, far) = pieces.into_iter().partition::<Vec<_>, _>(|piece| {
+                tier.is_some_and(|tier| tier.prefetch(piece.range.clone()))
+            });
+            self.request(far);
+            let has_near = !near.is_empty();
+            self.read_near(batch, near)?;
+            if self.transfers.len() == 0 && !has_near {
+                return Some(());
             }
-            nothing => {
-                batch.complete(request.tag, nothing);
-                if !engine.is_current() {
-                    return None;
-                }
+            // All that have arrived, so that what the batch offers next can be merged.
+            let receiver = &self.inbox.receiver;
+            let first = if has_near { receiver.try_recv().ok() } else { receiver.recv().ok() };
+            let mut next = first;
+            while let Some((number, answer)) = next {
+                self.take_answer(batch, number, &answer)?;
+                next = self.inbox.receiver.try_recv().ok();
             }
         }
     }
-    Some(pieces)
+
+    /// Takes transfers until `depth` are under way; returns their pieces.
+    fn pull(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<Vec<Piece>> {
+        let largest = self.device.largest_request_bytes() as u64;
+        let mut pieces = vec![];
+        while self.transfers.len() < depth {
+            let request = batch.next();
+            if !self.engine.is_current() {
+                return None;
+            }
+            let Some(request) = request else { break };
+            let readable = match request.operation {
+                IoOperation::Write => Err(DeviceError::ReadOnly),
+                _ => self.device.readable_bytes(request.offset_bytes, request.len_bytes),
+            };
+            match readable {
+                Ok(len_bytes @ 1..) => {
+                    let left_bytes = len_bytes;
+                    let transfer = Transfer { request, len_bytes, left_bytes, error: None };
+                    let transfer = self.transfers.put(transfer);
+                    let end = request.offset_bytes + len_bytes as u64;
+                    let mut start = request.offset_bytes;
+                    while start < end {
+                        let range = start..end.min(start.saturating_add(largest));
+                        start = range.end;
+                        pieces.push(Piece { transfer, range });
+                    }
+                }
+                nothing => self.complete(batch, request.tag, nothing)?,
+            }
+        }
+        Some(pieces)
+    }
+
+    /// Reads pieces from the tier, and requests those that turn out not to be there.
+    fn read_near(&mut self, batch: &mut dyn Batch, pieces: Vec<Piece>) -> Option<()> {
+        let mut gone = vec![];
+        for piece in pieces {
+            let len_bytes = (piece.range.end - piece.range.start) as usize;
+            let transfer = self.transfers.at(piece.transfer);
+            let in_memory = (piece.range.start - transfer.request.offset_bytes) as usize;
+            // SAFETY: inside the request's memory: the piece is a part of the transfer.
+            let to = unsafe { transfer.request.memory.add(in_memory) };
+            // SAFETY: the contract of `Batch`: valid, and not accessed by other code until `complete`.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, len_bytes) };
+            let tier = self.engine.tier().expect("some pieces seemed to be there");
+            if tier.read(piece.range.start, to) {
+                self.device.read_from_tier(len_bytes);
+                transfer.left_bytes -= len_bytes;
+                self.finish(batch, piece.transfer)?;
+            } else {
+                gone.push(piece);
+            }
+        }
+        self.request(gone);
+        Some(())
+    }
+
+    fn request(&mut self, pieces: Vec<Piece>) {
+        let costs = self.device.costs();
+        for mut group in merge(pieces, costs.gap_bytes(), costs.merged_bytes()) {
+            if let Some(tier) = self.engine.tier() {
+                // So that groups that share a sub-block do not both bring it.
+                group.range = tier.whole(group.range);
+            }
+            let range = group.range.clone();
+            let number = self.groups.put(group);
+            self.engine.request(range, number, Sender::clone(&self.inbox.sender));
+        }
+    }
+
+    fn take_answer(&mut self, batch: &mut dyn Batch, number: usize, answer: &Answer) -> Option<()> {
+        let group = self.groups.take(number);
+        for piece in &group.pieces {
+            deliver(group.range.start, piece, self.transfers.at(piece.transfer), answer);
+            self.finish(batch, piece.transfer)?;
+        }
+        Some(())
+    }
+
+    /// Completes a transfer of which nothing is left.
+    fn finish(&mut self, batch: &mut dyn Batch, number: usize) -> Option<()> {
+        if self.transfers.at(number).left_bytes > 0 {
+            return Some(());
+        }
+        let Transfer { request, len_bytes, error, .. } = self.transfers.take(number);
+        let result = match error {
+            None => Ok(len_bytes),
+            Some(error) => Err(error.of_read(request.offset_bytes, len_bytes)),
+        };
+        self.device.delivered(*result.as_ref().unwrap_or(&0));
+        self.complete(batch, request.tag, result)
+    }
+
+    fn complete(
+        &self,
+        batch: &mut dyn Batch,
+        tag: u64,
+        result: Result<usize, DeviceError>,
+    ) -> Option<()> {
+        batch.complete(tag, result);
+        self.engine.is_current().then_some(())
+    }
 }
 
 /// Merges pieces that are at most `gap_bytes` apart into requests of at most `merged_bytes`, or of one piece.

@@ -36,6 +36,11 @@ pub struct RemoteStats {
     pub received_bytes: u64,
     /// Bytes handed to callers.
     pub delivered_bytes: u64,
+    /// Bytes handed to callers from the tier, without a request.
+    pub tier_bytes: u64,
+    /// Why the tier is not written any more, or not used at all: a full disk, an I/O error, a file of another
+    /// user.
+    pub tier_problem: Option<String>,
     /// The measured time from a request to its headers, a moving average.
     pub latency: Duration,
     /// The measured rate of all requests in flight, a moving average.
@@ -54,6 +59,7 @@ pub(crate) struct Costs {
     pub failed_ranges: AtomicU64,
     pub received_bytes: AtomicU64,
     pub delivered_bytes: AtomicU64,
+    pub tier_bytes: AtomicU64,
     latency_ns: AtomicU64,
     bytes_per_second: AtomicU64,
 }
@@ -72,6 +78,7 @@ impl Costs {
             failed_ranges: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
             delivered_bytes: AtomicU64::new(0),
+            tier_bytes: AtomicU64::new(0),
             latency_ns: AtomicU64::new(FIRST_LATENCY.as_nanos() as u64),
             bytes_per_second: AtomicU64::new(FIRST_BYTES_PER_SECOND),
         }
@@ -122,6 +129,8 @@ impl Costs {
             failed_ranges: self.failed_ranges.load(RELAXED),
             received_bytes,
             delivered_bytes: self.delivered_bytes.load(RELAXED),
+            tier_bytes: self.tier_bytes.load(RELAXED),
+            tier_problem: None,
             latency: Duration::from_nanos(self.latency_ns.load(RELAXED)),
             bytes_per_second: self.bytes_per_second.load(RELAXED),
             cost: requests as f64 / 1e6 * self.price_per_million + gib * self.price_per_gib,

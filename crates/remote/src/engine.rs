@@ -20,14 +20,21 @@ use crate::costs::Costs;
 use crate::fetch::{Fetcher, Version};
 use crate::location::Location;
 use crate::mailbox::{Answer, Mailbox};
+use crate::tier::OpenTier;
 use crate::{RemoteError, RemoteOptions};
+
+/// The version that is read, and where it is kept.
+struct Served {
+    version: Arc<Version>,
+    tier: Option<OpenTier>,
+}
 
 /// What the thread and its callers share.
 struct Shared {
     fetcher: Fetcher,
     mailbox: Mailbox,
-    /// What the mailbox's reads are of; unset until the object is open.
-    version: OnceLock<Arc<Version>>,
+    /// Unset until the object is open.
+    served: OnceLock<Served>,
     is_ending: AtomicBool,
     url: String,
 }
@@ -59,7 +66,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             fetcher: Fetcher::new(location, options, connector, costs)?,
             mailbox: Mailbox::new().map_err(system("cannot make an eventfd"))?,
-            version: OnceLock::new(),
+            served: OnceLock::new(),
             is_ending: AtomicBool::new(false),
             url: location.shown.clone(),
         });
@@ -108,26 +115,27 @@ impl Engine {
     }
 
     /// Starts a request, whose answer is sent to `inbox` with `number`.
-    pub fn request(
-        &self,
-        range: Range<u64>,
-        version: Arc<Version>,
-        number: usize,
-        inbox: mpsc::Sender<(usize, Answer)>,
-    ) {
+    pub fn request(&self, range: Range<u64>, number: usize, inbox: mpsc::Sender<(usize, Answer)>) {
         let promise = Promise::new(&self.shared, move |answer| {
             // Without a receiver the batch has panicked, or is a parent's.
             let _ = inbox.send((number, answer));
         });
         let shared = self.shared.clone();
         self.handle.spawn(async move {
-            promise.keep(shared.fetcher.fetch(range, &version).await.map_err(Arc::new));
+            if let Some(answer) = shared.read(range).await {
+                promise.keep(answer);
+            }
         });
     }
 
-    /// Sets the version that the mailbox's reads are of, before the first one.
-    pub fn serve_reads(&self, version: Arc<Version>) {
-        let _ = self.shared.version.set(version);
+    /// Sets the version that is read, and its tier, before the first read.
+    pub fn serve(&self, version: Arc<Version>, tier: Option<OpenTier>) {
+        let _ = self.shared.served.set(Served { version, tier });
+    }
+
+    /// Async-signal-safe.
+    pub fn tier(&self) -> Option<&OpenTier> {
+        self.shared.served.get()?.tier.as_ref()
     }
 }
 
@@ -146,6 +154,26 @@ impl Drop for Engine {
     }
 }
 
+impl Shared {
+    /// Reads a range of the object, if it is open.
+    async fn read(&self, range: Range<u64>) -> Option<Answer> {
+        let Served { version, tier } = self.served.get()?;
+        let fetch = |range| self.fetcher.fetch(range, version);
+        let read = match tier {
+            None => fetch(range).await,
+            // Half of the time is left for a download.
+            // A part of the time is for the wait for others, and at least half for a download.
+            Some(tier) => {
+                let timeout = self.fetcher.timeout;
+                let obtained = tier.obtain(range.clone(), timeout / 2, fetch);
+                let in_time = tokio::time::timeout(timeout, obtained).await;
+                in_time.unwrap_or_else(|_| Err(self.fetcher.timed_out(range, None)))
+            }
+        };
+        Some(read.map_err(Arc::new))
+    }
+}
+
 /// Starts the requests of the mailbox, until the engine ends.
 async fn serve(event: AsyncFd<OwnedFd>, shared: &Arc<Shared>) {
     // Acquire: pairs with the release in `drop`.
@@ -160,8 +188,9 @@ async fn serve(event: AsyncFd<OwnedFd>, shared: &Arc<Shared>) {
             });
             let shared = shared.clone();
             tokio::spawn(async move {
-                let Some(version) = shared.version.get() else { return };
-                promise.keep(shared.fetcher.fetch(range, version).await.map_err(Arc::new));
+                if let Some(answer) = shared.read(range).await {
+                    promise.keep(answer);
+                }
             });
         });
     }

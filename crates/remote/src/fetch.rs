@@ -38,7 +38,7 @@ impl Version {
         }
     }
 
-    fn strong_etag(&self) -> Option<&String> {
+    pub fn strong_etag(&self) -> Option<&String> {
         self.etag.as_ref().filter(|etag| !etag.is_empty() && !etag.starts_with("W/"))
     }
 
@@ -58,20 +58,32 @@ impl Version {
 }
 
 /// The bytes of a range, in the pieces that arrived.
-#[derive(Debug, Default)]
-pub(crate) struct Body(Vec<Bytes>);
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Body {
+    pieces: Vec<Bytes>,
+    /// Bytes before the range.
+    skip: usize,
+}
 
 impl Body {
-    #[cfg(test)]
-    pub fn of(bytes: Vec<u8>) -> Body {
-        Body(vec![bytes.into()])
+    pub fn of(bytes: impl Into<Bytes>) -> Body {
+        Body { pieces: vec![bytes.into()], skip: 0 }
+    }
+
+    /// Bodies of ranges that follow each other, of which a caller wants what is behind the first `skip` bytes.
+    pub fn joined(bodies: impl Iterator<Item = Body>, skip: usize) -> Body {
+        let pieces = bodies.flat_map(|body| {
+            debug_assert_eq!(body.skip, 0);
+            body.pieces
+        });
+        Body { pieces: pieces.collect(), skip }
     }
 
     /// Hands out the parts of `len_bytes` bytes from an offset on, with the offset of each among them. Allocates
     /// nothing.
     pub fn parts(&self, start: usize, len_bytes: usize) -> impl Iterator<Item = (usize, &[u8])> {
-        let (mut skip, mut done) = (start, 0);
-        self.0.iter().filter_map(move |piece| {
+        let (mut skip, mut done) = (self.skip + start, 0);
+        self.pieces.iter().filter_map(move |piece| {
             let skipped = skip.min(piece.len());
             skip -= skipped;
             let part = &piece[skipped..];
@@ -87,7 +99,7 @@ impl Body {
 pub(crate) struct Fetcher {
     store: Arc<dyn ObjectStore>,
     location: Location,
-    timeout: Duration,
+    pub timeout: Duration,
     unversioned: bool,
     places: Semaphore,
     under_way: AtomicU64,
@@ -133,7 +145,7 @@ impl Fetcher {
         let version = match tokio::time::timeout(self.timeout, opened).await {
             Ok(Ok(version)) => version,
             Ok(Err(error)) => return Err(self.classify(first, &error, &seen(&notes), None)),
-            Err(_) => return Err(self.timed_out(first, &seen(&notes))),
+            Err(_) => return Err(self.timed_out(first, seen(&notes).status)),
         };
         if version.strong_etag().is_none() && !self.unversioned {
             return Err(RemoteError::Unversioned { url: self.location.shown.clone() });
@@ -148,7 +160,7 @@ impl Fetcher {
             let fetched = self.fetch_in_time(range.clone(), version, &notes);
             match tokio::time::timeout(self.timeout, fetched).await {
                 Ok(result) => result,
-                Err(_) => Err(self.timed_out(range, &seen(&notes))),
+                Err(_) => Err(self.timed_out(range, seen(&notes).status)),
             }
         };
         self.costs.ranges.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +202,7 @@ impl Fetcher {
             if got > wanted {
                 return Err(wrong("its body is longer than the range"));
             }
-            body.0.push(piece);
+            body.pieces.push(piece);
         }
         if got < wanted {
             return Err(wrong("its body is shorter than the range"));
@@ -224,12 +236,12 @@ impl Fetcher {
         self.store.get_opts(&self.location.path, options).await
     }
 
-    fn timed_out(&self, range: Range<u64>, seen: &Seen) -> RemoteError {
+    pub fn timed_out(&self, range: Range<u64>, status: Option<u16>) -> RemoteError {
         RemoteError::TimedOut {
             url: self.location.shown.clone(),
             range,
             timeout: self.timeout,
-            status: seen.status,
+            status,
         }
     }
 
@@ -278,7 +290,7 @@ impl Fetcher {
         }
         let body_failure = http_kind(error);
         match (body_failure.or(seen.failure), seen.status) {
-            (Some(HttpErrorKind::Timeout), _) => self.timed_out(range, seen),
+            (Some(HttpErrorKind::Timeout), _) => self.timed_out(range, seen.status),
             (Some(HttpErrorKind::Connect), _) => unavailable("no connection to the server"),
             (Some(_), _) => unavailable("the connection broke off"),
             (None, Some(206)) => RemoteError::BadAnswer {
@@ -343,14 +355,17 @@ mod tests {
     #[test]
     fn parts_of_a_body_are_any_range() {
         let all: Vec<u8> = (0..30).collect();
-        let body = Body(vec![all[..7].to_vec().into(), Bytes::new(), all[7..].to_vec().into()]);
-        for start in 0..30 {
-            for len_bytes in 0..=30 - start {
-                let mut got = vec![255; len_bytes];
-                for (at, part) in body.parts(start, len_bytes) {
-                    got[at..at + part.len()].copy_from_slice(part);
+        for skip in [0, 5, 9] {
+            let pieces = [all[..7].to_vec(), vec![], all[7..].to_vec()];
+            let body = Body::joined(pieces.into_iter().map(Body::of), skip);
+            for start in 0..30 - skip {
+                for len_bytes in 0..=30 - skip - start {
+                    let mut got = vec![255; len_bytes];
+                    for (at, part) in body.parts(start, len_bytes) {
+                        got[at..at + part.len()].copy_from_slice(part);
+                    }
+                    assert_eq!(got, all[skip + start..skip + start + len_bytes]);
                 }
-                assert_eq!(got, all[start..start + len_bytes]);
             }
         }
     }

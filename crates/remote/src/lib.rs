@@ -46,14 +46,16 @@ mod fetch;
 mod location;
 mod mailbox;
 mod options;
+mod tier;
 
 pub use costs::RemoteStats;
 pub use error::RemoteError;
 pub use options::RemoteOptions;
+pub use tier::{Tier, TierError, TierInfo, TierObject, TierVerification};
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquifer_device::{Batch, Device, DeviceError, IoOperation};
@@ -62,7 +64,8 @@ use connection::Connector;
 use costs::Costs;
 use engine::Engine;
 use fetch::Version;
-use location::Location;
+use location::{Location, Scheme};
+use tier::OpenTier;
 
 /// How much longer than the timeout a reader waits for the thread, which enforces it.
 const THREAD_LIMIT: Duration = Duration::from_secs(10);
@@ -78,6 +81,8 @@ pub struct RemoteDevice {
     costs: Arc<Costs>,
     /// A box; replaced in a forked child, which leaks its parent's.
     engine: AtomicPtr<Engine>,
+    /// Why the tier could not be opened.
+    tier_problem: OnceLock<TierError>,
     /// Made beforehand, for a handler.
     stopped: Arc<RemoteError>,
 }
@@ -102,8 +107,7 @@ impl RemoteDevice {
         let costs = Arc::new(Costs::new(&options));
         let engine = Engine::start(&location, &options, connector.clone(), costs.clone())?;
         let version = Arc::new(engine.open()?);
-        engine.serve_reads(version.clone());
-        Ok(RemoteDevice {
+        let device = RemoteDevice {
             stopped: Arc::new(RemoteError::Stopped { url: location.shown.clone() }),
             location,
             options,
@@ -111,13 +115,28 @@ impl RemoteDevice {
             connector,
             costs,
             engine: AtomicPtr::new(Box::into_raw(Box::new(engine))),
-        })
+            tier_problem: OnceLock::new(),
+        };
+        device.engine()?.serve(device.version.clone(), device.open_tier());
+        Ok(device)
+    }
+
+    fn open_tier(&self) -> Option<OpenTier> {
+        let etag = self.version.strong_etag()?;
+        let tier = self.options.tier.as_ref().filter(|_| self.location.scheme != Scheme::File)?;
+        let canonical = self.location.canonical(&self.options).ok()?;
+        let opened = OpenTier::open(tier, &canonical, etag, self.version.len_bytes);
+        opened.map_err(|error| self.tier_problem.set(error)).ok()
     }
 
     /// Counters and estimates since the device was opened.
     pub fn stats(&self) -> RemoteStats {
         // Relaxed: a counter.
-        self.costs.stats(self.connector.requests.load(Ordering::Relaxed))
+        let mut stats = self.costs.stats(self.connector.requests.load(Ordering::Relaxed));
+        let engine = self.engine().ok();
+        let problem = engine.and_then(|engine| engine.tier()?.problem());
+        stats.tier_problem = problem.or(self.tier_problem.get()).map(TierError::to_string);
+        stats
     }
 
     /// The ETag of the version that was opened, if the server sent one.
@@ -136,7 +155,7 @@ impl RemoteDevice {
         }
         let costs = self.costs.clone();
         let fresh = Engine::start(&self.location, &self.options, self.connector.clone(), costs)?;
-        fresh.serve_reads(self.version.clone());
+        fresh.serve(self.version.clone(), self.open_tier());
         let fresh = Box::into_raw(Box::new(fresh));
         // Release: another thread sees a complete engine. Acquire: this one, if the other was first.
         let swapped =
@@ -153,10 +172,6 @@ impl RemoteDevice {
         }
     }
 
-    fn version(&self) -> Arc<Version> {
-        self.version.clone()
-    }
-
     fn costs(&self) -> &Costs {
         &self.costs
     }
@@ -168,6 +183,11 @@ impl RemoteDevice {
     fn delivered(&self, bytes: usize) {
         // Relaxed: a counter.
         self.costs.delivered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn read_from_tier(&self, bytes: usize) {
+        // Relaxed: a counter.
+        self.costs.tier_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// How many of `len_bytes` at an offset a read returns.
@@ -232,6 +252,11 @@ impl Device for RemoteDevice {
         let readable = self.readable_bytes(offset_bytes, buffer.len())?;
         let engine =
             self.engine().map_err(|error| cannot_start(error, offset_bytes, buffer.len()))?;
+        if engine.tier().is_some_and(|tier| tier.read(offset_bytes, &mut buffer[..readable])) {
+            self.read_from_tier(readable);
+            self.delivered(readable);
+            return Ok(readable);
+        }
         let mut start = offset_bytes;
         for piece in buffer[..readable].chunks_mut(self.options.largest_request_bytes) {
             self.read_piece(engine, start, piece)?;

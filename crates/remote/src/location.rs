@@ -11,6 +11,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ClientConfigKey, ObjectStore, RetryConfig};
 use url::Url;
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::connection::Connector;
 use crate::{RemoteError, RemoteOptions};
@@ -22,6 +23,41 @@ pub(crate) enum Scheme {
     Azure,
     Http,
     File,
+}
+
+/// Parameters of a query that sign it, beside those of Amazon and Google: of Azure, and of CloudFront.
+const SIGNING: [&str; 25] = [
+    "sig",
+    "sv",
+    "ss",
+    "sr",
+    "srt",
+    "sp",
+    "st",
+    "se",
+    "sip",
+    "spr",
+    "si",
+    "skoid",
+    "sktid",
+    "skt",
+    "ske",
+    "sks",
+    "skv",
+    "saoid",
+    "suoid",
+    "scid",
+    "expires",
+    "policy",
+    "key-pair-id",
+    "awsaccesskeyid",
+    "googleaccessid",
+];
+
+/// A store, and what of its configuration tells it apart from others of the same URL.
+struct Configured {
+    store: Arc<dyn ObjectStore>,
+    server: Vec<String>,
 }
 
 /// Where an object is.
@@ -91,6 +127,39 @@ impl Location {
         options: &RemoteOptions,
         connector: Connector,
     ) -> Result<Arc<dyn ObjectStore>, RemoteError> {
+        self.configure(options, connector).map(|configured| configured.store)
+    }
+
+    /// A name of the object that is the same for each way to reach it, and tells apart objects of the same URL on
+    /// different servers. Without secrets: of a query only a hash is in it, of the parameters that do not sign.
+    pub fn canonical(&self, options: &RemoteOptions) -> Result<String, RemoteError> {
+        let server = self.configure(options, Connector::default())?.server;
+        let mut name = self.shown.strip_suffix("?…").unwrap_or(&self.shown).to_owned();
+        let signs = |key: &str| {
+            let key = key.to_ascii_lowercase();
+            key.starts_with("x-amz-")
+                || key.starts_with("x-goog-")
+                || key.contains("signature")
+                || SIGNING.contains(&&*key)
+        };
+        let meant = self.url.query_pairs().filter(|(key, _)| !signs(key));
+        let meant: Vec<String> = meant.map(|(key, value)| format!("{key}={value}")).collect();
+        if !meant.is_empty() {
+            name += &format!("?#{:032x}", xxh3_128(meant.join("&").as_bytes()));
+        }
+        for part in server {
+            // A server's URL may have a password in it.
+            let part = Url::parse(&part).map_or(part, |url| shown(&url));
+            name += &format!(" at {part}");
+        }
+        Ok(name)
+    }
+
+    fn configure(
+        &self,
+        options: &RemoteOptions,
+        connector: Connector,
+    ) -> Result<Configured, RemoteError> {
         let invalid = |option: &str, reason| RemoteError::InvalidOption {
             url: self.shown.clone(),
             option: option.to_owned(),
@@ -152,14 +221,15 @@ impl Location {
             }};
         }
         // The library's message may repeat values.
-        let built = |ok: Result<Arc<dyn ObjectStore>, object_store::Error>| {
-            ok.map_err(|_| {
-                invalid(
-                    "config",
-                    "the store refused the configuration; check endpoint, region, credentials and the environment",
-                )
-            })
-        };
+        const REFUSED: &str = "the store refused the configuration; check endpoint, region, credentials and the environment";
+        macro_rules! built {
+            ($builder:expr $(, $key:expr)*) => {{
+                let builder = $builder;
+                let server = [$(builder.get_config_value(&$key)),*].into_iter().flatten().collect();
+                let store = builder.build().map_err(|_| invalid("config", REFUSED))?;
+                Ok(Configured { store: Arc::new(store), server })
+            }};
+        }
         let url = self.url.as_str();
         match self.scheme {
             Scheme::S3 => {
@@ -168,26 +238,27 @@ impl Location {
                 if let Some(region) = &options.region {
                     builder = builder.with_region(region);
                 }
-                built(builder.build().map(|store| Arc::new(store) as _))
+                built!(builder, AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint)
             }
             Scheme::Gcs => {
                 let builder = GoogleCloudStorageBuilder::from_env().with_url(url);
                 let builder = signing!(builder, GoogleConfigKey, |at| with_base_url(at));
-                built(builder.build().map(|store| Arc::new(store) as _))
+                built!(builder, GoogleConfigKey::BaseUrl)
             }
             Scheme::Azure => {
                 let builder = MicrosoftAzureBuilder::from_env().with_url(url);
                 let builder = signing!(builder, AzureConfigKey, |at| with_endpoint(at.clone()));
-                built(builder.build().map(|store| Arc::new(store) as _))
+                built!(builder, AzureConfigKey::AccountName, AzureConfigKey::Endpoint)
             }
             Scheme::Http => {
                 let builder = HttpBuilder::new().with_url(url);
                 let builder = configured!(builder, ClientConfigKey, |key| key);
-                built(builder.build().map(|store| Arc::new(store) as _))
+                let store = builder.build().map_err(|_| invalid("config", REFUSED))?;
+                Ok(Configured { store: Arc::new(store), server: vec![] })
             }
             Scheme::File => match options.config.first() {
                 Some((key, _)) => Err(invalid(key, UNKNOWN)),
-                None => Ok(Arc::new(LocalFileSystem::new())),
+                None => Ok(Configured { store: Arc::new(LocalFileSystem::new()), server: vec![] }),
             },
         }
     }
@@ -276,6 +347,35 @@ mod tests {
                 assert!(!format!("{error} {error:?}").contains("secret"));
             }
         }
+    }
+
+    #[test]
+    fn names_in_a_tier_are_of_objects_and_servers_without_secrets() {
+        crate::connection::install_crypto();
+        let name = |url: &str, options: &RemoteOptions| {
+            Location::parse(url).unwrap().canonical(options).unwrap()
+        };
+        let options = || RemoteOptions::default().allow_http(true);
+        let signed = |secret: &str| {
+            let url =
+                format!("https://host/key?X-Amz-Signature={secret}&Expires={secret}&sig={secret}");
+            name(&url, &options())
+        };
+        assert_eq!(signed("hunter2"), "https://host/key");
+        assert_eq!(signed("hunter2"), signed("hunter3"));
+        let (one, other) = (
+            name("https://host/key?id=hunter2", &options()),
+            name("https://host/key?id=hunter3", &options()),
+        );
+        assert!(one != other && !one.contains("hunter2"), "{one}");
+        let at = |endpoint| name("s3://bucket/key", &options().endpoint(endpoint));
+        assert_ne!(at("http://one:1"), at("http://two:1"));
+        assert_eq!(at("http://u:hunter2@one:1"), at("http://one:1"));
+        let account = |account| {
+            let options = options().anonymous(true).config("azure_storage_account_name", account);
+            name("az://container/key", &options)
+        };
+        assert_ne!(account("one"), account("two"));
     }
 
     #[test]

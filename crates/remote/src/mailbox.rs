@@ -348,7 +348,7 @@ mod tests {
                 mailbox.look(|number, range| taken.push((number, range)));
                 if !taken.is_empty() && rng.chance(0.5) {
                     let (number, range) = taken.swap_remove(rng.below(taken.len() as u64) as usize);
-                    mailbox.answer(number, Ok(Body::of(range.start.to_le_bytes().into())));
+                    mailbox.answer(number, Ok(Body::of(range.start.to_le_bytes().to_vec())));
                 }
             }
         });

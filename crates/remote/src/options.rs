@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::{RemoteDevice, RemoteError};
+use crate::{RemoteDevice, RemoteError, Tier};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -46,6 +46,7 @@ pub struct RemoteOptions {
     pub(crate) largest_request_bytes: usize,
     pub(crate) price_per_million: f64,
     pub(crate) price_per_gib: f64,
+    pub(crate) tier: Option<Tier>,
 }
 
 impl Default for RemoteOptions {
@@ -63,6 +64,7 @@ impl Default for RemoteOptions {
             largest_request_bytes: LARGEST_REQUEST_BYTES,
             price_per_million: DEFAULT_PRICE_PER_MILLION,
             price_per_gib: 0.0,
+            tier: None,
         }
     }
 }
@@ -133,6 +135,17 @@ impl RemoteOptions {
         self
     }
 
+    /// Keeps what is downloaded in a directory on a local disk, for all processes of the node and for later, and reads what
+    /// is there instead of downloading it. Not for objects without a strong ETag, and not for `file://` URLs, which are
+    /// local already: those are read without a tier.
+    ///
+    /// A file in the tier that cannot be used is no error: the device says so in
+    /// [`RemoteStats::tier_problem`](crate::RemoteStats::tier_problem) and downloads.
+    pub fn tier(mut self, tier: &Tier) -> Self {
+        self.tier = Some(tier.clone());
+        self
+    }
+
     /// The prices that [`RemoteStats::cost`](crate::RemoteStats::cost) is estimated with: of a million requests, and of
     /// a GiB received. By default 0.4 and 0: US dollars within a region of S3.
     pub fn prices(mut self, per_million_requests: f64, per_gib: f64) -> Self {
@@ -164,6 +177,7 @@ impl fmt::Debug for RemoteOptions {
             .field("retries", &self.retries)
             .field("in_flight", &self.in_flight)
             .field("largest_request_bytes", &self.largest_request_bytes)
+            .field("tier", &self.tier)
             .finish_non_exhaustive()
     }
 }

@@ -1,0 +1,317 @@
+//! A tier as one device of one process uses it: reads from any thread, downloads through leases, and a thread that writes
+//! what was downloaded.
+
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquifer_sys::thread::{self, Thread};
+use futures_util::future::try_join_all;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::directory::{ControlFile, Directory};
+use super::evict;
+use super::layout::SUB_BLOCK_BYTES;
+use super::object::ObjectFile;
+use super::{Tier, TierError};
+use crate::fetch::Body;
+
+/// How often a lease of another process is tried again, at first and at last.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+const LONGEST_WAIT: Duration = Duration::from_millis(16);
+/// Bytes that wait to be written; more waits to be downloaded.
+const ROOM_BYTES: usize = 64 << 20;
+/// Most bytes copied together for one write.
+const WRITE_BYTES: usize = 1 << 20;
+/// Sub-blocks read at a time.
+const READ_SUB_BLOCKS: u64 = 64;
+
+struct Core {
+    directory: Directory,
+    control: Mutex<ControlFile>,
+    object: ObjectFile,
+    /// Why nothing is written any more.
+    problem: OnceLock<TierError>,
+    /// Leases of this device end.
+    released: Notify,
+}
+
+/// An object's version in a tier, open for a device.
+pub(crate) struct OpenTier {
+    core: Arc<Core>,
+    room: Arc<Semaphore>,
+    jobs: Mutex<Option<Sender<Job>>>,
+    writer: Mutex<Option<Thread>>,
+}
+
+/// Sub-blocks to be written, under their lease.
+struct Job {
+    sub_blocks: Range<u64>,
+    body: Body,
+    lease: Arc<Lease>,
+    _room: OwnedSemaphorePermit,
+}
+
+struct Lease {
+    core: Arc<Core>,
+    sub_blocks: Range<u64>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.core.object.end_lease(&self.sub_blocks);
+        self.core.released.notify_waiters();
+    }
+}
+
+impl OpenTier {
+    /// Opens the version's file, and starts the thread that writes it.
+    pub fn open(tier: &Tier, url: &str, etag: &str, len_bytes: u64) -> Result<OpenTier, TierError> {
+        let core = Arc::new(Core {
+            control: Mutex::new(tier.control()?),
+            object: ObjectFile::open(&tier.directory, url, etag, len_bytes)?,
+            directory: tier.directory.clone(),
+            problem: OnceLock::new(),
+            released: Notify::new(),
+        });
+        let (sender, jobs) = mpsc::channel::<Job>();
+        let writing = core.clone();
+        let writer = thread::start(c"aquifer-tier", move || {
+            for job in jobs {
+                writing.write(&job);
+            }
+        });
+        let writer = writer
+            .map_err(|error| TierError::system(tier.path(), "cannot start a thread", error))?;
+        Ok(OpenTier {
+            core,
+            room: Arc::new(Semaphore::new(ROOM_BYTES)),
+            jobs: Mutex::new(Some(sender)),
+            writer: Mutex::new(Some(writer)),
+        })
+    }
+
+    /// See [`ObjectFile::read`]. Async-signal-safe.
+    pub fn read(&self, start: u64, to: &mut [u8]) -> bool {
+        self.core.object.read(start, to)
+    }
+
+    /// See [`ObjectFile::prefetch`].
+    pub fn prefetch(&self, range: Range<u64>) -> bool {
+        self.core.object.prefetch(range)
+    }
+
+    /// Why nothing is written any more, if that is so.
+    pub fn problem(&self) -> Option<&TierError> {
+        self.core.problem.get()
+    }
+
+    /// The range of whole sub-blocks around a range.
+    pub fn whole(&self, range: Range<u64>) -> Range<u64> {
+        let geometry = self.core.object.geometry;
+        geometry.bytes_of(geometry.touched(range))
+    }
+
+    /// Brings a range: what is there from the file, the rest by `fetch`, unless another process is about to bring it.
+    /// Waits for others not longer than `patience`.
+    pub async fn obtain<F, E>(
+        &self,
+        range: Range<u64>,
+        patience: Duration,
+        fetch: impl Fn(Range<u64>) -> F,
+    ) -> Result<Body, E>
+    where
+        F: Future<Output = Result<Body, E>>,
+    {
+        let geometry = self.core.object.geometry;
+        let mut parts = Parts::new(geometry.touched(range.clone()));
+        let lease = self.lease(&mut parts, patience).await;
+        let missing = parts.missing_runs();
+        let fetched = try_join_all(missing.iter().map(|run| fetch(geometry.bytes_of(run.clone()))));
+        for (run, body) in missing.into_iter().zip(fetched.await?) {
+            if let Some(lease) = &lease
+                && self.problem().is_none()
+            {
+                self.write_later(run.clone(), body.clone(), lease.clone()).await;
+            }
+            parts.put(run, body);
+        }
+        let skip = range.start - geometry.bytes_of(parts.sub_blocks.clone()).start;
+        Ok(parts.into_body(skip as usize))
+    }
+
+    /// Leases what is missing, or waits until it is there. Without a lease, what is missing is not to be written.
+    async fn lease(&self, parts: &mut Parts, patience: Duration) -> Option<Arc<Lease>> {
+        let start = Instant::now();
+        let mut wait = SHORTEST_WAIT;
+        loop {
+            let released = self.core.released.notified();
+            parts.read(&self.core.object);
+            let sub_blocks = parts.missing_hull()?;
+            if self.problem().is_some() || start.elapsed() >= patience {
+                return None;
+            }
+            match self.core.object.try_lease(sub_blocks.clone()) {
+                Ok(true) => {
+                    // Another process may have written it, and ended its lease, since it was looked for.
+                    parts.read(&self.core.object);
+                    return Some(Arc::new(Lease { core: self.core.clone(), sub_blocks }));
+                }
+                Ok(false) => {
+                    let _ = tokio::time::timeout(wait, released).await;
+                    wait = (wait * 2).min(LONGEST_WAIT);
+                }
+                Err(error) => {
+                    self.core.fail("cannot lock", error);
+                    return None;
+                }
+            }
+        }
+    }
+
+    async fn write_later(&self, sub_blocks: Range<u64>, body: Body, lease: Arc<Lease>) {
+        let bytes = (sub_blocks.end - sub_blocks.start) * SUB_BLOCK_BYTES;
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(ROOM_BYTES as u32);
+        let room = self.room.clone().acquire_many_owned(bytes).await.expect("never closed");
+        if let Some(jobs) = &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
+            // Without a receiver the thread has panicked.
+            let _ = jobs.send(Job { sub_blocks, body, lease, _room: room });
+        }
+    }
+}
+
+impl Drop for OpenTier {
+    /// Writes what was downloaded.
+    fn drop(&mut self) {
+        let lock = |error: PoisonError<_>| error.into_inner();
+        drop(self.jobs.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(writer) = self.writer.get_mut().unwrap_or_else(lock).take() {
+            writer.join();
+        }
+    }
+}
+
+impl Core {
+    fn fail(&self, what: &'static str, error: io::Error) {
+        let _ = self.problem.set(TierError::system(self.directory.path(), what, error));
+    }
+
+    /// Writes a download, in the tier's thread.
+    fn write(&self, job: &Job) {
+        if self.problem.get().is_some() {
+            return;
+        }
+        debug_assert!(job.lease.sub_blocks.start <= job.sub_blocks.start);
+        if let Err(error) = self.try_write(job) {
+            let _ = self.problem.set(error);
+        }
+    }
+
+    fn try_write(&self, job: &Job) -> Result<(), TierError> {
+        let geometry = self.object.geometry;
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = geometry.bytes_of(job.sub_blocks.clone());
+        if !evict::reserve(&self.directory, &control, all.end - all.start)? {
+            // All that is there is leased, or the budget is smaller than this.
+            return Ok(());
+        }
+        let mut at = job.sub_blocks.start;
+        let mut bytes = Vec::with_capacity(WRITE_BYTES);
+        while at < job.sub_blocks.end {
+            let end = (at + WRITE_BYTES as u64 / SUB_BLOCK_BYTES).min(job.sub_blocks.end);
+            let part = geometry.bytes_of(at..end);
+            bytes.clear();
+            let skip = (part.start - all.start) as usize;
+            for (_, piece) in job.body.parts(skip, (part.end - part.start) as usize) {
+                bytes.extend_from_slice(piece);
+            }
+            self.object
+                .write(at..end, &bytes)
+                .map_err(|error| TierError::system(self.directory.path(), "cannot write", error))?;
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+/// The sub-blocks of a range, as far as they have been brought.
+struct Parts {
+    sub_blocks: Range<u64>,
+    /// One for each; a body of several is with its first, and the others are empty.
+    brought: Vec<Option<Body>>,
+}
+
+impl Parts {
+    fn new(sub_blocks: Range<u64>) -> Parts {
+        let count = (sub_blocks.end - sub_blocks.start) as usize;
+        Parts { sub_blocks, brought: (0..count).map(|_| None).collect() }
+    }
+
+    fn index(&self, sub_block: u64) -> usize {
+        (sub_block - self.sub_blocks.start) as usize
+    }
+
+    fn put(&mut self, run: Range<u64>, body: Body) {
+        let (first, end) = (self.index(run.start), self.index(run.end));
+        self.brought[first..end].fill_with(|| Some(Body::default()));
+        self.brought[first] = Some(body);
+    }
+
+    /// Reads what is missing here and there in the file.
+    fn read(&mut self, object: &ObjectFile) {
+        for run in self.missing_runs() {
+            let mut is_present = object.present(run.clone()).into_iter();
+            let present = run.filter(|_| is_present.next() == Some(true));
+            for run in runs(present, READ_SUB_BLOCKS) {
+                if !self.read_run(object, run.clone()) && run.end - run.start > 1 {
+                    for sub_block in run {
+                        self.read_run(object, sub_block..sub_block + 1);
+                    }
+                }
+            }
+        }
+    }
+
+    fn read_run(&mut self, object: &ObjectFile, run: Range<u64>) -> bool {
+        let range = object.geometry.bytes_of(run.clone());
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let is_right = object.read(range.start, &mut bytes);
+        if is_right {
+            self.put(run, Body::of(bytes));
+        }
+        is_right
+    }
+
+    fn missing(&self) -> impl Iterator<Item = u64> {
+        self.sub_blocks.clone().filter(|&sub_block| self.brought[self.index(sub_block)].is_none())
+    }
+
+    fn missing_runs(&self) -> Vec<Range<u64>> {
+        runs(self.missing(), u64::MAX)
+    }
+
+    /// From the first missing one to the last.
+    fn missing_hull(&self) -> Option<Range<u64>> {
+        let first = self.missing().next()?;
+        Some(first..self.missing().last()? + 1)
+    }
+
+    fn into_body(self, skip: usize) -> Body {
+        Body::joined(self.brought.into_iter().flatten(), skip)
+    }
+}
+
+/// Joins numbers that follow each other, at most so many.
+fn runs(numbers: impl Iterator<Item = u64>, most: u64) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = vec![];
+    for number in numbers {
+        match runs.last_mut() {
+            Some(run) if run.end == number && run.end - run.start < most => run.end += 1,
+            _ => runs.push(number..number + 1),
+        }
+    }
+    runs
+}
