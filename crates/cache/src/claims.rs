@@ -251,6 +251,7 @@ impl<M: PageMemory> Attached<M> {
             }
         };
         let attached = Arc::new(Attached { store: make()?, claim });
+        attached.store.engine.join_buffers(&**attached.store.first_device());
         let shared: Weak<dyn Any + Send + Sync> = Arc::downgrade(&attached) as _;
         attached.claim.with_entry(|entry| entry.stage = Stage::Open(shared));
         TABLE.get().changed.notify_all();
@@ -285,6 +286,7 @@ impl<M: PageMemory> Drop for Attached<M> {
         engine.detach(self.store.id);
         self.store.teardown();
         engine.release_id(self.store.id);
+        engine.leave_buffers(&**self.store.first_device());
         engine.leave_budget(M::KIND);
     }
 }

@@ -236,6 +236,11 @@ impl<M: PageMemory> Store<M> {
         self.memory.pool(&self.engine)
     }
 
+    /// The device that the store was attached with.
+    pub fn first_device(&self) -> &Arc<dyn Device> {
+        &self.first_device
+    }
+
     /// The device that pages are read from and written to.
     #[inline]
     pub fn device(&self) -> &Arc<dyn Device> {

@@ -4,12 +4,12 @@ mod support;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use aquifer_cache::{
     Advice, Backend, Cache, CacheError, MapOptions, MappedArena, MappingMut, PageId,
 };
-use aquifer_device::{Device, Direct, FileDevice, MemoryDevice};
+use aquifer_device::{Device, DeviceError, Direct, FileDevice, MemoryDevice};
 
 use support::{Hooked, load, memory, store, wait_until};
 
@@ -333,4 +333,70 @@ fn a_file_is_mapped_by_its_path() {
     }
     let error = cache.open(&missing).map(drop).unwrap_err().to_string();
     assert!(error.contains(missing.to_str().unwrap()) && error.contains("No such file"), "{error}");
+}
+
+/// Memory with buffers of its own.
+struct Buffered {
+    device: Arc<MemoryDevice>,
+    most_bytes: AtomicUsize,
+}
+
+impl Device for Buffered {
+    fn name(&self) -> &str {
+        "buffered"
+    }
+
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.device.len_bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        self.device.read_at(offset_bytes, buffer)
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::ReadOnly)
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn claim_buffers(&self, most_bytes: usize) -> usize {
+        self.most_bytes.fetch_min(most_bytes, Ordering::SeqCst).min(most_bytes)
+    }
+
+    fn access_path(&self) -> String {
+        "memory".to_owned()
+    }
+}
+
+#[test]
+fn buffers_of_devices_are_a_part_of_the_budget() {
+    const BUDGET: u64 = 64 << 20;
+    const PAGES: usize = (BUDGET as usize / PAGE) * 2;
+    let cache = Cache::builder().budget_bytes(BUDGET).build().unwrap();
+    let resident = |cache: &Cache, device: Arc<dyn Device>| {
+        let pages = cache.pages(device).unwrap();
+        for page in 0..PAGES as u64 {
+            drop(pages.get(PageId(page)).unwrap());
+        }
+        // Evictors keep some frames free.
+        cache.stats().resident_pages as usize * PAGE
+    };
+    let (plain, _) = memory(PAGES * PAGE, 1);
+    let before = resident(&cache, plain.clone());
+    assert!(before > 60 << 20, "{before}");
+    let claimed = AtomicUsize::new(1 << 30);
+    let device = Arc::new(Buffered { device: plain.clone(), most_bytes: claimed });
+    let with_buffers = resident(&cache, device.clone());
+    assert_eq!(device.most_bytes.load(Ordering::SeqCst), 16 << 20);
+    assert!(with_buffers <= 48 << 20, "{with_buffers}");
+    assert!(with_buffers > 44 << 20, "{with_buffers}");
+    let after = resident(&cache, plain);
+    assert!(after > 60 << 20, "{after}");
 }

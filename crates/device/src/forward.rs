@@ -66,6 +66,11 @@ macro_rules! forward {
             $to.queue_depth()
         }
     };
+    (@claim_buffers $self:ident $to:expr) => {
+        fn claim_buffers(&$self, most_bytes: usize) -> usize {
+            $to.claim_buffers(most_bytes)
+        }
+    };
     (@dax $self:ident $to:expr) => {
         fn dax(&$self) -> Option<(*mut u8, usize)> {
             $to.dax()

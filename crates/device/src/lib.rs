@@ -151,6 +151,15 @@ pub trait Device: Send + Sync + 'static {
         1
     }
 
+    /// Asks how much memory the device takes for buffers of its own, and that it keep to `most_bytes`. A cache asks when it
+    /// attaches the device, and takes the answer off its budget until it detaches it. Once lowered it stays so.
+    ///
+    /// The default is none.
+    fn claim_buffers(&self, most_bytes: usize) -> usize {
+        let _ = most_bytes;
+        0
+    }
+
     /// Returns the bytes themselves if the device is byte-addressable (DAX): base address and
     /// length.
     fn dax(&self) -> Option<(*mut u8, usize)> {
@@ -171,7 +180,7 @@ pub trait Device: Send + Sync + 'static {
 impl<D: Device + ?Sized> Device for Arc<D> {
     forward!(self => (**self);
         name, identity, len_bytes, alignment_bytes, is_writable, read_at, write_at,
-        writes_are_signal_safe, sync, run, queue_depth, dax, page_cache_file, access_path);
+        writes_are_signal_safe, sync, run, queue_depth, claim_buffers, dax, page_cache_file, access_path);
 }
 
 /// One transfer of a [`Batch`].

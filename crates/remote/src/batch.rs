@@ -116,7 +116,8 @@ impl Running<'_> {
     fn pull(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<Vec<Piece>> {
         let largest = self.device.largest_request_bytes() as u64;
         let mut pieces = vec![];
-        while self.transfers.len() < depth {
+        // At least one, so that each transfer is started at some time.
+        while self.transfers.len() < depth && self.outstanding_bytes() < self.device.batch_bytes() {
             let request = batch.next();
             if !self.engine.is_current() {
                 return None;
@@ -145,6 +146,10 @@ impl Running<'_> {
         Some(pieces)
     }
 
+    fn outstanding_bytes(&self) -> usize {
+        self.transfers.0.iter().flatten().map(|transfer| transfer.left_bytes).sum()
+    }
+
     /// Reads pieces from the tier, and requests those that turn out not to be there.
     fn read_near(&mut self, batch: &mut dyn Batch, pieces: Vec<Piece>) -> Option<()> {
         let mut gone = vec![];
@@ -171,7 +176,8 @@ impl Running<'_> {
 
     fn request(&mut self, pieces: Vec<Piece>) {
         let costs = self.device.costs();
-        for mut group in merge(pieces, costs.gap_bytes(), costs.merged_bytes()) {
+        let most = self.device.largest_request_bytes() as u64;
+        for mut group in merge(pieces, costs.gap_bytes(), costs.merged_bytes().min(most)) {
             if let Some(tier) = self.engine.tier() {
                 // So that groups that share a sub-block do not both bring it.
                 group.range = tier.whole(group.range);

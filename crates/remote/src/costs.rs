@@ -30,6 +30,9 @@ pub struct RemoteStats {
     pub requests: u64,
     /// Ranges of the object that were requested, each with its retries.
     pub ranges: u64,
+    /// Those that were late, so that a second request was sent; see
+    /// [`RemoteOptions::hedge`](crate::RemoteOptions::hedge).
+    pub hedged_ranges: u64,
     /// Those that failed.
     pub failed_ranges: u64,
     /// Bytes of the object received, with the gaps that merged requests read along and what failed requests brought.
@@ -56,6 +59,7 @@ pub(crate) struct Costs {
     price_per_million: f64,
     price_per_gib: f64,
     pub ranges: AtomicU64,
+    pub hedged_ranges: AtomicU64,
     pub failed_ranges: AtomicU64,
     pub received_bytes: AtomicU64,
     pub delivered_bytes: AtomicU64,
@@ -75,6 +79,7 @@ impl Costs {
             price_per_million: options.price_per_million,
             price_per_gib: options.price_per_gib,
             ranges: AtomicU64::new(0),
+            hedged_ranges: AtomicU64::new(0),
             failed_ranges: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
             delivered_bytes: AtomicU64::new(0),
@@ -94,6 +99,13 @@ impl Costs {
             let rate = body_bytes as f64 / transfer.as_secs_f64() * in_flight as f64;
             smooth(&self.bytes_per_second, rate as u64);
         }
+    }
+
+    /// How long a request of so many bytes usually takes while all places are occupied.
+    pub fn expected(&self, bytes: u64) -> Duration {
+        let latency = Duration::from_nanos(self.latency_ns.load(RELAXED));
+        let rate = self.bytes_per_second.load(RELAXED).max(1) / self.in_flight;
+        latency + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64)
     }
 
     /// What a place could receive in the time of a request's latency.
@@ -126,6 +138,7 @@ impl Costs {
         RemoteStats {
             requests,
             ranges: self.ranges.load(RELAXED),
+            hedged_ranges: self.hedged_ranges.load(RELAXED),
             failed_ranges: self.failed_ranges.load(RELAXED),
             received_bytes,
             delivered_bytes: self.delivered_bytes.load(RELAXED),

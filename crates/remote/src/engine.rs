@@ -8,16 +8,19 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use aquifer_sys::thread::{self, Thread};
 use aquifer_vm::ProcessMark;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Builder, Handle};
+use tokio::sync::Notify;
 
+use crate::ahead::{Ahead, Step};
+use crate::buffers::Buffers;
 use crate::connection::{Connector, install_crypto};
 use crate::costs::Costs;
-use crate::fetch::{Fetcher, Version};
+use crate::fetch::{Body, Fetcher, Version};
 use crate::location::Location;
 use crate::mailbox::{Answer, Mailbox};
 use crate::tier::OpenTier;
@@ -33,6 +36,11 @@ struct Served {
 struct Shared {
     fetcher: Fetcher,
     mailbox: Mailbox,
+    costs: Arc<Costs>,
+    buffers: Arc<Buffers>,
+    ahead: Mutex<Ahead>,
+    /// What was asked for ahead has come, or has failed.
+    landed: Notify,
     /// Unset until the object is open.
     served: OnceLock<Served>,
     is_ending: AtomicBool,
@@ -52,6 +60,7 @@ impl Engine {
         options: &RemoteOptions,
         connector: Connector,
         costs: Arc<Costs>,
+        buffers: Arc<Buffers>,
     ) -> Result<Engine, RemoteError> {
         let system = |what| {
             let url = location.shown.clone();
@@ -64,9 +73,13 @@ impl Engine {
             .build()
             .map_err(system("cannot start a runtime"))?;
         let shared = Arc::new(Shared {
-            fetcher: Fetcher::new(location, options, connector, costs)?,
+            fetcher: Fetcher::new(location, options, connector, costs.clone(), buffers.clone())?,
             mailbox: Mailbox::new().map_err(system("cannot make an eventfd"))?,
             served: OnceLock::new(),
+            costs,
+            buffers,
+            ahead: Mutex::default(),
+            landed: Notify::new(),
             is_ending: AtomicBool::new(false),
             url: location.shown.clone(),
         });
@@ -165,12 +178,73 @@ impl Shared {
             // A part of the time is for the wait for others, and at least half for a download.
             Some(tier) => {
                 let timeout = self.fetcher.timeout;
-                let obtained = tier.obtain(range.clone(), timeout / 2, fetch);
+                let obtained = tier.obtain(range.clone(), timeout / 2, &self.buffers, fetch);
                 let in_time = tokio::time::timeout(timeout, obtained).await;
                 in_time.unwrap_or_else(|_| Err(self.fetcher.timed_out(range, None)))
             }
         };
         Some(read.map_err(Arc::new))
+    }
+}
+
+/// Reading ahead.
+impl Shared {
+    /// Reads a range, and what may be asked for next.
+    async fn read_alone(&self, range: Range<u64>) -> Option<Answer> {
+        let timeout = self.fetcher.timeout;
+        let in_time = tokio::time::timeout(timeout, self.read_in_time(range.clone())).await;
+        in_time.unwrap_or_else(|_| Some(Err(Arc::new(self.fetcher.timed_out(range, None)))))
+    }
+
+    async fn read_in_time(&self, read: Range<u64>) -> Option<Answer> {
+        let Served { version, tier } = self.served.get()?;
+        let kept_bytes = self.buffers.ahead_bytes() as u64;
+        let most_bytes =
+            self.costs.merged_bytes().min(self.buffers.request_bytes() as u64).min(kept_bytes);
+        loop {
+            let landed = self.landed.notified();
+            let step = self.ahead().step(read.clone(), most_bytes, version.len_bytes);
+            match step {
+                Step::Here(body) => return Some(Ok(body)),
+                Step::Wait => landed.await,
+                Step::Bring(range) => {
+                    let mut bringing = Bringing {
+                        shared: self,
+                        read_bytes: read.end - read.start,
+                        range: range.clone(),
+                        body: None,
+                        kept_bytes,
+                    };
+                    let answer = self.read(range).await?;
+                    if tier.is_none() {
+                        bringing.body = answer.as_ref().ok().cloned();
+                    }
+                    return Some(answer);
+                }
+            }
+        }
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, Ahead> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A range is being brought: ends also if it is given up.
+struct Bringing<'a> {
+    shared: &'a Shared,
+    read_bytes: u64,
+    range: Range<u64>,
+    body: Option<Body>,
+    kept_bytes: u64,
+}
+
+impl Drop for Bringing<'_> {
+    fn drop(&mut self) {
+        let mut ahead = self.shared.ahead();
+        ahead.done(&self.range, self.read_bytes, self.body.as_ref(), self.kept_bytes);
+        drop(ahead);
+        self.shared.landed.notify_waiters();
     }
 }
 
@@ -188,7 +262,7 @@ async fn serve(event: AsyncFd<OwnedFd>, shared: &Arc<Shared>) {
             });
             let shared = shared.clone();
             tokio::spawn(async move {
-                if let Some(answer) = shared.read(range).await {
+                if let Some(answer) = shared.read_alone(range).await {
                     promise.keep(answer);
                 }
             });
@@ -233,7 +307,9 @@ mod tests {
         let location = Location::parse("file:///no/such/file").unwrap();
         let options = RemoteOptions::default();
         let costs = Arc::new(Costs::new(&options));
-        let engine = Engine::start(&location, &options, Connector::default(), costs).unwrap();
+        let buffers = Arc::new(Buffers::new(1 << 20));
+        let engine =
+            Engine::start(&location, &options, Connector::default(), costs, buffers).unwrap();
         // Without a version the thread drops the request.
         let answer = engine.mailbox().read(0..10, Duration::from_secs(60), |answer| {
             matches!(answer.as_ref().map_err(Arc::as_ref), Err(RemoteError::Stopped { .. }))

@@ -5,20 +5,26 @@
 //! the number of bytes of its body. Bytes reach a caller only when all of them agree.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::{Either, select};
 use object_store::client::HttpErrorKind;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio::sync::Semaphore;
 
+use crate::buffers::Buffers;
 use crate::connection::{Connector, Notes, Seen};
 use crate::costs::Costs;
 use crate::location::{Location, Scheme};
 use crate::{RemoteError, RemoteOptions};
+
+/// An answer that takes so many times as long as usual is late.
+const LATE_FACTOR: u32 = 4;
 
 /// The version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +76,11 @@ impl Body {
         Body { pieces: vec![bytes.into()], skip: 0 }
     }
 
+    /// The body without its first bytes.
+    pub fn after(&self, bytes: usize) -> Body {
+        Body { skip: self.skip + bytes, ..self.clone() }
+    }
+
     /// Bodies of ranges that follow each other, of which a caller wants what is behind the first `skip` bytes.
     pub fn joined(bodies: impl Iterator<Item = Body>, skip: usize) -> Body {
         let pieces = bodies.flat_map(|body| {
@@ -101,7 +112,9 @@ pub(crate) struct Fetcher {
     location: Location,
     pub timeout: Duration,
     unversioned: bool,
+    is_hedging: bool,
     places: Semaphore,
+    buffers: Arc<Buffers>,
     under_way: AtomicU64,
     costs: Arc<Costs>,
 }
@@ -112,12 +125,15 @@ impl Fetcher {
         options: &RemoteOptions,
         connector: Connector,
         costs: Arc<Costs>,
+        buffers: Arc<Buffers>,
     ) -> Result<Fetcher, RemoteError> {
         Ok(Fetcher {
             store: location.store(options, connector)?,
             location: location.clone(),
             timeout: options.timeout,
             unversioned: options.unversioned,
+            is_hedging: options.hedge,
+            buffers,
             places: Semaphore::new(options.in_flight),
             under_way: AtomicU64::new(0),
             costs,
@@ -155,17 +171,37 @@ impl Fetcher {
 
     /// Reads a range that is not empty and inside the object.
     pub async fn fetch(&self, range: Range<u64>, version: &Version) -> Result<Body, RemoteError> {
-        let notes = Notes::default();
-        let result = {
-            let fetched = self.fetch_in_time(range.clone(), version, &notes);
-            match tokio::time::timeout(self.timeout, fetched).await {
-                Ok(result) => result,
-                Err(_) => Err(self.timed_out(range, seen(&notes).status)),
+        let wanted = range.end - range.start;
+        let result = if self.is_hedging {
+            let first = pin!(self.attempt(range.clone(), version));
+            let late = pin!(tokio::time::sleep(self.costs.expected(wanted) * LATE_FACTOR));
+            match select(first, late).await {
+                Either::Left((result, _)) => result,
+                Either::Right(((), first)) => {
+                    self.costs.hedged_ranges.fetch_add(1, Ordering::Relaxed);
+                    let second = pin!(self.attempt(range, version));
+                    match select(first, second).await {
+                        Either::Left((Err(_), second)) => second.await,
+                        Either::Right((Err(_), first)) => first.await,
+                        Either::Left((result, _)) | Either::Right((result, _)) => result,
+                    }
+                }
             }
+        } else {
+            self.attempt(range, version).await
         };
         self.costs.ranges.fetch_add(1, Ordering::Relaxed);
         self.costs.failed_ranges.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
         result
+    }
+
+    async fn attempt(&self, range: Range<u64>, version: &Version) -> Result<Body, RemoteError> {
+        let notes = Notes::default();
+        let fetched = self.fetch_in_time(range.clone(), version, &notes);
+        match tokio::time::timeout(self.timeout, fetched).await {
+            Ok(result) => result,
+            Err(_) => Err(self.timed_out(range, seen(&notes).status)),
+        }
     }
 
     async fn fetch_in_time(
@@ -175,6 +211,7 @@ impl Fetcher {
         notes: &Notes,
     ) -> Result<Body, RemoteError> {
         let _place = self.places.acquire().await.expect("never closed");
+        let _memory = self.buffers.take(range.end - range.start).await;
         let _under_way = UnderWay::new(&self.under_way);
         let failed = |error| self.classify(range.clone(), &error, &seen(notes), Some(version));
         let changed = |what| RemoteError::Changed {

@@ -37,7 +37,9 @@
 //!
 //! The first device installs `rustls` with `ring` as the process's provider of TLS, if the program has not installed one.
 
+mod ahead;
 mod batch;
+mod buffers;
 mod connection;
 mod costs;
 mod engine;
@@ -60,6 +62,7 @@ use std::time::Duration;
 
 use aquifer_device::{Batch, Device, DeviceError, IoOperation};
 
+use buffers::Buffers;
 use connection::Connector;
 use costs::Costs;
 use engine::Engine;
@@ -79,6 +82,7 @@ pub struct RemoteDevice {
     version: Arc<Version>,
     connector: Connector,
     costs: Arc<Costs>,
+    buffers: Arc<Buffers>,
     /// A box; replaced in a forked child, which leaks its parent's.
     engine: AtomicPtr<Engine>,
     /// Why the tier could not be opened.
@@ -105,7 +109,9 @@ impl RemoteDevice {
         let location = Location::parse(url)?;
         let connector = Connector::default();
         let costs = Arc::new(Costs::new(&options));
-        let engine = Engine::start(&location, &options, connector.clone(), costs.clone())?;
+        let buffers = Arc::new(Buffers::new(options.buffer_bytes));
+        let engine =
+            Engine::start(&location, &options, connector.clone(), costs.clone(), buffers.clone())?;
         let version = Arc::new(engine.open()?);
         let device = RemoteDevice {
             stopped: Arc::new(RemoteError::Stopped { url: location.shown.clone() }),
@@ -114,6 +120,7 @@ impl RemoteDevice {
             version,
             connector,
             costs,
+            buffers,
             engine: AtomicPtr::new(Box::into_raw(Box::new(engine))),
             tier_problem: OnceLock::new(),
         };
@@ -153,8 +160,10 @@ impl RemoteDevice {
         if engine.is_current() {
             return Ok(engine);
         }
-        let costs = self.costs.clone();
-        let fresh = Engine::start(&self.location, &self.options, self.connector.clone(), costs)?;
+        // What the parent's requests had taken at the fork is theirs for good.
+        let buffers = Arc::new(Buffers::new(self.buffers.limit_bytes()));
+        let (connector, costs) = (self.connector.clone(), self.costs.clone());
+        let fresh = Engine::start(&self.location, &self.options, connector, costs, buffers)?;
         fresh.serve(self.version.clone(), self.open_tier());
         let fresh = Box::into_raw(Box::new(fresh));
         // Release: another thread sees a complete engine. Acquire: this one, if the other was first.
@@ -177,7 +186,11 @@ impl RemoteDevice {
     }
 
     fn largest_request_bytes(&self) -> usize {
-        self.options.largest_request_bytes
+        self.options.largest_request_bytes.min(self.buffers.request_bytes())
+    }
+
+    fn batch_bytes(&self) -> usize {
+        self.buffers.batch_bytes()
     }
 
     fn delivered(&self, bytes: usize) {
@@ -258,7 +271,7 @@ impl Device for RemoteDevice {
             return Ok(readable);
         }
         let mut start = offset_bytes;
-        for piece in buffer[..readable].chunks_mut(self.options.largest_request_bytes) {
+        for piece in buffer[..readable].chunks_mut(self.largest_request_bytes()) {
             self.read_piece(engine, start, piece)?;
             start += piece.len() as u64;
         }
@@ -285,6 +298,10 @@ impl Device for RemoteDevice {
                 }
             }
         }
+    }
+
+    fn claim_buffers(&self, most_bytes: usize) -> usize {
+        self.buffers.lower(most_bytes)
     }
 
     fn queue_depth(&self) -> usize {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::buffers::SMALLEST_BUFFER_BYTES;
 use crate::{RemoteDevice, RemoteError, Tier};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -13,6 +14,7 @@ const DEFAULT_IN_FLIGHT: usize = 64;
 /// A page.
 pub(crate) const SMALLEST_REQUEST_BYTES: usize = 4 << 10;
 const LARGEST_REQUEST_BYTES: usize = 8 << 20;
+const DEFAULT_BUFFER_BYTES: usize = 64 << 20;
 /// The list price of S3 for reads from its standard class; traffic inside a region is free.
 const DEFAULT_PRICE_PER_MILLION: f64 = 0.4;
 
@@ -47,6 +49,8 @@ pub struct RemoteOptions {
     pub(crate) price_per_million: f64,
     pub(crate) price_per_gib: f64,
     pub(crate) tier: Option<Tier>,
+    pub(crate) buffer_bytes: usize,
+    pub(crate) hedge: bool,
 }
 
 impl Default for RemoteOptions {
@@ -65,6 +69,8 @@ impl Default for RemoteOptions {
             price_per_million: DEFAULT_PRICE_PER_MILLION,
             price_per_gib: 0.0,
             tier: None,
+            buffer_bytes: DEFAULT_BUFFER_BYTES,
+            hedge: false,
         }
     }
 }
@@ -128,8 +134,8 @@ impl RemoteOptions {
         self
     }
 
-    /// Most bytes that one request asks for: from 4 KiB to 8 MiB, which is the default. With
-    /// [`RemoteOptions::in_flight`] it bounds the memory of answers under way.
+    /// Most bytes that one request asks for: from 4 KiB to 8 MiB, which is the default; and not more than an eighth of
+    /// [`RemoteOptions::buffer_bytes`].
     pub fn largest_request_bytes(mut self, bytes: usize) -> Self {
         self.largest_request_bytes = bytes.clamp(SMALLEST_REQUEST_BYTES, LARGEST_REQUEST_BYTES);
         self
@@ -143,6 +149,22 @@ impl RemoteOptions {
     /// [`RemoteStats::tier_problem`](crate::RemoteStats::tier_problem) and downloads.
     pub fn tier(mut self, tier: &Tier) -> Self {
         self.tier = Some(tier.clone());
+        self
+    }
+
+    /// Memory for answers, 64 MiB by default. A cache takes it off its budget while the device is attached, and lowers it to
+    /// a quarter of that budget. Half of it is for requests under way and for what waits to be written to the tier, a
+    /// quarter for bytes read ahead, and a quarter for answers that a batch has not copied yet; further batches at the same
+    /// time take as much again. What flies at once is bounded by it: bandwidth times latency should fit into half.
+    pub fn buffer_bytes(mut self, bytes: usize) -> Self {
+        self.buffer_bytes = bytes.clamp(SMALLEST_BUFFER_BYTES, 1 << 40);
+        self
+    }
+
+    /// Sends a second request where an answer takes four times as long as usual, and uses the answer that comes first; off by
+    /// default. For stores of which a few answers are slow; it costs those requests.
+    pub fn hedge(mut self, hedge: bool) -> Self {
+        self.hedge = hedge;
         self
     }
 
@@ -178,6 +200,8 @@ impl fmt::Debug for RemoteOptions {
             .field("in_flight", &self.in_flight)
             .field("largest_request_bytes", &self.largest_request_bytes)
             .field("tier", &self.tier)
+            .field("buffer_bytes", &self.buffer_bytes)
+            .field("hedge", &self.hedge)
             .finish_non_exhaustive()
     }
 }

@@ -408,3 +408,54 @@ fn errors_pass_through_a_cache() {
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     }
 }
+
+#[test]
+fn reads_in_order_take_few_requests() {
+    let bytes = pattern(4 << 20, 21);
+    let server = Server::new(bytes.clone());
+    let device = server.open();
+    server.plan(|_| Answer::Proper);
+    let mut buffer = vec![0; PAGE];
+    for at in (0..bytes.len()).step_by(PAGE) {
+        device.read_at(at as u64, &mut buffer).unwrap();
+        assert!(buffer == bytes[at..at + PAGE]);
+    }
+    let asked = server.asked().len();
+    assert!(asked < 100, "{asked} requests for 1024 pages");
+    let received = device.stats().received_bytes;
+    assert_eq!(received, bytes.len() as u64, "each byte once");
+    // Threads that wait for the same bytes do not ask for them twice.
+    server.plan(|_| Answer::Late);
+    let device = server.open();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut buffer = vec![0; PAGE];
+                for at in (0..1 << 18).step_by(PAGE) {
+                    device.read_at(at as u64, &mut buffer).unwrap();
+                    assert!(buffer == bytes[at..at + PAGE]);
+                }
+            });
+        }
+    });
+    let received = device.stats().received_bytes;
+    assert!(received < 1 << 20, "{received} for a quarter of a MiB");
+}
+
+#[test]
+fn a_late_answer_is_hedged() {
+    let bytes = pattern(100_000, 22);
+    let server = Server::new(bytes.clone());
+    let device = quick().hedge(true).open(&server.url()).unwrap();
+    // The first request never gets an answer, the second does.
+    server.plan(|number| if number == 0 { Answer::Silence } else { Answer::Proper });
+    let mut buffer = vec![0; 5000];
+    device.read_at(70, &mut buffer).unwrap();
+    assert!(buffer == bytes[70..5070]);
+    let stats = device.stats();
+    assert_eq!((stats.hedged_ranges, stats.ranges, stats.failed_ranges), (1, 1, 0));
+    // If the first fails meanwhile, the second counts.
+    server.plan(|number| if number == 1 { Answer::Late } else { Answer::Proper });
+    device.read_at(90_000, &mut buffer[..10]).unwrap();
+    assert!(buffer[..10] == bytes[90_000..90_010]);
+}

@@ -5,12 +5,16 @@
 
 use std::sync::atomic::Ordering;
 
+use aquifer_device::{Device, DeviceIdentity};
 use aquifer_sys::futex::MutexGuard;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 
 use super::Engine;
 use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
+
+/// Devices' buffers may take this part of a budget each.
+const BUFFERS_DIVISOR: u64 = 4;
 
 /// The kinds of interface that draw on the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,11 +32,23 @@ pub(super) struct Shares {
     weights: [f64; 3],
     /// Total length of all kernel-backed mappings.
     kernel_bytes: u64,
+    /// Memory that devices take for themselves, for each attached one.
+    buffers: Vec<(DeviceIdentity, u64)>,
 }
 
 impl Shares {
     pub fn new(budget_bytes: u64) -> Shares {
-        Shares { budget_bytes, users: [0; 3], weights: [1.0; 3], kernel_bytes: 0 }
+        let buffers = vec![];
+        Shares { budget_bytes, users: [0; 3], weights: [1.0; 3], kernel_bytes: 0, buffers }
+    }
+
+    /// The budget without the devices' buffers; those of a device that is attached twice count once.
+    fn bytes_for_pages(&self) -> u64 {
+        let counted =
+            |at: usize| self.buffers[..at].iter().any(|other| other.0 == self.buffers[at].0);
+        let buffers = (0..self.buffers.len()).filter(|&at| !counted(at));
+        let buffer_bytes: u64 = buffers.map(|at| self.buffers[at].1).sum();
+        self.budget_bytes.saturating_sub(buffer_bytes)
     }
 }
 
@@ -62,6 +78,29 @@ impl Engine {
     /// only part of its share.
     pub fn leave_budget(&self, kind: Kind) {
         self.count_out(self.shares.lock(), kind);
+    }
+
+    /// Takes a device's buffers off the budget, of which they may be a quarter.
+    pub fn join_buffers(&self, device: &dyn Device) {
+        // Not under the lock: the device may be an application's.
+        let most = self.budget_bytes() / BUFFERS_DIVISOR;
+        let bytes = device.claim_buffers(usize::try_from(most).unwrap_or(usize::MAX));
+        if bytes > 0 {
+            let mut shares = self.shares.lock();
+            shares.buffers.push((device.identity(), bytes as u64));
+            // The arena keeps the memory that it has.
+            let _ = self.divide(&shares);
+        }
+    }
+
+    /// Gives a device's buffers back to the budget.
+    pub fn leave_buffers(&self, device: &dyn Device) {
+        let identity = device.identity();
+        let mut shares = self.shares.lock();
+        if let Some(place) = shares.buffers.iter().position(|(other, _)| *other == identity) {
+            shares.buffers.swap_remove(place);
+            let _ = self.divide(&shares);
+        }
     }
 
     /// Counts in a kernel-backed mapping with its length and divides the budget anew.
@@ -119,9 +158,10 @@ impl Engine {
         };
         let others = weight(Kind::Mapped) + weight(Kind::Arena);
         // The kernel's share first: what its mappings cannot fill goes to the others.
-        let kernel = part(shares.budget_bytes, Kind::Kernel, others + weight(Kind::Kernel))
+        let budget_bytes = shares.bytes_for_pages();
+        let kernel = part(budget_bytes, Kind::Kernel, others + weight(Kind::Kernel))
             .min(kernel_need_bytes(shares.kernel_bytes));
-        let share = |kind| part(shares.budget_bytes.saturating_sub(kernel), kind, others);
+        let share = |kind| part(budget_bytes.saturating_sub(kernel), kind, others);
         let frames = |bytes: u64| (bytes / self.options.page_bytes as u64) as usize;
         let mapped = frames(share(Kind::Mapped));
         let probation = (mapped as f64 * f64::from(self.mapped.probation_share())) as usize;

@@ -108,7 +108,10 @@ impl RowsOptions {
             len_bytes: layout.bytes_of(layout.rows).start,
             writable: false,
         })?;
-        let table = Table::new(budget_bytes, layout.row_bytes, layout.rows)
+        let most_buffers = usize::try_from(budget_bytes / 4).unwrap_or(usize::MAX);
+        let buffer_bytes = device.claim_buffers(most_buffers) as u64;
+        let table_bytes = budget_bytes.saturating_sub(buffer_bytes).max(min_bytes);
+        let table = Table::new(table_bytes, layout.row_bytes, layout.rows)
             .map_err(|source| CacheError::Kernel { what: "reserving memory for rows", source })?;
         Ok(Rows {
             _claim: claim,

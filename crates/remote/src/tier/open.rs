@@ -10,20 +10,19 @@ use std::time::{Duration, Instant};
 
 use aquifer_sys::thread::{self, Thread};
 use futures_util::future::try_join_all;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::directory::{ControlFile, Directory};
 use super::evict;
 use super::layout::SUB_BLOCK_BYTES;
 use super::object::ObjectFile;
 use super::{Tier, TierError};
+use crate::buffers::Buffers;
 use crate::fetch::Body;
 
 /// How often a lease of another process is tried again, at first and at last.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_millis(16);
-/// Bytes that wait to be written; more waits to be downloaded.
-const ROOM_BYTES: usize = 64 << 20;
 /// Most bytes copied together for one write.
 const WRITE_BYTES: usize = 1 << 20;
 /// Sub-blocks read at a time.
@@ -42,7 +41,6 @@ struct Core {
 /// An object's version in a tier, open for a device.
 pub(crate) struct OpenTier {
     core: Arc<Core>,
-    room: Arc<Semaphore>,
     jobs: Mutex<Option<Sender<Job>>>,
     writer: Mutex<Option<Thread>>,
 }
@@ -86,12 +84,7 @@ impl OpenTier {
         });
         let writer = writer
             .map_err(|error| TierError::system(tier.path(), "cannot start a thread", error))?;
-        Ok(OpenTier {
-            core,
-            room: Arc::new(Semaphore::new(ROOM_BYTES)),
-            jobs: Mutex::new(Some(sender)),
-            writer: Mutex::new(Some(writer)),
-        })
+        Ok(OpenTier { core, jobs: Mutex::new(Some(sender)), writer: Mutex::new(Some(writer)) })
     }
 
     /// See [`ObjectFile::read`]. Async-signal-safe.
@@ -121,6 +114,7 @@ impl OpenTier {
         &self,
         range: Range<u64>,
         patience: Duration,
+        buffers: &Buffers,
         fetch: impl Fn(Range<u64>) -> F,
     ) -> Result<Body, E>
     where
@@ -135,7 +129,9 @@ impl OpenTier {
             if let Some(lease) = &lease
                 && self.problem().is_none()
             {
-                self.write_later(run.clone(), body.clone(), lease.clone()).await;
+                let bytes = geometry.bytes_of(run.clone());
+                let room = buffers.take(bytes.end - bytes.start).await;
+                self.write_later(run.clone(), body.clone(), lease.clone(), room);
             }
             parts.put(run, body);
         }
@@ -172,10 +168,13 @@ impl OpenTier {
         }
     }
 
-    async fn write_later(&self, sub_blocks: Range<u64>, body: Body, lease: Arc<Lease>) {
-        let bytes = (sub_blocks.end - sub_blocks.start) * SUB_BLOCK_BYTES;
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(ROOM_BYTES as u32);
-        let room = self.room.clone().acquire_many_owned(bytes).await.expect("never closed");
+    fn write_later(
+        &self,
+        sub_blocks: Range<u64>,
+        body: Body,
+        lease: Arc<Lease>,
+        room: OwnedSemaphorePermit,
+    ) {
         if let Some(jobs) = &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
             // Without a receiver the thread has panicked.
             let _ = jobs.send(Job { sub_blocks, body, lease, _room: room });

@@ -1,0 +1,98 @@
+//! The memory that a device takes for answers, of which a cache takes off its own.
+//!
+//! Half is for requests under way and for what waits to be written to the tier, a quarter for bytes that were brought beyond
+//! what was asked for (`ahead`), and a quarter for the answers that a batch has not copied yet. Each batch counts for itself,
+//! because it calls the application, which may wait for another.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::options::SMALLEST_REQUEST_BYTES;
+
+/// What a permit stands for.
+const UNIT_BYTES: usize = 4 << 10;
+/// A request's share: of what requests may take together, a quarter.
+const REQUEST_DIVISOR: usize = 8;
+pub(crate) const SMALLEST_BUFFER_BYTES: usize = REQUEST_DIVISOR * SMALLEST_REQUEST_BYTES;
+
+pub(crate) struct Buffers {
+    limit_bytes: AtomicUsize,
+    under_way: Arc<Semaphore>,
+}
+
+impl Buffers {
+    pub fn new(limit_bytes: usize) -> Buffers {
+        let under_way = Arc::new(Semaphore::new(units(limit_bytes)));
+        Buffers { limit_bytes: AtomicUsize::new(limit_bytes), under_way }
+    }
+
+    // Relaxed: a number that orders nothing.
+    pub fn limit_bytes(&self) -> usize {
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Lowers the limit to `bytes`, if it is higher; returns what it is.
+    pub fn lower(&self, bytes: usize) -> usize {
+        let bytes = bytes.max(SMALLEST_BUFFER_BYTES);
+        let before = self.limit_bytes.fetch_min(bytes, Ordering::Relaxed);
+        if bytes < before {
+            // Of what is in use right now, nothing is taken away.
+            self.under_way.forget_permits(units(before) - units(bytes));
+        }
+        before.min(bytes)
+    }
+
+    /// Most bytes of one request.
+    pub fn request_bytes(&self) -> usize {
+        self.limit_bytes() / REQUEST_DIVISOR
+    }
+
+    /// Most bytes of answers that one batch has not copied yet.
+    pub fn batch_bytes(&self) -> usize {
+        self.limit_bytes() / 4
+    }
+
+    /// Most bytes kept of what was brought beyond what was asked for.
+    pub fn ahead_bytes(&self) -> usize {
+        self.limit_bytes() / 4
+    }
+
+    /// Waits for memory.
+    pub async fn take(&self, bytes: u64) -> OwnedSemaphorePermit {
+        let most = units(self.limit_bytes());
+        let units = usize::try_from(bytes).map_or(most, |bytes| bytes.div_ceil(UNIT_BYTES));
+        let units = units.min(most) as u32;
+        self.under_way.clone().acquire_many_owned(units).await.expect("never closed")
+    }
+}
+
+fn units(limit_bytes: usize) -> usize {
+    limit_bytes / 2 / UNIT_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn memory_is_waited_for_and_lowered() {
+        let buffers = Arc::new(Buffers::new(1 << 20));
+        let one = buffers.take(300 << 10).await;
+        let waiting = tokio::spawn({
+            let buffers = buffers.clone();
+            async move { drop(buffers.take(300 << 10).await) }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(one);
+        waiting.await.unwrap();
+        assert_eq!(buffers.lower(2 << 20), 1 << 20);
+        assert_eq!(buffers.lower(1), SMALLEST_BUFFER_BYTES);
+        assert_eq!(buffers.under_way.available_permits(), SMALLEST_BUFFER_BYTES / 2 / UNIT_BYTES);
+        // More than all there is: all.
+        drop(buffers.take(u64::MAX).await);
+        assert!(buffers.request_bytes() >= SMALLEST_REQUEST_BYTES);
+    }
+}
