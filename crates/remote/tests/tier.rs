@@ -134,7 +134,7 @@ fn several_devices_download_each_byte_once() {
     let bytes = pattern(LEN, 4);
     let (server, node) = (Server::new(bytes.clone()), Node::new());
     // So that the downloads overlap.
-    server.plan(|_| Answer::Late);
+    server.plan(|_| Answer::Late(Duration::from_millis(20)));
     let devices: Vec<_> = (0..4).map(|_| node.open(&server)).collect();
     std::thread::scope(|scope| {
         for (seed, device) in devices.iter().enumerate() {

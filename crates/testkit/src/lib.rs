@@ -1,5 +1,5 @@
 //! Shared test support: seeded randomness, access traces, plain models of published algorithms to
-//! compare the real implementations with, and a device and a file system that fail. It knows no
+//! compare the real implementations with, and a device, a file system and an object server that fail. It knows no
 //! pool: `aquifer-crashkit` has what tests of pools share.
 //!
 //! Everything here is deterministic: the same seed gives the same trace on every machine, so a
@@ -12,6 +12,8 @@ pub mod child;
 pub mod failing_device;
 pub mod faulty_files;
 pub mod model;
+#[cfg(feature = "object-server")]
+pub mod object_server;
 pub mod rng;
 pub mod stripes;
 pub mod trace;
