@@ -16,7 +16,7 @@
 //! prints its counters in JSON. Meanwhile they are at `/-/counters`; a POST to `/-/reset` starts counting anew, and a POST
 //! to `/-/faults` replaces the faults by those in its body, one a word.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -81,6 +81,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<(), String> {
         Some(seconds) => ended.recv_timeout(seconds).map_err(drop),
         None => ended.recv().map_err(drop),
     };
-    println!("{}", server.counters_json());
+    // The starter may be gone.
+    let _ = writeln!(std::io::stdout(), "{}", server.counters_json());
     Ok(())
 }
