@@ -428,7 +428,7 @@ fn reads_in_order_take_few_requests() {
     let received = device.stats().received_bytes;
     assert_eq!(received, bytes.len() as u64, "each byte once");
     // Threads that wait for the same bytes do not ask for them twice.
-    server.plan(|_| Answer::Late);
+    server.plan(|_| Answer::Late(Duration::from_millis(20)));
     let device = server.open();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -458,7 +458,9 @@ fn a_late_answer_is_hedged() {
     let stats = device.stats();
     assert_eq!((stats.hedged_ranges, stats.ranges, stats.failed_ranges), (1, 1, 0));
     // If the first fails meanwhile, the second counts.
-    server.plan(|number| if number == 1 { Answer::Late } else { Answer::Proper });
+    server.plan(
+        |number| if number == 1 { Answer::Late(Duration::from_millis(20)) } else { Answer::Proper },
+    );
     device.read_at(90_000, &mut buffer[..10]).unwrap();
     assert!(buffer[..10] == bytes[90_000..90_010]);
 }
