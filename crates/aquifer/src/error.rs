@@ -281,8 +281,10 @@ fn kind_of_remote(error: Cause<'_>) -> Option<ErrorKind> {
         RemoteError::Unversioned { .. } | RemoteError::RangesIgnored { .. } => {
             ErrorKind::Unsupported
         }
-        RemoteError::NotFound { .. } => ErrorKind::NotFound,
+        RemoteError::NotFound { .. } | RemoteError::NoBucket { .. } => ErrorKind::NotFound,
         RemoteError::Denied { .. } => ErrorKind::PermissionDenied,
+        RemoteError::Exists { .. } => ErrorKind::AlreadyExists,
+        RemoteError::Cancelled { .. } => ErrorKind::Interrupted,
         RemoteError::TimedOut { .. } => ErrorKind::TimedOut,
         RemoteError::Changed { .. }
         | RemoteError::BadAnswer { .. }

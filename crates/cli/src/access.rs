@@ -37,6 +37,11 @@ pub struct ReadAccess {
 }
 
 impl ReadAccess {
+    /// The access for writing to another pool than the one that is read.
+    pub fn to_write(&self) -> Access {
+        Access { shared_memory: self.shared_memory.clone(), ..Access::default() }
+    }
+
     /// Whether the option is given.
     pub fn is_given(&self) -> bool {
         self.shared_memory.is_some()

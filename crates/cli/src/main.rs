@@ -29,6 +29,7 @@ mod object;
 mod output;
 mod pool;
 mod progress;
+mod remote;
 mod stat;
 mod version;
 

@@ -11,6 +11,8 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
 };
+use reqwest::Method;
+use reqwest::header::{HeaderValue, IF_NONE_MATCH};
 
 /// What was seen of one request and its retries.
 #[derive(Debug, Clone, Default)]
@@ -27,35 +29,49 @@ pub(crate) struct Seen {
     pub latency: Duration,
 }
 
-/// Travels with a request, as an extension.
+/// Travels with a request, as an extension; or with the task that makes it, where the library passes no extensions on.
 pub(crate) type Notes = Arc<Mutex<Seen>>;
+
+tokio::task_local! {
+    /// The notes of requests that carry none.
+    pub(crate) static NOTES: Notes;
+}
 
 /// Connects with reqwest, and counts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Connector {
     /// HTTP requests, also retries and those for credentials.
     pub requests: Arc<AtomicU64>,
+    /// Whether a multipart upload is completed only if there is no object of its name. The library can ask S3 for that,
+    /// but not through its interface.
+    pub completes_new_only: bool,
 }
 
 #[derive(Debug)]
 struct Counted {
     client: HttpClient,
-    requests: Arc<AtomicU64>,
+    connector: Connector,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Counted { client, requests: self.requests.clone() }))
+        Ok(HttpClient::new(Counted { client, connector: self.clone() }))
     }
 }
 
 #[async_trait::async_trait]
 impl HttpService for Counted {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
         // Relaxed: a counter.
-        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.connector.requests.fetch_add(1, Ordering::Relaxed);
         let notes = request.extensions().get::<Notes>().cloned();
+        let notes = notes.or_else(|| NOTES.try_with(Clone::clone).ok());
+        if self.connector.completes_new_only && completes_upload(&request) {
+            // Like the library's own condition, it needs no signature.
+            let any = const { HeaderValue::from_static("*") };
+            request.headers_mut().insert(IF_NONE_MATCH, any);
+        }
         let start = Instant::now();
         let result = self.client.execute(request).await;
         if let Some(notes) = notes {
@@ -74,6 +90,12 @@ impl HttpService for Counted {
         }
         result
     }
+}
+
+/// Whether a request completes a multipart upload of S3.
+fn completes_upload(request: &HttpRequest) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    request.method() == Method::POST && query.split('&').any(|pair| pair.starts_with("uploadId="))
 }
 
 /// Parses `bytes 0-9/100`, and `bytes */100` as an empty range.

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use aquifer_device::{DeviceError, IoOperation};
 
-/// An error of a remote device. URLs in it have no query.
+/// An error of a remote device or a store. URLs in it have no query; a range is of the bytes requested or sent, and empty
+/// for what concerns no bytes, such as a listing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
@@ -53,17 +54,40 @@ pub enum RemoteError {
         what: &'static str,
     },
     /// There is no such object.
-    #[error("{url}: bytes {} to {}: there is no such object", range.start, range.end)]
+    #[error("{url}{}: there is no such object", at(range))]
     NotFound {
         /// The URL.
         url: String,
         /// The bytes requested.
         range: Range<u64>,
     },
-    /// The server does not allow the credentials to read the object.
+    /// There is no such bucket, or the credentials may not see it.
     #[error(
-        "{url}: bytes {} to {}: permission denied (HTTP status {status}); check the credentials in the environment \
-         and the permissions of the object", range.start, range.end
+        "{url}: there is no such bucket; check its name, the endpoint and the region, or create it"
+    )]
+    NoBucket {
+        /// The URL.
+        url: String,
+    },
+    /// There is an object of this name, and it was not to be replaced.
+    #[error(
+        "{url}: there is an object of this name, which stays as it is; choose another name, or allow replacing it"
+    )]
+    Exists {
+        /// The URL.
+        url: String,
+    },
+    /// The caller asked to stop; see [`RemoteStore::cancelled_by`](crate::RemoteStore::cancelled_by).
+    #[error("{url}: cancelled")]
+    Cancelled {
+        /// The URL.
+        url: String,
+    },
+    /// The server does not allow the credentials to read or write the object.
+    #[error(
+        "{url}{}: permission denied (HTTP status {status}); check the credentials in the environment and the \
+         permissions of the object",
+        at(range)
     )]
     Denied {
         /// The URL.
@@ -85,7 +109,7 @@ pub enum RemoteError {
         range: Range<u64>,
     },
     /// The answer contradicts the request or itself; its bytes were discarded.
-    #[error("{url}: bytes {} to {}: the server's answer is wrong: {reason}", range.start, range.end)]
+    #[error("{url}{}: the server's answer is wrong: {reason}", at(range))]
     BadAnswer {
         /// The URL.
         url: String,
@@ -96,8 +120,8 @@ pub enum RemoteError {
     },
     /// The request and its retries did not end within the timeout.
     #[error(
-        "{url}: bytes {} to {}: no complete answer within {timeout:?}{}; raise the timeout, or try again",
-        range.start, range.end, last_status(*status)
+        "{url}{}: no complete answer within {timeout:?}{}; raise the timeout, or try again", at(range),
+        last_status(*status)
     )]
     TimedOut {
         /// The URL.
@@ -110,7 +134,7 @@ pub enum RemoteError {
         status: Option<u16>,
     },
     /// The server could not be reached, broke off, or refused, also in the retries.
-    #[error("{url}: bytes {} to {}: {reason}{}", range.start, range.end, last_status(*status))]
+    #[error("{url}{}: {reason}{}", at(range), last_status(*status))]
     Unavailable {
         /// The URL.
         url: String,
@@ -137,6 +161,13 @@ pub enum RemoteError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+fn at(range: &Range<u64>) -> String {
+    if range.is_empty() {
+        return String::new();
+    }
+    format!(": bytes {} to {}", range.start, range.end)
 }
 
 fn last_status(status: Option<u16>) -> String {

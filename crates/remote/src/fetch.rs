@@ -32,7 +32,7 @@ pub(crate) struct Version {
     pub len_bytes: u64,
     pub etag: Option<String>,
     /// Seconds; 0 if the server sends none.
-    modified: i64,
+    pub modified: i64,
 }
 
 impl Version {
@@ -127,9 +127,21 @@ impl Fetcher {
         costs: Arc<Costs>,
         buffers: Arc<Buffers>,
     ) -> Result<Fetcher, RemoteError> {
-        Ok(Fetcher {
-            store: location.store(options, connector)?,
-            location: location.clone(),
+        let store = location.store(options, connector)?;
+        Ok(Fetcher::with_store(store, location.clone(), options, costs, buffers))
+    }
+
+    /// Makes the requests of an object in a store that is open.
+    pub fn with_store(
+        store: Arc<dyn ObjectStore>,
+        location: Location,
+        options: &RemoteOptions,
+        costs: Arc<Costs>,
+        buffers: Arc<Buffers>,
+    ) -> Fetcher {
+        Fetcher {
+            store,
+            location,
             timeout: options.timeout,
             unversioned: options.unversioned,
             is_hedging: options.hedge,
@@ -137,7 +149,12 @@ impl Fetcher {
             places: Semaphore::new(options.in_flight),
             under_way: AtomicU64::new(0),
             costs,
-        })
+        }
+    }
+
+    /// The object's URL, for messages.
+    pub fn shown(&self) -> &str {
+        &self.location.shown
     }
 
     /// Finds the object's version.
@@ -293,12 +310,6 @@ impl Fetcher {
         use object_store::Error;
         let url = self.location.shown.clone();
         let changed = |what| RemoteError::Changed { url: url.clone(), range: range.clone(), what };
-        let unavailable = |reason| RemoteError::Unavailable {
-            url: url.clone(),
-            range: range.clone(),
-            reason,
-            status: seen.status,
-        };
         match (error, seen.status) {
             (Error::NotFound { .. }, _) => return RemoteError::NotFound { url, range },
             (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, status) => {
@@ -325,27 +336,39 @@ impl Fetcher {
                 return changed("its length differs");
             }
         }
-        let body_failure = http_kind(error);
-        match (body_failure.or(seen.failure), seen.status) {
-            (Some(HttpErrorKind::Timeout), _) => self.timed_out(range, seen.status),
-            (Some(HttpErrorKind::Connect), _) => unavailable("no connection to the server"),
-            (Some(_), _) => unavailable("the connection broke off"),
-            (None, Some(206)) => RemoteError::BadAnswer {
+        if let (None, None, Some(206)) = (http_kind(error), seen.failure, seen.status) {
+            return RemoteError::BadAnswer {
                 url,
                 range,
                 reason: "its range is not the one requested, or its headers are malformed",
-            },
-            (None, Some(300..400)) => {
-                unavailable("the server redirects; check endpoint and region")
-            }
-            (None, Some(400..500)) => unavailable("the server refused the request"),
-            (None, Some(_)) => unavailable("the server failed"),
-            (None, None) if self.location.scheme == Scheme::File => {
-                unavailable("the file could not be read")
-            }
-            (None, None) => unavailable("no request was sent; check the credentials"),
+            };
         }
+        unavailable(&self.location, range, error, seen, self.timeout)
     }
+}
+
+/// A failure that no particular answer explains.
+pub(crate) fn unavailable(
+    location: &Location,
+    range: Range<u64>,
+    error: &object_store::Error,
+    seen: &Seen,
+    timeout: Duration,
+) -> RemoteError {
+    let (url, status) = (location.shown.clone(), seen.status);
+    let reason = match (http_kind(error).or(seen.failure), status) {
+        (Some(HttpErrorKind::Timeout), _) => {
+            return RemoteError::TimedOut { url, range, timeout, status };
+        }
+        (Some(HttpErrorKind::Connect), _) => "no connection to the server",
+        (Some(_), _) => "the connection broke off",
+        (None, Some(300..400)) => "the server redirects; check endpoint and region",
+        (None, Some(400..500)) => "the server refused the request",
+        (None, Some(_)) => "the server failed",
+        (None, None) if location.scheme == Scheme::File => "the file could not be read or written",
+        (None, None) => "no request was sent; check the credentials",
+    };
+    RemoteError::Unavailable { url, range, reason, status }
 }
 
 /// The failure of the connection among the causes of an error.
@@ -360,7 +383,7 @@ fn http_kind(error: &object_store::Error) -> Option<HttpErrorKind> {
     None
 }
 
-fn seen(notes: &Notes) -> Seen {
+pub(crate) fn seen(notes: &Notes) -> Seen {
     notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 

@@ -48,11 +48,13 @@ mod fetch;
 mod location;
 mod mailbox;
 mod options;
+pub mod store;
 mod tier;
 
 pub use costs::RemoteStats;
 pub use error::RemoteError;
 pub use options::RemoteOptions;
+pub use store::RemoteStore;
 pub use tier::{Tier, TierError, TierInfo, TierObject, TierVerification};
 
 use std::fmt;

@@ -59,6 +59,7 @@ struct Configured {
     store: Arc<dyn ObjectStore>,
     server: Vec<String>,
 }
+const BAD_KEY: &str = "the key has an empty or a relative segment, or a control character";
 
 /// Where an object is.
 #[derive(Clone)]
@@ -73,7 +74,17 @@ pub(crate) struct Location {
 }
 
 impl Location {
+    /// Of an object.
     pub fn parse(text: &str) -> Result<Location, RemoteError> {
+        let location = Location::parse_store(text)?;
+        if location.is_prefix() {
+            return Err(RemoteError::InvalidUrl { url: location.shown, reason: "names no object" });
+        }
+        Ok(location)
+    }
+
+    /// Of an object, of what has a common prefix, or of a whole bucket.
+    pub fn parse_store(text: &str) -> Result<Location, RemoteError> {
         let invalid = |shown: String, reason| RemoteError::InvalidUrl { url: shown, reason };
         let Ok(url) = Url::parse(text) else {
             // Nothing of it is shown but its scheme: which part is a secret cannot be told.
@@ -112,13 +123,46 @@ impl Location {
         }
         let path = match scheme {
             Scheme::Http => Path::ROOT,
-            _ => match Path::from_url_path(url.path()) {
-                Ok(path) if path != Path::ROOT => path,
-                Ok(_) => return Err(invalid(shown, "names no object")),
-                Err(_) => return Err(invalid(shown, "the key has an empty or a relative segment")),
-            },
+            _ => Path::from_url_path(url.path()).map_err(|_| invalid(shown.clone(), BAD_KEY))?,
         };
         Ok(Location { scheme, url, path, shown })
+    }
+
+    /// Whether it names what has a common prefix rather than an object: it ends with a slash, or is a whole bucket.
+    pub fn is_prefix(&self) -> bool {
+        let path = self.url.path();
+        self.scheme != Scheme::Http && (path.is_empty() || path.ends_with('/'))
+    }
+
+    /// The last segment of the path, decoded.
+    pub fn name(&self) -> Option<String> {
+        let path = Path::from_url_path(self.url.path()).ok()?;
+        path.filename().map(str::to_owned)
+    }
+
+    /// Whether both are in the same store, so that a key tells them apart.
+    pub fn is_in_store_of(&self, other: &Location) -> bool {
+        let store =
+            |at: &Location| (at.scheme, at.url.host_str().map(str::to_owned), at.url.port());
+        let is_same_url = self.url == other.url;
+        if self.scheme == Scheme::Http { is_same_url } else { store(self) == store(other) }
+    }
+
+    /// The object of a key in the same store.
+    pub fn with_key(&self, key: &str) -> Result<Location, RemoteError> {
+        let path = match self.scheme {
+            Scheme::Http => return Ok(self.clone()),
+            _ => Path::parse(key).map_err(|_| RemoteError::InvalidUrl {
+                url: self.shown.clone(),
+                reason: BAD_KEY,
+            })?,
+        };
+        let mut url = self.url.clone();
+        // All of these schemes have paths.
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.clear().extend(path.as_ref().split('/'));
+        }
+        Ok(Location { scheme: self.scheme, shown: shown(&url), url, path })
     }
 
     /// Makes the store, whose requests go through `connector`.
@@ -307,6 +351,7 @@ mod tests {
             "s3://bucket/",
             "s3:///key",
             "s3://bucket/a//b",
+            "s3://bucket/a/",
             "gs://bucket/key?x",
             "http://host/#x",
             "ftp://host/file",

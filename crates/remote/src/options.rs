@@ -1,10 +1,12 @@
 //! How an object is opened.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffers::SMALLEST_BUFFER_BYTES;
-use crate::{RemoteDevice, RemoteError, Tier};
+use crate::store::Cancel;
+use crate::{RemoteDevice, RemoteError, RemoteStore, Tier};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -18,7 +20,7 @@ const DEFAULT_BUFFER_BYTES: usize = 64 << 20;
 /// The list price of S3 for reads from its standard class; traffic inside a region is free.
 const DEFAULT_PRICE_PER_MILLION: f64 = 0.4;
 
-/// How to open an object; from [`RemoteDevice::options`].
+/// How to open an object or a store; from [`RemoteDevice::options`].
 ///
 /// Credentials come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), from a web identity, or from the instance,
 /// in the way of the crate `object_store`. Its variable names are also the keys of [`RemoteOptions::config`].
@@ -51,6 +53,7 @@ pub struct RemoteOptions {
     pub(crate) tier: Option<Tier>,
     pub(crate) buffer_bytes: usize,
     pub(crate) hedge: bool,
+    pub(crate) cancel: Option<Cancel>,
 }
 
 impl Default for RemoteOptions {
@@ -71,6 +74,7 @@ impl Default for RemoteOptions {
             tier: None,
             buffer_bytes: DEFAULT_BUFFER_BYTES,
             hedge: false,
+            cancel: None,
         }
     }
 }
@@ -174,6 +178,22 @@ impl RemoteOptions {
         self.price_per_million = per_million_requests;
         self.price_per_gib = per_gib;
         self
+    }
+
+    /// Of a [`RemoteStore`]: a question that is asked while a call waits. If the answer is true, the call fails with
+    /// [`RemoteError::Cancelled`].
+    pub fn cancelled_by(mut self, is_cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.cancel = Some(Arc::new(is_cancelled));
+        self
+    }
+
+    /// Opens the store of a URL, of an object, of what has a common prefix, or of a whole bucket: `s3://bucket/key`,
+    /// `s3://bucket/prefix/`, `s3://bucket`. Nothing is requested yet.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn store(self, url: &str) -> Result<RemoteStore, RemoteError> {
+        RemoteStore::open_with(url, self)
     }
 
     /// Opens the object and pins its version, with a request for its first byte.

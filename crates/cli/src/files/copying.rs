@@ -25,6 +25,14 @@ A file gets its name only when it is complete, in one step that also replaces th
 a power cut leaves a partial file under the name. A command that is killed leaves nothing else in a pool; outside a pool it can leave \
 a file whose name begins with `.aquifer-`, which can be removed.";
 
+/// The help text of those that copy to and from object stores.
+pub const STORE_HELP: &str = "\
+An object holds only the content of a file. A name in an object store that ends with a slash, or a bucket, is a directory to copy \
+into; directories that are empty are not copied there, and symbolic links, devices, sockets and pipes are errors. Large files are \
+uploaded in parts. An object appears when it is complete, and what was uploaded of it is removed after an error or Ctrl-C; a command \
+that is killed leaves parts, which a rule of the bucket can remove. With --no-clobber the store itself is asked to create each object \
+only if there is none of its name. A copy of an object has its time, and the permissions of a new file.";
+
 /// Options of all of them.
 #[derive(Debug, clap::Args)]
 pub struct CopyArgs {
@@ -59,6 +67,11 @@ struct Report {
 }
 
 impl CopyArgs {
+    /// Whether existing files are replaced.
+    pub fn replaces(&self) -> bool {
+        !self.no_clobber
+    }
+
     fn choices(&self) -> Choices {
         Choices { recursive: self.recursive, no_clobber: self.no_clobber, verbose: self.verbose }
     }
@@ -71,6 +84,9 @@ impl CopyArgs {
         (to, destination): (&T, &Path),
         is_one_of_several: bool,
     ) -> Result<PathBuf> {
+        if to.is_flat() {
+            return Self::target_key(source, (to, destination), is_one_of_several);
+        }
         let there = to.item(destination, true)?;
         let is_directory = there.is_some_and(|there| there.kind == Kind::Directory);
         if is_directory && !self.no_target_directory {
@@ -93,6 +109,27 @@ impl CopyArgs {
             from.item(source, true)?.is_some_and(|item| item.kind == Kind::Directory);
         if wants_directory && !is_directory && !copies_directory {
             bail!("{}: No such file or directory; create it first", to.show(destination));
+        }
+        Ok(destination.to_owned())
+    }
+
+    /// In an object store the name alone tells a directory: it ends with a slash, or is the whole bucket.
+    fn target_key<T: Tree>(
+        source: &Path,
+        (to, destination): (&T, &Path),
+        is_one_of_several: bool,
+    ) -> Result<PathBuf> {
+        let bytes = destination.as_os_str().as_bytes();
+        if bytes.is_empty() || bytes.ends_with(b"/") {
+            return Ok(
+                last_name(source).map_or(destination.to_owned(), |name| destination.join(name))
+            );
+        }
+        if is_one_of_several {
+            bail!(
+                "{}: several sources can only be copied to a name that ends with a slash",
+                to.show(destination)
+            );
         }
         Ok(destination.to_owned())
     }

@@ -8,6 +8,7 @@ use anyhow::{Error, Result};
 use aquifer::{FsError, PoolError};
 
 use super::Place;
+use super::tree::StoreFailure;
 use crate::output;
 
 /// A failed operation on a file of a pool.
@@ -83,6 +84,9 @@ impl<T> At<T> for std::io::Result<T> {
 pub fn ends_everything(error: &Error) -> bool {
     if let Some(failure) = error.downcast_ref::<Failure>() {
         return failure.is_final;
+    }
+    if let Some(failure) = error.downcast_ref::<StoreFailure>() {
+        return failure.is_final();
     }
     let io = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
     let number = io.and_then(std::io::Error::raw_os_error);

@@ -1,31 +1,34 @@
-//! `aquifer get`: copies files and trees out of a pool.
-
-use std::path::PathBuf;
+//! `aquifer get`: copies files and trees out of a pool or an object store.
 
 use anyhow::Result;
 
-use super::copying::{self, CopyArgs, HELP};
-use super::tree::{Local, Pooled};
-use super::{PATHS_HELP, Place, Pools, place};
+use super::PATHS_HELP;
+use super::copying::{CopyArgs, HELP, STORE_HELP};
+use super::spot::{self, Spot};
+use super::transfer::{self, Ways};
 use crate::access::ReadAccess;
+use crate::remote::{self, RemoteArgs};
 
 /// Arguments of `aquifer get`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
+#[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{STORE_HELP}\n\n{PATHS_HELP}\n\n{}", remote::HELP))]
 pub struct Args {
-    /// Files and trees to copy, all from one pool
-    #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/SOURCE")]
-    sources: Vec<Place>,
+    /// Files and trees to copy, all from one pool or one object store
+    #[arg(required = true, value_parser = spot::url_or_place(), value_name = "POOL:/SOURCE|URL")]
+    sources: Vec<Spot>,
 
-    /// Target directory, or name of the copy
-    #[arg(value_name = "DEST")]
-    destination: PathBuf,
+    /// Target directory, or name of the copy: of the machine, of a pool or of an object store
+    #[arg(value_parser = spot::url_or_path(), value_name = "DEST")]
+    destination: Spot,
 
     #[command(flatten)]
     copy: CopyArgs,
 
     #[command(flatten)]
     access: ReadAccess,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -34,19 +37,14 @@ Examples:
   aquifer get data.pool:/today notes.txt              under another name
   aquifer get -r data.pool:/photos /backup            copy a tree into a directory
   aquifer get -r data.pool:/ everything               copy all files of a pool
+  aquifer get s3://bucket/rows.bin .                  download an object, under its own name
+  aquifer get -rT s3://bucket/photos photos           download what is below a prefix, as `photos`
+  aquifer get --anonymous s3://public/rows data.pool:/rows
 
-`aquifer cat` writes a file to standard output.";
+`aquifer cat` writes a file or an object to standard output.";
 
 /// Copies the files.
 pub fn run(args: &Args) -> Result<()> {
-    let (first, sources) = super::of_one_pool(&args.sources)?;
-    let pool = Pooled::new(Pools::to_read(&args.access).files(first)?, first);
-    copying::copy(
-        &args.copy,
-        (&pool, &sources),
-        (&Local, &args.destination),
-        copying::identity(first),
-        |_, _| Ok(()),
-    )?
-    .end()
+    let ways = Ways { copy: &args.copy, access: args.access.to_write(), remote: &args.remote };
+    transfer::run(&ways, &args.sources, &args.destination.clone().or_place())
 }

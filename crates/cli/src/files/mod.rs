@@ -26,7 +26,9 @@ mod mv;
 mod place;
 mod put;
 mod rm;
+mod spot;
 mod stat;
+mod transfer;
 mod tree;
 mod walk;
 
@@ -48,11 +50,11 @@ pub use stat::{StatArgs, run as run_stat};
 pub enum Command {
     /// List directories of a pool
     Ls(ls::Args),
-    /// Print files of a pool
+    /// Print files of a pool, or objects of object stores
     Cat(cat::Args),
-    /// Copy files and trees into a pool
+    /// Copy files and trees into a pool or an object store
     Put(put::Args),
-    /// Copy files and trees out of a pool
+    /// Copy files and trees out of a pool or an object store
     Get(get::Args),
     /// Copy files and trees within a pool, or to another pool
     Cp(cp::Args),

@@ -1,31 +1,34 @@
-//! `aquifer put`: copies files and trees from the machine's file systems into a pool.
-
-use std::path::PathBuf;
+//! `aquifer put`: copies files and trees into a pool or an object store.
 
 use anyhow::Result;
 
-use super::copying::{self, CopyArgs, HELP};
-use super::tree::{Local, Pooled};
-use super::{PATHS_HELP, Place, Pools, place};
+use super::PATHS_HELP;
+use super::copying::{CopyArgs, HELP, STORE_HELP};
+use super::spot::{self, Spot};
+use super::transfer::{self, Ways};
 use crate::access::Access;
+use crate::remote::{self, RemoteArgs};
 
 /// Arguments of `aquifer put`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
+#[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{STORE_HELP}\n\n{PATHS_HELP}\n\n{}", remote::HELP))]
 pub struct Args {
-    /// Files and trees to copy
-    #[arg(required = true, value_name = "SOURCE")]
-    sources: Vec<PathBuf>,
+    /// Files and trees to copy, of the machine or of one object store; for an object store also of one pool
+    #[arg(required = true, value_parser = spot::url_or_path(), value_name = "SOURCE")]
+    sources: Vec<Spot>,
 
     /// Target directory, or name of the copy
-    #[arg(value_parser = place::parser(), value_name = "POOL:/DEST")]
-    destination: Place,
+    #[arg(value_parser = spot::url_or_place(), value_name = "POOL:/DEST|URL")]
+    destination: Spot,
 
     #[command(flatten)]
     copy: CopyArgs,
 
     #[command(flatten)]
     access: Access,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -33,20 +36,21 @@ Examples:
   aquifer put notes.txt data.pool:/                   copy a file, under its own name
   aquifer put notes.txt data.pool:/today              under another name
   aquifer put -r photos music data.pool:/media        copy trees into a directory
-  aquifer put -r photos/. data.pool:/photos           copy the content of a directory";
+  aquifer put -r photos/. data.pool:/photos           copy the content of a directory
+  aquifer put rows.bin s3://bucket/                   upload a file, under its own name
+  aquifer put -r data.pool:/photos s3://bucket/2026/  upload a tree of a pool, as 2026/photos/…
+  aquifer put -r s3://bucket/photos data.pool:/       copy objects into a pool";
 
 /// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {
-    let mut pools = Pools::to_write(&args.access);
-    let pool = Pooled::new(pools.files(&args.destination)?, &args.destination);
-    let done = copying::copy(
-        &args.copy,
-        (&Local, &args.sources),
-        (&pool, args.destination.path()),
-        copying::identity(&args.destination),
-        |_, _| Ok(()),
-    );
-    // Also sync what was copied before an error or an interruption.
-    let synced = pools.sync();
-    done.and_then(|done| synced.and_then(|()| done.end()))
+    let ways = Ways { copy: &args.copy, access: args.access.clone(), remote: &args.remote };
+    // In front of a pool they are files, as they always were.
+    let to_store = args.destination.is_url();
+    let sources: Vec<Spot> = args
+        .sources
+        .iter()
+        .cloned()
+        .map(|spot| if to_store { spot.or_place() } else { spot })
+        .collect();
+    transfer::run(&ways, &sources, &args.destination)
 }

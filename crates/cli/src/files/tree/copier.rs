@@ -12,7 +12,8 @@
 //! they are complete, and are merged with existing ones.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
@@ -128,7 +129,9 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     }
 
     /// Returns what was copied and the failures. Removes the progress bar.
-    pub fn end(self) -> (Counts, Failures) {
+    pub fn end(mut self) -> (Counts, Failures) {
+        // Something is left only if a failure has stopped the command.
+        self.counts.files -= self.to.settle(true).len() as u64;
         self.bar.clear();
         (self.counts, self.failures)
     }
@@ -139,6 +142,22 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     /// # Errors
     /// A failure that stops the command.
     pub fn copy(&mut self, source: &Path, target: &Path) -> Result<()> {
+        self.copy_items(source, target)?;
+        self.settle(true)
+    }
+
+    /// Notes the failures of files that were being placed.
+    fn settle(&mut self, all: bool) -> Result<()> {
+        let mut outcome = Ok(());
+        for failure in self.to.settle(all) {
+            self.counts.files -= 1;
+            let noted = self.note(Err(failure));
+            outcome = outcome.and(noted);
+        }
+        outcome
+    }
+
+    fn copy_items(&mut self, source: &Path, target: &Path) -> Result<()> {
         let mut above = Vec::new();
         let begun = self.begin(source.to_owned(), target.to_owned(), !self.choices.recursive);
         self.push(begun, &mut above)?;
@@ -146,7 +165,9 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
             interrupt::check()?;
             match open.names.pop() {
                 Some(name) => {
-                    let (source, target) = (open.source.join(&name), open.target.join(&name));
+                    // A tree may mark names of directories by a slash.
+                    let plain = plain_name(&name);
+                    let (source, target) = (open.source.join(&name), open.target.join(plain));
                     let begun = self.begin(source, target, false);
                     self.push(begun, &mut above)?;
                 }
@@ -212,7 +233,9 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         let attributes = self.from.attributes(&source, true)?;
         // The root of a pool, or the directory that the user named, may be the target of a symbolic
         // link.
-        match self.to.item(&target, false)? {
+        let there = if self.to.is_flat() { None } else { self.to.item(&target, false)? };
+        match there {
+            None if self.to.is_flat() => {}
             None => {
                 self.to.make_directory(&target)?;
                 self.counts.directories += 1;
@@ -228,6 +251,10 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
 
     /// Checks that the target's name can be used.
     fn check_target(&self, item: &Item, target: &Path) -> Result<()> {
+        if self.to.is_flat() {
+            // An existing object is found when the new one is placed.
+            return Ok(());
+        }
         match self.to.item(target, false)? {
             Some(there) if there.kind == Kind::Directory => bail!(
                 "{}: Is a directory, and the source is not; remove it, or copy to another name",
@@ -290,13 +317,13 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
         }
         let attributes = self.from.attributes(source, follow)?;
         let content = self.from.open(source, follow)?;
-        let new = self.to.make_file(target)?;
+        let new = self.to.make_file(target, item.len_bytes)?;
         self.copy_content(&content, &new, item.len_bytes)?;
         self.counts.lost_attributes += new.finish(item, &attributes)?;
         new.place(!self.choices.no_clobber)?;
         self.counts.files += 1;
         self.note_name(item, target);
-        Ok(())
+        self.settle(false)
     }
 
     /// Creates another name of what was copied before under one of its names; false if it was not.
@@ -310,7 +337,7 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     }
 
     fn note_name(&mut self, item: &Item, target: &Path) {
-        if item.links > 1 {
+        if item.links > 1 && !self.to.is_flat() {
             self.linked.insert(item.identity, target.to_owned());
         }
     }
@@ -361,6 +388,10 @@ impl<'a, S: Tree, T: Tree> Copier<'a, S, T> {
     fn count(&mut self, bytes: u64) {
         self.bar.add_towards(bytes, self.total_bytes);
     }
+}
+
+fn plain_name(name: &OsStr) -> &OsStr {
+    name.as_bytes().strip_suffix(b"/").map_or(name, OsStr::from_bytes)
 }
 
 /// The error for copying a tree into itself.

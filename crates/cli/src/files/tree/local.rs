@@ -82,6 +82,10 @@ impl New for LocalNew {
     }
 
     fn place(self, replace: bool) -> Result<()> {
+        if let Some(file) = &self.file {
+            // A power cut may otherwise leave the name without the content.
+            at(&self.name, file.sync_data())?;
+        }
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let renamed = renameat_with(CWD, &self.temporary, CWD, &self.name, flags);
         at(&self.name, renamed.map_err(io::Error::from))
@@ -248,7 +252,7 @@ impl Tree for Local {
         Ok(attributes)
     }
 
-    fn make_file(&self, name: &Path) -> Result<LocalNew> {
+    fn make_file(&self, name: &Path, _len_bytes: u64) -> Result<LocalNew> {
         LocalNew::make(name, |path| {
             File::options().write(true).create_new(true).mode(0o600).open(path).map(Some)
         })

@@ -1,4 +1,4 @@
-//! File trees that can be copied into each other: in a pool, and in the machine's file systems.
+//! File trees that can be copied into each other: in a pool, in the machine's file systems, and in an object store.
 //!
 //! [`Tree`] is the interface that copying needs, [`Copier`] copies. A new item gets its name when
 //! it is complete; until then it is a [`New`].
@@ -6,6 +6,7 @@
 mod copier;
 mod local;
 mod pooled;
+mod stored;
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -18,6 +19,7 @@ use aquifer::fs::SpecialFile;
 pub use copier::{Choices, Copier, Counts, into_itself};
 pub use local::Local;
 pub use pooled::Pooled;
+pub use stored::{StoreFailure, Stored};
 
 /// The kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,13 +60,26 @@ pub trait Tree {
     /// A file or symbolic link that is being made.
     type New: New;
 
+    /// Whether a name needs no directory above it and holds nothing but content, as a key of an object store. Then each
+    /// name can be used, also that of a directory, and an item has one name.
+    fn is_flat(&self) -> bool {
+        false
+    }
+
+    /// Waits for files that [`New::place`] has only begun to place: for as many that few are left, or for all. Returns
+    /// the failures.
+    fn settle(&self, all: bool) -> Vec<anyhow::Error> {
+        let _ = all;
+        Vec::new()
+    }
+
     /// A path, for a terminal.
     fn show(&self, path: &Path) -> String;
 
     /// The item at a path; `None` if there is none.
     fn item(&self, path: &Path, follow: bool) -> Result<Option<Item>>;
 
-    /// The names in a directory.
+    /// The names in a directory. That of a directory may end with a slash.
     fn names(&self, directory: &Path) -> Result<Vec<OsString>>;
 
     /// The target of a symbolic link.
@@ -77,9 +92,9 @@ pub trait Tree {
     /// followed.
     fn attributes(&self, path: &Path, follow: bool) -> Result<Attributes>;
 
-    /// Begins a file that other users may not read. Like the following two, it will be called
-    /// `name`, in an existing directory.
-    fn make_file(&self, name: &Path) -> Result<Self::New>;
+    /// Begins a file of about this length that other users may not read. Like the following two, it
+    /// will be called `name`, in an existing directory.
+    fn make_file(&self, name: &Path, len_bytes: u64) -> Result<Self::New>;
 
     /// Begins a symbolic link.
     fn make_link(&self, target: &Path, name: &Path) -> Result<Self::New>;

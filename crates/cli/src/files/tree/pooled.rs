@@ -103,7 +103,7 @@ impl Tree for Pooled {
         names.into_iter().map(with_value).collect()
     }
 
-    fn make_file(&self, name: &Path) -> Result<PooledFile> {
+    fn make_file(&self, name: &Path, _len_bytes: u64) -> Result<PooledFile> {
         let place = self.at(name);
         let file = self.files.options().write(true).mode(0o600).create_unnamed().at(&place)?;
         Ok(PooledFile { file, place })

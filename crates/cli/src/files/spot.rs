@@ -1,0 +1,58 @@
+//! Where files of a command are: in a pool, in the machine's file systems, or in an object store.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::path::PathBuf;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+
+use super::Place;
+use crate::remote;
+
+/// A source or destination.
+#[derive(Debug, Clone)]
+pub enum Spot {
+    Url(String),
+    Pool(Place),
+    Local(PathBuf),
+}
+
+/// The command-line parser of URLs and places.
+pub fn url_or_place() -> impl TypedValueParser<Value = Spot> {
+    OsStringValueParser::new().try_map(|text| match url(&text) {
+        Some(url) => Ok(url),
+        None => Place::parse(text).map(Spot::Pool),
+    })
+}
+
+/// The command-line parser of URLs and paths of the machine.
+pub fn url_or_path() -> impl TypedValueParser<Value = Spot> {
+    OsStringValueParser::new().map(|text| url(&text).unwrap_or_else(|| Spot::Local(text.into())))
+}
+
+fn url(text: &OsString) -> Option<Spot> {
+    remote::url_in(text).map(|url| Spot::Url(url.to_owned()))
+}
+
+impl Spot {
+    /// Whether it is in an object store.
+    pub fn is_url(&self) -> bool {
+        matches!(self, Spot::Url(_))
+    }
+
+    /// What was taken for a path, as a place of a pool if the path does not exist and a pool of that name does.
+    pub fn or_place(self) -> Spot {
+        let Spot::Local(path) = &self else { return self };
+        if path.symlink_metadata().is_ok() || !Place::is_one(path.as_os_str()) {
+            return self;
+        }
+        match Place::parse(path.clone().into_os_string()) {
+            Ok(place) if is_file(place.pool()) => Spot::Pool(place),
+            _ => self,
+        }
+    }
+}
+
+fn is_file(path: &Path) -> bool {
+    path.metadata().is_ok_and(|there| !there.is_dir())
+}

@@ -1,0 +1,109 @@
+//! URLs of objects on the command line, and how they are reached.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::time::Duration;
+
+use aquifer::remote::RemoteOptions;
+
+/// The schemes of objects.
+const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "file"];
+
+/// The help text after the examples of each command that takes URLs.
+pub const HELP: &str = "\
+URLs are s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http://…, https://… and file:///PATH, with `?`, `#` and `%` of a \
+key written as %3F, %23 and %25. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, or from the \
+instance; so do endpoint and region if no option gives them (AWS_ENDPOINT_URL, AWS_REGION, AWS_ALLOW_HTTP, AWS_SKIP_SIGNATURE).";
+
+/// Options of each command that takes URLs.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Object stores")]
+pub struct RemoteArgs {
+    /// Server of s3://, gs:// and az:// URLs, instead of the provider's own
+    #[arg(long, value_name = "URL")]
+    endpoint: Option<String>,
+
+    /// Region of s3:// URLs
+    #[arg(long, value_name = "NAME")]
+    region: Option<String>,
+
+    /// Allow an endpoint with http://, without encryption
+    #[arg(long)]
+    allow_http: bool,
+
+    /// Send requests unsigned, for public objects
+    #[arg(long)]
+    anonymous: bool,
+
+    /// Most seconds for one request with its retries [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+
+    /// Accept a server that sends no strong ETags: a change of an object while it is read may go unnoticed
+    #[arg(long)]
+    unversioned: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
+    let seconds = seconds.ok_or("must be a number of seconds from 0.001 to 86400")?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+impl RemoteArgs {
+    /// The options to open an object or a store with.
+    pub fn options(&self) -> RemoteOptions {
+        let mut options = RemoteOptions::default()
+            .allow_http(self.allow_http)
+            .anonymous(self.anonymous)
+            .unversioned(self.unversioned);
+        if let Some(endpoint) = &self.endpoint {
+            options = options.endpoint(endpoint);
+        }
+        if let Some(region) = &self.region {
+            options = options.region(region);
+        }
+        match self.timeout {
+            Some(timeout) => options.timeout(timeout),
+            None => options,
+        }
+    }
+}
+
+/// The URL of an object, unless the text is a path: a pool with the name of an unknown scheme is a pool.
+pub fn url_in(text: &OsStr) -> Option<&str> {
+    let text = text.to_str()?;
+    let (scheme, _) = text.split_once("://")?;
+    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric());
+    let is_known = SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme));
+    (is_known || (is_scheme && !Path::new(scheme).exists())).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_told_from_pools() {
+        for url in ["s3://bucket/key", "S3://b/k", "https://host/x?y", "file:///x", "ftp://host/x"]
+        {
+            assert_eq!(url_in(OsStr::new(url)), Some(url));
+        }
+        for path in
+            ["data.pool:/x", "data.pool://x", "/a/b", "a:/b", "./s3://b/k", "1://x", "://x", ""]
+        {
+            assert_eq!(url_in(OsStr::new(path)), None, "{path}");
+        }
+        // A directory of this crate, where tests run.
+        assert_eq!(url_in(OsStr::new("src://x")), None);
+    }
+
+    #[test]
+    fn timeouts_are_bounded() {
+        assert_eq!(seconds("2.5"), Ok(Duration::from_millis(2500)));
+        for wrong in ["0", "-1", "x", "NaN", "inf", "1e9", ""] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The thread that makes a store's requests, and how callers wait for them.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use aquifer_sys::thread::{self, Thread};
+use aquifer_vm::ProcessMark;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use crate::RemoteError;
+use crate::connection::install_crypto;
+
+/// How often a waiting caller asks whether it was cancelled.
+const ASKED_EVERY: Duration = Duration::from_millis(50);
+
+/// Whether the caller wants to stop.
+pub(crate) type Cancel = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// One thread with a runtime. A forked child has no such thread.
+pub(crate) struct Runner {
+    handle: Handle,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<Thread>,
+    mark: ProcessMark,
+}
+
+impl Runner {
+    pub fn start(shown: &str) -> Result<Runner, RemoteError> {
+        let system = |what| {
+            let url = shown.to_owned();
+            move |source| RemoteError::System { url, what, source }
+        };
+        install_crypto();
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .thread_name("aquifer-remote")
+            .build()
+            .map_err(system("cannot start a runtime"))?;
+        let handle = runtime.handle().clone();
+        let (end, ended) = oneshot::channel();
+        let work = move || {
+            // The sender is dropped without a word.
+            let _ = runtime.block_on(ended);
+            // Not by dropping it, which waits for a look-up of a name.
+            runtime.shutdown_background();
+        };
+        let thread =
+            thread::start(c"aquifer-remote", work).map_err(system("cannot start a thread"))?;
+        Ok(Runner { handle, end: Some(end), thread: Some(thread), mark: ProcessMark::new() })
+    }
+
+    /// Starts work in the thread.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, RemoteError>> + Send + 'static,
+    ) -> Pending<T> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let task = self.handle.spawn(async move {
+            // Without a receiver the result is not wanted any more.
+            let _ = sender.send(work.await);
+        });
+        Pending { receiver, task: task.abort_handle(), is_current: self.mark.is_current() }
+    }
+}
+
+impl Drop for Runner {
+    /// Ends the thread. Work under way is given up.
+    fn drop(&mut self) {
+        if !self.mark.is_current() {
+            // Locks of the channel may be held by a thread that only the parent has.
+            std::mem::forget(self.end.take());
+            return;
+        }
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join();
+        }
+    }
+}
+
+/// Work under way. Given up when dropped.
+pub(crate) struct Pending<T> {
+    receiver: mpsc::Receiver<Result<T, RemoteError>>,
+    task: AbortHandle,
+    is_current: bool,
+}
+
+impl<T> Pending<T> {
+    /// Waits for the result.
+    pub fn wait(self, shown: &str, cancel: Option<&Cancel>) -> Result<T, RemoteError> {
+        loop {
+            if !self.is_current {
+                return Err(RemoteError::Stopped { url: shown.to_owned() });
+            }
+            if cancel.is_some_and(|cancel| cancel()) {
+                return Err(RemoteError::Cancelled { url: shown.to_owned() });
+            }
+            match self.receiver.recv_timeout(ASKED_EVERY) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) => {}
+                // After a panic, or the end of the thread.
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(RemoteError::Stopped { url: shown.to_owned() });
+                }
+            }
+        }
+    }
+}
+
+impl<T> Drop for Pending<T> {
+    fn drop(&mut self) {
+        if self.is_current {
+            self.task.abort();
+        }
+    }
+}
