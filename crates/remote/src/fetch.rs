@@ -372,7 +372,7 @@ pub(crate) fn unavailable(
 }
 
 /// The failure of the connection among the causes of an error.
-fn http_kind(error: &object_store::Error) -> Option<HttpErrorKind> {
+pub(crate) fn http_kind(error: &object_store::Error) -> Option<HttpErrorKind> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
         if let Some(http) = error.downcast_ref::<object_store::client::HttpError>() {

@@ -48,6 +48,7 @@ mod fetch;
 mod location;
 mod mailbox;
 mod options;
+pub mod publish;
 pub mod store;
 mod tier;
 

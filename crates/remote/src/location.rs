@@ -83,6 +83,16 @@ impl Location {
         Ok(location)
     }
 
+    /// As [`Location::parse_store`], for names of objects below it.
+    pub fn parse_prefix(text: &str) -> Result<Location, RemoteError> {
+        let location = Self::parse_store(text)?;
+        if location.url.query().is_some() {
+            let reason = "has a query, which objects below it would not have; leave it out";
+            return Err(RemoteError::InvalidUrl { url: location.shown, reason });
+        }
+        Ok(location)
+    }
+
     /// Of an object, of what has a common prefix, or of a whole bucket.
     pub fn parse_store(text: &str) -> Result<Location, RemoteError> {
         let invalid = |shown: String, reason| RemoteError::InvalidUrl { url: shown, reason };
@@ -302,7 +312,11 @@ impl Location {
             }
             Scheme::File => match options.config.first() {
                 Some((key, _)) => Err(invalid(key, UNKNOWN)),
-                None => Ok(Configured { store: Arc::new(LocalFileSystem::new()), server: vec![] }),
+                // What is put there is durable.
+                None => Ok(Configured {
+                    store: Arc::new(LocalFileSystem::new().with_fsync(true)),
+                    server: vec![],
+                }),
             },
         }
     }
@@ -359,6 +373,26 @@ mod tests {
             "file://host/path",
         ] {
             reason(text);
+        }
+    }
+
+    #[test]
+    fn prefixes_may_be_whole_buckets() {
+        for (text, path) in [
+            ("s3://bucket", ""),
+            ("s3://bucket/", ""),
+            ("s3://bucket/a/b/", "a/b"),
+            ("gs://bucket/a", "a"),
+            ("az://container/a", "a"),
+            ("https://host/a/b", ""),
+            ("file:///tmp/x/", "tmp/x"),
+        ] {
+            let location = Location::parse_prefix(text).unwrap();
+            assert_eq!(location.path.as_ref(), path, "{text}");
+        }
+        for text in ["s3://bucket/a//b", "https://host/a?sig=hunter2", "s3:///a", "/tmp/x"] {
+            let error = Location::parse_prefix(text).err().expect(text).to_string();
+            assert!(!error.contains("hunter2"), "{error}");
         }
     }
 

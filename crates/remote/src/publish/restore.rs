@@ -1,0 +1,301 @@
+//! Restoring a snapshot to a file.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use aquifer_pool::internals::Presence;
+use aquifer_pool::media;
+use aquifer_pool::{Pool, PoolError};
+use aquifer_sys::{file_name, io as file_io, random};
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::depot::{Depot, Kind, name_of};
+use super::layout::{PAGE_BYTES, Reference, Snapshot, TABLE_CHUNKS, decode_chunk};
+use super::send::aside;
+use super::{MOST_MEMORY_BYTES, Progress, PublishError};
+
+/// How to restore a pool.
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct RestoreOptions {
+    snapshot: Option<u64>,
+    overwrite: bool,
+    mode: Option<u32>,
+}
+
+impl RestoreOptions {
+    /// Which snapshot; by default the newest.
+    pub fn snapshot(mut self, snapshot: u64) -> Self {
+        self.snapshot = Some(snapshot);
+        self
+    }
+
+    /// Whether a file at the path is replaced. Off by default. One that is a pool in use is not replaced.
+    pub fn overwrite(mut self, overwrite: bool) -> Self {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// The permissions of the file, minus the process's umask. 0o600 by default.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = Some(mode);
+        self
+    }
+}
+
+/// What restoring has done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Restored {
+    /// The snapshot's number.
+    pub snapshot: u64,
+    /// The uuid of its pool.
+    pub uuid: uuid::Uuid,
+    /// The length of the pool.
+    pub pool_bytes: u64,
+    /// Bytes that were written; the rest are holes.
+    pub written_bytes: u64,
+    /// Bytes of the objects that were received.
+    pub received_bytes: u64,
+}
+
+impl Depot {
+    /// Restores a snapshot to a new file.
+    pub async fn restore(
+        &self,
+        path: &Path,
+        options: &RestoreOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Restored, PublishError> {
+        check_place(path, options.overwrite)?;
+        let (position, snapshot) = self.chosen(options.snapshot).await?;
+        let failed = |action| move |source| file_error(action, path, source);
+        let new = NewFile::make(path, options.mode.unwrap_or(0o600)).map_err(failed("create"))?;
+        new.file.set_len(snapshot.state.len_bytes).map_err(failed("set the length of"))?;
+        let received_bytes = self.receive(&snapshot, &new, path, progress).await?;
+        new.file.sync_all().map_err(failed("sync"))?;
+        new.check(path, &snapshot)?;
+        new.publish(path, options.overwrite).map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => PublishError::Exists { path: path.to_owned() },
+            _ => file_error("name", path, source),
+        })?;
+        Ok(Restored {
+            snapshot: position,
+            uuid: snapshot.state.uuid,
+            pool_bytes: snapshot.state.len_bytes,
+            written_bytes: snapshot.pages * PAGE_BYTES,
+            received_bytes,
+        })
+    }
+
+    /// Finds a snapshot, or the newest one.
+    async fn chosen(&self, wanted: Option<u64>) -> Result<(u64, Snapshot), PublishError> {
+        let none = || PublishError::NoSnapshot { url: self.shown.clone(), wanted };
+        let position = match wanted {
+            // An HTTP server lists nothing.
+            Some(wanted) if self.is_http => wanted,
+            _ => {
+                let view = self.view().await?;
+                let found = match wanted {
+                    None => view.live.last().copied(),
+                    Some(wanted) => view.is_live(wanted).then_some(wanted),
+                };
+                found.ok_or_else(none)?
+            }
+        };
+        let (_, snapshot) = self.snapshot(position).await?.ok_or_else(none)?;
+        Ok((position, snapshot))
+    }
+
+    /// Writes all chunks to the file. Returns the bytes received.
+    async fn receive(
+        &self,
+        snapshot: &Snapshot,
+        new: &NewFile,
+        path: &Path,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<u64, PublishError> {
+        let (mut received, mut done) = (0, 0);
+        let all = snapshot.pages.saturating_mul(PAGE_BYTES);
+        progress(Progress::Bytes { done, all });
+        let in_memory = MOST_MEMORY_BYTES / (2 * u64::from(snapshot.chunk_bytes));
+        let at_once = (in_memory as usize).clamp(1, self.in_flight);
+        for (index, table) in snapshot.tables.iter().enumerate() {
+            if table.is_none() {
+                continue;
+            }
+            let chunks = self.table(snapshot, index).await?;
+            let first = index as u64 * u64::from(TABLE_CHUNKS);
+            let writing = (first..).zip(chunks).filter(|(_, chunk)| !chunk.is_none());
+            let writing = stream::iter(writing)
+                .map(|(chunk, of)| self.receive_chunk(snapshot, chunk, of, &new.file, path));
+            let mut writing = writing.buffer_unordered(at_once);
+            while let Some((object_bytes, written_bytes)) = writing.try_next().await? {
+                received += object_bytes;
+                done += written_bytes;
+                progress(Progress::Bytes { done, all });
+            }
+        }
+        if done != all {
+            let wrong =
+                super::layout::Wrong::Damaged("its number of pages is not that of its chunks");
+            return Err(self.wrong("log", wrong));
+        }
+        Ok(received)
+    }
+
+    async fn receive_chunk(
+        &self,
+        snapshot: &Snapshot,
+        chunk: u64,
+        of: Reference,
+        file: &Arc<File>,
+        path: &Path,
+    ) -> Result<(u64, u64), PublishError> {
+        let object = self.fetch(Kind::Chunk, &of).await?;
+        let offset_bytes = chunk * u64::from(snapshot.chunk_bytes);
+        let len_bytes = (snapshot.state.len_bytes - offset_bytes).min(snapshot.chunk_bytes.into());
+        let (file, path) = (file.clone(), path.to_owned());
+        let object_bytes = object.len() as u64;
+        let written = aside(move || {
+            let mut written_bytes = 0;
+            for (at, piece) in decode_chunk(&object, len_bytes).map_err(Ok)? {
+                file_io::write_all_at(file.as_fd(), piece, offset_bytes + at)
+                    .map_err(|source| Err(file_error("write", &path, source)))?;
+                written_bytes += piece.len() as u64;
+            }
+            Ok::<u64, Result<_, PublishError>>(written_bytes)
+        });
+        match written.await {
+            Ok(written_bytes) => Ok((object_bytes, written_bytes)),
+            Err(Ok(wrong)) => Err(self.wrong(&name_of(Kind::Chunk, &of.hash, of.epoch), wrong)),
+            Err(Err(error)) => Err(error),
+        }
+    }
+}
+
+fn file_error(action: &'static str, path: &Path, source: io::Error) -> PublishError {
+    PublishError::File { action, path: path.to_owned(), source }
+}
+
+/// Refuses a path that is taken, before anything is received.
+fn check_place(path: &Path, overwrite: bool) -> Result<(), PublishError> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(file_error("inspect", path, source)),
+        Ok(_) if !overwrite => Err(PublishError::Exists { path: path.to_owned() }),
+        Ok(found) if !found.is_file() => Err(file_error(
+            "replace",
+            path,
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is no regular file; choose another path",
+            ),
+        )),
+        Ok(_) => check_unused(path),
+    }
+}
+
+/// Refuses to replace a pool that processes have open.
+fn check_unused(path: &Path) -> Result<(), PublishError> {
+    match media::open(path, false, None) {
+        Ok(there) if Presence::of(&*there).is_in_use() => {
+            Err(PoolError::Busy { path: path.to_owned() }.into())
+        }
+        // Whatever it is, it is no pool in use.
+        _ => Ok(()),
+    }
+}
+
+/// A file that appears at its path when it is complete.
+struct NewFile {
+    file: Arc<File>,
+    /// Its temporary path, if it has one. A killed process leaves the file there.
+    meanwhile: Option<PathBuf>,
+}
+
+impl NewFile {
+    fn make(path: &Path, mode: u32) -> io::Result<NewFile> {
+        let (file, meanwhile) = match file_name::unnamed(directory_of(path), mode) {
+            Ok(file) => (file, None),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                let meanwhile = temporary(path)?;
+                let mut options = File::options();
+                let options = options.read(true).write(true).create_new(true).mode(mode);
+                (options.open(&meanwhile)?, Some(meanwhile))
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(NewFile { file: Arc::new(file), meanwhile })
+    }
+
+    /// Opens the pool in the file for reading: what was published is one.
+    fn check(&self, path: &Path, snapshot: &Snapshot) -> Result<(), PublishError> {
+        let copy = self.file.try_clone().map_err(|source| file_error("open", path, source))?;
+        let media = media::OpenOptions::new().open_file(copy, path).map_err(PoolError::from)?;
+        let pool = Pool::options().read_only(true).open_on(media)?;
+        if pool.uuid() != snapshot.state.uuid {
+            return Err(PublishError::Damaged {
+                object: path.display().to_string(),
+                reason: "it is another pool than its snapshot says",
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts the file at its path, durably.
+    fn publish(mut self, path: &Path, overwrite: bool) -> io::Result<()> {
+        match (self.meanwhile.take(), overwrite) {
+            (None, false) => file_name::link(self.file.as_fd(), path)?,
+            (Some(meanwhile), false) => {
+                self.meanwhile = Some(meanwhile);
+                file_name::rename_new(self.meanwhile.as_ref().expect("just put"), path)?;
+                self.meanwhile = None;
+            }
+            (meanwhile, true) => {
+                let meanwhile = match meanwhile {
+                    Some(meanwhile) => meanwhile,
+                    None => {
+                        let meanwhile = temporary(path)?;
+                        file_name::link(self.file.as_fd(), &meanwhile)?;
+                        meanwhile
+                    }
+                };
+                self.meanwhile = Some(meanwhile);
+                std::fs::rename(self.meanwhile.as_ref().expect("just put"), path)?;
+                self.meanwhile = None;
+            }
+        }
+        match file_io::sync_directory(directory_of(path)) {
+            // File systems without storage have nothing to sync.
+            Err(error) if error.raw_os_error() == Some(libc_einval()) => Ok(()),
+            synced => synced,
+        }
+    }
+}
+
+fn libc_einval() -> i32 {
+    rustix::io::Errno::INVAL.raw_os_error()
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(meanwhile) = &self.meanwhile {
+            let _ = std::fs::remove_file(meanwhile);
+        }
+    }
+}
+
+fn temporary(path: &Path) -> io::Result<PathBuf> {
+    let name = format!(".aquifer-{:016x}.new", random::next_u64()?);
+    Ok(directory_of(path).join(name))
+}
+
+fn directory_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
+}

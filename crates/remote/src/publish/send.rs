@@ -1,0 +1,341 @@
+//! Publishing: sends the chunks that are new, their tables, and the entry of the log.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use aquifer_pool::PoolError;
+use aquifer_pool::media::MediaError;
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::depot::{Depot, Kind, log_name, name_of};
+use super::frozen::Frozen;
+use super::layout::{
+    Body, Entry, Hash, PAGE_BYTES, Reference, Snapshot, State, TABLE_CHUNKS, encode_chunk,
+    encode_table, hash,
+};
+use super::log::{Mutant, View};
+use super::{MOST_MEMORY_BYTES, Progress, PublishError, Published, nonce};
+
+/// How often to start over because another publisher was faster.
+const MOST_ATTEMPTS: usize = 50;
+
+/// Reads a range of the pool; what is not in use stays as it is.
+type Read = dyn Fn(u64, &mut [u8]) -> Result<(), MediaError> + Send + Sync;
+
+/// What is published.
+pub(super) struct Content {
+    pub state: State,
+    pub chunk_bytes: u32,
+    /// Bytes in use of a range, from its offset and length.
+    used_bytes: Box<dyn Fn(u64, u64) -> u64 + Send + Sync>,
+    read: Box<Read>,
+}
+
+impl Content {
+    pub fn of(frozen: Frozen, chunk_bytes: u32) -> Content {
+        let frozen = Arc::new(frozen);
+        let counted = frozen.clone();
+        Content {
+            state: frozen.state.clone(),
+            chunk_bytes,
+            used_bytes: Box::new(move |offset, len| counted.used_bytes(offset, len)),
+            read: Box::new(move |offset, to| frozen.read(offset, to)),
+        }
+    }
+
+    #[cfg(test)]
+    pub fn of_bytes(uuid: uuid::Uuid, bytes: Vec<u8>, chunk_bytes: u32) -> Content {
+        let len_bytes = bytes.len() as u64;
+        let state = State { uuid, len_bytes, sequence: 1, generation: 1, tail_lsn: 0 };
+        Content {
+            state,
+            chunk_bytes,
+            used_bytes: Box::new(|_, len| len),
+            read: Box::new(move |offset, to| {
+                to.copy_from_slice(&bytes[offset as usize..][..to.len()]);
+                Ok(())
+            }),
+        }
+    }
+
+    fn chunks(&self) -> u64 {
+        self.state.len_bytes.div_ceil(u64::from(self.chunk_bytes))
+    }
+
+    /// Offset and length of a chunk.
+    fn place(&self, chunk: u64) -> (u64, u64) {
+        let offset_bytes = chunk * u64::from(self.chunk_bytes);
+        let len_bytes = (self.state.len_bytes - offset_bytes).min(self.chunk_bytes.into());
+        (offset_bytes, len_bytes)
+    }
+
+    fn used_bytes_of(&self, chunk: u64) -> u64 {
+        let (offset_bytes, len_bytes) = self.place(chunk);
+        (self.used_bytes)(offset_bytes, len_bytes)
+    }
+
+    /// Reads a chunk and makes its object; `None` if it is all zero.
+    fn encode(&self, chunk: u64) -> Result<Option<Encoded>, PublishError> {
+        let (offset_bytes, len_bytes) = self.place(chunk);
+        let mut bytes = vec![0; len_bytes as usize];
+        (self.read)(offset_bytes, &mut bytes).map_err(PoolError::from)?;
+        let Some((object, pages)) = encode_chunk(&bytes) else { return Ok(None) };
+        Ok(Some(Encoded { hash: hash(&object), pages, object: object.into() }))
+    }
+}
+
+/// A chunk's object.
+struct Encoded {
+    hash: Hash,
+    pages: u32,
+    object: Bytes,
+}
+
+/// Runs work that takes the processor or the disk for a while, where it keeps no request waiting.
+pub(super) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::runtime::Handle::try_current() {
+        Err(_) => work(),
+        Ok(runtime) => match runtime.spawn_blocking(work).await {
+            Ok(done) => done,
+            Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+        },
+    }
+}
+
+/// Objects that are known to be in the store, by kind and hash: their epochs.
+type Known = HashMap<(Kind, Hash), u64>;
+
+/// One attempt to publish, as of one view of the log.
+struct Attempt<'a> {
+    depot: &'a Depot,
+    content: &'a Arc<Content>,
+    epoch: u64,
+    known: Known,
+}
+
+/// What was sent, in all attempts.
+#[derive(Default)]
+struct Sent {
+    uploaded: Known,
+    read_bytes: u64,
+    bytes: u64,
+    chunks: u64,
+}
+
+impl Depot {
+    /// Finds out whether the store heeds conditions: creates an object twice.
+    pub async fn check_conditions(&self) -> Result<(), PublishError> {
+        let name = format!("probes/{:016x}", nonce()?);
+        let was_created = self.create(&name, Bytes::from_static(b"probe")).await?;
+        let was_created_again = self.create(&name, Bytes::from_static(b"probe")).await?;
+        self.delete(vec![name]).await?;
+        if !was_created || was_created_again {
+            return Err(PublishError::Unconditional { url: self.shown.clone() });
+        }
+        Ok(())
+    }
+
+    /// Publishes content as a new snapshot.
+    pub async fn publish(
+        &self,
+        content: &Arc<Content>,
+        created_ns: u64,
+        mutant: Option<Mutant>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Published, PublishError> {
+        let mut sent = Sent::default();
+        let mut before: Option<Known> = None;
+        let mut first_epoch = None;
+        for _ in 0..MOST_ATTEMPTS {
+            let view = self.view().await?;
+            self.check_pool(&view, content)?;
+            let mut known = self.known(&view, content.chunk_bytes).await?;
+            // Others may have been condemned.
+            let is_safe = |epoch: u64| epoch >= view.cutoff || mutant == Some(Mutant::TrustsBefore);
+            let safe = sent.uploaded.iter().filter(|(_, epoch)| is_safe(**epoch));
+            known.extend(safe.map(|(of, epoch)| (*of, *epoch)));
+            if mutant == Some(Mutant::TrustsBefore) {
+                known = before.get_or_insert(known).clone();
+            }
+            let epoch = match mutant {
+                Some(Mutant::ReusesNames) => *first_epoch.get_or_insert(view.head),
+                _ => view.head,
+            };
+            let mut attempt = Attempt { depot: self, content, epoch, known };
+            let (snapshot, nonce) = (attempt.send(&mut sent, progress).await?, nonce()?);
+            let entry = Entry {
+                position: view.head + 1,
+                uuid: content.state.uuid,
+                last_collection: view.last_collection,
+                created_ns,
+                nonce,
+                body: Body::Snapshot(snapshot),
+            };
+            let is_there = self.append(&entry).await?
+                && (mutant == Some(Mutant::CommitsUnchecked)
+                    || self.view().await?.is_live(entry.position));
+            if is_there {
+                let Body::Snapshot(snapshot) = entry.body else { unreachable!("made above") };
+                return Ok(Published {
+                    snapshot: entry.position,
+                    uuid: entry.uuid,
+                    pool_bytes: snapshot.state.len_bytes,
+                    used_bytes: snapshot.pages * PAGE_BYTES,
+                    read_bytes: sent.read_bytes,
+                    sent_bytes: sent.bytes,
+                    sent_chunks: sent.chunks,
+                    removed_snapshots: 0,
+                    deleted_objects: 0,
+                });
+            }
+        }
+        Err(PublishError::Contended { url: self.shown.clone(), attempts: MOST_ATTEMPTS })
+    }
+
+    fn check_pool(&self, view: &View, content: &Content) -> Result<(), PublishError> {
+        match view.uuid() {
+            Some(found) if found != content.state.uuid => Err(PublishError::OtherPool {
+                url: self.shown.clone(),
+                found: found.to_string(),
+                pool: content.state.uuid.to_string(),
+            }),
+            _ if view.head >= super::layout::MOST_POSITION => {
+                let wrong = super::layout::Wrong::Damaged("its position is the highest there is");
+                Err(self.wrong(&log_name(view.head), wrong))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The objects of the newest snapshot. One that cannot be read is no reason not to publish: then everything is sent.
+    async fn known(&self, view: &View, chunk_bytes: u32) -> Result<Known, PublishError> {
+        let mut known = Known::new();
+        let Some(&newest) = view.live.last() else { return Ok(known) };
+        let is_of_bytes = |error: &PublishError| {
+            matches!(error, PublishError::Damaged { .. } | PublishError::Missing { .. })
+        };
+        let snapshot = match self.snapshot(newest).await {
+            Ok(Some((_, snapshot))) if snapshot.chunk_bytes == chunk_bytes => snapshot,
+            Ok(_) => return Ok(known),
+            Err(error) if is_of_bytes(&error) => return Ok(known),
+            Err(error) => return Err(error),
+        };
+        for (index, table) in snapshot.tables.iter().enumerate() {
+            if table.is_none() {
+                continue;
+            }
+            match self.table(&snapshot, index).await {
+                Ok(chunks) => {
+                    known.insert((Kind::Table, table.hash), table.epoch);
+                    let chunks = chunks.iter().filter(|chunk| !chunk.is_none());
+                    known.extend(chunks.map(|chunk| ((Kind::Chunk, chunk.hash), chunk.epoch)));
+                }
+                Err(error) if is_of_bytes(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(known)
+    }
+}
+
+impl Attempt<'_> {
+    /// Sends what the store lacks, and returns the snapshot.
+    async fn send(
+        &mut self,
+        sent: &mut Sent,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Snapshot, PublishError> {
+        let content = self.content;
+        let all: u64 = (content.used_bytes)(0, content.state.len_bytes);
+        let mut done = 0;
+        progress(Progress::Bytes { done, all });
+        let mut snapshot = Snapshot {
+            state: content.state.clone(),
+            chunk_bytes: content.chunk_bytes,
+            stored_bytes: 0,
+            pages: 0,
+            tables: Vec::new(),
+        };
+        let in_memory = MOST_MEMORY_BYTES / (2 * u64::from(content.chunk_bytes));
+        let at_once = (in_memory as usize).clamp(1, self.depot.in_flight);
+        for table in 0..content.chunks().div_ceil(u64::from(TABLE_CHUNKS)) {
+            let first = table * u64::from(TABLE_CHUNKS);
+            let chunks = first..content.chunks().min(first + u64::from(TABLE_CHUNKS));
+            let mut references = Vec::with_capacity((chunks.end - chunks.start) as usize);
+            {
+                let this = &*self;
+                let sending = stream::iter(chunks).map(|chunk| this.send_chunk(chunk));
+                let mut sending = sending.buffered(at_once);
+                while let Some((reference, was_sent, used_bytes)) = sending.try_next().await? {
+                    if was_sent {
+                        sent.bytes += u64::from(reference.len_bytes);
+                        sent.chunks += 1;
+                    }
+                    sent.read_bytes += used_bytes;
+                    done += used_bytes;
+                    progress(Progress::Bytes { done, all });
+                    references.push((reference, was_sent));
+                }
+            }
+            // Equal chunks later on are not sent again.
+            for (reference, _) in references.iter().filter(|(_, was_sent)| *was_sent) {
+                self.known.insert((Kind::Chunk, reference.hash), reference.epoch);
+                sent.uploaded.insert((Kind::Chunk, reference.hash), reference.epoch);
+            }
+            let references: Vec<_> = references.into_iter().map(|(of, _)| of).collect();
+            let (table, was_sent) = self.send_table(&references).await?;
+            if was_sent {
+                sent.bytes += u64::from(table.len_bytes);
+                self.known.insert((Kind::Table, table.hash), table.epoch);
+                sent.uploaded.insert((Kind::Table, table.hash), table.epoch);
+            }
+            let chunk_bytes = references.iter().map(|of| u64::from(of.len_bytes)).sum::<u64>();
+            snapshot.stored_bytes += u64::from(table.len_bytes) + chunk_bytes;
+            snapshot.pages += u64::from(table.pages);
+            snapshot.tables.push(table);
+        }
+        Ok(snapshot)
+    }
+
+    /// Returns a reference to the chunk, whether it was sent, and how many of its bytes are in use.
+    async fn send_chunk(&self, chunk: u64) -> Result<(Reference, bool, u64), PublishError> {
+        let used_bytes = self.content.used_bytes_of(chunk);
+        if used_bytes == 0 {
+            return Ok((Reference::NONE, false, 0));
+        }
+        let content = self.content.clone();
+        let Some(encoded) = aside(move || content.encode(chunk)).await? else {
+            return Ok((Reference::NONE, false, used_bytes));
+        };
+        let Encoded { hash, pages, object } = encoded;
+        let (reference, was_sent) = self.ensure(Kind::Chunk, hash, object, pages).await?;
+        Ok((reference, was_sent, used_bytes))
+    }
+
+    async fn send_table(&self, chunks: &[Reference]) -> Result<(Reference, bool), PublishError> {
+        if chunks.iter().all(Reference::is_none) {
+            return Ok((Reference::NONE, false));
+        }
+        let object = encode_table(chunks);
+        let pages = chunks.iter().map(|chunk| chunk.pages).sum();
+        self.ensure(Kind::Table, hash(&object), object.into(), pages).await
+    }
+
+    /// Sends an object unless it is known to be there.
+    async fn ensure(
+        &self,
+        kind: Kind,
+        hash: Hash,
+        object: Bytes,
+        pages: u32,
+    ) -> Result<(Reference, bool), PublishError> {
+        let len_bytes = u32::try_from(object.len()).expect("at most a chunk and its runs");
+        let known = self.known.get(&(kind, hash)).copied();
+        let reference = Reference { hash, epoch: known.unwrap_or(self.epoch), len_bytes, pages };
+        if known.is_none() {
+            self.depot.put(&name_of(kind, &hash, self.epoch), object).await?;
+        }
+        Ok((reference, known.is_none()))
+    }
+}

@@ -1,0 +1,329 @@
+//! Publishing and restoring pools in a local directory.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aquifer_pool::{Pool, PoolError};
+use aquifer_remote::publish::{
+    Progress, PublishError, PublishOptions, RestoreOptions, SnapshotStore,
+};
+
+const POOL_BYTES: u64 = 16 << 20;
+
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn store(&self) -> SnapshotStore {
+        SnapshotStore::open(&format!("file://{}", self.path("store").display())).unwrap()
+    }
+
+    /// A pool with an object for each of these bytes, of 1 MiB.
+    fn pool(&self, name: &str, fill: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        drop(Pool::create(&path, POOL_BYTES).unwrap());
+        for &byte in fill {
+            add(&path, byte);
+        }
+        path
+    }
+
+    /// All files of the store below a folder.
+    fn objects(&self, folder: &str) -> Vec<PathBuf> {
+        let (mut found, mut left) = (Vec::new(), vec![self.path("store").join(folder)]);
+        while let Some(directory) = left.pop() {
+            let Ok(entries) = fs::read_dir(directory) else { continue };
+            for entry in entries {
+                let path = entry.unwrap().path();
+                if path.is_dir() { left.push(path) } else { found.push(path) }
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+const OBJECT_PAGES: u64 = 256;
+
+/// Adds an object whose bytes are all the same.
+fn add(path: &Path, byte: u8) {
+    use aquifer_pool::format::inode::{Inode, InodeKind};
+    let pool = Pool::open(path).unwrap();
+    let reservation = pool.reserve(OBJECT_PAGES, 1).unwrap();
+    let runs = reservation.runs().to_vec();
+    let start = runs[0].bytes().offset_bytes;
+    // SAFETY: reserved, and named by nothing yet.
+    unsafe {
+        let bytes = vec![byte; (OBJECT_PAGES * 4096) as usize];
+        pool.media().write_at(start, &bytes).unwrap();
+    }
+    // SAFETY: the pool has no other users.
+    unsafe {
+        pool.transact(vec![reservation], |transaction| {
+            let inode = Inode {
+                kind: InodeKind::Object,
+                size_bytes: OBJECT_PAGES * 4096,
+                runs: runs.clone(),
+                name: vec![b'a' + byte],
+                ..transaction.free_inode()?
+            };
+            transaction.put(inode);
+            Ok(())
+        })
+        .unwrap();
+    }
+    pool.sync().unwrap();
+}
+
+/// The first byte of each object, by name; all of an object's bytes are compared.
+fn content(path: &Path) -> Vec<(Vec<u8>, u8)> {
+    let pool = Pool::options().read_only(true).open(path).unwrap();
+    let mut all: Vec<_> = pool.inodes().unwrap();
+    all.sort_by(|one, other| one.name.cmp(&other.name));
+    let of = |inode: aquifer_pool::format::inode::Inode| {
+        let range = inode.runs[0].bytes();
+        let mut bytes = vec![0; range.len_bytes as usize];
+        pool.media().read_at(range.offset_bytes, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == bytes[0]));
+        (inode.name, bytes[0])
+    };
+    all.into_iter().map(of).collect()
+}
+
+fn options() -> PublishOptions {
+    PublishOptions::default()
+}
+
+#[test]
+fn a_restored_pool_is_the_one_that_was_published() {
+    let place = Place::new();
+    let (pool, copy) = (place.pool("a.pool", &[1, 2]), place.path("b.pool"));
+    let store = place.store();
+    let mut told = Vec::new();
+    let published =
+        store.publish_with_progress(&pool, &options(), &mut |at| told.push(at)).unwrap();
+    assert_eq!((published.snapshot, published.pool_bytes), (1, POOL_BYTES));
+    assert!(published.used_bytes >= 2 << 20 && published.used_bytes < 4 << 20, "{published:?}");
+    assert!(matches!(told.last(), Some(Progress::Bytes { done, all }) if done == all));
+    let restored = store.restore(&copy, &RestoreOptions::default()).unwrap();
+    assert_eq!(restored.written_bytes, published.used_bytes);
+    assert_eq!(restored.snapshot, 1);
+    assert_eq!(content(&copy), content(&pool));
+    assert_eq!(content(&copy), [(vec![b'b'], 1), (vec![b'c'], 2)]);
+    let stored = fs::metadata(&copy).unwrap();
+    assert_eq!(stored.len(), POOL_BYTES);
+    assert!(stored.blocks() * 512 < 5 << 20, "free space is holes: {}", stored.blocks());
+    assert_eq!(stored.mode() & 0o777, 0o600);
+    // It can be written to.
+    add(&copy, 3);
+    assert_eq!(content(&copy).len(), 3);
+    // A second snapshot of the same content sends nothing but its manifest.
+    let again = store.publish(&pool, &options()).unwrap();
+    assert_eq!((again.snapshot, again.sent_chunks, again.sent_bytes), (2, 0, 0), "{again:?}");
+    let listed = store.snapshots().unwrap();
+    assert_eq!(listed.iter().map(|found| found.snapshot).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(listed[0].used_bytes, published.used_bytes);
+}
+
+#[test]
+fn only_new_chunks_are_sent() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1, 2, 3, 4]);
+    let store = place.store();
+    let first = store.publish(&pool, &options()).unwrap();
+    add(&pool, 5);
+    let second = store.publish(&pool, &options()).unwrap();
+    assert!(second.sent_chunks > 0 && second.sent_chunks <= 4, "{second:?}");
+    assert!(second.sent_bytes < first.sent_bytes, "{first:?} {second:?}");
+    for (snapshot, objects) in [(first.snapshot, 4), (second.snapshot, 5)] {
+        let copy = place.path(&format!("{snapshot}.pool"));
+        store.restore(&copy, &RestoreOptions::default().snapshot(snapshot)).unwrap();
+        assert_eq!(content(&copy).len(), objects);
+    }
+}
+
+#[test]
+fn what_no_kept_snapshot_needs_is_deleted() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1]);
+    let store = place.store();
+    for byte in 2..6 {
+        store.publish(&pool, &options()).unwrap();
+        add(&pool, byte);
+    }
+    let before = place.objects("chunks").len();
+    let keep = options().keep(2);
+    // Younger than the grace period.
+    let spared = store.publish(&pool, &keep).unwrap();
+    assert_eq!((spared.removed_snapshots, spared.deleted_objects), (3, 0));
+    assert!(place.objects("chunks").len() >= before);
+    add(&pool, 6);
+    let collected = store.publish(&pool, &keep.grace(Duration::ZERO)).unwrap();
+    assert!(collected.deleted_objects > 0);
+    assert!(place.objects("chunks").len() < before);
+    let listed: Vec<_> = store.snapshots().unwrap().iter().map(|of| of.snapshot).collect();
+    assert_eq!(listed, [spared.snapshot, collected.snapshot]);
+    assert_eq!(place.objects("log").len(), 3, "two snapshots and the last collection");
+    for (snapshot, objects) in listed.iter().zip([5, 6]) {
+        let copy = place.path(&format!("{snapshot}.pool"));
+        store.restore(&copy, &RestoreOptions::default().snapshot(*snapshot)).unwrap();
+        assert_eq!(content(&copy).len(), objects);
+    }
+    let removed = store.restore(place.path("c"), &RestoreOptions::default().snapshot(1));
+    assert!(matches!(removed, Err(PublishError::NoSnapshot { wanted: Some(1), .. })));
+}
+
+#[test]
+fn damage_is_found_and_named() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1, 2]);
+    let store = place.store();
+    store.publish(&pool, &options()).unwrap();
+    for folder in ["log", "tables", "chunks"] {
+        for object in place.objects(folder) {
+            let whole = fs::read(&object).unwrap();
+            let mut changed = whole.clone();
+            *changed.last_mut().unwrap() ^= 1;
+            let longer = [&whole[..], &[0]].concat();
+            for bytes in [&changed[..], &whole[..whole.len() - 1], &whole[..0], &longer] {
+                fs::write(&object, bytes).unwrap();
+                let copy = place.path("b.pool");
+                let error = store.restore(&copy, &RestoreOptions::default()).unwrap_err();
+                assert!(matches!(error, PublishError::Damaged { .. }), "{error}");
+                let name = object.file_name().unwrap().to_str().unwrap();
+                assert!(error.to_string().contains(name), "{error}");
+                assert!(!copy.exists());
+            }
+            fs::remove_file(&object).unwrap();
+            let error = store.restore(place.path("b.pool"), &RestoreOptions::default());
+            match (folder, error.unwrap_err()) {
+                ("log", PublishError::NoSnapshot { wanted: None, .. }) => {}
+                (_, PublishError::Missing { object: named }) => {
+                    assert!(named.ends_with(object.file_name().unwrap().to_str().unwrap()));
+                }
+                (_, error) => panic!("{error}"),
+            }
+            fs::write(&object, whole).unwrap();
+        }
+    }
+    assert_eq!(fs::read_dir(place.directory.path()).unwrap().count(), 2, "no files are left");
+    store.restore(place.path("b.pool"), &RestoreOptions::default()).unwrap();
+}
+
+#[test]
+fn what_is_damaged_is_sent_again() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1, 2]);
+    let store = place.store();
+    store.publish(&pool, &options()).unwrap();
+    for table in place.objects("tables") {
+        fs::write(table, "x").unwrap();
+    }
+    let second = store.publish(&pool, &options()).unwrap();
+    assert!(second.sent_chunks > 0);
+    store.restore(place.path("b.pool"), &RestoreOptions::default()).unwrap();
+}
+
+#[test]
+fn writers_and_the_publisher_keep_each_other_out() {
+    let place = Place::new();
+    let path = place.pool("a.pool", &[1]);
+    let store = place.store();
+    let writer = Pool::open(&path).unwrap();
+    let refused = store.publish(&path, &options());
+    let Err(PublishError::InUse { processes, .. }) = &refused else { panic!("{refused:?}") };
+    assert_eq!(*processes, [std::process::id()]);
+    // Waits until the writer has gone, and then keeps writers out.
+    let (mut writer, mut was_busy) = (Some(writer), false);
+    let mut told = |at| match at {
+        Progress::Waiting(processes) => {
+            assert!(writer.take().is_none() || processes == [std::process::id()]);
+        }
+        Progress::Bytes { .. } if !was_busy => {
+            was_busy = matches!(Pool::open(&path), Err(PoolError::Busy { .. }));
+            assert!(was_busy);
+            Pool::options().read_only(true).open(&path).unwrap();
+        }
+        _ => {}
+    };
+    store.publish_with_progress(&path, &options().freeze(true), &mut told).unwrap();
+    assert!(was_busy);
+    Pool::open(&path).unwrap();
+}
+
+#[test]
+fn a_pool_whose_processes_were_killed_is_recovered_first() {
+    let place = Place::new();
+    let path = place.pool("a.pool", &[1]);
+    // As a process leaves it that is killed.
+    let pool = Pool::open(&path).unwrap();
+    let crashed = place.path("crashed.pool");
+    fs::copy(&path, &crashed).unwrap();
+    drop(pool);
+    let store = place.store();
+    store.publish(&crashed, &options()).unwrap();
+    let copy = place.path("b.pool");
+    store.restore(&copy, &RestoreOptions::default()).unwrap();
+    let restored = Pool::options().read_only(true).open(&copy).unwrap();
+    assert_eq!(restored.info().unwrap().recovered_records, 0);
+}
+
+#[test]
+fn a_file_is_replaced_only_on_request_and_not_in_use() {
+    let place = Place::new();
+    let path = place.pool("a.pool", &[1]);
+    let store = place.store();
+    store.publish(&path, &options()).unwrap();
+    let copy = place.path("b.pool");
+    fs::write(&copy, "something else").unwrap();
+    let plain = RestoreOptions::default();
+    let refused = store.restore(&copy, &plain);
+    assert!(matches!(refused, Err(PublishError::Exists { .. })));
+    assert_eq!(fs::read(&copy).unwrap(), b"something else");
+    let force = plain.overwrite(true);
+    store.restore(&copy, &force).unwrap();
+    assert_eq!(content(&copy).len(), 1);
+    let open = Pool::open(&copy).unwrap();
+    let refused = store.restore(&copy, &force);
+    assert!(matches!(refused, Err(PublishError::Pool(PoolError::Busy { .. }))), "{refused:?}");
+    drop(open);
+    let refused = store.restore(place.directory.path(), &force);
+    assert!(matches!(refused, Err(PublishError::File { .. })));
+    assert_eq!(fs::read_dir(place.directory.path()).unwrap().count(), 3, "no files are left");
+}
+
+#[test]
+fn a_prefix_has_the_snapshots_of_one_pool() {
+    let place = Place::new();
+    let (one, other) = (place.pool("a.pool", &[1]), place.pool("b.pool", &[1]));
+    let store = place.store();
+    store.publish(&one, &options()).unwrap();
+    let refused = store.publish(&other, &options());
+    assert!(matches!(refused, Err(PublishError::OtherPool { .. })), "{refused:?}");
+    assert_eq!(store.snapshots().unwrap().len(), 1);
+}
+
+#[test]
+fn an_empty_prefix_has_no_snapshots() {
+    let place = Place::new();
+    let store = place.store();
+    assert!(store.snapshots().unwrap().is_empty());
+    let refused = store.restore(place.path("a"), &RestoreOptions::default());
+    assert!(matches!(refused, Err(PublishError::NoSnapshot { wanted: None, .. })));
+    let small = options().chunk_bytes(1000);
+    let refused = store.publish(place.path("a"), &small);
+    assert!(matches!(refused, Err(PublishError::Parameter { .. })));
+    let missing = store.publish(place.path("a"), &options());
+    assert!(matches!(missing, Err(PublishError::Pool(PoolError::NotOpened(_)))), "{missing:?}");
+}
