@@ -5,7 +5,7 @@
 //! | `demo` | a demonstration that takes 20 seconds |
 //! | `doctor` | the mechanisms that this machine offers, and their costs |
 //! | `stat` | the state and activity of caches in running processes |
-//! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, keep, serve |
+//! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, keep, serve, publish, restore |
 //! | `object` | the objects of a pool |
 //! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `mkfifo`, `mknod`, `ln`, `stat`, `du`, `find` | the files of a pool |
 //! | `mount`, `umount`, `run` | pools as file systems for every program |
@@ -71,7 +71,7 @@ enum Command {
     Doctor(doctor::Args),
     /// Show the caches of running processes, or the metadata of files in a pool
     Stat(stat::Args),
-    /// Create, inspect, verify, grow, keep and serve pools of files and persistent objects
+    /// Create, inspect, verify, grow, keep, serve, publish and restore pools of files and persistent objects
     Pool(pool::Args),
     /// Create, list, inspect, resize, destroy and dump the persistent objects of a pool
     Object(object::Args),

@@ -1,4 +1,4 @@
-//! `aquifer pool`: creates, inspects, verifies, grows, upgrades, keeps and serves pools.
+//! `aquifer pool`: creates, inspects, verifies, grows, upgrades, keeps, serves, publishes and restores pools.
 //!
 //! `info` and `check` open the pool read-only, so they work on a pool that is in use and on one
 //! without write permission.
@@ -8,7 +8,10 @@ mod create;
 mod grow;
 mod info;
 mod keep;
+mod publish;
+mod restore;
 mod serve;
+mod store;
 mod undo;
 mod upgrade;
 
@@ -36,7 +39,9 @@ Examples:
   aquifer pool grow data.pool --size 2G         make it longer
   aquifer pool upgrade data.pool                let it open at once, however many files it has
   aquifer pool keep data.pool                   keep it open, so that commands start faster
-  aquifer pool serve data.pool                  give processes that have its key write access";
+  aquifer pool serve data.pool                  give processes that have its key write access
+  aquifer pool publish data.pool s3://bucket/data      keep a snapshot of it in an object store
+  aquifer pool restore s3://bucket/data data.pool      make a pool of the newest snapshot";
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
@@ -54,6 +59,12 @@ enum Command {
     Keep(keep::Args),
     /// Give write access to processes of other users that have the key
     Serve(serve::Args),
+    /// Publish a snapshot of a pool to an object store
+    Publish(publish::Args),
+    /// Restore a pool from a snapshot in an object store
+    Restore(restore::Args),
+    /// List the snapshots of a pool in an object store
+    Snapshots(restore::SnapshotsArgs),
 }
 
 /// Runs the command.
@@ -66,6 +77,9 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Upgrade(args) => upgrade::run(args),
         Command::Keep(args) => keep::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Publish(args) => publish::run(args),
+        Command::Restore(args) => restore::run(args),
+        Command::Snapshots(args) => restore::list(args),
     }
 }
 

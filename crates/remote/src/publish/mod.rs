@@ -66,6 +66,8 @@
 mod depot;
 mod error;
 mod frozen;
+#[cfg(test)]
+mod interleavings;
 mod layout;
 mod log;
 mod restore;

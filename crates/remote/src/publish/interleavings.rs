@@ -1,0 +1,281 @@
+//! Two publishers that collect, in many interleavings of their requests, at a store in memory.
+//!
+//! Each publisher is a future that yields before each request. A schedule says which of them makes its next request;
+//! one that stops in the middle is a publisher that was killed, and one that goes on after the other has ended is one that was
+//! paused. All schedules with up to three changes of turn are run, and random ones. Afterwards each snapshot that is
+//! listed must have all its objects, with the content that was published.
+//!
+//! The same schedules find each [`Mutant`], one mistake in the protocol each.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::Range;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult,
+};
+use uuid::Uuid;
+
+use super::PublishError;
+use super::depot::{Depot, Kind};
+use super::layout::{SMALLEST_CHUNK_BYTES, decode_chunk};
+use super::log::Mutant;
+use super::send::Content;
+
+/// Is pending once, and done the next time.
+async fn turn() {
+    let mut was_pending = false;
+    std::future::poll_fn(|_| match std::mem::replace(&mut was_pending, true) {
+        false => Poll::Pending,
+        true => Poll::Ready(()),
+    })
+    .await;
+}
+
+/// A store that gives up its turn before each request.
+struct Stepped(Arc<InMemory>);
+
+impl fmt::Debug for Stepped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stepped")
+    }
+}
+
+impl fmt::Display for Stepped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stepped")
+    }
+}
+
+type Result<T> = object_store::Result<T>;
+
+#[async_trait]
+impl ObjectStore for Stepped {
+    async fn put_opts(&self, at: &Path, bytes: PutPayload, with: PutOptions) -> Result<PutResult> {
+        turn().await;
+        self.0.put_opts(at, bytes, with).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        _: &Path,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        unreachable!("chunks are put whole")
+    }
+
+    async fn get_opts(&self, at: &Path, with: GetOptions) -> Result<GetResult> {
+        turn().await;
+        self.0.get_opts(at, with).await
+    }
+
+    async fn get_ranges(&self, _: &Path, _: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        unreachable!("objects are got whole")
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        let store = self.0.clone();
+        // One after the other: a publisher may be stopped between two of them.
+        let turns = paths.and_then(async |path| {
+            turn().await;
+            Ok(path)
+        });
+        store.delete_stream(turns.boxed())
+    }
+
+    fn list(&self, below: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (store, below) = (self.0.clone(), below.cloned());
+        let listing = async move {
+            turn().await;
+            store.list(below.as_ref())
+        };
+        futures_util::stream::once(listing).flatten().boxed()
+    }
+
+    async fn list_with_delimiter(&self, _: Option<&Path>) -> Result<ListResult> {
+        unreachable!("folders are listed whole")
+    }
+
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        unreachable!("nothing is copied")
+    }
+}
+
+const UUID: Uuid = Uuid::from_u128(7);
+
+/// A pool of three chunks: two full of a byte each, and one that is zero.
+fn content(bytes: [u8; 2]) -> Arc<Content> {
+    let chunk = SMALLEST_CHUNK_BYTES as usize;
+    let all = [vec![bytes[0]; chunk], vec![0; chunk], vec![bytes[1]; 4096]].concat();
+    Arc::new(Content::of_bytes(UUID, all, SMALLEST_CHUNK_BYTES))
+}
+
+async fn publish_and_collect(
+    depot: &Depot,
+    bytes: [u8; 2],
+    mutant: Option<Mutant>,
+) -> std::result::Result<u64, PublishError> {
+    let published = depot.publish(&content(bytes), 0, mutant, &mut |_| {}).await?;
+    depot.collect(1, 0, 0, u64::from(bytes[0]), mutant).await?;
+    Ok(published.snapshot)
+}
+
+/// Runs a future that is alone.
+fn run<T>(work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(done) = work.as_mut().poll(&mut context) {
+            return done;
+        }
+    }
+}
+
+/// Compares all live snapshots with what was published. `published` are the bytes of each that may be there.
+async fn check(depot: &Depot, possible: &BTreeSet<[u8; 2]>) -> std::result::Result<(), String> {
+    let view = depot.view().await.map_err(|error| error.to_string())?;
+    if view.live.is_empty() {
+        return Err("no snapshot is left".to_owned());
+    }
+    for &position in &view.live {
+        let bytes = read(depot, position).await.map_err(|error| error.to_string())?;
+        if !possible.contains(&bytes) {
+            return Err(format!("snapshot {position} has {bytes:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a snapshot.
+async fn read(depot: &Depot, position: u64) -> std::result::Result<[u8; 2], PublishError> {
+    let (_, snapshot) = depot.snapshot(position).await?.ok_or(PublishError::Missing {
+        object: format!("snapshot {position}"),
+    })?;
+    let mut found = Vec::new();
+    for (index, chunk) in depot.table(&snapshot, 0).await?.into_iter().enumerate() {
+        if index == 1 {
+            assert!(chunk.is_none());
+            continue;
+        }
+        let object = depot.fetch(Kind::Chunk, &chunk).await?;
+        let pieces = decode_chunk(&object, SMALLEST_CHUNK_BYTES.into()).unwrap();
+        let [(0, piece)] = *pieces else { panic!("one piece") };
+        assert!(piece.iter().all(|&byte| byte == piece[0]));
+        found.push(piece[0]);
+    }
+    Ok([found[0], found[1]])
+}
+
+/// For how many requests each publisher has its turn, alternately; the last one has it to its end. `None` in place of
+/// the other's rest: it is killed.
+#[derive(Debug, Clone)]
+struct Schedule {
+    turns: Vec<usize>,
+    kills: bool,
+}
+
+/// Runs two publishers. Returns how many requests each made.
+fn scenario(
+    schedule: &Schedule,
+    mutant: Option<Mutant>,
+) -> (std::result::Result<(), String>, [usize; 2]) {
+    let memory = Arc::new(InMemory::new());
+    let plain = Depot::of(memory.clone());
+    // A chunk of snapshot 1 is no longer needed in 2, and is published again below.
+    for bytes in [[1, 9], [2, 9]] {
+        run(plain.publish(&content(bytes), 0, None, &mut |_| {})).unwrap();
+    }
+    let stepped = Depot::of(Arc::new(Stepped(memory)));
+    type Work<'a> = Pin<Box<dyn Future<Output = std::result::Result<u64, PublishError>> + 'a>>;
+    let publisher = |bytes| Some(Box::pin(publish_and_collect(&stepped, bytes, mutant)) as Work<'_>);
+    let mut works: [Option<Work<'_>>; 2] = [publisher([1, 8]), publisher([3, 1])];
+    let mut context = Context::from_waker(Waker::noop());
+    let (mut steps, mut outcome) = ([0; 2], Ok(()));
+    let mut advance = |index: usize, works: &mut [Option<Work<'_>>; 2]| -> bool {
+        let Some(work) = &mut works[index] else { return false };
+        steps[index] += 1;
+        if let Poll::Ready(done) = work.as_mut().poll(&mut context) {
+            if let Err(error) = done {
+                outcome = Err(format!("publisher {index}: {error}"));
+            }
+            works[index] = None;
+        }
+        true
+    };
+    let mut who = 0;
+    for &turns in &schedule.turns {
+        for _ in 0..turns {
+            if !advance(who, &mut works) {
+                break;
+            }
+        }
+        who = 1 - who;
+    }
+    while advance(who, &mut works) {}
+    if !schedule.kills {
+        while advance(1 - who, &mut works) {}
+    }
+    let possible = BTreeSet::from([[2, 9], [1, 8], [3, 1]]);
+    let checked = run(check(&plain, &possible));
+    // A publisher that comes later finds nothing missing either.
+    let again = || {
+        run(publish_and_collect(&plain, [1, 1], None)).map_err(|error| error.to_string())?;
+        run(check(&plain, &BTreeSet::from([[1, 1]])))
+    };
+    (outcome.and(checked).and_then(|()| again()), steps)
+}
+
+/// All schedules with up to three changes of turn, in steps that are coarser the later they come, and random ones.
+fn schedules() -> Vec<Schedule> {
+    let most = scenario(&Schedule { turns: vec![], kills: false }, None).1[0];
+    assert!((20..60).contains(&most), "{most} requests");
+    let mut all = Vec::new();
+    for first in 0..=most {
+        for second in 1..=most {
+            all.push(vec![first, second]);
+            for third in (1..=most).step_by(3) {
+                all.push(vec![first, second, third]);
+            }
+        }
+    }
+    let mut random = aquifer_testkit::Rng::new(7);
+    for _ in 0..3000 {
+        let turns = (0..20).map(|_| 1 + random.below(6) as usize).collect();
+        all.push(turns);
+    }
+    let both = |turns: Vec<usize>| {
+        [false, true].map(|kills| Schedule { turns: turns.clone(), kills })
+    };
+    all.into_iter().flat_map(both).collect()
+}
+
+#[test]
+fn no_interleaving_of_two_publishers_loses_an_object() {
+    for schedule in schedules() {
+        let (outcome, _) = scenario(&schedule, None);
+        if let Err(error) = outcome {
+            panic!("{schedule:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn the_same_interleavings_find_mistakes() {
+    let schedules = schedules();
+    for mutant in [Mutant::DeletesUnsaid, Mutant::TrustsBefore, Mutant::ReusesNames] {
+        let finds = |schedule: &&Schedule| scenario(schedule, Some(mutant)).0.is_err();
+        assert!(schedules.iter().find(finds).is_some(), "{mutant:?} goes unnoticed");
+    }
+}
