@@ -4,9 +4,12 @@
 //! A function of the native module returns [`Result`], and `?` turns any error of Aquifer, of the system or of Python into a
 //! [`Failure`]; pyo3 turns that into the exception. A panic is a defect of the library; pyo3 raises it as `PanicException`.
 
+use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
-use std::{ffi::OsStr, io};
+use std::path::Path;
 
+use aquifer::remote::RemoteError;
 use aquifer::{Error, ErrorKind};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -66,7 +69,8 @@ from_aquifer!(
     aquifer::PoolError,
     aquifer::ObjectError,
     aquifer::HeapError,
-    aquifer::FsError
+    aquifer::FsError,
+    RemoteError
 );
 
 impl From<Failure> for PyErr {
@@ -86,14 +90,38 @@ impl From<Failure> for PyErr {
 }
 
 fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
-    exception(
-        py,
-        class_of(error.kind(), error.errno()),
-        error.errno(),
-        &error.to_string(),
-        error.path().map(|path| path.as_os_str()),
-        error.offset(),
-    )
+    let remote = match error {
+        Error::Remote(error) => Some(error),
+        error => RemoteError::find(error),
+    };
+    let class = match remote {
+        Some(RemoteError::Changed { .. }) => "ChangedError",
+        _ => class_of(error.kind(), error.errno()),
+    };
+    let path = match remote {
+        Some(remote) => url_of(remote).map(OsStr::new),
+        None => error.path().map(Path::as_os_str),
+    };
+    exception(py, class, error.errno(), &error.to_string(), path, error.offset())
+}
+
+/// The URL that an error names, without what may be secret.
+fn url_of(error: &RemoteError) -> Option<&str> {
+    match error {
+        RemoteError::InvalidUrl { url, .. }
+        | RemoteError::InvalidOption { url, .. }
+        | RemoteError::Unversioned { url }
+        | RemoteError::Changed { url, .. }
+        | RemoteError::NotFound { url, .. }
+        | RemoteError::Denied { url, .. }
+        | RemoteError::RangesIgnored { url, .. }
+        | RemoteError::BadAnswer { url, .. }
+        | RemoteError::TimedOut { url, .. }
+        | RemoteError::Unavailable { url, .. }
+        | RemoteError::Stopped { url }
+        | RemoteError::System { url, .. } => Some(url),
+        _ => None,
+    }
 }
 
 /// An exception of a class of `aquifer._errors`, with the attributes that all of them have.

@@ -14,6 +14,7 @@ mod files;
 mod memmap;
 mod object;
 mod pool;
+mod remote;
 mod rows;
 mod take;
 mod view;
@@ -29,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cache::register(module)?;
     memmap::register(module)?;
     take::register(module)?;
+    remote::register(module)?;
     rows::register(module)?;
     pool::register(module)?;
     Ok(())

@@ -5,6 +5,7 @@
 
 use std::ffi::c_int;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -13,7 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aquifer::mapper::Advice as ViewAdvice;
 use aquifer::{
-    Advice, Backend, Bytes, FileAccess, FileDevice, FileView, MapOptions, Mapping, MappingMut,
+    Advice, Backend, Bytes, Device as _, FileAccess, FileDevice, FileView, MapOptions, Mapping,
+    MappingMut,
 };
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -22,10 +24,17 @@ use pyo3::types::PyDict;
 
 use crate::cache::NativeCache;
 use crate::error::{Failure, Result};
+use crate::remote::{RemoteObject, waiting};
 use crate::take::Ranges;
 
 /// A page of the system.
 const PAGE: u64 = 4096;
+
+/// What [`Region::bring`] brings in between two looks at whether it goes on.
+const BROUGHT_BYTES: u64 = 32 << 20;
+
+/// Up to here a range is brought in as by loads.
+const SHORT_BYTES: u64 = 64 << 10;
 
 /// What serves the bytes.
 pub(crate) enum Mapped {
@@ -101,6 +110,8 @@ pub(crate) struct Region {
     identity: (u64, u64),
     /// File offset of the first byte.
     offset: u64,
+    /// Whether a load may wait for a server: calls that bring bytes in are to be interrupted by Ctrl-C.
+    pub is_remote: bool,
 }
 
 impl Region {
@@ -133,6 +144,11 @@ impl Region {
             mapped => mapped.mapping().and_then(Mapping::take_missed_fault).map(Failure::from),
         };
         missed.map_or(Ok(()), Err)
+    }
+
+    /// Whether a load of these bytes waits for nothing, at the moment.
+    pub fn has(&self, range: Range<u64>) -> Result<bool> {
+        Ok(self.mapped.mapping().map_or(Ok(true), |mapping| mapping.is_resident(range))?)
     }
 
     /// A mapping of a cache writes its pages back by itself when it is dropped.
@@ -214,6 +230,56 @@ impl Region {
             offset: if matches!(mapped, Mapped::View(_)) { offset } else { 0 },
             mapped: Arc::new(mapped),
             path,
+            is_remote: false,
+        })
+    }
+
+    /// Maps an object of a store. The path is for messages.
+    #[staticmethod]
+    fn open_remote(
+        py: Python<'_>,
+        cache: &Bound<'_, NativeCache>,
+        object: &Bound<'_, RemoteObject>,
+    ) -> Result<Region> {
+        let (cache, device) = (cache.get(), object.get().device.clone());
+        let path = PathBuf::from(device.name());
+        let options = MapOptions::new().backend(Backend::User);
+        let mapping = py.detach(|| cache.cache.map_with(device, options))?;
+        Ok(Region {
+            exports: AtomicUsize::new(0),
+            is_writable: false,
+            keeps_stores: false,
+            identity: (0, 0),
+            offset: 0,
+            mapped: Arc::new(Mapped::Read(mapping)),
+            path,
+            is_remote: true,
+        })
+    }
+
+    /// Brings in `length` bytes from `offset` on, with many requests at once, so that loads find them in memory.
+    fn bring(&self, py: Python<'_>, offset: u64, length: u64) -> Result {
+        if self.has(offset..offset + length)? {
+            return Ok(());
+        }
+        let mapped = self.mapped.clone();
+        waiting(py, vec![], move |wanted| {
+            let Some(mapping) = mapped.mapping() else { return Ok(()) };
+            let end = offset + length;
+            let is_short = length <= SHORT_BYTES;
+            let step = if is_short { PAGE } else { BROUGHT_BYTES };
+            for start in (offset - offset % PAGE..end).step_by(step as usize) {
+                if !wanted.go_on() {
+                    break;
+                }
+                if is_short {
+                    // As a load does: several such calls in order are read ahead of.
+                    mapping.touch(start)?;
+                } else {
+                    mapping.touch_many(std::slice::from_ref(&(start..end.min(start + step))))?;
+                }
+            }
+            Ok(())
         })
     }
 

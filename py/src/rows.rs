@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use aquifer::{CacheError, RowsStats};
+use aquifer::{CacheError, RowsOptions, RowsStats};
 use aquifer_vm::ProcessMark;
 use aquifer_vm::worker::JobThread;
 use pyo3::buffer::PyBuffer;
@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Result;
+use crate::remote::{RemoteObject, waiting};
 use crate::take::{Completions, Signals, numbers, row_of, target_of};
 
 /// What is read between two looks at signals, or at whether a prefetch goes on: as many rows as these at most, and one at
@@ -33,6 +34,8 @@ pub(crate) struct NativeRows {
     coming: Arc<Coming>,
     /// `None` when prefetches have been ended. Locked without the interpreter's lock only, which no holder asks for.
     prefetches: Mutex<Option<JobThread<Prefetch>>>,
+    /// Whether a call may wait for a server.
+    is_remote: bool,
 }
 
 /// What the prefetches have still to read.
@@ -96,7 +99,27 @@ impl Target {
     }
 }
 
+fn options(row_bytes: usize, header_bytes: u64, budget_bytes: Option<u64>) -> RowsOptions {
+    let options = aquifer::Rows::options(row_bytes).header_bytes(header_bytes);
+    match budget_bytes {
+        Some(bytes) => options.budget_bytes(bytes),
+        None => options,
+    }
+}
+
 impl NativeRows {
+    fn new(rows: aquifer::Rows, is_remote: bool, most: Option<u64>) -> NativeRows {
+        let thread = JobThread::new(c"aquifer-prefetch", Prefetch::run);
+        NativeRows {
+            count: most.map_or(rows.len(), |most| most.min(rows.len())),
+            mark: ProcessMark::new(),
+            rows: Some(Arc::new(rows)),
+            coming: Arc::default(),
+            prefetches: Mutex::new(Some(thread)),
+            is_remote,
+        }
+    }
+
     fn get(&self) -> &Arc<aquifer::Rows> {
         self.rows.as_ref().expect("there until it is dropped")
     }
@@ -118,6 +141,29 @@ impl NativeRows {
     }
 }
 
+/// Copies rows in the order of the file, a batch at a time. `go_on` is told whether batches are long, and ends it.
+fn copy_sorted(
+    rows: &aquifer::Rows,
+    wanted: Vec<u64>,
+    target: &mut Target,
+    mut go_on: impl FnMut(bool) -> bool,
+) -> Result {
+    let batch_rows = batch_rows(rows);
+    let mut sorted: Vec<(u64, usize)> =
+        wanted.into_iter().enumerate().map(|(position, row)| (row, position)).collect();
+    sorted.sort_unstable();
+    let mut wanted = Vec::with_capacity(batch_rows.min(sorted.len()));
+    for batch in sorted.chunks(batch_rows) {
+        wanted.clear();
+        wanted.extend(batch.iter().map(|&(row, _)| row));
+        rows.get_many(&wanted, |place, bytes| target.copy(batch[place].1, bytes))?;
+        if !go_on(batch_rows < BATCH_ROWS) {
+            break;
+        }
+    }
+    Ok(())
+}
+
 #[pymethods]
 impl NativeRows {
     #[staticmethod]
@@ -129,20 +175,24 @@ impl NativeRows {
         budget_bytes: Option<u64>,
         most: Option<u64>,
     ) -> Result<NativeRows> {
-        let mut options = aquifer::Rows::options(row_bytes).header_bytes(header_bytes);
-        if let Some(bytes) = budget_bytes {
-            options = options.budget_bytes(bytes);
-        }
+        let options = options(row_bytes, header_bytes, budget_bytes);
         let rows = py.detach(|| options.open(path))?;
-        let thread = JobThread::new(c"aquifer-prefetch", Prefetch::run);
-        let count = most.map_or(rows.len(), |most| most.min(rows.len()));
-        Ok(NativeRows {
-            count,
-            mark: ProcessMark::new(),
-            rows: Some(Arc::new(rows)),
-            coming: Arc::default(),
-            prefetches: Mutex::new(Some(thread)),
-        })
+        Ok(NativeRows::new(rows, false, most))
+    }
+
+    /// Opens the rows of an object of a store.
+    #[staticmethod]
+    fn open_remote(
+        py: Python<'_>,
+        object: &Bound<'_, RemoteObject>,
+        row_bytes: usize,
+        header_bytes: u64,
+        budget_bytes: Option<u64>,
+    ) -> Result<NativeRows> {
+        let options = options(row_bytes, header_bytes, budget_bytes);
+        let device = object.get().device.clone();
+        let rows = py.detach(|| options.open_device(device))?;
+        Ok(NativeRows::new(rows, true, None))
     }
 
     fn __len__(&self) -> usize {
@@ -150,31 +200,24 @@ impl NativeRows {
     }
 
     /// Copies rows to `out`.
-    fn take(&self, py: Python<'_>, indices: PyBuffer<i64>, out: PyBuffer<u8>) -> Result {
-        let rows = self.checked(&indices)?;
-        let mut target = self.target(&out, rows.len())?;
-        let batch_rows = batch_rows(self.get());
-        if rows.len() <= batch_rows {
+    fn take(&self, py: Python<'_>, indices: PyBuffer<i64>, out: &Bound<'_, PyAny>) -> Result {
+        let wanted = self.checked(&indices)?;
+        let mut target = self.target(&PyBuffer::get(out)?, wanted.len())?;
+        let rows = self.get().clone();
+        if self.is_remote {
+            return waiting(py, vec![out.clone().unbind()], move |call| {
+                copy_sorted(&rows, wanted, &mut target, |_| call.go_on())
+            });
+        }
+        if wanted.len() <= batch_rows(&rows) {
             return py.detach(|| {
-                Ok(self.get().get_many(&rows, |position, bytes| target.copy(position, bytes))?)
+                Ok(rows.get_many(&wanted, |position, bytes| target.copy(position, bytes))?)
             });
         }
         let mut signals = Signals::new();
-        let copied = py.detach(|| -> Result {
-            let mut sorted: Vec<(u64, usize)> =
-                rows.into_iter().enumerate().map(|(position, row)| (row, position)).collect();
-            sorted.sort_unstable();
-            let mut wanted = Vec::with_capacity(batch_rows);
-            for batch in sorted.chunks(batch_rows) {
-                wanted.clear();
-                wanted.extend(batch.iter().map(|&(row, _)| row));
-                self.get().get_many(&wanted, |place, bytes| target.copy(batch[place].1, bytes))?;
-                let is_long = batch_rows < BATCH_ROWS;
-                if !(if is_long { signals.look_now() } else { signals.look() }) {
-                    break;
-                }
-            }
-            Ok(())
+        let copied = py.detach(|| {
+            let go_on = |is_long| if is_long { signals.look_now() } else { signals.look() };
+            copy_sorted(&rows, wanted, &mut target, go_on)
         });
         signals.result().and(copied)
     }

@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 
 use crate::error::{Failure, Result};
 use crate::memmap::{Mapped, Region};
+use crate::remote::{Wanted, waiting};
 
 /// How often a long call looks for signals.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -194,9 +195,21 @@ impl Signals {
 }
 
 impl Region {
-    fn copy_all(&self, py: Python<'_>, ranges: &Ranges) -> Result {
+    /// Copies to the memory of `out`.
+    fn copy_all(&self, py: Python<'_>, ranges: Ranges, out: &Bound<'_, PyAny>) -> Result {
+        let mut wait = false;
+        if self.is_remote {
+            for range in ranges.all() {
+                wait = wait || !self.has(range)?;
+            }
+        }
+        if wait {
+            let mapped = self.mapped.clone();
+            let copy = move |wanted: Wanted| mapped.copy_many(&ranges, || wanted.go_on());
+            return waiting(py, vec![out.clone().unbind()], copy);
+        }
         let mut signals = Signals::new();
-        let copied = py.detach(|| self.mapped.copy_many(ranges, || signals.go_on()));
+        let copied = py.detach(|| self.mapped.copy_many(&ranges, || signals.go_on()));
         signals.result().and(copied)
     }
 }
@@ -209,10 +222,11 @@ impl Region {
         py: Python<'_>,
         layout: Layout,
         indices: PyBuffer<i64>,
-        out: PyBuffer<u8>,
+        out: &Bound<'_, PyAny>,
     ) -> Result {
-        let ranges = checked(self, layout, &indices, Some(&out))?;
-        self.copy_all(py, &ranges)
+        let target = PyBuffer::<u8>::get(out)?;
+        let ranges = checked(self, layout, &indices, Some(&target))?;
+        self.copy_all(py, ranges, out)
     }
 
     /// Copies `lengths` bytes from each of `starts` on to `out`, one after the other.
@@ -221,7 +235,7 @@ impl Region {
         py: Python<'_>,
         starts: PyBuffer<i64>,
         lengths: PyBuffer<i64>,
-        out: PyBuffer<u8>,
+        out: &Bound<'_, PyAny>,
     ) -> Result {
         let mut at = 0;
         let mut pieces = Vec::with_capacity(starts.item_count());
@@ -235,8 +249,8 @@ impl Region {
             pieces.push(Piece { start, len, at });
             at += len;
         }
-        let target = target_of(&out, Some(at))?;
-        self.copy_all(py, &Ranges { pieces, target })
+        let target = target_of(&PyBuffer::get(out)?, Some(at))?;
+        self.copy_all(py, Ranges { pieces, target }, out)
     }
 
     /// Starts reading rows, and does not wait.

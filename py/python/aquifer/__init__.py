@@ -4,6 +4,8 @@ Arrays of files larger than memory (`memmap`), with a budget, batched random rea
 SIGBUS.
 """
 
+import sys as _sys
+
 from ._array import Array, ArrayInfo, ArrayMismatchError, NotAnArrayError
 from ._cache import Cache, Stats, default_cache
 from ._errors import *
@@ -31,3 +33,7 @@ __all__ = [
     "default_cache",
     "memmap",
 ]
+
+if (_fsspec := _sys.modules.get("fsspec")) is not None:
+    # Also where the package is not installed, and has no entry points.
+    _fsspec.register_implementation("aqcache", "aquifer._aqcache.CachedFileSystem", clobber=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 __all__ = [
     "AccessDeniedError",
     "AlreadyExistsError",
     "AquiferError",
     "BusyError",
+    "ChangedError",
     "DamagedError",
     "FaultError",
     "ForkedError",
@@ -18,6 +21,7 @@ __all__ = [
     "NotDirectoryError",
     "NotDurableError",
     "NotFoundError",
+    "NotPicklableError",
     "ReadOnlyError",
     "TimedOutError",
     "UnsupportedError",
@@ -71,7 +75,7 @@ class BusyError(AquiferError):
 
 
 class TimedOutError(AquiferError, TimeoutError):
-    """Another process holds what is needed, and makes no progress."""
+    """Another process holds what is needed, and makes no progress; or a server did not answer within the timeout."""
 
 
 class InterruptedCallError(AquiferError, InterruptedError):
@@ -88,6 +92,10 @@ class IsDirectoryError(InvalidInputError, IsADirectoryError):
 
 class NotDirectoryError(InvalidInputError, NotADirectoryError):
     """Something in a pool that is no directory, where one is needed."""
+
+
+class NotPicklableError(InvalidInputError, pickle.PicklingError):
+    """What would be pickled contains secrets; they are not sent to other processes."""
 
 
 class UnsupportedError(AquiferError):
@@ -107,6 +115,10 @@ class FaultError(AquiferError):
 
     `filename` and `offset` say where.
     """
+
+
+class ChangedError(FaultError):
+    """The object of a URL is not the version any more that was opened, or pickled; open it again."""
 
 
 class DamagedError(AquiferError):

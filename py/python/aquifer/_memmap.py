@@ -12,7 +12,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsIndex, cast
 
@@ -21,13 +21,17 @@ import numpy.typing as npt
 
 from . import _native
 from ._cache import Cache, Stats, default_cache
-from ._errors import NotFoundError
+from ._errors import NotFoundError, ReadOnlyError
 from ._indices import Indices, bytes_in, checked_rows, row_numbers, taken, target_of
+from ._remote import Remote, is_url, open_remote
 from ._sizes import bytes_of, lengths_of
 
 __all__ = ["memmap"]
 
 Advice = Literal["normal", "sequential", "random", "willneed", "dontneed"]
+
+# First byte in the file, shape, strides, type.
+_Place = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]
 
 _MODES = {"readonly": "r", "readwrite": "r+", "write": "w+", "copyonwrite": "c"}
 _BACKENDS = ("auto", "kernel", "cache")
@@ -41,15 +45,40 @@ _faulted = _native.faulted
 class _Source:
     """A mapped file, shared by an array and its slices."""
 
-    __slots__ = ("__weakref__", "begin", "cache", "closed", "forked", "made_of", "mode", "own_cache", "path", "region", "root", "whole")
+    __slots__ = (
+        "__weakref__",
+        "begin",
+        "budget",
+        "cache",
+        "closed",
+        "forked",
+        "made_of",
+        "mode",
+        "own_cache",
+        "path",
+        "region",
+        "remote",
+        "root",
+        "whole",
+    )
 
     # Weak, as the array refers to this.
     whole: weakref.ref[memmap] | None
 
     def __init__(
-        self, cache: Cache, own_cache: bool, region: _native.Region, begin: int, path: str, mode: str, made_of: dict[str, Any]
+        self,
+        cache: Cache,
+        own_cache: bool,
+        region: _native.Region,
+        begin: int,
+        path: str,
+        mode: str,
+        made_of: dict[str, Any],
+        remote: Remote | None,
     ) -> None:
         self.cache = cache
+        # When it was mapped: asking the cache takes longer than an index.
+        self.budget = cache.budget
         self.own_cache = own_cache
         self.region = region
         # Of the region, in the file.
@@ -57,6 +86,8 @@ class _Source:
         self.path = path
         self.mode = mode
         self.made_of = made_of
+        # What is mapped, if it is no file.
+        self.remote = remote
         self.closed = False
         # By a parent of this process.
         self.forked = False
@@ -127,12 +158,14 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     Parameters
     ----------
     filename:
-        Path of a regular file.
+        Path of a regular file; or the URL of an object in a store or on a server: `s3://`, `gs://`, `az://`, `http://`,
+        `https://` or `file://`.
     dtype:
         Type of the elements, without Python objects.
     mode:
         `"r"`: read. `"r+"`: read and write. `"w+"`: create or overwrite, then as `"r+"`. `"c"`: copy on write: stores stay
-        in this array. Permission to write the file is needed for all but `"r"`.
+        in this array. Permission to write the file is needed for all but `"r"`. By default `"r+"`, and `"r"` for a URL, for
+        which it is the only one.
     offset:
         Where the array begins in the file, in bytes.
     shape:
@@ -153,7 +186,12 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     backend:
         `"auto"`: pages are served by the kernel, and system calls work on the memory in every mode. `"cache"`: by Aquifer,
         with an exact budget, and write-back of stores under it; but system calls on pages that are not in memory fail with
-        EFAULT (`tofile`, `os.write` and `readinto` on this memory; a copy is safe).
+        EFAULT (`tofile`, `os.write` and `readinto` on this memory; a copy is safe). Objects of a URL are always served so.
+    storage_options:
+        For a URL: a dictionary with `endpoint`, `region`, `allow_http`, `anonymous`, `unversioned`, `timeout` in seconds,
+        `retries`, `in_flight`, `largest_request_bytes`, `prices` (of a million requests and of a GiB), and configuration keys
+        of the store such as `aws_access_key_id`; also by the names that s3fs and adlfs have for them. Without credentials
+        those of the environment, or of the machine, are used.
 
     Raises
     ------
@@ -164,8 +202,10 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         SIGBUS.
     InvalidInputError, ValueError:
         Arguments that do not fit the file.
+    ChangedError:
+        The object of a URL is not the one any more that was opened.
     OSError:
-        The file cannot be opened.
+        The file or object cannot be opened: `NotFoundError`, `AccessDeniedError`, `TimedOutError` and others.
 
     Notes
     -----
@@ -184,9 +224,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
 
     def __new__(
         cls,
-        filename: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+        filename: str | bytes | os.PathLike[str] | os.PathLike[bytes] | Remote,
         dtype: npt.DTypeLike = np.uint8,
-        mode: str = "r+",
+        mode: str | None = None,
         offset: int = 0,
         shape: int | Sequence[int] | None = None,
         order: Literal["C", "F"] = "C",
@@ -196,7 +236,12 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         policy: str | None = None,
         advice: Advice | None = None,
         backend: Literal["auto", "kernel", "cache"] = "auto",
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Self:
+        remote: Remote | None = filename if isinstance(filename, Remote) else None
+        is_remote = remote is not None or is_url(filename)
+        if mode is None:
+            mode = "r" if is_remote else "r+"
         mode = _MODES.get(mode, mode)
         if mode not in _MODES.values():
             raise ValueError(f'mode {mode!r}: use "r", "r+", "w+" or "c"')
@@ -206,6 +251,12 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             raise ValueError('backend="kernel" is for mode "r"')
         if backend == "cache" and mode == "c":
             raise ValueError('backend="cache" writes stores back, which mode "c" must not: use the other backend')
+        if is_remote and mode != "r":
+            raise ReadOnlyError(errno.EROFS, f'mode {mode!r}: an object of a URL can only be read; use mode "r", or download it')
+        if is_remote and backend == "kernel":
+            raise ValueError('backend="kernel" is for files: leave it out')
+        if storage_options is not None and not is_remote:
+            raise ValueError("storage options are for URLs, such as s3://bucket/key")
         if cache is not None and (budget is not None or policy is not None):
             raise ValueError("a cache has its own budget and policy: give one or the other")
         if policy is not None and budget is None:
@@ -218,11 +269,16 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         offset = operator.index(offset)
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
-        path = os.path.abspath(os.fsdecode(filename))
+        if is_remote and remote is None:
+            remote = open_remote(cast(str, filename), storage_options)
+        if remote is not None:
+            path, present = remote.shown, remote.version[1]
+        else:
+            path = os.path.abspath(os.fsdecode(cast(Any, filename)))
+            present = _size_of(path) if mode != "w+" else 0
 
         if shape is None and mode == "w+":
             raise ValueError('mode "w+" needs a shape')
-        present = _size_of(path) if mode != "w+" else 0
         if shape is None:
             count, rest = divmod(max(present - offset, 0), dtype.itemsize)
             if rest or present < offset:
@@ -256,11 +312,18 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         # A mapping of a cache is one of the whole file.
         is_view = mode != "r" and backend == "auto"
         begin = offset if is_view else 0
-        region = _native.Region.open(cache._native, path, mode, backend, begin, needed - begin)
+        kind: type[memmap] = cls
+        if remote is not None:
+            from ._remote_array import RemoteArray
+
+            kind = RemoteArray
+            region = _native.Region.open_remote(cache._native, remote.native)
+        else:
+            region = _native.Region.open(cache._native, path, mode, backend, begin, needed - begin)
         if advice is not None:
             region.advise(0, len(region), advice)
-        source = _Source(cache, own_cache, region, begin, path, mode, made_of)
-        array = source.array(cls, shape, dtype, offset, order)
+        source = _Source(cache, own_cache, region, begin, path, mode, made_of, remote)
+        array = source.array(kind, shape, dtype, offset, order)
         source.whole = weakref.ref(array)
         _sources.add(source)
         return cast(Self, array)
@@ -564,9 +627,13 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             source.region.check()
 
     def stats(self) -> Stats:
-        """Figures of the array's cache and of the file: bytes, counts, latencies in nanoseconds. A table in a notebook."""
+        """Figures of the array's cache and of the file: bytes, counts, latencies in nanoseconds. A table in a notebook.
+
+        Of an object in a store also `requests`, `received_bytes` and an estimate of their `cost`, since it was opened.
+        """
         source = self._open()
-        return Stats({"path": source.path, "mode": source.mode, **source.cache.stats(), **source.region.stats()})
+        of_object = {} if source.remote is None else source.remote.native.stats()
+        return Stats({"path": source.path, "mode": source.mode, **source.cache.stats(), **source.region.stats(), **of_object})
 
     @property
     def closed(self) -> bool:
@@ -620,14 +687,24 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         if source is None or source.mode == "c":
             # Stores of mode "c" are nowhere else.
             return self.view(np.ndarray).copy().__reduce__()
+        mode = "r" if source.mode == "r" else "r+"
+        return _opened, (source.path, mode, *self._made_of(source))
+
+    def _made_of(self, source: _Source) -> tuple[dict[str, Any], _Place | None]:
+        """Arguments of an array of the same memory, and where this slice lies in it."""
         made_of = dict(source.made_of)
         if source.own_cache:
-            made_of["budget"] = source.cache.budget
+            # In a forked child the cache knows no budget.
+            made_of["budget"] = source.cache.budget or source.budget
         else:
             made_of["cache"] = None if _is_default(source.cache) else source.cache
-        mode = "r" if source.mode == "r" else "r+"
-        place = None if _is_whole(self, source) else (self._place(source), self.shape, self.strides, self.dtype)
-        return _opened, (source.path, mode, made_of, place)
+        return made_of, None if _is_whole(self, source) else (self._place(source), self.shape, self.strides, self.dtype)
+
+    def _at(self, place: _Place) -> memmap:
+        """A slice of this array."""
+        offset, shape, strides, dtype = place
+        source = self._open()
+        return source.array(type(self), shape, dtype, offset, strides=strides)
 
     def __deepcopy__(self, memo: object) -> np.ndarray[Any, Any]:  # type: ignore[override]
         return self.view(np.ndarray).copy()
@@ -696,20 +773,14 @@ def _lengthen(path: str, length: int, *, created: bool) -> None:
         os.close(descriptor)
 
 
-def _opened(
-    path: str, mode: str, made_of: dict[str, Any], place: tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]] | None
-) -> Any:
+def _opened(path: str, mode: str, made_of: dict[str, Any], place: _Place | None) -> Any:
     """An array that was pickled."""
     present, needed = _size_of(path), made_of["offset"] + math.prod(made_of["shape"]) * made_of["dtype"].itemsize
     if present < needed:
         # Not lengthened, as a new one: what is missing was there.
         raise ValueError(f"{path} has {present} bytes, and had {needed} when the array was pickled: it was truncated since")
     array = memmap(path, mode=mode, **made_of)
-    if place is None:
-        return array
-    offset, shape, strides, dtype = place
-    assert array._source is not None
-    return array._source.array(memmap, shape, dtype, offset, strides=strides)
+    return array if place is None else array._at(place)
 
 
 # ---- asyncio --------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType, TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from . import _native
 from ._cache import Stats
 from ._indices import Indices, bytes_in, row_numbers, taken, target_of
 from ._memmap import queue_of_loop
+from ._remote import Remote, Version, is_url, open_remote, open_version
 from ._sizes import bytes_of, lengths_of
 
 __all__ = ["Rows"]
@@ -35,7 +36,7 @@ class Rows:
     Parameters
     ----------
     path:
-        Path of a regular file or a block device.
+        Path of a regular file or a block device; or the URL of an object, as for `memmap`.
     dtype:
         Type of the elements, without Python objects.
     shape:
@@ -46,6 +47,8 @@ class Rows:
         Memory for rows and their bookkeeping (10 bytes a row): bytes, or a text like `"4GiB"`; a quarter of the memory by
         default. Each call that reads takes up to 4 MiB besides, or a row if that is longer, and up to 80 bytes for each row
         of its list.
+    storage_options:
+        For a URL, as for `memmap`.
 
     There are as many rows as the file has whole ones behind `offset` when it is opened. Rows are for reading, and what a call
     returns is an ordinary array of its own. A row is kept as it was when it was read: after a change of the file, call
@@ -61,12 +64,13 @@ class Rows:
 
     def __init__(
         self,
-        path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+        path: str | bytes | os.PathLike[str] | os.PathLike[bytes] | Remote,
         dtype: npt.DTypeLike,
         shape: SupportsIndex | Sequence[SupportsIndex] = (),
         *,
         offset: int = 0,
         budget: int | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         dtype = np.dtype(dtype)
         if dtype.hasobject:
@@ -79,14 +83,22 @@ class Rows:
         offset = operator.index(offset)
         if offset < 0 or offset + row_bytes > np.iinfo(np.int64).max:
             raise ValueError(f"no file has a row of {row_bytes} bytes at offset {offset}")
-        self._filename = os.path.abspath(os.fsdecode(path))
+        remote = path if isinstance(path, Remote) else None
+        if is_url(path):
+            remote = open_remote(cast(str, path), storage_options)
+        elif storage_options is not None:
+            raise ValueError("storage options are for URLs, such as s3://bucket/key")
+        self._remote = remote
+        self._filename = os.path.abspath(os.fsdecode(cast(Any, path))) if remote is None else remote.shown
         self._dtype = dtype
         self._row_shape = row_shape
         self._row_bytes = row_bytes
         self._offset = offset
         self._budget = None if budget is None else bytes_of(budget)
-        self._native: _native.NativeRows | None = _native.NativeRows.open(
-            self._filename, row_bytes, offset, self._budget, None
+        self._native: _native.NativeRows | None = (
+            _native.NativeRows.open(self._filename, row_bytes, offset, self._budget, None)
+            if remote is None
+            else _native.NativeRows.open_remote(remote.native, row_bytes, offset, self._budget)
         )
         self._count = len(self._native)
 
@@ -94,7 +106,7 @@ class Rows:
 
     @property
     def filename(self) -> str:
-        """The file's absolute path."""
+        """The file's absolute path, or the URL without its query."""
         return self._filename
 
     @property
@@ -220,8 +232,10 @@ class Rows:
         self._open().invalidate(begin, max(begin, end))
 
     def stats(self) -> Stats:
-        """Figures since it was opened: rows in memory, hits, misses, transfers. A table in a notebook."""
-        return Stats({"path": self._filename, **self._open().stats()})
+        """Figures since it was opened: rows in memory, hits, misses, transfers; of an object in a store also `requests`,
+        `received_bytes` and an estimate of their `cost`. A table in a notebook."""
+        of_object = {} if self._remote is None else self._remote.native.stats()
+        return Stats({"path": self._filename, **self._open().stats(), **of_object})
 
     @property
     def closed(self) -> bool:
@@ -244,6 +258,8 @@ class Rows:
 
     def __reduce__(self) -> Any:
         self._open()
+        if self._remote is not None:
+            return _unpickled, (*self._remote.pickled(), self._dtype, self._row_shape, self._offset, self._budget)
         return _opened, (self._filename, self._dtype, self._row_shape, self._offset, self._budget, self._count)
 
 
@@ -261,3 +277,16 @@ def _opened(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
         rows._native = _native.NativeRows.open(path, rows._row_bytes, offset, budget, count)
         rows._count = count
     return rows
+
+
+def _unpickled(
+    url: str,
+    options: dict[str, Any],
+    version: Version,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    offset: int,
+    budget: int | None,
+) -> Rows:
+    """Rows of an object that were pickled."""
+    return Rows(open_version(url, options, version), dtype, shape, offset=offset, budget=budget)

@@ -1,0 +1,212 @@
+"""Objects of stores and HTTP servers: their URLs, options and versions.
+
+An object is open once in a process for all arrays and rows of one URL, options and version: they share the pages that are in
+memory. What travels to other processes is the URL, the version and the options without secrets.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from . import _native
+from ._errors import ChangedError, InvalidInputError, NotPicklableError
+from ._sizes import bytes_of
+
+__all__ = ["Remote", "is_url", "open_remote", "open_version"]
+
+# `(ETag or None, length)`.
+Version = tuple[str | None, int]
+
+_URL = re.compile(r"(?:s3|gs|az|https?|file)://", re.IGNORECASE)
+# Unpickled objects that stay open, so that task after task does not ask for the version anew.
+_KEPT = 16
+
+_PLAIN = frozenset(
+    [
+        "endpoint",
+        "region",
+        "allow_http",
+        "anonymous",
+        "unversioned",
+        "timeout",
+        "retries",
+        "in_flight",
+        "largest_request_bytes",
+        "prices",
+    ]
+)
+_FLAGS = frozenset(["allow_http", "anonymous", "unversioned"])
+# What file systems of fsspec (s3fs, gcsfs, adlfs) call the same.
+_SYNONYMS = {
+    "s3": {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"},
+    "az": {"sas_token": "azure_storage_sas_key"},
+}
+
+
+def is_url(path: object) -> bool:
+    """Whether it names an object of a store or a server, and not a file of this machine."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def _invalid(url: str, text: str) -> InvalidInputError:
+    shown = shown_url(url)
+    return InvalidInputError(errno.EINVAL, f"{shown}: {text}", path=shown)
+
+
+def shown_url(url: str) -> str:
+    """A URL without what may be secret, for messages."""
+    plain = re.sub(r"//[^/?#]*@", "//", url)
+    return re.sub(r"[?#].*", "?…", plain, count=1, flags=re.DOTALL)
+
+
+def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Storage options by Aquifer's names: plain ones, and the configuration keys of the store in `config`."""
+    scheme = url.split(":", 1)[0].lower()
+    options: dict[str, Any] = dict.fromkeys(_PLAIN)
+    config: dict[str, str] = {}
+
+    def add(name: str, value: Any) -> None:
+        if value is None:
+            return
+        if name == "client_kwargs" and isinstance(value, Mapping):
+            # What s3fs passes on to boto.
+            for inner, inner_value in value.items():
+                add("region" if inner == "region_name" else inner, inner_value)
+        elif name == "config" and isinstance(value, Mapping):
+            config.update({key: str(of_key) for key, of_key in value.items()})
+        elif name == "anon":
+            add("anonymous", value)
+        elif name == "endpoint_url":
+            # Its users have no option for plain HTTP.
+            add("endpoint", value)
+            options["allow_http"] = options["allow_http"] or str(value).startswith("http://")
+        elif name == "use_ssl":
+            options["allow_http"] = options["allow_http"] or not value
+        elif name in _FLAGS:
+            options[name] = bool(value)
+        elif name in _PLAIN:
+            options[name] = value
+        elif isinstance(value, (str, int, float)):
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            config[_SYNONYMS.get(scheme, {}).get(name, name)] = text
+        else:
+            raise _invalid(url, f"storage option {name!r} is a {type(value).__name__}; options are texts, numbers and flags")
+
+    for name, value in (given or {}).items():
+        add(name, value)
+    if options["timeout"] is not None:
+        options["timeout"] = float(options["timeout"])
+        if not options["timeout"] > 0:
+            raise _invalid(url, f"a timeout of {options['timeout']} seconds; it is a number of seconds above 0")
+    if options["largest_request_bytes"] is not None:
+        options["largest_request_bytes"] = bytes_of(options["largest_request_bytes"])
+    if options["prices"] is not None:
+        per_million, per_gib = options["prices"]
+        options["prices"] = float(per_million), float(per_gib)
+    options["config"] = sorted(config.items())
+    return options
+
+
+class Remote:
+    """An open object, shared by the arrays and rows of it in this process."""
+
+    __slots__ = ("__weakref__", "native", "options", "url", "version")
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.url = url
+        self.options = options
+        self.native = _native.RemoteObject.open(url, options)
+        self.version: Version = self.native.version
+
+    @property
+    def shown(self) -> str:
+        """The URL without its query."""
+        return self.native.url
+
+    def pickled(self) -> tuple[str, dict[str, Any], Version]:
+        """What another process opens the same version by.
+
+        Raises
+        ------
+        NotPicklableError:
+            It would have to contain secrets.
+        """
+        problem = None
+        if "?" in self.url:
+            problem = "its URL has a query, which may be a signature: pass the URL itself, and open it there"
+        elif self.options["config"]:
+            names = ", ".join(repr(name) for name, _ in self.options["config"])
+            problem = f"storage options may be secrets ({names}): set them in the environment of each process, and leave them out"
+        elif re.search(r"[@?]", self.options["endpoint"] or ""):
+            problem = "its endpoint has a password or a query: set it in the environment of each process"
+        if problem is not None:
+            raise NotPicklableError(errno.EINVAL, f"{self.shown} cannot be pickled: {problem}", path=self.shown)
+        return self.url, {name: value for name, value in self.options.items() if value}, self.version
+
+
+_opened: WeakValueDictionary[tuple[object, ...], Remote] = WeakValueDictionary()
+_kept: deque[Remote] = deque(maxlen=_KEPT)
+_lock = threading.Lock()
+
+
+def _in_child() -> None:
+    # Another thread of the parent may have held it.
+    global _lock
+    _lock = threading.Lock()
+    _opened.clear()
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def open_remote(url: str, storage_options: Mapping[str, Any] | None) -> Remote:
+    """The object as it is now."""
+    options = options_of(url, storage_options)
+    key = (url, *sorted((name, repr(value)) for name, value in options.items()))
+    fresh = Remote(url, options)
+    with _lock:
+        return _shared(key, fresh)
+
+
+def _shared(key: tuple[object, ...], fresh: Remote) -> Remote:
+    """The one that is open already, if it is of the same version. Not where versions cannot be told."""
+    known = _opened.get(key)
+    if known is not None and known.version == fresh.version and fresh.version[0] is not None:
+        return known
+    _opened[key] = fresh
+    return fresh
+
+
+def open_version(url: str, storage_options: Mapping[str, Any], version: Version) -> Remote:
+    """The object that was pickled, or `ChangedError` if it is another version now."""
+    options = options_of(url, storage_options)
+    key = (url, *sorted((name, repr(value)) for name, value in options.items()))
+    with _lock:
+        known = _opened.get(key)
+    if known is None or known.version != version or version[0] is None:
+        fresh = Remote(url, options)
+        if fresh.version != version:
+            raise ChangedError(
+                errno.EIO,
+                f"{fresh.shown}: the object has changed since it was pickled (then {_described(version)}, now "
+                f"{_described(fresh.version)}); open the URL again and send that",
+                path=fresh.shown,
+            )
+        with _lock:
+            known = _shared(key, fresh)
+    if known not in _kept:
+        _kept.append(known)
+    return known
+
+
+def _described(version: Version) -> str:
+    etag, length = version
+    return f"{length} bytes" if etag is None else f"{length} bytes, ETag {etag}"

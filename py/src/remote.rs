@@ -1,0 +1,309 @@
+//! `RemoteObject`: an object of a store or an HTTP server, opened by URL.
+//!
+//! Arrays, rows and files over it share the device, and with it the version that was pinned when it was opened.
+//!
+//! A request takes as long as its timeout allows, which is longer than Ctrl-C should wait. So calls of the main thread, which is
+//! the one that Python runs signal handlers in, wait for a thread that does the work, and leave it to itself when a handler
+//! raises: see [`waiting`].
+
+use std::mem::ManuallyDrop;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use aquifer::remote::{RemoteDevice, RemoteOptions, RemoteStats};
+use aquifer::{Device as _, PageId, Pages};
+use aquifer_sys::thread;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::cache::NativeCache;
+use crate::error::Result;
+use crate::take::{numbers, target_of};
+
+/// How often a wait looks for signals.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// An open object.
+#[pyclass(frozen, module = "aquifer._native")]
+pub(crate) struct RemoteObject {
+    pub device: Arc<RemoteDevice>,
+}
+
+/// The options that are not configuration keys of a store. Seconds and prices are numbers.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Options {
+    endpoint: Option<String>,
+    region: Option<String>,
+    allow_http: Option<bool>,
+    anonymous: Option<bool>,
+    unversioned: Option<bool>,
+    timeout: Option<f64>,
+    retries: Option<usize>,
+    in_flight: Option<usize>,
+    largest_request_bytes: Option<usize>,
+    prices: Option<(f64, f64)>,
+    config: Vec<(String, String)>,
+}
+
+/// Applies an option that was given.
+macro_rules! given {
+    ($options:ident, $chosen:ident, $($name:ident),*) => {
+        $(if let Some(value) = $chosen.$name {
+            $options = $options.$name(value);
+        })*
+    };
+}
+
+impl Options {
+    fn chosen(self) -> RemoteOptions {
+        let mut options = RemoteDevice::options();
+        given!(options, self, endpoint, region, allow_http, anonymous, unversioned);
+        given!(options, self, retries, in_flight, largest_request_bytes);
+        if let Some(seconds) = self.timeout {
+            // One that is no duration is as long as possible: Python has refused what is not positive.
+            let timeout = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+            options = options.timeout(timeout);
+        }
+        if let Some((per_million, per_gib)) = self.prices {
+            options = options.prices(per_million, per_gib);
+        }
+        for (key, value) in self.config {
+            options = options.config(key, value);
+        }
+        options
+    }
+}
+
+#[pymethods]
+impl RemoteObject {
+    /// Opens an object and pins its version.
+    #[staticmethod]
+    fn open(py: Python<'_>, url: String, options: Options) -> Result<RemoteObject> {
+        let options = options.chosen();
+        let opened = waiting(py, vec![], move |_| Ok(options.open(&url)?));
+        Ok(RemoteObject { device: Arc::new(opened?) })
+    }
+
+    /// Without what may be secret.
+    #[getter]
+    fn url(&self) -> &str {
+        self.device.name()
+    }
+
+    /// The version: ETag, if the server sent one, and length.
+    #[getter]
+    fn version(&self) -> Result<(Option<&str>, u64)> {
+        Ok((self.device.etag(), self.device.len_bytes()?))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        let figures = PyDict::new(py);
+        let RemoteStats {
+            requests,
+            ranges,
+            failed_ranges,
+            received_bytes,
+            delivered_bytes,
+            latency,
+            bytes_per_second,
+            cost,
+            ..
+        } = self.device.stats();
+        for (name, value) in [
+            ("requests", requests),
+            ("ranges", ranges),
+            ("failed_ranges", failed_ranges),
+            ("received_bytes", received_bytes),
+            ("delivered_bytes", delivered_bytes),
+            ("latency_ns", u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX)),
+            ("received_bytes_per_second", bytes_per_second),
+        ] {
+            figures.set_item(name, value)?;
+        }
+        figures.set_item("cost", cost)?;
+        Ok(figures)
+    }
+}
+
+/// The bytes of an object, copied out of the pages of a cache: for files, which need no addresses.
+#[pyclass(frozen, module = "aquifer._native")]
+pub(crate) struct RemoteReader {
+    pages: Arc<Pages>,
+}
+
+/// Bytes of one page, and where they go in a target.
+struct Part {
+    page: PageId,
+    start: usize,
+    len: usize,
+    at: usize,
+}
+
+/// The memory that a call copies to.
+struct Target(*mut u8);
+
+// SAFETY: one thread at a time copies, and the caller keeps the memory.
+unsafe impl Send for Target {}
+
+impl RemoteReader {
+    fn parts(&self, starts: &PyBuffer<i64>, lengths: &PyBuffer<i64>) -> Result<(Vec<Part>, usize)> {
+        let invalid = |text: &'static str| PyValueError::new_err(text);
+        let page_bytes = self.pages.page_bytes() as u64;
+        let (mut parts, mut at) = (vec![], 0);
+        for (start, len) in numbers(starts)?.zip(numbers(lengths)?) {
+            let (Ok(mut start), Ok(len)) = (u64::try_from(start), u64::try_from(len)) else {
+                return Err(invalid("a range has a negative number").into());
+            };
+            let end = start.checked_add(len).filter(|&end| end <= self.pages.len_bytes());
+            let end = end.ok_or_else(|| invalid("a range ends behind the object"))?;
+            while start < end {
+                let page = start / page_bytes;
+                let part_end = ((page + 1) * page_bytes).min(end);
+                let len = (part_end - start) as usize;
+                parts.push(Part {
+                    page: PageId(page),
+                    start: (start % page_bytes) as usize,
+                    len,
+                    at,
+                });
+                start = part_end;
+                at += len;
+            }
+        }
+        parts.sort_unstable_by_key(|part| part.page);
+        Ok((parts, at))
+    }
+}
+
+#[pymethods]
+impl RemoteReader {
+    #[staticmethod]
+    fn open(
+        py: Python<'_>,
+        cache: &Bound<'_, NativeCache>,
+        object: &Bound<'_, RemoteObject>,
+    ) -> Result<RemoteReader> {
+        let (cache, device) = (cache.get(), object.get().device.clone());
+        Ok(RemoteReader { pages: Arc::new(py.detach(|| cache.cache.pages(device))?) })
+    }
+
+    fn __len__(&self) -> usize {
+        self.pages.len_bytes() as usize
+    }
+
+    /// Copies `lengths` bytes from each of `starts` on to `out`, one after the other.
+    fn read_ranges(
+        &self,
+        py: Python<'_>,
+        starts: PyBuffer<i64>,
+        lengths: PyBuffer<i64>,
+        out: &Bound<'_, PyAny>,
+    ) -> Result {
+        let (parts, len) = self.parts(&starts, &lengths)?;
+        let target = Target(target_of(&PyBuffer::get(out)?, Some(len))?);
+        let mut wanted: Vec<_> = parts.iter().map(|part| part.page).collect();
+        wanted.dedup();
+        let mut is_here = true;
+        for &page in &wanted {
+            is_here = is_here && self.pages.is_resident(page)?;
+        }
+        let pages = self.pages.clone();
+        let copy = move |call: Option<Wanted>| {
+            let target = target;
+            pages.visit_many(wanted, |page, bytes| {
+                let first = parts.partition_point(|part| part.page < page);
+                for part in parts[first..].iter().take_while(|part| part.page == page) {
+                    let place = target.0.wrapping_add(part.at);
+                    let bytes = &bytes[part.start..part.start + part.len];
+                    // SAFETY: the parts lie in the target, whose length was checked; it is Python's memory, not the cache's.
+                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+                }
+                match &call {
+                    Some(call) if !call.go_on() => ControlFlow::Break(()),
+                    _ => ControlFlow::Continue(()),
+                }
+            })?;
+            Ok(())
+        };
+        if is_here {
+            return py.detach(|| copy(None));
+        }
+        waiting(py, vec![out.clone().unbind()], move |call| copy(Some(call)))
+    }
+
+    /// Starts bringing in `length` bytes from `offset` on, and does not wait.
+    fn prefetch(&self, py: Python<'_>, offset: u64, length: u64) -> Result {
+        let page_bytes = self.pages.page_bytes() as u64;
+        let end = offset.saturating_add(length).min(self.pages.len_bytes());
+        if offset >= end {
+            return Ok(());
+        }
+        let first = offset / page_bytes;
+        let count = end.div_ceil(page_bytes) - first;
+        Ok(py.detach(|| self.pages.prefetch(PageId(first), count))?)
+    }
+}
+
+/// What long work asks from time to time: whether it goes on.
+pub(crate) struct Wanted(Arc<AtomicBool>);
+
+impl Wanted {
+    pub fn go_on(&self) -> bool {
+        // Relaxed: a flag that publishes nothing.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs work that may wait for a server, without the interpreter's lock. When the handler of a signal raises meanwhile, returns
+/// that, and the work ends by itself; until then it has `uses`, such as the array that it copies to.
+pub(crate) fn waiting<T: Send + 'static>(
+    py: Python<'_>,
+    uses: Vec<Py<PyAny>>,
+    work: impl FnOnce(Wanted) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let flag = Arc::new(AtomicBool::new(true));
+    let wanted = Wanted(flag.clone());
+    if thread::this_thread().cast_unsigned() != std::process::id() {
+        // Not the main thread: no handler runs here.
+        return py.detach(|| work(wanted));
+    }
+    let (done, ended) = mpsc::sync_channel(1);
+    let body = move || {
+        let result = catch_unwind(AssertUnwindSafe(|| work(wanted)));
+        // Before the caller goes on. When the interpreter has ended, nothing of it can be dropped.
+        let mut uses = ManuallyDrop::new(uses);
+        Python::try_attach(|_| uses.clear());
+        let _ = done.send(result);
+    };
+    thread::start(c"aquifer-wait", body)?;
+    let ended = Mutex::new(ended);
+    loop {
+        let coming =
+            || ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(LOOK_EVERY);
+        match py.detach(coming) {
+            Ok(Ok(result)) => return result,
+            Ok(Err(panic)) => resume_unwind(panic),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(raised) = py.check_signals() {
+                    flag.store(false, Ordering::Relaxed);
+                    return Err(raised.into());
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err("a thread of the library has ended").into());
+            }
+        }
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<RemoteObject>()?;
+    module.add_class::<RemoteReader>()
+}

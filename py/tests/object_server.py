@@ -1,0 +1,157 @@
+"""A server of objects on the loopback address, for tests: ranges, ETags, `If-Match`, and faults. It counts what it sends.
+
+Its answers to GET and HEAD are those of an HTTP server, and of S3 with the bucket in the path; it lists nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import re
+import threading
+from collections import Counter
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote
+
+
+class ObjectServer:
+    """Serves `objects`, by path without the leading slash, until it is closed."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        # Answers by path that replace the usual ones: a status.
+        self.statuses: dict[str, int] = {}
+        # Requests for these wait until the event is set.
+        self.held: dict[str, threading.Event] = {}
+        # Without ETags.
+        self.unversioned = False
+        self.headers: list[dict[str, str]] = []
+        # By path: first and last byte of each answer with bytes.
+        self.sent: dict[str, list[tuple[int, int]]] = {}
+        self._lock = threading.Lock()
+        server = self
+
+        class Handler(_Handler):
+            owner = server
+
+        self._http = _Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def put(self, path: str, content: bytes) -> str:
+        """Its URL."""
+        self.objects[path] = content
+        return f"{self.endpoint}/{path}"
+
+    def etag(self, path: str) -> str:
+        return f'"{hashlib.md5(self.objects[path]).hexdigest()}"'
+
+    def note(self, headers: dict[str, str], path: str, first: int, last: int) -> None:
+        with self._lock:
+            self.headers.append(headers)
+            self.sent.setdefault(path, []).append((first, last))
+
+    def requests(self, path: str) -> int:
+        with self._lock:
+            return len(self.sent.get(path, []))
+
+    def sent_bytes(self, path: str) -> int:
+        with self._lock:
+            return sum(last + 1 - first for first, last in self.sent.get(path, []))
+
+    def most_sent(self, path: str, block_bytes: int) -> int:
+        """How often the block was sent that was sent most often, of those that an answer had whole."""
+        counts: Counter[int] = Counter()
+        with self._lock:
+            length = len(self.objects[path])
+            for first, last in self.sent.get(path, []):
+                end = (last + 1) // block_bytes if last + 1 < length else -(-length // block_bytes)
+                counts.update(range(-(-first // block_bytes), end))
+        return max(counts.values(), default=0)
+
+    def forget(self) -> None:
+        with self._lock:
+            self.sent.clear()
+            self.headers.clear()
+
+    def close(self) -> None:
+        for event in self.held.values():
+            event.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client that has given up.
+        pass
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    owner: ObjectServer
+    protocol_version = "HTTP/1.1"
+    # Headers and body are two small writes, of which the second would wait for an acknowledgment.
+    disable_nagle_algorithm = True
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, with_body: bool) -> None:
+        server, path = self.owner, unquote(self.path.lstrip("/").split("?")[0])
+        event = server.held.get(path)
+        if event is not None and not event.wait(60):
+            return
+        content = server.objects.get(path)
+        status = server.statuses.get(path, 404 if content is None else 200)
+        if status != 200 or content is None:
+            return self._refuse(status)
+        etag = server.etag(path)
+        wanted = self.headers.get("If-Match")
+        if wanted is not None and wanted != etag and not server.unversioned:
+            return self._refuse(412)
+        first, last = 0, len(content) - 1
+        found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if found is not None:
+            first, last = int(found[1]), min(int(found[2] or last), last)
+            if first > last:
+                return self._refuse(416)
+        self.send_response(206 if found else 200)
+        if found:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        if not server.unversioned:
+            self.send_header("ETag", etag)
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.end_headers()
+        if with_body:
+            server.note({name.lower(): value for name, value in self.headers.items()}, path, first, last)
+            self.wfile.write(content[first : last + 1])
+
+    def _refuse(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass

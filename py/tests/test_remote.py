@@ -1,0 +1,315 @@
+"""Arrays and rows of objects on a server: what they read, their errors, their pickles."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aquifer
+from object_server import ObjectServer
+from test_processes import in_child, interrupted_after
+
+Table = npt.NDArray[np.int64]
+KEY = "bucket/dir/table.bin"
+
+
+@pytest.fixture
+def server() -> Iterator[ObjectServer]:
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.fixture
+def content() -> Table:
+    return np.arange(4096 * 64, dtype=np.int64).reshape(4096, 64)
+
+
+@pytest.fixture
+def url(server: ObjectServer, content: Table) -> str:
+    return server.put(KEY, content.tobytes())
+
+
+def open_array(url: str, **options: Any) -> aquifer.memmap:
+    return aquifer.memmap(url, np.int64, shape=(4096, 64), budget="16MiB", **options)
+
+
+def test_an_object_is_an_array(server: ObjectServer, url: str, content: Table) -> None:
+    array = open_array(url)
+    assert isinstance(array, aquifer.memmap) and isinstance(array, np.ndarray)
+    assert (array.shape, array.dtype, array.mode, array.filename) == ((4096, 64), np.dtype(np.int64), "r", url)
+    assert array[7, 3] == content[7, 3] and type(array[7, 3]) is np.int64
+    assert (array[5] == content[5]).all() and (array[100:300:7] == content[100:300:7]).all()
+    assert (array[:, 3] == content[:, 3]).all() and (array[-1, ::-1] == content[-1, ::-1]).all()
+    assert (array[[5, -1]] == content[[5, -1]]).all() and (array[content[:, 0] % 3 == 0] == content[content[:, 0] % 3 == 0]).all()
+    assert (array[[1, 2], [3, 4]] == content[[1, 2], [3, 4]]).all() and array[..., 3].shape == (4096,)
+    assert array[None, 3].shape == (1, 64) and array[3:4][0, 0] == content[3, 0]
+    assert array.sum() == content.sum() and np.concatenate([array, array]).shape == (8192, 64)
+    assert [int(row[0]) for row in array[:20]] == content[:20, 0].tolist()
+    whole = aquifer.memmap(url, np.int64)
+    assert whole.shape == (content.size,) and whole[-1] == content[-1, -1]
+    assert (aquifer.memmap(url, np.int64, offset=8)[:2] == [1, 2]).all()
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+def test_batches_are_few_requests(server: ObjectServer, url: str, content: Table) -> None:
+    array = open_array(url)
+    rows = np.random.default_rng(1).integers(-4096, 4096, 2000)
+    server.forget()
+    assert (array.take(rows) == content[rows]).all()
+    assert 0 < server.requests(KEY) < 200
+    before = server.requests(KEY)
+    assert (array.take(rows) == content[rows]).all() and (array[rows[3]] == content[rows[3]]).all()
+    assert server.requests(KEY) == before, "they are in memory"
+    stats = array.stats()
+    assert stats["requests"] == before + 1 and stats["received_bytes"] >= server.sent_bytes(KEY)
+    assert stats["cost"] == pytest.approx(stats["requests"] * 0.4e-6) and stats["path"] == url
+
+
+def test_slices_are_read_when_they_are_made(server: ObjectServer, url: str, content: Table) -> None:
+    array = open_array(url)
+    part = array[1000:2000]
+    server.forget()
+    assert part.sum() == content[1000:2000].sum() and np.asarray(part)[3, 3] == content[1003, 3]
+    assert server.requests(KEY) == 0
+    first, last = array[10], array[4000]
+    server.statuses[KEY] = 503
+    assert first[3] == content[10, 3] and last[3] == content[4000, 3]
+
+
+def test_prefetches_come(server: ObjectServer, url: str) -> None:
+    array = open_array(url)
+    array.prefetch(np.arange(64))
+    wait_until(lambda: array.stats()["delivered_bytes"] >= 64 * 512)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_rows_of_an_object(server: ObjectServer, url: str, content: Table) -> None:
+    rows = aquifer.Rows(url, np.int64, 64, budget="1MiB")
+    assert rows.shape == (4096, 64) and rows.filename == url and url in repr(rows)
+    wanted = np.random.default_rng(1).integers(-4096, 4096, 500)
+    assert (rows.take(wanted) == content[wanted]).all() and (rows[10:20] == content[10:20]).all()
+    rows.prefetch([3])
+    stats = rows.stats()
+    assert stats["requests"] > 0 and stats["hits"] + stats["misses"] >= 500 and stats["cost"] > 0
+    assert (aquifer.Rows(url, np.int64, 64, offset=8)[0] == np.arange(1, 65)).all()
+    with pickle.loads(pickle.dumps(rows)) as again:
+        assert again.shape == rows.shape and (again.take([5]) == content[[5]]).all()
+
+
+@pytest.mark.parametrize("mode", ["r+", "w+", "c", "readwrite"])
+def test_an_object_is_only_read(url: str, mode: str) -> None:
+    with pytest.raises(aquifer.ReadOnlyError, match="can only be read"):
+        aquifer.memmap(url, np.int64, mode)
+
+
+def test_arguments_that_do_not_fit(url: str, path: str, table: Table) -> None:
+    with pytest.raises(ValueError, match="use a smaller shape"):
+        aquifer.memmap(url, np.int64, shape=10**9)
+    with pytest.raises(ValueError, match="for files"):
+        aquifer.memmap(url, np.int64, backend="kernel")
+    calls: list[Callable[[], object]] = [
+        lambda: aquifer.memmap(path, np.int64, "r", storage_options={}),
+        lambda: aquifer.Rows(path, np.int64, storage_options={}),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="are for URLs"):
+            call()
+    wrong_options: list[dict[str, Any]] = [
+        {"timeout": 0},
+        {"timeout": -1.0},
+        {"region": "eu"},
+        {"anon": True},
+        {"headers": {}},
+        {"no_such": "x"},
+    ]
+    for wrong in wrong_options:
+        with pytest.raises(aquifer.InvalidInputError):
+            aquifer.memmap(url, np.int64, storage_options=wrong)
+    for wrong_url in ["s3://bucket", "http://user:hunter2@127.0.0.1/x", "s3://b/k?hunter2"]:
+        with pytest.raises(aquifer.InvalidInputError) as raised:
+            aquifer.memmap(wrong_url, np.int64)
+        assert "hunter2" not in str(raised.value) + str(raised.value.filename)
+
+
+def test_the_interface_of_s3(server: ObjectServer, url: str, content: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    s3 = f"s3://{KEY}"
+    anonymous = {"endpoint": server.endpoint, "allow_http": True, "anonymous": True}
+    assert open_array(s3, storage_options=anonymous)[3, 3] == content[3, 3]
+    as_s3fs = {"anon": True, "client_kwargs": {"endpoint_url": server.endpoint, "region_name": "eu-west-1"}}
+    array = open_array(s3, storage_options=as_s3fs)
+    assert array[3, 3] == content[3, 3] and array.filename == s3
+    assert (pickle.loads(pickle.dumps(array))[5] == content[5]).all()
+    assert all("authorization" not in headers for headers in server.headers)
+    signed = {"key": "name", "secret": "hunter2", "endpoint_url": server.endpoint}
+    array = open_array(s3, storage_options=signed)
+    assert array[3, 3] == content[3, 3] and "Credential=name/" in server.headers[-1]["authorization"]
+    with pytest.raises(aquifer.InvalidInputError, match="no_such"):
+        open_array(s3, storage_options={"endpoint": server.endpoint, "no_such": "hunter2"})
+
+
+def test_other_stores_are_opened(server: ObjectServer, url: str, content: Table, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x y.bin"
+    path.write_bytes(content.tobytes())
+    array = open_array(f"file://{tmp_path}/x%20y.bin")
+    assert (array.take([3]) == content[[3]]).all() and array.stats()["requests"] == 0
+    google = {"endpoint_url": server.endpoint, "anon": True}
+    assert open_array(f"gs://{KEY}", storage_options=google)[3, 3] == content[3, 3]
+    server.put(f"account/{KEY}", content.tobytes())
+    azure = {"endpoint_url": f"{server.endpoint}/account", "anon": True, "account_name": "account"}
+    assert open_array(f"az://{KEY}", storage_options=azure)[3, 3] == content[3, 3]
+
+
+def test_what_cannot_be_opened(server: ObjectServer, url: str) -> None:
+    with pytest.raises(aquifer.NotFoundError) as missing:
+        aquifer.memmap(url + "2?sig=hunter2", np.int64)
+    assert isinstance(missing.value, FileNotFoundError) and missing.value.filename == url + "2?…"
+    assert "hunter2" not in str(missing.value)
+    for status, kind in [(403, PermissionError), (401, aquifer.AccessDeniedError)]:
+        server.statuses[KEY] = status
+        with pytest.raises(kind, match="permission denied"):
+            aquifer.memmap(url, np.int64)
+    del server.statuses[KEY]
+    server.unversioned = True
+    with pytest.raises(aquifer.UnsupportedError, match="unversioned"):
+        aquifer.memmap(url, np.int64)
+    assert open_array(url, storage_options={"unversioned": True})[0, 1] == 1
+    assert (pickle.loads(pickle.dumps(open_array(url, storage_options={"unversioned": True})))[0, :3] == [0, 1, 2]).all()
+
+
+def test_an_object_that_changes(server: ObjectServer, url: str, content: Table) -> None:
+    array, rows = open_array(url), aquifer.Rows(url, np.int64, 64)
+    first = array[0]
+    server.put(KEY, content[::-1].tobytes())
+    calls: list[Callable[[], object]] = [
+        lambda: array.take([4000]),
+        lambda: array[4000],
+        lambda: array[4000, 3],
+        lambda: array.sum(),
+        lambda: rows[7],
+    ]
+    for call in calls:
+        with pytest.raises(aquifer.ChangedError, match="open it again") as raised:
+            call()
+        assert isinstance(raised.value, aquifer.FaultError) and raised.value.filename == url
+    assert (first == content[0]).all() and (array.take([0]) == content[:1]).all(), "what is in memory stays"
+    assert (open_array(url)[4000] == content[::-1][4000]).all()
+
+
+def test_a_server_that_does_not_answer(server: ObjectServer, url: str) -> None:
+    array = open_array(url, storage_options={"timeout": 0.2})
+    server.held[KEY] = threading.Event()
+    calls: list[Callable[[], object]] = [lambda: array.take([9]), lambda: array[9]]
+    for call in calls:
+        with pytest.raises(aquifer.TimedOutError, match="raise the timeout") as raised:
+            call()
+        assert isinstance(raised.value, TimeoutError) and raised.value.filename == url
+
+
+def test_signals_interrupt_waits(server: ObjectServer, url: str) -> None:
+    array, rows = open_array(url), aquifer.Rows(url, np.int64, 64)
+    event = server.held[KEY] = threading.Event()
+    calls: list[Callable[[], object]] = [
+        lambda: array.take([9]),
+        lambda: array[9],
+        lambda: array[100:4000],
+        lambda: rows.take([9]),
+        lambda: aquifer.memmap(url, np.int64),
+    ]
+    for call in calls:
+        with interrupted_after(0.1):
+            call()
+    event.set()
+    assert array[9, 0] == 9 * 64 and rows[9][0] == 9 * 64
+
+
+def test_other_threads_run_meanwhile(server: ObjectServer, url: str) -> None:
+    array = open_array(url)
+    event = server.held[KEY] = threading.Event()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(array.take([9])))
+    thread.start()
+    # The server answers because this thread runs: were the lock held, it would not.
+    event.set()
+    thread.join()
+    assert found[0][0, 0] == 9 * 64
+
+
+def test_pickles_are_of_one_version(server: ObjectServer, url: str, content: Table) -> None:
+    array = open_array(url)
+    data = pickle.dumps(array)
+    slice_data = pickle.dumps(array[10:20, ::2])
+    assert len(data) < 2000
+    opened = server.requests(KEY)
+    again = pickle.loads(data)
+    assert server.requests(KEY) == opened, "the object is open in this process"
+    assert (again[5] == content[5]).all() and (pickle.loads(slice_data) == content[10:20, ::2]).all()
+    del array, again
+    gc.collect()
+    program = "import pickle, sys; array = pickle.load(sys.stdin.buffer); print(type(array).__name__, array[5].sum(), array.budget)"
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, timeout=120, check=False)
+    assert done.stdout.decode().split() == ["RemoteArray", str(content[5].sum()), str(16 << 20)], done.stderr
+    server.put(KEY, content[::-1].tobytes())
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, timeout=120, check=False)
+    assert b"ChangedError: " in done.stderr and b"has changed since it was pickled" in done.stderr
+    assert pickle.loads(pickle.dumps(open_array(url)))[0, 0] == content[-1, 0]
+
+
+def test_pickles_have_no_secrets(server: ObjectServer, url: str) -> None:
+    secret: list[tuple[str, dict[str, Any]]] = [
+        (url + "?signature=hunter2", {}),
+        (f"s3://{KEY}", {"key": "name", "secret": "hunter2", "endpoint_url": server.endpoint}),
+        (f"s3://{KEY}", {"config": {"aws_session_token": "hunter2"}, "endpoint_url": server.endpoint, "anon": True}),
+    ]
+    for of_secret, options in secret:
+        opened: list[Any] = [
+            open_array(of_secret, storage_options=options),
+            aquifer.Rows(of_secret, np.int64, 64, storage_options=options),
+        ]
+        for one in opened:
+            with pytest.raises(pickle.PicklingError) as raised:
+                pickle.dumps(one)
+            assert isinstance(raised.value, aquifer.NotPicklableError) and "hunter2" not in str(raised.value)
+            assert "hunter2" not in repr(one.stats()) + str(one.filename)
+
+
+def test_a_forked_child(server: ObjectServer, url: str, content: Table) -> None:
+    array, rows = open_array(url), aquifer.Rows(url, np.int64, 64)
+    assert array[3, 0] == 192
+
+    def body() -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: array[3],
+            lambda: array.take([3]),
+            lambda: array.sum(),
+            lambda: rows.take([3]),
+        ]
+        for call in calls:
+            with pytest.raises(aquifer.ForkedError):
+                call()
+        again = pickle.loads(pickle.dumps(array))
+        assert (again.take([5, 4000]) == content[[5, 4000]]).all()
+
+    in_child(body)
+    assert (array.take([5]) == content[[5]]).all()
