@@ -50,7 +50,7 @@ _ONLY_THEIRS = frozenset(
 # Files that stay open, with their pages, for the next time.
 _MOST_OPEN = 64
 _MOST_THREADS = 16
-_BUFFER_BYTES = 256 << 10
+_BUFFER_BYTES = 64 << 10
 # How far a file that is read in order is read ahead of.
 _AHEAD_BYTES = 8 << 20
 
@@ -116,7 +116,10 @@ class _Raw(io.RawIOBase):
         self.opened = opened
         self.name = path
         self.position = 0
+        # Where it goes on if it is read in order, how far it is read ahead of, and up to where that was asked for.
         self.expected = 0
+        self.ahead = 0
+        self.asked = 0
 
     def readable(self) -> bool:
         return True
@@ -144,10 +147,18 @@ class _Raw(io.RawIOBase):
             return 0
         is_next = start == self.expected
         self.opened.read_into([(start, end)], target[: end - start])
-        if is_next and start > 0:
-            self.opened.reader.prefetch(end, min(4 * len(target), _AHEAD_BYTES))
+        self._read_ahead(end, len(target), is_next and start > 0)
         self.position = self.expected = end
         return end - start
+
+
+    def _read_ahead(self, end: int, length: int, in_order: bool) -> None:
+        """Twice as far each time."""
+        self.ahead = min(max(2 * self.ahead, 4 * length), _AHEAD_BYTES) if in_order else 0
+        begin = max(end, self.asked if in_order else 0)
+        if begin < end + self.ahead // 2:
+            self.opened.reader.prefetch(begin, end + self.ahead - begin)
+            self.asked = end + self.ahead
 
 
 class _File(io.BufferedReader):
@@ -286,8 +297,16 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     # ---- what is there: the other file system's -------------------------------------------------------
 
+    def _is_lone(self, path: str) -> bool:
+        """Whether it is a file of an HTTP server, of which the other file system reads the whole to tell that it is none of links."""
+        return _SCHEMES[self.target_protocol] == "http" and not path.endswith("/")
+
     def info(self, path: Any, **options: Any) -> Any:
-        return self.fs.info(self._stripped(path), **options)
+        path = self._stripped(path)
+        if self._is_lone(path):
+            opened = self._opened(path)
+            return {"name": path, "size": opened.size, "type": "file", "ETag": opened.remote.version[0]}
+        return self.fs.info(path, **options)
 
     def ls(self, path: Any, detail: bool = True, **options: Any) -> Any:
         return self.fs.ls(self._stripped(path), detail=detail, **options)
@@ -299,13 +318,22 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return self.fs.glob(self._stripped(path), *arguments, **options)
 
     def exists(self, path: Any, **options: Any) -> Any:
-        return self.fs.exists(self._stripped(path), **options)
+        path = self._stripped(path)
+        if not self._is_lone(path):
+            return self.fs.exists(path, **options)
+        try:
+            self._opened(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def isfile(self, path: Any) -> Any:
-        return self.fs.isfile(self._stripped(path))
+        path = self._stripped(path)
+        return self.exists(path) if self._is_lone(path) else self.fs.isfile(path)
 
     def isdir(self, path: Any) -> Any:
-        return self.fs.isdir(self._stripped(path))
+        path = self._stripped(path)
+        return not self._is_lone(path) and self.fs.isdir(path)
 
     def created(self, path: Any) -> Any:
         return self.fs.created(self._stripped(path))
