@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use aquifer::remote::RemoteError;
+use aquifer::remote::{RemoteError, TierError};
 use aquifer::{Error, ErrorKind};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -72,6 +72,34 @@ from_aquifer!(
     aquifer::FsError,
     RemoteError
 );
+
+impl From<TierError> for Failure {
+    fn from(error: TierError) -> Failure {
+        let (class, errno, path) = match &error {
+            TierError::NotPrivate { path, .. } => ("AccessDeniedError", libc::EACCES, Some(path)),
+            TierError::Damaged { path, .. } => ("DamagedError", libc::EUCLEAN, Some(path)),
+            TierError::System { path, source, .. } => {
+                let errno = source.raw_os_error().unwrap_or(libc::EIO);
+                (class_of_system(errno), errno, Some(path))
+            }
+            _ => ("AquiferError", libc::EIO, None),
+        };
+        let (text, path) = (error.to_string(), path.map(|path| path.as_os_str()));
+        let made = Python::attach(|py| exception(py, class, errno, &text, path, None));
+        Failure::Raised(made.unwrap_or_else(|failed| failed))
+    }
+}
+
+/// The class for the system's error about a file of the library's own.
+fn class_of_system(errno: i32) -> &'static str {
+    match errno {
+        libc::EACCES | libc::EPERM => "AccessDeniedError",
+        libc::EROFS => "ReadOnlyError",
+        libc::ENOENT => "NotFoundError",
+        libc::ENOSPC | libc::EDQUOT => "NoSpaceError",
+        _ => "AquiferError",
+    }
+}
 
 impl From<Failure> for PyErr {
     fn from(failure: Failure) -> PyErr {

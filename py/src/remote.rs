@@ -9,12 +9,13 @@
 use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use aquifer::remote::{RemoteDevice, RemoteOptions, RemoteStats};
+use aquifer::remote::{RemoteDevice, RemoteOptions, RemoteStats, Tier, TierInfo, TierObject};
 use aquifer::{Device as _, PageId, Pages};
 use aquifer_sys::thread;
 use pyo3::buffer::PyBuffer;
@@ -35,6 +36,51 @@ pub(crate) struct RemoteObject {
     pub device: Arc<RemoteDevice>,
 }
 
+/// A directory on a local disk that keeps what was downloaded.
+#[pyclass(frozen, module = "aquifer._native")]
+pub(crate) struct NativeTier(Tier);
+
+#[pymethods]
+impl NativeTier {
+    /// Opens the directory, by default that of the environment.
+    #[staticmethod]
+    fn open(py: Python<'_>, path: Option<PathBuf>) -> Result<NativeTier> {
+        let path = path.or_else(Tier::default_path).ok_or_else(|| {
+            let text = "there is no directory for a tier: name one, or set AQUIFER_TIER or HOME";
+            PyValueError::new_err(text)
+        })?;
+        Ok(NativeTier(py.detach(|| Tier::open(path))?))
+    }
+
+    #[getter]
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn set_budget_bytes(&self, py: Python<'_>, budget_bytes: u64) -> Result {
+        Ok(py.detach(|| self.0.set_budget_bytes(budget_bytes))?)
+    }
+
+    fn info<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        let TierInfo { budget_bytes, used_bytes, objects, .. } = py.detach(|| self.0.info())?;
+        let info = PyDict::new(py);
+        info.set_item("budget_bytes", budget_bytes)?;
+        info.set_item("used_bytes", used_bytes)?;
+        let of_object = |object: TierObject| {
+            let one = PyDict::new(py);
+            one.set_item("url", object.url)?;
+            one.set_item("etag", object.etag)?;
+            one.set_item("len_bytes", object.len_bytes)?;
+            one.set_item("present_bytes", object.present_bytes)?;
+            one.set_item("used_bytes", object.used_bytes)?;
+            Ok(one)
+        };
+        let objects: PyResult<Vec<_>> = objects.into_iter().map(of_object).collect();
+        info.set_item("objects", objects?)?;
+        Ok(info)
+    }
+}
+
 /// The options that are not configuration keys of a store. Seconds and prices are numbers.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -49,6 +95,7 @@ struct Options {
     in_flight: Option<usize>,
     largest_request_bytes: Option<usize>,
     prices: Option<(f64, f64)>,
+    tier: Option<Py<NativeTier>>,
     config: Vec<(String, String)>,
 }
 
@@ -73,6 +120,9 @@ impl Options {
         }
         if let Some((per_million, per_gib)) = self.prices {
             options = options.prices(per_million, per_gib);
+        }
+        if let Some(tier) = self.tier {
+            options = options.tier(&tier.get().0);
         }
         for (key, value) in self.config {
             options = options.config(key, value);
@@ -113,6 +163,8 @@ impl RemoteObject {
             delivered_bytes,
             latency,
             bytes_per_second,
+            tier_bytes,
+            tier_problem,
             cost,
             ..
         } = self.device.stats();
@@ -122,12 +174,14 @@ impl RemoteObject {
             ("failed_ranges", failed_ranges),
             ("received_bytes", received_bytes),
             ("delivered_bytes", delivered_bytes),
+            ("tier_bytes", tier_bytes),
             ("latency_ns", u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX)),
             ("received_bytes_per_second", bytes_per_second),
         ] {
             figures.set_item(name, value)?;
         }
         figures.set_item("cost", cost)?;
+        figures.set_item("tier_problem", tier_problem)?;
         Ok(figures)
     }
 }
@@ -304,6 +358,7 @@ pub(crate) fn waiting<T: Send + 'static>(
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<NativeTier>()?;
     module.add_class::<RemoteObject>()?;
     module.add_class::<RemoteReader>()
 }

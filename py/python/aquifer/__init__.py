@@ -15,6 +15,7 @@ from ._memmap import memmap
 from ._native import __version__
 from ._pool import Pool
 from ._rows import Rows
+from ._tier import Tier
 
 __all__ = [
     "__version__",
@@ -30,6 +31,7 @@ __all__ = [
     "Pool",
     "Rows",
     "Stats",
+    "Tier",
     "default_cache",
     "memmap",
 ]

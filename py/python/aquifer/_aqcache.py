@@ -30,6 +30,7 @@ from . import _native
 from ._cache import Cache, default_cache
 from ._errors import InvalidInputError, NotPicklableError, ReadOnlyError, UnsupportedError
 from ._remote import Remote, open_remote, options_of
+from ._tier import TierArgument
 
 __all__ = ["CachedFileSystem"]
 
@@ -219,6 +220,8 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         process, as arrays do.
     storage_options
         More options for Aquifer, as for `aquifer.memmap`.
+    tier
+        As for `aquifer.memmap`.
     check_files
         Ask the server for the version each time a file is opened. Without that, a file that was read before is as it was, as
         far as it is in memory.
@@ -236,6 +239,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         fs: Any = None,
         budget: int | str | None = None,
         storage_options: dict[str, Any] | None = None,
+        tier: TierArgument = None,
         check_files: bool = True,
         fo: str | None = None,
         **options: Any,
@@ -264,6 +268,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         given = {**_translated(target_protocol, self.target_options), **(storage_options or {})}
         self._given = given
         self._budget = budget
+        self._tier = tier
         self._cache: Cache | None = None
         self._files: OrderedDict[str, _Opened] = OrderedDict()
         self._lock = threading.Lock()
@@ -363,7 +368,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             known = self._files.get(path)
         if known is not None and not self.check_files:
             return known
-        remote = open_remote(self._url(path), self._given)
+        remote = open_remote(self._url(path), self._given, self._tier)
         with self._lock:
             if self._cache is None:
                 self._cache = default_cache() if self._budget is None else Cache(self._budget)
@@ -440,7 +445,11 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 errno.EINVAL,
                 f"aqcache: storage options may be secrets ({names}): set them in the environment of each process, and leave them out",
             )
-        return super().__reduce__()
+        make, (kind, arguments, options) = super().__reduce__()
+        if options.get("tier") is not None:
+            # Each node has its own.
+            options = {**options, "tier": options["tier"] is not False}
+        return make, (kind, arguments, options)
 
     # ---- writing ---------------------------------------------------------------------------------------
 

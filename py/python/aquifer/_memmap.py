@@ -25,6 +25,7 @@ from ._errors import NotFoundError, ReadOnlyError
 from ._indices import Indices, bytes_in, checked_rows, row_numbers, taken, target_of
 from ._remote import Remote, is_url, open_remote
 from ._sizes import bytes_of, lengths_of
+from ._tier import TierArgument
 
 __all__ = ["memmap"]
 
@@ -193,6 +194,11 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         of the store such as `aws_access_key_id`; also by the names that s3fs and adlfs have for them. Without credentials
         those of the environment, or of the machine, are used.
 
+    tier:
+        For a URL: a `Tier`, or a directory of one, that keeps what is downloaded on a local disk; `True` for the one that is this
+        node's by default. Without this argument the one of the environment variable `AQUIFER_TIER` is used, if that is set;
+        `False`: none.
+
     Raises
     ------
     FaultError:
@@ -237,6 +243,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         advice: Advice | None = None,
         backend: Literal["auto", "kernel", "cache"] = "auto",
         storage_options: Mapping[str, Any] | None = None,
+        tier: TierArgument = None,
     ) -> Self:
         remote: Remote | None = filename if isinstance(filename, Remote) else None
         is_remote = remote is not None or is_url(filename)
@@ -255,8 +262,8 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             raise ReadOnlyError(errno.EROFS, f'mode {mode!r}: an object of a URL can only be read; use mode "r", or download it')
         if is_remote and backend == "kernel":
             raise ValueError('backend="kernel" is for files: leave it out')
-        if storage_options is not None and not is_remote:
-            raise ValueError("storage options are for URLs, such as s3://bucket/key")
+        if (storage_options is not None or tier is not None) and not is_remote:
+            raise ValueError("storage options and tiers are for URLs, such as s3://bucket/key")
         if cache is not None and (budget is not None or policy is not None):
             raise ValueError("a cache has its own budget and policy: give one or the other")
         if policy is not None and budget is None:
@@ -270,7 +277,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
         if is_remote and remote is None:
-            remote = open_remote(cast(str, filename), storage_options)
+            remote = open_remote(cast(str, filename), storage_options, tier)
         if remote is not None:
             path, present = remote.shown, remote.version[1]
         else:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from . import _native
 from ._errors import ChangedError, InvalidInputError, NotPicklableError
 from ._sizes import bytes_of
+from ._tier import TierArgument, tier_of
 
 __all__ = ["Remote", "is_url", "open_remote", "open_version"]
 
@@ -117,12 +118,14 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
 class Remote:
     """An open object, shared by the arrays and rows of it in this process."""
 
-    __slots__ = ("__weakref__", "native", "options", "url", "version")
+    __slots__ = ("__weakref__", "native", "options", "tier", "url", "version")
 
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
+    def __init__(self, url: str, options: dict[str, Any], tier: TierArgument) -> None:
         self.url = url
         self.options = options
-        self.native = _native.RemoteObject.open(url, options)
+        self.tier = tier
+        own = tier_of(tier)
+        self.native = _native.RemoteObject.open(url, {**options, "tier": None if own is None else own._native})
         self.version: Version = self.native.version
 
     @property
@@ -130,8 +133,8 @@ class Remote:
         """The URL without its query."""
         return self.native.url
 
-    def pickled(self) -> tuple[str, dict[str, Any], Version]:
-        """What another process opens the same version by.
+    def pickled(self) -> tuple[str, dict[str, Any], bool | None, Version]:
+        """What another process opens the same version by: with a tier of its own, if this one has one.
 
         Raises
         ------
@@ -148,7 +151,8 @@ class Remote:
             problem = "its endpoint has a password or a query: set it in the environment of each process"
         if problem is not None:
             raise NotPicklableError(errno.EINVAL, f"{self.shown} cannot be pickled: {problem}", path=self.shown)
-        return self.url, {name: value for name, value in self.options.items() if value}, self.version
+        options = {name: value for name, value in self.options.items() if value}
+        return self.url, options, None if self.tier is None else self.tier is not False, self.version
 
 
 _opened: WeakValueDictionary[tuple[object, ...], Remote] = WeakValueDictionary()
@@ -167,13 +171,16 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def open_remote(url: str, storage_options: Mapping[str, Any] | None) -> Remote:
+def _key(url: str, options: dict[str, Any], tier: TierArgument) -> tuple[object, ...]:
+    return (url, repr(tier), os.environ.get("AQUIFER_TIER"), *sorted((name, repr(value)) for name, value in options.items()))
+
+
+def open_remote(url: str, storage_options: Mapping[str, Any] | None, tier: TierArgument) -> Remote:
     """The object as it is now."""
     options = options_of(url, storage_options)
-    key = (url, *sorted((name, repr(value)) for name, value in options.items()))
-    fresh = Remote(url, options)
+    fresh = Remote(url, options, tier)
     with _lock:
-        return _shared(key, fresh)
+        return _shared(_key(url, options, tier), fresh)
 
 
 def _shared(key: tuple[object, ...], fresh: Remote) -> Remote:
@@ -185,14 +192,14 @@ def _shared(key: tuple[object, ...], fresh: Remote) -> Remote:
     return fresh
 
 
-def open_version(url: str, storage_options: Mapping[str, Any], version: Version) -> Remote:
+def open_version(url: str, storage_options: Mapping[str, Any], tier: TierArgument, version: Version) -> Remote:
     """The object that was pickled, or `ChangedError` if it is another version now."""
     options = options_of(url, storage_options)
-    key = (url, *sorted((name, repr(value)) for name, value in options.items()))
+    key = _key(url, options, tier)
     with _lock:
         known = _opened.get(key)
     if known is None or known.version != version or version[0] is None:
-        fresh = Remote(url, options)
+        fresh = Remote(url, options, tier)
         if fresh.version != version:
             raise ChangedError(
                 errno.EIO,

@@ -104,6 +104,8 @@ def _bring_all(values: Iterable[Any]) -> None:
             _bring_all(value)
 
 
-def _unpickled(url: str, options: dict[str, Any], version: Version, made_of: dict[str, Any], place: Any) -> Any:
-    array = memmap(open_version(url, options, version), mode="r", **made_of)
+def _unpickled(
+    url: str, options: dict[str, Any], tier: bool | None, version: Version, made_of: dict[str, Any], place: Any
+) -> Any:
+    array = memmap(open_version(url, options, tier, version), mode="r", **made_of)
     return array if place is None else array._at(place)

@@ -18,6 +18,7 @@ from ._indices import Indices, bytes_in, row_numbers, taken, target_of
 from ._memmap import queue_of_loop
 from ._remote import Remote, Version, is_url, open_remote, open_version
 from ._sizes import bytes_of, lengths_of
+from ._tier import TierArgument
 
 __all__ = ["Rows"]
 
@@ -47,7 +48,7 @@ class Rows:
         Memory for rows and their bookkeeping (10 bytes a row): bytes, or a text like `"4GiB"`; a quarter of the memory by
         default. Each call that reads takes up to 4 MiB besides, or a row if that is longer, and up to 80 bytes for each row
         of its list.
-    storage_options:
+    storage_options, tier:
         For a URL, as for `memmap`.
 
     There are as many rows as the file has whole ones behind `offset` when it is opened. Rows are for reading, and what a call
@@ -71,6 +72,7 @@ class Rows:
         offset: int = 0,
         budget: int | str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        tier: TierArgument = None,
     ) -> None:
         dtype = np.dtype(dtype)
         if dtype.hasobject:
@@ -85,9 +87,9 @@ class Rows:
             raise ValueError(f"no file has a row of {row_bytes} bytes at offset {offset}")
         remote = path if isinstance(path, Remote) else None
         if is_url(path):
-            remote = open_remote(cast(str, path), storage_options)
-        elif storage_options is not None:
-            raise ValueError("storage options are for URLs, such as s3://bucket/key")
+            remote = open_remote(cast(str, path), storage_options, tier)
+        elif remote is None and (storage_options is not None or tier is not None):
+            raise ValueError("storage options and tiers are for URLs, such as s3://bucket/key")
         self._remote = remote
         self._filename = os.path.abspath(os.fsdecode(cast(Any, path))) if remote is None else remote.shown
         self._dtype = dtype
@@ -282,6 +284,7 @@ def _opened(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
 def _unpickled(
     url: str,
     options: dict[str, Any],
+    tier: bool | None,
     version: Version,
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
@@ -289,4 +292,4 @@ def _unpickled(
     budget: int | None,
 ) -> Rows:
     """Rows of an object that were pickled."""
-    return Rows(open_version(url, options, version), dtype, shape, offset=offset, budget=budget)
+    return Rows(open_version(url, options, tier, version), dtype, shape, offset=offset, budget=budget)
