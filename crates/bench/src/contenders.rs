@@ -522,3 +522,89 @@ pub const MOUNT_SHARED: &Contender = &Contender {
     about: "an Aquifer pool, mounted so that others can change it too: the kernel caches nothing",
     roles: Roles { home: Some(Home::Pool(Cache::Shared)), ..Roles::NONE },
 };
+
+/// The contenders of `remote`.
+#[cfg(feature = "remote")]
+pub mod remote {
+    use crate::contender::remote::{
+        CachedRows, Mapped, Mounted, NO_SERVICE, Plain, Way, Worker, mount,
+    };
+    use crate::contender::{Contender, Roles};
+
+    macro_rules! contender {
+        ($constant:ident, $name:literal, $about:literal, $serve:expr, $open:expr) => {
+            pub const $constant: &Contender = &Contender {
+                name: $name,
+                about: $about,
+                roles: Roles { remote: Some(Way { serve: $serve, open: $open }), ..Roles::NONE },
+            };
+        };
+    }
+
+    contender!(
+        AQUIFER,
+        "aquifer",
+        "a remote device with a tier, mapped, and visited by ranges",
+        NO_SERVICE,
+        |site| Ok(Box::new(Mapped::open(site)?))
+    );
+    contender!(
+        AQUIFER_ROWS,
+        "aquifer_rows",
+        "the same, with a cache of rows instead of the mapping for rows",
+        NO_SERVICE,
+        CachedRows::open
+    );
+    contender!(
+        OBJECT_STORE,
+        "object_store",
+        "concurrent get_range of the crate object_store; a local copy for what is read again",
+        NO_SERVICE,
+        |site| Ok(Box::new(Plain::open(site, false, site.work.in_flight)?))
+    );
+    contender!(
+        OBJECT_STORE_RANGES,
+        "object_store_ranges",
+        "get_ranges, which merges near ranges; a local copy for what is read again",
+        NO_SERVICE,
+        |site| Ok(Box::new(Plain::open(site, true, site.work.in_flight)?))
+    );
+    contender!(
+        OBJECT_STORE_MANY,
+        "object_store_many",
+        "object_store with four times as many requests in flight: in no ratio to the best",
+        NO_SERVICE,
+        |site| Ok(Box::new(Plain::open(site, false, 4 * site.work.in_flight)?))
+    );
+    contender!(S3FS, "s3fs", "s3fs in Python, cat_ranges without a cache", NO_SERVICE, |site| Ok(
+        Box::new(Worker::open(site, "s3fs")?)
+    ));
+    contender!(
+        S3FS_BLOCKCACHE,
+        "s3fs_blockcache",
+        "s3fs with fsspec's cache of blocks",
+        NO_SERVICE,
+        |site| Ok(Box::new(Worker::open(site, "s3fs_blockcache")?))
+    );
+    contender!(
+        S3FS_FILECACHE,
+        "s3fs_filecache",
+        "s3fs with fsspec's cache of whole files, and preads of the copy",
+        NO_SERVICE,
+        |site| Ok(Box::new(Worker::open(site, "s3fs_filecache")?))
+    );
+    contender!(
+        RCLONE,
+        "rclone",
+        "rclone mount with its VFS cache, read by 64 threads or in sequence",
+        mount,
+        |site| Ok(Box::new(Mounted::open(site)?))
+    );
+    contender!(
+        LINE,
+        "line",
+        "the time of the bytes at the line's rate: not measured",
+        NO_SERVICE,
+        |_| anyhow::bail!("nothing reads it")
+    );
+}

@@ -171,6 +171,49 @@ pub enum Work {
     Open(OpenWork),
     /// Work in a directory that may be a mount.
     Mounted(MountedWork),
+    /// An object of a server. The job's source is a directory for what a contender keeps of it.
+    Remote(RemoteWork),
+}
+
+/// An object of a server, read by the processes of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RemoteWork {
+    /// What is read.
+    pub kind: RemoteKind,
+    /// The processes.
+    pub team: TeamWork,
+    /// The server, with the interface of S3.
+    pub endpoint: String,
+    /// Length of the object.
+    pub object_bytes: u64,
+    /// Most requests of a process at once.
+    pub in_flight: usize,
+    /// The interpreter for the contenders in Python.
+    pub python: PathBuf,
+    /// The program.
+    pub rclone: PathBuf,
+}
+
+/// What is read of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RemoteKind {
+    /// Rows by chance, in batches that are known in advance.
+    Random {
+        /// Length of a row.
+        row_bytes: u64,
+        /// Rows in a batch.
+        batch_rows: usize,
+        /// After all of the object was read, and then dropped from memory.
+        is_warm: bool,
+    },
+    /// All of it.
+    Pass {
+        /// After a first pass by the same process.
+        is_second: bool,
+    },
+    /// Two columns of sixteen, in row groups of 8 MiB: the ranges that a reader of Parquet files asks for.
+    Columns,
 }
 
 /// Work in a directory that may be a mount. The job's source is that directory.

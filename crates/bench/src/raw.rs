@@ -11,7 +11,9 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -417,7 +419,7 @@ pub fn storage_reads() -> io::Result<u64> {
 }
 
 /// `posix_fadvise`.
-fn advise_file(
+pub fn advise_file(
     file: &File,
     offset_bytes: i64,
     len_bytes: i64,
@@ -471,6 +473,24 @@ pub fn fill_cache(file: &File, len_bytes: u64) -> io::Result<()> {
 pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+    Ok(())
+}
+
+/// Has the kernel end a process that this command starts when this one exits: gently, so that it can unmount.
+pub fn end_with_parent(command: &mut Command) {
+    let ask = || {
+        // SAFETY: takes no pointers.
+        check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) })?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec, `ask` only makes a system call.
+    unsafe { command.pre_exec(ask) };
+}
+
+/// Asks a process to end.
+pub fn terminate(process: u32) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::kill(process as libc::pid_t, libc::SIGTERM) })?;
     Ok(())
 }
 

@@ -18,6 +18,8 @@ mod out_of_core;
 mod psync;
 mod ratio;
 mod recover;
+#[cfg(feature = "remote")]
+mod remote;
 mod rows;
 mod setting;
 mod stage;
@@ -58,6 +60,8 @@ static ALL: &[Entry] = &[
     Entry::of::<files::pooled::pswap::Pswap>(),
     Entry::of::<open::Open>(),
     Entry::of::<mount::Mount>(),
+    #[cfg(feature = "remote")]
+    Entry::of::<remote::RemoteBench>(),
 ];
 
 /// The contender of that name, in any bench.
@@ -93,6 +97,7 @@ Examples:
   aquifer bench shared --processes 1,4            processes that share files of a pool
   aquifer bench open --files 1000000              opening a pool, and whole commands
   aquifer bench mount --metrics stat,fsync_4k     a mounted pool beside the file system of the disk
+  aquifer bench remote                            an object of a server, beside object_store, s3fs and rclone
 
 Out-of-core benches limit memory with a control group, which needs root or a delegated group:
   systemd-run --user --scope -p Delegate=yes aquifer bench out-of-core";

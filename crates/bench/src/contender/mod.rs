@@ -8,8 +8,8 @@
 //!
 //! Contenders that make stores durable have separate interfaces, in [`stores`] (commits) and
 //! [`regions`] (memory that is made durable as a whole); so do those for ordinary files, in
-//! [`files`], for files in pools, in [`pooled`], for stores that are opened, in [`open`], and for directories that
-//! may be mounts, in [`mounted`].
+//! [`files`], for files in pools, in [`pooled`], for stores that are opened, in [`open`], for directories that
+//! may be mounts, in [`mounted`], and for objects of servers, in `remote`.
 
 pub mod anonymous;
 pub mod aquifer;
@@ -20,6 +20,8 @@ pub mod mounted;
 pub mod open;
 pub mod pooled;
 pub mod regions;
+#[cfg(feature = "remote")]
+pub mod remote;
 pub mod rows;
 pub mod stores;
 pub mod user_cache;
@@ -75,6 +77,9 @@ pub struct Roles {
     pub open: Option<open::Opening>,
     /// A directory that programs work in.
     pub home: Option<mounted::Home>,
+    /// An object of a server.
+    #[cfg(feature = "remote")]
+    pub remote: Option<remote::Way>,
 }
 
 /// Opens the contender and runs a job with it.
@@ -97,6 +102,8 @@ impl Roles {
         names: None,
         open: None,
         home: None,
+        #[cfg(feature = "remote")]
+        remote: None,
     };
 }
 

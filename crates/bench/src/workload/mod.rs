@@ -11,6 +11,8 @@ mod open;
 mod passes;
 mod pooled;
 mod recover;
+#[cfg(feature = "remote")]
+pub mod remote;
 mod rows;
 
 use anyhow::{Result, bail};
@@ -62,6 +64,10 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
         Work::Pooled(work) => pooled::run(job, work, contender),
         Work::Open(work) => open::run(job, work, contender.role(roles.open)?),
         Work::Mounted(work) => mounted::run(job, work),
+        #[cfg(feature = "remote")]
+        Work::Remote(ref work) => remote::run(job, work, contender.role(roles.remote)?),
+        #[cfg(not(feature = "remote"))]
+        Work::Remote(_) => bail!("this program was built without the feature `remote`"),
     }
 }
 

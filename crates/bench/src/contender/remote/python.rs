@@ -1,0 +1,102 @@
+//! s3fs and the caches of fsspec, in an interpreter that is fed over a pipe, so that its start is not timed.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::ops::Range;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{BUCKET, KEY, Remote, Site};
+use crate::job::{RemoteKind, Unavailable};
+use crate::raw::end_with_parent;
+
+const PROGRAM: &str = include_str!("worker.py");
+const INSTALL: &str =
+    "install it with .ci/remote-contenders, or choose an interpreter with --python";
+
+/// The interpreter.
+pub struct Worker {
+    process: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Sum(u64),
+    Missing(String),
+}
+
+impl Worker {
+    /// Starts it for the contender of that name.
+    pub fn open(site: Site<'_>, contender: &str) -> Result<Self> {
+        let mut command = Command::new(&site.work.python);
+        command.args(["-c", PROGRAM]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped());
+        end_with_parent(&mut command);
+        let spawned = command.spawn();
+        let mut process = spawned.map_err(|error| {
+            let name = site.work.python.display();
+            Unavailable(format!("there is no Python ({name}: {error}); {INSTALL}"))
+        })?;
+        let input = process.stdin.take().expect("a piped standard input");
+        let output = BufReader::new(process.stdout.take().expect("a piped standard output"));
+        let mut worker = Self { process, input: Some(input), output };
+        let is_cold = matches!(site.work.kind, RemoteKind::Random { is_warm: false, .. });
+        let told = json!({
+            "contender": contender,
+            "endpoint": site.work.endpoint,
+            "path": format!("{BUCKET}/{KEY}"),
+            "bytes": site.len_bytes(),
+            "directory": site.own("fsspec"),
+            "in_flight": site.work.in_flight,
+            "kind": if is_cold { "random_cold" } else { "other" },
+        });
+        worker.ask(&told)?;
+        Ok(worker)
+    }
+
+    fn ask(&mut self, wanted: &Value) -> Result<u64> {
+        let mut input = self.input.as_ref().expect("open until it is dropped");
+        let told = writeln!(input, "{wanted}");
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        // It closes its end after an error.
+        if line.is_empty() || told.is_err() && !line.contains("missing") {
+            let mut text = String::new();
+            let errors = self.process.stderr.as_mut().expect("a piped standard error");
+            errors.read_to_string(&mut text)?;
+            bail!("the interpreter ended: {}", text.trim());
+        }
+        match serde_json::from_str(&line).context("the interpreter's answer")? {
+            Answer::Sum(sum) => Ok(sum),
+            Answer::Missing(what) => {
+                let reason = format!("Python lacks a package ({what}); {INSTALL}");
+                Err(Unavailable(reason).into())
+            }
+        }
+    }
+}
+
+impl Remote for Worker {
+    fn ranges(&mut self, ranges: &[Range<u64>]) -> Result<u64> {
+        let starts: Vec<u64> = ranges.iter().map(|range| range.start).collect();
+        let ends: Vec<u64> = ranges.iter().map(|range| range.end).collect();
+        self.ask(&json!([starts, ends]))
+    }
+
+    fn pass(&mut self) -> Result<u64> {
+        self.ask(&Value::Null)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It ends with its input.
+        drop(self.input.take());
+        let _ = self.process.wait();
+    }
+}
