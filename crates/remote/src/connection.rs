@@ -1,10 +1,11 @@
 //! What passes between `object_store` and its HTTP client: counted, and noted for the request that
-//! it belongs to, because the library's errors do not tell the status.
+//! it belongs to, because the library's errors do not tell the status. A server that is too busy is given the time that it
+//! asks for, which the library's retries do not do.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use object_store::ClientOptions;
 use object_store::client::{
@@ -45,6 +46,9 @@ pub(crate) struct Connector {
     /// Whether a multipart upload is completed only if there is no object of its name. The library can ask S3 for that,
     /// but not through its interface.
     pub completes_new_only: bool,
+    /// As in the options: what bounds a wait for a busy server.
+    pub retries: usize,
+    pub timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -74,9 +78,11 @@ impl HttpService for Counted {
         }
         let start = Instant::now();
         let result = self.client.execute(request).await;
+        let mut is_last = false;
         if let Some(notes) = notes {
             let mut seen = notes.lock().unwrap_or_else(PoisonError::into_inner);
             let attempts = seen.attempts + 1;
+            is_last = attempts as usize > self.connector.retries;
             *seen = Seen { attempts, latency: start.elapsed(), ..Seen::default() };
             match &result {
                 Err(error) => seen.failure = Some(error.kind()),
@@ -88,6 +94,11 @@ impl HttpService for Counted {
                 }
             }
         }
+        let wait = result.as_ref().ok().filter(|_| !is_last).and_then(wait_before_retry);
+        if let Some(wait) = wait {
+            // The request's own timeout may end it earlier.
+            tokio::time::sleep(wait.min(self.connector.timeout)).await;
+        }
         result
     }
 }
@@ -96,6 +107,19 @@ impl HttpService for Counted {
 fn completes_upload(request: &HttpRequest) -> bool {
     let query = request.uri().query().unwrap_or_default();
     request.method() == Method::POST && query.split('&').any(|pair| pair.starts_with("uploadId="))
+}
+
+/// How long a server that is too busy asks to wait: a number of seconds or a date.
+fn wait_before_retry(answer: &HttpResponse) -> Option<Duration> {
+    if !matches!(answer.status().as_u16(), 429 | 503) {
+        return None;
+    }
+    let text = answer.headers().get("retry-after")?.to_str().ok()?.trim();
+    match text.parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        // Of a date that has passed nothing is left.
+        Err(_) => httpdate::parse_http_date(text).ok()?.duration_since(SystemTime::now()).ok(),
+    }
 }
 
 /// Parses `bytes 0-9/100`, and `bytes */100` as an empty range.

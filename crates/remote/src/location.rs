@@ -227,6 +227,8 @@ impl Location {
             let option = if options.anonymous { "anonymous" } else { "endpoint" };
             return Err(invalid(option, "only for s3://, gs:// and az://; leave it out"));
         }
+        let connector =
+            Connector { retries: options.retries, timeout: options.timeout, ..connector };
         let retry = RetryConfig {
             max_retries: options.retries,
             // `Fetcher` ends a request with all its retries.

@@ -111,6 +111,54 @@ fn failures_that_pass_are_retried() {
     }
 }
 
+/// A server that asks for more time than there is gets no second request; one that asks for none gets it.
+#[test]
+fn a_busy_server_is_given_the_time_that_it_asks_for() {
+    let server = Server::new(pattern(LEN, 1));
+    let open = |retries| {
+        server.plan(|_| Answer::Proper);
+        quick().timeout(Duration::from_secs(2)).retries(retries).open(&server.url())
+    };
+    let device = loop {
+        match open(1000) {
+            Err(RemoteError::TimedOut { .. }) => {}
+            opened => break opened.unwrap(),
+        }
+    };
+    for (status, after) in
+        [(503, "1000"), (429, "18446744073709551615"), (503, "Fri, 31 Dec 9999 23:59:59 GMT")]
+    {
+        failure(&server, &device, Answer::RetryAfter(status, after.into())).is("TimedOut");
+        // None, if the machine was too busy to send it.
+        assert!(server.asked().len() <= 1, "{after}");
+    }
+    // Another status means no wait, nor does what cannot be understood, or is over.
+    server.plan(|_| Answer::Proper);
+    let device = server.open();
+    for (status, after) in [
+        (500, "1000"),
+        (503, "Wed, 21 Oct 2015 07:28:00 GMT"),
+        (503, "soon"),
+        (429, "-1"),
+        (503, ""),
+    ] {
+        server.plan(move |number| match number {
+            0 => Answer::RetryAfter(status, after.into()),
+            _ => Answer::Proper,
+        });
+        device.read_at(5000, &mut [0; 1000]).unwrap();
+        assert_eq!(server.asked().len(), 2, "{after}");
+    }
+    // After the last retry there is nothing to wait for.
+    server.plan(|number| match number {
+        0 => Answer::Proper,
+        _ => Answer::RetryAfter(503, "1000".into()),
+    });
+    let device = quick().retries(0).open(&server.url()).unwrap();
+    let error = device.read_at(5000, &mut [0; 1000]).unwrap_err();
+    assert!(matches!(remote(&error), RemoteError::Unavailable { .. }), "{error}");
+}
+
 /// A body that broke off is continued only with the same version.
 #[test]
 fn a_retry_never_continues_another_version() {

@@ -160,9 +160,10 @@ async fn check(depot: &Depot, possible: &BTreeSet<[u8; 2]>) -> std::result::Resu
 
 /// The bytes of a snapshot.
 async fn read(depot: &Depot, position: u64) -> std::result::Result<[u8; 2], PublishError> {
-    let (_, snapshot) = depot.snapshot(position).await?.ok_or(PublishError::Missing {
-        object: format!("snapshot {position}"),
-    })?;
+    let (_, snapshot) = depot
+        .snapshot(position)
+        .await?
+        .ok_or(PublishError::Missing { object: format!("snapshot {position}") })?;
     let mut found = Vec::new();
     for (index, chunk) in depot.table(&snapshot, 0).await?.into_iter().enumerate() {
         if index == 1 {
@@ -199,7 +200,8 @@ fn scenario(
     }
     let stepped = Depot::of(Arc::new(Stepped(memory)));
     type Work<'a> = Pin<Box<dyn Future<Output = std::result::Result<u64, PublishError>> + 'a>>;
-    let publisher = |bytes| Some(Box::pin(publish_and_collect(&stepped, bytes, mutant)) as Work<'_>);
+    let publisher =
+        |bytes| Some(Box::pin(publish_and_collect(&stepped, bytes, mutant)) as Work<'_>);
     let mut works: [Option<Work<'_>>; 2] = [publisher([1, 8]), publisher([3, 1])];
     let mut context = Context::from_waker(Waker::noop());
     let (mut steps, mut outcome) = ([0; 2], Ok(()));
@@ -255,9 +257,8 @@ fn schedules() -> Vec<Schedule> {
         let turns = (0..20).map(|_| 1 + random.below(6) as usize).collect();
         all.push(turns);
     }
-    let both = |turns: Vec<usize>| {
-        [false, true].map(|kills| Schedule { turns: turns.clone(), kills })
-    };
+    let both =
+        |turns: Vec<usize>| [false, true].map(|kills| Schedule { turns: turns.clone(), kills });
     all.into_iter().flat_map(both).collect()
 }
 
