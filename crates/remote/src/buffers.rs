@@ -49,6 +49,11 @@ impl Buffers {
         self.limit_bytes() / REQUEST_DIVISOR
     }
 
+    /// Most bytes that wait to be written to a tier.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.limit_bytes() as u64 / 4
+    }
+
     /// Most bytes of answers that one batch has not copied yet.
     pub fn batch_bytes(&self) -> usize {
         self.limit_bytes() / 4

@@ -1,7 +1,8 @@
 //! The directory of a tier and its control file.
 //!
 //! Every file is opened without following links and must be a regular file of the caller's own, not accessible to
-//! others: what another user can change is never read.
+//! others: what another user can change is never read. A forked child does not share the files, or else its parent's
+//! locks would outlive the parent.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use aquifer_sys::file_name;
 use aquifer_sys::io::{read_at, write_all_at};
 use aquifer_sys::lock::{self, LockKind, LockRange};
+use aquifer_vm::NotInherited;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -25,6 +27,7 @@ const CHANGE: LockRange = LockRange::byte(0);
 /// Held shared by each opener; who gets it exclusively is alone.
 const PRESENCE: LockRange = LockRange::byte(1);
 
+const CONTROL: &str = "control";
 const PRIVATE_DIRECTORY: u32 = 0o700;
 const PRIVATE_FILE: Mode = Mode::from_raw_mode(0o600);
 /// Of what the file system has free when a tier is made, a budget takes this part.
@@ -34,6 +37,8 @@ const DEFAULT_BUDGET_DIVISOR: u64 = 4;
 #[derive(Debug, Clone)]
 pub(super) struct Directory {
     path: PathBuf,
+    #[cfg(test)]
+    pub hooks: std::sync::Arc<super::hooks::Hooks>,
 }
 
 impl Directory {
@@ -48,11 +53,20 @@ impl Directory {
         check_owner(path, &opened)?;
         let path = std::path::absolute(path)
             .map_err(|error| TierError::system(path, "has no absolute path", error))?;
-        Ok(Directory { path })
+        Ok(Directory {
+            path,
+            #[cfg(test)]
+            hooks: super::hooks::Hooks::of_thread(),
+        })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The path of an object's file.
+    pub fn path_of(&self, key: Key) -> PathBuf {
+        self.path.join(key.file_name())
     }
 
     /// Opens a file of the directory.
@@ -95,6 +109,8 @@ impl Directory {
         match file_name::unnamed(&self.path, PRIVATE_FILE.as_raw_mode()) {
             Ok(file) => {
                 fill(file.as_fd())?;
+                #[cfg(test)]
+                let _order = self.hooks.note_new(path, &file);
                 file_name::link(file.as_fd(), path)
             }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
@@ -125,8 +141,24 @@ impl Directory {
         Ok(keys)
     }
 
+    /// The bytes that the objects' files take.
+    pub fn used_bytes(&self) -> Result<u64, TierError> {
+        let mut used_bytes = 0_u64;
+        for key in self.keys()? {
+            let path = self.path_of(key);
+            match std::fs::symlink_metadata(&path) {
+                Ok(status) => used_bytes = used_bytes.saturating_add(status.blocks() * 512),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(TierError::system(&path, "cannot inspect", error)),
+            }
+        }
+        Ok(used_bytes)
+    }
+
     pub fn remove(&self, key: Key) -> Result<(), TierError> {
-        let path = self.path.join(key.file_name());
+        let path = self.path_of(key);
+        #[cfg(test)]
+        let _order = self.hooks.note(&key.file_name(), super::hooks::Change::Remove);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(TierError::system(&path, "cannot remove", error))
@@ -155,64 +187,92 @@ fn check_owner(path: &Path, file: &File) -> Result<(), TierError> {
     Ok(())
 }
 
+/// Takes a lock that others hold for moments only.
+pub(super) fn wait_for_lock(file: &File, range: LockRange, kind: LockKind) -> io::Result<()> {
+    loop {
+        match lock::lock(file.as_fd(), range, kind) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            locked => return locked,
+        }
+    }
+}
+
 /// The control file, opened by one user of the tier: its locks exclude all others, also of the same process.
+#[derive(Debug)]
 pub(super) struct ControlFile {
+    /// Before the file, so that it is dropped first.
+    _not_inherited: NotInherited,
     file: File,
-    path: PathBuf,
+    directory: Directory,
 }
 
 impl ControlFile {
-    /// Opens the file. The first opener at a time counts what is used, by `count`.
+    /// Opens the file. The first opener at a time runs `repair`, and counts what is used.
     pub fn open(
         directory: &Directory,
-        count: impl FnOnce() -> Result<u64, TierError>,
+        repair: impl FnOnce() -> Result<(), TierError>,
     ) -> Result<ControlFile, TierError> {
-        let file = directory.file_or_new("control", |_| Ok(()))?;
-        let control = ControlFile { file, path: directory.path.join("control") };
-        let failed = |error| TierError::system(&control.path, "cannot lock", error);
-        let is_alone = lock::try_lock(control.file.as_fd(), PRESENCE, LockKind::Exclusive);
-        let is_alone = is_alone.map_err(failed)?;
-        if is_alone || !control.read()?.is_valid() {
-            let free_bytes = free_bytes(&control.file)
-                .map_err(|error| TierError::system(&control.path, "cannot inspect", error))?;
-            let used_bytes = count()?;
-            control.change(|state| {
-                if !state.is_valid() {
-                    *state = Control::new((free_bytes + used_bytes) / DEFAULT_BUDGET_DIVISOR);
-                }
-                state.used_bytes = used_bytes;
-            })?;
+        let file = directory.file_or_new(CONTROL, |_| Ok(()))?;
+        let _not_inherited = NotInherited::new(file.as_fd());
+        let control = ControlFile { _not_inherited, file, directory: directory.clone() };
+        let failed = |error| control.failed("cannot lock", error);
+        if lock::try_lock(control.file.as_fd(), PRESENCE, LockKind::Exclusive).map_err(failed)? {
+            repair()?;
+            let used_bytes = directory.used_bytes()?;
+            control.change(|state| state.used_bytes = used_bytes)?;
         }
-        // Not blocking: only for the moment above another opener has it exclusively.
-        lock::lock(control.file.as_fd(), PRESENCE, LockKind::Shared).map_err(failed)?;
+        // For the moment above another opener may have it exclusively.
+        wait_for_lock(&control.file, PRESENCE, LockKind::Shared).map_err(failed)?;
         Ok(control)
     }
 
-    pub fn read(&self) -> Result<Control, TierError> {
+    fn failed(&self, what: &'static str, error: io::Error) -> TierError {
+        TierError::system(&self.directory.path.join(CONTROL), what, error)
+    }
+
+    fn read(&self) -> Result<Control, TierError> {
         let mut bytes = [0; size_of::<Control>()];
         read_at(self.file.as_fd(), &mut bytes, 0)
-            .map_err(|error| TierError::system(&self.path, "cannot read", error))?;
+            .map_err(|error| self.failed("cannot read", error))?;
         Ok(Control::read_from_bytes(&bytes).expect("of its size"))
     }
 
-    /// Changes the state under the lock. It may be invalid, after a crash.
-    pub fn change<T>(&self, change: impl FnOnce(&mut Control) -> T) -> Result<T, TierError> {
-        let _held = self.hold()?;
-        let mut state = self.read()?;
-        let result = change(&mut state);
-        write_all_at(self.file.as_fd(), state.seal().as_bytes(), 0)
-            .map_err(|error| TierError::system(&self.path, "cannot write", error))?;
-        Ok(result)
+    pub fn budget_bytes(&self) -> Result<u64, TierError> {
+        let state = self.read()?;
+        // Under the lock, where it is made anew.
+        if state.is_valid() {
+            Ok(state.budget_bytes)
+        } else {
+            self.change(|state| state.budget_bytes)
+        }
     }
 
-    fn hold(&self) -> Result<Held<'_>, TierError> {
-        loop {
-            match lock::lock(self.file.as_fd(), CHANGE, LockKind::Exclusive) {
-                Ok(()) => return Ok(Held(self)),
-                Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
-                Err(error) => return Err(TierError::system(&self.path, "cannot lock", error)),
-            }
+    /// Changes the state under the lock. One that is damaged, as a crash may leave it, is made anew.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Control) -> T) -> Result<T, TierError> {
+        wait_for_lock(&self.file, CHANGE, LockKind::Exclusive)
+            .map_err(|error| self.failed("cannot lock", error))?;
+        let _held = Held(self);
+        let before = self.read()?;
+        let mut state = before;
+        if !state.is_valid() {
+            let free_bytes = free_bytes(&self.file)
+                .map_err(|error| self.failed("cannot inspect its file system", error))?;
+            let used_bytes = self.directory.used_bytes()?;
+            state = Control::new(free_bytes.saturating_add(used_bytes) / DEFAULT_BUDGET_DIVISOR);
+            state.used_bytes = used_bytes;
         }
+        let result = change(&mut state);
+        let state = state.seal();
+        if state != before {
+            #[cfg(test)]
+            let _order = self.directory.hooks.note(
+                CONTROL,
+                super::hooks::Change::Write { at: 0, bytes: state.as_bytes().to_vec() },
+            );
+            write_all_at(self.file.as_fd(), state.as_bytes(), 0)
+                .map_err(|error| self.failed("cannot write", error))?;
+        }
+        Ok(result)
     }
 }
 

@@ -40,6 +40,12 @@ impl TierError {
         TierError::System { path: path.to_owned(), what, source }
     }
 
+    /// The disk, or the user's part of it, is full.
+    pub(super) fn is_full(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, TierError::System { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
+    }
+
     pub(super) fn is_not_found(&self) -> bool {
         matches!(self, TierError::System { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }

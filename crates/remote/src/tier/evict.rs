@@ -4,8 +4,6 @@
 //! passed loses its mark, one that was not is dropped, unless a part of it is leased. A file that has nothing left and no
 //! opener is removed.
 
-use std::os::unix::fs::MetadataExt;
-
 use super::TierError;
 use super::directory::{ControlFile, Directory};
 use super::layout::{COLD, Control, HOT, Key};
@@ -18,35 +16,15 @@ const LARGEST_STEP_BYTES: u64 = 64 << 20;
 const ROUNDS: usize = 3;
 const STATES_AT_ONCE: usize = 4096;
 
-/// The bytes that a tier's files take.
-pub(super) fn used_bytes(directory: &Directory) -> Result<u64, TierError> {
-    let mut used_bytes = 0;
+/// Repairs what a crash left: for an opener that is alone. Files that cannot be used are left as they are.
+pub(super) fn repair(directory: &Directory) -> Result<(), TierError> {
     for key in directory.keys()? {
-        let path = directory.path().join(key.file_name());
-        match std::fs::symlink_metadata(&path) {
-            Ok(status) => used_bytes += status.blocks() * 512,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(TierError::system(&path, "cannot inspect", error)),
+        if let Ok(Some(object)) = ObjectFile::existing(directory, key) {
+            // Without its states, a block stays until its file is removed.
+            let _ = object.repair_states();
         }
     }
-    Ok(used_bytes)
-}
-
-/// Counts, and repairs what a crash left: for an opener that is alone.
-pub(super) fn recount(directory: &Directory) -> Result<u64, TierError> {
-    for key in directory.keys()? {
-        match ObjectFile::existing(directory, key) {
-            Ok(Some(object)) => object
-                .repair_states()
-                .map_err(|error| TierError::system(directory.path(), "cannot repair", error))?,
-            Ok(None) => {}
-            Err(TierError::Damaged { .. }) => directory.remove(key)?,
-            // Refused at each use as well; it is not this tier's to remove.
-            Err(TierError::NotPrivate { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    used_bytes(directory)
+    Ok(())
 }
 
 /// Takes `bytes` of the budget, evicting where it is used up; whether they could be had.
@@ -56,20 +34,15 @@ pub(super) fn reserve(
     bytes: u64,
 ) -> Result<bool, TierError> {
     control.change(|state| {
-        if !state.is_valid() {
-            return Err(TierError::Damaged {
-                path: directory.path().join("control"),
-                reason: "it changed in an unknown way",
-            });
-        }
         if bytes > state.budget_bytes {
             return Ok(false);
         }
-        if state.used_bytes.saturating_add(bytes) > state.budget_bytes {
-            let step = (state.budget_bytes / STEP_DIVISOR).min(LARGEST_STEP_BYTES);
-            make_room(directory, state, bytes.max(step))?;
+        let budget_bytes = state.budget_bytes;
+        if state.used_bytes.saturating_add(bytes) > budget_bytes {
+            let room = bytes.max(step(budget_bytes));
+            shrink(directory, state, |_| budget_bytes.saturating_sub(room))?;
         }
-        let fits = state.used_bytes.saturating_add(bytes) <= state.budget_bytes;
+        let fits = state.used_bytes.saturating_add(bytes) <= budget_bytes;
         if fits {
             state.used_bytes += bytes;
         }
@@ -77,14 +50,35 @@ pub(super) fn reserve(
     })?
 }
 
-/// Evicts until `bytes` fit, or nothing more can be dropped.
-pub(super) fn make_room(
+/// Notes bytes that writing has taken beyond what was reserved: headers, states, proofs.
+pub(super) fn note(control: &ControlFile, bytes: u64) -> Result<(), TierError> {
+    control.change(|state| state.used_bytes = state.used_bytes.saturating_add(bytes))
+}
+
+/// Makes room on a disk that is full before the budget is used up.
+pub(super) fn give_way(
     directory: &Directory,
-    state: &mut Control,
+    control: &ControlFile,
     bytes: u64,
 ) -> Result<(), TierError> {
-    state.used_bytes = used_bytes(directory)?;
-    let goal = state.budget_bytes.saturating_sub(bytes);
+    control.change(|state| {
+        let room = |used_bytes| bytes.max(step(used_bytes));
+        shrink(directory, state, |used_bytes| used_bytes.saturating_sub(room(used_bytes)))
+    })?
+}
+
+fn step(bytes: u64) -> u64 {
+    (bytes / STEP_DIVISOR).min(LARGEST_STEP_BYTES)
+}
+
+/// Counts what is used, and evicts until that is at most what `goal` makes of it, or nothing more can be dropped.
+pub(super) fn shrink(
+    directory: &Directory,
+    state: &mut Control,
+    goal: impl FnOnce(u64) -> u64,
+) -> Result<(), TierError> {
+    state.used_bytes = directory.used_bytes()?;
+    let goal = goal(state.used_bytes);
     let keys = directory.keys()?;
     if keys.is_empty() {
         return Ok(());
@@ -99,20 +93,22 @@ pub(super) fn make_room(
         let key = keys[(start + turn) % keys.len()];
         let object = match ObjectFile::existing(directory, key) {
             Ok(Some(object)) => object,
-            Ok(None) | Err(TierError::NotPrivate { .. }) => continue,
             Err(TierError::Damaged { .. }) => {
-                directory.remove(key)?;
+                let freed_bytes = ObjectFile::remove_damaged(directory, key)?;
+                state.used_bytes = state.used_bytes.saturating_sub(freed_bytes);
                 continue;
             }
-            Err(error) => return Err(error),
+            // What cannot be used cannot be evicted, and is no reason to keep the rest.
+            Ok(None) | Err(_) => continue,
         };
         let swept = sweep(&object, first_block, state, goal)
             .map_err(|error| TierError::system(directory.path(), "cannot evict", error))?;
         first_block = 0;
         state.hand_key = key.0;
         state.hand_block = swept.stopped_at.unwrap_or(u64::MAX);
-        if swept.is_empty && object.remove_unused(directory)? {
-            state.used_bytes = used_bytes(directory)?;
+        if swept.is_empty {
+            let freed_bytes = object.remove_unused()?;
+            state.used_bytes = state.used_bytes.saturating_sub(freed_bytes);
         }
     }
     Ok(())
@@ -135,21 +131,23 @@ fn sweep(
     let mut at = first_block;
     let mut is_empty = first_block == 0;
     loop {
-        let count = object.states(at, &mut states)?;
-        if count == 0 {
+        let blocks = object.states(at, &mut states)?;
+        if blocks.is_empty() {
             return Ok(Swept { stopped_at: None, is_empty });
         }
-        for (block, block_state) in (at..).zip(&states[..count]) {
+        at = blocks.end;
+        for (block, block_state) in blocks.zip(&states) {
             match *block_state {
                 HOT => {
                     object.cool(block)?;
                     is_empty = false;
                 }
-                COLD => {
-                    let evicted_bytes = object.evict(block)?;
-                    state.used_bytes = state.used_bytes.saturating_sub(evicted_bytes);
-                    is_empty &= evicted_bytes > 0;
-                }
+                COLD => match object.evict(block)? {
+                    Some(freed_bytes) => {
+                        state.used_bytes = state.used_bytes.saturating_sub(freed_bytes);
+                    }
+                    None => is_empty = false,
+                },
                 // Empty, or no state at all: a crash may leave anything.
                 _ => {}
             }
@@ -157,6 +155,5 @@ fn sweep(
                 return Ok(Swept { stopped_at: Some(block + 1), is_empty: false });
             }
         }
-        at += count as u64;
     }
 }

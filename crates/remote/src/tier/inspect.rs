@@ -1,8 +1,8 @@
 //! What people do with a tier: look at it, check it, drop parts of it.
 
-use super::directory::Directory;
-use super::evict::used_bytes;
-use super::layout::{BLOCK_BYTES, Geometry, SUB_BLOCK_BYTES};
+use std::io;
+
+use super::layout::{BLOCK_BYTES, SUB_BLOCK_BYTES};
 use super::object::ObjectFile;
 use super::{Tier, TierError};
 
@@ -50,23 +50,14 @@ impl Tier {
     /// # Errors
     /// [`TierError`].
     pub fn info(&self) -> Result<TierInfo, TierError> {
-        let budget_bytes = self.control()?.read()?.budget_bytes;
+        let budget_bytes = self.control()?.budget_bytes()?;
         let mut objects = vec![];
         self.for_each(|object| {
-            let header = object.header()?;
-            let mut present_bytes = 0;
-            for_present(object, |_, bytes| present_bytes += bytes);
-            objects.push(TierObject {
-                url: header.url(),
-                etag: header.etag(),
-                len_bytes: object.geometry.len_bytes,
-                present_bytes,
-                used_bytes: object.allocated_bytes()?,
-            });
+            objects.push(described(object)?);
             Ok(())
         })?;
         objects.sort_by(|one, other| (&one.url, &one.etag).cmp(&(&other.url, &other.etag)));
-        Ok(TierInfo { budget_bytes, used_bytes: used_bytes(&self.directory)?, objects })
+        Ok(TierInfo { budget_bytes, used_bytes: self.directory.used_bytes()?, objects })
     }
 
     /// Reads all that is there and drops what is wrong. `progress` is told the bytes done and the bytes in all.
@@ -78,16 +69,13 @@ impl Tier {
         mut progress: impl FnMut(u64, u64),
     ) -> Result<TierVerification, TierError> {
         let mut all_bytes = 0;
-        self.for_each(|object| {
-            for_present(object, |_, bytes| all_bytes += bytes);
-            Ok(())
-        })?;
+        self.for_each(|object| object.for_present(|_, bytes| all_bytes += bytes))?;
         let mut result = TierVerification::default();
         let mut done_bytes = 0;
         self.for_each(|object| {
             let mut wrong = vec![];
             let mut buffer = vec![0; SUB_BLOCK_BYTES as usize];
-            for_present(object, |sub_block, bytes| {
+            object.for_present(|sub_block, bytes| {
                 if object.read(sub_block * SUB_BLOCK_BYTES, &mut buffer[..bytes as usize]) {
                     result.right_bytes += bytes;
                 } else {
@@ -95,10 +83,10 @@ impl Tier {
                 }
                 done_bytes += bytes;
                 progress(done_bytes.min(all_bytes), all_bytes);
-            });
+            })?;
             wrong.dedup();
             for block in wrong {
-                result.dropped_bytes += object.evict(block)?;
+                result.dropped_bytes += object.evict(block)?.unwrap_or(0);
             }
             Ok(())
         })?;
@@ -114,57 +102,45 @@ impl Tier {
         &self,
         mut is_meant: impl FnMut(&TierObject) -> bool,
     ) -> Result<u64, TierError> {
-        let before = used_bytes(&self.directory)?;
-        for meant in self.info()?.objects.into_iter().filter(|object| is_meant(object)) {
-            self.for_each(|object| {
-                let header = object.header()?;
-                if (header.url(), header.etag()) != (meant.url.clone(), meant.etag.clone()) {
-                    return Ok(());
-                }
-                for block in 0..object.geometry.blocks() {
-                    object.evict(block)?;
-                }
-                let _ = object.remove_unused(&self.directory);
-                Ok(())
-            })?;
-        }
-        let after = used_bytes(&self.directory)?;
-        self.control()?.change(|state| state.used_bytes = after)?;
-        Ok(before.saturating_sub(after))
+        let before = self.directory.used_bytes()?;
+        self.for_each(|object| {
+            if is_meant(&described(object)?) && matches!(object.remove_unused(), Ok(0) | Err(_)) {
+                object.evict_all()?;
+            }
+            Ok(())
+        })?;
+        let after = self.control()?.change(|state| {
+            state.used_bytes = self.directory.used_bytes()?;
+            Ok(state.used_bytes)
+        })?;
+        Ok(before.saturating_sub(after?))
     }
 
-    /// Visits the objects' files, without those that are damaged or another user's.
+    /// Visits the objects' files, without those that cannot be used: damaged, or another user's.
     fn for_each(
         &self,
-        mut visit: impl FnMut(&ObjectFile) -> std::io::Result<()>,
+        mut visit: impl FnMut(&ObjectFile) -> io::Result<()>,
     ) -> Result<(), TierError> {
-        let directory: &Directory = &self.directory;
-        for key in directory.keys()? {
-            match ObjectFile::existing(directory, key) {
-                Ok(Some(object)) => visit(&object).map_err(|error| {
-                    let path = directory.path().join(key.file_name());
-                    TierError::system(&path, "cannot be read", error)
-                })?,
-                Ok(None) | Err(TierError::Damaged { .. } | TierError::NotPrivate { .. }) => {}
-                Err(error) => return Err(error),
+        for key in self.directory.keys()? {
+            if let Ok(Some(object)) = ObjectFile::existing(&self.directory, key) {
+                let path = self.directory.path_of(key);
+                visit(&object)
+                    .map_err(|error| TierError::system(&path, "cannot be read", error))?;
             }
         }
         Ok(())
     }
 }
 
-/// Visits the sub-blocks that have a proof, with their length in bytes.
-fn for_present(object: &ObjectFile, mut visit: impl FnMut(u64, u64)) {
-    let geometry: Geometry = object.geometry;
-    let mut at = 0;
-    while at < geometry.sub_blocks() {
-        let end = (at + 65_536).min(geometry.sub_blocks());
-        for (sub_block, is_present) in (at..).zip(object.present(at..end)) {
-            if is_present {
-                let bytes = geometry.bytes_of(sub_block..sub_block + 1);
-                visit(sub_block, bytes.end - bytes.start);
-            }
-        }
-        at = end;
-    }
+fn described(object: &ObjectFile) -> io::Result<TierObject> {
+    let header = object.header()?;
+    let mut present_bytes = 0;
+    object.for_present(|_, bytes| present_bytes += bytes)?;
+    Ok(TierObject {
+        url: header.url(),
+        etag: header.etag(),
+        len_bytes: object.geometry.len_bytes,
+        present_bytes,
+        used_bytes: object.allocated_bytes()?,
+    })
 }

@@ -34,13 +34,15 @@ pub(super) const EMPTY: u8 = 0;
 pub(super) const COLD: u8 = 1;
 pub(super) const HOT: u8 = 2;
 
-/// Identifies one version of one object: a hash of its URL without secrets, of its ETag and its length.
+/// Identifies one version of one object: a hash of its URL without secrets, of its ETag and its length, and of the
+/// layout's version, so that programs with different layouts use different files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Key(pub [u8; 16]);
 
 impl Key {
     pub fn of(url: &str, etag: &str, len_bytes: u64) -> Key {
-        Key(xxh3_128(format!("{url}\0{etag}\0{len_bytes}").as_bytes()).to_le_bytes())
+        let identity = format!("{LAYOUT_VERSION}\0{url}\0{etag}\0{len_bytes}");
+        Key(xxh3_128(identity.as_bytes()).to_le_bytes())
     }
 
     pub fn file_name(self) -> String {
@@ -105,6 +107,15 @@ impl Header {
         header.text[url.len()..][..etag.len()].copy_from_slice(etag.as_bytes());
         header.url_bytes = url.len() as u16;
         header.etag_bytes = etag.len() as u16;
+        header.checksum = header.sum();
+        header
+    }
+
+    /// Claims another length, with a checksum that matches.
+    #[cfg(test)]
+    pub fn lying(url: &str, etag: &str, len_bytes: u64, claimed_bytes: u64) -> Header {
+        let mut header = Header::new(url, etag, len_bytes);
+        header.len_bytes = claimed_bytes;
         header.checksum = header.sum();
         header
     }
@@ -177,8 +188,12 @@ impl Geometry {
         self.proofs_at() + sub_block * PROOF_BYTES
     }
 
+    pub fn proofs_end(self) -> u64 {
+        self.proof_at(self.sub_blocks())
+    }
+
     pub fn data_at(self) -> u64 {
-        self.proof_at(self.sub_blocks()).next_multiple_of(BLOCK_BYTES)
+        self.proofs_end().next_multiple_of(BLOCK_BYTES)
     }
 
     pub fn file_bytes(self) -> u64 {
@@ -211,7 +226,7 @@ pub(super) struct Control {
     version: u32,
     reserved: u32,
     pub budget_bytes: u64,
-    /// An estimate: counted at the first opening and at each eviction, added to in between.
+    /// An estimate: counted at the first opening and at each eviction, added to by writers in between.
     pub used_bytes: u64,
     /// Where eviction goes on.
     pub hand_key: [u8; 16],

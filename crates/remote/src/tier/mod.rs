@@ -30,15 +30,22 @@
 //! `leased` of an [`ObjectFile`], then the file's lease locks, which are tried only. The control file's lock, then
 //! leases, tried only, by eviction.
 
+#[cfg(test)]
+mod crash;
 mod directory;
 mod error;
 mod evict;
+#[cfg(test)]
+mod hooks;
 mod inspect;
 mod layout;
 mod object;
+#[cfg(test)]
+mod odd;
 mod open;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use error::TierError;
 pub use inspect::{TierInfo, TierObject, TierVerification};
@@ -64,6 +71,8 @@ const VARIABLE: &str = "AQUIFER_TIER";
 #[derive(Debug, Clone)]
 pub struct Tier {
     directory: Directory,
+    /// Held open, so that only the first opener counts what is used.
+    _present: Arc<ControlFile>,
 }
 
 impl Tier {
@@ -75,9 +84,9 @@ impl Tier {
     /// # Errors
     /// [`TierError::NotPrivate`] if other users own or may access the directory; [`TierError::System`].
     pub fn open(path: impl AsRef<Path>) -> Result<Tier, TierError> {
-        let tier = Tier { directory: Directory::open(path.as_ref())? };
-        tier.control()?;
-        Ok(tier)
+        let directory = Directory::open(path.as_ref())?;
+        let _present = Arc::new(control(&directory)?);
+        Ok(Tier { directory, _present })
     }
 
     /// The directory that the environment names: `AQUIFER_TIER`, or `aquifer/tier` in `XDG_CACHE_HOME`, or in
@@ -105,14 +114,15 @@ impl Tier {
     pub fn set_budget_bytes(&self, budget_bytes: u64) -> Result<(), TierError> {
         self.control()?.change(|state| {
             state.budget_bytes = budget_bytes;
-            if state.used_bytes > budget_bytes {
-                evict::make_room(&self.directory, state, 0)?;
-            }
-            Ok(())
+            evict::shrink(&self.directory, state, |_| budget_bytes)
         })?
     }
 
     fn control(&self) -> Result<ControlFile, TierError> {
-        ControlFile::open(&self.directory, || evict::recount(&self.directory))
+        control(&self.directory)
     }
+}
+
+fn control(directory: &Directory) -> Result<ControlFile, TierError> {
+    ControlFile::open(directory, || evict::repair(directory))
 }

@@ -8,18 +8,22 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::clock;
 use aquifer_sys::io::{read_at, write_all_at};
 use aquifer_sys::lock::{self, LockKind, LockRange};
-use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use aquifer_vm::NotInherited;
+use rustix::fs::{Advice, FallocateFlags, SeekFrom, fadvise, fallocate};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::TierError;
-use super::directory::Directory;
+use super::directory::{Directory, wait_for_lock};
+#[cfg(test)]
+use super::hooks::{Change, Mutant};
 use super::layout::{
     BLOCK_BYTES, COLD, EMPTY, Geometry, HOT, Header, Key, PROOF_BYTES, SUB_BLOCK_BYTES,
 };
@@ -30,21 +34,27 @@ const PRESENCE: LockRange = LockRange::byte(0);
 const LEASES_AT: u64 = 1 << 60;
 /// Proofs read at a time, to the stack.
 const PROOFS_AT_ONCE: usize = 64;
+const PRESENT_AT_ONCE: u64 = 1 << 16;
 /// A block is marked as used at most once in this time.
 const MARKING_PERIOD_NS: i64 = 10_000_000_000;
+/// Words of marks, at most: enough for 256 GiB; blocks of longer objects share them.
+const MOST_MARK_WORDS: u64 = 1 << 16;
 
 pub(super) struct ObjectFile {
     pub key: Key,
     pub geometry: Geometry,
+    /// Before the file, so that it is dropped first.
+    _not_inherited: NotInherited,
     file: File,
-    path: PathBuf,
+    directory: Directory,
     marks: Marks,
     /// Sub-blocks that this opener has leased: its threads do not exclude each other by locks.
     leased: Mutex<Vec<Range<u64>>>,
 }
 
 impl ObjectFile {
-    /// Opens the file of an object's version, or makes it.
+    /// Opens the file of an object's version, or makes it. A damaged header, as a crash may leave it, is written again:
+    /// each opener would write the same, and the rest has its proofs.
     pub fn open(
         directory: &Directory,
         url: &str,
@@ -52,55 +62,105 @@ impl ObjectFile {
         len_bytes: u64,
     ) -> Result<ObjectFile, TierError> {
         let key = Key::of(url, etag, len_bytes);
+        let failed =
+            |error| TierError::system(&directory.path_of(key), "cannot hold the object", error);
         let geometry = Geometry { len_bytes };
-        loop {
+        if len_bytes > Geometry::LONGEST_BYTES || geometry.file_bytes() > longest_file_bytes() {
+            return Err(failed(io::ErrorKind::FileTooLarge.into()));
+        }
+        let header = Header::new(url, etag, len_bytes);
+        let object = loop {
             let file = directory.file_or_new(&key.file_name(), |file| {
-                write_all_at(file, Header::new(url, etag, len_bytes).as_bytes(), 0)?;
+                write_all_at(file, header.as_bytes(), 0)?;
                 Ok(rustix::fs::ftruncate(file, geometry.file_bytes())?)
             })?;
-            match Self::of(directory, key, file) {
-                Ok(Some(object)) => return Ok(object),
-                // Removed meanwhile.
-                Ok(None) => {}
-                // A crash may leave any part of a file, so its header proves nothing either.
-                Err(TierError::Damaged { .. }) => directory.remove(key)?,
-                Err(error) => return Err(error),
+            let object = Self::of(directory, key, geometry, Marks::new(geometry.blocks()), file)?;
+            if let Some(object) = object {
+                break object;
             }
+            // Removed meanwhile.
+        };
+        if object.header().map_err(failed)?.as_bytes() != header.as_bytes() {
+            object.store(header.as_bytes(), 0).map_err(failed)?;
         }
+        if object.file.metadata().map_err(failed)?.len() < geometry.file_bytes() {
+            object.extend().map_err(failed)?;
+        }
+        Ok(object)
     }
 
     /// Opens the file of a key, if it exists.
     pub fn existing(directory: &Directory, key: Key) -> Result<Option<ObjectFile>, TierError> {
+        let Some(mut object) = Self::unchecked(directory, key)? else { return Ok(None) };
+        let path = directory.path_of(key);
+        let header = object.header();
+        let header = header.map_err(|error| TierError::system(&path, "cannot read", error))?;
+        header.check(key).map_err(|reason| TierError::Damaged { path, reason })?;
+        object.geometry = Geometry { len_bytes: header.len_bytes() };
+        Ok(Some(object))
+    }
+
+    /// Removes the file of a key, if no opener has it; returns the bytes that it took.
+    pub fn remove_damaged(directory: &Directory, key: Key) -> Result<u64, TierError> {
+        Self::unchecked(directory, key)?.map_or(Ok(0), |object| object.remove_unused())
+    }
+
+    fn unchecked(directory: &Directory, key: Key) -> Result<Option<ObjectFile>, TierError> {
+        let nothing = Geometry { len_bytes: 0 };
         match directory.file(&key.file_name()) {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
-            Ok(file) => Self::of(directory, key, file),
+            // Marks are for devices.
+            Ok(file) => Self::of(directory, key, nothing, Marks::new(0), file),
         }
     }
 
-    fn of(directory: &Directory, key: Key, file: File) -> Result<Option<ObjectFile>, TierError> {
-        let path = directory.path().join(key.file_name());
-        let failed = |what| {
-            let path = path.clone();
-            move |source| TierError::System { path, what, source }
+    /// Notes that the file is in use; none if it was removed.
+    fn of(
+        directory: &Directory,
+        key: Key,
+        geometry: Geometry,
+        marks: Marks,
+        file: File,
+    ) -> Result<Option<ObjectFile>, TierError> {
+        let object = ObjectFile {
+            key,
+            geometry,
+            _not_inherited: NotInherited::new(file.as_fd()),
+            file,
+            directory: directory.clone(),
+            marks,
+            leased: Mutex::default(),
         };
-        while !lock::try_lock(file.as_fd(), PRESENCE, LockKind::Shared)
-            .map_err(failed("cannot lock"))?
-        {
-            // Held exclusively for a moment only, by eviction.
-            std::thread::yield_now();
-        }
-        if file.metadata().map_err(failed("cannot inspect"))?.nlink() == 0 {
-            return Ok(None);
-        }
-        let mut header = Header::new_zeroed();
-        read_at(file.as_fd(), header.as_mut_bytes(), 0).map_err(failed("cannot read"))?;
-        if let Err(reason) = header.check(key) {
-            return Err(TierError::Damaged { path, reason });
-        }
-        let geometry = Geometry { len_bytes: header.len_bytes() };
-        let marks = Marks::new(geometry.blocks());
-        Ok(Some(ObjectFile { key, geometry, file, path, marks, leased: Mutex::default() }))
+        let failed = |error| TierError::system(&directory.path_of(key), "cannot lock", error);
+        // Held exclusively for a moment only, by eviction.
+        wait_for_lock(&object.file, PRESENCE, LockKind::Shared).map_err(failed)?;
+        Ok((!object.is_removed().map_err(failed)?).then_some(object))
+    }
+
+    /// Whether the file has lost its name: what is written to it would serve no other opener, and count nowhere.
+    pub fn is_removed(&self) -> io::Result<bool> {
+        Ok(self.file.metadata()?.nlink() == 0)
+    }
+
+    /// Writes to the file: all of its changes but holes go through here.
+    fn store(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        #[cfg(test)]
+        let _order = self.note(Change::Write { at, bytes: bytes.to_vec() });
+        write_all_at(self.file.as_fd(), bytes, at)
+    }
+
+    /// Gives the file its full length.
+    fn extend(&self) -> io::Result<()> {
+        let len = self.geometry.file_bytes();
+        #[cfg(test)]
+        let _order = self.note(Change::Extend { len });
+        Ok(rustix::fs::ftruncate(&self.file, len)?)
+    }
+
+    #[cfg(test)]
+    fn note(&self, change: Change) -> impl Drop {
+        self.directory.hooks.note(&self.key.file_name(), change)
     }
 
     pub fn header(&self) -> io::Result<Header> {
@@ -181,7 +241,23 @@ impl ObjectFile {
         let parts = to.chunks(SUB_BLOCK_BYTES as usize);
         sub_blocks
             .zip(parts.zip(proofs))
-            .all(|(sub_block, (part, proof))| self.key.proof(sub_block, part) == *proof)
+            .all(|(sub_block, (part, proof))| self.is_right(sub_block, part, *proof))
+    }
+
+    fn is_right(&self, sub_block: u64, bytes: &[u8], proof: u128) -> bool {
+        #[cfg(test)]
+        if self.directory.hooks.has(Mutant::Unchecked) {
+            return true;
+        }
+        self.proof(sub_block, bytes) == proof
+    }
+
+    fn proof(&self, sub_block: u64, bytes: &[u8]) -> u128 {
+        #[cfg(test)]
+        if let Some(proof) = self.directory.hooks.proof(self.key, sub_block, bytes) {
+            return proof;
+        }
+        self.key.proof(sub_block, bytes)
     }
 
     fn read_proofs(&self, first: u64, proofs: &mut [u128]) -> bool {
@@ -220,21 +296,19 @@ impl ObjectFile {
 
     /// Stores whole sub-blocks: bytes first, then their proofs. The caller holds their lease.
     pub fn write(&self, sub_blocks: Range<u64>, bytes: &[u8]) -> io::Result<()> {
-        let at = self.geometry.data_at() + sub_blocks.start * SUB_BLOCK_BYTES;
-        write_all_at(self.file.as_fd(), bytes, at)?;
-        let parts = bytes.chunks(SUB_BLOCK_BYTES as usize);
-        let proofs: Vec<u128> = sub_blocks
-            .clone()
-            .zip(parts)
-            .map(|(sub_block, part)| self.key.proof(sub_block, part))
-            .collect();
-        write_all_at(
-            self.file.as_fd(),
-            proofs.as_bytes(),
-            self.geometry.proof_at(sub_blocks.start),
-        )?;
-        let blocks = self.blocks_of(self.geometry.bytes_of(sub_blocks));
-        self.write_states(blocks, HOT)
+        // At first, so that eviction finds what a process leaves that is killed here.
+        self.write_states(self.blocks_of(self.geometry.bytes_of(sub_blocks.clone())), HOT)?;
+        let data_at = self.geometry.data_at() + sub_blocks.start * SUB_BLOCK_BYTES;
+        let parts = sub_blocks.clone().zip(bytes.chunks(SUB_BLOCK_BYTES as usize));
+        let proofs: Vec<u128> =
+            parts.map(|(sub_block, part)| self.proof(sub_block, part)).collect();
+        let proofs_at = self.geometry.proof_at(sub_blocks.start);
+        #[cfg(test)]
+        if self.directory.hooks.has(Mutant::ProofsFirst) {
+            self.store(proofs.as_bytes(), proofs_at)?;
+        }
+        self.store(bytes, data_at)?;
+        self.store(proofs.as_bytes(), proofs_at)
     }
 
     fn blocks_of(&self, range: Range<u64>) -> Range<u64> {
@@ -247,7 +321,7 @@ impl ObjectFile {
         while at < blocks.end {
             let count = (blocks.end - at).min(states.len() as u64);
             let to = Geometry::STATES_AT + at;
-            write_all_at(self.file.as_fd(), &states[..count as usize], to)?;
+            self.store(&states[..count as usize], to)?;
             at += count;
         }
         Ok(())
@@ -285,13 +359,15 @@ impl ObjectFile {
         }
     }
 
-    /// The states of blocks, from one on; less at the end.
-    pub fn states(&self, first: u64, states: &mut [u8]) -> io::Result<usize> {
-        let most = (self.geometry.blocks().saturating_sub(first)).min(states.len() as u64);
-        if most == 0 {
-            return Ok(0);
-        }
-        read_at(self.file.as_fd(), &mut states[..most as usize], Geometry::STATES_AT + first)
+    /// The states of blocks, from `first` or from behind a hole of the file on: which blocks, none at the end.
+    pub fn states(&self, first: u64, states: &mut [u8]) -> io::Result<Range<u64>> {
+        let end = Geometry::STATES_AT + self.geometry.blocks();
+        let from = Geometry::STATES_AT.saturating_add(first);
+        let Some(data) = self.next_data(from..end)? else { return Ok(first..first) };
+        let most = (data.end - data.start).min(states.len() as u64) as usize;
+        let count = read_at(self.file.as_fd(), &mut states[..most], data.start)?;
+        let first = data.start - Geometry::STATES_AT;
+        Ok(first..first + count as u64)
     }
 
     /// Takes away a block's mark of use.
@@ -300,63 +376,147 @@ impl ObjectFile {
     }
 
     /// Drops a block, unless a part of it is leased: proofs first, so that a reader of the hole finds none, or one
-    /// that its copy does not match. Returns how many bytes were there.
-    pub fn evict(&self, block: u64) -> io::Result<u64> {
+    /// that its copy does not match. Returns how many bytes it took, or `None` if it is leased.
+    pub fn evict(&self, block: u64) -> io::Result<Option<u64>> {
         let sub_blocks = self.geometry.of_block(block);
         if !self.try_lease(sub_blocks.clone())? {
-            return Ok(0);
+            return Ok(None);
         }
         let evicted = self.evict_leased(block, &sub_blocks);
         self.end_lease(&sub_blocks);
-        evicted
+        evicted.map(Some)
     }
 
     fn evict_leased(&self, block: u64, sub_blocks: &Range<u64>) -> io::Result<u64> {
-        let present = self.present(sub_blocks.clone());
         let nothing = [0; (BLOCK_BYTES / SUB_BLOCK_BYTES * PROOF_BYTES) as usize];
-        let proofs_bytes = present.len() * PROOF_BYTES as usize;
-        write_all_at(
-            self.file.as_fd(),
-            &nothing[..proofs_bytes],
-            self.geometry.proof_at(sub_blocks.start),
-        )?;
+        let proofs_bytes = (sub_blocks.end - sub_blocks.start) * PROOF_BYTES;
+        let nothing = &nothing[..proofs_bytes as usize];
+        #[cfg(test)]
+        let nothing = if self.directory.hooks.has(Mutant::KeepProofs) { &[] } else { nothing };
+        self.store(nothing, self.geometry.proof_at(sub_blocks.start))?;
         let at = self.geometry.data_at() + block * BLOCK_BYTES;
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&self.file, flags, at, BLOCK_BYTES)?;
+        let mut freed_bytes = 0;
+        self.for_data(at..at + BLOCK_BYTES, |data| {
+            freed_bytes += data.end - data.start;
+            Ok(())
+        })?;
+        {
+            #[cfg(test)]
+            let _order = self.note(Change::Hole { at, len: BLOCK_BYTES });
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&self.file, flags, at, BLOCK_BYTES)?;
+        }
         self.write_states(block..block + 1, EMPTY)?;
-        Ok(present.iter().filter(|&&is_present| is_present).count() as u64 * SUB_BLOCK_BYTES)
+        Ok(freed_bytes)
+    }
+
+    #[cfg(test)]
+    pub fn has_data(&self) -> bool {
+        let data = self.geometry.data_at()..self.geometry.file_bytes();
+        self.next_data(data).unwrap().is_some()
+    }
+
+    /// Drops all blocks that are not leased.
+    pub fn evict_all(&self) -> io::Result<()> {
+        self.for_data(self.geometry.data_at()..self.geometry.file_bytes(), |data| {
+            for block in self.blocks_at(data) {
+                self.evict(block)?;
+            }
+            Ok(())
+        })
     }
 
     /// Gives blocks with data but without a state one: a crash may have lost it.
     pub fn repair_states(&self) -> io::Result<()> {
-        let mut at = self.geometry.data_at();
-        let end = self.geometry.file_bytes();
-        while at < end {
-            let Ok(data) = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) else {
-                return Ok(());
-            };
-            let hole = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Hole(data))?;
-            let extent = data - self.geometry.data_at()..hole.min(end) - self.geometry.data_at();
-            for block in self.blocks_of(extent) {
+        self.for_data(self.geometry.data_at()..self.geometry.file_bytes(), |data| {
+            for block in self.blocks_at(data) {
                 let mut state = [EMPTY];
-                if self.states(block, &mut state)? == 1 && state[0] == EMPTY {
+                let is_known = self.states(block, &mut state)? == (block..block + 1);
+                if !is_known || !matches!(state[0], COLD | HOT) {
                     self.cool(block)?;
                 }
             }
-            at = hole;
+            Ok(())
+        })
+    }
+
+    /// The blocks at a place of the file.
+    fn blocks_at(&self, place: Range<u64>) -> Range<u64> {
+        let data_at = self.geometry.data_at();
+        self.blocks_of(place.start - data_at..place.end - data_at)
+    }
+
+    /// Visits the sub-blocks that have a proof, with their length in bytes.
+    pub fn for_present(&self, mut visit: impl FnMut(u64, u64)) -> io::Result<()> {
+        let (start, end) = (self.geometry.proofs_at(), self.geometry.proofs_end());
+        self.for_data(start..end, |data| {
+            let last = (data.end - start).div_ceil(PROOF_BYTES);
+            let mut at = (data.start - start) / PROOF_BYTES;
+            while at < last {
+                let end = (at + PRESENT_AT_ONCE).min(last);
+                for (sub_block, is_present) in (at..).zip(self.present(at..end)) {
+                    if is_present {
+                        let bytes = self.geometry.bytes_of(sub_block..sub_block + 1);
+                        visit(sub_block, bytes.end - bytes.start);
+                    }
+                }
+                at = end;
+            }
+            Ok(())
+        })
+    }
+
+    /// Visits the parts of a range of the file that are not holes.
+    fn for_data(
+        &self,
+        range: Range<u64>,
+        mut visit: impl FnMut(Range<u64>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut at = range.start;
+        while let Some(data) = self.next_data(at..range.end)? {
+            at = data.end;
+            visit(data)?;
         }
         Ok(())
     }
 
-    /// Removes the file, if no other opener has it.
-    pub fn remove_unused(&self, directory: &Directory) -> Result<bool, TierError> {
-        let is_alone = lock::try_lock(self.file.as_fd(), PRESENCE, LockKind::Exclusive)
-            .map_err(|error| TierError::system(&self.path, "cannot lock", error))?;
-        if is_alone {
-            directory.remove(self.key)?;
+    /// The first part of a range of the file that is not a hole.
+    fn next_data(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        if range.is_empty() {
+            return Ok(None);
         }
-        Ok(is_alone)
+        let start = match rustix::fs::seek(&self.file, SeekFrom::Data(range.start)) {
+            Err(Errno::NXIO) => return Ok(None),
+            start => start?,
+        };
+        if start >= range.end {
+            return Ok(None);
+        }
+        match rustix::fs::seek(&self.file, SeekFrom::Hole(start)) {
+            // Truncated meanwhile.
+            Err(Errno::NXIO) => Ok(None),
+            // A file that changes may have a hole there by now.
+            hole => Ok(Some(start..hole?.clamp(start + 1, range.end))),
+        }
     }
+
+    /// Removes the file, if no other opener has it; returns the bytes that it took.
+    pub fn remove_unused(&self) -> Result<u64, TierError> {
+        let failed =
+            |error| TierError::system(&self.directory.path_of(self.key), "cannot remove", error);
+        let is_alone = lock::try_lock(self.file.as_fd(), PRESENCE, LockKind::Exclusive);
+        if !is_alone.map_err(failed)? {
+            return Ok(0);
+        }
+        let bytes = self.allocated_bytes().map_err(failed)?;
+        self.directory.remove(self.key)?;
+        Ok(bytes)
+    }
+}
+
+/// The process's limit (`RLIMIT_FSIZE`): beyond it a write is a signal that ends the process.
+fn longest_file_bytes() -> u64 {
+    getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 fn lease_range(sub_blocks: &Range<u64>) -> LockRange {
@@ -374,7 +534,7 @@ struct Marks {
 
 impl Marks {
     fn new(blocks: u64) -> Marks {
-        let words = blocks.div_ceil(64) as usize;
+        let words = blocks.div_ceil(64).min(MOST_MARK_WORDS) as usize;
         Marks {
             bits: (0..words).map(|_| AtomicU64::new(0)).collect(),
             since_ns: AtomicI64::new(clock::coarse_ns()),
@@ -393,7 +553,8 @@ impl Marks {
         }
         let mut are_new = false;
         for block in blocks {
-            let Some(word) = self.bits.get((block / 64) as usize) else { break };
+            let Some(word) = (block / 64).checked_rem(self.bits.len() as u64) else { break };
+            let word = &self.bits[word as usize];
             let bit = 1 << (block % 64);
             if word.load(Ordering::Relaxed) & bit == 0 {
                 word.fetch_or(bit, Ordering::Relaxed);
@@ -401,5 +562,20 @@ impl Marks {
             }
         }
         are_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_of_any_object_fit_in_memory() {
+        let marks = Marks::new(Geometry { len_bytes: Geometry::LONGEST_BYTES }.blocks());
+        assert!(marks.bits.len() <= 1 << 16);
+        let last = Geometry::LONGEST_BYTES / BLOCK_BYTES - 1;
+        assert!(marks.are_new(last..last + 1));
+        assert!(!marks.are_new(last..last + 1));
+        assert!(!Marks::new(0).are_new(0..1));
     }
 }

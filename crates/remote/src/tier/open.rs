@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::directory::{ControlFile, Directory};
 use super::evict;
-use super::layout::SUB_BLOCK_BYTES;
+use super::layout::{BLOCK_BYTES, Header, SUB_BLOCK_BYTES};
 use super::object::ObjectFile;
 use super::{Tier, TierError};
 use crate::buffers::Buffers;
@@ -30,12 +31,16 @@ const READ_SUB_BLOCKS: u64 = 64;
 
 struct Core {
     directory: Directory,
-    control: Mutex<ControlFile>,
+    /// Used by the writing thread only, after the opening.
+    control: ControlFile,
     object: ObjectFile,
     /// Why nothing is written any more.
     problem: OnceLock<TierError>,
     /// Leases of this device end.
     released: Notify,
+    /// Bytes that wait to be written, and that some were.
+    waiting_bytes: AtomicU64,
+    written: Notify,
 }
 
 /// An object's version in a tier, open for a device.
@@ -50,7 +55,22 @@ struct Job {
     sub_blocks: Range<u64>,
     body: Body,
     lease: Arc<Lease>,
-    _room: OwnedSemaphorePermit,
+    _room: Room,
+}
+
+/// Memory in which bytes wait to be written.
+struct Room {
+    core: Arc<Core>,
+    bytes: u64,
+    memory: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // Relaxed: as in `room`.
+        self.core.waiting_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.core.written.notify_waiters();
+    }
 }
 
 struct Lease {
@@ -68,12 +88,23 @@ impl Drop for Lease {
 impl OpenTier {
     /// Opens the version's file, and starts the thread that writes it.
     pub fn open(tier: &Tier, url: &str, etag: &str, len_bytes: u64) -> Result<OpenTier, TierError> {
+        let control = tier.control()?;
+        let open = || ObjectFile::open(&tier.directory, url, etag, len_bytes);
+        let object = match open() {
+            Err(error) if error.is_full() => {
+                evict::give_way(&tier.directory, &control, BLOCK_BYTES)?;
+                open()?
+            }
+            opened => opened?,
+        };
         let core = Arc::new(Core {
-            control: Mutex::new(tier.control()?),
-            object: ObjectFile::open(&tier.directory, url, etag, len_bytes)?,
+            control,
+            object,
             directory: tier.directory.clone(),
             problem: OnceLock::new(),
             released: Notify::new(),
+            waiting_bytes: AtomicU64::new(0),
+            written: Notify::new(),
         });
         let (sender, jobs) = mpsc::channel::<Job>();
         let writing = core.clone();
@@ -109,7 +140,7 @@ impl OpenTier {
     }
 
     /// Brings a range: what is there from the file, the rest by `fetch`, unless another process is about to bring it.
-    /// Waits for others not longer than `patience`.
+    /// Waits for others, and for a slow disk, not longer than `patience`.
     pub async fn obtain<F, E>(
         &self,
         range: Range<u64>,
@@ -122,6 +153,7 @@ impl OpenTier {
     {
         let geometry = self.core.object.geometry;
         let mut parts = Parts::new(geometry.touched(range.clone()));
+        let patience = Instant::now() + patience;
         let lease = self.lease(&mut parts, patience).await;
         let missing = parts.missing_runs();
         let fetched = try_join_all(missing.iter().map(|run| fetch(geometry.bytes_of(run.clone()))));
@@ -130,7 +162,7 @@ impl OpenTier {
                 && self.problem().is_none()
             {
                 let bytes = geometry.bytes_of(run.clone());
-                let room = buffers.take(bytes.end - bytes.start).await;
+                let room = self.room(bytes.end - bytes.start, patience, buffers).await;
                 self.write_later(run.clone(), body.clone(), lease.clone(), room);
             }
             parts.put(run, body);
@@ -140,14 +172,13 @@ impl OpenTier {
     }
 
     /// Leases what is missing, or waits until it is there. Without a lease, what is missing is not to be written.
-    async fn lease(&self, parts: &mut Parts, patience: Duration) -> Option<Arc<Lease>> {
-        let start = Instant::now();
+    async fn lease(&self, parts: &mut Parts, patience: Instant) -> Option<Arc<Lease>> {
         let mut wait = SHORTEST_WAIT;
         loop {
             let released = self.core.released.notified();
             parts.read(&self.core.object);
             let sub_blocks = parts.missing_hull()?;
-            if self.problem().is_some() || start.elapsed() >= patience {
+            if self.problem().is_some() || Instant::now() >= patience {
                 return None;
             }
             match self.core.object.try_lease(sub_blocks.clone()) {
@@ -168,13 +199,36 @@ impl OpenTier {
         }
     }
 
+    /// Waits for memory in which bytes can wait to be written; `None` if that takes too long. What waits takes half of what
+    /// requests have, so that these go on also when the disk, or another process with a lock, does not.
+    async fn room(&self, bytes: u64, patience: Instant, buffers: &Buffers) -> Option<Room> {
+        let waiting_bytes = &self.core.waiting_bytes;
+        let in_time = async {
+            loop {
+                let written = self.core.written.notified();
+                // Relaxed: a number; it grows in this thread only.
+                let waiting = waiting_bytes.load(Ordering::Relaxed);
+                if waiting == 0 || waiting + bytes <= buffers.waiting_bytes() {
+                    break;
+                }
+                written.await;
+            }
+            waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let mut room = Room { core: self.core.clone(), bytes, memory: None };
+            room.memory = Some(buffers.take(bytes).await);
+            room
+        };
+        tokio::time::timeout_at(patience.into(), in_time).await.ok()
+    }
+
     fn write_later(
         &self,
         sub_blocks: Range<u64>,
         body: Body,
         lease: Arc<Lease>,
-        room: OwnedSemaphorePermit,
+        room: Option<Room>,
     ) {
+        let Some(room) = room else { return };
         if let Some(jobs) = &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
             // Without a receiver the thread has panicked.
             let _ = jobs.send(Job { sub_blocks, body, lease, _room: room });
@@ -204,19 +258,36 @@ impl Core {
             return;
         }
         debug_assert!(job.lease.sub_blocks.start <= job.sub_blocks.start);
-        if let Err(error) = self.try_write(job) {
+        let written = match self.try_write(job) {
+            // Its disk is smaller than the budget, or others have filled it.
+            Err(error) if error.is_full() => self.give_way(job).and_then(|()| self.try_write(job)),
+            written => written,
+        };
+        if let Err(error) = written {
             let _ = self.problem.set(error);
         }
     }
 
+    fn give_way(&self, job: &Job) -> Result<(), TierError> {
+        let bytes = (job.sub_blocks.end - job.sub_blocks.start) * SUB_BLOCK_BYTES;
+        evict::give_way(&self.directory, &self.control, bytes + BLOCK_BYTES)
+    }
+
     fn try_write(&self, job: &Job) -> Result<(), TierError> {
         let geometry = self.object.geometry;
-        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = |error| TierError::system(self.directory.path(), "cannot write", error);
+        if self.object.is_removed().map_err(failed)? {
+            let error = io::ErrorKind::NotFound.into();
+            let what = "a file was removed while in use; open the device again";
+            return Err(TierError::system(self.directory.path(), what, error));
+        }
         let all = geometry.bytes_of(job.sub_blocks.clone());
-        if !evict::reserve(&self.directory, &control, all.end - all.start)? {
+        let all_bytes = all.end - all.start;
+        if !evict::reserve(&self.directory, &self.control, all_bytes)? {
             // All that is there is leased, or the budget is smaller than this.
             return Ok(());
         }
+        let before = self.object.allocated_bytes().map_err(failed)?;
         let mut at = job.sub_blocks.start;
         let mut bytes = Vec::with_capacity(WRITE_BYTES);
         while at < job.sub_blocks.end {
@@ -227,12 +298,16 @@ impl Core {
             for (_, piece) in job.body.parts(skip, (part.end - part.start) as usize) {
                 bytes.extend_from_slice(piece);
             }
-            self.object
-                .write(at..end, &bytes)
-                .map_err(|error| TierError::system(self.directory.path(), "cannot write", error))?;
+            self.object.write(at..end, &bytes).map_err(failed)?;
             at = end;
         }
-        Ok(())
+        let is_new = before <= size_of::<Header>() as u64;
+        let before = if is_new { 0 } else { before };
+        let grown = self.object.allocated_bytes().map_err(failed)?.saturating_sub(before);
+        match grown.saturating_sub(all_bytes) {
+            0 => Ok(()),
+            more => evict::note(&self.control, more),
+        }
     }
 }
 

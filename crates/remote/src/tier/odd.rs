@@ -1,0 +1,395 @@
+//! Odd objects, odd files in the directory, and odd moments.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::Path;
+use std::time::Duration;
+
+use aquifer_sys::lock::{LockKind, LockRange, try_lock, unlock};
+use zerocopy::IntoBytes;
+
+use super::crash::Object;
+use super::layout::{BLOCK_BYTES, COLD, Geometry, Header};
+use super::object::ObjectFile;
+use super::{OpenTier, Tier, TierError};
+use crate::buffers::Buffers;
+use crate::fetch::Body;
+
+fn one() -> Object {
+    Object::new("s3://bucket/one", "\"1\"", 300_001, 1)
+}
+
+fn path_of(tier: &Tier, object: &Object) -> std::path::PathBuf {
+    tier.path().join(object.name())
+}
+
+fn writable(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+fn all(object: &Object, open: &OpenTier) -> usize {
+    object.obtain(open, 0..object.bytes.len()).unwrap()
+}
+
+/// A tier in a directory that ends with the result.
+fn scratch() -> (tempfile::TempDir, Tier) {
+    let directory = tempfile::tempdir().unwrap();
+    let tier = Tier::open(directory.path().join("tier")).unwrap();
+    tier.set_budget_bytes(10 << 20).unwrap();
+    (directory, tier)
+}
+
+async fn zeros(range: std::ops::Range<u64>) -> Result<Body, ()> {
+    Ok(Body::of(vec![0; (range.end - range.start) as usize]))
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(work)
+}
+
+/// No work is proportional to the length of an object, only to what is there of it.
+#[test]
+fn huge_objects_cost_what_is_there_of_them() {
+    const LEN: u64 = 8 << 40;
+    let (_directory, tier) = scratch();
+    let open = OpenTier::open(&tier, "s3://bucket/huge", "\"1\"", LEN);
+    let open = match open {
+        Err(error) if error.to_string().contains("large") => {
+            println!("skipped: no such long files here: {error}");
+            return;
+        }
+        open => open.unwrap(),
+    };
+    let patience = Duration::from_secs(60);
+    run(open.obtain(LEN - 9000..LEN, patience, &Buffers::new(1 << 20), zeros)).unwrap();
+    drop(open);
+    let open = OpenTier::open(&tier, "s3://bucket/huge", "\"1\"", LEN).unwrap();
+    assert!(open.read(LEN - 9000, &mut [1; 9000]));
+    let info = tier.info().unwrap();
+    assert_eq!(info.objects[0].present_bytes, 12 << 10);
+    assert_eq!(tier.verify(|_, _| {}).unwrap().right_bytes, 12 << 10);
+    tier.drop_objects(|_| true).unwrap();
+    let info = tier.info().unwrap();
+    assert_eq!(info.objects[0].present_bytes, 0);
+    assert!(info.used_bytes <= 64 << 10, "{info:?}");
+    assert!(!open.read(LEN - 9000, &mut [1; 9000]));
+    tier.set_budget_bytes(0).unwrap();
+    drop(open);
+    tier.set_budget_bytes(0).unwrap();
+    assert_eq!(tier.info().unwrap().used_bytes, 0);
+}
+
+#[test]
+fn objects_that_no_file_can_hold_are_refused() {
+    let (_directory, tier) = scratch();
+    for len_bytes in [Geometry::LONGEST_BYTES + 1, u64::MAX / 2, u64::MAX] {
+        let opened = OpenTier::open(&tier, "s3://bucket/endless", "\"1\"", len_bytes);
+        let Err(TierError::System { source, .. }) = opened else { panic!("{len_bytes}") };
+        assert_eq!(source.kind(), io::ErrorKind::FileTooLarge);
+    }
+    assert!(tier.info().unwrap().objects.is_empty());
+}
+
+#[test]
+fn an_empty_object_is_an_object() {
+    let (_directory, tier) = scratch();
+    let object = Object { url: "s3://bucket/empty", etag: "\"1\"", bytes: vec![] };
+    let open = object.open(&tier).unwrap();
+    assert_eq!(all(&object, &open), 0);
+    assert!(open.read(0, &mut []));
+    assert!(!open.read(0, &mut [0]));
+    assert_eq!(tier.verify(|_, _| {}).unwrap().right_bytes, 0);
+    assert_eq!(tier.info().unwrap().objects[0].len_bytes, 0);
+    drop(open);
+    tier.set_budget_bytes(0).unwrap();
+    assert!(tier.info().unwrap().objects.is_empty());
+}
+
+/// Of another object or length, with a matching checksum.
+#[test]
+fn a_header_that_lies_is_written_again() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    drop(object.open(&tier).unwrap());
+    let lies = [
+        Header::new("s3://bucket/other", "\"1\"", 300_001),
+        Header::lying(object.url, object.etag, object.len(), 10),
+        Header::lying(object.url, object.etag, object.len(), 1 << 50),
+        Header::lying(object.url, object.etag, object.len(), u64::MAX),
+    ];
+    for lie in lies {
+        writable(&path_of(&tier, &object)).write_all_at(lie.as_bytes(), 0).unwrap();
+        tier.info().unwrap();
+        tier.verify(|_, _| {}).unwrap();
+        all(&object, &object.open(&tier).unwrap());
+        assert_eq!(all(&object, &object.open(&tier).unwrap()), 0);
+        assert_eq!(tier.info().unwrap().objects[0].len_bytes, object.len());
+    }
+}
+
+/// With states, proofs and data at the ends of what a header with a matching checksum may claim.
+#[test]
+fn a_hostile_file_is_evicted() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    for len_bytes in [0, 1, 1 << 30, 1 << 50] {
+        drop(object.open(&tier).unwrap());
+        let file = writable(&path_of(&tier, &object));
+        let lie = Header::lying(object.url, object.etag, object.len(), len_bytes);
+        file.write_all_at(lie.as_bytes(), 0).unwrap();
+        file.write_all_at(&[255; 20_000], 4096).unwrap();
+        let _ = file.write_all_at(&[COLD; 9], 1 << 43);
+        tier.info().unwrap();
+        tier.verify(|_, _| {}).unwrap();
+        tier.set_budget_bytes(0).unwrap();
+        assert_eq!(tier.info().unwrap().used_bytes, 0, "{len_bytes}");
+    }
+}
+
+#[test]
+fn a_damaged_header_separates_no_openers() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    let first = object.open(&tier).unwrap();
+    writable(&path_of(&tier, &object)).write_all_at(&[9; 4096], 0).unwrap();
+    let second = object.open(&tier).unwrap();
+    all(&object, &first);
+    drop(first);
+    assert_eq!(all(&object, &second), 0);
+    assert_eq!(tier.info().unwrap().objects.len(), 1);
+}
+
+/// An evictor must not take the name from an opener, which would then fill a file that no budget counts.
+#[test]
+fn a_damaged_file_is_removed_only_when_it_is_not_open() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    let open = object.open(&tier).unwrap();
+    writable(&path_of(&tier, &object)).write_all_at(&[9; 4096], 0).unwrap();
+    tier.set_budget_bytes(0).unwrap();
+    assert!(path_of(&tier, &object).exists());
+    drop(open);
+    tier.set_budget_bytes(0).unwrap();
+    assert!(!path_of(&tier, &object).exists());
+}
+
+#[test]
+fn a_directory_removed_while_in_use_is_a_problem_and_no_more() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    let open = object.open(&tier).unwrap();
+    object.obtain(&open, 0..100_000).unwrap();
+    drop(open);
+    let open = object.open(&tier).unwrap();
+    std::fs::remove_dir_all(tier.path()).unwrap();
+    assert!(all(&object, &open) > 0);
+    let again = Tier::open(tier.path()).unwrap();
+    let fresh = object.open(&again).unwrap();
+    assert_eq!(all(&object, &fresh), object.bytes.len());
+    // Written behind the obtaining.
+    while open.problem().is_none() {
+        std::thread::yield_now();
+    }
+    assert!(open.problem().unwrap().to_string().contains("removed while in use"));
+    assert!(all(&object, &open) > 0, "not written");
+    drop(fresh);
+    assert_eq!(all(&object, &object.open(&again).unwrap()), 0);
+}
+
+#[test]
+fn a_damaged_control_file_is_made_anew_in_use() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    let open = object.open(&tier).unwrap();
+    let control = writable(&tier.path().join("control"));
+    let default = tier.info().unwrap().budget_bytes;
+    // Budget and use, without the checksum; then nothing.
+    control.write_all_at(&[1; 16], 16).unwrap();
+    object.obtain(&open, 0..100_000).unwrap();
+    drop(open);
+    let budget = tier.info().unwrap().budget_bytes;
+    assert_ne!(budget, u64::from_ne_bytes([1; 8]));
+    assert!(budget > default, "a part of the disk");
+    control.set_len(0).unwrap();
+    let open = object.open(&tier).unwrap();
+    object.obtain(&open, 0..200_000).unwrap();
+    drop(open);
+    assert!(tier.info().unwrap().budget_bytes > default);
+    let open = object.open(&tier).unwrap();
+    assert_eq!(object.obtain(&open, 0..200_000).unwrap(), 0);
+}
+
+#[test]
+fn what_is_no_file_of_a_tier_is_left_alone() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    let strange = tier.path().join(format!("{}.object", "0".repeat(32)));
+    std::fs::DirBuilder::new().mode(0o700).create(&strange).unwrap();
+    std::fs::write(tier.path().join("notes.txt"), "mine").unwrap();
+    let path = tier.path().to_owned();
+    drop(tier);
+    let tier = Tier::open(path).unwrap();
+    all(&object, &object.open(&tier).unwrap());
+    tier.verify(|_, _| {}).unwrap();
+    tier.set_budget_bytes(0).unwrap();
+    assert!(strange.is_dir() && tier.path().join("notes.txt").is_file());
+    assert!(!path_of(&tier, &object).exists());
+}
+
+/// Their headers, states and proofs take more than their bytes.
+#[test]
+fn many_small_objects_keep_the_budget() {
+    const BUDGET: u64 = 400 << 10;
+    let (_directory, tier) = scratch();
+    tier.set_budget_bytes(BUDGET).unwrap();
+    for number in 0..150 {
+        let etag = format!("\"{number}\"").leak();
+        let object = Object::new("s3://bucket/small", etag, 100, number);
+        let open = object.open(&tier).unwrap();
+        assert_eq!(all(&object, &open), 100);
+        drop(open);
+        let used = tier.info().unwrap().used_bytes;
+        assert!(used <= BUDGET + (32 << 10), "{used} with {number}");
+    }
+    assert!(tier.info().unwrap().used_bytes > BUDGET / 2);
+}
+
+#[test]
+fn verification_is_no_use() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    let open = object.open(&tier).unwrap();
+    all(&object, &open);
+    drop(open);
+    let key = super::layout::Key::of(object.url, object.etag, object.len());
+    let file = ObjectFile::existing(&tier.directory, key).unwrap().unwrap();
+    let blocks = object.len().div_ceil(BLOCK_BYTES);
+    (0..blocks).for_each(|block| file.cool(block).unwrap());
+    tier.verify(|_, _| {}).unwrap();
+    let mut states = [0; 9];
+    assert_eq!(file.states(0, &mut states).unwrap(), 0..blocks);
+    assert_eq!(states[..blocks as usize], [COLD; 5]);
+}
+
+/// A process that is stopped while it evicts stops no reads of others.
+#[test]
+fn reads_go_on_while_nothing_can_be_written() {
+    const LEN: u64 = 16 << 20;
+    const PIECE: u64 = 1 << 20;
+    let (_directory, tier) = scratch();
+    let open = OpenTier::open(&tier, "s3://bucket/one", "\"1\"", LEN).unwrap();
+    let control = writable(&tier.path().join("control"));
+    assert!(try_lock(control.as_fd(), LockRange::byte(0), LockKind::Exclusive).unwrap());
+    let buffers = Buffers::new(8 << 20);
+    // As a request does.
+    let fetch = async |range: std::ops::Range<u64>| {
+        let _memory = buffers.take(range.end - range.start).await;
+        zeros(range).await
+    };
+    run(async {
+        for piece in 0..12 {
+            let range = piece * PIECE..(piece + 1) * PIECE;
+            let obtained = open.obtain(range, Duration::from_millis(50), &buffers, fetch);
+            tokio::time::timeout(Duration::from_secs(60), obtained).await.unwrap().unwrap();
+        }
+    });
+    assert!(open.problem().is_none());
+    // So that it is not written in the end.
+    std::fs::remove_dir_all(tier.path()).unwrap();
+    unlock(control.as_fd(), LockRange::WHOLE).unwrap();
+}
+
+#[test]
+fn open_files_end_with_their_users() {
+    let (directory, tier) = scratch();
+    let object = one();
+    let mine = || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap();
+        let files = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+        files.filter(|file| file.starts_with(directory.path())).count()
+    };
+    for _ in 0..5 {
+        let open = object.open(&tier).unwrap();
+        all(&object, &open);
+        tier.info().unwrap();
+        tier.verify(|_, _| {}).unwrap();
+        tier.set_budget_bytes(100_000).unwrap();
+        drop(open);
+        tier.drop_objects(|_| true).unwrap();
+        assert_eq!(mine(), 1, "the tier's own control file");
+    }
+    drop(tier);
+    assert_eq!(mine(), 0);
+}
+
+/// Devices that are opened one after another do not each read the whole directory again.
+#[test]
+fn an_open_tier_is_counted_once() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    all(&object, &object.open(&tier).unwrap());
+    let key = super::layout::Key::of(object.url, object.etag, object.len());
+    let file = ObjectFile::existing(&tier.directory, key).unwrap().unwrap();
+    let states = writable(&path_of(&tier, &object));
+    states.write_all_at(&[0; 5], Geometry::STATES_AT).unwrap();
+    let state = || {
+        let mut states = [9];
+        file.states(0, &mut states).unwrap();
+        states[0]
+    };
+    drop(object.open(&tier).unwrap());
+    assert_eq!(state(), 0);
+    let path = tier.path().to_owned();
+    drop(tier);
+    drop(Tier::open(path).unwrap());
+    assert_eq!(state(), COLD, "repaired by the first");
+}
+
+extern "C" fn nothing(_: libc::c_int) {}
+
+#[test]
+fn signals_end_no_waits() {
+    let (_directory, tier) = scratch();
+    let object = one();
+    drop(object.open(&tier).unwrap());
+    // SAFETY: all-zero is a valid action, with no flags.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as *const () as usize;
+    // SAFETY: the handler does nothing, and no other test of this crate uses the signal.
+    unsafe { libc::sigaction(libc::SIGWINCH, &raw const action, std::ptr::null_mut()) };
+    let held = [
+        // Changed, counted, and removed, for a moment.
+        (tier.path().join("control"), 0),
+        (tier.path().join("control"), 1),
+        (path_of(&tier, &object), 0),
+    ];
+    let path = tier.path().to_owned();
+    drop(tier);
+    for (file, byte) in held {
+        let file = writable(&file);
+        assert!(try_lock(file.as_fd(), LockRange::byte(byte), LockKind::Exclusive).unwrap());
+        let (says, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let (object, path) = (&object, &path);
+            let waiting = scope.spawn(move || {
+                // SAFETY: no preconditions.
+                says.send(unsafe { libc::pthread_self() }).unwrap();
+                let tier = Tier::open(path)?;
+                tier.set_budget_bytes(9 << 20)?;
+                object.open(&tier).map(drop).map_err(|error| panic!("{error}"))
+            });
+            let thread = told.recv().unwrap();
+            for _ in 0..50 {
+                // SAFETY: the thread is joined below.
+                unsafe { libc::pthread_kill(thread, libc::SIGWINCH) };
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            unlock(file.as_fd(), LockRange::WHOLE).unwrap();
+            let ended: Result<(), TierError> = waiting.join().unwrap();
+            ended.unwrap();
+        });
+    }
+}
