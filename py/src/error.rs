@@ -146,6 +146,7 @@ fn url_of(error: &RemoteError) -> Option<&str> {
         | RemoteError::BadAnswer { url, .. }
         | RemoteError::TimedOut { url, .. }
         | RemoteError::Unavailable { url, .. }
+        | RemoteError::Tier { url, .. }
         | RemoteError::Stopped { url }
         | RemoteError::System { url, .. } => Some(url),
         _ => None,

@@ -289,6 +289,7 @@ fn kind_of_remote(error: Cause<'_>) -> Option<ErrorKind> {
         RemoteError::Changed { .. }
         | RemoteError::BadAnswer { .. }
         | RemoteError::Unavailable { .. }
+        | RemoteError::Tier { .. }
         | RemoteError::Stopped { .. } => ErrorKind::Io,
         _ => return None,
     })

@@ -8,6 +8,7 @@
 //! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, keep, serve, publish, restore |
 //! | `object` | the objects of a pool |
 //! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `mkfifo`, `mknod`, `ln`, `stat`, `du`, `find` | the files of a pool |
+//! | `cache` | the local cache of objects in object stores: show, fill, verify, drop |
 //! | `mount`, `umount`, `run` | pools as file systems for every program |
 //! | `bench` | Aquifer compared with mmap, direct reads and user-space caches |
 //! | `completions` | completion scripts for shells |
@@ -20,6 +21,7 @@
 
 mod access;
 mod bench;
+mod cache;
 mod completions;
 mod doctor;
 mod files;
@@ -77,6 +79,8 @@ enum Command {
     Object(object::Args),
     #[command(flatten)]
     Files(files::Command),
+    /// Show, fill, verify and empty the cache of objects downloaded from object stores
+    Cache(cache::Args),
     /// Mount a pool as a file system for every program, or show which pools are mounted
     Mount(mount::Args),
     /// Unmount pools, and wait until they are closed
@@ -108,6 +112,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Pool(args) => pool::run(args),
         Command::Object(args) => object::run(args),
         Command::Files(command) => files::run(command),
+        Command::Cache(args) => cache::run(args),
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => mount::umount::run(args),
         Command::Run(args) => mount::run::run(args),

@@ -145,6 +145,14 @@ pub enum RemoteError {
         /// The HTTP status of the last answer, if there was one.
         status: Option<u16>,
     },
+    /// The device has no tier, or cannot write it.
+    #[error("{url}: the tier cannot be used: {problem}")]
+    Tier {
+        /// The URL.
+        url: String,
+        /// The reason.
+        problem: String,
+    },
     /// The device's thread does not answer.
     #[error("{url}: the thread that makes requests does not answer; open the device again")]
     Stopped {

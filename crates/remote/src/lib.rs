@@ -51,12 +51,14 @@ mod options;
 pub mod publish;
 pub mod store;
 mod tier;
+mod warm;
 
 pub use costs::RemoteStats;
 pub use error::RemoteError;
 pub use options::RemoteOptions;
 pub use store::RemoteStore;
 pub use tier::{Tier, TierError, TierInfo, TierObject, TierVerification};
+pub use warm::Warmed;
 
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -252,7 +252,7 @@ fn schedules() -> Vec<Schedule> {
             }
         }
     }
-    let mut random = aquifer_testkit::Rng::new(7);
+    let mut random = aquifer_testkit::rng::Rng::new(7);
     for _ in 0..3000 {
         let turns = (0..20).map(|_| 1 + random.below(6) as usize).collect();
         all.push(turns);

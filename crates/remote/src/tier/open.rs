@@ -46,8 +46,14 @@ struct Core {
 /// An object's version in a tier, open for a device.
 pub(crate) struct OpenTier {
     core: Arc<Core>,
-    jobs: Mutex<Option<Sender<Job>>>,
+    jobs: Mutex<Option<Sender<Work>>>,
     writer: Mutex<Option<Thread>>,
+}
+
+enum Work {
+    Write(Job),
+    /// Say when all before it is done.
+    Say(Sender<()>),
 }
 
 /// Sub-blocks to be written, under their lease.
@@ -106,11 +112,15 @@ impl OpenTier {
             waiting_bytes: AtomicU64::new(0),
             written: Notify::new(),
         });
-        let (sender, jobs) = mpsc::channel::<Job>();
+        let (sender, jobs) = mpsc::channel::<Work>();
         let writing = core.clone();
         let writer = thread::start(c"aquifer-tier", move || {
-            for job in jobs {
-                writing.write(&job);
+            for work in jobs {
+                match work {
+                    Work::Write(job) => writing.write(&job),
+                    // Without a receiver the caller has given up.
+                    Work::Say(done) => drop(done.send(())),
+                }
             }
         });
         let writer = writer
@@ -126,6 +136,22 @@ impl OpenTier {
     /// See [`ObjectFile::prefetch`].
     pub fn prefetch(&self, range: Range<u64>) -> bool {
         self.core.object.prefetch(range)
+    }
+
+    /// Whether a range seems to be there.
+    pub fn has(&self, range: Range<u64>) -> bool {
+        let object = &self.core.object;
+        object.present(object.geometry.touched(range)).into_iter().all(|is_present| is_present)
+    }
+
+    /// Waits until what was downloaded is written.
+    pub fn flush(&self) {
+        let (done, said) = mpsc::channel();
+        if let Some(jobs) = &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = jobs.send(Work::Say(done));
+        }
+        // Fails if the thread has panicked.
+        let _ = said.recv();
     }
 
     /// Why nothing is written any more, if that is so.
@@ -231,7 +257,7 @@ impl OpenTier {
         let Some(room) = room else { return };
         if let Some(jobs) = &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
             // Without a receiver the thread has panicked.
-            let _ = jobs.send(Job { sub_blocks, body, lease, _room: room });
+            let _ = jobs.send(Work::Write(Job { sub_blocks, body, lease, _room: room }));
         }
     }
 }

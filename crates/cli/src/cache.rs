@@ -1,0 +1,305 @@
+//! `aquifer cache`: the tier, the directory on a local disk in which remote devices keep what they download.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use aquifer::device::Device;
+use aquifer::remote::{Tier, TierObject};
+use aquifer_host::Bytes;
+use serde::Serialize;
+
+use crate::remote::RemoteArgs;
+use crate::{output, progress, remote};
+
+/// Arguments of `aquifer cache`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const WHERE: &str = "\
+The directory is that of --dir, or else $AQUIFER_TIER, $XDG_CACHE_HOME/aquifer/tier or ~/.cache/aquifer/tier. It is of mode 0700, and only \
+a copy: removing it loses downloads.";
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show what the cache holds and takes, or set its budget
+    #[command(after_help = format!("\
+Examples:
+  aquifer cache info
+  aquifer cache info --json
+  aquifer cache info --set-budget 200G      let all processes together keep so much
+
+{WHERE}"))]
+    Info(InfoArgs),
+    /// Download objects into the cache
+    #[command(after_help = format!("\
+Examples:
+  aquifer cache warm s3://bucket/rows.bin
+  aquifer cache warm s3://bucket/rows.bin --offset 1G --length 100M
+  aquifer cache warm https://example.com/data.npy --dir /mnt/nvme/tier
+
+What is there already is not downloaded again, nor is what another process is downloading. After Ctrl-C what has been written stays.
+
+{WHERE}
+
+{}", remote::HELP))]
+    Warm(WarmArgs),
+    /// Read all that the cache holds, and drop what a crash or the disk has damaged
+    #[command(after_help = format!("\
+Examples:
+  aquifer cache verify
+  aquifer cache verify --json
+
+Readers check what they read in any case; this makes room and finds a failing disk. It is no failure if something is dropped.
+
+{WHERE}"))]
+    Verify(VerifyArgs),
+    /// Drop objects from the cache
+    #[command(after_help = format!("\
+Examples:
+  aquifer cache drop s3://bucket/rows.bin   all its versions
+  aquifer cache drop s3://bucket/old/       all objects below
+  aquifer cache drop --all
+
+Programs that have them open go on, and download again what they need. What is being downloaded stays.
+
+{WHERE}"))]
+    Drop(DropArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct TierArgs {
+    /// Directory of the cache
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct InfoArgs {
+    /// First set how many bytes of the disk the cache may take; what exceeds it is dropped
+    #[arg(long, value_name = "BYTES")]
+    set_budget: Option<Bytes>,
+
+    #[command(flatten)]
+    tier: TierArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct WarmArgs {
+    /// Objects
+    #[arg(value_name = "URL", required = true)]
+    urls: Vec<String>,
+
+    /// First byte
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    offset: Bytes,
+
+    /// Number of bytes [default: to the end]
+    #[arg(long, value_name = "BYTES")]
+    length: Option<Bytes>,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
+
+    #[command(flatten)]
+    tier: TierArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct VerifyArgs {
+    #[command(flatten)]
+    tier: TierArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct DropArgs {
+    /// Objects, or what is below a URL that ends with a slash
+    #[arg(value_name = "URL", required_unless_present = "all")]
+    urls: Vec<String>,
+
+    /// Drop everything
+    #[arg(long, conflicts_with = "urls")]
+    all: bool,
+
+    #[command(flatten)]
+    tier: TierArgs,
+}
+
+/// Runs `aquifer cache`.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::Info(args) => info(args),
+        Command::Warm(args) => warm(args),
+        Command::Verify(args) => verify(&args.tier),
+        Command::Drop(args) => drop_objects(args),
+    }
+}
+
+impl TierArgs {
+    fn open(&self) -> Result<Tier> {
+        let path = self.dir.clone().or_else(Tier::default_path);
+        let path = path.context("no directory: give --dir, or set AQUIFER_TIER or HOME")?;
+        Ok(Tier::open(path)?)
+    }
+
+    /// Of commands that have nothing to do without one.
+    fn open_existing(&self) -> Result<Tier> {
+        let path = self.dir.clone().or_else(Tier::default_path);
+        if let Some(path) = path.filter(|path| !path.exists()) {
+            bail!("{}: there is no cache; `aquifer cache warm` makes one", path.display());
+        }
+        self.open()
+    }
+}
+
+#[derive(Serialize)]
+struct Info {
+    path: String,
+    budget_bytes: u64,
+    used_bytes: u64,
+    objects: Vec<Object>,
+}
+
+#[derive(Serialize)]
+struct Object {
+    url: String,
+    etag: String,
+    size_bytes: u64,
+    present_bytes: u64,
+    used_bytes: u64,
+}
+
+fn info(args: &InfoArgs) -> Result<()> {
+    let tier = match args.set_budget {
+        Some(_) => args.tier.open()?,
+        None => args.tier.open_existing()?,
+    };
+    if let Some(budget) = args.set_budget {
+        tier.set_budget_bytes(budget.0)?;
+    }
+    let info = tier.info()?;
+    let path = tier.path().display().to_string();
+    if args.tier.json {
+        let object = |object: TierObject| Object {
+            url: object.url,
+            etag: object.etag,
+            size_bytes: object.len_bytes,
+            present_bytes: object.present_bytes,
+            used_bytes: object.used_bytes,
+        };
+        let objects = info.objects.into_iter().map(object).collect();
+        let (budget_bytes, used_bytes) = (info.budget_bytes, info.used_bytes);
+        return output::print_json(&Info { path, budget_bytes, used_bytes, objects }, true);
+    }
+    let mut text = format!(
+        "{path}: {} of {} in use, {}\n",
+        Bytes(info.used_bytes),
+        Bytes(info.budget_bytes),
+        output::several(info.objects.len() as u64, "object")
+    );
+    let line = |object: &TierObject| {
+        let present = Bytes(object.present_bytes).to_string();
+        [present, format!("of {}", Bytes(object.len_bytes)), object.url.clone()]
+    };
+    let lines: Vec<_> = info.objects.iter().map(line).collect();
+    text.push_str(&output::columns(&lines));
+    output::print(&text)
+}
+
+#[derive(Serialize)]
+struct WarmedObject {
+    url: String,
+    present_bytes: u64,
+    downloaded_bytes: u64,
+    requests: u64,
+}
+
+fn warm(args: &WarmArgs) -> Result<()> {
+    let tier = args.tier.open()?;
+    let start = args.offset.0;
+    let end = args.length.map_or(u64::MAX, |length| start.saturating_add(length.0));
+    let mut report = vec![];
+    for url in &args.urls {
+        let device = args.remote.options().tier(&tier).open(url)?;
+        let bar = progress::Bytes::new("downloading");
+        let warmed = device.warm(start..end, |done, all| bar.at(done, all))?;
+        drop(bar);
+        let requests = device.stats().requests;
+        let (present_bytes, downloaded_bytes) = (warmed.present_bytes, warmed.downloaded_bytes);
+        if args.tier.json {
+            let url = device.name().to_owned();
+            report.push(WarmedObject { url, present_bytes, downloaded_bytes, requests });
+            continue;
+        }
+        output::print(&format!(
+            "{}: downloaded {} with {}; {} was there\n",
+            device.name(),
+            Bytes(downloaded_bytes),
+            output::several(requests, "request"),
+            Bytes(present_bytes),
+        ))?;
+    }
+    if args.tier.json {
+        #[derive(Serialize)]
+        struct Report {
+            objects: Vec<WarmedObject>,
+        }
+        return output::print_json(&Report { objects: report }, true);
+    }
+    Ok(())
+}
+
+fn verify(args: &TierArgs) -> Result<()> {
+    let tier = args.open_existing()?;
+    let bar = progress::Bytes::new("verifying");
+    let result = tier.verify(|done, all| bar.at(done, all))?;
+    drop(bar);
+    if args.json {
+        #[derive(Serialize)]
+        struct Report {
+            right_bytes: u64,
+            dropped_bytes: u64,
+        }
+        let (right_bytes, dropped_bytes) = (result.right_bytes, result.dropped_bytes);
+        return output::print_json(&Report { right_bytes, dropped_bytes }, true);
+    }
+    let (right, dropped) = (Bytes(result.right_bytes), Bytes(result.dropped_bytes));
+    output::print(&format!("{right} are right, {dropped} were damaged and are dropped\n"))
+}
+
+fn drop_objects(args: &DropArgs) -> Result<()> {
+    let tier = args.tier.open_existing()?;
+    let mut objects = 0u64;
+    let freed_bytes = tier.drop_objects(|object| {
+        let is_meant = args.all || args.urls.iter().any(|url| is_of(object, url));
+        objects += u64::from(is_meant);
+        is_meant
+    })?;
+    if objects == 0 && !args.all {
+        bail!("nothing of that is in the cache; `aquifer cache info` lists what is");
+    }
+    if args.tier.json {
+        #[derive(Serialize)]
+        struct Report {
+            objects: u64,
+            freed_bytes: u64,
+        }
+        return output::print_json(&Report { objects, freed_bytes }, true);
+    }
+    let objects = output::several(objects, "object");
+    output::print(&format!("dropped {objects}, {} are free\n", Bytes(freed_bytes)))
+}
+
+/// Whether a URL, without its query, names an object of the cache, or what it is below.
+fn is_of(object: &TierObject, url: &str) -> bool {
+    // After the URL may follow a query's hash, and the server.
+    let known = object.url.split(['?', ' ']).next().unwrap_or_default();
+    let wanted = url.split('?').next().unwrap_or_default();
+    known == wanted || (wanted.ends_with('/') && known.starts_with(wanted))
+}
