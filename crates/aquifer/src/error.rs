@@ -282,7 +282,9 @@ fn kind_of_remote(error: Cause<'_>) -> Option<ErrorKind> {
             ErrorKind::Unsupported
         }
         RemoteError::NotFound { .. } | RemoteError::NoBucket { .. } => ErrorKind::NotFound,
-        RemoteError::Denied { .. } => ErrorKind::PermissionDenied,
+        RemoteError::Denied { .. } | RemoteError::NoCredentials { .. } => {
+            ErrorKind::PermissionDenied
+        }
         RemoteError::Exists { .. } => ErrorKind::AlreadyExists,
         RemoteError::Cancelled { .. } => ErrorKind::Interrupted,
         RemoteError::TimedOut { .. } => ErrorKind::TimedOut,

@@ -97,6 +97,16 @@ pub enum RemoteError {
         /// 401 or 403.
         status: u16,
     },
+    /// The provider of [`RemoteOptions::credentials`](crate::RemoteOptions::credentials) supplied none that the store takes.
+    #[error("{url}: bytes {} to {}: {reason}", range.start, range.end)]
+    NoCredentials {
+        /// The URL.
+        url: String,
+        /// The bytes requested.
+        range: Range<u64>,
+        /// The failure, without the provider's own words.
+        reason: &'static str,
+    },
     /// The server answered a request for a range with the whole object.
     #[error(
         "{url}: bytes {} to {}: the server ignores ranges, and would send the whole object each time; download it \

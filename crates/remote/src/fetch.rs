@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use object_store::client::HttpErrorKind;
+use object_store::client::{HttpError, HttpErrorKind};
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio::sync::Semaphore;
 
 use crate::buffers::Buffers;
 use crate::connection::{Connector, Notes, Seen};
 use crate::costs::Costs;
+use crate::credentials::NoCredentials;
 use crate::location::{Location, Scheme};
 use crate::{RemoteError, RemoteOptions};
 
@@ -310,6 +311,9 @@ impl Fetcher {
         use object_store::Error;
         let url = self.location.shown.clone();
         let changed = |what| RemoteError::Changed { url: url.clone(), range: range.clone(), what };
+        if cause::<NoCredentials>(error).is_some() {
+            return unavailable(&self.location, range, error, seen, self.timeout);
+        }
         match (error, seen.status) {
             (Error::NotFound { .. }, _) => return RemoteError::NotFound { url, range },
             (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, status) => {
@@ -356,6 +360,9 @@ pub(crate) fn unavailable(
     timeout: Duration,
 ) -> RemoteError {
     let (url, status) = (location.shown.clone(), seen.status);
+    if let Some(&NoCredentials(reason)) = cause(error) {
+        return RemoteError::NoCredentials { url, range, reason };
+    }
     let reason = match (http_kind(error).or(seen.failure), status) {
         (Some(HttpErrorKind::Timeout), _) => {
             return RemoteError::TimedOut { url, range, timeout, status };
@@ -373,10 +380,15 @@ pub(crate) fn unavailable(
 
 /// The failure of the connection among the causes of an error.
 pub(crate) fn http_kind(error: &object_store::Error) -> Option<HttpErrorKind> {
+    cause(error).map(HttpError::kind)
+}
+
+/// The cause of a type among those of an error.
+fn cause<E: std::error::Error + 'static>(error: &object_store::Error) -> Option<&E> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
-        if let Some(http) = error.downcast_ref::<object_store::client::HttpError>() {
-            return Some(http.kind());
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
         }
         next = error.source();
     }

@@ -42,6 +42,7 @@ mod batch;
 mod buffers;
 mod connection;
 mod costs;
+mod credentials;
 mod engine;
 mod error;
 mod fetch;
@@ -54,6 +55,7 @@ mod tier;
 mod warm;
 
 pub use costs::RemoteStats;
+pub use credentials::Credentials;
 pub use error::RemoteError;
 pub use options::RemoteOptions;
 pub use store::RemoteStore;

@@ -14,6 +14,7 @@ use url::Url;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::connection::Connector;
+use crate::credentials::Kept;
 use crate::{RemoteError, RemoteOptions};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +228,10 @@ impl Location {
             let option = if options.anonymous { "anonymous" } else { "endpoint" };
             return Err(invalid(option, "only for s3://, gs:// and az://; leave it out"));
         }
+        if options.provider.is_some() && (!is_cloud || options.anonymous) {
+            let reason = "only for s3://, gs:// and az://, and not with `anonymous`; leave it out";
+            return Err(invalid("credentials", reason));
+        }
         let connector =
             Connector { retries: options.retries, timeout: options.timeout, ..connector };
         let retry = RetryConfig {
@@ -265,10 +270,13 @@ impl Location {
         }
         // As above, of the stores that sign.
         macro_rules! signing {
-            ($builder:expr, $key:ident, |$at:ident| $endpoint:ident($text:expr)) => {{
+            ($builder:expr, $key:ident, $kept:ident, |$at:ident| $endpoint:ident($text:expr)) => {{
                 let mut builder = configured!($builder, $key, $key::Client);
                 if options.anonymous {
                     builder = builder.with_skip_signature(true);
+                }
+                if let Some(provider) = &options.provider {
+                    builder = builder.with_credentials(Kept::$kept(provider));
                 }
                 if let Some($at) = &options.endpoint {
                     builder = builder.$endpoint($text);
@@ -290,7 +298,7 @@ impl Location {
         match self.scheme {
             Scheme::S3 => {
                 let builder = AmazonS3Builder::from_env().with_url(url);
-                let mut builder = signing!(builder, AmazonS3ConfigKey, |at| with_endpoint(at));
+                let mut builder = signing!(builder, AmazonS3ConfigKey, aws, |at| with_endpoint(at));
                 if let Some(region) = &options.region {
                     builder = builder.with_region(region);
                 }
@@ -298,12 +306,13 @@ impl Location {
             }
             Scheme::Gcs => {
                 let builder = GoogleCloudStorageBuilder::from_env().with_url(url);
-                let builder = signing!(builder, GoogleConfigKey, |at| with_base_url(at));
+                let builder = signing!(builder, GoogleConfigKey, gcp, |at| with_base_url(at));
                 built!(builder, GoogleConfigKey::BaseUrl)
             }
             Scheme::Azure => {
                 let builder = MicrosoftAzureBuilder::from_env().with_url(url);
-                let builder = signing!(builder, AzureConfigKey, |at| with_endpoint(at.clone()));
+                let builder =
+                    signing!(builder, AzureConfigKey, azure, |at| with_endpoint(at.clone()));
                 built!(builder, AzureConfigKey::AccountName, AzureConfigKey::Endpoint)
             }
             Scheme::Http => {

@@ -1,10 +1,12 @@
 //! How an object is opened.
 
+use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffers::SMALLEST_BUFFER_BYTES;
+use crate::credentials::{Credentials, Provider};
 use crate::store::Cancel;
 use crate::{RemoteDevice, RemoteError, RemoteStore, Tier};
 
@@ -23,7 +25,7 @@ const DEFAULT_PRICE_PER_MILLION: f64 = 0.4;
 /// How to open an object or a store; from [`RemoteDevice::options`].
 ///
 /// Credentials come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), from a web identity, or from the instance,
-/// in the way of the crate `object_store`. Its variable names are also the keys of [`RemoteOptions::config`].
+/// in the way of the crate `object_store`, or from a function of the caller. The crate's variable names are also the keys of [`RemoteOptions::config`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -54,6 +56,7 @@ pub struct RemoteOptions {
     pub(crate) buffer_bytes: usize,
     pub(crate) hedge: bool,
     pub(crate) cancel: Option<Cancel>,
+    pub(crate) provider: Option<Provider>,
 }
 
 impl Default for RemoteOptions {
@@ -75,6 +78,7 @@ impl Default for RemoteOptions {
             buffer_bytes: DEFAULT_BUFFER_BYTES,
             hedge: false,
             cancel: None,
+            provider: None,
         }
     }
 }
@@ -101,6 +105,35 @@ impl RemoteOptions {
     /// Sends requests to `s3://`, `gs://` and `az://` unsigned, for public objects.
     pub fn anonymous(mut self, anonymous: bool) -> Self {
         self.anonymous = anonymous;
+        self
+    }
+
+    /// Takes the credentials of an `s3://`, `gs://` or `az://` URL from a function, instead of from the environment: those of a
+    /// profile, a single sign-on, a vault. It is called before the first request, and again shortly before what it supplied
+    /// expires; while that is still good, a failure is no error.
+    ///
+    /// It runs in a thread of the device's runtime, never in a fault handler, in a forked child as well; requests wait for it
+    /// within their timeout. It must not read this device. What it says of a failure appears in no message.
+    ///
+    /// ```no_run
+    /// use std::time::{Duration, SystemTime};
+    /// use aquifer_remote::{Credentials, RemoteDevice};
+    ///
+    /// # fn sign_on() -> Result<(String, String, String), std::io::Error> { unimplemented!() }
+    /// let device = RemoteDevice::options()
+    ///     .credentials(|| {
+    ///         let (id, secret, token) = sign_on()?;
+    ///         let end = SystemTime::now() + Duration::from_secs(3600);
+    ///         Ok(Credentials::session_key(id, secret, token).expires(end))
+    ///     })
+    ///     .open("s3://bucket/rows.bin")?;
+    /// # Ok::<(), aquifer_remote::RemoteError>(())
+    /// ```
+    pub fn credentials<F>(mut self, provider: F) -> Self
+    where
+        F: Fn() -> Result<Credentials, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
+    {
+        self.provider = Some(Provider::new(provider));
         self
     }
 
@@ -213,6 +246,7 @@ impl fmt::Debug for RemoteOptions {
             .field("has_endpoint", &self.endpoint.is_some())
             .field("region", &self.region)
             .field("anonymous", &self.anonymous)
+            .field("has_credentials", &self.provider.is_some())
             .field("unversioned", &self.unversioned)
             .field("config", &keys)
             .field("timeout", &self.timeout)
