@@ -13,6 +13,7 @@
 //! * [`dirty`]: which pages of a private mapping were stored to.
 //! * [`ephemeral`]: addresses for short-lived mappings; [`ephemeral::stitched`]: pieces of a file in
 //!   them, as contiguous memory.
+//! * [`mailbox`]: reads that a fault handler posts, and another thread answers.
 //! * [`readahead`]: how far to read ahead of faults.
 //! * [`window`]: write windows, during which a thread can store to guarded memory.
 //! * [`worker`]: background threads, the bell that wakes them, and the end of their work.
@@ -28,6 +29,7 @@ pub mod file_mapping;
 pub mod fixed;
 pub mod fork;
 pub mod guard;
+pub mod mailbox;
 mod missed;
 pub mod readahead;
 pub mod router;

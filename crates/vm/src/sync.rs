@@ -6,9 +6,11 @@
 //! to them: a fence under loom, nothing otherwise.
 
 #[cfg(loom)]
-pub(crate) use modelled::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, wait, wake};
+pub(crate) use modelled::{
+    AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, UnsafeCell, wait, wake,
+};
 #[cfg(not(loom))]
-pub(crate) use real::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, wait, wake};
+pub(crate) use real::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, UnsafeCell, wait, wake};
 
 /// Belongs before a SeqCst load, or after a SeqCst store, whose place in the single order matters.
 #[inline(always)]
@@ -21,6 +23,23 @@ pub(crate) fn in_one_order() {
 mod real {
     pub(crate) use aquifer_sys::futex::{Mutex, wait, wake};
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+    /// The standard library's with the interface of loom's, which checks accesses for races.
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub fn new(value: T) -> UnsafeCell<T> {
+            UnsafeCell(std::cell::UnsafeCell::new(value))
+        }
+
+        pub fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+            read(self.0.get())
+        }
+
+        pub fn with_mut<R>(&self, change: impl FnOnce(*mut T) -> R) -> R {
+            change(self.0.get())
+        }
+    }
 }
 
 /// The futex for loom has no time-outs and no spurious wake-ups, so a lost wake-up ends the model
@@ -29,6 +48,7 @@ mod real {
 mod modelled {
     use std::time::Duration;
 
+    pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     use loom::sync::{Condvar, MutexGuard};
 
