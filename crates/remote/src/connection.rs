@@ -25,6 +25,8 @@ pub(crate) struct Seen {
     pub etag: Option<String>,
     /// The range and the total length that the last answer names.
     pub content_range: Option<(Range<u64>, u64)>,
+    /// Of the last answer's body.
+    pub content_length: Option<u64>,
     pub failure: Option<HttpErrorKind>,
     /// From the last attempt to its headers.
     pub latency: Duration,
@@ -91,6 +93,7 @@ impl HttpService for Counted {
                     seen.status = Some(answer.status().as_u16());
                     seen.etag = header("etag").map(str::to_owned);
                     seen.content_range = header("content-range").and_then(content_range);
+                    seen.content_length = header("content-length").and_then(|len| len.parse().ok());
                 }
             }
         }

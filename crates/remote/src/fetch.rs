@@ -399,9 +399,15 @@ pub(crate) fn seen(notes: &Notes) -> Seen {
     notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+/// Whether the answer to a request for the first byte is that of an empty object.
 fn is_empty(seen: &Seen) -> bool {
-    // Some servers leave out the length.
-    seen.status == Some(416) && seen.content_range.as_ref().is_none_or(|(_, total)| *total == 0)
+    match seen.status {
+        // Some servers leave out the length.
+        Some(416) => seen.content_range.as_ref().is_none_or(|(_, total)| *total == 0),
+        // nginx sends all of nothing.
+        Some(200) => seen.content_length == Some(0),
+        _ => false,
+    }
 }
 
 /// Counts a request while it lives, also if it is cancelled.
