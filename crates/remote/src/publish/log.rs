@@ -167,7 +167,13 @@ impl Depot {
         let mut needed = HashSet::new();
         for &position in &kept {
             let Some((_, snapshot)) = self.snapshot(position).await? else { return Ok(None) };
-            self.needed_by(&snapshot, &mut needed).await?;
+            match self.needed_by(&snapshot, &mut needed).await {
+                // The snapshot may have been removed meanwhile.
+                Err(PublishError::Missing { .. }) if self.view().await?.head != view.head => {
+                    return Ok(None);
+                }
+                read => read?,
+            }
         }
         // The store's clock, as of its newest entry: only differences of it count.
         let now = positions.iter().map(|(_, modified)| *modified).max().unwrap_or(0);
