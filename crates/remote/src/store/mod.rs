@@ -339,7 +339,9 @@ fn failure(
     let url = location.shown.clone();
     match (error, seen.status) {
         (Error::NotFound { .. }, _) | (_, Some(404)) => RemoteError::NotFound { url, range },
-        (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, status) => {
+        // Of a listing the library tells only that it failed.
+        (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, status)
+        | (_, status @ Some(401 | 403)) => {
             RemoteError::Denied { url, range, status: status.unwrap_or(403) }
         }
         (Error::AlreadyExists { .. } | Error::Precondition { .. }, _) | (_, Some(412)) => {

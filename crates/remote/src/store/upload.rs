@@ -278,13 +278,13 @@ async fn checked(
         // Some may write and not read. The server has confirmed the object.
         Err(RemoteError::Denied { .. }) => {}
         Err(error) => return Err(error),
-        Ok(found) if etag.is_some() && found.e_tag.is_some() && found.e_tag != etag => {
-            let what = "it was replaced as soon as it was written";
-            return Err(RemoteError::Changed { url: url(), range, what });
-        }
         Ok(found) if found.size != len_bytes => {
             let reason = "the object is not as long as what was written";
             return Err(RemoteError::BadAnswer { url: url(), range, reason });
+        }
+        Ok(found) if etag.is_some() && found.e_tag.is_some() && found.e_tag != etag => {
+            let what = "it was replaced as soon as it was written";
+            return Err(RemoteError::Changed { url: url(), range, what });
         }
         Ok(_) => {}
     }
