@@ -31,6 +31,25 @@ use aquifer_pool::PoolInfo;
 /// The content type of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// Of each counter of a device its name there and here, its meaning, and its unit's share of the unit here.
+const DEVICE_COUNTERS: [(&str, &str, &str, f64); 10] = [
+    ("requests", "device_requests", "Requests sent, also retries", 1.0),
+    ("ranges", "device_ranges", "Ranges requested, each with its retries", 1.0),
+    ("hedged_ranges", "device_hedged_ranges", "Ranges requested twice, being late", 1.0),
+    ("failed_ranges", "device_failed_ranges", "Ranges that could not be read", 1.0),
+    ("received_bytes", "device_received_bytes", "Bytes received", 1.0),
+    ("delivered_bytes", "device_delivered_bytes", "Bytes handed to the cache", 1.0),
+    ("tier_bytes", "device_tier_bytes", "Bytes handed to the cache from the local tier", 1.0),
+    ("cost_billionths", "device_cost", "Estimated cost, in the currency of the prices", 1e9),
+    ("latency_ns_now", "device_latency_seconds", "Time from a request to its answer", 1e9),
+    (
+        "bytes_per_second_now",
+        "device_rate_bytes",
+        "Bytes received per second while requests are under way",
+        1.0,
+    ),
+];
+
 /// The labels of a value: pairs of a name and a value. They must tell the values of one name apart:
 /// of two values with equal names and labels the later one counts.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
@@ -85,6 +104,28 @@ impl Metrics {
         {
             let labels = [labels, &[("quantile", quantile)]].concat();
             self.gauge("cache_fault_service_seconds", help, &labels, nanoseconds as f64 / 1e9);
+        }
+        self
+    }
+
+    /// Adds what a device counts itself: the values of [`Device::counters`](crate::Device::counters), such as those of a
+    /// remote device. Names that this version does not know are left out.
+    pub fn device<'a>(
+        &mut self,
+        labels: Labels<'_>,
+        counters: impl IntoIterator<Item = (&'a str, u64)>,
+    ) -> &mut Metrics {
+        for (counter, value) in counters {
+            let known = DEVICE_COUNTERS.iter().find(|known| known.0 == counter);
+            let Some(&(_, name, help, divisor)) = known else { continue };
+            match (counter.ends_with("_now"), divisor) {
+                (false, 1.0) => self.counter(name, help, labels, value),
+                (true, _) => self.gauge(name, help, labels, value as f64 / divisor),
+                (false, _) => {
+                    let value = (value as f64 / divisor).to_string();
+                    self.add(name, "counter", help, labels, value)
+                }
+            };
         }
         self
     }

@@ -62,6 +62,10 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         Store::dirty_pages(self)
     }
 
+    fn device_counters(&self) -> (String, Vec<(&'static str, u64)>) {
+        (self.device().name().to_owned(), self.device().counters())
+    }
+
     fn leave(&self) {
         // Relaxed: it only stops hints; detaching waits for actual users of the store.
         self.leaving.store(true, Ordering::Relaxed);

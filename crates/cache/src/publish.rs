@@ -12,11 +12,15 @@
 //! * It is removed when the cache is dropped. A killed process leaves its file behind. So the file
 //!   contains the start time of the process, which distinguishes it from a live process with the
 //!   same identifier, and the process namespace that the identifier belongs to.
+//! * What devices count themselves ([`Device::counters`](aquifer_device::Device::counters)) is listed by device; those of
+//!   equal names, and all beyond a certain length of the file, share an entry. Readers of this format skip keys that they
+//!   do not know.
 //! * The thread is dedicated: a directory on a slow disk must not delay the evictor. A failed write
 //!   is skipped; the next one follows a second later.
 //! * A directory that another user owns, or that other users can access, is refused: in `/tmp` any
 //!   user can create one of that name.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -37,6 +41,13 @@ pub const FORMAT: u32 = 1;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 const LONGEST_NAME: usize = 64;
+/// Most bytes of the list of devices: a reader takes no file beyond 64 KiB.
+const DEVICES_BYTES: usize = 32 << 10;
+/// The entry of devices beyond that.
+const OTHER_DEVICES: &str = "others";
+
+/// Names and values.
+type DeviceCounters = Vec<(&'static str, u64)>;
 
 /// The directories in which caches of this user may be published. A publisher uses the first one
 /// that is usable.
@@ -124,7 +135,7 @@ impl Publisher {
     /// # Errors
     /// [`CacheError::Publish`].
     pub fn write(&self, engine: &Engine) -> Result<()> {
-        let text = self.to_json(&engine.stats());
+        let text = self.to_json(&engine.stats(), engine.device_counters());
         let write = || {
             fs::write(&self.temporary, &text)?;
             fs::rename(&self.temporary, &self.path)
@@ -145,7 +156,7 @@ impl Publisher {
         self.bell.stop();
     }
 
-    fn to_json(&self, stats: &Stats) -> String {
+    fn to_json(&self, stats: &Stats, devices: Vec<(String, DeviceCounters)>) -> String {
         let page_bytes = stats.page_bytes;
         let command = fs::read_to_string("/proc/self/comm").unwrap_or_default();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -182,6 +193,7 @@ impl Publisher {
         text.push('}');
         push_histogram(&mut text, "fault_service_ns", &stats.fault_service_ns);
         push_histogram(&mut text, "write_back_bytes", &stats.write_back_bytes);
+        push_devices(&mut text, devices);
         text.push_str("}\n");
         text
     }
@@ -249,6 +261,48 @@ fn push_histogram(text: &mut String, name: &str, values: &HistogramSnapshot) {
     );
 }
 
+/// Appends the counters of devices, if there are any.
+fn push_devices(text: &mut String, devices: Vec<(String, DeviceCounters)>) {
+    let mut merged = BTreeMap::<String, BTreeMap<&str, u64>>::new();
+    for (name, counters) in devices {
+        let sums = merged.entry(name).or_default();
+        for (name, value) in counters {
+            let sum = sums.entry(name).or_default();
+            // Of values that rise and fall the last one counts.
+            *sum = if name.ends_with("_now") { value } else { sum.saturating_add(value) };
+        }
+    }
+    if merged.is_empty() {
+        return;
+    }
+    let mut others = BTreeMap::<&str, u64>::new();
+    let mut list = String::new();
+    for (name, counters) in merged {
+        let mut entry = String::new();
+        push_device(&mut entry, &name, &counters);
+        if list.len() + entry.len() <= DEVICES_BYTES {
+            list.push_str(&entry);
+            continue;
+        }
+        for (name, value) in counters.into_iter().filter(|(name, _)| !name.ends_with("_now")) {
+            let sum = others.entry(name).or_default();
+            *sum = sum.saturating_add(value);
+        }
+    }
+    if !others.is_empty() {
+        push_device(&mut list, OTHER_DEVICES, &others);
+    }
+    let _ = write!(text, ",\"devices\":[{}]", list.trim_end_matches(','));
+}
+
+fn push_device(list: &mut String, name: &str, counters: &BTreeMap<&str, u64>) {
+    list.push_str("{\"name\":");
+    push_string(list, name);
+    let counters: Vec<_> =
+        counters.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    let _ = write!(list, ",\"counters\":{{{}}}}},", counters.join(","));
+}
+
 /// Appends a JSON string.
 fn push_string(text: &mut String, value: &str) {
     text.push('"');
@@ -295,6 +349,26 @@ mod tests {
         let mut text = String::new();
         push_string(&mut text, "a\"b\\c\nd");
         assert_eq!(text, "\"a\\\"b\\\\c\\u000ad\"");
+    }
+
+    #[test]
+    fn devices_of_one_name_and_too_many_share_an_entry() {
+        let mut text = String::new();
+        push_devices(&mut text, vec![]);
+        assert_eq!(text, "");
+        let device = |name: &str, requests| {
+            (name.to_owned(), vec![("requests", requests), ("latency_ns_now", requests)])
+        };
+        push_devices(&mut text, vec![device("b\"", 1), device("a", 2), device("a", 3)]);
+        let expected = ",\"devices\":[{\"name\":\"a\",\"counters\":{\"latency_ns_now\":3,\"requests\":5}},\
+            {\"name\":\"b\\\"\",\"counters\":{\"latency_ns_now\":1,\"requests\":1}}]";
+        assert_eq!(text, expected);
+        text.clear();
+        let many = (0..2000).map(|number| device(&format!("s3://bucket/{number:04}"), u64::MAX));
+        push_devices(&mut text, many.chain([device(&"\u{1b}".repeat(20_000), 1)]).collect());
+        assert!(text.len() <= DEVICES_BYTES + 200, "{}", text.len());
+        let others = format!("{{\"name\":\"others\",\"counters\":{{\"requests\":{}}}}}]", u64::MAX);
+        assert!(text.ends_with(&others), "{text}");
     }
 
     #[test]

@@ -81,6 +81,11 @@ macro_rules! forward {
             $to.page_cache_file()
         }
     };
+    (@counters $self:ident $to:expr) => {
+        fn counters(&$self) -> Vec<(&'static str, u64)> {
+            $to.counters()
+        }
+    };
     (@access_path $self:ident $to:expr) => {
         fn access_path(&$self) -> String {
             $to.access_path()

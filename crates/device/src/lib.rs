@@ -172,6 +172,14 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
+    /// Returns what the device counts that a cache cannot, for `aquifer stat`: names that end with their unit, and values
+    /// since the device was opened. A name that ends with `_now` is of a value that rises and falls.
+    ///
+    /// A cache that is published asks about once a second, outside of faults: this may allocate.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Returns how the device is accessed, for reports: `"direct (io_uring)"`, `"buffered: …"`,
     /// `"memory"`.
     fn access_path(&self) -> String;
@@ -180,7 +188,7 @@ pub trait Device: Send + Sync + 'static {
 impl<D: Device + ?Sized> Device for Arc<D> {
     forward!(self => (**self);
         name, identity, len_bytes, alignment_bytes, is_writable, read_at, write_at,
-        writes_are_signal_safe, sync, run, queue_depth, claim_buffers, dax, page_cache_file, access_path);
+        writes_are_signal_safe, sync, run, queue_depth, claim_buffers, dax, page_cache_file, counters, access_path);
 }
 
 /// One transfer of a [`Batch`].

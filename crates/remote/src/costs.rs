@@ -52,6 +52,24 @@ pub struct RemoteStats {
     pub cost: f64,
 }
 
+impl RemoteStats {
+    /// The counts and estimates with their names, as [`Device::counters`](aquifer_device::Device::counters) returns them.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("requests", self.requests),
+            ("ranges", self.ranges),
+            ("hedged_ranges", self.hedged_ranges),
+            ("failed_ranges", self.failed_ranges),
+            ("received_bytes", self.received_bytes),
+            ("delivered_bytes", self.delivered_bytes),
+            ("tier_bytes", self.tier_bytes),
+            ("cost_billionths", (self.cost * 1e9) as u64),
+            ("latency_ns_now", u64::try_from(self.latency.as_nanos()).unwrap_or(u64::MAX)),
+            ("bytes_per_second_now", self.bytes_per_second),
+        ]
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Costs {
     in_flight: u64,

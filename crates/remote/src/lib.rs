@@ -315,6 +315,11 @@ impl Device for RemoteDevice {
         self.options.in_flight
     }
 
+    /// Those of [`RemoteStats::counters`].
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.stats().counters()
+    }
+
     fn access_path(&self) -> String {
         "remote (object_store)".to_owned()
     }

@@ -304,4 +304,11 @@ impl Engine {
         self.counters.fill(&mut stats);
         stats
     }
+
+    /// The names of the devices that count something themselves, and what they count.
+    pub fn device_counters(&self) -> Vec<(String, Vec<(&'static str, u64)>)> {
+        let stores = self.all_stores();
+        let counted = stores.iter().map(|store| store.device_counters());
+        counted.filter(|(_, counters)| !counters.is_empty()).collect()
+    }
 }

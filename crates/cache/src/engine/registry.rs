@@ -86,6 +86,9 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// The number of pages that are dirty now.
     fn dirty_pages(&self) -> u64;
 
+    /// The name of its device, and what that counts itself.
+    fn device_counters(&self) -> (String, Vec<(&'static str, u64)>);
+
     /// Stops prefetches: the store is about to be detached.
     fn leave(&self);
 }

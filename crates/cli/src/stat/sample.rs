@@ -54,6 +54,25 @@ pub struct Sample {
     pub fault_service_ns: Quantiles,
     /// Sizes of write-back transfers.
     pub write_back_bytes: Quantiles,
+    /// Devices that count something themselves. Missing if there are none, and in samples of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<Device>,
+}
+
+/// What a device counts itself.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Device {
+    /// Its name: the URL of a remote device.
+    pub name: String,
+    /// Values since it was opened; those of names that end with `_now` rise and fall.
+    pub counters: BTreeMap<String, u64>,
+}
+
+impl Device {
+    /// A counter; 0 if the device does not have it.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or(0)
+    }
 }
 
 /// A distribution.
@@ -163,11 +182,15 @@ fn read(path: &Path) -> Option<Sample> {
     let mut text = String::new();
     file.take(LARGEST_FILE_BYTES).read_to_string(&mut text).ok()?;
     let mut sample: Sample = serde_json::from_str(&text).ok()?;
-    for string in [&mut sample.name, &mut sample.command, &mut sample.policy] {
+    let names = sample.devices.iter_mut().map(|device| &mut device.name);
+    for string in names.chain([&mut sample.name, &mut sample.command, &mut sample.policy]) {
         string.retain(|c| !c.is_control());
     }
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    sample.counters.retain(|name, _| name.chars().all(is_plain));
+    let counters = sample.devices.iter_mut().map(|device| &mut device.counters);
+    for counters in counters.chain([&mut sample.counters]) {
+        counters.retain(|name, _| name.chars().all(is_plain));
+    }
     (sample.format == publish::FORMAT).then_some(sample)
 }
 
@@ -195,7 +218,24 @@ pub mod tests {
             counters: [("misses".to_owned(), 10)].into(),
             fault_service_ns: Quantiles { count: 10, p50: 5000, p99: 20_000, p999: 90_000 },
             write_back_bytes: Quantiles::default(),
+            devices: vec![],
         }
+    }
+
+    /// A remote device.
+    pub fn device() -> Device {
+        let counters = [
+            ("requests", 1200),
+            ("received_bytes", 3 << 20),
+            ("delivered_bytes", 2 << 20),
+            ("tier_bytes", 1 << 20),
+            ("failed_ranges", 1),
+            ("cost_billionths", 480_000),
+            ("latency_ns_now", 12_000_000),
+            ("bytes_per_second_now", 100 << 20),
+        ];
+        let counters = counters.map(|(name, value)| (name.to_owned(), value)).into();
+        Device { name: "s3://bucket/key".to_owned(), counters }
     }
 
     #[test]
@@ -225,10 +265,16 @@ pub mod tests {
         let mut sample = example();
         sample.command = "\u{1b}[2Jevil".to_owned();
         sample.counters.insert("evil 1\nother".to_owned(), 1);
+        let mut evil = device();
+        evil.name.push('\u{1b}');
+        evil.counters = [("requests".to_owned(), 1), ("\u{1b}".to_owned(), 1)].into();
+        sample.devices.push(evil);
         let text = serde_json::to_string(&sample).unwrap();
         fs::write(path("1-a.json"), &text).unwrap();
         let seen = read(&path("1-a.json")).unwrap();
         assert_eq!((&*seen.command, seen.counters.len()), ("[2Jevil", 1));
+        let [device] = &seen.devices[..] else { panic!("{seen:?}") };
+        assert_eq!((&*device.name, device.counters.len()), ("s3://bucket/key", 1));
         std::os::unix::fs::symlink(path("1-a.json"), path("2-a.json")).unwrap();
         assert!(read(&path("2-a.json")).is_none());
         fs::write(path("3-a.json"), text.replace("\"format\":1", "\"format\":99")).unwrap();

@@ -6,7 +6,7 @@ use aquifer::metrics::{CacheFigures, Metrics};
 use aquifer_host::Bytes;
 
 use super::Seen;
-use super::sample::Sample;
+use super::sample::{Device, Sample};
 use crate::output;
 
 /// A block for each cache, each followed by an empty line.
@@ -41,6 +41,11 @@ pub fn open_metrics(samples: &[Sample]) -> String {
                 fault_service_ns: [faults.p50, faults.p99, faults.p999],
             },
         );
+        for device in &sample.devices {
+            let labels = [&labels[..], &[("device", &*device.name)]].concat();
+            let counters = device.counters.iter();
+            metrics.device(&labels, counters.map(|(name, value)| (&**name, *value)));
+        }
     }
     metrics.to_string()
 }
@@ -95,6 +100,9 @@ fn block(seen: &Seen) -> String {
             ),
         ),
     ];
+    let lines = lines.into_iter().map(|(name, value)| [name.to_owned(), value]);
+    let devices = sample.devices.iter().map(|device| [device.name.clone(), device_line(device)]);
+    let lines: Vec<_> = lines.chain(devices).collect();
     let rates =
         if seen.rates_since_start { "rates since the start" } else { "rates since the last" };
     format!(
@@ -105,13 +113,36 @@ fn block(seen: &Seen) -> String {
         Bytes(sample.page_bytes),
         sample.policy,
         output::time(sample.uptime_ms as f64 * 1e6),
-        output::columns(&lines.map(|(name, value)| [name.to_owned(), value])),
+        output::columns(&lines),
     )
+}
+
+/// What a remote device has requested and received.
+fn device_line(device: &Device) -> String {
+    let bytes = |name: &str| Bytes(device.counter(name));
+    let mut line = format!(
+        "{} requests, {} received, {} delivered",
+        output::count(device.counter("requests")),
+        bytes("received_bytes"),
+        bytes("delivered_bytes"),
+    );
+    if device.counter("tier_bytes") > 0 {
+        let _ = write!(line, " ({} from the tier)", bytes("tier_bytes"));
+    }
+    let _ = write!(line, ", {} failed", output::count(device.counter("failed_ranges")));
+    // Several devices in one entry have no such values.
+    if device.counter("latency_ns_now") > 0 {
+        let latency = output::time(device.counter("latency_ns_now") as f64);
+        let _ = write!(line, ", {latency}, {}/s", bytes("bytes_per_second_now"));
+    }
+    let cost = device.counter("cost_billionths") as f64 / 1e9;
+    let _ = write!(line, ", cost about {cost:.6}");
+    line
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::tests::example;
+    use super::super::sample::tests::{device, example};
     use super::*;
 
     #[test]
@@ -138,6 +169,32 @@ mod tests {
         assert!(!text_of_hostile.contains("misses_total_total"), "{text_of_hostile}");
         assert!(text.contains("cache=\"odd \\\"\\n\""), "{text}");
         assert_eq!(open_metrics(&[]), "# EOF\n");
+    }
+
+    #[test]
+    fn remote_devices_have_lines_and_metrics() {
+        let sample = Sample { devices: vec![device(), Device::default()], ..example() };
+        let text = open_metrics(std::slice::from_ref(&sample));
+        for line in [
+            "# TYPE aquifer_device_requests counter",
+            "aquifer_device_requests_total{LABELS} 1200",
+            "aquifer_device_received_bytes_total{LABELS} 3145728",
+            "aquifer_device_cost_total{LABELS} 0.00048",
+            "aquifer_device_latency_seconds{LABELS} 0.012",
+            "aquifer_device_rate_bytes{LABELS} 104857600",
+        ] {
+            let (start, end) = line.split_once("{LABELS}").unwrap_or((line, ""));
+            let is_it = |there: &str| {
+                let labelled = end.is_empty() || there.contains("device=\"s3://bucket/key\"}");
+                there.starts_with(start) && there.ends_with(end) && labelled
+            };
+            assert!(text.lines().any(is_it), "{line} is missing in\n{text}");
+        }
+        let rates = sample.rates_since(None);
+        let text = caches(&[&Seen { sample, rates, rates_since_start: true }]);
+        let line = "1,200 requests, 3 MiB received, 2 MiB delivered (1 MiB from the tier), 1 failed, 12.0 ms, 100 MiB/s, \
+                    cost about 0.000480";
+        assert!(text.contains("s3://bucket/key") && text.contains(line), "{text}");
     }
 
     #[test]
