@@ -51,16 +51,19 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl RemoteArgs {
-    /// The options to open an object or a store with.
-    pub fn options(&self) -> RemoteOptions {
+    /// The options to open an object or a store with. A command may take URLs of several kinds: each gets those that it
+    /// knows.
+    pub fn options(&self, url: &str) -> RemoteOptions {
+        let scheme = url.split("://").next().unwrap_or_default().to_ascii_lowercase();
+        let is_cloud = ["s3", "gs", "az"].contains(&&*scheme);
         let mut options = RemoteOptions::default()
             .allow_http(self.allow_http)
-            .anonymous(self.anonymous)
+            .anonymous(self.anonymous && is_cloud)
             .unversioned(self.unversioned);
-        if let Some(endpoint) = &self.endpoint {
+        if let Some(endpoint) = self.endpoint.as_ref().filter(|_| is_cloud) {
             options = options.endpoint(endpoint);
         }
-        if let Some(region) = &self.region {
+        if let Some(region) = self.region.as_ref().filter(|_| scheme == "s3") {
             options = options.region(region);
         }
         match self.timeout {

@@ -143,7 +143,7 @@ fn cat_says_what_is_wrong() {
     let url = "s3://bucket/dir/object.bin";
     let refused = |answer: Answer, arguments: &[&str], parts: &[&str]| {
         server.plan(move |_| answer.clone());
-        fails(&server, &[&["cat", "--timeout", "20"], arguments].concat(), parts);
+        fails(&server, &[&["cat"], arguments].concat(), parts);
     };
     refused(Answer::Proper, &["s3://bucket/none"], &["s3://bucket/none", "no such object"]);
     refused(Answer::Proper, &["s3://bucket/dir/"], &["s3://bucket/dir", "no object", "get -r"]);
@@ -277,12 +277,14 @@ fn trees_keep_their_shape() {
     server.put("bucket/y/a/", vec![]);
 
     server.plan(|_| Answer::Proper);
+    server.latency(Duration::from_millis(5));
     let report = works(&server, &["get", "-r", "--json", "s3://bucket/y", &place.text("back")]);
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!((&report["files"], &report["directories"]), (&103.into(), &3.into()));
     // One listing for all, and objects are opened while others are copied.
     assert_eq!(asked(&server, "GET", "list-type=2"), 1);
     assert!(server.most_at_once() > 8, "{}", server.most_at_once());
+    server.latency(Duration::ZERO);
     let back = place.path("back");
     assert_eq!(names(&back.join("a")).len(), 101);
     assert_eq!(bytes(back.join("a/b/deep")), b"deep");
@@ -442,15 +444,14 @@ fn a_failed_download_leaves_nothing() {
     fs::write(&target, "old").unwrap();
     aquifer_pool(&pool);
     let entries = place.entries();
+    server.ignore_if_match();
+    let pooled = format!("{pool}:/target");
     for answer in [Answer::Status(403), Answer::Etag(Some("\"other\"")), Answer::Long(1)] {
-        server.ignore_if_match();
-        server.plan(move |number| if number < 4 { Answer::Proper } else { answer.clone() });
-        fails(&server, &["get", "s3://bucket/dir/object.bin", &target], &["object.bin"]);
-        fails(
-            &server,
-            &["put", "s3://bucket/dir/object.bin", &format!("{pool}:/target")],
-            &["object.bin"],
-        );
+        for (command, to) in [("get", &target), ("put", &pooled)] {
+            let answer = answer.clone();
+            server.plan(move |number| if number < 4 { Answer::Proper } else { answer.clone() });
+            fails(&server, &[command, "s3://bucket/dir/object.bin", to], &["object.bin"]);
+        }
     }
     assert_eq!(bytes(&target), b"old");
     assert_eq!(place.entries(), entries);

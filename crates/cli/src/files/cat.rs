@@ -126,7 +126,7 @@ fn print_object(
     buffer: &mut [u8],
 ) -> Result<()> {
     if !matches!(store, Some(open) if open.key_of(url)?.is_some()) {
-        *store = Some(args.remote.options().store(url)?);
+        *store = Some(args.remote.options(url).store(url)?);
     }
     let store = store.as_ref().expect("opened above");
     let (key, is_prefix) = store.key_of(url)?.expect("its own URL");
