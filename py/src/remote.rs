@@ -94,6 +94,8 @@ struct Options {
     retries: Option<usize>,
     in_flight: Option<usize>,
     largest_request_bytes: Option<usize>,
+    buffer_bytes: Option<usize>,
+    hedge: Option<bool>,
     prices: Option<(f64, f64)>,
     tier: Option<Py<NativeTier>>,
     config: Vec<(String, String)>,
@@ -112,7 +114,7 @@ impl Options {
     fn chosen(self) -> RemoteOptions {
         let mut options = RemoteDevice::options();
         given!(options, self, endpoint, region, allow_http, anonymous, unversioned);
-        given!(options, self, retries, in_flight, largest_request_bytes);
+        given!(options, self, retries, in_flight, largest_request_bytes, buffer_bytes, hedge);
         if let Some(seconds) = self.timeout {
             // One that is no duration is as long as possible: Python has refused what is not positive.
             let timeout = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
@@ -158,6 +160,7 @@ impl RemoteObject {
         let RemoteStats {
             requests,
             ranges,
+            hedged_ranges,
             failed_ranges,
             received_bytes,
             delivered_bytes,
@@ -171,6 +174,7 @@ impl RemoteObject {
         for (name, value) in [
             ("requests", requests),
             ("ranges", ranges),
+            ("hedged_ranges", hedged_ranges),
             ("failed_ranges", failed_ranges),
             ("received_bytes", received_bytes),
             ("delivered_bytes", delivered_bytes),

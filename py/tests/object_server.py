@@ -1,6 +1,6 @@
 """A server of objects on the loopback address, for tests: ranges, ETags, `If-Match`, and faults. It counts what it sends.
 
-Its answers to GET and HEAD are those of an HTTP server, and of S3 with the bucket in the path; it lists nothing.
+Its answers to GET and HEAD are those of an HTTP server, and of S3 with the bucket in the path. It lists as S3 does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import threading
 from collections import Counter
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
+from xml.sax.saxutils import escape
 
 
 class ObjectServer:
@@ -24,6 +25,10 @@ class ObjectServer:
         self.statuses: dict[str, int] = {}
         # Requests for these wait until the event is set.
         self.held: dict[str, threading.Event] = {}
+        # Requests after this many wait until `released` is set.
+        self.hold_after: int | None = None
+        self.released = threading.Event()
+        self._count = 0
         # Without ETags.
         self.unversioned = False
         self.headers: list[dict[str, str]] = []
@@ -50,6 +55,25 @@ class ObjectServer:
 
     def etag(self, path: str) -> str:
         return f'"{hashlib.md5(self.objects[path]).hexdigest()}"'
+
+    def wait(self, path: str) -> bool:
+        """Whether a request is to be answered."""
+        with self._lock:
+            self._count += 1
+            is_late = self.hold_after is not None and self._count > self.hold_after
+        event = self.held.get(path)
+        return (event is None or event.wait(60)) and (not is_late or self.released.wait(60))
+
+    def hold(self, after: int) -> None:
+        """Lets so many requests pass, and holds those that come then until `released` is set."""
+        with self._lock:
+            self.released.clear()
+            self._count, self.hold_after = 0, after
+
+    @property
+    def is_holding(self) -> bool:
+        with self._lock:
+            return self.hold_after is not None and self._count > self.hold_after
 
     def note(self, headers: dict[str, str], path: str, first: int, last: int) -> None:
         with self._lock:
@@ -80,7 +104,7 @@ class ObjectServer:
             self.headers.clear()
 
     def close(self) -> None:
-        for event in self.held.values():
+        for event in [*self.held.values(), self.released]:
             event.set()
         self._http.shutdown()
         self._http.server_close()
@@ -118,9 +142,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         server, path = self.owner, unquote(self.path.lstrip("/").split("?")[0])
-        event = server.held.get(path)
-        if event is not None and not event.wait(60):
+        if not server.wait(path):
             return
+        query = parse_qs(self.path.partition("?")[2])
+        if "list-type" in query:
+            return self._list(path.strip("/"), query)
         content = server.objects.get(path)
         status = server.statuses.get(path, 404 if content is None else 200)
         if status != 200 or content is None:
@@ -147,6 +173,33 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if with_body:
             server.note({name.lower(): value for name, value in self.headers.items()}, path, first, last)
             self.wfile.write(content[first : last + 1])
+
+    def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
+        prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
+        found, folders = [], set()
+        for path, content in sorted(self.owner.objects.items()):
+            of_bucket, key = path.split("/", 1)
+            if of_bucket != bucket or not key.startswith(prefix):
+                continue
+            folder, has_more, _ = key[len(prefix) :].partition(delimiter or "\0")
+            if has_more:
+                folders.add(prefix + folder + delimiter)
+                continue
+            found.append(
+                f"<Contents><Key>{escape(key)}</Key><Size>{len(content)}</Size><ETag>{escape(self.owner.etag(path))}</ETag>"
+                "<LastModified>2026-01-01T00:00:00.000Z</LastModified><StorageClass>STANDARD</StorageClass></Contents>"
+            )
+        found += [f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders)]
+        count = f"<KeyCount>{len(found)}</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>"
+        body = (
+            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix>{count}{''.join(found)}</ListBucketResult>"
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def _refuse(self, status: int) -> None:
         self.send_response(status)

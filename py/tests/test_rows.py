@@ -70,6 +70,13 @@ def test_prefetched_rows_come(rows: aquifer.Rows) -> None:
         rows.prefetch([4096])
 
 
+def test_indices_lie_anywhere(rows: aquifer.Rows, table: Table, path: str) -> None:
+    wanted = np.frombuffer(b"x" + np.array([7, -1], np.int64).tobytes(), np.int64, offset=1)
+    assert not wanted.flags.aligned and (rows.take(wanted) == table[[7, -1]]).all()
+    array = aquifer.memmap(path, np.int64, "r", shape=table.shape)
+    assert (array.take(wanted) == table[[7, -1]]).all() and (array[wanted] == table[[7, -1]]).all()
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not condition():

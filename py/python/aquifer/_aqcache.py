@@ -49,7 +49,9 @@ _ONLY_THEIRS = frozenset(
     "token version_aware".split()
 )
 # Files that stay open, with their pages, for the next time.
-_MOST_OPEN = 64
+_MOST_OPEN = 16
+# Of each file, for answers under way; the cache takes it off its budget.
+_FILE_BUFFER_BYTES = 16 << 20
 _MOST_THREADS = 16
 _BUFFER_BYTES = 64 << 10
 # How far a file that is read in order is read ahead of.
@@ -265,8 +267,8 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         self.target_options = dict(target_options or {})
         self.check_files = check_files
         self.fs = fs if fs is not None else fsspec.filesystem(target_protocol, **self.target_options)
-        given = {**_translated(target_protocol, self.target_options), **(storage_options or {})}
-        self._given = given
+        translated = _translated(target_protocol, self.target_options)
+        self._given = {"buffer_bytes": _FILE_BUFFER_BYTES, **translated, **(storage_options or {})}
         self._budget = budget
         self._tier = tier
         self._cache: Cache | None = None
@@ -426,7 +428,11 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return results
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:
-        paths = self.expand_path(path, recursive=recursive)
+        if recursive:
+            given = path if isinstance(path, list) else [path]
+            paths = sorted({found for one in given for found in self.find(one)})
+        else:
+            paths = self.expand_path(path)
         if len(paths) == 1 and not isinstance(path, list) and paths[0] == self._stripped(path):
             return self.cat_file(paths[0], **options)
         found = self.cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return")

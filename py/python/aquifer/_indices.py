@@ -11,7 +11,7 @@ Indices = npt.ArrayLike
 
 
 def row_numbers(indices: Indices) -> npt.NDArray[np.int64]:
-    """Integers of any shape, as contiguous numbers. They are not compared with a number of rows here."""
+    """Integers of any shape, as contiguous and aligned numbers. They are not compared with a number of rows here."""
     rows = np.asarray(indices)
     if rows.size == 0:
         rows = rows.astype(np.int64)
@@ -20,7 +20,8 @@ def row_numbers(indices: Indices) -> npt.NDArray[np.int64]:
     # Unsigned numbers beyond would wrap to rows that exist.
     if rows.dtype == np.uint64 and rows.size and int(rows.max()) > np.iinfo(np.int64).max:
         raise IndexError(f"index {rows.max()} is out of bounds")
-    return np.ascontiguousarray(rows, dtype=np.int64).reshape(rows.shape)
+    # An array that another process has sent may lie anywhere.
+    return np.require(rows, np.int64, ["C", "A"]).reshape(rows.shape)
 
 
 def target_of(

@@ -190,7 +190,8 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         EFAULT (`tofile`, `os.write` and `readinto` on this memory; a copy is safe). Objects of a URL are always served so.
     storage_options:
         For a URL: a dictionary with `endpoint`, `region`, `allow_http`, `anonymous`, `unversioned`, `timeout` in seconds,
-        `retries`, `in_flight`, `largest_request_bytes`, `prices` (of a million requests and of a GiB), and configuration keys
+        `retries`, `in_flight`, `largest_request_bytes`, `buffer_bytes`, `hedge`, `prices` (of a million requests and of a GiB),
+        and configuration keys
         of the store such as `aws_access_key_id`; also by the names that s3fs and adlfs have for them. Without credentials
         those of the environment, or of the machine, are used.
 
@@ -321,8 +322,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         begin = offset if is_view else 0
         kind: type[memmap] = cls
         if remote is not None:
-            from ._remote_array import RemoteArray
+            from ._remote_array import RemoteArray, register_with_dask
 
+            register_with_dask()
             kind = RemoteArray
             region = _native.Region.open_remote(cache._native, remote.native)
         else:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from . import _native
@@ -40,10 +41,13 @@ _PLAIN = frozenset(
         "retries",
         "in_flight",
         "largest_request_bytes",
+        "buffer_bytes",
+        "hedge",
         "prices",
     ]
 )
-_FLAGS = frozenset(["allow_http", "anonymous", "unversioned"])
+_FLAGS = frozenset(["allow_http", "anonymous", "unversioned", "hedge"])
+_SIZES = frozenset(["largest_request_bytes", "buffer_bytes"])
 # What file systems of fsspec (s3fs, gcsfs, adlfs) call the same.
 _SYNONYMS = {
     "s3": {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"},
@@ -92,6 +96,8 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
             options["allow_http"] = options["allow_http"] or not value
         elif name in _FLAGS:
             options[name] = bool(value)
+        elif name in _SIZES:
+            options[name] = bytes_of(value)
         elif name in _PLAIN:
             options[name] = value
         elif isinstance(value, (str, int, float)):
@@ -106,8 +112,6 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
         options["timeout"] = float(options["timeout"])
         if not options["timeout"] > 0:
             raise _invalid(url, f"a timeout of {options['timeout']} seconds; it is a number of seconds above 0")
-    if options["largest_request_bytes"] is not None:
-        options["largest_request_bytes"] = bytes_of(options["largest_request_bytes"])
     if options["prices"] is not None:
         per_million, per_gib = options["prices"]
         options["prices"] = float(per_million), float(per_gib)
@@ -118,7 +122,7 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
 class Remote:
     """An open object, shared by the arrays and rows of it in this process."""
 
-    __slots__ = ("__weakref__", "native", "options", "tier", "url", "version")
+    __slots__ = ("__weakref__", "native", "options", "tier", "token", "url", "version")
 
     def __init__(self, url: str, options: dict[str, Any], tier: TierArgument) -> None:
         self.url = url
@@ -127,6 +131,9 @@ class Remote:
         own = tier_of(tier)
         self.native = _native.RemoteObject.open(url, {**options, "tier": None if own is None else own._native})
         self.version: Version = self.native.version
+        # What tells its content from that of others, without secrets.
+        unknown = uuid4().hex if self.version[0] is None else None
+        self.token = ("aquifer", self.native.url, options["endpoint"], *self.version, unknown)
 
     @property
     def shown(self) -> str:

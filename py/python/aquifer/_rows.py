@@ -258,6 +258,15 @@ class Rows:
     ) -> None:
         self.close()
 
+    def __dask_tokenize__(self) -> Any:
+        """What Dask names tasks by, instead of a pickle."""
+        if self._remote is not None:
+            token: tuple[object, ...] = self._remote.token
+        else:
+            status = os.stat(self._filename)
+            token = self._filename, status.st_ino, status.st_mtime_ns, status.st_size
+        return (*token, str(self._dtype), self._row_shape, self._offset)
+
     def __reduce__(self) -> Any:
         self._open()
         if self._remote is not None:

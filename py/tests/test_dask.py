@@ -1,0 +1,163 @@
+"""Dask over objects of a server: a cluster of worker processes on the loopback address, two of them on each of two "nodes", which are
+two directories of a tier."""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aquifer
+from object_server import ObjectServer
+
+dask = pytest.importorskip("dask", reason="dask is not installed: python3 -m pip install 'dask[array,dataframe]' distributed")
+distributed = pytest.importorskip("distributed", reason="distributed is not installed: python3 -m pip install distributed")
+
+import dask.array
+
+SHAPE = (8192, 64)
+CONTENT = np.arange(SHAPE[0] * SHAPE[1], dtype=np.int64).reshape(SHAPE)
+KEY = "bucket/table.bin"
+NODES = 2
+TIMEOUT = 120
+# What a process asks for to open an object, and two processes at most for the same block when one of them is killed.
+OPENINGS = 1000
+
+
+@pytest.fixture(scope="module")
+def tiers(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
+    return [tmp_path_factory.mktemp("tier") / str(node) for node in range(NODES)]
+
+
+@pytest.fixture(scope="module")
+def client(tiers: list[pathlib.Path]) -> Iterator[Any]:
+    """Two worker processes on each node."""
+    loopback = {"host": "127.0.0.1"}
+    workers = {
+        f"{node}-{number}": {
+            "cls": distributed.Nanny,
+            "options": {"nthreads": 1, "env": {"AQUIFER_TIER": str(tier)}, "dashboard_address": None, **loopback},
+        }
+        for node, tier in enumerate(tiers)
+        for number in range(2)
+    }
+    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard_address": None, "port": 0, **loopback}}
+    settings = {"distributed.scheduler.allowed-failures": 10, "distributed.comm.timeouts.connect": f"{TIMEOUT}s"}
+    processes: dict[str, int] = {}
+    with dask.config.set(settings):
+        try:
+            with distributed.SpecCluster(workers, scheduler) as cluster, distributed.Client(cluster) as client:
+                client.wait_for_workers(len(workers), timeout=TIMEOUT)
+                processes = client.run(os.getpid)
+                yield client
+        finally:
+            for process in processes.values():
+                # The nannies have ended them, unless something failed.
+                try:
+                    os.kill(process, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+
+@pytest.fixture
+def server() -> Iterator[ObjectServer]:
+    with ObjectServer() as server:
+        yield server
+
+
+def open_table(server: ObjectServer) -> aquifer.memmap:
+    # Of another length and ETag each time, so that no test finds what another has downloaded.
+    return aquifer.memmap(server.put(KEY, CONTENT.tobytes() + os.urandom(8)), np.int64, shape=SHAPE, budget="64MiB")
+
+
+def check_downloads(server: ObjectServer, path: str = KEY) -> None:
+    """Each block was downloaded once for each node."""
+    assert server.most_sent(path, 4096) <= NODES
+    assert server.sent_bytes(path) <= NODES * len(server.objects[path]) + OPENINGS
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_an_array_in_blocks(client: Any, server: ObjectServer) -> None:
+    table = open_table(server)
+    array = dask.array.from_array(table, chunks=(512, 64))
+    assert array.name == dask.array.from_array(table, chunks=(512, 64)).name
+    assert server.sent_bytes(KEY) < OPENINGS, "what this process names the array by is not a hash of it"
+    assert (client.compute(array.sum(axis=1)).result(TIMEOUT) == CONTENT.sum(axis=1)).all()
+    doubled = array.map_blocks(lambda block: block * 2, dtype=np.int64)
+    assert client.compute(doubled.sum()).result(TIMEOUT) == 2 * CONTENT.sum()
+    assert (client.compute(array[[5, 8000, 3]]).result(TIMEOUT) == CONTENT[[5, 8000, 3]]).all()
+    check_downloads(server)
+
+
+def test_rows_in_tasks(client: Any, server: ObjectServer) -> None:
+    table = open_table(server)
+    rows = aquifer.Rows(table.filename or "", np.int64, 64, budget="16MiB")
+    assert (client.compute(dask.array.from_array(rows, chunks=(1024, 64)).max()).result(TIMEOUT)) == CONTENT.max()
+    wanted = np.random.default_rng(1).integers(0, SHAPE[0], (16, 256))
+    found = client.gather(client.map(lambda batch, of: of.take(batch).sum(), list(wanted), of=rows))
+    assert found == [CONTENT[batch].sum() for batch in wanted]
+    check_downloads(server)
+
+
+def test_a_worker_is_killed(client: Any, server: ObjectServer) -> None:
+    table = open_table(server)
+    server.hold(after=12)
+
+    def total(start: int, of: aquifer.memmap) -> tuple[int, int]:
+        return os.getpid(), int(of.take(np.arange(start, start + 128)).sum())
+
+    starts = range(0, SHAPE[0], 128)
+    futures = client.map(total, list(starts), of=table)
+    # All workers wait for the server by then, or have nothing to do.
+    wait_until(lambda: server.is_holding)
+    before = client.run(os.getpid)
+    killed = next(iter(before.values()))
+    os.kill(killed, signal.SIGKILL)
+    server.released.set()
+    found = client.gather(futures)
+    assert [sum_of for _, sum_of in found] == [CONTENT[start : start + 128].sum() for start in starts]
+    # What the killed worker had asked for was downloaded by another one of its node.
+    assert server.most_sent(KEY, 4096) <= NODES + 1
+    client.wait_for_workers(len(before), timeout=TIMEOUT)
+    assert killed not in client.run(os.getpid).values()
+
+
+def test_another_version_is_refused(client: Any, server: ObjectServer) -> None:
+    table = open_table(server)
+    server.put(KEY, CONTENT[::-1].tobytes())
+    future = client.submit(lambda of: of.sum(), table)
+    with pytest.raises(Exception, match="has changed since it was pickled"):
+        future.result(TIMEOUT)
+
+
+def test_a_table_of_parquet(client: Any, server: ObjectServer) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed: python3 -m pip install pandas")
+    for name in ("pyarrow", "s3fs"):
+        pytest.importorskip(name, reason=f"{name} is not installed: python3 -m pip install {name}")
+    import dask.dataframe
+
+    table = pandas.DataFrame({"key": np.arange(100_000) % 7, "value": np.random.default_rng(1).random(100_000)})
+    for part in range(4):
+        content = io.BytesIO()
+        table[part::4].to_parquet(content, row_group_size=5000)
+        server.put(f"bucket/table/{part}.parquet", content.getvalue())
+    options = {"s3": {"anon": True, "endpoint_url": server.endpoint, "client_kwargs": {"region_name": "us-east-1"}}}
+    frame = dask.dataframe.read_parquet("aqcache::s3://bucket/table/*.parquet", storage_options=options)
+    found = client.compute(frame.groupby("key").value.sum()).result(TIMEOUT)
+    assert np.allclose(found.sort_index(), table.groupby("key").value.sum())
+    for part in range(4):
+        # This process has no tier, and reads the footers.
+        assert server.most_sent(f"bucket/table/{part}.parquet", 4096) <= NODES + 1
