@@ -22,11 +22,13 @@ distributed = pytest.importorskip("distributed", reason="distributed is not inst
 
 import dask.array
 
+from aquifer.dask import from_array
+
 SHAPE = (8192, 64)
 CONTENT = np.arange(SHAPE[0] * SHAPE[1], dtype=np.int64).reshape(SHAPE)
 KEY = "bucket/table.bin"
 NODES = 2
-TIMEOUT = 120
+TIMEOUT = 60
 # What a process asks for to open an object, and two processes at most for the same block when one of them is killed.
 OPENINGS = 1000
 
@@ -92,8 +94,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_an_array_in_blocks(client: Any, server: ObjectServer) -> None:
     table = open_table(server)
-    array = dask.array.from_array(table, chunks=(512, 64))
-    assert array.name == dask.array.from_array(table, chunks=(512, 64)).name
+    array = from_array(table, chunks=(512, 64))
+    assert array.name == from_array(table, chunks=(512, 64)).name
     assert server.sent_bytes(KEY) < OPENINGS, "what this process names the array by is not a hash of it"
     assert (client.compute(array.sum(axis=1)).result(TIMEOUT) == CONTENT.sum(axis=1)).all()
     doubled = array.map_blocks(lambda block: block * 2, dtype=np.int64)
@@ -107,7 +109,7 @@ def test_rows_in_tasks(client: Any, server: ObjectServer) -> None:
     rows = aquifer.Rows(table.filename or "", np.int64, 64, budget="16MiB")
     assert (client.compute(dask.array.from_array(rows, chunks=(1024, 64)).max()).result(TIMEOUT)) == CONTENT.max()
     wanted = np.random.default_rng(1).integers(0, SHAPE[0], (16, 256))
-    found = client.gather(client.map(lambda batch, of: of.take(batch).sum(), list(wanted), of=rows))
+    found = client.gather(client.map(lambda batch, of: of.take(batch).sum(), list(wanted), [rows] * len(wanted)))
     assert found == [CONTENT[batch].sum() for batch in wanted]
     check_downloads(server)
 
@@ -120,7 +122,7 @@ def test_a_worker_is_killed(client: Any, server: ObjectServer) -> None:
         return os.getpid(), int(of.take(np.arange(start, start + 128)).sum())
 
     starts = range(0, SHAPE[0], 128)
-    futures = client.map(total, list(starts), of=table)
+    futures = client.map(total, list(starts), [table] * len(starts))
     # All workers wait for the server by then, or have nothing to do.
     wait_until(lambda: server.is_holding)
     before = client.run(os.getpid)
@@ -137,10 +139,12 @@ def test_a_worker_is_killed(client: Any, server: ObjectServer) -> None:
 
 def test_another_version_is_refused(client: Any, server: ObjectServer) -> None:
     table = open_table(server)
+    rows = aquifer.Rows(table.filename or "", np.int64, 64, budget="16MiB")
+    blocks = from_array(table, chunks=(4096, 64))
     server.put(KEY, CONTENT[::-1].tobytes())
-    future = client.submit(lambda of: of.sum(), table)
-    with pytest.raises(Exception, match="has changed since it was pickled"):
-        future.result(TIMEOUT)
+    for future in [client.submit(lambda of: of.take([3]), rows), client.compute(blocks.sum())]:
+        with pytest.raises(aquifer.ChangedError, match="has changed since it was pickled"):
+            future.result(TIMEOUT)
 
 
 def test_a_table_of_parquet(client: Any, server: ObjectServer) -> None:

@@ -25,6 +25,8 @@ __all__ = ["Remote", "is_url", "open_remote", "open_version"]
 
 # `(ETag or None, length)`.
 Version = tuple[str | None, int]
+# What another process opens the same version by: URL, storage options, whether with a tier, version.
+Recipe = tuple[str, dict[str, Any], bool | None, Version]
 
 _URL = re.compile(r"(?:s3|gs|az|https?|file)://", re.IGNORECASE)
 # Unpickled objects that stay open, so that task after task does not ask for the version anew.
@@ -119,6 +121,12 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     return options
 
 
+def token_of(url: str, options: Mapping[str, Any], tier: TierArgument, version: Version) -> tuple[object, ...]:
+    """What tells the content of an object from that of others, without secrets."""
+    unknown = uuid4().hex if version[0] is None else None
+    return ("aquifer", url, options.get("endpoint"), *version, unknown)
+
+
 class Remote:
     """An open object, shared by the arrays and rows of it in this process."""
 
@@ -131,16 +139,14 @@ class Remote:
         own = tier_of(tier)
         self.native = _native.RemoteObject.open(url, {**options, "tier": None if own is None else own._native})
         self.version: Version = self.native.version
-        # What tells its content from that of others, without secrets.
-        unknown = uuid4().hex if self.version[0] is None else None
-        self.token = ("aquifer", self.native.url, options["endpoint"], *self.version, unknown)
+        self.token = token_of(self.native.url, options, None, self.version)
 
     @property
     def shown(self) -> str:
         """The URL without its query."""
         return self.native.url
 
-    def pickled(self) -> tuple[str, dict[str, Any], bool | None, Version]:
+    def pickled(self) -> Recipe:
         """What another process opens the same version by: with a tier of its own, if this one has one.
 
         Raises

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType, TracebackType
 from typing import Any, Self, SupportsIndex, cast
@@ -16,7 +17,7 @@ from . import _native
 from ._cache import Stats
 from ._indices import Indices, bytes_in, row_numbers, taken, target_of
 from ._memmap import queue_of_loop
-from ._remote import Remote, Version, is_url, open_remote, open_version
+from ._remote import Recipe, Remote, is_url, open_remote, open_version, token_of
 from ._sizes import bytes_of, lengths_of
 from ._tier import TierArgument
 
@@ -91,6 +92,8 @@ class Rows:
         elif remote is None and (storage_options is not None or tier is not None):
             raise ValueError("storage options and tiers are for URLs, such as s3://bucket/key")
         self._remote = remote
+        # Of rows that were pickled, until they are first used.
+        self._recipe: Recipe | None = None
         self._filename = os.path.abspath(os.fsdecode(cast(Any, path))) if remote is None else remote.shown
         self._dtype = dtype
         self._row_shape = row_shape
@@ -133,9 +136,20 @@ class Rows:
         return f"aquifer.Rows({self._filename!r}, dtype={self._dtype!s}, shape={self.shape})"
 
     def _open(self) -> _native.NativeRows:
+        if self._recipe is not None:
+            self._open_pickled()
         if self._native is None:
             raise ValueError(f"the rows of {self._filename} are closed")
         return self._native
+
+    def _open_pickled(self) -> None:
+        with _opening:
+            if self._recipe is not None:
+                self._remote = open_version(*self._recipe)
+                self._native = _native.NativeRows.open_remote(
+                    self._remote.native, self._row_bytes, self._offset, self._budget
+                )
+                self._recipe = None
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -236,17 +250,18 @@ class Rows:
     def stats(self) -> Stats:
         """Figures since it was opened: rows in memory, hits, misses, transfers; of an object in a store also `requests`,
         `received_bytes` and an estimate of their `cost`. A table in a notebook."""
+        native = self._open()
         of_object = {} if self._remote is None else self._remote.native.stats()
-        return Stats({"path": self._filename, **self._open().stats(), **of_object})
+        return Stats({"path": self._filename, **native.stats(), **of_object})
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self._native is None
+        return self._native is None and self._recipe is None
 
     def close(self) -> None:
         """Gives the memory back. Calls under way end first, in their threads; prefetches do not go on. Closing twice is fine."""
-        native, self._native = self._native, None
+        native, self._native, self._recipe = self._native, None, None
         if native is not None:
             native.end_prefetches()
 
@@ -260,17 +275,22 @@ class Rows:
 
     def __dask_tokenize__(self) -> Any:
         """What Dask names tasks by, instead of a pickle."""
-        if self._remote is not None:
-            token: tuple[object, ...] = self._remote.token
+        if self._recipe is not None:
+            token: tuple[object, ...] = token_of(*self._recipe)
+        elif self._remote is not None:
+            token = self._remote.token
         else:
             status = os.stat(self._filename)
             token = self._filename, status.st_ino, status.st_mtime_ns, status.st_size
         return (*token, str(self._dtype), self._row_shape, self._offset)
 
     def __reduce__(self) -> Any:
-        self._open()
-        if self._remote is not None:
-            return _unpickled, (*self._remote.pickled(), self._dtype, self._row_shape, self._offset, self._budget)
+        recipe = self._recipe
+        if recipe is None:
+            self._open()
+            recipe = None if self._remote is None else self._remote.pickled()
+        if recipe is not None:
+            return _unpickled, (recipe, self._dtype, self._row_shape, self._offset, self._budget)
         return _opened, (self._filename, self._dtype, self._row_shape, self._offset, self._budget, self._count)
 
 
@@ -290,15 +310,32 @@ def _opened(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
     return rows
 
 
-def _unpickled(
-    url: str,
-    options: dict[str, Any],
-    tier: bool | None,
-    version: Version,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    offset: int,
-    budget: int | None,
-) -> Rows:
-    """Rows of an object that were pickled."""
-    return Rows(open_version(url, options, tier, version), dtype, shape, offset=offset, budget=budget)
+# One thread opens rows that were pickled.
+_opening = threading.Lock()
+
+
+def _in_child() -> None:
+    # Another thread of the parent may have held it.
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _unpickled(recipe: Recipe, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, budget: int | None) -> Rows:
+    """Rows of an object that were pickled. They are opened when they are first used: what passes a task on, such as a scheduler, may
+    have no access to the object, and an error belongs to the task."""
+    rows = Rows.__new__(Rows)
+    rows._recipe = recipe
+    rows._remote = None
+    rows._native = None
+    # Without a query, as it was pickled.
+    rows._filename = recipe[0]
+    rows._dtype = dtype
+    rows._row_shape = shape
+    rows._row_bytes = math.prod(shape) * dtype.itemsize
+    rows._offset = offset
+    rows._budget = budget
+    rows._count = (recipe[-1][1] - offset) // rows._row_bytes
+    return rows
