@@ -7,7 +7,7 @@ import pathlib
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -176,7 +176,13 @@ def test_a_forked_child_opens_files_anew(server: ObjectServer, http: CachedFileS
 
 def test_what_it_does_not_do(local: tuple[CachedFileSystem, str]) -> None:
     fs, path = local
-    for call in [lambda: fs.open(path, "wb"), lambda: fs.rm(path), lambda: fs.mkdir(path + "2"), lambda: fs.pipe_file(path, b"")]:
+    calls: list[Callable[[], object]] = [
+        lambda: fs.open(path, "wb"),
+        lambda: fs.rm(path),
+        lambda: fs.mkdir(path + "2"),
+        lambda: fs.pipe_file(path, b""),
+    ]
+    for call in calls:
         with pytest.raises(aquifer.ReadOnlyError, match="only reads"):
             call()
     with pytest.raises(aquifer.UnsupportedError, match="blockcache or filecache"):

@@ -1,6 +1,8 @@
 """The programs and notebooks in `examples/python` and the first program of the documentation run."""
 
 import ast
+import importlib
+import io
 import json
 import os
 import re
@@ -10,9 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aquifer import Pool
+from object_server import ObjectServer
 
 # Beside the tests' directory in a copy of it, or in the repository.
 PLACES = [Path(__file__).parents[depth] for depth in (1, 2)]
@@ -64,6 +68,46 @@ def test_the_first_program_of_the_documentation(tmp_path: Path) -> None:
         assert pool.array("weights").sum() == pytest.approx(768 * 1.5 * 0.9)
         assert pool.files.read_text("/notes/today") == "begun"
     (tmp_path / "data.pool").unlink()
+
+
+def test_the_examples_with_objects_in_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the documentation, in order, in one namespace; Ray's has a test of its own."""
+    section = found("docs/python.md").read_text().split("## Objects in stores\n")[1].split("\n## ")[0]
+    arrays, frames, blocks, _ = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    table = np.random.default_rng(1).random((100_000, 64), np.float32)
+    with ObjectServer() as server:
+        server.put("bucket/embeddings.f32", table.tobytes())
+        settings = {
+            "ENDPOINT_URL": server.endpoint,
+            "ALLOW_HTTP": "true",
+            "ACCESS_KEY_ID": "name",
+            "SECRET_ACCESS_KEY": "secret",
+            "DEFAULT_REGION": "us-east-1",
+        }
+        for name, value in settings.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AQUIFER_TIER", str(tmp_path / "tier"))
+        names: dict[str, Any] = {}
+        exec(compile(arrays.replace("GiB", "0MiB"), "python.md", "exec"), names)
+        assert (names["many"] == table[[7, 99_999, 7]]).all() and (names["part"] == table[1000:2000]).all()
+        if has("dask.array"):
+            exec(compile(blocks.replace(".compute()", ".compute(scheduler='threads')"), "python.md", "exec"), names)
+        if has("s3fs") and has("pandas") and has("pyarrow"):
+            import pandas
+
+            content = io.BytesIO()
+            pandas.DataFrame({"key": [1, 2, 1], "value": [1.5, 2.5, 3.5]}).to_parquet(content)
+            server.put("bucket/table.parquet", content.getvalue())
+            exec(compile(frames, "python.md", "exec"), names)
+            assert names["frame"].value.sum() == 7.5
+
+
+def has(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 def cells(notebook: Path) -> list[str]:

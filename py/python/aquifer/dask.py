@@ -54,4 +54,5 @@ def from_array(array: memmap | Rows, chunks: Any = "auto", **options: Any) -> An
     from dask.tokenize import normalize_token
 
     blocks = _Blocks(array, pickle.dumps(array), array.shape, array.dtype, normalize_token(array))
-    return dask.array.from_array(blocks, chunks=chunks, **options)
+    make: Any = dask.array.from_array
+    return make(blocks, chunks=chunks, **options)
