@@ -495,6 +495,46 @@ fn open() {
     assert_ratios(&report, &["open_joined_ms", "open_alone_clean_ms", "open_alone_clean_rw_ms"]);
 }
 
+#[cfg(feature = "remote")]
+#[test]
+fn remote() {
+    let quick = ["remote", "--latency-ms", "1"];
+    let ours =
+        ["aquifer", "aquifer_rows", "object_store", "object_store_ranges", "object_store_many"];
+    let found = report(&[&quick[..], &["--only", &ours.join(","), "--only", "line"]].concat());
+    let alone = ["random_cold", "random_warm", "epoch", "second_epoch", "columns"];
+    for metric in alone.iter().chain(&["random_cold_4p", "epoch_4p"]) {
+        assert_contains(&systems_of(&found, metric), &ours, &found);
+    }
+    for row in found["rows"].as_array().unwrap() {
+        let brought = row["details"]["downloaded_bytes"].as_f64();
+        let own = row["system"] == "aquifer" && row["metric"] == "epoch";
+        // The whole object, and the byte that opening asks for.
+        assert!(!own || brought == Some((24 << 20) as f64 + 1.0), "{row}");
+    }
+    // Programs that may be missing.
+    let others = ["s3fs", "s3fs_blockcache", "s3fs_filecache", "rclone"];
+    let wanted = ["--metrics", "random_cold,epoch_4p", "--only", &others.join(",")];
+    let missing = report(&[&quick[..], &wanted].concat());
+    for metric in ["random_cold", "epoch_4p"] {
+        assert_contains(&systems_of(&missing, metric), &others, &missing);
+    }
+    if missing["notes"].to_string().contains("left out") {
+        eprintln!("skipped: {}", missing["notes"]);
+    }
+    let none = bench(&["remote", "--quick", "--metrics", "epoch,speed"]);
+    let message = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(!none.status.success() && message.contains("`speed` is no metric"), "{message}");
+    if found["notes"].to_string().contains("NOT limited") {
+        return eprintln!("skipped: ratios, memory cannot be limited here");
+    }
+    let best = ["random_batches", "random_batches_4p", "random_batches_warm_tier", "second_epoch"];
+    for name in best.iter().chain(&["epoch", "epoch_4p", "columns"]) {
+        assert_ratios(&found, &[&format!("{name}_vs_best_other")]);
+    }
+    assert_ratios(&found, &["sequential_vs_line_rate", "bytes_downloaded_4p_vs_1p"]);
+}
+
 #[test]
 fn mount() {
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
