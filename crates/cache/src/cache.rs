@@ -52,7 +52,8 @@ impl CacheBuilder {
     /// A few pages of it, at most 16 for each interface in use, are a reserve: a write-back may
     /// need one if the data of a device is a mapping of the same cache. Bookkeeping is not
     /// included: about 0.6 % of the budget with 4 KiB pages, up to 10 MiB of transfer buffers, and
-    /// about 1 MiB for each visit under way ([`Mapping::visit_many`]).
+    /// about 1 MiB for each visit under way ([`Mapping::visit_many`]), or what the device asks for
+    /// ([`Device::bytes_in_flight`](aquifer_device::Device::bytes_in_flight)).
     pub fn budget_bytes(mut self, bytes: u64) -> Self {
         self.budget_bytes = Some(bytes);
         self

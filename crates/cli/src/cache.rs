@@ -226,7 +226,7 @@ fn warm(args: &WarmArgs) -> Result<()> {
     let end = args.length.map_or(u64::MAX, |length| start.saturating_add(length.0));
     let mut report = vec![];
     for url in &args.urls {
-        let device = args.remote.options().tier(&tier).open(url)?;
+        let device = args.remote.options(url).tier(&tier).open(url)?;
         let bar = progress::Bytes::new("downloading");
         let warmed = device.warm(start..end, |done, all| bar.at(done, all))?;
         drop(bar);

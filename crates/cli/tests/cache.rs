@@ -24,7 +24,10 @@ fn objects_are_downloaded_shown_verified_and_dropped() {
         let args = [&["cache", "warm", url], &store[..], more, &["--dir", &dir]].concat();
         works(&args)
     };
-    says(&warm(&["--offset", "100K", "--length", "200K"]), &["object.bin", "200 KiB", "0 bytes was"]);
+    says(
+        &warm(&["--offset", "100K", "--length", "200K"]),
+        &["object.bin", "200 KiB", "0 bytes was"],
+    );
     says(&warm(&[]), &["200 KiB was there"]);
     says(&warm(&[]), &["downloaded 0 bytes with one request"]);
     says(&run(&["cache", "info"]), &["one object", "976", url, &dir]);

@@ -66,6 +66,11 @@ macro_rules! forward {
             $to.queue_depth()
         }
     };
+    (@bytes_in_flight $self:ident $to:expr) => {
+        fn bytes_in_flight(&$self) -> u64 {
+            $to.bytes_in_flight()
+        }
+    };
     (@claim_buffers $self:ident $to:expr) => {
         fn claim_buffers(&$self, most_bytes: usize) -> usize {
             $to.claim_buffers(most_bytes)

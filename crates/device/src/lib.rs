@@ -151,6 +151,12 @@ pub trait Device: Send + Sync + 'static {
         1
     }
 
+    /// Returns the number of bytes in flight that this device benefits from, if it is more than for a local disk (1 MiB):
+    /// a long line holds its latency times its rate, and has to be refilled before it is empty.
+    fn bytes_in_flight(&self) -> u64 {
+        0
+    }
+
     /// Asks how much memory the device takes for buffers of its own, and that it keep to `most_bytes`. A cache asks when it
     /// attaches the device, and takes the answer off its budget until it detaches it. Once lowered it stays so.
     ///
@@ -188,7 +194,8 @@ pub trait Device: Send + Sync + 'static {
 impl<D: Device + ?Sized> Device for Arc<D> {
     forward!(self => (**self);
         name, identity, len_bytes, alignment_bytes, is_writable, read_at, write_at,
-        writes_are_signal_safe, sync, run, queue_depth, claim_buffers, dax, page_cache_file, counters, access_path);
+        writes_are_signal_safe, sync, run, queue_depth, bytes_in_flight, claim_buffers, dax, page_cache_file, counters,
+        access_path);
 }
 
 /// One transfer of a [`Batch`].

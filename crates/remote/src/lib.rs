@@ -320,6 +320,10 @@ impl Device for RemoteDevice {
         self.stats().counters()
     }
 
+    fn bytes_in_flight(&self) -> u64 {
+        self.batch_bytes() as u64
+    }
+
     fn access_path(&self) -> String {
         "remote (object_store)".to_owned()
     }

@@ -467,3 +467,26 @@ fn a_late_answer_is_hedged() {
     device.read_at(90_000, &mut buffer[..10]).unwrap();
     assert!(buffer[..10] == bytes[90_000..90_010]);
 }
+
+#[test]
+fn a_visit_keeps_a_long_line_full() {
+    const PART: usize = 64 << 10;
+    let bytes = pattern(64 * PART, 9);
+    let server = Server::new(bytes.clone());
+    let device = quick().largest_request_bytes(PART).open(&server.url()).unwrap();
+    server.plan(|_| Answer::Late(Duration::from_millis(500)));
+    // Of its budget the device gets a part.
+    let cache = Cache::builder().budget_bytes(128 << 20).build().unwrap();
+    let mapping = cache.map(device).unwrap();
+    let mut visited = 0;
+    let visit = |one: aquifer_cache::Visited<'_>| {
+        visited += one.bytes.len();
+        ControlFlow::Continue(())
+    };
+    let all = [0..bytes.len() as u64];
+    mapping.visit_many(all, visit).unwrap();
+    assert_eq!(visited, bytes.len());
+    // 1 MiB, enough for a local disk, would be 16.
+    let most = server.most_at_once();
+    assert!(most > 24, "{most} requests at once");
+}

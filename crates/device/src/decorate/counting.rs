@@ -159,7 +159,7 @@ impl Intercept for &Shared {
 impl<D: Device> Device for Counting<D> {
     forward!(self => self.device;
         name, identity, len_bytes, alignment_bytes, is_writable, writes_are_signal_safe, queue_depth,
-        claim_buffers, counters);
+        bytes_in_flight, claim_buffers, counters);
 
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
         self.counters.shared.read_at(&self.device, offset_bytes, buffer)

@@ -332,7 +332,8 @@ impl Intercept for &FaultControl {
 
 impl<D: Device> Device for Faulty<D> {
     forward!(self => self.device;
-        name, identity, len_bytes, alignment_bytes, is_writable, queue_depth, claim_buffers, counters);
+        name, identity, len_bytes, alignment_bytes, is_writable, queue_depth, bytes_in_flight,
+        claim_buffers, counters);
 
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
         self.control.read_at(&self.device, offset_bytes, buffer)
