@@ -15,10 +15,21 @@ URLs are s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http://…, https
 key written as %3F, %23 and %25. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, or from the \
 instance; so do endpoint and region if no option gives them (AWS_ENDPOINT_URL, AWS_REGION, AWS_ALLOW_HTTP, AWS_SKIP_SIGNATURE).";
 
-/// Options of each command that takes URLs.
+/// Options of each command that takes URLs of objects.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct RemoteArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+
+    /// Accept a server that sends no strong ETags: a change of an object while it is read may go unnoticed
+    #[arg(long, help_heading = "Object stores")]
+    unversioned: bool,
+}
+
+/// How a store is reached.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Object stores")]
-pub struct RemoteArgs {
+pub struct StoreArgs {
     /// Server of s3://, gs:// and az:// URLs, instead of the provider's own
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
@@ -38,10 +49,6 @@ pub struct RemoteArgs {
     /// Most seconds for one request with its retries [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
-
-    /// Accept a server that sends no strong ETags: a change of an object while it is read may go unnoticed
-    #[arg(long)]
-    unversioned: bool,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -51,6 +58,13 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl RemoteArgs {
+    /// As [`StoreArgs::options`].
+    pub fn options(&self, url: &str) -> RemoteOptions {
+        self.store.options(url).unversioned(self.unversioned)
+    }
+}
+
+impl StoreArgs {
     /// The options to open an object or a store with. A command may take URLs of several kinds: each gets those that it
     /// knows.
     pub fn options(&self, url: &str) -> RemoteOptions {
@@ -58,8 +72,7 @@ impl RemoteArgs {
         let is_cloud = ["s3", "gs", "az"].contains(&&*scheme);
         let mut options = RemoteOptions::default()
             .allow_http(self.allow_http)
-            .anonymous(self.anonymous && is_cloud)
-            .unversioned(self.unversioned);
+            .anonymous(self.anonymous && is_cloud);
         if let Some(endpoint) = self.endpoint.as_ref().filter(|_| is_cloud) {
             options = options.endpoint(endpoint);
         }

@@ -11,8 +11,9 @@ use aquifer::remote::publish::{Progress, PublishOptions, Published};
 use aquifer_host::Bytes;
 use serde::Serialize;
 
-use super::store::{self, StoreArgs};
+use super::store;
 use crate::access::ReadAccess;
+use crate::remote::StoreArgs;
 use crate::{output, progress};
 
 /// Arguments of `aquifer pool publish`.
@@ -83,7 +84,7 @@ struct Report<'a> {
 
 /// Publishes the pool and prints what was sent.
 pub fn run(args: &Args) -> Result<()> {
-    let store = args.store.open(&args.url)?;
+    let store = store::open(&args.store, &args.url)?;
     let chunk_bytes = u32::try_from(args.chunk_size.0).unwrap_or(u32::MAX);
     let mut options =
         PublishOptions::default().freeze(args.freeze).grace(args.grace).chunk_bytes(chunk_bytes);

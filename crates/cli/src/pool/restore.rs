@@ -7,7 +7,8 @@ use aquifer::remote::publish::{Progress, RestoreOptions, SnapshotInfo};
 use aquifer_host::Bytes;
 use serde::Serialize;
 
-use super::store::{self, StoreArgs};
+use super::store;
+use crate::remote::StoreArgs;
 use crate::{output, progress};
 
 /// Arguments of `aquifer pool restore`.
@@ -61,7 +62,7 @@ struct Report<'a> {
 
 /// Restores the pool.
 pub fn run(args: &Args) -> Result<()> {
-    let store = args.store.open(&args.url)?;
+    let store = store::open(&args.store, &args.url)?;
     let mut options = RestoreOptions::default().overwrite(args.force);
     if let Some(snapshot) = args.snapshot {
         options = options.snapshot(snapshot);
@@ -149,7 +150,7 @@ impl From<&SnapshotInfo> for SnapshotReport {
 
 /// Lists the snapshots.
 pub fn list(args: &SnapshotsArgs) -> Result<()> {
-    let snapshots = args.store.open(&args.url)?.snapshots()?;
+    let snapshots = store::open(&args.store, &args.url)?.snapshots()?;
     if args.json {
         let snapshots = snapshots.iter().map(SnapshotReport::from).collect();
         return output::print_json(&Listing { url: &args.url, snapshots }, true);
