@@ -60,6 +60,7 @@ struct Configured {
     store: Arc<dyn ObjectStore>,
     server: Vec<String>,
 }
+
 const BAD_KEY: &str = "the key has an empty or a relative segment, or a control character";
 
 /// Where an object is.

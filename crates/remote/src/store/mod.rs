@@ -65,6 +65,7 @@ struct Shared {
     options: RemoteOptions,
     connector: Connector,
     costs: Arc<Costs>,
+    buffers: Arc<Buffers>,
     store: Arc<dyn ObjectStore>,
     /// Completes multipart uploads only if there is no object of the name.
     new_only: Arc<dyn ObjectStore>,
@@ -116,7 +117,10 @@ impl RemoteStore {
             _ => store.clone(),
         };
         let costs = Arc::new(Costs::new(&options));
-        let shared = Shared { location, options, connector, costs, store, new_only, runner };
+        // Half of it is for requests under way.
+        let buffers = Arc::new(Buffers::new(2 * reader::AHEAD_BYTES as usize));
+        let shared =
+            Shared { location, options, connector, costs, buffers, store, new_only, runner };
         Ok(RemoteStore { shared: Arc::new(shared) })
     }
 
@@ -175,9 +179,9 @@ impl RemoteStore {
         let location = shared.location.with_key(key)?;
         let (store, costs) = (shared.store.clone(), shared.costs.clone());
         let first_bytes = first_bytes.min(shared.options.largest_request_bytes as u64);
-        let buffers = Arc::new(Buffers::new(shared.options.buffer_bytes));
-        let fetcher =
-            Arc::new(Fetcher::with_store(store, location, &shared.options, costs, buffers));
+        let buffers = shared.buffers.clone();
+        let fetcher = Fetcher::with_store(store, location, &shared.options, costs, buffers);
+        let fetcher = Arc::new(fetcher);
         let opening = fetcher.clone();
         let pending = shared.runner.spawn(async move {
             let version = opening.open().await?;

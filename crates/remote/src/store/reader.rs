@@ -15,7 +15,7 @@ use crate::fetch::{Body, Fetcher, Version};
 /// Shorter requests would cost more of their places' time in latency.
 const SMALLEST_PIECE_BYTES: u64 = 1 << 20;
 /// Most bytes of answers under way, and of those that have arrived and wait for their turn.
-const AHEAD_BYTES: u64 = 64 << 20;
+pub(super) const AHEAD_BYTES: u64 = 64 << 20;
 
 /// An object being read, of the version that was opened; from [`RemoteStore::read`](crate::RemoteStore::read).
 ///
