@@ -227,3 +227,54 @@ fn devices_of_the_same_bytes_have_one_identity() {
     assert_eq!(memory.identity(), Arc::new(memory.clone()).identity());
     assert_ne!(memory.identity(), MemoryDevice::new(4096).unwrap().identity());
 }
+
+/// A device that counts something itself.
+struct Counted(MemoryDevice);
+
+impl Device for Counted {
+    fn name(&self) -> &str {
+        "counted"
+    }
+
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.0.len_bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        self.0.read_at(offset_bytes, buffer)
+    }
+
+    fn write_at(&self, _offset_bytes: u64, _buffer: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::ReadOnly)
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("requests", 7)]
+    }
+
+    fn access_path(&self) -> String {
+        self.0.access_path()
+    }
+}
+
+#[test]
+fn what_a_device_counts_itself_is_passed_on() {
+    assert_eq!(memory().counters(), []);
+    fn counts(device: impl Device) -> Vec<(&'static str, u64)> {
+        device.counters()
+    }
+    let counted = || Counted(memory());
+    let expected = [("requests", 7)];
+    assert_eq!(counts(Arc::new(counted())), expected);
+    assert_eq!(counts(Counting::new(counted())), expected);
+    assert_eq!(counts(Throttled::new(counted(), Rate::default())), expected);
+    assert_eq!(counts(Faulty::new(counted())), expected);
+}
