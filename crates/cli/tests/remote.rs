@@ -277,7 +277,7 @@ fn trees_keep_their_shape() {
     server.put("bucket/y/a/", vec![]);
 
     server.plan(|_| Answer::Proper);
-    server.latency(Duration::from_millis(5));
+    server.latency(Duration::from_millis(50));
     let report = works(&server, &["get", "-r", "--json", "s3://bucket/y", &place.text("back")]);
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!((&report["files"], &report["directories"]), (&103.into(), &3.into()));

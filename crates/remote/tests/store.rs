@@ -53,7 +53,7 @@ fn has_no_secret(error: &RemoteError) {
 fn an_object_is_read_in_order_by_many_requests() {
     let bytes = pattern(LONG, 1);
     let server = Server::new(bytes.clone());
-    server.plan(|number| Answer::Late(Duration::from_millis(5 * (7 - number as u64 % 7))));
+    server.plan(|number| Answer::Late(Duration::from_millis(50 * (7 - number as u64 % 7))));
     let store = store(&server);
     let mut reader = store.read(store.key()).unwrap();
     assert_eq!(reader.len_bytes(), LONG as u64);
