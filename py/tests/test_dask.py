@@ -29,7 +29,7 @@ CONTENT = np.arange(SHAPE[0] * SHAPE[1], dtype=np.int64).reshape(SHAPE)
 KEY = "bucket/table.bin"
 NODES = 2
 TIMEOUT = 60
-# What a process asks for to open an object, and two processes at most for the same block when one of them is killed.
+# Bytes that processes ask for to open an object, one each.
 OPENINGS = 1000
 
 
@@ -69,7 +69,9 @@ def client(tiers: list[pathlib.Path]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def server() -> Iterator[ObjectServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    # This process has none.
+    monkeypatch.delenv("AQUIFER_TIER", raising=False)
     with ObjectServer() as server:
         yield server
 

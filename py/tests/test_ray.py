@@ -23,7 +23,7 @@ TIMEOUT = 240
 # The files of both "nodes" are in directories of a tier that tasks find in their environments.
 PROGRAM = """
 import os, signal, sys
-os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0", RAY_AUTH_MODE="disabled")
 import aquifer, numpy as np, ray
 url, tiers, temporary = sys.argv[1], sys.argv[2:4], sys.argv[4]
 ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=100 << 20, _temp_dir=temporary)

@@ -26,7 +26,8 @@ KEY = "bucket/dir/table.bin"
 
 
 @pytest.fixture
-def server() -> Iterator[ObjectServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    monkeypatch.delenv("AQUIFER_TIER", raising=False)
     with ObjectServer() as server:
         yield server
 
@@ -131,7 +132,7 @@ def test_arguments_that_do_not_fit(url: str, path: str, table: Table) -> None:
         lambda: aquifer.Rows(path, np.int64, storage_options={}),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="are for URLs"):
+        with pytest.raises(ValueError, match="for URLs"):
             call()
     wrong_options: list[dict[str, Any]] = [
         {"timeout": 0},
@@ -313,3 +314,43 @@ def test_a_forked_child(server: ObjectServer, url: str, content: Table) -> None:
 
     in_child(body)
     assert (array.take([5]) == content[[5]]).all()
+
+
+def test_a_tier_keeps_downloads(
+    server: ObjectServer, url: str, content: Table, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    tier = aquifer.Tier(first, budget="100MiB")
+    assert (tier.path, tier.budget, repr(tier)) == (str(first), 100 << 20, f"aquifer.Tier({str(first)!r})")
+    for given in [tier, first, str(first)]:
+        array = open_array(url, tier=given)
+        assert (array.take(np.arange(4096)) == content).all()
+        rows = aquifer.Rows(url, np.int64, 64, budget="1MiB", tier=given)
+        assert (rows.take([5, 4000]) == content[[5, 4000]]).all()
+    assert server.sent_bytes(KEY) < content.nbytes + 100, "it was downloaded once"
+    assert array.stats()["tier_bytes"] >= content.nbytes and array.stats()["tier_problem"] is None
+    info = tier.info()
+    assert info["used_bytes"] >= content.nbytes and [one["url"] for one in info["objects"]] == [url]
+    assert "<table>" in info._repr_html_()
+    # Each process uses its own: that of its environment.
+    monkeypatch.setenv("AQUIFER_TIER", str(second))
+    for pickled in [pickle.dumps(array), pickle.dumps(rows), pickle.dumps(tier)]:
+        assert str(first).encode() not in pickled
+    assert pickle.loads(pickle.dumps(tier)).path == str(second)
+    assert (pickle.loads(pickle.dumps(array)).take([9]) == content[[9]]).all()
+    assert aquifer.Tier(second).info()["objects"][0]["present_bytes"] > 0
+    # The variable is enough, and can be overruled.
+    server.forget()
+    assert (open_array(url).take([9]) == content[[9]]).all() and server.sent_bytes(KEY) < 100
+    assert (open_array(url, tier=False).take([9]) == content[[9]]).all() and server.sent_bytes(KEY) > 100
+    second.chmod(0o777)
+    with pytest.raises(aquifer.AccessDeniedError, match="chmod it to 0700"):
+        open_array(url)
+
+
+def test_a_tier_that_is_no_directory(url: str, tmp_path: pathlib.Path, path: str, table: Table) -> None:
+    with pytest.raises(OSError) as raised:
+        aquifer.Tier(path)
+    assert isinstance(raised.value, aquifer.AquiferError) and raised.value.filename is not None
+    with pytest.raises(ValueError, match="for URLs"):
+        aquifer.memmap(path, np.int64, "r", tier=tmp_path)
