@@ -322,7 +322,8 @@ def test_a_tier_keeps_downloads(
     first, second = tmp_path / "first", tmp_path / "second"
     tier = aquifer.Tier(first, budget="100MiB")
     assert (tier.path, tier.budget, repr(tier)) == (str(first), 100 << 20, f"aquifer.Tier({str(first)!r})")
-    for given in [tier, first, str(first)]:
+    tiers: list[aquifer.Tier | pathlib.Path | str] = [tier, first, str(first)]
+    for given in tiers:
         array = open_array(url, tier=given)
         assert (array.take(np.arange(4096)) == content).all()
         rows = aquifer.Rows(url, np.int64, 64, budget="1MiB", tier=given)
