@@ -21,6 +21,8 @@ class ObjectServer:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        # Of this content.
+        self._etags: dict[str, tuple[bytes, str]] = {}
         # Answers by path that replace the usual ones: a status.
         self.statuses: dict[str, int] = {}
         # Requests for these wait until the event is set.
@@ -54,7 +56,11 @@ class ObjectServer:
         return f"{self.endpoint}/{path}"
 
     def etag(self, path: str) -> str:
-        return f'"{hashlib.md5(self.objects[path]).hexdigest()}"'
+        content = self.objects[path]
+        known = self._etags.get(path)
+        if known is None or known[0] is not content:
+            known = self._etags[path] = content, f'"{hashlib.md5(content).hexdigest()}"'
+        return known[1]
 
     def wait(self, path: str) -> bool:
         """Whether a request is to be answered."""

@@ -477,8 +477,12 @@ def _all(read: Callable[[str], list[Any]], paths: Iterable[str]) -> Iterable[lis
     paths = list(paths)
     if len(paths) < 2:
         return [read(path) for path in paths]
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(paths)), "aqcache") as threads:
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, len(paths)), "aqcache")
+    try:
         return list(threads.map(read, paths))
+    finally:
+        # After an error, or Ctrl-C, what is under way ends by itself.
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 fsspec.register_implementation("aqcache", CachedFileSystem, clobber=True)
