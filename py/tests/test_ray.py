@@ -27,7 +27,7 @@ import os, signal, sys
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0", RAY_AUTH_MODE="disabled")
 import aquifer, numpy as np, ray
 url, tiers, temporary = sys.argv[1], sys.argv[2:4], sys.argv[4]
-ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=100 << 20, _temp_dir=temporary)
+ray.init(num_cpus=1, include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=100 << 20, _temp_dir=temporary)
 table = aquifer.memmap(url, np.int64, shape=(4096, 64), budget="16MiB")
 rows = aquifer.Rows(url, np.int64, 64, budget="16MiB")
 dying = os.path.join(temporary, "dying")
