@@ -199,7 +199,7 @@ impl Location {
                 || SIGNING.contains(&&*key)
         };
         let meant = self.url.query_pairs().filter(|(key, _)| !signs(key));
-        let meant: Vec<String> = meant.map(|(key, value)| format!("{key}={value}")).collect();
+        let meant: Vec<String> = meant.map(|(key, value)| format!("{key:?}={value:?}")).collect();
         if !meant.is_empty() {
             name += &format!("?#{:032x}", xxh3_128(meant.join("&").as_bytes()));
         }
@@ -459,6 +459,8 @@ mod tests {
             name("https://host/key?id=hunter3", &options()),
         );
         assert!(one != other && !one.contains("hunter2"), "{one}");
+        let (one, two) = ("https://host/key?a=1%26b=2", "https://host/key?a=1&b=2");
+        assert_ne!(name(one, &options()), name(two, &options()));
         let at = |endpoint| name("s3://bucket/key", &options().endpoint(endpoint));
         assert_ne!(at("http://one:1"), at("http://two:1"));
         assert_eq!(at("http://u:hunter2@one:1"), at("http://one:1"));

@@ -6,9 +6,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use aquifer_device::{Device, DeviceError};
-use aquifer_remote::RemoteError;
+use aquifer_remote::{RemoteError, Tier};
 
-use support::{Answer, Server, pattern, remote};
+use support::{Answer, Server, pattern, quick, remote};
 
 struct Counting;
 
@@ -61,4 +61,32 @@ fn reads_and_their_errors() {
     assert!(matches!(remote(&error), RemoteError::NotFound { .. }), "{error}");
     let (out, calls) = counted(|| device.read_at(100_001, &mut buffer).is_err());
     assert_eq!((out, calls), (true, 0));
+}
+
+#[test]
+fn reads_with_a_tier() {
+    let bytes = pattern(1_000_000, 1);
+    let server = Server::new(bytes.clone());
+    let directory = tempfile::tempdir().unwrap();
+    let tier = Tier::open(directory.path().join("tier")).unwrap();
+    tier.set_budget_bytes(10 << 20).unwrap();
+    let open = || quick().tier(&tier).open(&server.url()).unwrap();
+    let device = open();
+    let mut buffer = vec![0; 700_000];
+    let (got, calls) = counted(|| device.read_at(100, &mut buffer));
+    assert_eq!((got.unwrap(), calls), (700_000, 0), "a miss");
+    assert!(buffer == bytes[100..700_100]);
+    drop(device);
+    let device = open();
+    // Whole sub-blocks, parts of them, and the mark of the first use.
+    for (at, len) in [(100, 700_000), (4096, 8192), (5000, 10)] {
+        let (got, calls) = counted(|| device.read_at(at, &mut buffer[..len]));
+        assert_eq!((got.unwrap(), calls), (len, 0), "a hit");
+        assert!(buffer[..len] == bytes[at as usize..][..len]);
+    }
+    assert_eq!(device.stats().tier_bytes, 708_202);
+    // A part of it is missing.
+    let (got, calls) = counted(|| device.read_at(600_000, &mut buffer[..400_000]));
+    assert_eq!((got.unwrap(), calls), (400_000, 0), "a hit and a miss");
+    assert!(buffer[..400_000] == bytes[600_000..]);
 }

@@ -2,13 +2,18 @@
 
 mod support;
 
+use std::io::{Read, Write};
 use std::ops::ControlFlow;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquifer_cache::{Cache, PageId};
 use aquifer_device::{Batch, Device, DeviceError, IoOperation, Request};
+use aquifer_remote::{RemoteDevice, Tier};
+use aquifer_sys::lock::{LockKind, LockRange, conflict};
 
-use support::{Server, pattern};
+use support::{Answer, Server, pattern, quick};
 
 /// Forks, and returns whether the child's work succeeded; it ends without running any of the parent's code.
 fn in_child(work: impl FnOnce() -> bool) -> bool {
@@ -154,4 +159,64 @@ fn children_have_a_thread_of_their_own() {
     for fork_in_next in [None, Some(0), Some(3), Some(8)] {
         fork_in_batch(&device, &bytes, fork_in_next);
     }
+    children_of_a_tier(&server, &bytes);
+}
+
+/// A child uses its parent's tier, and shares neither its leases nor the locks that say who is there.
+fn children_of_a_tier(server: &Server, bytes: &[u8]) {
+    let directory = tempfile::tempdir().unwrap();
+    let tier = Tier::open(directory.path().join("tier")).unwrap();
+    tier.set_budget_bytes(10 << 20).unwrap();
+    let open = || quick().tier(&tier).open(&server.url()).unwrap();
+    let read = |device: &RemoteDevice, at: usize| {
+        let mut buffer = [0; 5000];
+        device.read_at(at as u64, &mut buffer).is_ok() && buffer[..] == bytes[at..at + 5000]
+    };
+    let device = open();
+    assert!(read(&device, 0));
+    // Its parent has written this, or is about to.
+    assert!(in_child(|| read(&device, 0) && read(&device, 500_000)));
+    assert!(read(&device, 0) && read(&device, 600_000));
+
+    // A parent that is killed with a lease, because its download does not end; its child lives on, and does nothing.
+    server.plan(|number| if number == 0 { Answer::Proper } else { Answer::Silence });
+    let files = std::fs::read_dir(tier.path()).unwrap().map(|file| file.unwrap().path());
+    let file = files.into_iter().find(|path| path.extension().is_some()).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(file).unwrap();
+    let leases = LockRange { offset_bytes: 1 << 60, len_bytes: 0 };
+    let is_leased = || conflict(file.as_fd(), leases, LockKind::Exclusive).unwrap().is_some();
+    assert!(!is_leased());
+    let (mut is_forked, says) = std::io::pipe().unwrap();
+    let (told, end) = std::io::pipe().unwrap();
+    // SAFETY: as in `in_child`.
+    let parent = unsafe { libc::fork() };
+    if parent == 0 {
+        // SAFETY: ends a child that hangs.
+        unsafe { libc::alarm(120) };
+        let device = open();
+        std::thread::spawn(move || device.read_at(800_000, &mut [0; 10]).is_err());
+        while !is_leased() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SAFETY: the child makes system calls only.
+        if unsafe { libc::fork() } == 0 {
+            // SAFETY: as above.
+            unsafe { libc::alarm(120) };
+            drop(end);
+            let _ = (&says).write(&[1]);
+            let _ = (&told).read(&mut [0]);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        loop {
+            std::thread::park();
+        }
+    }
+    is_forked.read_exact(&mut [0]).unwrap();
+    assert!(is_leased());
+    // SAFETY: the child made above, which was not waited for.
+    assert_eq!(unsafe { libc::kill(parent, libc::SIGKILL) }, 0);
+    assert!(!succeeds(parent));
+    assert!(!is_leased(), "the child has its parent's leases");
+    drop(end);
 }

@@ -15,6 +15,8 @@
 //! the lease and find the bytes, or download themselves if its holder died or takes too long. A lease saves
 //! requests; nothing is wrong without it.
 //!
+//! Locks that a forked child shared would outlive their owner, so a child has none of these files.
+//!
 //! The budget, an estimate of its use and the clock's hand are in the control file, changed under its lock by
 //! openers that are about to write ([`evict`]).
 //!
@@ -23,8 +25,12 @@
 //! ([`directory`]). Processes of the same user are trusted with the bytes: they could write matching proofs.
 //!
 //! # Failure
-//! A tier that cannot be written (a full disk, an I/O error) is written no more by this device, which says so in its
-//! statistics and goes on without. What it holds is still read.
+//! A full disk makes a tier smaller than its budget: it evicts a part of itself and writes again. A tier that cannot be
+//! written then, or for another reason (an I/O error, a limit of file lengths, files removed while in use), is written no
+//! more by this device, which says so in its statistics and goes on without. What it holds is still read.
+//!
+//! A process may be killed anywhere: a block has a state before it has bytes, so eviction finds what it leaves. The
+//! `crash` tests enumerate what kills, power cuts and misdirected writes leave.
 //!
 //! # Locks
 //! `leased` of an [`ObjectFile`], then the file's lease locks, which are tried only. The control file's lock, then

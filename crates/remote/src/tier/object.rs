@@ -329,7 +329,8 @@ impl ObjectFile {
 
     fn mark_used(&self, range: Range<u64>) {
         let blocks = self.blocks_of(range);
-        if self.marks.are_new(blocks.clone()) {
+        let end = Geometry::STATES_AT + blocks.end;
+        if self.marks.are_new(blocks.clone()) && end <= longest_file_bytes() {
             // A lost mark costs an early eviction.
             let _ = self.write_states(blocks, HOT);
         }
