@@ -137,6 +137,25 @@ fn a_restored_pool_is_the_one_that_was_published() {
 }
 
 #[test]
+fn a_pool_that_was_not_opened_since_is_not_read() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1]);
+    let store = place.store();
+    let first = store.publish(&pool, &options()).unwrap();
+    assert!(first.read_bytes >= first.used_bytes);
+    let second = store.publish(&pool, &options()).unwrap();
+    assert_eq!((second.read_bytes, second.sent_bytes), (0, 0));
+    assert_eq!(second.used_bytes, first.used_bytes);
+    let third = store.publish(&pool, &options().reread(true)).unwrap();
+    assert_eq!((third.read_bytes, third.sent_bytes), (first.read_bytes, 0));
+    // Opening it for writing may have changed it.
+    drop(Pool::open(&pool).unwrap());
+    let fourth = store.publish(&pool, &options()).unwrap();
+    assert!(fourth.read_bytes > 0);
+    store.restore(place.path("b.pool"), &RestoreOptions::default().snapshot(2)).unwrap();
+}
+
+#[test]
 fn only_new_chunks_are_sent() {
     let place = Place::new();
     let pool = place.pool("a.pool", &[1, 2, 3, 4]);

@@ -30,6 +30,10 @@ pub struct Args {
     #[arg(long)]
     freeze: bool,
 
+    /// Read the pool even if no process has opened it for writing since the newest snapshot
+    #[arg(long)]
+    reread: bool,
+
     /// Then remove all snapshots but the newest N, and delete what they do not need
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     keep: Option<u32>,

@@ -142,9 +142,8 @@ async fn publish_and_collect(
     for &bytes in contents {
         let published = depot.publish(&content(bytes), 0, mutant, &mut |_| {}).await?;
         let position = log_name(published.snapshot);
-        let created = created.lock().unwrap();
-        let times = created.iter().filter(|name| name.ends_with(&position)).count();
-        drop(created);
+        let is_it = |name: &&String| name.ends_with(&position);
+        let times = created.lock().unwrap().iter().filter(is_it).count();
         if times > 1 {
             return Err(PublishError::Missing { object: position });
         }
@@ -279,7 +278,7 @@ fn schedules() -> Vec<Schedule> {
         }
     }
     let mut random = aquifer_testkit::rng::Rng::new(7);
-    for _ in 0..500 {
+    for _ in 0..200 {
         let turns = (0..20).map(|_| 1 + random.below(6) as usize).collect();
         all.push(turns);
     }

@@ -502,3 +502,7 @@ pub(super) fn decode_chunk(bytes: &[u8], len_bytes: u64) -> Result<Vec<(u64, &[u
         _ => Err(Damaged("it is too long")),
     }
 }
+
+#[cfg(test)]
+#[path = "layout_tests.rs"]
+mod tests;

@@ -131,6 +131,7 @@ pub struct SnapshotInfo {
 #[must_use]
 pub struct PublishOptions {
     freeze: bool,
+    reread: bool,
     keep: Option<usize>,
     grace: Duration,
     chunk_bytes: u32,
@@ -141,6 +142,7 @@ impl Default for PublishOptions {
     fn default() -> Self {
         PublishOptions {
             freeze: false,
+            reread: false,
             keep: None,
             grace: DEFAULT_GRACE,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
@@ -155,6 +157,13 @@ impl PublishOptions {
     /// [`PoolError::Busy`](aquifer_pool::PoolError::Busy).
     pub fn freeze(mut self, freeze: bool) -> Self {
         self.freeze = freeze;
+        self
+    }
+
+    /// Reads the pool even if the newest snapshot has its uuid, generation and log position. Off by default: no process can
+    /// change a pool without raising its generation, by a random number. But another program can, and a failing disk.
+    pub fn reread(mut self, reread: bool) -> Self {
+        self.reread = reread;
         self
     }
 
@@ -301,7 +310,8 @@ impl SnapshotStore {
             progress(Progress::Waiting(writers.to_vec()));
             options.freeze
         })?;
-        let content = std::sync::Arc::new(send::Content::of(frozen, options.chunk_bytes));
+        let content =
+            std::sync::Arc::new(send::Content::of(frozen, options.chunk_bytes, options.reread));
         block_on(&self.depot, async {
             self.depot.check_conditions().await?;
             let mut published = self.depot.publish(&content, now_ns(), None, progress).await?;
