@@ -15,6 +15,12 @@ URLs are s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http://…, https
 key written as %3F, %23 and %25. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, or from the \
 instance; so do endpoint and region if no option gives them (AWS_ENDPOINT_URL, AWS_REGION, AWS_ALLOW_HTTP, AWS_SKIP_SIGNATURE).";
 
+/// The help text after the examples of each command that takes the prefix of a pool's snapshots.
+pub const PREFIX_HELP: &str = "\
+URL is the prefix of all objects: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY, with the snapshots of \
+one pool. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, or from the instance; so do endpoint and \
+region if no option gives them.";
+
 /// Options of each command that takes URLs of objects.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct RemoteArgs {

@@ -3,8 +3,12 @@
 mod support;
 
 use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use support::{Place, fails, json, says, works};
+use aquifer_testkit::object_server::{Answer, Server};
+
+use support::{Place, aquifer, fails, json, says, worked, works};
 
 fn url(place: &Place) -> String {
     format!("file://{}", place.text("store"))
@@ -63,4 +67,95 @@ fn wrong_places_are_explained() {
     says(&fails(&["pool", "publish", &copy, &url], 1), &[&copy, "does not exist"]);
     let help = works(&["pool", "publish", "--help"]);
     says(&help, &["Examples:", "--freeze", "--keep", "s3://bucket"]);
+}
+
+const URL: &str = "s3://bucket/some/prefix";
+
+/// A command with a store of S3's interface.
+fn at(server: &Server, arguments: &[&str]) -> Command {
+    let mut command = aquifer();
+    command.args(arguments).args(["--endpoint", &server.endpoint(), "--allow-http"]);
+    command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret");
+    command.env("AWS_REGION", "eu-west-1");
+    command
+}
+
+fn works_at(server: &Server, arguments: &[&str]) -> String {
+    worked(at(server, arguments).output().unwrap(), arguments)
+}
+
+/// Starts a command, lets it make some requests, and kills it while it waits for the answer to the next one.
+fn kill_at(server: &Server, requests: usize, arguments: &[&str]) {
+    /// Ends with the test.
+    struct Running(Child);
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    server.plan(move |number| if number < requests { Answer::Proper } else { Answer::Silence });
+    let mut command = at(server, arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut running = Running(command.spawn().unwrap());
+    let begin = Instant::now();
+    while server.asked().len() <= requests && running.0.try_wait().unwrap().is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{requests} requests of {arguments:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(running);
+    server.plan(|_| Answer::Proper);
+}
+
+#[test]
+fn publishing_to_s3_is_all_or_nothing() {
+    let server = Server::empty();
+    let place = Place::new();
+    let (pool, copy) = (place.pool(), place.text("copy.pool"));
+    let notes = place.text("notes");
+    let write = |text: &str| {
+        fs::write(&notes, text.repeat(50_000)).unwrap();
+        works(&["put", "--force", &notes, &format!("{pool}:/")]);
+    };
+    let restored = || {
+        works_at(&server, &["pool", "restore", URL, &copy, "--force"]);
+        works(&["cat", &format!("{copy}:/notes")])[..5].to_owned()
+    };
+    write("first");
+    works_at(&server, &["pool", "publish", &pool, URL]);
+    let requests = server.asked().len();
+    assert_eq!(restored(), "first");
+    // Killed at each of its requests; the one that goes through is the last.
+    write("other");
+    let mut was_other = false;
+    for request in 0..requests + 4 {
+        kill_at(&server, request, &["pool", "publish", &pool, URL]);
+        let found = restored();
+        assert!(found == "other" || !was_other, "after {request} requests");
+        was_other = found == "other";
+    }
+    assert!(was_other, "after {} requests", requests + 4);
+    // A restore that is killed leaves nothing, and does not touch what is there.
+    let entries = place.entries();
+    let before = support::bytes(&copy);
+    for request in 0..6 {
+        kill_at(&server, request, &["pool", "restore", URL, &place.text("new.pool")]);
+        kill_at(&server, request, &["pool", "restore", URL, &copy, "--force"]);
+    }
+    assert_eq!(support::bytes(&copy), before);
+    let new = place.path("new.pool").exists();
+    assert_eq!(place.entries(), entries + usize::from(new));
+    works_at(&server, &["pool", "publish", &pool, URL, "--keep", "1", "--grace", "0s"]);
+    assert_eq!(restored(), "other");
+}
+
+#[test]
+fn a_foreign_log_is_refused() {
+    let server = Server::empty();
+    server.put("bucket/some/prefix/log/00000000000000000001", "x");
+    let place = Place::new();
+    let pool = place.pool();
+    let output = at(&server, &["pool", "publish", &pool, URL]).output().unwrap();
+    let said = support::failed(output, 1, "publish");
+    says(&said, &["s3://bucket/some/prefix/log/00000000000000000001", "damaged"]);
 }

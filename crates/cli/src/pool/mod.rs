@@ -11,7 +11,6 @@ mod keep;
 mod publish;
 mod restore;
 mod serve;
-mod store;
 mod undo;
 mod upgrade;
 

@@ -7,18 +7,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use aquifer::remote::publish::{Progress, PublishOptions, Published};
+use aquifer::remote::publish::{Progress, PublishOptions, Published, SnapshotStore};
 use aquifer_host::Bytes;
 use serde::Serialize;
 
-use super::store;
 use crate::access::ReadAccess;
 use crate::remote::StoreArgs;
-use crate::{output, progress};
+use crate::{output, progress, remote};
 
 /// Arguments of `aquifer pool publish`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", store::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", remote::PREFIX_HELP))]
 pub struct Args {
     /// Path of the pool
     path: PathBuf,
@@ -48,7 +47,7 @@ pub struct Args {
     chunk_size: Bytes,
 
     #[command(flatten)]
-    store: StoreArgs,
+    remote: StoreArgs,
 
     #[command(flatten)]
     access: ReadAccess,
@@ -88,7 +87,7 @@ struct Report<'a> {
 
 /// Publishes the pool and prints what was sent.
 pub fn run(args: &Args) -> Result<()> {
-    let store = store::open(&args.store, &args.url)?;
+    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url))?;
     let chunk_bytes = u32::try_from(args.chunk_size.0).unwrap_or(u32::MAX);
     let mut options =
         PublishOptions::default().freeze(args.freeze).grace(args.grace).chunk_bytes(chunk_bytes);

@@ -3,17 +3,16 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use aquifer::remote::publish::{Progress, RestoreOptions, SnapshotInfo};
+use aquifer::remote::publish::{Progress, RestoreOptions, SnapshotInfo, SnapshotStore};
 use aquifer_host::Bytes;
 use serde::Serialize;
 
-use super::store;
 use crate::remote::StoreArgs;
-use crate::{output, progress};
+use crate::{output, progress, remote};
 
 /// Arguments of `aquifer pool restore`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", store::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", remote::PREFIX_HELP))]
 pub struct Args {
     /// Prefix in an object store
     url: String,
@@ -30,7 +29,7 @@ pub struct Args {
     force: bool,
 
     #[command(flatten)]
-    store: StoreArgs,
+    remote: StoreArgs,
 
     /// Print one JSON object
     #[arg(long)]
@@ -62,7 +61,7 @@ struct Report<'a> {
 
 /// Restores the pool.
 pub fn run(args: &Args) -> Result<()> {
-    let store = store::open(&args.store, &args.url)?;
+    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url))?;
     let mut options = RestoreOptions::default().overwrite(args.force);
     if let Some(snapshot) = args.snapshot {
         options = options.snapshot(snapshot);
@@ -98,13 +97,13 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Arguments of `aquifer pool snapshots`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{SNAPSHOTS_EXAMPLES}\n\n{}", store::HELP))]
+#[command(after_help = format!("{SNAPSHOTS_EXAMPLES}\n\n{}", remote::PREFIX_HELP))]
 pub struct SnapshotsArgs {
     /// Prefix in an object store
     url: String,
 
     #[command(flatten)]
-    store: StoreArgs,
+    remote: StoreArgs,
 
     /// Print one JSON object
     #[arg(long)]
@@ -150,7 +149,8 @@ impl From<&SnapshotInfo> for SnapshotReport {
 
 /// Lists the snapshots.
 pub fn list(args: &SnapshotsArgs) -> Result<()> {
-    let snapshots = store::open(&args.store, &args.url)?.snapshots()?;
+    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url))?;
+    let snapshots = store.snapshots()?;
     if args.json {
         let snapshots = snapshots.iter().map(SnapshotReport::from).collect();
         return output::print_json(&Listing { url: &args.url, snapshots }, true);

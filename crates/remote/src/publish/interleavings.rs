@@ -239,18 +239,18 @@ fn scenario(
         }
         true
     };
-    let mut who = 0;
+    let mut index = 0;
     for &turns in &schedule.turns {
         for _ in 0..turns {
-            if !advance(who, &mut works) {
+            if !advance(index, &mut works) {
                 break;
             }
         }
-        who = 1 - who;
+        index = 1 - index;
     }
-    while advance(who, &mut works) {}
+    while advance(index, &mut works) {}
     if !schedule.kills {
-        while advance(1 - who, &mut works) {}
+        while advance(1 - index, &mut works) {}
     }
     let possible = BTreeSet::from([[1, 9], [2, 9], [1, 8], [3, 1], [3, 4]]);
     let checked = run(check(&plain, &possible));

@@ -40,8 +40,8 @@
 //! publishers under way, which would otherwise upload again.
 //!
 //! *Positions that are used twice.* A publisher that was paused may create an entry at a position whose entry a
-//! collection has removed. That collection, or a later one, is in the log, so whoever reads it does not take the entry
-//! for live. The publisher itself looks once more after it has created an entry: a snapshot that is not live is
+//! collection has removed. That collection, or a later one, is in the log, so no reader of it takes the entry for
+//! live. The publisher itself looks once more after it has created an entry: a snapshot that is not live is
 //! published again, and a collection that is not the last one deletes nothing.
 //!
 //! This needs a store whose conditional puts are atomic, and whose reads and listings show what was written before. S3,
