@@ -115,7 +115,7 @@ fn publishing_to_s3_is_all_or_nothing() {
     let notes = place.text("notes");
     let write = |text: &str| {
         fs::write(&notes, text.repeat(50_000)).unwrap();
-        works(&["put", "--force", &notes, &format!("{pool}:/")]);
+        works(&["put", &notes, &format!("{pool}:/")]);
     };
     let restored = || {
         works_at(&server, &["pool", "restore", URL, &copy, "--force"]);

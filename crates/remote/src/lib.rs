@@ -18,6 +18,9 @@
 //! without allocating, and not longer than the timeout. In a forked child the device starts a thread and connections of
 //! its own when it is attached or read.
 //!
+//! # Snapshots of pools
+//! [`publish`] puts pools into object stores, and restores them.
+//!
 //! # Secrets
 //! Errors, `Debug` and statistics contain neither credentials nor the query of a URL, which may be a signature.
 //!

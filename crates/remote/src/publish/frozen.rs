@@ -49,16 +49,14 @@ impl Frozen {
             let writers = match reading.open(path) {
                 Ok(pool) => {
                     let outside = media::open(path, false, None).map_err(PoolError::from)?;
-                    if !Presence::of(&*outside).is_in_use() {
-                        match Self::of(pool)? {
-                            Ok(frozen) => return Ok(frozen),
-                            Err(Unclean) => {
-                                recover(path, options)?;
-                                continue;
-                            }
-                        }
+                    if Presence::of(&*outside).is_in_use() {
+                        pool.info()?.processes
+                    } else if let Ok(frozen) = Self::of(pool)? {
+                        return Ok(frozen);
+                    } else {
+                        recover(path, options)?;
+                        Vec::new()
                     }
-                    pool.info()?.processes
                 }
                 Err(PoolError::Busy { .. } | PoolError::BusyElsewhere { .. }) => Vec::new(),
                 Err(error) => return Err(error.into()),

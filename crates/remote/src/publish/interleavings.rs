@@ -46,7 +46,12 @@ async fn turn() {
 type Created = Mutex<Vec<String>>;
 
 /// A store that gives up its turn before each request.
-struct Stepped(Arc<InMemory>, Arc<Created>);
+struct Stepped {
+    store: Arc<InMemory>,
+    created: Arc<Created>,
+    /// A server that does not puts objects in the place of others.
+    heeds_conditions: bool,
+}
 
 impl fmt::Debug for Stepped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -64,12 +69,20 @@ type Result<T> = object_store::Result<T>;
 
 #[async_trait]
 impl ObjectStore for Stepped {
-    async fn put_opts(&self, at: &Path, bytes: PutPayload, with: PutOptions) -> Result<PutResult> {
+    async fn put_opts(
+        &self,
+        at: &Path,
+        bytes: PutPayload,
+        mut with: PutOptions,
+    ) -> Result<PutResult> {
         turn().await;
+        if !self.heeds_conditions {
+            with.mode = PutMode::Overwrite;
+        }
         let creates = with.mode == PutMode::Create;
-        let put = self.0.put_opts(at, bytes, with).await;
+        let put = self.store.put_opts(at, bytes, with).await;
         if creates && put.is_ok() {
-            self.1.lock().unwrap().push(at.to_string());
+            self.created.lock().unwrap().push(at.to_string());
         }
         put
     }
@@ -84,7 +97,7 @@ impl ObjectStore for Stepped {
 
     async fn get_opts(&self, at: &Path, with: GetOptions) -> Result<GetResult> {
         turn().await;
-        self.0.get_opts(at, with).await
+        self.store.get_opts(at, with).await
     }
 
     async fn get_ranges(&self, _: &Path, _: &[Range<u64>]) -> Result<Vec<Bytes>> {
@@ -95,7 +108,7 @@ impl ObjectStore for Stepped {
         &self,
         paths: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        let store = self.0.clone();
+        let store = self.store.clone();
         // One after the other: a publisher may be stopped between two of them.
         let turns = paths.and_then(async |path| {
             turn().await;
@@ -105,7 +118,7 @@ impl ObjectStore for Stepped {
     }
 
     fn list(&self, below: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let (store, below) = (self.0.clone(), below.cloned());
+        let (store, below) = (self.store.clone(), below.cloned());
         let listing = async move {
             turn().await;
             store.list(below.as_ref())
@@ -219,7 +232,11 @@ fn scenario(
         run(plain.publish(&content(bytes), 0, None, &mut |_| {})).unwrap();
     }
     let created = Arc::new(Created::default());
-    let stepped = Depot::of(Arc::new(Stepped(memory, created.clone())));
+    let stepped = Depot::of(Arc::new(Stepped {
+        store: memory,
+        created: created.clone(),
+        heeds_conditions: true,
+    }));
     type Work<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), PublishError>> + 'a>>;
     let publisher = |contents| {
         Some(Box::pin(publish_and_collect(&stepped, &created, contents, mutant)) as Work<'_>)
@@ -294,6 +311,20 @@ fn no_interleaving_of_two_publishers_loses_an_object() {
         if let Err(error) = outcome {
             panic!("{schedule:?}: {error}");
         }
+    }
+}
+
+#[test]
+fn a_store_that_ignores_conditions_is_found() {
+    for heeds_conditions in [false, true] {
+        let store = Stepped { store: Arc::default(), created: Arc::default(), heeds_conditions };
+        let memory = store.store.clone();
+        match run(Depot::of(Arc::new(store)).check_conditions()) {
+            Ok(()) => assert!(heeds_conditions),
+            Err(PublishError::Unconditional { .. }) => assert!(!heeds_conditions),
+            Err(error) => panic!("{error}"),
+        }
+        assert!(run(memory.list(None).next()).is_none(), "no probe is left");
     }
 }
 

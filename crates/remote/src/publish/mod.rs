@@ -285,8 +285,8 @@ impl SnapshotStore {
     /// open for writing ([`PublishOptions::freeze`]); one that was not closed cleanly is recovered first, which takes
     /// permission to write to it. `progress` is called from time to time.
     ///
-    /// The snapshot is there in full or not at all, whenever this process is killed. What it has sent by then is not sent again
-    /// by a publisher that comes upon the same snapshots, and is deleted by a later collection.
+    /// The snapshot is there in full or not at all, whenever this process is killed. What it has sent by then is sent again
+    /// by the next publisher, and deleted by a later collection.
     ///
     /// # Errors
     /// See [`PublishError`]. After any of them all snapshots that were there can be restored, and the new one is either

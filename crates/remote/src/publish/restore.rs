@@ -13,7 +13,7 @@ use aquifer_pool::{Pool, PoolError};
 use aquifer_sys::{file_name, io as file_io, random};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-use super::depot::{Depot, Kind, name_of};
+use super::depot::{Depot, Kind, log_name, name_of};
 use super::layout::{PAGE_BYTES, Reference, Snapshot, TABLE_CHUNKS, decode_chunk};
 use super::send::aside;
 use super::{MOST_MEMORY_BYTES, Progress, PublishError};
@@ -76,7 +76,7 @@ impl Depot {
         let failed = |action| move |source| file_error(action, path, source);
         let new = NewFile::make(path, options.mode.unwrap_or(0o600)).map_err(failed("create"))?;
         new.file.set_len(snapshot.state.len_bytes).map_err(failed("set the length of"))?;
-        let received_bytes = self.receive(&snapshot, &new, path, progress).await?;
+        let received_bytes = self.receive((position, &snapshot), &new, path, progress).await?;
         new.file.sync_all().map_err(failed("sync"))?;
         new.check(path, &snapshot)?;
         new.publish(path, options.overwrite).map_err(|source| match source.kind() {
@@ -114,7 +114,7 @@ impl Depot {
     /// Writes all chunks to the file. Returns the bytes received.
     async fn receive(
         &self,
-        snapshot: &Snapshot,
+        (position, snapshot): (u64, &Snapshot),
         new: &NewFile,
         path: &Path,
         progress: &mut dyn FnMut(Progress),
@@ -143,7 +143,7 @@ impl Depot {
         if done != all {
             let wrong =
                 super::layout::Wrong::Damaged("its number of pages is not that of its chunks");
-            return Err(self.wrong("log", wrong));
+            return Err(self.wrong(&log_name(position), wrong));
         }
         Ok(received)
     }
@@ -272,14 +272,12 @@ impl NewFile {
         }
         match file_io::sync_directory(directory_of(path)) {
             // File systems without storage have nothing to sync.
-            Err(error) if error.raw_os_error() == Some(libc_einval()) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+                Ok(())
+            }
             synced => synced,
         }
     }
-}
-
-fn libc_einval() -> i32 {
-    rustix::io::Errno::INVAL.raw_os_error()
 }
 
 impl Drop for NewFile {
