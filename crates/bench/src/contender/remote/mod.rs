@@ -70,17 +70,20 @@ pub trait Remote {
     }
 }
 
+/// What the node's processes share, until it is dropped.
+pub type Service = Option<Box<dyn Any>>;
+
 /// How a contender works on a node.
 #[derive(Clone, Copy)]
 pub struct Way {
-    /// Starts what the node's processes share, until it is dropped.
-    pub serve: fn(Site<'_>) -> Result<Option<Box<dyn Any>>>,
+    /// Starts what the node's processes share.
+    pub serve: fn(Site<'_>) -> Result<Service>,
     /// Opens the object in a process.
     pub open: fn(Site<'_>) -> Result<Box<dyn Remote>>,
 }
 
 /// Nothing is shared but the directory.
-pub const NO_SERVICE: fn(Site<'_>) -> Result<Option<Box<dyn Any>>> = |_| Ok(None);
+pub const NO_SERVICE: fn(Site<'_>) -> Result<Service> = |_| Ok(None);
 
 /// The sum of the first words of the cache lines of `bytes`, which begin at a multiple of 64.
 pub fn lines_of(bytes: &[u8]) -> u64 {

@@ -1,6 +1,5 @@
 //! `rclone mount` with its VFS cache: one mount for the node, read by system calls.
 
-use std::any::Any;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::object_store::read_all;
-use super::{BUCKET, KEY, Remote, Site, lines_of};
+use super::{BUCKET, KEY, Remote, Service, Site, lines_of};
 use crate::job::{RemoteKind, Unavailable};
 use crate::raw::{advise_file, end_with_parent, terminate};
 
@@ -24,11 +23,11 @@ fn place(site: Site<'_>) -> PathBuf {
 }
 
 /// The process that serves the mount; unmounts when dropped.
-struct Service {
+struct MountProcess {
     process: Child,
 }
 
-impl Drop for Service {
+impl Drop for MountProcess {
     fn drop(&mut self) {
         // It unmounts itself at this signal.
         let _ = terminate(self.process.id());
@@ -45,7 +44,7 @@ impl Drop for Service {
 }
 
 /// Mounts the bucket.
-pub fn mount(site: Site<'_>) -> Result<Option<Box<dyn Any>>> {
+pub fn mount(site: Site<'_>) -> Result<Service> {
     let at = place(site);
     std::fs::create_dir(&at)?;
     // A chunk is what a request asks for at least. Reads of a whole object go through several streams.
@@ -82,7 +81,7 @@ pub fn mount(site: Site<'_>) -> Result<Option<Box<dyn Any>>> {
             return Err(Unavailable(reason).into());
         }
     };
-    let mut service = Service { process };
+    let mut service = MountProcess { process };
     let since = Instant::now();
     while !at.join(KEY).exists() {
         if service.process.try_wait()?.is_some() {
