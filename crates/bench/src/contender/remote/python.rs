@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Range;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -69,6 +70,10 @@ impl Worker {
             let mut text = String::new();
             let errors = self.process.stderr.as_mut().expect("a piped standard error");
             errors.read_to_string(&mut text)?;
+            if self.process.wait()?.signal() == Some(libc::SIGKILL) {
+                let reason = "its interpreter was killed for lack of memory under the limit";
+                return Err(Unavailable(reason.to_owned()).into());
+            }
             bail!("the interpreter ended: {}", text.trim());
         }
         match serde_json::from_str(&line).context("the interpreter's answer")? {
