@@ -3,6 +3,7 @@
 //! What the batch has to offer at once is sorted and merged over gaps, by the rule in `costs`. Only the calling thread
 //! touches the batch's memory, so nothing refers to it when a panic of the batch leaves this function.
 
+use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,9 @@ use aquifer_device::{Batch, DeviceError, IoOperation, Request};
 use crate::engine::Engine;
 use crate::mailbox::Answer;
 use crate::{RemoteDevice, RemoteError};
+
+/// Longer runs in the tier are left to the kernel's reading ahead: with `POSIX_FADV_WILLNEED` it fills single pages.
+const LONG_RUN_BYTES: u64 = 256 << 10;
 
 /// A transfer of the batch that is under way.
 struct Transfer {
@@ -71,6 +75,7 @@ pub(crate) fn run(device: &RemoteDevice, engine: &Engine, batch: &mut dyn Batch,
         inbox: Inbox::new(engine),
         transfers: Numbered(vec![]),
         groups: Numbered(vec![]),
+        near: VecDeque::new(),
     };
     // `None` in a child.
     let _ = running.run(batch, depth.max(1));
@@ -83,6 +88,8 @@ struct Running<'a> {
     inbox: Inbox<'a>,
     transfers: Numbered<Transfer>,
     groups: Numbered<Group>,
+    /// Pieces that seem to be in the tier, in the order in which the disk was asked for them.
+    near: VecDeque<Piece>,
 }
 
 // Of the methods that call the batch, the result is `None` in a child that the batch forked: there the rest is not this
@@ -91,25 +98,41 @@ impl Running<'_> {
     fn run(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<()> {
         loop {
             let pieces = self.pull(batch, depth)?;
-            let tier = self.engine.tier();
-            let (near, far) = pieces.into_iter().partition::<Vec<_>, _>(|piece| {
-                tier.is_some_and(|tier| tier.prefetch(piece.range.clone()))
-            });
-            self.request(far);
-            let has_near = !near.is_empty();
-            self.read_near(batch, near)?;
-            if self.transfers.len() == 0 && !has_near {
-                return Some(());
-            }
+            self.start(pieces);
+            let first = if self.near.is_empty() {
+                if self.transfers.len() == 0 {
+                    return Some(());
+                }
+                self.inbox.receiver.recv().ok()
+            } else {
+                // The other half keeps the disk busy while the batch offers more.
+                self.read_near(batch, self.near.len().div_ceil(2))?;
+                self.inbox.receiver.try_recv().ok()
+            };
             // All that have arrived, so that what the batch offers next can be merged.
-            let receiver = &self.inbox.receiver;
-            let first = if has_near { receiver.try_recv().ok() } else { receiver.recv().ok() };
             let mut next = first;
             while let Some((number, answer)) = next {
                 self.take_answer(batch, number, &answer)?;
                 next = self.inbox.receiver.try_recv().ok();
             }
         }
+    }
+
+    /// Asks the disk for what seems to be in the tier, and the server for the rest.
+    fn start(&mut self, pieces: Vec<Piece>) {
+        let Some(tier) = self.engine.tier() else { return self.request(pieces) };
+        let (mut near, far) =
+            pieces.into_iter().partition::<Vec<_>, _>(|piece| tier.has(piece.range.clone()));
+        self.request(far);
+        near.sort_by_key(|piece| piece.range.start);
+        for run in near.chunk_by(|one, next| next.range.start <= one.range.end) {
+            let range = run[0].range.start..run[run.len() - 1].range.end;
+            // The kernel reads ahead of long runs by itself, into larger pages of its cache.
+            if range.end - range.start < LONG_RUN_BYTES {
+                tier.prefetch(range);
+            }
+        }
+        self.near.extend(near);
     }
 
     /// Takes transfers until `depth` are under way; returns their pieces.
@@ -151,9 +174,10 @@ impl Running<'_> {
     }
 
     /// Reads pieces from the tier, and requests those that turn out not to be there.
-    fn read_near(&mut self, batch: &mut dyn Batch, pieces: Vec<Piece>) -> Option<()> {
+    fn read_near(&mut self, batch: &mut dyn Batch, count: usize) -> Option<()> {
         let mut gone = vec![];
-        for piece in pieces {
+        for _ in 0..count {
+            let piece = self.near.pop_front().expect("so many");
             let len_bytes = (piece.range.end - piece.range.start) as usize;
             let transfer = self.transfers.at(piece.transfer);
             let in_memory = (piece.range.start - transfer.request.offset_bytes) as usize;

@@ -35,6 +35,8 @@ const LEASES_AT: u64 = 1 << 60;
 /// Proofs read at a time, to the stack.
 const PROOFS_AT_ONCE: usize = 64;
 const PRESENT_AT_ONCE: u64 = 1 << 16;
+/// Proofs of longer objects (4 GiB have 16 MiB) are read when they are needed.
+const PROOFS_AT_OPENING_BYTES: u64 = 64 << 20;
 /// A block is marked as used at most once in this time.
 const MARKING_PERIOD_NS: i64 = 10_000_000_000;
 /// Words of marks, at most: enough for 256 GiB; blocks of longer objects share them.
@@ -275,8 +277,8 @@ impl ObjectFile {
         proofs.iter().map(|&proof| proof != 0).collect()
     }
 
-    /// Starts reading a range from the disk, if it seems to be there; otherwise returns false.
-    pub fn prefetch(&self, range: Range<u64>) -> bool {
+    /// Whether a range seems to be there.
+    pub fn has(&self, range: Range<u64>) -> bool {
         let touched = self.geometry.touched(range);
         let mut proofs = [0; PROOFS_AT_ONCE];
         let mut at = touched.start;
@@ -287,11 +289,29 @@ impl ObjectFile {
             }
             at += count as u64;
         }
-        let bytes = self.geometry.bytes_of(touched);
-        let len_bytes = std::num::NonZeroU64::new(bytes.end - bytes.start);
-        let at = self.geometry.data_at() + bytes.start;
-        let _ = fadvise(&self.file, at, len_bytes, Advice::WillNeed);
         true
+    }
+
+    /// Starts reading a range from the disk.
+    pub fn prefetch(&self, range: Range<u64>) {
+        let bytes = self.geometry.bytes_of(self.geometry.touched(range));
+        self.advise(self.geometry.data_at() + bytes.start, bytes.end - bytes.start);
+    }
+
+    /// Starts reading the proofs, so that a read from a cold disk does not wait twice.
+    pub fn prefetch_proofs(&self) {
+        let at = self.geometry.proof_at(0);
+        let len_bytes = self.geometry.data_at() - at;
+        if len_bytes <= PROOFS_AT_OPENING_BYTES {
+            self.advise(at, len_bytes);
+        }
+    }
+
+    fn advise(&self, at: u64, len_bytes: u64) {
+        // A hint. A length of 0 would mean all that follows.
+        if let Some(len_bytes) = std::num::NonZeroU64::new(len_bytes) {
+            let _ = fadvise(&self.file, at, Some(len_bytes), Advice::WillNeed);
+        }
     }
 
     /// Stores whole sub-blocks: bytes first, then their proofs. The caller holds their lease.
@@ -330,7 +350,18 @@ impl ObjectFile {
     fn mark_used(&self, range: Range<u64>) {
         let blocks = self.blocks_of(range);
         let end = Geometry::STATES_AT + blocks.end;
-        if self.marks.are_new(blocks.clone()) && end <= longest_file_bytes() {
+        if !self.marks.are_new(blocks.clone()) || end > longest_file_bytes() {
+            return;
+        }
+        // Most have their mark since they were written, and a look costs a third of a write.
+        let mut states = [COLD; 16];
+        let count = (blocks.end - blocks.start).min(states.len() as u64) as usize;
+        let at = Geometry::STATES_AT + blocks.start;
+        let is_known = read_at(self.file.as_fd(), &mut states[..count], at).is_ok();
+        if !is_known
+            || count as u64 != blocks.end - blocks.start
+            || states[..count] != [HOT; 16][..count]
+        {
             // A lost mark costs an early eviction.
             let _ = self.write_states(blocks, HOT);
         }

@@ -103,6 +103,7 @@ impl OpenTier {
             }
             opened => opened?,
         };
+        object.prefetch_proofs();
         let core = Arc::new(Core {
             control,
             object,
@@ -133,15 +134,14 @@ impl OpenTier {
         self.core.object.read(start, to)
     }
 
-    /// See [`ObjectFile::prefetch`].
-    pub fn prefetch(&self, range: Range<u64>) -> bool {
-        self.core.object.prefetch(range)
+    /// See [`ObjectFile::has`].
+    pub fn has(&self, range: Range<u64>) -> bool {
+        self.core.object.has(range)
     }
 
-    /// Whether a range seems to be there.
-    pub fn has(&self, range: Range<u64>) -> bool {
-        let object = &self.core.object;
-        object.present(object.geometry.touched(range)).into_iter().all(|is_present| is_present)
+    /// See [`ObjectFile::prefetch`].
+    pub fn prefetch(&self, range: Range<u64>) {
+        self.core.object.prefetch(range);
     }
 
     /// Waits until what was downloaded is written.
