@@ -61,9 +61,7 @@ impl RemoteDevice {
             }
             let (bytes, answer) = answers.recv().expect("a sender is kept");
             under_way -= 1;
-            if let Err(error) = answer {
-                return Err(error);
-            }
+            answer?;
             done += bytes as u64;
             progress(done, end - start);
         }
