@@ -185,6 +185,8 @@ fn children_of_a_tier(server: &Server, bytes: &[u8]) {
     let file = std::fs::File::options().read(true).write(true).open(file).unwrap();
     let leases = LockRange { offset_bytes: 1 << 60, len_bytes: 0 };
     let is_leased = || conflict(file.as_fd(), leases, LockKind::Exclusive).unwrap().is_some();
+    // With it, what it had to write.
+    drop(device);
     assert!(!is_leased());
     let (mut is_forked, says) = std::io::pipe().unwrap();
     let (told, end) = std::io::pipe().unwrap();

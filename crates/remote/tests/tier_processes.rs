@@ -422,7 +422,7 @@ fn full() {
     assert!(said.contains("No space left"), "{said}");
     read(&device, 0, LEN);
     assert_eq!(told(&device), said, "said once");
-    drop(filling);
+    drop((filling, device));
     std::fs::remove_file(place.join("filling")).unwrap();
     let device = open();
     read(&device, 0, 100_000);

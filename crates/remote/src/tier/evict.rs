@@ -101,9 +101,20 @@ pub(super) fn shrink(
             // What cannot be used cannot be evicted, and is no reason to keep the rest.
             Ok(None) | Err(_) => continue,
         };
-        let swept = sweep(&object, first_block, state, goal)
-            .map_err(|error| TierError::system(directory.path(), "cannot evict", error))?;
+        let swept = sweep(&object, first_block, state, goal);
         first_block = 0;
+        let swept = match swept {
+            Ok(swept) => swept,
+            Err(error) => {
+                // It goes as a whole, if it is not in use: holes may be impossible there.
+                let freed_bytes = object.remove_unused()?;
+                if freed_bytes == 0 {
+                    return Err(TierError::system(directory.path(), "cannot evict", error));
+                }
+                state.used_bytes = state.used_bytes.saturating_sub(freed_bytes);
+                continue;
+            }
+        };
         state.hand_key = key.0;
         state.hand_block = swept.stopped_at.unwrap_or(u64::MAX);
         if swept.is_empty {
