@@ -15,6 +15,8 @@ use crate::engine::Engine;
 use crate::mailbox::Answer;
 use crate::{RemoteDevice, RemoteError};
 
+/// Most bytes that the disk is asked for ahead of their reading: the memory that they are copied to stays in a core's cache.
+const NEAR_BYTES: u64 = 1 << 20;
 /// Longer runs in the tier are left to the kernel's reading ahead: with `POSIX_FADV_WILLNEED` it fills single pages.
 const LONG_RUN_BYTES: u64 = 256 << 10;
 
@@ -33,6 +35,12 @@ struct Piece {
     /// Its transfer's number.
     transfer: usize,
     range: Range<u64>,
+}
+
+impl Piece {
+    fn len_bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
 }
 
 /// Pieces that one request serves.
@@ -97,8 +105,9 @@ struct Running<'a> {
 impl Running<'_> {
     fn run(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<()> {
         loop {
-            let pieces = self.pull(batch, depth)?;
-            self.start(pieces);
+            let (near, far) = self.pull(batch, depth)?;
+            self.request(far);
+            self.prefetch(near);
             let first = if self.near.is_empty() {
                 if self.transfers.len() == 0 {
                     return Some(());
@@ -118,29 +127,31 @@ impl Running<'_> {
         }
     }
 
-    /// Asks the disk for what seems to be in the tier, and the server for the rest.
-    fn start(&mut self, pieces: Vec<Piece>) {
-        let Some(tier) = self.engine.tier() else { return self.request(pieces) };
-        let (mut near, far) =
-            pieces.into_iter().partition::<Vec<_>, _>(|piece| tier.has(piece.range.clone()));
-        self.request(far);
-        near.sort_by_key(|piece| piece.range.start);
-        for run in near.chunk_by(|one, next| next.range.start <= one.range.end) {
+    /// Asks the disk for pieces.
+    fn prefetch(&mut self, mut pieces: Vec<Piece>) {
+        pieces.sort_by_key(|piece| piece.range.start);
+        for run in pieces.chunk_by(|one, next| next.range.start <= one.range.end) {
             let range = run[0].range.start..run[run.len() - 1].range.end;
             // The kernel reads ahead of long runs by itself, into larger pages of its cache.
-            if range.end - range.start < LONG_RUN_BYTES {
+            if range.end - range.start < LONG_RUN_BYTES
+                && let Some(tier) = self.engine.tier()
+            {
                 tier.prefetch(range);
             }
         }
-        self.near.extend(near);
+        self.near.extend(pieces);
     }
 
-    /// Takes transfers until `depth` are under way; returns their pieces.
-    fn pull(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<Vec<Piece>> {
+    /// Takes transfers until enough are under way; returns their pieces: those that seem to be in the tier, and the others.
+    fn pull(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<(Vec<Piece>, Vec<Piece>)> {
         let largest = self.device.largest_request_bytes() as u64;
-        let mut pieces = vec![];
+        let (mut near, mut far) = (vec![], vec![]);
+        let mut near_bytes: u64 = self.near.iter().map(Piece::len_bytes).sum();
         // At least one, so that each transfer is started at some time.
-        while self.transfers.len() < depth && self.outstanding_bytes() < self.device.batch_bytes() {
+        while self.transfers.len() < depth
+            && near_bytes < NEAR_BYTES
+            && self.outstanding_bytes() < self.device.batch_bytes()
+        {
             let request = batch.next();
             if !self.engine.is_current() {
                 return None;
@@ -160,13 +171,20 @@ impl Running<'_> {
                     while start < end {
                         let range = start..end.min(start.saturating_add(largest));
                         start = range.end;
-                        pieces.push(Piece { transfer, range });
+                        let piece = Piece { transfer, range };
+                        let tier = self.engine.tier();
+                        if tier.is_some_and(|tier| tier.has(piece.range.clone())) {
+                            near_bytes += piece.len_bytes();
+                            near.push(piece);
+                        } else {
+                            far.push(piece);
+                        }
                     }
                 }
                 nothing => self.complete(batch, request.tag, nothing)?,
             }
         }
-        Some(pieces)
+        Some((near, far))
     }
 
     fn outstanding_bytes(&self) -> usize {
@@ -178,7 +196,7 @@ impl Running<'_> {
         let mut gone = vec![];
         for _ in 0..count {
             let piece = self.near.pop_front().expect("so many");
-            let len_bytes = (piece.range.end - piece.range.start) as usize;
+            let len_bytes = piece.len_bytes() as usize;
             let transfer = self.transfers.at(piece.transfer);
             let in_memory = (piece.range.start - transfer.request.offset_bytes) as usize;
             // SAFETY: inside the request's memory: the piece is a part of the transfer.
@@ -268,7 +286,7 @@ fn merge(mut pieces: Vec<Piece>, gap_bytes: u64, merged_bytes: u64) -> Vec<Group
 
 /// Copies a piece out of the answer that starts at `start`, or notes its error.
 fn deliver(start: u64, piece: &Piece, transfer: &mut Transfer, answer: &Answer) {
-    let len_bytes = (piece.range.end - piece.range.start) as usize;
+    let len_bytes = piece.len_bytes() as usize;
     transfer.left_bytes -= len_bytes;
     let body = match answer {
         Ok(body) => body,
