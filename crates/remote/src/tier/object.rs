@@ -6,13 +6,13 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aquifer_sys::clock;
-use aquifer_sys::io::{read_at, write_all_at};
+use aquifer_sys::io::{read_at, reopen, write_all_at};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_vm::NotInherited;
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, fadvise, fallocate};
@@ -47,6 +47,8 @@ pub(super) struct ObjectFile {
     pub geometry: Geometry,
     /// Before the file, so that it is dropped first.
     _not_inherited: NotInherited,
+    /// The same file, for data: so that reads of proofs do not end the kernel's reading ahead.
+    data: OwnedFd,
     file: File,
     directory: Directory,
     marks: Marks,
@@ -129,6 +131,9 @@ impl ObjectFile {
             key,
             geometry,
             _not_inherited: NotInherited::new(file.as_fd()),
+            data: reopen(file.as_fd(), rustix::fs::OFlags::RDONLY.bits() as i32).map_err(
+                |error| TierError::system(&directory.path_of(key), "cannot open", error),
+            )?,
             file,
             directory: directory.clone(),
             marks,
@@ -237,7 +242,7 @@ impl ObjectFile {
             return false;
         }
         let at = self.geometry.data_at() + sub_blocks.start * SUB_BLOCK_BYTES;
-        if read_at(self.file.as_fd(), to, at).ok() != Some(to.len()) {
+        if read_at(self.data.as_fd(), to, at).ok() != Some(to.len()) {
             return false;
         }
         let parts = to.chunks(SUB_BLOCK_BYTES as usize);
@@ -310,7 +315,7 @@ impl ObjectFile {
     fn advise(&self, at: u64, len_bytes: u64) {
         // A hint. A length of 0 would mean all that follows.
         if let Some(len_bytes) = std::num::NonZeroU64::new(len_bytes) {
-            let _ = fadvise(&self.file, at, Some(len_bytes), Advice::WillNeed);
+            let _ = fadvise(&self.data, at, Some(len_bytes), Advice::WillNeed);
         }
     }
 
