@@ -32,6 +32,8 @@ use super::layout::{
 const PRESENCE: LockRange = LockRange::byte(0);
 /// Leases are locks of the bytes from here on, one per sub-block. No file is as long.
 const LEASES_AT: u64 = 1 << 60;
+/// Sub-blocks of which a part is copied out of the stack.
+const PART_SUB_BLOCKS: u64 = 2;
 /// Proofs read at a time, to the stack.
 const PROOFS_AT_ONCE: usize = 64;
 const PRESENT_AT_ONCE: u64 = 1 << 16;
@@ -188,6 +190,15 @@ impl ObjectFile {
             return false;
         }
         let (mut at, mut rest) = (start, to);
+        // Such as a row: at once.
+        let touched = self.geometry.touched(start..end);
+        let whole = self.geometry.bytes_of(touched.clone());
+        if touched.end - touched.start <= PART_SUB_BLOCKS && whole != (start..end) {
+            if !self.read_part(touched, (start - whole.start) as usize, rest) {
+                return false;
+            }
+            rest = &mut [];
+        }
         while !rest.is_empty() {
             let sub_block = at / SUB_BLOCK_BYTES;
             let whole = self.geometry.bytes_of(sub_block..sub_block + 1);
@@ -210,7 +221,7 @@ impl ObjectFile {
             } else {
                 let skip = (at - whole.start) as usize;
                 let len_bytes = (first_bytes - skip).min(rest.len());
-                if !self.read_part(sub_block, first_bytes, skip, &mut rest[..len_bytes]) {
+                if !self.read_part(sub_block..sub_block + 1, skip, &mut rest[..len_bytes]) {
                     return false;
                 }
                 len_bytes
@@ -222,10 +233,13 @@ impl ObjectFile {
         true
     }
 
+    /// Reads what is behind the first `skip` bytes of at most [`PART_SUB_BLOCKS`].
     #[inline(never)]
-    fn read_part(&self, sub_block: u64, whole_bytes: usize, skip: usize, to: &mut [u8]) -> bool {
-        let mut whole = [0; SUB_BLOCK_BYTES as usize];
-        let is_there = self.read_whole(sub_block..sub_block + 1, &mut whole[..whole_bytes]);
+    fn read_part(&self, sub_blocks: Range<u64>, skip: usize, to: &mut [u8]) -> bool {
+        let mut whole = [0; (PART_SUB_BLOCKS * SUB_BLOCK_BYTES) as usize];
+        let range = self.geometry.bytes_of(sub_blocks.clone());
+        let is_there =
+            self.read_whole(sub_blocks, &mut whole[..(range.end - range.start) as usize]);
         if is_there {
             to.copy_from_slice(&whole[skip..skip + to.len()]);
         }
