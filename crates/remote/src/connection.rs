@@ -1,19 +1,31 @@
 //! What passes between `object_store` and its HTTP client: counted, and noted for the request that
 //! it belongs to, because the library's errors do not tell the status. A server that is too busy is given the time that it
 //! asks for, which the library's retries do not do.
+//!
+//! Redirects are followed within a server only, because signed headers, tokens and queries are meant for the one that the
+//! caller named. The library's own client follows them anywhere, and cannot be told otherwise: so the client is made here,
+//! of the library's options.
 
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::ops::Range;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
-    ReqwestConnector,
 };
-use reqwest::Method;
+use object_store::{ClientConfigKey, ClientOptions};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{HeaderValue, IF_NONE_MATCH};
+use reqwest::redirect::{Action, Attempt, Policy};
+use reqwest::tls::Certificate;
+use reqwest::{Client, Method, NoProxy, Proxy};
+
+const USER_AGENT: &str = concat!("aquifer/", env!("CARGO_PKG_VERSION"));
+const MOST_REDIRECTS: usize = 10;
 
 /// What was seen of one request and its retries.
 #[derive(Debug, Clone, Default)]
@@ -61,7 +73,8 @@ struct Counted {
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
+        let failed = |source| object_store::Error::Generic { store: "HTTP client", source };
+        let client = HttpClient::new(client(options).map_err(failed)?);
         Ok(HttpClient::new(Counted { client, connector: self.clone() }))
     }
 }
@@ -103,6 +116,110 @@ impl HttpService for Counted {
             tokio::time::sleep(wait.min(self.connector.timeout)).await;
         }
         result
+    }
+}
+
+type Refused = Box<dyn std::error::Error + Send + Sync>;
+
+/// The client that the library would make of its options, but for redirects and `Referer`.
+fn client(options: &ClientOptions) -> Result<Client, Refused> {
+    use ClientConfigKey as Key;
+    let text = |key| options.get_config_value(&key);
+    let flag =
+        |key| Ok::<_, Refused>(text(key).as_deref().map(is_set).transpose()?.unwrap_or(false));
+    let time = |key| text(key).map(|text| humantime::parse_duration(&text)).transpose();
+    let mut client = Client::builder()
+        .redirect(Policy::custom(follow))
+        .referer(false)
+        .user_agent(text(Key::UserAgent).unwrap_or_else(|| USER_AGENT.to_owned()))
+        .https_only(!flag(Key::AllowHttp)?)
+        .tls_danger_accept_invalid_certs(flag(Key::AllowInvalidCertificates)?)
+        .http2_keep_alive_while_idle(flag(Key::Http2KeepAliveWhileIdle)?)
+        .http2_max_frame_size(number(text(Key::Http2MaxFrameSize))?)
+        // An answer's length is that of the object.
+        .no_gzip()
+        .no_brotli()
+        .no_zstd()
+        .no_deflate();
+    if let Some(url) = text(Key::ProxyUrl) {
+        if let Some(certificate) = text(Key::ProxyCaCertificate) {
+            client = client.tls_certs_merge([Certificate::from_pem(certificate.as_bytes())?]);
+        }
+        let not_for = text(Key::ProxyExcludes).and_then(|hosts| NoProxy::from_string(&hosts));
+        client = client.proxy(Proxy::all(url)?.no_proxy(not_for));
+    }
+    if flag(Key::NoSystemCertificates)? {
+        client = client.tls_certs_only([]);
+    }
+    if let Some(time) = time(Key::Timeout)? {
+        client = client.timeout(time);
+    }
+    if let Some(time) = time(Key::ConnectTimeout)? {
+        client = client.connect_timeout(time);
+    }
+    if let Some(time) = time(Key::ReadTimeout)? {
+        client = client.read_timeout(time);
+    }
+    if let Some(time) = time(Key::PoolIdleTimeout)? {
+        client = client.pool_idle_timeout(time);
+    }
+    if let Some(most) = number(text(Key::PoolMaxIdlePerHost))? {
+        client = client.pool_max_idle_per_host(most);
+    }
+    if let Some(time) = time(Key::Http2KeepAliveInterval)? {
+        client = client.http2_keep_alive_interval(time);
+    }
+    if let Some(time) = time(Key::Http2KeepAliveTimeout)? {
+        client = client.http2_keep_alive_timeout(time);
+    }
+    if flag(Key::Http1Only)? {
+        client = client.http1_only();
+    }
+    if flag(Key::Http2Only)? {
+        client = client.http2_prior_knowledge();
+    }
+    if flag(Key::RandomizeAddresses)? {
+        client = client.dns_resolver(Arc::new(Shuffled));
+    }
+    Ok(client.build()?)
+}
+
+/// As the library reads it.
+fn is_set(text: &str) -> Result<bool, Refused> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "on" | "yes" | "y" => Ok(true),
+        "0" | "false" | "off" | "no" | "n" => Ok(false),
+        _ => Err("neither true nor false".into()),
+    }
+}
+
+fn number<T: FromStr>(text: Option<String>) -> Result<Option<T>, T::Err> {
+    text.map(|text| text.parse()).transpose()
+}
+
+/// Follows a redirect to the same scheme, host and port. Another one is the answer.
+fn follow(redirect: Attempt<'_>) -> Action {
+    let is_same =
+        redirect.previous().last().is_some_and(|last| last.origin() == redirect.url().origin());
+    if is_same && redirect.previous().len() <= MOST_REDIRECTS {
+        redirect.follow()
+    } else {
+        redirect.stop()
+    }
+}
+
+/// The addresses of a name in any order, so that connections spread over a store's servers.
+struct Shuffled;
+
+impl Resolve for Shuffled {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let mut addresses: Vec<SocketAddr> = found.collect();
+            let random = RandomState::new();
+            addresses.sort_by_cached_key(|address| random.hash_one(address));
+            Ok(Box::new(addresses.into_iter()) as Addrs)
+        })
     }
 }
 

@@ -159,6 +159,34 @@ fn a_busy_server_is_given_the_time_that_it_asks_for() {
     assert!(matches!(remote(&error), RemoteError::Unavailable { .. }), "{error}");
 }
 
+/// What signs a request is for one server: another one is not asked, and learns no query.
+#[test]
+fn redirects_are_followed_within_a_server_only() {
+    let (server, other) = (Server::new(pattern(LEN, 1)), Server::new(pattern(LEN, 1)));
+    let s3 = server.s3().config("aws_session_token", "hunter2");
+    for device in [server.open(), s3.open("s3://bucket/dir/object.bin").unwrap()] {
+        let to = other.url();
+        server.plan(move |_| Answer::Redirect(to.clone()));
+        let error = device.read_at(5000, &mut [0; 1000]).unwrap_err();
+        let found = remote(&error);
+        assert!(matches!(found, RemoteError::Unavailable { status: Some(302), .. }), "{found:?}");
+        let text = format!("{error} {error:?}");
+        assert!(text.contains("redirects") && !text.contains("hunter2"), "{text}");
+        assert!(other.asked().is_empty(), "{:?}", other.asked());
+
+        let to = server.url();
+        server.plan(move |number| match number {
+            0 => Answer::Redirect(to.clone()),
+            _ => Answer::Proper,
+        });
+        let mut buffer = [0; 1000];
+        device.read_at(5000, &mut buffer).unwrap();
+        assert_eq!(buffer[..], pattern(LEN, 1)[5000..6000]);
+        assert!(server.asked().iter().all(|asked| !asked.head.contains("referer")));
+        server.plan(|_| Answer::Proper);
+    }
+}
+
 /// A body that broke off is continued only with the same version.
 #[test]
 fn a_retry_never_continues_another_version() {

@@ -72,6 +72,8 @@ pub enum Answer {
     Status(u16),
     /// A status with this `Retry-After`.
     RetryAfter(u16, String),
+    /// 302 to this URL.
+    Redirect(String),
     /// 200 and the whole object.
     Whole,
     /// Another range of the right length, named so in Content-Range.
@@ -115,6 +117,7 @@ impl Answer {
                 let (code, after) = value.split_once(':').unwrap_or(("503", value));
                 Answer::RetryAfter(status(code)?, after.to_owned())
             }
+            "redirect" => Answer::Redirect(value.to_owned()),
             "whole" => Answer::Whole,
             "other-range" => Answer::OtherRange,
             "no-range" => Answer::NoRange,
@@ -588,6 +591,12 @@ async fn serve(
     match &action {
         Answer::Status(status) => return Ok(refusal(*status, "0")),
         Answer::RetryAfter(status, after) => return Ok(refusal(*status, after)),
+        Answer::Redirect(url) => {
+            let mut answer = refusal(302, "0");
+            let url = HeaderValue::from_str(url).expect("a URL");
+            answer.headers_mut().insert(header::LOCATION, url);
+            return Ok(answer);
+        }
         Answer::Reset => return reset(),
         Answer::Silence => return std::future::pending().await,
         Answer::Late(time) => state.timer.sleep(*time).await,
