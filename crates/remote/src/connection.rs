@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
@@ -35,6 +35,8 @@ pub(crate) struct Seen {
     /// The last answer's, or none if the last attempt brought no answer.
     pub status: Option<u16>,
     pub etag: Option<String>,
+    /// Seconds, as in [`Version`](crate::fetch::Version).
+    pub modified: Option<i64>,
     /// The range and the total length that the last answer names.
     pub content_range: Option<(Range<u64>, u64)>,
     /// Of the last answer's body.
@@ -105,6 +107,7 @@ impl HttpService for Counted {
                     let header = |name| answer.headers().get(name)?.to_str().ok();
                     seen.status = Some(answer.status().as_u16());
                     seen.etag = header("etag").map(str::to_owned);
+                    seen.modified = header("last-modified").and_then(seconds);
                     seen.content_range = header("content-range").and_then(content_range);
                     seen.content_length = header("content-length").and_then(|len| len.parse().ok());
                 }
@@ -240,6 +243,12 @@ fn wait_before_retry(answer: &HttpResponse) -> Option<Duration> {
         // Of a date that has passed nothing is left.
         Err(_) => httpdate::parse_http_date(text).ok()?.duration_since(SystemTime::now()).ok(),
     }
+}
+
+/// Parses a date.
+fn seconds(text: &str) -> Option<i64> {
+    let since = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_secs()).ok()
 }
 
 /// Parses `bytes 0-9/100`, and `bytes */100` as an empty range.

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_device::Device;
@@ -207,6 +208,36 @@ fn a_retry_never_continues_another_version() {
     }
 }
 
+/// Also if the change shows only in length or date.
+#[test]
+fn a_retry_with_another_length_or_date_is_another_version() {
+    let fails = |server: &Server, device: &RemoteDevice| {
+        let error = device.read_at(0, &mut [0; 40_000]).unwrap_err();
+        assert!(matches!(remote(&error), RemoteError::Changed { .. }), "{error}");
+        assert_eq!(server.asked().len(), 2);
+    };
+    let server = Arc::new(Server::new(vec![1; LEN]));
+    let device = server.open();
+    server.plan(|number| match number {
+        0 => Answer::Cut,
+        _ => Answer::OtherTotal(LEN as u64 + 1),
+    });
+    fails(&server, &device);
+
+    server.replace(vec![1; LEN], Some("W/\"v1\""));
+    server.plan(|_| Answer::Proper);
+    let device = quick().unversioned(true).open(&server.url()).unwrap();
+    let changing = Arc::downgrade(&server);
+    server.plan(move |number| {
+        if number == 0 {
+            return Answer::Cut;
+        }
+        changing.upgrade().expect("it answers").date(NEW);
+        Answer::Proper
+    });
+    fails(&server, &device);
+}
+
 #[test]
 fn a_silent_server_is_given_up() {
     let server = Server::new(pattern(LEN, 1));
@@ -228,7 +259,7 @@ fn a_silent_server_is_given_up() {
 
 #[test]
 fn objects_without_a_version_are_refused_unless_allowed() {
-    for etag in [None, Some("W/\"weak\"")] {
+    for etag in [None, Some("W/\"weak\""), Some("\"\"")] {
         let server = Server::new(pattern(LEN, 1));
         server.replace(pattern(LEN, 1), etag);
         let error = quick().open(&server.url()).unwrap_err();
