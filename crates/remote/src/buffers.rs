@@ -20,12 +20,15 @@ pub(crate) const SMALLEST_BUFFER_BYTES: usize = REQUEST_DIVISOR * SMALLEST_REQUE
 pub(crate) struct Buffers {
     limit_bytes: AtomicUsize,
     under_way: Arc<Semaphore>,
+    /// Permits that were in use when the limit was lowered, and are forgotten when they come back.
+    owed_units: AtomicUsize,
 }
 
 impl Buffers {
     pub fn new(limit_bytes: usize) -> Buffers {
         let under_way = Arc::new(Semaphore::new(units(limit_bytes)));
-        Buffers { limit_bytes: AtomicUsize::new(limit_bytes), under_way }
+        let limit_bytes = AtomicUsize::new(limit_bytes);
+        Buffers { limit_bytes, under_way, owed_units: AtomicUsize::new(0) }
     }
 
     // Relaxed: a number that orders nothing.
@@ -38,8 +41,9 @@ impl Buffers {
         let bytes = bytes.max(SMALLEST_BUFFER_BYTES);
         let before = self.limit_bytes.fetch_min(bytes, Ordering::Relaxed);
         if bytes < before {
-            // Of what is in use right now, nothing is taken away.
-            self.under_way.forget_permits(units(before) - units(bytes));
+            let less = units(before) - units(bytes);
+            let owed = less - self.under_way.forget_permits(less);
+            self.owed_units.fetch_add(owed, Ordering::Relaxed);
         }
         before.min(bytes)
     }
@@ -66,10 +70,27 @@ impl Buffers {
 
     /// Waits for memory.
     pub async fn take(&self, bytes: u64) -> OwnedSemaphorePermit {
-        let most = units(self.limit_bytes());
-        let units = usize::try_from(bytes).map_or(most, |bytes| bytes.div_ceil(UNIT_BYTES));
-        let units = units.min(most) as u32;
-        self.under_way.clone().acquire_many_owned(units).await.expect("never closed")
+        loop {
+            let most = units(self.limit_bytes());
+            let units = usize::try_from(bytes).map_or(most, |bytes| bytes.div_ceil(UNIT_BYTES));
+            let units = units.min(most) as u32;
+            let taken = self.under_way.clone().acquire_many_owned(units).await;
+            let mut taken = taken.expect("never closed");
+            if !self.pay(&mut taken) {
+                return taken;
+            }
+        }
+    }
+
+    /// Forgets of the permits what is owed; whether anything was.
+    fn pay(&self, taken: &mut OwnedSemaphorePermit) -> bool {
+        let less =
+            |owed: usize| owed.checked_sub(owed.min(taken.num_permits())).filter(|_| owed > 0);
+        let owed = self.owed_units.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let Ok(owed) = owed else { return false };
+        let paid = taken.split(owed.min(taken.num_permits()));
+        paid.expect("as many as there are").forget();
+        true
     }
 }
 
@@ -96,6 +117,13 @@ mod tests {
         assert_eq!(buffers.lower(2 << 20), 1 << 20);
         assert_eq!(buffers.lower(1), SMALLEST_BUFFER_BYTES);
         assert_eq!(buffers.under_way.available_permits(), SMALLEST_BUFFER_BYTES / 2 / UNIT_BYTES);
+        // What was in use when the limit was lowered does not come back.
+        let lowered = Buffers::new(1 << 20);
+        let (one, two) = (lowered.take(300 << 10).await, lowered.take(200 << 10).await);
+        lowered.lower(SMALLEST_BUFFER_BYTES);
+        drop((one, two));
+        drop(lowered.take(1).await);
+        assert_eq!(lowered.under_way.available_permits(), units(SMALLEST_BUFFER_BYTES));
         // More than all there is: all.
         drop(buffers.take(u64::MAX).await);
         assert!(buffers.request_bytes() >= SMALLEST_REQUEST_BYTES);
