@@ -13,6 +13,7 @@ use object_store::aws::AwsCredential;
 use object_store::azure::AzureCredential;
 use object_store::gcp::GcpCredential;
 use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 
 /// How long before they expire credentials are replaced, if they live twice as long.
 const MARGIN: Duration = Duration::from_secs(60);
@@ -87,7 +88,18 @@ pub(crate) struct NoCredentials(pub &'static str);
 pub(crate) struct Kept<C> {
     provider: Provider,
     convert: fn(Secret) -> Option<C>,
-    last: Mutex<Option<Last<C>>>,
+    state: Mutex<State<C>>,
+}
+
+struct State<C> {
+    last: Option<Last<C>>,
+    /// A call of the function, which goes on when the request that began it is given up.
+    call: Option<Call>,
+}
+
+struct Call {
+    began: SystemTime,
+    supplied: JoinHandle<Supplied>,
 }
 
 struct Last<C> {
@@ -96,15 +108,32 @@ struct Last<C> {
     times: Option<(SystemTime, SystemTime)>,
 }
 
+impl<C> Last<C> {
+    /// Whether one of its times has come.
+    fn is_over(&self, time: fn((SystemTime, SystemTime)) -> SystemTime) -> bool {
+        self.times.is_some_and(|times| time(times) <= SystemTime::now())
+    }
+}
+
 impl<C> Kept<C> {
     fn new(provider: &Provider, convert: fn(Secret) -> Option<C>) -> Arc<Kept<C>> {
-        Arc::new(Kept { provider: provider.clone(), convert, last: Mutex::default() })
+        let state = Mutex::new(State { last: None, call: None });
+        Arc::new(Kept { provider: provider.clone(), convert, state })
     }
 
-    async fn supply(&self) -> Result<Last<C>, NoCredentials> {
+    fn call(&self) -> Call {
         let provider = self.provider.clone();
-        let now = SystemTime::now();
-        let supplied = tokio::task::spawn_blocking(move || (provider.0)()).await;
+        let supplied = tokio::task::spawn_blocking(move || (provider.0)());
+        Call { began: SystemTime::now(), supplied }
+    }
+
+    /// Waits for the call under way, or for a new one.
+    async fn supply(&self, under_way: &mut Option<Call>) -> Result<Last<C>, NoCredentials> {
+        let call = under_way.get_or_insert_with(|| self.call());
+        // If this wait is given up, the call stays for the next request.
+        let supplied = (&mut call.supplied).await;
+        let began = call.began;
+        *under_way = None;
         let credentials = match supplied {
             Ok(Ok(credentials)) => credentials,
             Ok(Err(_)) => return Err(NoCredentials("the provider of credentials failed")),
@@ -114,7 +143,7 @@ impl<C> Kept<C> {
             "the provider's credentials are of another kind; s3:// takes a key, gs:// and az:// a bearer token",
         ))?;
         let times = credentials.expires.map(|end| {
-            let life = end.duration_since(now).unwrap_or_default();
+            let life = end.duration_since(began).unwrap_or_default();
             (end - MARGIN.min(life / 2), end)
         });
         Ok(Last { credential: Arc::new(credential), times })
@@ -162,17 +191,19 @@ impl<C: Send + Sync> CredentialProvider for Kept<C> {
 
     async fn get_credential(&self) -> object_store::Result<Arc<C>> {
         // One call at a time: the other requests wait for it.
-        let mut last = self.last.lock().await;
-        let now = SystemTime::now();
-        let is_before = |time: fn(&(SystemTime, SystemTime)) -> SystemTime,
-                         last: &Option<Last<C>>| {
-            last.as_ref().is_some_and(|last| last.times.is_none_or(|times| now < time(&times)))
-        };
-        if !is_before(|(renewal, _)| *renewal, &last) {
-            match self.supply().await {
+        let mut state = self.state.lock().await;
+        let State { last, call } = &mut *state;
+        if last.as_ref().is_none_or(|last| last.is_over(|(renewal, _)| renewal)) {
+            let was_under_way = call.is_some();
+            let mut supplied = self.supply(call).await;
+            // What an abandoned call supplied may be too old by now.
+            if was_under_way && supplied.as_ref().is_ok_and(|last| last.is_over(|(_, end)| end)) {
+                supplied = self.supply(call).await;
+            }
+            match supplied {
                 Ok(supplied) => *last = Some(supplied),
                 // The old ones are good for a while.
-                Err(_) if is_before(|(_, end)| *end, &last) => {}
+                Err(_) if last.as_ref().is_some_and(|last| !last.is_over(|(_, end)| end)) => {}
                 Err(error) => {
                     let source = Box::new(error);
                     return Err(object_store::Error::Generic { store: "credentials", source });
@@ -185,6 +216,8 @@ impl<C: Send + Sync> CredentialProvider for Kept<C> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -201,7 +234,7 @@ mod tests {
         ] {
             let kept = Kept::gcp(&fails);
             let credential = Arc::new(GcpCredential { bearer: "old".into() });
-            *kept.last.try_lock().unwrap() = Some(Last { credential, times });
+            kept.state.try_lock().unwrap().last = Some(Last { credential, times });
             let got = runtime.block_on(kept.get_credential());
             assert_eq!(got.is_ok_and(|got| got.bearer == "old"), is_good, "{times:?}");
         }
@@ -209,11 +242,35 @@ mod tests {
         for (life, renewal) in [(3600, 3540), (60, 30)] {
             let end = SystemTime::now() + Duration::from_secs(life);
             let supply = move || Ok(Credentials::bearer("new").expires(end));
-            let supplied = runtime.block_on(Kept::gcp(&Provider::new(supply)).supply());
+            let supplied = runtime.block_on(Kept::gcp(&Provider::new(supply)).supply(&mut None));
             let (at, until) = supplied.unwrap().times.unwrap();
             assert_eq!(until, end);
             let left = at.duration_since(end - Duration::from_secs(life)).unwrap().as_secs();
             assert!((renewal..=renewal + 30).contains(&left), "{left}");
         }
+    }
+
+    /// A provider that takes longer than a request may.
+    #[test]
+    fn a_call_is_kept_for_the_next_request() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (supply, supplied) = std::sync::mpsc::channel();
+        let supplied = std::sync::Mutex::new(supplied);
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        let kept = Kept::gcp(&Provider::new(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            supplied.lock().unwrap().recv()?;
+            Ok(Credentials::bearer("slow"))
+        }));
+        runtime.block_on(async {
+            for _ in 0..3 {
+                let limit = Duration::from_millis(20);
+                assert!(tokio::time::timeout(limit, kept.get_credential()).await.is_err());
+            }
+            supply.send(()).unwrap();
+            assert_eq!(kept.get_credential().await.unwrap().bearer, "slow");
+        });
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
     }
 }
