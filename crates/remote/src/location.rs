@@ -11,10 +11,10 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ClientConfigKey, ObjectStore, RetryConfig};
 use url::Url;
-use xxhash_rust::xxh3::xxh3_128;
 
 use crate::connection::Connector;
 use crate::credentials::Kept;
+use crate::tier::digest;
 use crate::{RemoteError, RemoteOptions};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,34 +26,15 @@ pub(crate) enum Scheme {
     File,
 }
 
-/// Parameters of a query that sign it, beside those of Amazon and Google: of Azure, and of CloudFront.
-const SIGNING: [&str; 25] = [
-    "sig",
-    "sv",
-    "ss",
-    "sr",
-    "srt",
-    "sp",
-    "st",
-    "se",
-    "sip",
-    "spr",
-    "si",
-    "skoid",
-    "sktid",
-    "skt",
-    "ske",
-    "sks",
-    "skv",
-    "saoid",
-    "suoid",
-    "scid",
-    "expires",
-    "policy",
-    "key-pair-id",
-    "awsaccesskeyid",
-    "googleaccessid",
+/// Parameters of a query that belong to Azure's `sig`. Their names are short enough to mean something elsewhere, so
+/// they are left out of an object's name only beside it.
+const OF_SIG: [&str; 19] = [
+    "sv", "ss", "sr", "srt", "sp", "st", "se", "sip", "spr", "si", "skoid", "sktid", "skt", "ske",
+    "sks", "skv", "saoid", "suoid", "scid",
 ];
+/// Those of the older signatures of Amazon and Google, and of CloudFront, which belong to a `Signature`.
+const OF_SIGNATURE: [&str; 5] =
+    ["expires", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid"];
 
 /// A store, and what of its configuration tells it apart from others of the same URL.
 struct Configured {
@@ -191,17 +172,24 @@ impl Location {
     pub fn canonical(&self, options: &RemoteOptions) -> Result<String, RemoteError> {
         let server = self.configure(options, Connector::default())?.server;
         let mut name = self.shown.strip_suffix("?…").unwrap_or(&self.shown).to_owned();
+        let keys: Vec<String> =
+            self.url.query_pairs().map(|(key, _)| key.to_ascii_lowercase()).collect();
+        let has_sig = keys.iter().any(|key| key == "sig");
+        let has_signature = keys.iter().any(|key| key.contains("signature"));
         let signs = |key: &str| {
-            let key = key.to_ascii_lowercase();
-            key.starts_with("x-amz-")
-                || key.starts_with("x-goog-")
+            key == "sig"
                 || key.contains("signature")
-                || SIGNING.contains(&&*key)
+                || key.starts_with("x-amz-")
+                || key.starts_with("x-goog-")
+                || (has_sig && OF_SIG.contains(&key))
+                || (has_signature && OF_SIGNATURE.contains(&key))
         };
-        let meant = self.url.query_pairs().filter(|(key, _)| !signs(key));
-        let meant: Vec<String> = meant.map(|(key, value)| format!("{key:?}={value:?}")).collect();
+        let meant = self.url.query_pairs().zip(&keys).filter(|(_, key)| !signs(key));
+        let meant = meant.map(|((key, value), _)| format!("{key:?}={value:?}"));
+        let meant: Vec<String> = meant.collect();
         if !meant.is_empty() {
-            name += &format!("?#{:032x}", xxh3_128(meant.join("&").as_bytes()));
+            let digest = u128::from_be_bytes(digest(meant.join("&").as_bytes()));
+            name += &format!("?#{digest:032x}");
         }
         for part in server {
             // A server's URL may have a password in it.
@@ -459,6 +447,8 @@ mod tests {
             name("https://host/key?id=hunter3", &options()),
         );
         assert!(one != other && !one.contains("hunter2"), "{one}");
+        // `printf '"id"="hunter2"' | sha256sum`, the first half.
+        assert_eq!(one, "https://host/key?#8f8c1b74c3e3e18736a9c78596ed5f20");
         let (one, two) = ("https://host/key?a=1%26b=2", "https://host/key?a=1&b=2");
         assert_ne!(name(one, &options()), name(two, &options()));
         let at = |endpoint| name("s3://bucket/key", &options().endpoint(endpoint));
@@ -469,6 +459,33 @@ mod tests {
             name("az://container/key", &options)
         };
         assert_ne!(account("one"), account("two"));
+    }
+
+    /// A parameter that is left out though it selects an object would give two objects one name.
+    #[test]
+    fn parameters_sign_only_beside_a_signature() {
+        let name = |query: &str| {
+            let location = Location::parse(&format!("https://host/key?{query}")).unwrap();
+            location.canonical(&RemoteOptions::default()).unwrap()
+        };
+        for key in OF_SIG.into_iter().chain(OF_SIGNATURE) {
+            assert_ne!(name(&format!("{key}=1")), name(&format!("{key}=2")), "{key}");
+        }
+        for key in OF_SIG {
+            assert_ne!(
+                name(&format!("{key}=1&Signature=x")),
+                name(&format!("{key}=2&Signature=x"))
+            );
+            assert_eq!(name(&format!("{key}=1&sig=x")), name(&format!("{key}=2&sig=y")));
+        }
+        for key in OF_SIGNATURE {
+            assert_ne!(name(&format!("{key}=1&sig=x")), name(&format!("{key}=2&sig=x")));
+            assert_eq!(
+                name(&format!("{key}=1&Signature=x")),
+                name(&format!("{key}=2&Signature=y"))
+            );
+        }
+        assert_ne!(name("sv=1&sig=x&page=1"), name("sv=1&sig=x&page=2"));
     }
 
     #[test]

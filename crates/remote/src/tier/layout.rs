@@ -18,6 +18,7 @@
 use std::mem::offset_of;
 use std::ops::Range;
 
+use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed, xxh3_128, xxh3_128_with_seed};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -34,15 +35,16 @@ pub(super) const EMPTY: u8 = 0;
 pub(super) const COLD: u8 = 1;
 pub(super) const HOT: u8 = 2;
 
-/// Identifies one version of one object: a hash of its URL without secrets, of its ETag and its length, and of the
-/// layout's version, so that programs with different layouts use different files.
+/// Identifies one version of one object: the first half of a SHA-256 of its URL without secrets, of its ETag and its
+/// length, and of the layout's version, so that programs with different layouts use different files. A server chooses its
+/// ETags, so a hash without resistance to collisions would let it give two objects one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Key(pub [u8; 16]);
 
 impl Key {
     pub fn of(url: &str, etag: &str, len_bytes: u64) -> Key {
         let identity = format!("{LAYOUT_VERSION}\0{url}\0{etag}\0{len_bytes}");
-        Key(xxh3_128(identity.as_bytes()).to_le_bytes())
+        Key(digest(identity.as_bytes()))
     }
 
     pub fn file_name(self) -> String {
@@ -63,6 +65,12 @@ impl Key {
         let seed = xxh3_64_with_seed(&self.0, sub_block);
         xxh3_128_with_seed(bytes, seed).max(1)
     }
+}
+
+/// The first half of the SHA-256.
+pub(crate) fn digest(bytes: &[u8]) -> [u8; 16] {
+    let whole: [u8; 32] = Sha256::digest(bytes).into();
+    std::array::from_fn(|at| whole[at])
 }
 
 const OBJECT_SUFFIX: &str = ".object";
@@ -122,6 +130,11 @@ impl Header {
 
     fn sum(&self) -> [u8; 16] {
         xxh3_128(&self.as_bytes()[..offset_of!(Header, checksum)]).to_le_bytes()
+    }
+
+    /// Whether it is whole and of this version, whichever object's it is.
+    pub fn is_valid(&self) -> bool {
+        self.check(Key(self.key)).is_ok()
     }
 
     /// Checks the header of the file of this key.
@@ -290,6 +303,13 @@ mod tests {
         assert_ne!(proof, one.proof(4, b"bytes"));
         assert_ne!(proof, other.proof(3, b"bytes"));
         assert_ne!(proof, one.proof(3, b"bytez"));
+    }
+
+    #[test]
+    fn keys_are_no_collisions_that_a_server_can_make() {
+        // `printf '1\0s3://b/k\0"1"\0009' | sha256sum`, the first half.
+        let name = Key::of("s3://b/k", "\"1\"", 9).file_name();
+        assert_eq!(name, "18f56a86a22ea51556317091996e7e7c.object");
     }
 
     #[test]

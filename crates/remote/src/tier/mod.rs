@@ -55,6 +55,7 @@ use std::sync::Arc;
 
 pub use error::TierError;
 pub use inspect::{TierInfo, TierObject, TierVerification};
+pub(crate) use layout::digest;
 pub(crate) use open::OpenTier;
 
 use directory::{ControlFile, Directory};

@@ -60,7 +60,8 @@ pub(super) struct ObjectFile {
 
 impl ObjectFile {
     /// Opens the file of an object's version, or makes it. A damaged header, as a crash may leave it, is written again:
-    /// each opener would write the same, and the rest has its proofs.
+    /// each opener would write the same, and the rest has its proofs. A whole one of another object is refused: no crash
+    /// leaves it, and what the file has may be in use.
     pub fn open(
         directory: &Directory,
         url: &str,
@@ -86,7 +87,12 @@ impl ObjectFile {
             }
             // Removed meanwhile.
         };
-        if object.header().map_err(failed)?.as_bytes() != header.as_bytes() {
+        let found = object.header().map_err(failed)?;
+        if found.as_bytes() != header.as_bytes() {
+            if found.is_valid() {
+                let (path, reason) = (directory.path_of(key), "its header is that of another file");
+                return Err(TierError::Damaged { path, reason });
+            }
             object.store(header.as_bytes(), 0).map_err(failed)?;
         }
         if object.file.metadata().map_err(failed)?.len() < geometry.file_bytes() {
