@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use aquifer_sys::file_name;
 use aquifer_sys::io::{read_at, write_all_at};
@@ -26,6 +27,12 @@ use super::layout::{Control, Key};
 const CHANGE: LockRange = LockRange::byte(0);
 /// Held shared by each opener; who gets it exclusively is alone.
 const PRESENCE: LockRange = LockRange::byte(1);
+
+/// Most time that a lock is waited for which others hold for moments: a process that is stopped may hold it for ever.
+pub(super) const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is tried, at first and at last.
+const SHORTEST_WAIT: Duration = Duration::from_micros(50);
+const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
 const CONTROL: &str = "control";
 const PRIVATE_DIRECTORY: u32 = 0o700;
@@ -187,13 +194,26 @@ fn check_owner(path: &Path, file: &File) -> Result<(), TierError> {
     Ok(())
 }
 
-/// Takes a lock that others hold for moments only.
-pub(super) fn wait_for_lock(file: &File, range: LockRange, kind: LockKind) -> io::Result<()> {
+/// Takes a lock that others hold for moments only; [`TierError::Busy`] if it is not free within `patience`.
+pub(super) fn wait_for_lock(
+    file: &File,
+    path: &Path,
+    range: LockRange,
+    kind: LockKind,
+    patience: Duration,
+) -> Result<(), TierError> {
+    let start = Instant::now();
+    let mut wait = SHORTEST_WAIT;
     loop {
-        match lock::lock(file.as_fd(), range, kind) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            locked => return locked,
+        match lock::try_lock(file.as_fd(), range, kind) {
+            Ok(true) => return Ok(()),
+            Ok(false) if start.elapsed() >= patience => {
+                return Err(TierError::Busy { path: path.to_owned() });
+            }
+            Ok(false) => std::thread::sleep(wait),
+            Err(error) => return Err(TierError::system(path, "cannot lock", error)),
         }
+        wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
 
@@ -222,12 +242,16 @@ impl ControlFile {
             control.change(|state| state.used_bytes = used_bytes)?;
         }
         // For the moment above another opener may have it exclusively.
-        wait_for_lock(&control.file, PRESENCE, LockKind::Shared).map_err(failed)?;
+        control.wait_for_lock(PRESENCE, LockKind::Shared)?;
         Ok(control)
     }
 
     fn failed(&self, what: &'static str, error: io::Error) -> TierError {
         TierError::system(&self.directory.path.join(CONTROL), what, error)
+    }
+
+    fn wait_for_lock(&self, range: LockRange, kind: LockKind) -> Result<(), TierError> {
+        wait_for_lock(&self.file, &self.directory.path.join(CONTROL), range, kind, LOCK_PATIENCE)
     }
 
     fn read(&self) -> Result<Control, TierError> {
@@ -249,8 +273,7 @@ impl ControlFile {
 
     /// Changes the state under the lock. One that is damaged, as a crash may leave it, is made anew.
     pub fn change<T>(&self, change: impl FnOnce(&mut Control) -> T) -> Result<T, TierError> {
-        wait_for_lock(&self.file, CHANGE, LockKind::Exclusive)
-            .map_err(|error| self.failed("cannot lock", error))?;
+        self.wait_for_lock(CHANGE, LockKind::Exclusive)?;
         let _held = Held(self);
         let before = self.read()?;
         let mut state = before;

@@ -23,6 +23,12 @@ pub enum TierError {
         /// The problem.
         reason: &'static str,
     },
+    /// Another process holds a lock for longer than any work under it takes.
+    #[error("{}: locked by a process that does not go on; continue or end it", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
     /// The system refused an operation.
     #[error("{}: {what}: {source}", path.display())]
     System {

@@ -34,7 +34,8 @@
 //!
 //! # Locks
 //! `leased` of an [`ObjectFile`], then the file's lease locks, which are tried only. The control file's lock, then
-//! leases, tried only, by eviction.
+//! leases, tried only, by eviction. No lock is waited for without a limit: a process that is stopped with one costs the
+//! others the tier ([`TierError::Busy`]), not their progress.
 
 #[cfg(test)]
 mod crash;

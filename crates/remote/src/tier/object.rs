@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use aquifer_sys::clock;
 use aquifer_sys::io::{read_at, reopen, write_all_at};
@@ -21,7 +22,7 @@ use rustix::process::{Resource, getrlimit};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::TierError;
-use super::directory::{Directory, wait_for_lock};
+use super::directory::{Directory, LOCK_PATIENCE, wait_for_lock};
 #[cfg(test)]
 use super::hooks::{Change, Mutant};
 use super::layout::{
@@ -30,6 +31,8 @@ use super::layout::{
 
 /// Held shared by each opener; eviction removes a file that it can lock exclusively.
 const PRESENCE: LockRange = LockRange::byte(0);
+/// How long eviction and lists wait for a file that another process is removing; then they leave it out.
+const REMOVAL_PATIENCE: Duration = Duration::from_millis(100);
 /// Leases are locks of the bytes from here on, one per sub-block. No file is as long.
 const LEASES_AT: u64 = 1 << 60;
 /// Sub-blocks of which a part is copied out of the stack.
@@ -81,7 +84,7 @@ impl ObjectFile {
                 write_all_at(file, header.as_bytes(), 0)?;
                 Ok(rustix::fs::ftruncate(file, geometry.file_bytes())?)
             })?;
-            let object = Self::of(directory, key, geometry, Marks::new(geometry.blocks()), file)?;
+            let object = Self::of(directory, key, geometry, file, LOCK_PATIENCE)?;
             if let Some(object) = object {
                 break object;
             }
@@ -122,8 +125,7 @@ impl ObjectFile {
         match directory.file(&key.file_name()) {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
-            // Marks are for devices.
-            Ok(file) => Self::of(directory, key, nothing, Marks::new(0), file),
+            Ok(file) => Self::of(directory, key, nothing, file, REMOVAL_PATIENCE),
         }
     }
 
@@ -132,8 +134,8 @@ impl ObjectFile {
         directory: &Directory,
         key: Key,
         geometry: Geometry,
-        marks: Marks,
         file: File,
+        patience: Duration,
     ) -> Result<Option<ObjectFile>, TierError> {
         let object = ObjectFile {
             key,
@@ -144,12 +146,14 @@ impl ObjectFile {
             )?,
             file,
             directory: directory.clone(),
-            marks,
+            // For devices: of an unchecked file the geometry is empty, and so are its marks.
+            marks: Marks::new(geometry.blocks()),
             leased: Mutex::default(),
         };
         let failed = |error| TierError::system(&directory.path_of(key), "cannot lock", error);
         // Held exclusively for a moment only, by eviction.
-        wait_for_lock(&object.file, PRESENCE, LockKind::Shared).map_err(failed)?;
+        let path = directory.path_of(key);
+        wait_for_lock(&object.file, &path, PRESENCE, LockKind::Shared, patience)?;
         Ok((!object.is_removed().map_err(failed)?).then_some(object))
     }
 

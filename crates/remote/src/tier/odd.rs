@@ -324,6 +324,51 @@ fn reads_go_on_while_nothing_can_be_written() {
     unlock(control.as_fd(), LockRange::WHOLE).unwrap();
 }
 
+/// A process that is stopped with a lock: the others go on without the tier, and say so.
+#[test]
+fn no_lock_is_waited_for_without_end() {
+    let is_busy = |error: &TierError| matches!(error, TierError::Busy { .. });
+    let (_directory, tier) = scratch();
+    let object = one();
+    let open = object.open(&tier).unwrap();
+    let control = writable(&tier.path().join("control"));
+    assert!(try_lock(control.as_fd(), LockRange::byte(0), LockKind::Exclusive).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            all(&object, &open);
+            open.flush();
+            assert!(open.problem().is_some_and(is_busy), "{:?}", open.problem());
+            all(&object, &open);
+            drop(open);
+        });
+        scope.spawn(|| assert!(is_busy(&tier.set_budget_bytes(9 << 20).unwrap_err())));
+        // Of another tier: its only opener is stopped while it counts.
+        scope.spawn(|| {
+            let (_directory, tier) = scratch();
+            let path = tier.path().to_owned();
+            drop(tier);
+            let control = writable(&path.join("control"));
+            assert!(try_lock(control.as_fd(), LockRange::byte(1), LockKind::Exclusive).unwrap());
+            assert!(is_busy(&Tier::open(&path).unwrap_err()));
+            unlock(control.as_fd(), LockRange::WHOLE).unwrap();
+            Tier::open(&path).unwrap();
+        });
+        // Stopped while it removes a file: that one is left out.
+        scope.spawn(|| {
+            let (_directory, tier) = scratch();
+            drop(object.open(&tier).unwrap());
+            let file = writable(&path_of(&tier, &object));
+            assert!(try_lock(file.as_fd(), LockRange::byte(0), LockKind::Exclusive).unwrap());
+            assert!(tier.info().unwrap().objects.is_empty());
+            tier.set_budget_bytes(0).unwrap();
+            let opened = OpenTier::open(&tier, object.url, object.etag, object.len());
+            assert!(is_busy(&opened.err().unwrap()));
+        });
+    });
+    unlock(control.as_fd(), LockRange::WHOLE).unwrap();
+    object.open(&tier).unwrap();
+}
+
 #[test]
 fn open_files_end_with_their_users() {
     let (directory, tier) = scratch();
