@@ -146,6 +146,30 @@ def test_what_a_server_has(server: ObjectServer, http: CachedFileSystem) -> None
     assert server.sent_bytes("bucket/file") < 10, "nothing was downloaded for that"
 
 
+def test_many_open_files_leave_pages_of_a_small_budget(server: ObjectServer, http: CachedFileSystem) -> None:
+    urls = [server.put(f"bucket/{number}", CONTENT[: 1 << 20]) for number in range(20)]
+    files = [http.open(url) for url in urls]
+    for _ in range(2):
+        for file in files:
+            file.seek(0)
+            assert file.read() == CONTENT[: 1 << 20]
+    for file in files:
+        file.close()
+    assert sum(server.sent_bytes(f"bucket/{number}") for number in range(20)) < 25 << 20, "they are in memory the second time"
+
+
+def test_names_of_files_have_no_query(server: ObjectServer, http: CachedFileSystem) -> None:
+    url = server.put("bucket/file", CONTENT)
+    with http.open(url + "?signature=hunter2") as file:
+        assert file.read(5) == CONTENT[:5]
+        with pytest.raises(ValueError, match="negative") as raised:
+            file.seek(-1)
+        assert "hunter2" not in str(raised.value) + repr(file) + file.name + str(file)
+    with pytest.raises(ValueError, match="closed") as raised:
+        file.read()
+    assert "hunter2" not in str(raised.value) + repr(file)
+
+
 def test_a_file_that_changes(server: ObjectServer, http: CachedFileSystem) -> None:
     url = server.put("bucket/file", CONTENT)
     with http.open(url) as file:

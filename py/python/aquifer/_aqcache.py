@@ -50,7 +50,8 @@ _ONLY_THEIRS = frozenset(
 )
 # Files that stay open, with their pages, for the next time.
 _MOST_OPEN = 16
-# Of each file, for answers under way; the cache takes it off its budget.
+# For answers under way, which the cache takes off its budget: this part of it for all files that stay open, and of each so much.
+_BUFFERS_PART = 4
 _FILE_BUFFER_BYTES = 16 << 20
 _MOST_THREADS = 16
 _BUFFER_BYTES = 64 << 10
@@ -115,9 +116,10 @@ def _exact(start: int | None, end: int | None, size: int) -> tuple[int, int]:
 
 
 class _Raw(io.RawIOBase):
-    def __init__(self, opened: _Opened, path: str) -> None:
+    def __init__(self, opened: _Opened) -> None:
         self.opened = opened
-        self.name = path
+        # In messages and in the text of the file, neither of which may have a signature.
+        self.name = opened.remote.shown
         self.position = 0
         # Where it goes on if it is read in order, how far it is read ahead of, and up to where that was asked for.
         self.expected = 0
@@ -171,7 +173,7 @@ class _File(io.BufferedReader):
     mode = "rb"
 
     def __init__(self, fs: CachedFileSystem, path: str, opened: _Opened, buffer_bytes: int) -> None:
-        super().__init__(_Raw(opened, path), buffer_bytes)
+        super().__init__(_Raw(opened), buffer_bytes)
         self.fs = fs
         self.path = path
         self._buffer_bytes = buffer_bytes
@@ -268,7 +270,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         self.check_files = check_files
         self.fs = fs if fs is not None else fsspec.filesystem(target_protocol, **self.target_options)
         translated = _translated(target_protocol, self.target_options)
-        self._given = {"buffer_bytes": _FILE_BUFFER_BYTES, **translated, **(storage_options or {})}
+        self._given = {**translated, **(storage_options or {})}
         self._budget = budget
         self._tier = tier
         self._cache: Cache | None = None
@@ -370,13 +372,16 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             known = self._files.get(path)
         if known is not None and not self.check_files:
             return known
-        remote = open_remote(self._url(path), self._given, self._tier)
         with self._lock:
             if self._cache is None:
                 self._cache = default_cache() if self._budget is None else Cache(self._budget)
+            cache = self._cache
+        buffer_bytes = min(cache.budget // (_BUFFERS_PART * _MOST_OPEN), _FILE_BUFFER_BYTES)
+        remote = open_remote(self._url(path), {"buffer_bytes": buffer_bytes, **self._given}, self._tier)
+        with self._lock:
             known = self._files.pop(path, None)
             if known is None or known.remote is not remote:
-                known = _Opened(remote, self._cache)
+                known = _Opened(remote, cache)
             self._files[path] = known
             while len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)
