@@ -63,9 +63,16 @@ impl Mapped {
         }
     }
 
-    /// Copies what many ranges hold to their targets.
-    pub fn copy_many(&self, ranges: &Ranges, mut go_on: impl FnMut() -> bool) -> Result {
-        let visit = |index: usize, offset: u64, bytes: Bytes<'_>| ranges.copy(index, offset, bytes);
+    /// Copies what many ranges hold to their targets. `copying` is passed each copy, and makes it, or not when the call has ended.
+    pub fn copy_many(
+        &self,
+        ranges: &Ranges,
+        mut copying: impl FnMut(&dyn Fn()),
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result {
+        let mut visit = |index: usize, offset: u64, bytes: Bytes<'_>| {
+            copying(&|| ranges.copy(index, offset, bytes));
+        };
         if let Some(mapping) = self.mapping() {
             mapping.visit_many(ranges.all(), |part| {
                 visit(part.index, part.offset_bytes, part.bytes);

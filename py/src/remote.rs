@@ -10,9 +10,8 @@ use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aquifer::remote::{RemoteDevice, RemoteOptions, RemoteStats, Tier, TierInfo, TierObject};
@@ -273,27 +272,31 @@ impl RemoteReader {
             is_here = is_here && self.pages.is_resident(page)?;
         }
         let pages = self.pages.clone();
-        let copy = move |call: Option<Wanted>| {
+        let copy = move |call: Wanted| {
             let target = target;
             pages.visit_many(wanted, |page, bytes| {
                 let first = parts.partition_point(|part| part.page < page);
                 for part in parts[first..].iter().take_while(|part| part.page == page) {
                     let place = target.0.wrapping_add(part.at);
                     let bytes = &bytes[part.start..part.start + part.len];
-                    // SAFETY: the parts lie in the target, whose length was checked; it is Python's memory, not the cache's.
-                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+                    let copy = || {
+                        // SAFETY: the parts lie in the target, whose length was checked; it is Python's memory, not the cache's.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len())
+                        };
+                    };
+                    if !call.while_wanted(copy) {
+                        return ControlFlow::Break(());
+                    }
                 }
-                match &call {
-                    Some(call) if !call.go_on() => ControlFlow::Break(()),
-                    _ => ControlFlow::Continue(()),
-                }
+                ControlFlow::Continue(())
             })?;
             Ok(())
         };
         if is_here {
-            return py.detach(|| copy(None));
+            return py.detach(|| copy(Wanted::new()));
         }
-        waiting(py, vec![out.clone().unbind()], move |call| copy(Some(call)))
+        waiting(py, vec![out.clone().unbind()], copy)
     }
 
     /// Starts bringing in `length` bytes from `offset` on, and does not wait.
@@ -309,32 +312,55 @@ impl RemoteReader {
     }
 }
 
-/// What long work asks from time to time: whether it goes on.
-pub(crate) struct Wanted(Arc<AtomicBool>);
+/// What long work asks from time to time: whether it goes on. A copy to the caller's memory is made under the lock of the answer, so
+/// that none is made after the caller has left: the memory is the program's own again then.
+#[derive(Clone)]
+pub(crate) struct Wanted(Arc<Mutex<bool>>);
 
 impl Wanted {
+    pub fn new() -> Wanted {
+        Wanted(Arc::new(Mutex::new(true)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn go_on(&self) -> bool {
-        // Relaxed: a flag that publishes nothing.
-        self.0.load(Ordering::Relaxed)
+        *self.lock()
+    }
+
+    /// Calls `copy`, if the work goes on; whether it does.
+    pub fn while_wanted(&self, copy: impl FnOnce()) -> bool {
+        let is_wanted = self.lock();
+        if *is_wanted {
+            copy();
+        }
+        *is_wanted
+    }
+
+    /// Waits for a copy under way; there is none afterwards.
+    fn end(&self) {
+        *self.lock() = false;
     }
 }
 
 /// Runs work that may wait for a server, without the interpreter's lock. When the handler of a signal raises meanwhile, returns
-/// that, and the work ends by itself; until then it has `uses`, such as the array that it copies to.
+/// that, and the work ends by itself, without a copy any more; until then it has `uses`, such as the array that it copies to.
 pub(crate) fn waiting<T: Send + 'static>(
     py: Python<'_>,
     uses: Vec<Py<PyAny>>,
     work: impl FnOnce(Wanted) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let flag = Arc::new(AtomicBool::new(true));
-    let wanted = Wanted(flag.clone());
+    let wanted = Wanted::new();
+    let of_work = wanted.clone();
     if thread::this_thread().cast_unsigned() != std::process::id() {
         // Not the main thread: no handler runs here.
-        return py.detach(|| work(wanted));
+        return py.detach(|| work(of_work));
     }
     let (done, ended) = mpsc::sync_channel(1);
     let body = move || {
-        let result = catch_unwind(AssertUnwindSafe(|| work(wanted)));
+        let result = catch_unwind(AssertUnwindSafe(|| work(of_work)));
         // Before the caller goes on. When the interpreter has ended, nothing of it can be dropped.
         let mut uses = ManuallyDrop::new(uses);
         Python::try_attach(|_| uses.clear());
@@ -350,7 +376,7 @@ pub(crate) fn waiting<T: Send + 'static>(
             Ok(Err(panic)) => resume_unwind(panic),
             Err(RecvTimeoutError::Timeout) => {
                 if let Err(raised) = py.check_signals() {
-                    flag.store(false, Ordering::Relaxed);
+                    py.detach(|| wanted.end());
                     return Err(raised.into());
                 }
             }

@@ -145,7 +145,7 @@ impl NativeRows {
 fn copy_sorted(
     rows: &aquifer::Rows,
     wanted: Vec<u64>,
-    target: &mut Target,
+    mut copy: impl FnMut(usize, &[u8]),
     mut go_on: impl FnMut(bool) -> bool,
 ) -> Result {
     let batch_rows = batch_rows(rows);
@@ -156,7 +156,7 @@ fn copy_sorted(
     for batch in sorted.chunks(batch_rows) {
         wanted.clear();
         wanted.extend(batch.iter().map(|&(row, _)| row));
-        rows.get_many(&wanted, |place, bytes| target.copy(batch[place].1, bytes))?;
+        rows.get_many(&wanted, |place, bytes| copy(batch[place].1, bytes))?;
         if !go_on(batch_rows < BATCH_ROWS) {
             break;
         }
@@ -206,7 +206,10 @@ impl NativeRows {
         let rows = self.get().clone();
         if self.is_remote {
             return waiting(py, vec![out.clone().unbind()], move |call| {
-                copy_sorted(&rows, wanted, &mut target, |_| call.go_on())
+                let copy = |position, bytes: &[u8]| {
+                    call.while_wanted(|| target.copy(position, bytes));
+                };
+                copy_sorted(&rows, wanted, copy, |_| call.go_on())
             });
         }
         if wanted.len() <= batch_rows(&rows) {
@@ -217,7 +220,7 @@ impl NativeRows {
         let mut signals = Signals::new();
         let copied = py.detach(|| {
             let go_on = |is_long| if is_long { signals.look_now() } else { signals.look() };
-            copy_sorted(&rows, wanted, &mut target, go_on)
+            copy_sorted(&rows, wanted, |position, bytes: &[u8]| target.copy(position, bytes), go_on)
         });
         signals.result().and(copied)
     }

@@ -205,11 +205,17 @@ impl Region {
         }
         if wait {
             let mapped = self.mapped.clone();
-            let copy = move |wanted: Wanted| mapped.copy_many(&ranges, || wanted.go_on());
-            return waiting(py, vec![out.clone().unbind()], copy);
+            let copy_all = move |wanted: Wanted| {
+                let copying = |copy: &dyn Fn()| {
+                    wanted.while_wanted(copy);
+                };
+                mapped.copy_many(&ranges, copying, || wanted.go_on())
+            };
+            return waiting(py, vec![out.clone().unbind()], copy_all);
         }
         let mut signals = Signals::new();
-        let copied = py.detach(|| self.mapped.copy_many(&ranges, || signals.go_on()));
+        let copied =
+            py.detach(|| self.mapped.copy_many(&ranges, |copy| copy(), || signals.go_on()));
         signals.result().and(copied)
     }
 }
@@ -353,7 +359,7 @@ impl Completions {
             if let Some(coming) = coming {
                 coming.await?;
                 // What was brought in is there: only copied.
-                return match mapped.copy_many(&ranges, || true) {
+                return match mapped.copy_many(&ranges, |copy| copy(), || true) {
                     Err(Failure::Aquifer(error)) => Err(*error),
                     _ => Ok(()),
                 };

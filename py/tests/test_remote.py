@@ -245,6 +245,23 @@ def test_signals_interrupt_waits(server: ObjectServer, url: str) -> None:
     assert array[9, 0] == 9 * 64 and rows[9][0] == 9 * 64
 
 
+def test_nothing_is_written_after_an_interrupt(server: ObjectServer, url: str) -> None:
+    array, rows = open_array(url), aquifer.Rows(url, np.int64, 64)
+    wanted = np.arange(1, 4096, 16)
+    calls: list[Callable[[Table], object]] = [lambda out: array.take(wanted, out), lambda out: rows.take(wanted, out)]
+    for call in calls:
+        event = server.held[KEY] = threading.Event()
+        out = np.full((256, 64), -1, np.int64)
+        with interrupted_after(0.1):
+            call(out)
+        kept = out.copy()
+        event.set()
+        del server.held[KEY]
+        # What works on has it as well.
+        wait_until(lambda: sys.getrefcount(out) == 2)
+        assert (out == kept).all(), "the program has its memory again"
+
+
 def test_other_threads_run_meanwhile(server: ObjectServer, url: str) -> None:
     array = open_array(url)
     event = server.held[KEY] = threading.Event()
