@@ -339,6 +339,12 @@ fn a_file_is_mapped_by_its_path() {
 struct Buffered {
     device: Arc<MemoryDevice>,
     most_bytes: AtomicUsize,
+    least_bytes: usize,
+}
+
+fn buffered(device: &Arc<MemoryDevice>, least_bytes: usize) -> Arc<Buffered> {
+    let most_bytes = AtomicUsize::new(1 << 30);
+    Arc::new(Buffered { device: device.clone(), most_bytes, least_bytes })
 }
 
 impl Device for Buffered {
@@ -367,7 +373,8 @@ impl Device for Buffered {
     }
 
     fn claim_buffers(&self, most_bytes: usize) -> usize {
-        self.most_bytes.fetch_min(most_bytes, Ordering::SeqCst).min(most_bytes)
+        let before = self.most_bytes.fetch_min(most_bytes, Ordering::SeqCst);
+        before.min(most_bytes).max(self.least_bytes)
     }
 
     fn access_path(&self) -> String {
@@ -391,12 +398,50 @@ fn buffers_of_devices_are_a_part_of_the_budget() {
     let (plain, _) = memory(PAGES * PAGE, 1);
     let before = resident(&cache, plain.clone());
     assert!(before > 60 << 20, "{before}");
-    let claimed = AtomicUsize::new(1 << 30);
-    let device = Arc::new(Buffered { device: plain.clone(), most_bytes: claimed });
+    let device = buffered(&plain, 0);
     let with_buffers = resident(&cache, device.clone());
     assert_eq!(device.most_bytes.load(Ordering::SeqCst), 16 << 20);
     assert!(with_buffers <= 48 << 20, "{with_buffers}");
     assert!(with_buffers > 44 << 20, "{with_buffers}");
     let after = resident(&cache, plain);
     assert!(after > 60 << 20, "{after}");
+}
+
+/// Devices that would each take all that they may leave half of the budget to pages, also of a budget that is lowered later.
+#[test]
+fn buffers_of_all_devices_together_are_at_most_half_of_the_budget() {
+    const BUDGET: u64 = 64 << 20;
+    const PAGES: usize = (BUDGET as usize / PAGE) * 2;
+    let cache = Cache::builder().budget_bytes(BUDGET).build().unwrap();
+    let (plain, _) = memory(PAGES * PAGE, 1);
+    let devices = [(); 6].map(|()| buffered(&plain, 0));
+    let attached = devices.clone().map(|device| cache.pages(device).unwrap());
+    let claimed =
+        || devices.iter().map(|device| device.most_bytes.load(Ordering::SeqCst)).sum::<usize>();
+    assert!(claimed() <= 32 << 20, "{}", claimed());
+    for page in 0..PAGES as u64 {
+        drop(attached[5].get(PageId(page)).unwrap());
+    }
+    let resident = cache.stats().resident_pages as usize * PAGE;
+    assert!((30 << 20..=64 << 20).contains(&(resident + claimed())), "{resident}");
+    assert!(resident > 28 << 20, "{resident}");
+
+    cache.resize(16 << 20).unwrap();
+    assert!(claimed() <= 8 << 20, "{}", claimed());
+    wait_until("the budget is kept", || {
+        cache.stats().resident_pages as usize * PAGE <= (16 << 20) - claimed()
+    });
+}
+
+/// A device that takes more than it is asked to keep to does not take what pages need.
+#[test]
+fn pages_keep_the_smallest_budget_beside_any_buffers() {
+    let cache = cache();
+    let (plain, _) = memory(1024 * PAGE, 1);
+    let pages = cache.pages(buffered(&plain, 64 << 20)).unwrap();
+    for page in 0..1024 {
+        drop(pages.get(PageId(page)).unwrap());
+    }
+    let resident = cache.stats().resident_pages as usize;
+    assert!(resident > 1000, "{resident}");
 }

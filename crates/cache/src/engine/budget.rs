@@ -2,8 +2,13 @@
 //!
 //! Evenly at first, then by demand, a sixteenth at a time from the kind with the fewest misses per
 //! page to the one with the most. Kernel-backed mappings get no more than they can fill.
+//!
+//! Buffers of attached devices come off first. All devices together are asked to keep to half of the
+//! budget, each to half of what the others leave of that, so that one more always finds some left.
+//! A device may need more than it is asked to keep to; pages get the smallest budget nevertheless.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use aquifer_device::{Device, DeviceIdentity};
 use aquifer_sys::futex::MutexGuard;
@@ -12,9 +17,7 @@ use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 use super::Engine;
 use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
-
-/// Devices' buffers may take this part of a budget each.
-const BUFFERS_DIVISOR: u64 = 4;
+use crate::options::Options;
 
 /// The kinds of interface that draw on the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +27,19 @@ pub(crate) enum Kind {
     Kernel,
 }
 
+/// What an attached device takes for itself.
+struct Buffers {
+    identity: DeviceIdentity,
+    /// To be asked again. Weak, so that the budget keeps no device open.
+    device: Weak<dyn Device>,
+    /// What it has claimed; while it is asked, what it may claim.
+    bytes: u64,
+}
+
 pub(super) struct Shares {
     budget_bytes: u64,
+    /// What pages get at least.
+    min_bytes: u64,
     /// Number of stores of each kind.
     users: [usize; 3],
     /// Relative weights of the kinds.
@@ -33,22 +47,46 @@ pub(super) struct Shares {
     /// Total length of all kernel-backed mappings.
     kernel_bytes: u64,
     /// Memory that devices take for themselves, for each attached one.
-    buffers: Vec<(DeviceIdentity, u64)>,
+    buffers: Vec<Buffers>,
 }
 
 impl Shares {
-    pub fn new(budget_bytes: u64) -> Shares {
-        let buffers = vec![];
-        Shares { budget_bytes, users: [0; 3], weights: [1.0; 3], kernel_bytes: 0, buffers }
+    pub fn new(options: &Options) -> Shares {
+        Shares {
+            budget_bytes: options.budget_bytes,
+            min_bytes: Options::min_budget_bytes(options.page_bytes),
+            users: [0; 3],
+            weights: [1.0; 3],
+            kernel_bytes: 0,
+            buffers: vec![],
+        }
     }
 
-    /// The budget without the devices' buffers; those of a device that is attached twice count once.
-    fn bytes_for_pages(&self) -> u64 {
-        let counted =
-            |at: usize| self.buffers[..at].iter().any(|other| other.0 == self.buffers[at].0);
+    /// The buffers of all devices but one; those of a device that is attached twice count once.
+    fn buffer_bytes(&self, without: Option<&DeviceIdentity>) -> u64 {
+        let counted = |at: usize| {
+            let identity = &self.buffers[at].identity;
+            Some(identity) == without
+                || self.buffers[..at].iter().any(|other| other.identity == *identity)
+        };
         let buffers = (0..self.buffers.len()).filter(|&at| !counted(at));
-        let buffer_bytes: u64 = buffers.map(|at| self.buffers[at].1).sum();
-        self.budget_bytes.saturating_sub(buffer_bytes)
+        buffers.map(|at| self.buffers[at].bytes).sum()
+    }
+
+    /// What a device is asked to keep to.
+    fn most_buffer_bytes(&self, identity: &DeviceIdentity) -> u64 {
+        (self.budget_bytes / 2).saturating_sub(self.buffer_bytes(Some(identity))) / 2
+    }
+
+    fn set_buffer_bytes(&mut self, identity: &DeviceIdentity, bytes: u64) {
+        for buffers in self.buffers.iter_mut().filter(|buffers| buffers.identity == *identity) {
+            buffers.bytes = bytes;
+        }
+    }
+
+    /// The budget without the devices' buffers.
+    fn bytes_for_pages(&self) -> u64 {
+        self.budget_bytes.saturating_sub(self.buffer_bytes(None)).max(self.min_bytes)
     }
 }
 
@@ -80,24 +118,38 @@ impl Engine {
         self.count_out(self.shares.lock(), kind);
     }
 
-    /// Takes a device's buffers off the budget, of which they may be a quarter.
-    pub fn join_buffers(&self, device: &dyn Device) {
-        // Not under the lock: the device may be an application's.
-        let most = self.budget_bytes() / BUFFERS_DIVISOR;
-        let bytes = device.claim_buffers(usize::try_from(most).unwrap_or(usize::MAX));
-        if bytes > 0 {
-            let mut shares = self.shares.lock();
-            shares.buffers.push((device.identity(), bytes as u64));
-            // The arena keeps the memory that it has.
-            let _ = self.divide(&shares);
+    /// Takes a device's buffers off the budget.
+    pub fn join_buffers(&self, device: &Arc<dyn Device>) {
+        let identity = device.identity();
+        let weak = Arc::downgrade(device);
+        self.shares.lock().buffers.push(Buffers { identity, device: weak, bytes: 0 });
+        if self.claim_buffers(&**device) == 0 {
+            self.leave_buffers(&**device);
         }
+    }
+
+    /// Asks a device that is counted in how much it takes, and divides the budget anew.
+    fn claim_buffers(&self, device: &dyn Device) -> u64 {
+        let identity = device.identity();
+        let mut shares = self.shares.lock();
+        let most = shares.most_buffer_bytes(&identity);
+        // Reserved, since another device may be asked at the same time.
+        shares.set_buffer_bytes(&identity, most);
+        drop(shares);
+        // Not under the lock: the device may be an application's.
+        let bytes = device.claim_buffers(usize::try_from(most).unwrap_or(usize::MAX)) as u64;
+        let mut shares = self.shares.lock();
+        shares.set_buffer_bytes(&identity, bytes);
+        // The arena keeps the memory that it has.
+        let _ = self.divide(&shares);
+        bytes
     }
 
     /// Gives a device's buffers back to the budget.
     pub fn leave_buffers(&self, device: &dyn Device) {
         let identity = device.identity();
         let mut shares = self.shares.lock();
-        if let Some(place) = shares.buffers.iter().position(|(other, _)| *other == identity) {
+        if let Some(place) = shares.buffers.iter().position(|other| other.identity == identity) {
             shares.buffers.swap_remove(place);
             let _ = self.divide(&shares);
         }
@@ -129,8 +181,8 @@ impl Engine {
         self.shares.lock().budget_bytes
     }
 
-    /// Sets a new budget. Pools grow at once and shrink in the background. On error the budget is
-    /// unchanged.
+    /// Sets a new budget, and has devices lower their buffers to it. Pools grow at once and shrink in
+    /// the background. On error the budget is unchanged.
     pub fn set_budget(&self, budget_bytes: u64) -> Result<()> {
         let mut shares = self.shares.lock();
         let before = std::mem::replace(&mut shares.budget_bytes, budget_bytes);
@@ -138,8 +190,14 @@ impl Engine {
         if divided.is_err() {
             shares.budget_bytes = before;
             let _ = self.divide(&shares);
+            return divided;
         }
-        divided
+        let devices: Vec<_> = shares.buffers.iter().map(|buffers| buffers.device.clone()).collect();
+        drop(shares);
+        for device in devices.iter().filter_map(Weak::upgrade) {
+            self.claim_buffers(&*device);
+        }
+        Ok(())
     }
 
     /// Gives each kind in use its share. Fails if the system has no memory for the arena's share;

@@ -136,7 +136,7 @@ impl Engine {
             arena_memory: FrameArena::new(page_bytes, max_frames)
                 .map_err(kernel("reserving the frame arena"))?,
             uffd: OnceLock::new(),
-            shares: Mutex::new(Shares::new(options.budget_bytes)),
+            shares: Mutex::new(Shares::new(&options)),
             kernel_share_bytes: AtomicU64::new(0),
             kernel_resident_pages: AtomicU64::new(0),
             kernel_dropped_pages: AtomicU64::new(0),
