@@ -560,21 +560,28 @@ pub mod remote {
         "object_store",
         "concurrent get_range of the crate object_store; a local copy for what is read again",
         NO_SERVICE,
-        |site| Ok(Box::new(Plain::open(site, false, site.work.in_flight)?))
+        |site| Ok(Box::new(Plain::open(site, false, site.work.in_flight, true)?))
     );
     contender!(
         OBJECT_STORE_RANGES,
         "object_store_ranges",
         "get_ranges, which merges near ranges; a local copy for what is read again",
         NO_SERVICE,
-        |site| Ok(Box::new(Plain::open(site, true, site.work.in_flight)?))
+        |site| Ok(Box::new(Plain::open(site, true, site.work.in_flight, true)?))
+    );
+    contender!(
+        OBJECT_STORE_UNCOPIED,
+        "object_store_uncopied",
+        "get_ranges, and concurrent requests in a pass; keeps nothing",
+        NO_SERVICE,
+        |site| Ok(Box::new(Plain::open(site, true, site.work.in_flight, false)?))
     );
     contender!(
         OBJECT_STORE_MANY,
         "object_store_many",
         "object_store with four times as many requests in flight: in no ratio to the best",
         NO_SERVICE,
-        |site| Ok(Box::new(Plain::open(site, false, 4 * site.work.in_flight)?))
+        |site| Ok(Box::new(Plain::open(site, false, 4 * site.work.in_flight, true)?))
     );
     contender!(S3FS, "s3fs", "s3fs in Python, cat_ranges without a cache", NO_SERVICE, |site| Ok(
         Box::new(Worker::open(site, "s3fs")?)

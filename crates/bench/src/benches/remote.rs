@@ -15,7 +15,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use aquifer_host::{Bytes, Limiter};
 use aquifer_testkit::object_server::Server;
 use clap::Args;
@@ -28,8 +28,8 @@ use crate::contender::Contender;
 use crate::contender::mounted::enter_namespace;
 use crate::contender::remote::{BUCKET, KEY, expected_lines};
 use crate::contenders::remote::{
-    AQUIFER, AQUIFER_ROWS, LINE, OBJECT_STORE, OBJECT_STORE_MANY, OBJECT_STORE_RANGES, RCLONE,
-    S3FS, S3FS_BLOCKCACHE, S3FS_FILECACHE,
+    AQUIFER, AQUIFER_ROWS, LINE, OBJECT_STORE, OBJECT_STORE_MANY, OBJECT_STORE_RANGES,
+    OBJECT_STORE_UNCOPIED, RCLONE, S3FS, S3FS_BLOCKCACHE, S3FS_FILECACHE,
 };
 use crate::harness::Cell;
 use crate::job::{Job, Measured, RemoteKind, RemoteWork, TeamWork, Work};
@@ -43,6 +43,7 @@ const SYSTEMS: &[&Contender] = &[
     AQUIFER_ROWS,
     OBJECT_STORE,
     OBJECT_STORE_RANGES,
+    OBJECT_STORE_UNCOPIED,
     OBJECT_STORE_MANY,
     S3FS,
     S3FS_BLOCKCACHE,
@@ -53,6 +54,9 @@ const SYSTEMS: &[&Contender] = &[
 /// The best of them is what ours is compared with.
 const OTHERS: &[&Contender] =
     &[OBJECT_STORE, OBJECT_STORE_RANGES, S3FS, S3FS_BLOCKCACHE, S3FS_FILECACHE, RCLONE];
+/// What there is to use as it is: no local copy is made by hand.
+const OFF_THE_SHELF: &[&Contender] =
+    &[OBJECT_STORE_UNCOPIED, S3FS_BLOCKCACHE, S3FS_FILECACHE, RCLONE];
 
 const ROW_BYTES: u64 = 3072;
 const BATCH_ROWS: usize = 256;
@@ -240,6 +244,27 @@ fn check(job: &Job, measured: &Measured) -> Result<()> {
         ensure!(answer.checksum == expected, "it read something else than the server has");
     }
     ensure!(measured.lanes.len() == work.team.processes as usize, "a process is missing");
+    if [AQUIFER, AQUIFER_ROWS].iter().any(|ours| job.contender == ours.name) {
+        let downloaded =
+            measured.details.get("downloaded_bytes").context("the server's counters")?;
+        check_downloaded(work, *downloaded)?;
+    }
+    Ok(())
+}
+
+/// Of Aquifer: what the tier has is downloaded once for the node.
+fn check_downloaded(work: &RemoteWork, downloaded_bytes: f64) -> Result<()> {
+    let most_bytes = match work.kind {
+        RemoteKind::Random { is_warm: true, .. } => 0,
+        RemoteKind::Pass { .. } => work.object_bytes,
+        _ => return Ok(()),
+    };
+    // For headers, opening, and what was late.
+    let slack_bytes = work.object_bytes / 64 + (256 << 10);
+    ensure!(
+        downloaded_bytes <= (most_bytes + slack_bytes) as f64,
+        "{downloaded_bytes} bytes were downloaded, more than the {most_bytes} that a tier takes"
+    );
     Ok(())
 }
 
@@ -263,7 +288,15 @@ fn line_rows(line_rate: u64, size_bytes: u64) -> Vec<Row> {
 
 fn definitions() -> Vec<Ratio> {
     let best = |name: &str, metric: &str| Ratio::new(name, OTHERS, AQUIFER, metric);
+    let shelf = |name: &str, metric: &str| Ratio::new(name, OFF_THE_SHELF, AQUIFER, metric);
     vec![
+        shelf("random_batches_vs_off_the_shelf", "random_cold"),
+        shelf("random_batches_4p_vs_off_the_shelf", "random_cold_4p"),
+        shelf("random_batches_warm_tier_vs_off_the_shelf", "random_warm"),
+        shelf("second_epoch_vs_off_the_shelf", "second_epoch"),
+        shelf("epoch_vs_off_the_shelf", "epoch"),
+        shelf("epoch_4p_vs_off_the_shelf", "epoch_4p"),
+        shelf("columns_vs_off_the_shelf", "columns"),
         best("random_batches_vs_best_other", "random_cold"),
         best("random_batches_4p_vs_best_other", "random_cold_4p"),
         best("random_batches_warm_tier_vs_best_other", "random_warm"),
@@ -292,4 +325,29 @@ fn definitions() -> Vec<Ratio> {
             ..Ratio::new("bytes_downloaded_4p_vs_1p", &[AQUIFER], AQUIFER, "epoch")
         },
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn downloads_of_what_the_tier_has_are_an_error() {
+        let work = |kind| RemoteWork {
+            kind,
+            team: TeamWork { processes: 4, member: None },
+            endpoint: String::new(),
+            object_bytes: 768 << 20,
+            in_flight: 64,
+            python: PathBuf::new(),
+            rclone: PathBuf::new(),
+        };
+        let object = f64::from(768 << 20);
+        let second = RemoteKind::Pass { is_second: true };
+        check_downloaded(&work(random(true)), 100.0).unwrap();
+        check_downloaded(&work(random(true)), object / 10.0).unwrap_err();
+        check_downloaded(&work(second), object).unwrap();
+        check_downloaded(&work(second), 2.0 * object).unwrap_err();
+        check_downloaded(&work(random(false)), 2.0 * object).unwrap();
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use aquifer::remote::{RemoteDevice, Tier};
 use aquifer::{Bytes, Cache, Mapping, Rows};
 
@@ -37,15 +37,19 @@ fn lines(bytes: Bytes<'_>) -> u64 {
     sum
 }
 
-fn details_of(device: &RemoteDevice) -> BTreeMap<String, f64> {
+/// What the device counts. It goes on without a tier that cannot be used, which would be another contender.
+fn details_of(device: &RemoteDevice) -> Result<BTreeMap<String, f64>> {
     let stats = device.stats();
+    if let Some(problem) = stats.tier_problem {
+        bail!("the tier was not used: {problem}");
+    }
     let counts = [
         ("device_requests", stats.requests as f64),
         ("device_received_bytes", stats.received_bytes as f64),
         ("measured_latency_us", stats.latency.as_micros() as f64),
         ("measured_bytes_per_second", stats.bytes_per_second as f64),
     ];
-    counts.map(|(name, count)| (name.to_owned(), count)).into()
+    Ok(counts.map(|(name, count)| (name.to_owned(), count)).into())
 }
 
 /// A mapping, visited by ranges.
@@ -84,7 +88,7 @@ impl Remote for Mapped {
     }
 
     fn details(&self) -> Result<BTreeMap<String, f64>> {
-        Ok(details_of(&self.device))
+        details_of(&self.device)
     }
 }
 
@@ -127,6 +131,6 @@ impl Remote for CachedRows {
     }
 
     fn details(&self) -> Result<BTreeMap<String, f64>> {
-        Ok(details_of(&self.device))
+        details_of(&self.device)
     }
 }

@@ -12,6 +12,8 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -80,6 +82,22 @@ pub struct Way {
     pub serve: fn(Site<'_>) -> Result<Service>,
     /// Opens the object in a process.
     pub open: fn(Site<'_>) -> Result<Box<dyn Remote>>,
+}
+
+/// Until a helper has started, or has ended.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for a helper that was asked to end, and kills it if it does not.
+fn wait_for_end(process: &mut Child) {
+    let since = Instant::now();
+    while since.elapsed() < PATIENCE {
+        if !matches!(process.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = process.kill();
+    let _ = process.wait();
 }
 
 /// Nothing is shared but the directory.

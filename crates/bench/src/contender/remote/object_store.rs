@@ -1,8 +1,8 @@
 //! The crate `object_store`, as an expert uses it: concurrent ranged requests, sorted; and for what is read again, a local
-//! copy of the object that the first pass writes.
+//! copy of the object that the first pass writes. Threads beside the one that requests sum and write what a pass reads.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -30,12 +30,13 @@ pub struct Plain {
     in_flight: usize,
     /// By `get_ranges`, which merges near ranges, rather than a request for each.
     coalesces: bool,
-    copy: PathBuf,
+    /// Where the local copy is, if one is kept.
+    copy: Option<PathBuf>,
 }
 
 impl Plain {
     /// Opens the object.
-    pub fn open(site: Site<'_>, coalesces: bool, in_flight: usize) -> Result<Self> {
+    pub fn open(site: Site<'_>, coalesces: bool, in_flight: usize, copies: bool) -> Result<Self> {
         // Fails if it is installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store = AmazonS3Builder::new()
@@ -51,13 +52,13 @@ impl Plain {
             len_bytes: site.len_bytes(),
             in_flight,
             coalesces,
-            copy: site.own("copy"),
+            copy: copies.then(|| site.own("copy")),
         })
     }
 
     /// The local copy, once there is a complete one.
     fn local(&self) -> Option<File> {
-        let file = File::open(&self.copy).ok()?;
+        let file = File::open(self.copy.as_ref()?).ok()?;
         (file.metadata().ok()?.len() == self.len_bytes).then_some(file)
     }
 }
@@ -83,22 +84,29 @@ impl Remote for Plain {
 
     fn pass(&mut self) -> Result<u64> {
         if let Some(file) = self.local() {
-            return read_all(file);
+            return read_all(&file);
         }
-        let file = File::create(&self.copy)?;
+        let file = self.copy.as_ref().map(File::create).transpose()?.map(Arc::new);
         let key = Key::from(KEY);
         let mut sum = 0_u64;
         let get = |range: Range<u64>| {
-            let (store, key) = (&self.store, &key);
-            async move { store.get_range(key, range.clone()).await.map(|bytes| (range.start, bytes)) }
+            let (store, key, file) = (&self.store, &key, file.clone());
+            async move {
+                let bytes = store.get_range(key, range.clone()).await?;
+                let keep = move || -> Result<u64> {
+                    if let Some(file) = file {
+                        file.write_all_at(&bytes, range.start)?;
+                    }
+                    Ok(lines_of(&bytes))
+                };
+                tokio::task::spawn_blocking(keep).await?
+            }
         };
         let requests = stream::iter(parts(self.len_bytes, PART_BYTES)).map(get);
         let mut requests = requests.buffer_unordered(PARTS_AT_ONCE);
         self.runtime.block_on(async {
             while let Some(part) = requests.next().await {
-                let (start, bytes) = part?;
-                sum = sum.wrapping_add(lines_of(&bytes));
-                file.write_all_at(&bytes, start)?;
+                sum = sum.wrapping_add(part?);
             }
             anyhow::Ok(())
         })?;
@@ -122,8 +130,9 @@ pub fn read_ranges(file: &File, sorted: &[Range<u64>]) -> Result<u64> {
 }
 
 /// Reads a local file from its start to its end.
-pub fn read_all(mut file: File) -> Result<u64> {
-    advise_file(&file, 0, 0, libc::POSIX_FADV_SEQUENTIAL)?;
+pub fn read_all(mut file: &File) -> Result<u64> {
+    file.rewind()?;
+    advise_file(file, 0, 0, libc::POSIX_FADV_SEQUENTIAL)?;
     let mut buffer = vec![0; 1 << 20];
     let mut sum = 0_u64;
     loop {

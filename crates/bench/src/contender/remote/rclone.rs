@@ -5,18 +5,19 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::mount::{UnmountFlags, unmount};
 
 use super::object_store::read_all;
-use super::{BUCKET, KEY, Remote, Service, Site, lines_of};
+use super::{BUCKET, KEY, PATIENCE, Remote, Service, Site, lines_of, wait_for_end};
 use crate::job::{RemoteKind, Unavailable};
 use crate::raw::{advise_file, end_with_parent, terminate};
-
-/// Until the mount is there, or gone.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 fn place(site: Site<'_>) -> PathBuf {
     site.directory.join("mounted")
@@ -25,21 +26,16 @@ fn place(site: Site<'_>) -> PathBuf {
 /// The process that serves the mount; unmounts when dropped.
 struct MountProcess {
     process: Child,
+    at: PathBuf,
 }
 
 impl Drop for MountProcess {
     fn drop(&mut self) {
         // It unmounts itself at this signal.
         let _ = terminate(self.process.id());
-        let since = Instant::now();
-        while since.elapsed() < PATIENCE {
-            if !matches!(self.process.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        wait_for_end(&mut self.process);
+        // One that was killed has left a mount that nothing answers. If it is gone, this fails.
+        let _ = unmount(&self.at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
     }
 }
 
@@ -52,7 +48,10 @@ pub fn mount(site: Site<'_>) -> Result<Service> {
         RemoteKind::Random { .. } => ("64Ki", "0"),
         _ => ("8Mi", "4"),
     };
-    let memory_bytes = 2 * site.cache_bytes;
+    // Half of the node's memory: the mount serves all of its processes.
+    let memory_bytes = 2 * site.cache_bytes * u64::from(site.work.team.processes);
+    // A pipe would fill up.
+    let errors = site.directory.join("rclone-errors");
     let mut command = Command::new(&site.work.rclone);
     command
         .args(["mount", &format!(":s3:{BUCKET}")])
@@ -70,7 +69,7 @@ pub fn mount(site: Site<'_>) -> Result<Service> {
         .env("GOMEMLIMIT", memory_bytes.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+        .stderr(File::create(&errors)?);
     end_with_parent(&mut command);
     let process = match command.spawn() {
         Ok(process) => process,
@@ -81,14 +80,12 @@ pub fn mount(site: Site<'_>) -> Result<Service> {
             return Err(Unavailable(reason).into());
         }
     };
-    let mut service = MountProcess { process };
+    let mut service = MountProcess { process, at: at.clone() };
     let since = Instant::now();
     while !at.join(KEY).exists() {
         if service.process.try_wait()?.is_some() {
-            let mut text = String::new();
-            if let Some(mut errors) = service.process.stderr.take() {
-                let _ = std::io::Read::read_to_string(&mut errors, &mut text);
-            }
+            let text = std::fs::read(&errors).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
             return Err(Unavailable(format!("rclone cannot mount: {}", text.trim())).into());
         }
         if since.elapsed() > PATIENCE {
@@ -99,44 +96,75 @@ pub fn mount(site: Site<'_>) -> Result<Service> {
     Ok(Some(Box::new(service)))
 }
 
-/// A process's use of the mount.
+/// Ranges that the threads of a process take from each other.
+struct Batch {
+    ranges: Vec<Range<u64>>,
+    next: AtomicUsize,
+}
+
+/// A process's use of the mount: the file, opened once, and threads that wait for batches.
 pub struct Mounted {
-    path: PathBuf,
-    threads: usize,
+    file: Arc<File>,
+    threads: Vec<(Sender<Arc<Batch>>, JoinHandle<()>)>,
+    sums: Receiver<Result<u64>>,
 }
 
 impl Mounted {
     /// Opens the object.
     pub fn open(site: Site<'_>) -> Result<Self> {
-        Ok(Self { path: place(site).join(KEY), threads: site.work.in_flight })
+        let file = File::open(place(site).join(KEY)).context("the mounted object")?;
+        let file = Arc::new(file);
+        // A pass advises otherwise.
+        advise_file(&file, 0, 0, libc::POSIX_FADV_RANDOM)?;
+        let (summed, sums) = channel();
+        let start = |_| {
+            let (batches, wanted) = channel::<Arc<Batch>>();
+            let (file, summed) = (file.clone(), summed.clone());
+            let work = move || {
+                for batch in wanted {
+                    let _ = summed.send(sum_of(&file, &batch));
+                }
+            };
+            (batches, std::thread::spawn(work))
+        };
+        let threads = (0..site.work.in_flight).map(start).collect();
+        Ok(Self { file, threads, sums })
     }
+}
+
+fn sum_of(file: &File, batch: &Batch) -> Result<u64> {
+    let (mut sum, mut buffer) = (0_u64, vec![]);
+    // Relaxed: only the number itself has to be unique.
+    while let Some(range) = batch.ranges.get(batch.next.fetch_add(1, Ordering::Relaxed)) {
+        buffer.resize((range.end - range.start) as usize, 0);
+        file.read_exact_at(&mut buffer, range.start)?;
+        sum = sum.wrapping_add(lines_of(&buffer));
+    }
+    Ok(sum)
 }
 
 impl Remote for Mounted {
     fn ranges(&mut self, ranges: &[Range<u64>]) -> Result<u64> {
-        let file = File::open(&self.path).context("the mounted object")?;
-        advise_file(&file, 0, 0, libc::POSIX_FADV_RANDOM)?;
-        let mut sorted = ranges.to_vec();
-        sorted.sort_unstable_by_key(|range| range.start);
-        let next = AtomicUsize::new(0);
-        let read = || -> Result<u64> {
-            let (mut sum, mut buffer) = (0_u64, vec![]);
-            // Relaxed: only the number itself has to be unique.
-            while let Some(range) = sorted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                buffer.resize((range.end - range.start) as usize, 0);
-                file.read_exact_at(&mut buffer, range.start)?;
-                sum = sum.wrapping_add(lines_of(&buffer));
-            }
-            Ok(sum)
-        };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(read)).collect();
-            let mut sums = threads.into_iter().map(|thread| thread.join().expect("no panic"));
-            sums.try_fold(0_u64, |sum, one| Ok(sum.wrapping_add(one?)))
-        })
+        let mut ranges = ranges.to_vec();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let batch = Arc::new(Batch { ranges, next: AtomicUsize::new(0) });
+        for (batches, _) in &self.threads {
+            batches.send(batch.clone()).context("a thread that reads has ended")?;
+        }
+        let mut sums = (0..self.threads.len()).map(|_| self.sums.recv()?);
+        sums.try_fold(0_u64, |sum, one| Ok(sum.wrapping_add(one?)))
     }
 
     fn pass(&mut self) -> Result<u64> {
-        read_all(File::open(&self.path).context("the mounted object")?)
+        read_all(&self.file)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        for (batches, thread) in self.threads.drain(..) {
+            drop(batches);
+            let _ = thread.join();
+        }
     }
 }

@@ -3,6 +3,7 @@
 The first line says how; then each line is one piece of work, answered by a line with its sum. Interpreter and imports are not timed.
 """
 
+import fcntl
 import json
 import os
 import sys
@@ -72,17 +73,22 @@ class Blocks:
 
 
 class Copy:
-    """A local copy of the whole file, made when it is first read; then what is best for a local file."""
+    """A local copy of the whole file for all processes of a node, made when it is first read; then what is best for a local file."""
 
     def __init__(self, told, store, path):
-        self.told, self.path = told, path
-        self.cache = fsspec.filesystem("filecache", fs=store, cache_storage=told["directory"], check_files=False)
+        self.told, self.path, self.store = told, path, store
         self.descriptor = None
 
     def local(self):
         if self.descriptor is None:
-            with self.cache.open(self.path, "rb") as file:
-                self.descriptor = os.open(file.name, os.O_RDONLY)
+            directory = self.told["shared_directory"]
+            os.makedirs(directory, exist_ok=True)
+            with open(directory + ".lock", "w") as lock:
+                # One process downloads. The others know that it has if they look at the directory only then.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                cache = fsspec.filesystem("filecache", fs=self.store, cache_storage=directory, check_files=False)
+                with cache.open(self.path, "rb") as file:
+                    self.descriptor = os.open(file.name, os.O_RDONLY)
         return self.descriptor
 
     def ranges(self, starts, ends):
