@@ -501,3 +501,25 @@ fn stat_shows_what_remote_devices_request() {
     }
     assert!(!metrics.contains("hunter2"));
 }
+
+#[test]
+fn each_url_of_an_http_server_is_its_own() {
+    let (one, other) = (Server::new(b"one".to_vec()), Server::new(b"other".to_vec()));
+    let place = Place::new();
+    let directory = place.path("d");
+    fs::create_dir(&directory).unwrap();
+    let (pool, directory_text) = (place.text("x.pool"), directory.to_str().unwrap());
+    aquifer_pool(&pool);
+    let pooled = format!("{pool}:/");
+    for (command, destination) in [("get", directory_text), ("put", &pooled)] {
+        let arguments = [command, &one.url(), &other.url(), destination];
+        let said = failed(bare(&arguments).output().unwrap(), 1, command);
+        says(&said, &[&format!("http://{}/", one.address()), "one at a time"]);
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+    assert!(names(&directory).is_empty());
+    assert_eq!(support::works(&["ls", &format!("{pool}:/")]), "");
+    support::works(&["get", &other.url(), directory_text]);
+    let copied = names(&directory);
+    assert_eq!(fs::read(directory.join(&copied[0])).unwrap(), b"other");
+}

@@ -128,13 +128,14 @@ impl Ways<'_> {
 
 /// The path of a URL in the tree of its store.
 fn path_in(store: &RemoteStore, url: &str) -> Result<PathBuf> {
-    if !store.lists() {
-        return Ok(store.name().unwrap_or_default().into());
-    }
+    // Of an HTTP server each URL is a store of its own.
     let Some((key, is_prefix)) = store.key_of(url)? else {
         let first = store.url_of(store.key());
         bail!("{first} and the other URLs are of different stores; copy from one at a time");
     };
+    if !store.lists() {
+        return Ok(store.name().unwrap_or_default().into());
+    }
     let slash = if is_prefix && !key.is_empty() { "/" } else { "" };
     Ok(format!("{key}{slash}").into())
 }
