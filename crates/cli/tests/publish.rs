@@ -50,6 +50,17 @@ fn a_pool_goes_to_a_store_and_comes_back() {
 }
 
 #[test]
+fn a_pool_is_read_again_on_request() {
+    let place = Place::new();
+    let (pool, url) = (place.pool(), url(&place));
+    works(&["pool", "publish", &pool, &url]);
+    let unread = json(&["pool", "publish", &pool, &url, "--json"]);
+    assert_eq!((&unread["read_bytes"], &unread["sent_chunks"]), (&0.into(), &0.into()), "{unread}");
+    let reread = json(&["pool", "publish", &pool, &url, "--reread", "--json"]);
+    assert!(reread["read_bytes"].as_u64() > Some(0), "{reread}");
+}
+
+#[test]
 fn wrong_places_are_explained() {
     let place = Place::new();
     let (pool, url, copy) = (place.pool(), url(&place), place.text("copy.pool"));

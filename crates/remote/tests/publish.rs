@@ -147,7 +147,7 @@ fn a_pool_that_was_not_opened_since_is_not_read() {
     assert_eq!((second.read_bytes, second.sent_bytes), (0, 0));
     assert_eq!(second.used_bytes, first.used_bytes);
     let third = store.publish(&pool, &options().reread(true)).unwrap();
-    assert_eq!((third.read_bytes, third.sent_bytes), (first.read_bytes, 0));
+    assert_eq!((third.read_bytes, third.sent_bytes), (first.read_bytes, first.sent_bytes));
     // Opening it for writing may have changed it.
     drop(Pool::open(&pool).unwrap());
     let fourth = store.publish(&pool, &options()).unwrap();
@@ -252,6 +252,47 @@ fn what_is_damaged_is_sent_again() {
     let second = store.publish(&pool, &options()).unwrap();
     assert!(second.sent_chunks > 0);
     store.restore(place.path("b.pool"), &RestoreOptions::default()).unwrap();
+}
+
+#[test]
+fn a_chunk_that_is_gone_is_sent_again_on_request_and_nothing_is_removed_before() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1]);
+    let store = place.store();
+    let first = store.publish(&pool, &options()).unwrap().snapshot;
+    add(&pool, 2);
+    let before = place.objects("chunks");
+    store.publish(&pool, &options()).unwrap();
+    // One that the first snapshot lacks: that is whole, and must stay.
+    let chunks = place.objects("chunks");
+    let gone = chunks.iter().find(|chunk| !before.contains(chunk)).unwrap();
+    let whole = fs::read(gone).unwrap();
+    let keep = || options().keep(1).grace(Duration::ZERO);
+    let restore = |snapshot: Option<u64>| {
+        let options = RestoreOptions::default().overwrite(true);
+        let options = snapshot.into_iter().fold(options, RestoreOptions::snapshot);
+        store.restore(place.path("b.pool"), &options)
+    };
+    for short in [None, Some(&whole[..whole.len() - 1])] {
+        match short {
+            None => fs::remove_file(gone).unwrap(),
+            Some(short) => fs::write(gone, short).unwrap(),
+        }
+        let error = store.publish(&pool, &keep()).unwrap_err();
+        let is_of_bytes = |error: &PublishError| {
+            matches!(error, PublishError::Missing { .. } | PublishError::Damaged { .. })
+        };
+        assert!(is_of_bytes(&error), "{error}");
+        let name = gone.file_name().unwrap().to_str().unwrap();
+        assert!(error.to_string().contains(name), "{error}");
+        assert!(error.to_string().contains("--reread"), "{error}");
+        restore(Some(first)).unwrap();
+        restore(None).unwrap_err();
+    }
+    store.publish(&pool, &keep().reread(true)).unwrap();
+    restore(None).unwrap();
+    assert_eq!(content(&place.path("b.pool")).len(), 2);
+    assert_eq!(store.snapshots().unwrap().len(), 1);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long)]
     freeze: bool,
 
-    /// Read the pool even if no process has opened it for writing since the newest snapshot
+    /// Read the whole pool and send all of it again, in place of what may be damaged or missing in the store
     #[arg(long)]
     reread: bool,
 
@@ -89,8 +89,11 @@ struct Report<'a> {
 pub fn run(args: &Args) -> Result<()> {
     let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url))?;
     let chunk_bytes = u32::try_from(args.chunk_size.0).unwrap_or(u32::MAX);
-    let mut options =
-        PublishOptions::default().freeze(args.freeze).grace(args.grace).chunk_bytes(chunk_bytes);
+    let mut options = PublishOptions::default()
+        .freeze(args.freeze)
+        .reread(args.reread)
+        .grace(args.grace)
+        .chunk_bytes(chunk_bytes);
     if let Some(keep) = args.keep {
         options = options.keep(keep as usize);
     }

@@ -70,6 +70,7 @@ pub(super) fn log_name(position: u64) -> String {
 pub(super) struct Listed {
     /// Without the prefix.
     pub name: String,
+    pub len_bytes: u64,
     /// By the store's clock, in seconds.
     pub modified: i64,
 }
@@ -235,10 +236,11 @@ impl Depot {
         let mut listing = self.store.list(Some(&root));
         loop {
             match self.in_time(async { listing.try_next().await }).await {
-                Ok(Some(ObjectMeta { location, last_modified, .. })) => {
+                Ok(Some(ObjectMeta { location, last_modified, size: len_bytes, .. })) => {
                     let Some(parts) = location.prefix_match(&root) else { continue };
                     let parts: Vec<String> = parts.map(|part| part.as_ref().to_owned()).collect();
-                    each(Listed { name: parts.join("/"), modified: last_modified.timestamp() });
+                    let (name, modified) = (parts.join("/"), last_modified.timestamp());
+                    each(Listed { name, len_bytes, modified });
                 }
                 Ok(None) => return Ok(()),
                 Err(Some(Error::NotFound { .. })) => return Ok(()),
@@ -256,7 +258,7 @@ impl Depot {
     /// The highest position of the log, and the time at which each was written; none if it is empty.
     pub async fn positions(&self) -> Result<Vec<(u64, i64)>, PublishError> {
         let mut positions = Vec::new();
-        self.list(LOG, |Listed { name, modified }| {
+        self.list(LOG, |Listed { name, modified, .. }| {
             let is_number = name.len() == 20 && name.bytes().all(|byte| byte.is_ascii_digit());
             if let (true, Ok(position)) = (is_number, name.parse()) {
                 positions.push((position, modified));

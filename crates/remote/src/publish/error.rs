@@ -35,9 +35,7 @@ pub enum PublishError {
         status: Option<u16>,
     },
     /// An object's bytes are not those that were published.
-    #[error(
-        "{object} is damaged or was tampered with: {reason}; restore another snapshot, or publish again"
-    )]
+    #[error("{object} is damaged or was tampered with: {reason}; {}", remedy(object))]
     Damaged {
         /// The object's URL.
         object: String,
@@ -54,7 +52,8 @@ pub enum PublishError {
     },
     /// An object that a snapshot needs is not there.
     #[error(
-        "{object} is missing: it was deleted, or its snapshot was removed meanwhile; restore another snapshot, or publish again"
+        "{object} is missing: it was deleted, or its snapshot was removed meanwhile; {}",
+        remedy(object)
     )]
     Missing {
         /// The object's URL.
@@ -159,6 +158,18 @@ pub enum PublishError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+/// What to do about an object that is damaged or missing. Without an entry of the log, later ones have no place; all
+/// other objects are replaced under new names.
+fn remedy(object: &str) -> &'static str {
+    let folder = object.rsplit('/').nth(1);
+    match folder {
+        Some("log") => {
+            "restore another snapshot by its number (--snapshot), and publish to another prefix"
+        }
+        _ => "restore another snapshot, or publish again with --reread, which sends everything",
+    }
 }
 
 fn process_text(processes: &[u32]) -> String {

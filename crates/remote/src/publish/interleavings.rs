@@ -21,13 +21,13 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
 use uuid::Uuid;
 
 use super::PublishError;
 use super::depot::{Depot, Kind, log_name};
-use super::layout::{SMALLEST_CHUNK_BYTES, decode_chunk};
+use super::layout::{MOST_POSITION, SMALLEST_CHUNK_BYTES, decode_chunk};
 use super::log::Mutant;
 use super::send::Content;
 
@@ -325,6 +325,26 @@ fn a_store_that_ignores_conditions_is_found() {
             Err(error) => panic!("{error}"),
         }
         assert!(run(memory.list(None).next()).is_none(), "no probe is left");
+    }
+}
+
+#[test]
+fn a_log_with_more_snapshots_than_there_can_be_is_damaged() {
+    let memory = Arc::new(InMemory::new());
+    let depot = Depot::of(memory.clone());
+    run(depot.publish(&content([1, 2]), 0, None, &mut |_| {})).unwrap();
+    let (mut entry, _) = run(depot.snapshot(1)).unwrap().unwrap();
+    for position in [MOST_POSITION, 1 << 40, 2] {
+        entry.position = position;
+        let bytes = Bytes::from(entry.encode());
+        run(depot.put(&log_name(position), bytes)).unwrap();
+        let viewed = run(depot.view());
+        match position {
+            2 => assert_eq!(viewed.unwrap().live, [1, 2]),
+            _ => assert!(matches!(viewed, Err(PublishError::Damaged { .. }))),
+        }
+        let path = Path::from("pool").join("log").join(format!("{position:020}"));
+        run(memory.delete(&path)).unwrap();
     }
 }
 

@@ -324,6 +324,9 @@ impl Snapshot {
         if !is_pool {
             return Err(Damaged("no pool has its length"));
         }
+        if raw.pages.get() > len_bytes / PAGE_BYTES {
+            return Err(Damaged("it has more pages than its pool"));
+        }
         let tables = tables_of(len_bytes, chunk_bytes);
         let raws = <[RawReference]>::ref_from_bytes(rest)
             .ok()

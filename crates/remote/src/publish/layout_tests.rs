@@ -159,6 +159,8 @@ fn counts_that_lie_are_refused_before_anything_is_allocated() {
         |raw| raw.pool_bytes = u64::MAX.into(),
         |raw| raw.pool_bytes = 0.into(),
         |raw| raw.pool_bytes = (1 << 50).into(),
+        |raw| raw.pages = ((300 << 20) / 4096 + 1).into(),
+        |raw| raw.pages = u64::MAX.into(),
         |raw| raw.chunk_bytes = 0.into(),
         |raw| raw.chunk_bytes = 4096.into(),
         |raw| raw.last_collection = 5.into(),

@@ -2,18 +2,23 @@
 //!
 //! [`super`] has the argument for why it is correct; this has the steps.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use bytes::Bytes;
 
 use super::PublishError;
 use super::depot::{Depot, Kind, log_name, name_of, parse_name};
 use super::layout::{
-    Body, Collection, Entry, Hash, MOST_ENTRY_BYTES, Reference, Snapshot, decode_table,
+    Body, Collection, Entry, Hash, MOST_ENTRY_BYTES, Reference, Snapshot, Wrong, decode_table,
 };
 
 /// How often to read the log again that others change meanwhile.
 const MOST_LOOKS: usize = 20;
+/// Most snapshots behind the last collection. A forged entry may claim any number.
+const MOST_UNCOLLECTED: u64 = 1 << 20;
+
+/// Objects that snapshots need, and the lengths of those that were not found yet.
+type Needed = HashMap<(Kind, Hash, u64), Option<u32>>;
 
 /// The log as of one moment.
 #[derive(Debug, Clone)]
@@ -70,13 +75,17 @@ impl Depot {
                         Some((position, collection))
                     }
                     Some(Entry { position, .. }) => {
-                        let wrong = super::layout::Wrong::Damaged("it is not a collection");
+                        let wrong = Wrong::Damaged("it is not a collection");
                         return Err(self.wrong(&log_name(position), wrong));
                     }
                 },
             };
             let (last_collection, Collection { cutoff, kept }) =
                 collection.unwrap_or((0, Collection { cutoff: 0, kept: Vec::new() }));
+            if head - last_collection > MOST_UNCOLLECTED {
+                let wrong = Wrong::Damaged("there are not so many snapshots");
+                return Err(self.wrong(&log_name(head), wrong));
+            }
             // Each position behind the last collection has a snapshot, whatever a listing that took its time shows.
             let live = kept.into_iter().chain(last_collection + 1..=head).collect();
             return Ok(View { head, newest: Some(newest), last_collection, cutoff, live });
@@ -90,7 +99,7 @@ impl Depot {
         match entry.body.clone() {
             Body::Snapshot(snapshot) => Ok(Some((entry, snapshot))),
             Body::Collection(_) => {
-                let wrong = super::layout::Wrong::Damaged("it is not a snapshot");
+                let wrong = Wrong::Damaged("it is not a snapshot");
                 Err(self.wrong(&log_name(position), wrong))
             }
         }
@@ -164,7 +173,7 @@ impl Depot {
         let positions = self.positions().await?;
         let kept = view.live[view.live.len().saturating_sub(keep)..].to_vec();
         // What a listed snapshot needs is read before anything is removed.
-        let mut needed = HashSet::new();
+        let mut needed = Needed::new();
         for &position in &kept {
             let Some((_, snapshot)) = self.snapshot(position).await? else { return Ok(None) };
             match self.needed_by(&snapshot, &mut needed).await {
@@ -190,8 +199,15 @@ impl Depot {
             nonce,
             body: Body::Collection(Collection { cutoff, kept: kept.clone() }),
         };
+        // An older snapshot may be the last that is whole, so it stays if one that is kept lacks anything.
+        let garbage = match self.garbage(cutoff, needed).await {
+            Err(PublishError::Missing { .. }) if self.view().await?.head != view.head => {
+                return Ok(None);
+            }
+            listed => listed?,
+        };
         if mutant == Some(Mutant::DeletesUnsaid) {
-            self.delete_garbage(cutoff, &needed).await?;
+            self.delete(garbage.clone()).await?;
         }
         if !self.append(&entry).await? {
             return Ok(None);
@@ -202,7 +218,7 @@ impl Depot {
         {
             return Ok(None);
         }
-        let objects = self.delete_garbage(cutoff, &needed).await?;
+        let objects = self.delete(garbage).await?;
         let is_removed =
             |position: &u64| *position < entry.position && kept.binary_search(position).is_err();
         let removed: Vec<u64> = positions.iter().map(|(position, _)| *position).collect();
@@ -215,41 +231,51 @@ impl Depot {
     async fn needed_by(
         &self,
         snapshot: &Snapshot,
-        needed: &mut HashSet<(Kind, Hash, u64)>,
+        needed: &mut Needed,
     ) -> Result<(), PublishError> {
         for (index, table) in snapshot.tables.iter().enumerate() {
             // A table that is there in another snapshot has the same chunks.
-            if table.is_none() || !needed.insert((Kind::Table, table.hash, table.epoch)) {
+            let of = (Kind::Table, table.hash, table.epoch);
+            if table.is_none() || needed.insert(of, Some(table.len_bytes)).is_some() {
                 continue;
             }
-            for chunk in self.table(snapshot, index).await? {
-                needed.insert((Kind::Chunk, chunk.hash, chunk.epoch));
-            }
+            let chunks = self.table(snapshot, index).await?;
+            let chunks = chunks.iter().filter(|chunk| !chunk.is_none());
+            let of = |of: &Reference| ((Kind::Chunk, of.hash, of.epoch), Some(of.len_bytes));
+            needed.extend(chunks.map(of));
         }
         Ok(())
     }
 
-    /// Deletes the objects of an epoch before `cutoff` that are not needed.
-    async fn delete_garbage(
-        &self,
-        cutoff: u64,
-        needed: &HashSet<(Kind, Hash, u64)>,
-    ) -> Result<u64, PublishError> {
-        let mut deleted = 0;
+    /// The objects of an epoch before `cutoff` that are not needed. Fails if one that is needed is not there, or not as
+    /// long as it has to be.
+    async fn garbage(&self, cutoff: u64, mut needed: Needed) -> Result<Vec<String>, PublishError> {
+        let (mut garbage, mut cut) = (Vec::new(), None);
         for kind in Kind::ALL {
-            let mut garbage = Vec::new();
             self.list(kind.folder(), |listed| {
                 let last = listed.name.rsplit('/').next().and_then(parse_name);
-                if let Some((hash, epoch)) = last
-                    && epoch < cutoff
-                    && !needed.contains(&(kind, hash, epoch))
-                {
-                    garbage.push(name_of(kind, &hash, epoch));
+                let Some((hash, epoch)) = last else { return };
+                let name = name_of(kind, &hash, epoch);
+                if name.strip_prefix(kind.folder()) != Some(&*format!("/{}", listed.name)) {
+                    return;
+                }
+                // A listing may have an object twice.
+                match needed.get_mut(&(kind, hash, epoch)).map(Option::take) {
+                    Some(Some(len_bytes)) if listed.len_bytes != u64::from(len_bytes) => {
+                        cut = Some(name);
+                    }
+                    None if epoch < cutoff => garbage.push(name),
+                    _ => {}
                 }
             })
             .await?;
-            deleted += self.delete(garbage).await?;
         }
-        Ok(deleted)
+        if let Some(((kind, hash, epoch), _)) = needed.iter().find(|(_, len)| len.is_some()) {
+            return Err(PublishError::Missing { object: self.url(&name_of(*kind, hash, *epoch)) });
+        }
+        match cut {
+            Some(name) => Err(self.wrong(&name, Wrong::Damaged("it has another length"))),
+            None => Ok(garbage),
+        }
     }
 }

@@ -27,7 +27,7 @@ type Read = dyn Fn(u64, &mut [u8]) -> Result<(), MediaError> + Send + Sync;
 pub(super) struct Content {
     pub state: State,
     pub chunk_bytes: u32,
-    /// Whether it is read even if a snapshot has the same state.
+    /// Whether all of it is read and sent, whatever snapshots have.
     pub is_reread: bool,
     /// Bytes in use of a range, from its offset and length.
     used_bytes: Box<dyn Fn(u64, u64) -> u64 + Send + Sync>,
@@ -156,7 +156,7 @@ impl Depot {
         for _ in 0..MOST_ATTEMPTS {
             let view = self.view().await?;
             self.check_pool(&view, content)?;
-            let (mut known, newest) = self.known(&view, content.chunk_bytes).await?;
+            let (mut known, newest) = self.known(&view, content).await?;
             // Others may have been condemned.
             let is_safe = |epoch: u64| epoch >= view.cutoff || mutant == Some(Mutant::TrustsBefore);
             let safe = sent.uploaded.iter().filter(|(_, epoch)| is_safe(**epoch));
@@ -169,7 +169,7 @@ impl Depot {
                 _ => view.head,
             };
             let mut attempt = Attempt { depot: self, content, epoch, known };
-            let is_same = |newest: &Snapshot| newest.state == content.state && !content.is_reread;
+            let is_same = |newest: &Snapshot| newest.state == content.state;
             let snapshot = match newest.filter(is_same) {
                 Some(newest) => newest,
                 None => attempt.send(&mut sent, progress).await?,
@@ -220,18 +220,22 @@ impl Depot {
     }
 
     /// The objects of the newest snapshot, and itself if all of its tables can be read. What cannot be read is sent again.
+    /// Whether its chunks are still whole is not known without reading them: none is trusted if the pool is to be reread.
     async fn known(
         &self,
         view: &View,
-        chunk_bytes: u32,
+        content: &Content,
     ) -> Result<(Known, Option<Snapshot>), PublishError> {
         let mut known = Known::new();
+        if content.is_reread {
+            return Ok((known, None));
+        }
         let Some(&newest) = view.live.last() else { return Ok((known, None)) };
         let is_of_bytes = |error: &PublishError| {
             matches!(error, PublishError::Damaged { .. } | PublishError::Missing { .. })
         };
         let snapshot = match self.snapshot(newest).await {
-            Ok(Some((_, snapshot))) if snapshot.chunk_bytes == chunk_bytes => snapshot,
+            Ok(Some((_, snapshot))) if snapshot.chunk_bytes == content.chunk_bytes => snapshot,
             Ok(_) => return Ok((known, None)),
             Err(error) if is_of_bytes(&error) => return Ok((known, None)),
             Err(error) => return Err(error),
