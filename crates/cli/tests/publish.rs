@@ -61,6 +61,26 @@ fn a_pool_is_read_again_on_request() {
 }
 
 #[test]
+fn what_is_damaged_in_the_log_is_told_beside_what_is_not() {
+    let place = Place::new();
+    let (pool, url, copy) = (place.pool(), url(&place), place.text("copy.pool"));
+    for _ in 0..2 {
+        works(&["pool", "publish", &pool, &url]);
+    }
+    fs::write(place.path("store/log/00000000000000000002"), "x").unwrap();
+    for arguments in [&["pool", "snapshots", &url][..], &["pool", "snapshots", &url, "--json"]] {
+        let output = aquifer().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let (listed, said) = (support::text(&output.stdout), support::text(&output.stderr));
+        says(&said, &["store/log/00000000000000000002 is damaged", "--snapshot"]);
+        assert!(listed.contains("1 ") || listed.contains("\"snapshot\": 1"), "{listed}");
+    }
+    let newest = fails(&["pool", "restore", &url, &copy], 1);
+    says(&newest, &["store/log/00000000000000000002 is damaged", "--snapshot", "another prefix"]);
+    works(&["pool", "restore", &url, &copy, "--snapshot", "1"]);
+}
+
+#[test]
 fn wrong_places_are_explained() {
     let place = Place::new();
     let (pool, url, copy) = (place.pool(), url(&place), place.text("copy.pool"));

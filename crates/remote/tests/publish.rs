@@ -296,6 +296,75 @@ fn a_chunk_that_is_gone_is_sent_again_on_request_and_nothing_is_removed_before()
 }
 
 #[test]
+fn a_damaged_entry_of_the_log_leaves_the_others() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1]);
+    let store = place.store();
+    for _ in 0..3 {
+        store.publish(&pool, &options()).unwrap();
+    }
+    for damaged in [2, 3] {
+        let entry = place.path(&format!("store/log/{damaged:020}"));
+        let whole = fs::read(&entry).unwrap();
+        fs::write(&entry, "x").unwrap();
+        for snapshot in 1..=3 {
+            let of = RestoreOptions::default().snapshot(snapshot).overwrite(true);
+            let restored = store.restore(place.path("b.pool"), &of);
+            match restored {
+                Ok(restored) => assert_eq!(restored.snapshot, snapshot),
+                Err(PublishError::Damaged { .. }) => assert_eq!(snapshot, damaged),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let mut failures = Vec::new();
+        let listed = store.snapshots_despite(&mut |failure| failures.push(failure)).unwrap();
+        let listed: Vec<_> = listed.iter().map(|of| of.snapshot).collect();
+        let rest: Vec<_> = (1..=3).filter(|&snapshot| snapshot != damaged).collect();
+        assert_eq!(listed, rest);
+        assert!(matches!(&failures[..], [PublishError::Damaged { .. }]), "{failures:?}");
+        assert!(store.snapshots().is_err());
+        fs::write(&entry, whole).unwrap();
+    }
+    assert_eq!(store.snapshots().unwrap().len(), 3);
+}
+
+#[test]
+fn a_pool_that_is_opened_meanwhile_is_not_replaced() {
+    let place = Place::new();
+    let path = place.pool("a.pool", &[1]);
+    let store = place.store();
+    store.publish(&path, &options()).unwrap();
+    let (copy, other) = (place.path("b.pool"), place.pool("c.pool", &[2]));
+    let force = RestoreOptions::default().overwrite(true);
+    store.restore(&copy, &force).unwrap();
+    // A process that opens the old pool while the new one is received finds it busy.
+    let mut opened = Vec::new();
+    let mut told = |at| match at {
+        Progress::Bytes { done, all } if done == all => opened.push(Pool::open(&copy)),
+        _ => {}
+    };
+    store.restore_with_progress(&copy, &force, &mut told).unwrap();
+    assert!(matches!(&opened[..], [Err(PoolError::Busy { .. })]), "{opened:?}");
+    // Another pool comes to the path meanwhile, and is open.
+    let mut open = None;
+    let mut told = |at| match at {
+        Progress::Bytes { done, all } if done == all => {
+            fs::rename(&other, &copy).unwrap();
+            open = Some(Pool::open(&copy).unwrap());
+        }
+        _ => {}
+    };
+    let refused = store.restore_with_progress(&copy, &force, &mut told);
+    assert!(matches!(refused, Err(PublishError::Pool(PoolError::Busy { .. }))), "{refused:?}");
+    drop(open);
+    assert_eq!(content(&copy), [(vec![b'c'], 2)]);
+    // A damaged one is replaced, as is anything else.
+    fs::write(&copy, vec![7; 1 << 20]).unwrap();
+    store.restore(&copy, &force).unwrap();
+    assert_eq!(content(&copy), [(vec![b'b'], 1)]);
+}
+
+#[test]
 fn writers_and_the_publisher_keep_each_other_out() {
     let place = Place::new();
     let path = place.pool("a.pool", &[1]);

@@ -113,7 +113,9 @@ pub struct SnapshotsArgs {
 const SNAPSHOTS_EXAMPLES: &str = "\
 Examples:
   aquifer pool snapshots s3://bucket/data             list the snapshots, oldest first
-  aquifer pool snapshots s3://bucket/data --json      the same as JSON";
+  aquifer pool snapshots s3://bucket/data --json      the same as JSON
+
+Snapshots whose entry is damaged are named on standard error, and make the command fail after it has listed the others.";
 
 /// The JSON output.
 #[derive(Serialize)]
@@ -147,16 +149,27 @@ impl From<&SnapshotInfo> for SnapshotReport {
     }
 }
 
-/// Lists the snapshots.
+/// Lists the snapshots that can be read, and fails if there are others.
 pub fn list(args: &SnapshotsArgs) -> Result<()> {
     let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url))?;
-    let snapshots = store.snapshots()?;
+    let mut failures = Vec::new();
+    let snapshots = store.snapshots_despite(&mut |failure| failures.push(failure))?;
+    print_list(args, &snapshots, failures.is_empty())?;
+    let last = failures.pop();
+    for failure in failures {
+        output::warn(&failure.to_string());
+    }
+    last.map_or(Ok(()), |last| Err(last.into()))
+}
+
+fn print_list(args: &SnapshotsArgs, snapshots: &[SnapshotInfo], is_all: bool) -> Result<()> {
     if args.json {
         let snapshots = snapshots.iter().map(SnapshotReport::from).collect();
         return output::print_json(&Listing { url: &args.url, snapshots }, true);
     }
     let Some(first) = snapshots.first() else {
-        return output::print(&format!("{} has no snapshots\n", args.url));
+        let none = format!("{} has no snapshots\n", args.url);
+        return if is_all { output::print(&none) } else { Ok(()) };
     };
     let titles = ["snapshot", "published", "pool", "in use"].map(str::to_owned);
     let line = |of: &SnapshotInfo| {

@@ -160,8 +160,9 @@ impl PublishOptions {
         self
     }
 
-    /// Reads the pool even if the newest snapshot has its uuid, generation and log position. Off by default: no process can
-    /// change a pool without raising its generation, by a random number. But another program can, and a failing disk.
+    /// Reads all of the pool and sends all of it, also what the newest snapshot has. Off by default: no process can change
+    /// a pool without raising its generation, by a random number. But another program can, and a failing disk; and
+    /// objects that were damaged or deleted in the store are replaced only by this.
     pub fn reread(mut self, reread: bool) -> Self {
         self.reread = reread;
         self
@@ -328,19 +329,53 @@ impl SnapshotStore {
         })
     }
 
-    /// The snapshots that there are, oldest first.
+    /// The snapshots that there are, oldest first: [`SnapshotStore::snapshots_despite`], unless anything fails.
     ///
     /// # Errors
     /// See [`PublishError`].
     pub fn snapshots(&self) -> Result<Vec<SnapshotInfo>, PublishError> {
+        let mut first = None;
+        let snapshots = self.snapshots_despite(&mut |failure| {
+            first.get_or_insert(failure);
+        })?;
+        first.map_or(Ok(snapshots), Err)
+    }
+
+    /// The snapshots that there are, oldest first. Entries of the log that are damaged, or of a later program, are left out
+    /// and passed to `failed`. If the newest or the last collection is one of these, all snapshots whose entries are there
+    /// are listed, also those of which a collection may have deleted chunks.
+    ///
+    /// # Errors
+    /// See [`PublishError`].
+    pub fn snapshots_despite(
+        &self,
+        failed: &mut dyn FnMut(PublishError),
+    ) -> Result<Vec<SnapshotInfo>, PublishError> {
         block_on(&self.depot, async {
-            let view = self.depot.view().await?;
+            let positions = match self.depot.view().await {
+                Ok(view) => view.live,
+                Err(PublishError::Damaged { .. } | PublishError::Later { .. }) => self
+                    .depot
+                    .positions()
+                    .await?
+                    .into_iter()
+                    .map(|(position, _)| position)
+                    .collect(),
+                Err(error) => return Err(error),
+            };
             let mut snapshots = Vec::new();
-            for &position in &view.live {
-                // One that is gone was removed meanwhile.
-                let Some((entry, snapshot)) = self.depot.snapshot(position).await? else {
-                    continue;
+            for position in positions {
+                let entry = match self.depot.entry(position).await {
+                    // One that is gone was removed meanwhile.
+                    Ok(None) => continue,
+                    Ok(Some(entry)) => entry,
+                    Err(failure @ (PublishError::Damaged { .. } | PublishError::Later { .. })) => {
+                        failed(failure);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
                 };
+                let layout::Body::Snapshot(snapshot) = &entry.body else { continue };
                 snapshots.push(SnapshotInfo {
                     snapshot: position,
                     uuid: entry.uuid,

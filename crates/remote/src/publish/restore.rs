@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_pool::internals::Presence;
-use aquifer_pool::media;
+use aquifer_pool::media::{self, OpenError};
 use aquifer_pool::{Pool, PoolError};
 use aquifer_sys::{file_name, io as file_io, random};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::depot::{Depot, Kind, log_name, name_of};
-use super::layout::{PAGE_BYTES, Reference, Snapshot, TABLE_CHUNKS, decode_chunk};
+use super::layout::{Body, PAGE_BYTES, Reference, Snapshot, TABLE_CHUNKS, decode_chunk};
 use super::send::aside;
 use super::{MOST_MEMORY_BYTES, Progress, PublishError};
 
@@ -34,7 +34,8 @@ impl RestoreOptions {
         self
     }
 
-    /// Whether a file at the path is replaced. Off by default. One that is a pool in use is not replaced.
+    /// Whether a file at the path is replaced. Off by default. A pool that is open for writing is not replaced, and
+    /// processes that open it for writing meanwhile get [`PoolError::Busy`].
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
@@ -72,6 +73,7 @@ impl Depot {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Restored, PublishError> {
         check_place(path, options.overwrite)?;
+        let _kept_out = if options.overwrite { keep_out(path)? } else { None };
         let (position, snapshot) = self.chosen(options.snapshot).await?;
         let failed = |action| move |source| file_error(action, path, source);
         let new = NewFile::make(path, options.mode.unwrap_or(0o600)).map_err(failed("create"))?;
@@ -79,6 +81,8 @@ impl Depot {
         let received_bytes = self.receive((position, &snapshot), &new, path, progress).await?;
         new.file.sync_all().map_err(failed("sync"))?;
         new.check(path, &snapshot)?;
+        // Another file may have come there meanwhile.
+        check_place(path, options.overwrite)?;
         new.publish(path, options.overwrite).map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => PublishError::Exists { path: path.to_owned() },
             _ => file_error("name", path, source),
@@ -96,19 +100,14 @@ impl Depot {
     async fn chosen(&self, wanted: Option<u64>) -> Result<(u64, Snapshot), PublishError> {
         let none = || PublishError::NoSnapshot { url: self.shown.clone(), wanted };
         let position = match wanted {
-            // An HTTP server lists nothing.
-            Some(wanted) if self.is_http => wanted,
-            _ => {
-                let view = self.view().await?;
-                let found = match wanted {
-                    None => view.live.last().copied(),
-                    Some(wanted) => view.is_live(wanted).then_some(wanted),
-                };
-                found.ok_or_else(none)?
-            }
+            // Without the rest of the log, which an HTTP server does not list, and which may be damaged.
+            Some(wanted) => wanted,
+            None => self.view().await?.live.last().copied().ok_or_else(none)?,
         };
-        let (_, snapshot) = self.snapshot(position).await?.ok_or_else(none)?;
-        Ok((position, snapshot))
+        match self.entry(position).await?.ok_or_else(none)?.body {
+            Body::Snapshot(snapshot) => Ok((position, snapshot)),
+            Body::Collection(_) => Err(none()),
+        }
     }
 
     /// Writes all chunks to the file. Returns the bytes received.
@@ -200,14 +199,27 @@ fn check_place(path: &Path, overwrite: bool) -> Result<(), PublishError> {
     }
 }
 
+/// Opens a pool that is to be replaced for reading, which keeps out processes that would write to it. `None` if there is
+/// no pool that could be opened.
+fn keep_out(path: &Path) -> Result<Option<Pool>, PublishError> {
+    match Pool::options().read_only(true).open(path) {
+        Ok(pool) => check_unused(path).map(|()| Some(pool)),
+        Err(error @ (PoolError::Busy { .. } | PoolError::BusyElsewhere { .. })) => {
+            Err(error.into())
+        }
+        // Damaged, or anything else.
+        Err(_) => Ok(None),
+    }
+}
+
 /// Refuses to replace a pool that processes have open.
 fn check_unused(path: &Path) -> Result<(), PublishError> {
     match media::open(path, false, None) {
         Ok(there) if Presence::of(&*there).is_in_use() => {
             Err(PoolError::Busy { path: path.to_owned() }.into())
         }
-        // Whatever it is, it is no pool in use.
-        _ => Ok(()),
+        Ok(_) | Err(OpenError::Empty { .. }) => Ok(()),
+        Err(error) => Err(PoolError::from(error).into()),
     }
 }
 
