@@ -77,7 +77,7 @@ pub enum RemoteError {
         /// The URL.
         url: String,
     },
-    /// The caller asked to stop; see [`RemoteStore::cancelled_by`](crate::RemoteStore::cancelled_by).
+    /// The caller asked to stop; see [`RemoteOptions::cancelled_by`](crate::RemoteOptions::cancelled_by).
     #[error("{url}: cancelled")]
     Cancelled {
         /// The URL.
