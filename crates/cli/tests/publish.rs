@@ -72,7 +72,7 @@ fn what_is_damaged_in_the_log_is_told_beside_what_is_not() {
         let output = aquifer().args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let (listed, said) = (support::text(&output.stdout), support::text(&output.stderr));
-        says(&said, &["store/log/00000000000000000002 is damaged", "--snapshot"]);
+        says(said, &["store/log/00000000000000000002 is damaged", "--snapshot"]);
         assert!(listed.contains("1 ") || listed.contains("\"snapshot\": 1"), "{listed}");
     }
     let newest = fails(&["pool", "restore", &url, &copy], 1);
