@@ -1,8 +1,8 @@
 //! Reading ahead for single reads, such as those of faults: what is read in order is requested in growing pieces.
 //!
 //! A read that begins where another one ended is a stream's next; each doubles what is asked for, up to the length of a
-//! merged request. What was brought beyond the read is kept in memory, oldest out first, until it is asked for. With a tier
-//! it is kept there instead.
+//! merged request. What was brought beyond the read is kept in memory, oldest out first, until it is asked for. What a
+//! tier keeps is there instead.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use aquifer_sys::thread::{self, Thread};
 use aquifer_vm::ProcessMark;
@@ -23,7 +24,7 @@ use crate::costs::Costs;
 use crate::fetch::{Body, Fetcher, Version};
 use crate::location::Location;
 use crate::mailbox::{Answer, Mailbox};
-use crate::tier::OpenTier;
+use crate::tier::{Obtained, OpenTier, Tally, Terms};
 use crate::{RemoteError, RemoteOptions};
 
 /// The version that is read, and where it is kept.
@@ -135,9 +136,32 @@ impl Engine {
         });
         let shared = self.shared.clone();
         self.handle.spawn(async move {
-            if let Some(answer) = shared.read(range).await {
+            if let Some((answer, _)) = shared.read(range).await {
                 promise.keep(answer);
             }
+        });
+    }
+
+    /// Starts bringing a range into the tier. The answer comes when it is downloaded and waits to be written, which
+    /// it waits for up to the timeout.
+    pub fn warm(
+        &self,
+        range: Range<u64>,
+        number: usize,
+        tally: Arc<Tally>,
+        inbox: mpsc::Sender<(usize, Answer)>,
+    ) {
+        let promise = Promise::new(&self.shared, move |answer| {
+            // As above.
+            let _ = inbox.send((number, answer));
+        });
+        let shared = self.shared.clone();
+        self.handle.spawn(async move {
+            let Some(Served { version, tier: Some(tier) }) = shared.served.get() else { return };
+            let terms = shared.terms(shared.fetcher.timeout, Some(tally));
+            let fetch = |range| shared.fetcher.fetch(range, version);
+            let obtained = tier.obtain(range, &terms, &shared.buffers, fetch).await;
+            promise.keep(obtained.map(|obtained| obtained.body).map_err(Arc::new));
         });
     }
 
@@ -168,22 +192,35 @@ impl Drop for Engine {
 }
 
 impl Shared {
-    /// Reads a range of the object, if it is open.
-    async fn read(&self, range: Range<u64>) -> Option<Answer> {
+    /// Reads a range of the object, if it is open; whether the tier keeps it.
+    async fn read(&self, range: Range<u64>) -> Option<(Answer, bool)> {
         let Served { version, tier } = self.served.get()?;
         let fetch = |range| self.fetcher.fetch(range, version);
         let read = match tier {
-            None => fetch(range).await,
-            // Half of the time is left for a download.
-            // A part of the time is for the wait for others, and at least half for a download.
+            None => fetch(range).await.map(|body| (body, false)),
             Some(tier) => {
-                let timeout = self.fetcher.timeout;
-                let obtained = tier.obtain(range.clone(), timeout / 2, &self.buffers, fetch);
-                let in_time = tokio::time::timeout(timeout, obtained).await;
-                in_time.unwrap_or_else(|_| Err(self.fetcher.timed_out(range, None)))
+                // A reader does not wait for the disk's sake.
+                let terms = self.terms(Duration::ZERO, None);
+                let obtained = tier.obtain(range.clone(), &terms, &self.buffers, fetch);
+                let in_time = tokio::time::timeout(self.fetcher.timeout, obtained).await;
+                let obtained = in_time.unwrap_or_else(|_| Err(self.fetcher.timed_out(range, None)));
+                obtained.map(|Obtained { body, is_kept }| (body, is_kept))
             }
         };
-        Some(read.map_err(Arc::new))
+        Some(match read {
+            Ok((body, is_kept)) => (Ok(body), is_kept),
+            Err(error) => (Err(Arc::new(error)), false),
+        })
+    }
+
+    fn terms(&self, room_patience: Duration, tally: Option<Arc<Tally>>) -> Terms {
+        Terms {
+            // A part of the timeout is for the wait for others, and at least half for a download.
+            patience: self.fetcher.timeout / 2,
+            room_patience,
+            gap_bytes: self.costs.gap_bytes(),
+            tally,
+        }
     }
 }
 
@@ -197,7 +234,7 @@ impl Shared {
     }
 
     async fn read_in_time(&self, read: Range<u64>) -> Option<Answer> {
-        let Served { version, tier } = self.served.get()?;
+        let Served { version, .. } = self.served.get()?;
         let kept_bytes = self.buffers.ahead_bytes() as u64;
         let most_bytes =
             self.costs.merged_bytes().min(self.buffers.request_bytes() as u64).min(kept_bytes);
@@ -215,8 +252,8 @@ impl Shared {
                         body: None,
                         kept_bytes,
                     };
-                    let answer = self.read(range).await?;
-                    if tier.is_none() {
+                    let (answer, is_in_tier) = self.read(range).await?;
+                    if !is_in_tier {
                         bringing.body = answer.as_ref().ok().cloned();
                     }
                     return Some(answer);

@@ -1,18 +1,32 @@
 //! Filling the tier ahead of use.
+//!
+//! Each piece has the timeout for itself, from its start, so few are started at a time: as many as `Pace` allows, and not
+//! more bytes than may wait to be written.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
+use crate::store::pace::Pace;
+use crate::tier::Tally;
 use crate::{RemoteDevice, RemoteError};
+
+/// Shorter pieces would cost more requests.
+const SHORTEST_PIECE_BYTES: u64 = 1 << 20;
 
 /// What [`RemoteDevice::warm`] has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Warmed {
-    /// Bytes of the range that were in the tier already.
+    /// Bytes of the range that were in the tier already, or that others brought meanwhile.
     pub present_bytes: u64,
-    /// Bytes downloaded, by this process.
+    /// Bytes that this call downloaded: what was missing, in sub-blocks of 4 KiB, and short gaps that requests read along.
     pub downloaded_bytes: u64,
+    /// Of what was missing, the bytes that were not written: the tier's budget is smaller than a request, all that it holds
+    /// was being downloaded, or the disk or another process held up the writing for as long as the timeout.
+    pub unstored_bytes: u64,
 }
 
 impl RemoteDevice {
@@ -38,39 +52,50 @@ impl RemoteDevice {
         };
         let end = range.end.min(self.version.len_bytes);
         let start = range.start.min(end);
-        let before = self.stats().received_bytes;
+        let largest_bytes = self.largest_request_bytes() as u64;
+        let most_bytes = self.batch_bytes() as u64;
+        let mut pace = Pace::new(self.options.in_flight, self.options.timeout);
+        let tally = Arc::new(Tally::default());
         let (sender, answers) = mpsc::channel();
-        let (mut next, mut under_way, mut done, mut warmed) = (start, 0, 0, Warmed::default());
-        while next < end || under_way > 0 {
-            while next < end && under_way < self.options.in_flight {
-                let piece = next..end.min(next + self.largest_request_bytes() as u64);
+        let mut under_way: HashMap<usize, (Instant, u64)> = HashMap::new();
+        let (mut next, mut done, mut number, mut under_way_bytes) = (start, 0, 0, 0);
+        while next < end || !under_way.is_empty() {
+            let piece_bytes = self.costs().merged_bytes().max(SHORTEST_PIECE_BYTES);
+            let piece = next..end.min(next + piece_bytes.min(largest_bytes));
+            let bytes = piece.end - piece.start;
+            let is_allowed = under_way.is_empty()
+                || (under_way.len() < pace.allowed() && under_way_bytes + bytes <= most_bytes);
+            if bytes > 0 && is_allowed {
                 next = piece.end;
-                let bytes = piece.end - piece.start;
                 if tier.has(piece.clone()) {
-                    warmed.present_bytes += bytes;
                     done += bytes;
                     progress(done, end - start);
                 } else {
-                    // The length is the number that comes back with the answer.
-                    engine.request(piece, bytes as usize, sender.clone());
-                    under_way += 1;
+                    engine.warm(piece, number, tally.clone(), sender.clone());
+                    under_way.insert(number, (Instant::now(), bytes));
+                    under_way_bytes += bytes;
+                    number += 1;
                 }
-            }
-            if under_way == 0 {
                 continue;
             }
-            let (bytes, answer) = answers.recv().expect("a sender is kept");
-            under_way -= 1;
+            let (number, answer) = answers.recv().expect("a sender is kept");
+            let (since, bytes) = under_way.remove(&number).expect("it is under way");
+            under_way_bytes -= bytes;
+            pace.answered(since.elapsed());
             answer?;
-            done += bytes as u64;
+            done += bytes;
             progress(done, end - start);
         }
         tier.flush();
         if let Some(error) = tier.problem() {
             return Err(problem(error.to_string()));
         }
-        warmed.downloaded_bytes = self.stats().received_bytes - before;
-        warmed.present_bytes = (end - start).saturating_sub(warmed.downloaded_bytes);
-        Ok(warmed)
+        // Relaxed: what has changed them has answered, or was flushed.
+        let missing_bytes = tally.missing_bytes.load(Ordering::Relaxed);
+        Ok(Warmed {
+            present_bytes: (end - start).saturating_sub(missing_bytes),
+            downloaded_bytes: tally.downloaded_bytes.load(Ordering::Relaxed),
+            unstored_bytes: missing_bytes - tally.stored_bytes.load(Ordering::Relaxed),
+        })
     }
 }

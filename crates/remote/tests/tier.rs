@@ -131,19 +131,24 @@ fn mappings_are_served_from_the_tier() {
 
 #[test]
 fn several_devices_download_each_byte_once() {
+    const GRAIN: u64 = 8192;
     let bytes = pattern(LEN, 4);
     let (server, node) = (Server::new(bytes.clone()), Node::new());
     // So that the downloads overlap.
     server.plan(|_| Answer::Late(Duration::from_millis(20)));
-    let devices: Vec<_> = (0..4).map(|_| node.open(&server)).collect();
+    // With bytes that cost more than requests no gap between missing parts is worth reading along.
+    let open = || quick().prices(0.4, 1.0).tier(&node.tier()).open(&server.url()).unwrap();
+    let devices: Vec<_> = (0..4).map(|_| open()).collect();
     std::thread::scope(|scope| {
         for (seed, device) in devices.iter().enumerate() {
             let bytes = &bytes;
             scope.spawn(move || {
                 let mut rng = Rng::new(seed as u64);
                 for _ in 0..60 {
-                    let at = rng.below(LEN as u64) as usize;
-                    let len = (rng.below(100_000) as usize + 1).min(LEN - at);
+                    // Longer gaps than are read along in any case.
+                    let at = rng.below(LEN as u64 / GRAIN) * GRAIN;
+                    let len = ((1 + rng.below(12)) * GRAIN).min(LEN as u64 - at) as usize;
+                    let at = at as usize;
                     assert!(read(device, at, len) == bytes[at..at + len]);
                 }
                 assert!(read(device, 0, LEN) == *bytes);
@@ -384,4 +389,60 @@ fn a_lease_that_does_not_end_delays_but_does_not_stop() {
     assert!(read(&device, 0, 100_000) == bytes[..100_000]);
     drop(file);
     assert!(read(&device, 0, 100_000) == bytes[..100_000]);
+}
+
+/// What the tier does not keep is kept in memory, as without one.
+#[test]
+fn what_is_read_ahead_is_kept_where_there_is_room() {
+    let bytes = pattern(LEN, 19);
+    let (server, node) = (Server::new(bytes.clone()), Node::new());
+    node.tier().set_budget_bytes(0).unwrap();
+    let device = node.open(&server);
+    for at in (0..LEN).step_by(4096) {
+        let len = 4096.min(LEN - at);
+        assert!(read(&device, at, len) == bytes[at..at + len]);
+    }
+    assert!(asked_bytes(&server) < 2 * LEN, "{}", asked_bytes(&server));
+}
+
+#[test]
+fn warming_counts_what_it_does_itself() {
+    let bytes = pattern(LEN, 20);
+    let (server, node) = (Server::new(bytes.clone()), Node::new());
+    let device = node.open(&server);
+    let half = 122 * 4096;
+    let mut others = 0;
+    let warmed = device.warm(0..half as u64, |_, _| {
+        drop(read(&device, half + others, 4096));
+        others += 4096;
+    });
+    let warmed = warmed.unwrap();
+    let counts = (warmed.present_bytes, warmed.downloaded_bytes, warmed.unstored_bytes);
+    assert_eq!(counts, (0, half as u64, 0));
+    let warmed = device.warm(0..half as u64, |_, _| {}).unwrap();
+    let counts = (warmed.present_bytes, warmed.downloaded_bytes, warmed.unstored_bytes);
+    assert_eq!(counts, (half as u64, 0, 0));
+    // Nothing can be stored.
+    node.tier().drop_objects(|_| true).unwrap();
+    node.tier().set_budget_bytes(0).unwrap();
+    let warmed = device.warm(0..half as u64, |_, _| {}).unwrap();
+    let counts = (warmed.present_bytes, warmed.downloaded_bytes, warmed.unstored_bytes);
+    assert_eq!(counts, (0, half as u64, half as u64));
+}
+
+/// On a slow line, where all of it at once would take longer than the timeout.
+#[test]
+fn warming_has_the_timeout_for_each_piece() {
+    let bytes = pattern(2 * LEN, 21);
+    let (server, node) = (Server::new(bytes.clone()), Node::new());
+    let device = quick().timeout(Duration::from_secs(4)).buffer_bytes(256 << 10);
+    let device = device.tier(&node.tier()).open(&server.url()).unwrap();
+    // In the memory of requests four of them have a place at a time.
+    server.plan(|_| Answer::Late(Duration::from_millis(350)));
+    let warmed = device.warm(0..u64::MAX, |_, _| {}).unwrap();
+    assert_eq!((warmed.present_bytes, warmed.unstored_bytes), (0, 0));
+    assert_eq!(warmed.downloaded_bytes, 2 * LEN as u64);
+    server.plan(|_| Answer::Proper);
+    assert!(read(&device, 0, 2 * LEN) == bytes);
+    assert_eq!(asked_bytes(&server), 0);
 }

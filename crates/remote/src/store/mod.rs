@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod pace;
+pub(crate) mod pace;
 mod reader;
 mod runner;
 mod upload;

@@ -27,7 +27,7 @@ use aquifer_testkit::rng::Rng;
 use super::hooks::{Change, Hooks, Mutant};
 use super::layout::{Geometry, Key, PROOF_BYTES, SUB_BLOCK_BYTES};
 use super::object::ObjectFile;
-use super::{OpenTier, Tier};
+use super::{Obtained, OpenTier, Terms, Tier};
 use crate::buffers::Buffers;
 use crate::fetch::Body;
 
@@ -35,6 +35,10 @@ const SECTOR: usize = 512;
 /// Sub-blocks whose proofs share a sector.
 const GROUP: u64 = SECTOR as u64 / PROOF_BYTES;
 const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn terms() -> Terms {
+    Terms { patience: PATIENCE, room_patience: PATIENCE, gap_bytes: 0, tally: None }
+}
 
 /// A version of an object.
 pub struct Object {
@@ -75,8 +79,9 @@ impl Object {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let wanted = range.start as u64..range.end as u64;
-        let Ok(body) =
-            runtime.block_on(open.obtain(wanted, PATIENCE, &Buffers::new(64 << 20), fetch));
+        let (terms, buffers) = (terms(), Buffers::new(64 << 20));
+        let Ok(Obtained { body, .. }) =
+            runtime.block_on(open.obtain(wanted, &terms, &buffers, fetch));
         let mut got = vec![];
         body.parts(0, range.len()).for_each(|(_, part)| got.extend_from_slice(part));
         if got != self.bytes[range.clone()] {

@@ -57,7 +57,7 @@ use std::sync::Arc;
 pub use error::TierError;
 pub use inspect::{TierInfo, TierObject, TierVerification};
 pub(crate) use layout::digest;
-pub(crate) use open::OpenTier;
+pub(crate) use open::{Obtained, OpenTier, Tally, Terms};
 
 use directory::{ControlFile, Directory};
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 use aquifer_sys::lock::{LockKind, LockRange, try_lock, unlock};
 use zerocopy::IntoBytes;
 
-use super::crash::Object;
+use super::crash::{Object, terms};
 use super::layout::{BLOCK_BYTES, COLD, Geometry, Header};
 use super::object::ObjectFile;
-use super::{OpenTier, Tier, TierError};
+use super::{OpenTier, Terms, Tier, TierError};
 use crate::buffers::Buffers;
 use crate::fetch::Body;
 
@@ -63,8 +63,7 @@ fn huge_objects_cost_what_is_there_of_them() {
         }
         open => open.unwrap(),
     };
-    let patience = Duration::from_secs(60);
-    run(open.obtain(LEN - 9000..LEN, patience, &Buffers::new(1 << 20), zeros)).unwrap();
+    run(open.obtain(LEN - 9000..LEN, &terms(), &Buffers::new(1 << 20), zeros)).unwrap();
     drop(open);
     let open = OpenTier::open(&tier, "s3://bucket/huge", "\"1\"", LEN).unwrap();
     assert!(open.read(LEN - 9000, &mut [1; 9000]));
@@ -312,16 +311,72 @@ fn reads_go_on_while_nothing_can_be_written() {
         zeros(range).await
     };
     run(async {
+        let terms = Terms { room_patience: Duration::ZERO, ..terms() };
+        let mut kept = vec![];
         for piece in 0..12 {
             let range = piece * PIECE..(piece + 1) * PIECE;
-            let obtained = open.obtain(range, Duration::from_millis(50), &buffers, fetch);
-            tokio::time::timeout(Duration::from_secs(60), obtained).await.unwrap().unwrap();
+            let obtained = open.obtain(range, &terms, &buffers, fetch).await.unwrap();
+            kept.push(obtained.is_kept);
         }
+        // Two fit into the memory for what waits.
+        assert!(kept[..2] == [true; 2] && kept[2..] == [false; 10], "{kept:?}");
+        // What does not wait to be written is not leased.
+        let again = open.obtain(5 * PIECE..6 * PIECE, &terms, &buffers, fetch).await;
+        assert!(!again.unwrap().is_kept);
     });
-    assert!(open.problem().is_none());
+    assert!(open.problem().is_none(), "none of it waited for the lock");
     // So that it is not written in the end.
     std::fs::remove_dir_all(tier.path()).unwrap();
     unlock(control.as_fd(), LockRange::WHOLE).unwrap();
+}
+
+/// With what is there between them, if a request for each would cost more.
+#[test]
+fn missing_runs_that_are_near_are_one_request() {
+    const SUB_BLOCK: u64 = 4096;
+    let (_directory, tier) = scratch();
+    let object = Object::new("s3://bucket/one", "\"1\"", 100 * 4096 + 5, 1);
+    let len = object.len();
+    for (gap_bytes, wanted) in [
+        (0, vec![0..10, 11..20, 23..100]),
+        (SUB_BLOCK, vec![0..20, 23..100]),
+        (3 * SUB_BLOCK, vec![0..100]),
+    ] {
+        tier.drop_objects(|_| true).unwrap();
+        let open = object.open(&tier).unwrap();
+        for there in [10..11, 20..23] {
+            object.obtain(&open, there.start * 4096..there.end * 4096).unwrap();
+        }
+        open.flush();
+        let asked = std::sync::Mutex::new(vec![]);
+        let fetch = async |range: std::ops::Range<u64>| {
+            asked.lock().unwrap().push(range.clone());
+            let bytes = &object.bytes[range.start as usize..range.end as usize];
+            Ok::<_, ()>(Body::of(bytes.to_vec()))
+        };
+        let tally = std::sync::Arc::<super::Tally>::default();
+        let terms = Terms { gap_bytes, tally: Some(tally.clone()), ..terms() };
+        let buffers = Buffers::new(64 << 20);
+        let obtained = run(open.obtain(0..len, &terms, &buffers, fetch)).unwrap();
+        let mut got = vec![];
+        obtained.body.parts(0, len as usize).for_each(|(_, part)| got.extend_from_slice(part));
+        assert!(got == object.bytes && obtained.is_kept);
+        let wanted: Vec<_> =
+            wanted.into_iter().map(|run| run.start * SUB_BLOCK..(run.end * SUB_BLOCK)).collect();
+        let mut asked = asked.into_inner().unwrap();
+        assert_eq!(asked.last().unwrap().end, len, "with the rest at the end");
+        asked.last_mut().unwrap().end = 100 * SUB_BLOCK;
+        assert_eq!(asked, wanted);
+        open.flush();
+        let count = |counter: &std::sync::atomic::AtomicU64| {
+            counter.load(std::sync::atomic::Ordering::Relaxed)
+        };
+        assert_eq!(count(&tally.missing_bytes), len - 4 * SUB_BLOCK);
+        assert_eq!(count(&tally.stored_bytes), len - 4 * SUB_BLOCK, "not the gaps");
+        drop(open);
+        assert_eq!(all(&object, &object.open(&tier).unwrap()), 0);
+        assert_eq!(tier.verify(|_, _| {}).unwrap().right_bytes, len);
+    }
 }
 
 /// A process that is stopped with a lock: the others go on without the tier, and say so.

@@ -1,17 +1,18 @@
-//! A tier as one device of one process uses it: reads from any thread, downloads through leases, and a thread that writes
-//! what was downloaded.
+//! A tier as one device of one process uses it: reads from any thread, downloads through leases, and two threads: one that
+//! writes what was downloaded, and one that reads for downloads, so that a slow disk does not hold up the thread of the
+//! requests.
 
 use std::future::Future;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::thread::{self, Thread};
 use futures_util::future::try_join_all;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot};
 
 use super::directory::{ControlFile, Directory};
 use super::evict;
@@ -24,6 +25,8 @@ use crate::fetch::Body;
 /// How often a lease of another process is tried again, at first and at last.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_millis(16);
+/// Most time that a download waits for memory that other requests have.
+const MEMORY_PATIENCE: Duration = Duration::from_millis(100);
 /// Most bytes copied together for one write.
 const WRITE_BYTES: usize = 1 << 20;
 /// Sub-blocks read at a time.
@@ -38,6 +41,8 @@ struct Core {
     problem: OnceLock<TierError>,
     /// Leases of this device end.
     released: Notify,
+    /// The last download did not fit into the budget, or into what of it is not leased.
+    has_no_room: AtomicBool,
     /// Bytes that wait to be written, and that some were.
     waiting_bytes: AtomicU64,
     written: Notify,
@@ -47,7 +52,46 @@ struct Core {
 pub(crate) struct OpenTier {
     core: Arc<Core>,
     jobs: Mutex<Option<Sender<Work>>>,
-    writer: Mutex<Option<Thread>>,
+    reads: Mutex<Option<Sender<Reading>>>,
+    threads: Mutex<Vec<Thread>>,
+}
+
+/// Runs of sub-blocks with their bytes.
+type Found = Vec<(Range<u64>, Body)>;
+
+/// Runs to be read as far as they are there.
+struct Reading {
+    runs: Vec<Range<u64>>,
+    found: oneshot::Sender<Found>,
+}
+
+/// How [`OpenTier::obtain`] goes about it.
+pub(crate) struct Terms {
+    /// Most time for waiting for others and for the disk.
+    pub patience: Duration,
+    /// Most time for waiting until what was downloaded can wait to be written; after that it is not written.
+    pub room_patience: Duration,
+    /// Gaps up to this length, which are there, are downloaded along rather than requested around.
+    pub gap_bytes: u64,
+    pub tally: Option<Arc<Tally>>,
+}
+
+/// What becomes of downloads.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Bytes that were not there.
+    pub missing_bytes: AtomicU64,
+    /// Bytes that were requested, with gaps.
+    pub downloaded_bytes: AtomicU64,
+    /// Bytes that were written.
+    pub stored_bytes: AtomicU64,
+}
+
+/// From [`OpenTier::obtain`].
+pub(crate) struct Obtained {
+    pub body: Body,
+    /// It is in the tier, or about to be.
+    pub is_kept: bool,
 }
 
 enum Work {
@@ -60,6 +104,7 @@ enum Work {
 struct Job {
     sub_blocks: Range<u64>,
     body: Body,
+    tally: Option<Arc<Tally>>,
     lease: Arc<Lease>,
     _room: Room,
 }
@@ -92,7 +137,7 @@ impl Drop for Lease {
 }
 
 impl OpenTier {
-    /// Opens the version's file, and starts the thread that writes it.
+    /// Opens the version's file, and starts its threads.
     pub fn open(tier: &Tier, url: &str, etag: &str, len_bytes: u64) -> Result<OpenTier, TierError> {
         let control = tier.control()?;
         let open = || ObjectFile::open(&tier.directory, url, etag, len_bytes);
@@ -110,6 +155,7 @@ impl OpenTier {
             directory: tier.directory.clone(),
             problem: OnceLock::new(),
             released: Notify::new(),
+            has_no_room: AtomicBool::new(false),
             waiting_bytes: AtomicU64::new(0),
             written: Notify::new(),
         });
@@ -124,9 +170,22 @@ impl OpenTier {
                 }
             }
         });
-        let writer = writer
-            .map_err(|error| TierError::system(tier.path(), "cannot start a thread", error))?;
-        Ok(OpenTier { core, jobs: Mutex::new(Some(sender)), writer: Mutex::new(Some(writer)) })
+        let failed = |error| TierError::system(tier.path(), "cannot start a thread", error);
+        let writer = writer.map_err(failed)?;
+        let (read_sender, reads) = mpsc::channel::<Reading>();
+        let reading = core.clone();
+        let reader = thread::start(c"aquifer-tier-r", move || {
+            for Reading { runs, found } in reads {
+                // The request may have been given up.
+                if !found.is_closed() {
+                    let _ = found.send(read_runs(&reading.object, runs));
+                }
+            }
+        });
+        let (jobs, reads) = (Mutex::new(Some(sender)), Mutex::new(Some(read_sender)));
+        // If this fails, the writer ends with its sender.
+        let threads = Mutex::new(vec![writer, reader.map_err(failed)?]);
+        Ok(OpenTier { core, jobs, reads, threads })
     }
 
     /// See [`ObjectFile::read`]. Async-signal-safe.
@@ -166,35 +225,76 @@ impl OpenTier {
     }
 
     /// Brings a range: what is there from the file, the rest by `fetch`, unless another process is about to bring it.
-    /// Waits for others, and for a slow disk, not longer than `patience`.
+    /// What the disk takes too long to read is downloaded, and what it has not written in time is not written.
     pub async fn obtain<F, E>(
         &self,
         range: Range<u64>,
-        patience: Duration,
+        terms: &Terms,
         buffers: &Buffers,
         fetch: impl Fn(Range<u64>) -> F,
-    ) -> Result<Body, E>
+    ) -> Result<Obtained, E>
     where
         F: Future<Output = Result<Body, E>>,
     {
         let geometry = self.core.object.geometry;
+        let len_bytes = |run: &Range<u64>| {
+            let bytes = geometry.bytes_of(run.clone());
+            bytes.end - bytes.start
+        };
         let mut parts = Parts::new(geometry.touched(range.clone()));
-        let patience = Instant::now() + patience;
-        let lease = self.lease(&mut parts, patience).await;
-        let missing = parts.missing_runs();
-        let fetched = try_join_all(missing.iter().map(|run| fetch(geometry.bytes_of(run.clone()))));
-        for (run, body) in missing.into_iter().zip(fetched.await?) {
-            if let Some(lease) = &lease
-                && self.problem().is_none()
-            {
-                let bytes = geometry.bytes_of(run.clone());
-                let room = self.room(bytes.end - bytes.start, patience, buffers).await;
-                self.write_later(run.clone(), body.clone(), lease.clone(), room);
-            }
-            parts.put(run, body);
+        let lease = self.lease(&mut parts, Instant::now() + terms.patience).await;
+        let mut is_kept = true;
+        let groups = near_runs(parts.missing_runs(), terms.gap_bytes / SUB_BLOCK_BYTES);
+        let wanted = groups.iter().map(|group| group[0].start..group[group.len() - 1].end);
+        let wanted: Vec<Range<u64>> = wanted.collect();
+        let fetched = try_join_all(wanted.iter().map(|run| fetch(geometry.bytes_of(run.clone()))));
+        let fetched = fetched.await?;
+        if let Some(tally) = &terms.tally {
+            // Relaxed: counters, read when all is done.
+            let bytes = |runs: &[Range<u64>]| runs.iter().map(len_bytes).sum::<u64>();
+            tally.downloaded_bytes.fetch_add(bytes(&wanted), Ordering::Relaxed);
+            tally.missing_bytes.fetch_add(bytes(&groups.concat()), Ordering::Relaxed);
         }
+        let room_until = Instant::now() + terms.room_patience;
+        for ((group, whole), body) in groups.into_iter().zip(wanted).zip(fetched) {
+            for run in group {
+                let mut room = None;
+                if lease.is_some() && self.problem().is_none() {
+                    room = self.room(len_bytes(&run), room_until, buffers).await;
+                }
+                let (Some(lease), Some(room)) = (&lease, room) else {
+                    is_kept = false;
+                    continue;
+                };
+                let body = body.after(((run.start - whole.start) * SUB_BLOCK_BYTES) as usize);
+                self.write_later(Job {
+                    sub_blocks: run,
+                    body,
+                    tally: terms.tally.clone(),
+                    lease: lease.clone(),
+                    _room: room,
+                });
+            }
+            // A gap's bytes are replaced by the same.
+            parts.put(whole, body);
+        }
+        // Relaxed: a hint. What is under way now may still find room.
+        is_kept &= !self.core.has_no_room.load(Ordering::Relaxed);
         let skip = range.start - geometry.bytes_of(parts.sub_blocks.clone()).start;
-        Ok(parts.into_body(skip as usize))
+        Ok(Obtained { body: parts.into_body(skip as usize), is_kept })
+    }
+
+    /// Reads what is missing here and there in the file, if the disk is in time.
+    async fn read_missing(&self, parts: &mut Parts, patience: Instant) {
+        let (sender, found) = oneshot::channel();
+        let reading = Reading { runs: parts.missing_runs(), found: sender };
+        if let Some(reads) = &*self.reads.lock().unwrap_or_else(PoisonError::into_inner) {
+            // Without a receiver the thread has panicked, and nothing is found.
+            let _ = reads.send(reading);
+        }
+        if let Ok(Ok(found)) = tokio::time::timeout_at(patience.into(), found).await {
+            found.into_iter().for_each(|(run, body)| parts.put(run, body));
+        }
     }
 
     /// Leases what is missing, or waits until it is there. Without a lease, what is missing is not to be written.
@@ -202,7 +302,7 @@ impl OpenTier {
         let mut wait = SHORTEST_WAIT;
         loop {
             let released = self.core.released.notified();
-            parts.read(&self.core.object);
+            self.read_missing(parts, patience).await;
             let sub_blocks = parts.missing_hull()?;
             if self.problem().is_some() || Instant::now() >= patience {
                 return None;
@@ -210,7 +310,7 @@ impl OpenTier {
             match self.core.object.try_lease(sub_blocks.clone()) {
                 Ok(true) => {
                     // Another process may have written it, and ended its lease, since it was looked for.
-                    parts.read(&self.core.object);
+                    self.read_missing(parts, patience).await;
                     return Some(Arc::new(Lease { core: self.core.clone(), sub_blocks }));
                 }
                 Ok(false) => {
@@ -225,11 +325,11 @@ impl OpenTier {
         }
     }
 
-    /// Waits for memory in which bytes can wait to be written; `None` if that takes too long. What waits takes half of what
-    /// requests have, so that these go on also when the disk, or another process with a lock, does not.
-    async fn room(&self, bytes: u64, patience: Instant, buffers: &Buffers) -> Option<Room> {
+    /// Takes memory in which bytes can wait to be written; `None` if the disk makes none free in time. What waits takes half
+    /// of what requests have, so that these go on also when the disk, or another process with a lock, does not.
+    async fn room(&self, bytes: u64, until: Instant, buffers: &Buffers) -> Option<Room> {
         let waiting_bytes = &self.core.waiting_bytes;
-        let in_time = async {
+        let fits = async {
             loop {
                 let written = self.core.written.notified();
                 // Relaxed: a number; it grows in this thread only.
@@ -239,25 +339,21 @@ impl OpenTier {
                 }
                 written.await;
             }
-            waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
-            let mut room = Room { core: self.core.clone(), bytes, memory: None };
-            room.memory = Some(buffers.take(bytes).await);
-            room
         };
-        tokio::time::timeout_at(patience.into(), in_time).await.ok()
+        // What fits at once is taken also if the time is over.
+        tokio::time::timeout_at(until.into(), fits).await.ok()?;
+        waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let mut room = Room { core: self.core.clone(), bytes, memory: None };
+        // Not for the disk but for other requests, which go on.
+        let memory = tokio::time::timeout(MEMORY_PATIENCE, buffers.take(bytes)).await;
+        room.memory = Some(memory.ok()?);
+        Some(room)
     }
 
-    fn write_later(
-        &self,
-        sub_blocks: Range<u64>,
-        body: Body,
-        lease: Arc<Lease>,
-        room: Option<Room>,
-    ) {
-        let Some(room) = room else { return };
+    fn write_later(&self, job: Job) {
         if let Some(jobs) = &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
             // Without a receiver the thread has panicked.
-            let _ = jobs.send(Work::Write(Job { sub_blocks, body, lease, _room: room }));
+            let _ = jobs.send(Work::Write(job));
         }
     }
 }
@@ -265,11 +361,11 @@ impl OpenTier {
 impl Drop for OpenTier {
     /// Writes what was downloaded.
     fn drop(&mut self) {
-        let lock = |error: PoisonError<_>| error.into_inner();
+        // Their threads end with them.
         drop(self.jobs.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-        if let Some(writer) = self.writer.get_mut().unwrap_or_else(lock).take() {
-            writer.join();
-        }
+        drop(self.reads.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        threads.drain(..).for_each(Thread::join);
     }
 }
 
@@ -311,8 +407,10 @@ impl Core {
         let all_bytes = all.end - all.start;
         if !evict::reserve(&self.directory, &self.control, all_bytes)? {
             // All that is there is leased, or the budget is smaller than this.
+            self.has_no_room.store(true, Ordering::Relaxed);
             return Ok(());
         }
+        self.has_no_room.store(false, Ordering::Relaxed);
         let before = self.object.allocated_bytes().map_err(failed)?;
         let mut at = job.sub_blocks.start;
         let mut bytes = Vec::with_capacity(WRITE_BYTES);
@@ -327,6 +425,11 @@ impl Core {
             self.object.write(at..end, &bytes).map_err(failed)?;
             at = end;
         }
+        if let Some(tally) = &job.tally {
+            tally.stored_bytes.fetch_add(all_bytes, Ordering::Relaxed);
+        }
+        // What other processes wrote to the file meanwhile is in this too, and so counts twice until the next eviction counts
+        // all anew: it only comes a little earlier.
         let is_new = before <= size_of::<Header>() as u64;
         let before = if is_new { 0 } else { before };
         let grown = self.object.allocated_bytes().map_err(failed)?.saturating_sub(before);
@@ -360,31 +463,6 @@ impl Parts {
         self.brought[first] = Some(body);
     }
 
-    /// Reads what is missing here and there in the file.
-    fn read(&mut self, object: &ObjectFile) {
-        for run in self.missing_runs() {
-            let mut is_present = object.present(run.clone()).into_iter();
-            let present = run.filter(|_| is_present.next() == Some(true));
-            for run in runs(present, READ_SUB_BLOCKS) {
-                if !self.read_run(object, run.clone()) && run.end - run.start > 1 {
-                    for sub_block in run {
-                        self.read_run(object, sub_block..sub_block + 1);
-                    }
-                }
-            }
-        }
-    }
-
-    fn read_run(&mut self, object: &ObjectFile, run: Range<u64>) -> bool {
-        let range = object.geometry.bytes_of(run.clone());
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        let is_right = object.read(range.start, &mut bytes);
-        if is_right {
-            self.put(run, Body::of(bytes));
-        }
-        is_right
-    }
-
     fn missing(&self) -> impl Iterator<Item = u64> {
         self.sub_blocks.clone().filter(|&sub_block| self.brought[self.index(sub_block)].is_none())
     }
@@ -402,6 +480,45 @@ impl Parts {
     fn into_body(self, skip: usize) -> Body {
         Body::joined(self.brought.into_iter().flatten(), skip)
     }
+}
+
+/// Reads of the runs what is there.
+fn read_runs(object: &ObjectFile, wanted: Vec<Range<u64>>) -> Found {
+    let mut found = vec![];
+    for run in wanted {
+        let mut is_present = object.present(run.clone()).into_iter();
+        let present = run.filter(|_| is_present.next() == Some(true));
+        for run in runs(present, READ_SUB_BLOCKS) {
+            if !read_run(object, run.clone(), &mut found) && run.end - run.start > 1 {
+                for sub_block in run {
+                    read_run(object, sub_block..sub_block + 1, &mut found);
+                }
+            }
+        }
+    }
+    found
+}
+
+fn read_run(object: &ObjectFile, run: Range<u64>, found: &mut Found) -> bool {
+    let range = object.geometry.bytes_of(run.clone());
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    let is_right = object.read(range.start, &mut bytes);
+    if is_right {
+        found.push((run, Body::of(bytes)));
+    }
+    is_right
+}
+
+/// Groups runs that are at most so many sub-blocks apart.
+fn near_runs(runs: Vec<Range<u64>>, gap: u64) -> Vec<Vec<Range<u64>>> {
+    let mut groups: Vec<Vec<Range<u64>>> = vec![];
+    for run in runs {
+        match groups.last_mut() {
+            Some(group) if run.start - group[group.len() - 1].end <= gap => group.push(run),
+            _ => groups.push(vec![run]),
+        }
+    }
+    groups
 }
 
 /// Joins numbers that follow each other, at most so many.
