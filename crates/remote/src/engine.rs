@@ -27,6 +27,9 @@ use crate::mailbox::{Answer, Mailbox};
 use crate::tier::{Obtained, OpenTier, Tally, Terms};
 use crate::{RemoteError, RemoteOptions};
 
+/// Of the timeout, the part that a reader gives a disk that is late with its writes, before it goes on without.
+const DISK_PART: u32 = 100;
+
 /// The version that is read, and where it is kept.
 struct Served {
     version: Arc<Version>,
@@ -199,8 +202,7 @@ impl Shared {
         let read = match tier {
             None => fetch(range).await.map(|body| (body, false)),
             Some(tier) => {
-                // A reader does not wait for the disk's sake.
-                let terms = self.terms(Duration::ZERO, None);
+                let terms = self.terms(self.fetcher.timeout / DISK_PART, None);
                 let obtained = tier.obtain(range.clone(), &terms, &self.buffers, fetch);
                 let in_time = tokio::time::timeout(self.fetcher.timeout, obtained).await;
                 let obtained = in_time.unwrap_or_else(|_| Err(self.fetcher.timed_out(range, None)));
@@ -335,8 +337,6 @@ impl<F: FnOnce(Answer)> Drop for Promise<F> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -43,6 +43,8 @@ struct Core {
     released: Notify,
     /// The last download did not fit into the budget, or into what of it is not leased.
     has_no_room: AtomicBool,
+    /// The disk has made no room in time: it is not waited for again until all that waits is written.
+    is_slow: AtomicBool,
     /// Bytes that wait to be written, and that some were.
     waiting_bytes: AtomicU64,
     written: Notify,
@@ -156,6 +158,7 @@ impl OpenTier {
             problem: OnceLock::new(),
             released: Notify::new(),
             has_no_room: AtomicBool::new(false),
+            is_slow: AtomicBool::new(false),
             waiting_bytes: AtomicU64::new(0),
             written: Notify::new(),
         });
@@ -334,14 +337,22 @@ impl OpenTier {
                 let written = self.core.written.notified();
                 // Relaxed: a number; it grows in this thread only.
                 let waiting = waiting_bytes.load(Ordering::Relaxed);
+                if waiting == 0 {
+                    self.core.is_slow.store(false, Ordering::Relaxed);
+                }
                 if waiting == 0 || waiting + bytes <= buffers.waiting_bytes() {
                     break;
                 }
                 written.await;
             }
         };
+        let is_slow = self.core.is_slow.load(Ordering::Relaxed);
+        let until = if is_slow { Instant::now() } else { until };
         // What fits at once is taken also if the time is over.
-        tokio::time::timeout_at(until.into(), fits).await.ok()?;
+        if tokio::time::timeout_at(until.into(), fits).await.is_err() {
+            self.core.is_slow.store(true, Ordering::Relaxed);
+            return None;
+        }
         waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut room = Room { core: self.core.clone(), bytes, memory: None };
         // Not for the disk but for other requests, which go on.
