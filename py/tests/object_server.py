@@ -31,6 +31,8 @@ class ObjectServer:
         self.hold_after: int | None = None
         self.released = threading.Event()
         self._count = 0
+        # Of clients, whose requests wait.
+        self._held_ports: list[int] = []
         # Without ETags.
         self.unversioned = False
         self.headers: list[dict[str, str]] = []
@@ -62,13 +64,25 @@ class ObjectServer:
             known = self._etags[path] = content, f'"{hashlib.md5(content).hexdigest()}"'
         return known[1]
 
-    def wait(self, path: str) -> bool:
-        """Whether a request is to be answered."""
+    def wait(self, path: str, port: int = 0) -> bool:
+        """Whether a request, of a client's port, is to be answered."""
         with self._lock:
             self._count += 1
             is_late = self.hold_after is not None and self._count > self.hold_after
         event = self.held.get(path)
-        return (event is None or event.wait(60)) and (not is_late or self.released.wait(60))
+        if is_late:
+            with self._lock:
+                self._held_ports.append(port)
+        try:
+            return (event is None or event.wait(60)) and (not is_late or self.released.wait(60))
+        finally:
+            if is_late:
+                with self._lock:
+                    self._held_ports.remove(port)
+
+    def held_ports(self) -> list[int]:
+        with self._lock:
+            return list(self._held_ports)
 
     def hold(self, after: int) -> None:
         """Lets so many requests pass, and holds those that come then until `released` is set."""
@@ -148,7 +162,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         server, path = self.owner, unquote(self.path.lstrip("/").split("?")[0])
-        if not server.wait(path):
+        if not server.wait(path, self.client_address[1]):
             return
         query = parse_qs(self.path.partition("?")[2])
         if "list-type" in query:

@@ -106,6 +106,44 @@ def test_an_array_in_blocks(client: Any, server: ObjectServer) -> None:
     check_downloads(server)
 
 
+def test_blocks_are_copies(client: Any, server: ObjectServer) -> None:
+    # Two blocks, of more than a quarter of the budget, sent as they are, without a function of them.
+    content = np.concatenate([CONTENT] * 2)
+    table = aquifer.memmap(server.put(KEY, content.tobytes() + os.urandom(8)), np.int64, shape=content.shape, budget="16MiB")
+    array = from_array(table, chunks=SHAPE)
+    assert (client.compute(array[:512]).result(TIMEOUT) == CONTENT[:512]).all()
+    assert (client.compute(array).result(TIMEOUT) == content).all()
+    with dask.config.set(scheduler="synchronous"):
+        block = array.blocks[0, 0].compute()
+        assert not np.may_share_memory(block, table) and type(block) is np.ndarray
+        server.statuses[KEY] = 404
+        with pytest.raises(aquifer.NotFoundError):
+            array.blocks[1, 0].compute()
+
+
+def test_blocks_that_dask_chooses(tmp_path: pathlib.Path) -> None:
+    with open(tmp_path / "data", "wb") as file:
+        file.truncate(256 << 20)
+    array = aquifer.memmap(tmp_path / "data", np.int64, "r", shape=(1 << 19, 64), budget="64MiB")
+    with dask.config.set({"array.chunk-size": "1GiB"}):
+        blocks = from_array(array)
+    assert 1 << 20 < np.prod(blocks.chunksize) * 8 <= 64 << 20
+
+
+def test_blocks_of_any_slices(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "data"
+    for order in ("C", "F"):
+        content = np.arange(12 * 10 * 8, dtype=np.int32).reshape(12, 10, 8, order=order)  # type: ignore[call-overload]
+        path.write_bytes(b"head" + content.tobytes("A"))
+        array = aquifer.memmap(path, np.int32, "r", offset=4, shape=(12, 10, 8), order=order)
+        for of, same in [(array, content), (array[::-1, 2:, ::3], content[::-1, 2:, ::3]), (array.T, content.T)]:
+            blocks = from_array(of, chunks=(5, 4, 3))
+            assert (blocks.compute(scheduler="synchronous") == same).all()
+            assert (blocks[1::2, ::-1, 1].compute(scheduler="synchronous") == same[1::2, ::-1, 1]).all()
+            assert blocks[3:3].compute(scheduler="synchronous").shape == same[3:3].shape
+            assert (blocks[[3, 1], :, 2:].compute(scheduler="synchronous") == same[[3, 1], :, 2:]).all()
+
+
 def test_rows_in_tasks(client: Any, server: ObjectServer) -> None:
     table = open_table(server)
     rows = aquifer.Rows(table.filename or "", np.int64, 64, budget="16MiB")
@@ -116,19 +154,40 @@ def test_rows_in_tasks(client: Any, server: ObjectServer) -> None:
     check_downloads(server)
 
 
+def holders(server: ObjectServer) -> set[int]:
+    """Processes whose requests are held, by the ports of their connections."""
+    ports = {f"{port:04X}" for port in server.held_ports()}
+    inodes = {
+        fields[9]
+        for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if (fields := line.split())[1].split(":")[1] in ports
+    }
+    found = set()
+    for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        if target.startswith("socket:[") and target[8:-1] in inodes:
+            found.add(int(link.parts[2]))
+    return found - {os.getpid()}
+
+
 def test_a_worker_is_killed(client: Any, server: ObjectServer) -> None:
     table = open_table(server)
+    rows = aquifer.Rows(table.filename or "", np.int64, 64, budget="16MiB")
     server.hold(after=12)
 
-    def total(start: int, of: aquifer.memmap) -> tuple[int, int]:
+    def total(start: int, of: aquifer.Rows) -> tuple[int, int]:
         return os.getpid(), int(of.take(np.arange(start, start + 128)).sum())
 
     starts = range(0, SHAPE[0], 128)
-    futures = client.map(total, list(starts), [table] * len(starts))
-    # All workers wait for the server by then, or have nothing to do.
+    futures = client.map(total, list(starts), [rows] * len(starts))
     wait_until(lambda: server.is_holding)
     before = client.run(os.getpid)
-    killed = next(iter(before.values()))
+    # One that waits for the server.
+    wait_until(lambda: bool(set(before.values()) & holders(server)))
+    killed = next(iter(set(before.values()) & holders(server)))
     os.kill(killed, signal.SIGKILL)
     server.released.set()
     found = client.gather(futures)
