@@ -230,11 +230,27 @@ def test_pickles_have_no_secrets(server: ObjectServer, s3: dict[str, Any]) -> No
     with pytest.raises(aquifer.NotPicklableError, match="environment of each process") as raised:
         pickle.dumps(fs)
     assert "hunter2" not in str(raised.value)
+    with_password = server.endpoint.replace("//", "//user:hunter2@")
+    others = [
+        fs,
+        CachedFileSystem("s3", {"anon": True, "endpoint_url": with_password}),
+        CachedFileSystem("s3", {"anon": True}, None, None, {"endpoint": with_password}),
+    ]
+    for other in others:
+        calls: list[Callable[[], object]] = [lambda: pickle.dumps(other), other.to_json, other.to_dict]
+        for call in calls:
+            with pytest.raises(aquifer.NotPicklableError) as raised:
+                call()
+            assert "hunter2" not in str(raised.value)
 
 
 def test_a_tier_is_each_nodes_own(server: ObjectServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp", reason="aiohttp is not installed: python3 -m pip install aiohttp")
     url = server.put("bucket/file", CONTENT)
+    # By place as well as by name.
+    by_place = CachedFileSystem("http", None, None, "64MiB", None, str(tmp_path / "first"))
+    assert str(tmp_path).encode() not in pickle.dumps(by_place) and str(tmp_path) not in by_place.to_json()
+    assert CachedFileSystem.from_json(by_place.to_json()).storage_options["tier"] is True
     fs = CachedFileSystem("http", budget="64MiB", tier=str(tmp_path / "first"))
     assert fs.cat_file(url) == CONTENT
     data = pickle.dumps(fs)

@@ -133,7 +133,7 @@ def test_blocks_that_dask_chooses(tmp_path: pathlib.Path) -> None:
 def test_blocks_of_any_slices(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "data"
     for order in ("C", "F"):
-        content = np.arange(12 * 10 * 8, dtype=np.int32).reshape(12, 10, 8, order=order)  # type: ignore[call-overload]
+        content = np.arange(12 * 10 * 8, dtype=np.int32).reshape(12, 10, 8, order=order)
         path.write_bytes(b"head" + content.tobytes("A"))
         array = aquifer.memmap(path, np.int32, "r", offset=4, shape=(12, 10, 8), order=order)
         for of, same in [(array, content), (array[::-1, 2:, ::3], content[::-1, 2:, ::3]), (array.T, content.T)]:

@@ -24,12 +24,13 @@ from urllib.parse import quote
 import fsspec
 import numpy as np
 from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.json import FilesystemJSONEncoder
 from fsspec.utils import stringify_path
 
 from . import _native
 from ._cache import Cache, default_cache
 from ._errors import InvalidInputError, NotPicklableError, ReadOnlyError, UnsupportedError
-from ._remote import Remote, open_remote, options_of
+from ._remote import Remote, open_remote, options_of, secret_of
 from ._tier import TierArgument
 
 __all__ = ["CachedFileSystem"]
@@ -48,6 +49,8 @@ _ONLY_THEIRS = frozenset(
     "client_kwargs config_kwargs connection_string credential headers profile requester_pays s3_additional_kwargs session "
     "token version_aware".split()
 )
+# Arguments of the file system, in their order.
+_PARAMETERS = ("target_protocol", "target_options", "fs", "budget", "storage_options", "tier", "check_files", "fo")
 # Files that stay open, with their pages, for the next time.
 _MOST_OPEN = 16
 # For answers under way, which the cache takes off its budget: this part of it for all files that stay open, and of each so much.
@@ -377,7 +380,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 self._cache = default_cache() if self._budget is None else Cache(self._budget)
             cache = self._cache
         buffer_bytes = min(cache.budget // (_BUFFERS_PART * _MOST_OPEN), _FILE_BUFFER_BYTES)
-        remote = open_remote(self._url(path), {"buffer_bytes": buffer_bytes, **self._given}, self._tier)
+        remote = open_remote(self._url(path), {"buffer_bytes": buffer_bytes, **self._given}, self._tier, cache.budget)
         with self._lock:
             known = self._files.pop(path, None)
             if known is None or known.remote is not remote:
@@ -448,19 +451,30 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Requests, bytes and an estimate of their cost, of a file since it was opened."""
         return self._opened(self._stripped(path)).remote.native.stats()
 
-    def __reduce__(self) -> Any:
-        secrets = options_of(self._url("x"), self._given)["config"]
-        if secrets:
-            names = ", ".join(repr(name) for name, _ in secrets)
-            raise NotPicklableError(
-                errno.EINVAL,
-                f"aqcache: storage options may be secrets ({names}): set them in the environment of each process, and leave them out",
-            )
-        make, (kind, arguments, options) = super().__reduce__()
+    def _check_secrets(self) -> None:
+        """Fails if what another process would make it of has secrets."""
+        problem = secret_of(options_of(self._url("x"), self._given))
+        if problem is not None:
+            raise NotPicklableError(errno.EINVAL, f"aqcache: {problem}")
+
+    def _travelling(self) -> dict[str, Any]:
+        """Arguments that make it in another process, by their names: of a tier only whether there is one, as each node has its own."""
+        options: dict[str, Any] = dict(zip(_PARAMETERS, self.storage_args)) | self.storage_options
         if options.get("tier") is not None:
-            # Each node has its own.
-            options = {**options, "tier": options["tier"] is not False}
-        return make, (kind, arguments, options)
+            options["tier"] = options["tier"] is not False
+        return options
+
+    def __reduce__(self) -> Any:
+        self._check_secrets()
+        make, (kind, _, _) = super().__reduce__()
+        return make, (kind, (), self._travelling())
+
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        # `to_json` is made of this.
+        self._check_secrets()
+        given = {name: value for name, value in self._travelling().items() if value is not None}
+        encoded = FilesystemJSONEncoder().make_serializable(given)
+        return {"cls": f"{type(self).__module__}:{type(self).__name__}", "protocol": self.protocol, "args": [], **encoded}
 
     # ---- writing ---------------------------------------------------------------------------------------
 

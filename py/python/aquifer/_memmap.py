@@ -278,7 +278,8 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
         if is_remote and remote is None:
-            remote = open_remote(cast(str, filename), storage_options, tier)
+            own_bytes = bytes_of(budget) if budget is not None else None if cache is None else cache.budget
+            remote = open_remote(cast(str, filename), storage_options, tier, own_bytes)
         if remote is not None:
             path, present = remote.shown, remote.version[1]
         else:

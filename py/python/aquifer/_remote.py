@@ -7,6 +7,7 @@ memory. What travels to other processes is the URL, the version and the options 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import threading
@@ -31,6 +32,8 @@ Recipe = tuple[str, dict[str, Any], bool | None, Version]
 _URL = re.compile(r"(?:s3|gs|az|https?|file)://", re.IGNORECASE)
 # Unpickled objects that stay open, so that task after task does not ask for the version anew.
 _KEPT = 16
+# Of a cache that leaves a device its buffers as they are by default.
+_LARGE_BUDGET = 256 << 20
 
 _PLAIN = frozenset(
     [
@@ -58,8 +61,21 @@ _SYNONYMS = {
 
 
 def is_url(path: object) -> bool:
-    """Whether it names an object of a store or a server, and not a file of this machine."""
-    return isinstance(path, str) and _URL.match(path) is not None
+    """Whether it names an object of a store or a server, and not a file of this machine.
+
+    Raises
+    ------
+    InvalidInputError:
+        It is a URL of another kind.
+    """
+    if not isinstance(path, str):
+        return False
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path)
+    if scheme is not None and _URL.match(path) is None and not os.path.exists(path):
+        raise _invalid(
+            path, f"URLs of {scheme[0]} are not read; these are: s3://, gs://, az://, http://, https://, file://"
+        )
+    return scheme is not None and _URL.match(path) is not None
 
 
 def _invalid(url: str, text: str) -> InvalidInputError:
@@ -95,9 +111,9 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
             add("endpoint", value)
             options["allow_http"] = options["allow_http"] or str(value).startswith("http://")
         elif name == "use_ssl":
-            options["allow_http"] = options["allow_http"] or not value
+            options["allow_http"] = options["allow_http"] or not flag(name, value)
         elif name in _FLAGS:
-            options[name] = bool(value)
+            options[name] = flag(name, value)
         elif name in _SIZES:
             options[name] = bytes_of(value)
         elif name in _PLAIN:
@@ -107,6 +123,12 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
             config[_SYNONYMS.get(scheme, {}).get(name, name)] = text
         else:
             raise _invalid(url, f"storage option {name!r} is a {type(value).__name__}; options are texts, numbers and flags")
+
+    def flag(name: str, value: Any) -> bool:
+        # A text would be true, "false" too.
+        if value not in (False, True):
+            raise _invalid(url, f"storage option {name!r} is a {type(value).__name__}; it is a flag: True or False")
+        return bool(value)
 
     for name, value in (given or {}).items():
         add(name, value)
@@ -122,9 +144,21 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def token_of(url: str, options: Mapping[str, Any], tier: TierArgument, version: Version) -> tuple[object, ...]:
-    """What tells the content of an object from that of others, without secrets."""
+    """What tells the content of an object from that of others: secrets, of which a query or an account may be part, as a digest."""
     unknown = uuid4().hex if version[0] is None else None
-    return ("aquifer", url, options.get("endpoint"), *version, unknown)
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") if url.lower().startswith("az:") else None
+    of_what = repr((url, options.get("endpoint"), options.get("config") or [], account))
+    return ("aquifer", shown_url(url), hashlib.sha256(of_what.encode()).hexdigest(), *version, unknown)
+
+
+def secret_of(options: Mapping[str, Any]) -> str | None:
+    """What of these options must not travel to other processes, and what to do instead; `None` without such."""
+    if options["config"]:
+        names = ", ".join(repr(name) for name, _ in options["config"])
+        return f"storage options may be secrets ({names}): set them in the environment of each process, and leave them out"
+    if re.search(r"[@?]", options["endpoint"] or ""):
+        return "its endpoint has a password or a query: set it in the environment of each process"
+    return None
 
 
 class Remote:
@@ -139,7 +173,7 @@ class Remote:
         own = tier_of(tier)
         self.native = _native.RemoteObject.open(url, {**options, "tier": None if own is None else own._native})
         self.version: Version = self.native.version
-        self.token = token_of(self.native.url, options, None, self.version)
+        self.token = token_of(url, options, None, self.version)
 
     @property
     def shown(self) -> str:
@@ -154,17 +188,12 @@ class Remote:
         NotPicklableError:
             It would have to contain secrets.
         """
-        problem = None
+        problem = secret_of(self.options)
         if "?" in self.url:
             problem = "its URL has a query, which may be a signature: pass the URL itself, and open it there"
-        elif self.options["config"]:
-            names = ", ".join(repr(name) for name, _ in self.options["config"])
-            problem = f"storage options may be secrets ({names}): set them in the environment of each process, and leave them out"
-        elif re.search(r"[@?]", self.options["endpoint"] or ""):
-            problem = "its endpoint has a password or a query: set it in the environment of each process"
         if problem is not None:
             raise NotPicklableError(errno.EINVAL, f"{self.shown} cannot be pickled: {problem}", path=self.shown)
-        options = {name: value for name, value in self.options.items() if value}
+        options = {name: value for name, value in self.options.items() if value not in (None, [])}
         return self.url, options, None if self.tier is None else self.tier is not False, self.version
 
 
@@ -184,16 +213,20 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def _key(url: str, options: dict[str, Any], tier: TierArgument) -> tuple[object, ...]:
-    return (url, repr(tier), os.environ.get("AQUIFER_TIER"), *sorted((name, repr(value)) for name, value in options.items()))
+def _key(url: str, options: dict[str, Any], tier: TierArgument, budget: int | None) -> tuple[object, ...]:
+    # A small cache lowers the buffers of what it reads from, which is therefore not shared with caches of very other budgets.
+    budget_class = min(budget or _LARGE_BUDGET, _LARGE_BUDGET).bit_length() // 2
+    return (budget_class, url, repr(tier), os.environ.get("AQUIFER_TIER"), *sorted((name, repr(value)) for name, value in options.items()))
 
 
-def open_remote(url: str, storage_options: Mapping[str, Any] | None, tier: TierArgument) -> Remote:
-    """The object as it is now."""
+def open_remote(
+    url: str, storage_options: Mapping[str, Any] | None, tier: TierArgument, budget: int | None = None
+) -> Remote:
+    """The object as it is now, for a cache of this budget."""
     options = options_of(url, storage_options)
     fresh = Remote(url, options, tier)
     with _lock:
-        return _shared(_key(url, options, tier), fresh)
+        return _shared(_key(url, options, tier, budget), fresh)
 
 
 def _shared(key: tuple[object, ...], fresh: Remote) -> Remote:
@@ -205,10 +238,12 @@ def _shared(key: tuple[object, ...], fresh: Remote) -> Remote:
     return fresh
 
 
-def open_version(url: str, storage_options: Mapping[str, Any], tier: TierArgument, version: Version) -> Remote:
+def open_version(
+    url: str, storage_options: Mapping[str, Any], tier: TierArgument, version: Version, budget: int | None = None
+) -> Remote:
     """The object that was pickled, or `ChangedError` if it is another version now."""
     options = options_of(url, storage_options)
-    key = _key(url, options, tier)
+    key = _key(url, options, tier, budget)
     with _lock:
         known = _opened.get(key)
     if known is None or known.version != version or version[0] is None:

@@ -36,7 +36,7 @@ class RemoteArray(memmap):
         if self._backed() is None:
             return super().__getitem__(index)
         if not all(map(_is_basic, parts)):
-            if not self._are_rows(parts):
+            if not self._are_rows(parts) and not (len(parts) == 1 and np.size(parts[0]) == 0):
                 self._bring()
             return self._index(index)
         # With an ellipsis an index of one element is an array without axes, and loads nothing.
@@ -142,5 +142,6 @@ def _bring_all(values: Iterable[Any]) -> None:
 def _unpickled(
     url: str, options: dict[str, Any], tier: bool | None, version: Version, made_of: dict[str, Any], place: Any
 ) -> Any:
-    array = memmap(open_version(url, options, tier, version), mode="r", **made_of)
+    budget = made_of.get("budget") or (made_of["cache"].budget if made_of.get("cache") is not None else None)
+    array = memmap(open_version(url, options, tier, version, budget), mode="r", **made_of)
     return array if place is None else array._at(place)

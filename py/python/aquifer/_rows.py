@@ -88,7 +88,8 @@ class Rows:
             raise ValueError(f"no file has a row of {row_bytes} bytes at offset {offset}")
         remote = path if isinstance(path, Remote) else None
         if is_url(path):
-            remote = open_remote(cast(str, path), storage_options, tier)
+            of_budget = None if budget is None else bytes_of(budget)
+            remote = open_remote(cast(str, path), storage_options, tier, of_budget)
         elif remote is None and (storage_options is not None or tier is not None):
             raise ValueError("storage options and tiers are for URLs, such as s3://bucket/key")
         self._remote = remote
@@ -145,7 +146,7 @@ class Rows:
     def _open_pickled(self) -> None:
         with _opening:
             if self._recipe is not None:
-                self._remote = open_version(*self._recipe)
+                self._remote = open_version(*self._recipe, self._budget)
                 self._native = _native.NativeRows.open_remote(
                     self._remote.native, self._row_bytes, self._offset, self._budget
                 )

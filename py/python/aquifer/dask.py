@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def _copied(array: memmap, index: Any) -> np.ndarray[Any, Any]:
     source = array._backed()
     if source is None or not all(isinstance(part, (slice, int, np.integer)) for part in parts):
         return np.array(array[index], subok=False)
-    part = np.ndarray.__getitem__(array, (*parts, Ellipsis))
+    part = cast(memmap, np.ndarray.__getitem__(array, (*parts, Ellipsis)))
     # Bytes that follow each other, from the axis of the shortest steps on.
     order = sorted(range(part.ndim), key=lambda axis: -abs(part.strides[axis]))
     run, outer = part.itemsize, list(order)
