@@ -372,6 +372,29 @@ def test_no_rows_bring_nothing(server: ObjectServer, url: str) -> None:
     assert array[[]].shape == (0, 64) and array[np.zeros(0, np.int64), 2:].shape == (0, 62)
 
 
+def test_pickled_rows_open_by_themselves(server: ObjectServer, url: str, content: Table) -> None:
+    other = server.put("bucket/other.bin", content.tobytes())
+    data = [pickle.dumps(aquifer.Rows(of, np.int64, 64)) for of in (url, other)]
+    gc.collect()
+    held, free = (pickle.loads(one) for one in data)
+    event = server.held[KEY] = threading.Event()
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            held.take([3])
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert (free.take([3]) == content[[3]]).all(), "it does not wait for the other one"
+    held.close()
+    event.set()
+    thread.join()
+    assert held.closed and [str(error) for error in errors] == [f"the rows of {url} are closed"]
+
+
 def test_a_forked_child(server: ObjectServer, url: str, content: Table) -> None:
     array, rows = open_array(url), aquifer.Rows(url, np.int64, 64)
     assert array[3, 0] == 192
@@ -416,7 +439,8 @@ def test_a_tier_keeps_downloads(
         assert str(first).encode() not in pickled
     assert pickle.loads(pickle.dumps(tier)).path == str(second)
     assert (pickle.loads(pickle.dumps(array)).take([9]) == content[[9]]).all()
-    assert aquifer.Tier(second).info()["objects"][0]["present_bytes"] > 0
+    # Written behind the call.
+    wait_until(lambda: any(one["present_bytes"] > 0 for one in aquifer.Tier(second).info()["objects"]))
     # The variable is enough, and can be overruled.
     server.forget()
     assert (open_array(url).take([9]) == content[[9]]).all() and server.sent_bytes(KEY) < 100

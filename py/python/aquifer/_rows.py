@@ -95,6 +95,7 @@ class Rows:
         self._remote = remote
         # Of rows that were pickled, until they are first used.
         self._recipe: Recipe | None = None
+        self._opening = os.getpid(), threading.Lock()
         self._filename = os.path.abspath(os.fsdecode(cast(Any, path))) if remote is None else remote.shown
         self._dtype = dtype
         self._row_shape = row_shape
@@ -144,13 +145,19 @@ class Rows:
         return self._native
 
     def _open_pickled(self) -> None:
-        with _opening:
-            if self._recipe is not None:
-                self._remote = open_version(*self._recipe, self._budget)
-                self._native = _native.NativeRows.open_remote(
-                    self._remote.native, self._row_bytes, self._offset, self._budget
-                )
-                self._recipe = None
+        if self._opening[0] != os.getpid():
+            # Another thread of the parent of this process may have held it.
+            self._opening = os.getpid(), threading.Lock()
+        with self._opening[1]:
+            recipe = self._recipe
+            if recipe is None:
+                return
+            remote = open_version(*recipe, self._budget)
+            native = _native.NativeRows.open_remote(remote.native, self._row_bytes, self._offset, self._budget)
+            with _changing:
+                # `close` may have been called meanwhile.
+                if self._recipe is not None:
+                    self._remote, self._native, self._recipe = remote, native, None
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -262,7 +269,8 @@ class Rows:
 
     def close(self) -> None:
         """Gives the memory back. Calls under way end first, in their threads; prefetches do not go on. Closing twice is fine."""
-        native, self._native, self._recipe = self._native, None, None
+        with _changing:
+            native, self._native, self._recipe = self._native, None, None
         if native is not None:
             native.end_prefetches()
 
@@ -311,14 +319,14 @@ def _opened(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
     return rows
 
 
-# One thread opens rows that were pickled.
-_opening = threading.Lock()
+# Held for moments, by what opens rows that were pickled, and what closes them.
+_changing = threading.Lock()
 
 
 def _in_child() -> None:
     # Another thread of the parent may have held it.
-    global _opening
-    _opening = threading.Lock()
+    global _changing
+    _changing = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -329,6 +337,8 @@ def _unpickled(recipe: Recipe, dtype: np.dtype[Any], shape: tuple[int, ...], off
     have no access to the object, and an error belongs to the task."""
     rows = Rows.__new__(Rows)
     rows._recipe = recipe
+    # One thread opens them, in this process.
+    rows._opening = os.getpid(), threading.Lock()
     rows._remote = None
     rows._native = None
     # Without a query, as it was pickled.
