@@ -361,16 +361,20 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def invalidate_cache(self, path: Any = None) -> None:
         """Forgets listings, and closes files that are kept open for the next time."""
+        self._leave_parent()
         with self._lock:
             self._files.clear()
         self.fs.invalidate_cache(None if path is None else self._stripped(path))
 
     # ---- reading ---------------------------------------------------------------------------------------
 
-    def _opened(self, path: str) -> _Opened:
+    def _leave_parent(self) -> None:
+        """In a forked child: nothing of the parent's is there, and another thread of it may have held the lock."""
         if self._process != os.getpid():
-            # Those of the parent of this process; another thread of it may have held the lock.
             self._lock, self._files, self._cache, self._process = threading.Lock(), OrderedDict(), None, os.getpid()
+
+    def _opened(self, path: str) -> _Opened:
+        self._leave_parent()
         with self._lock:
             known = self._files.get(path)
         if known is not None and not self.check_files:
