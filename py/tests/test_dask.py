@@ -130,6 +130,21 @@ def test_blocks_that_dask_chooses(tmp_path: pathlib.Path) -> None:
     assert 1 << 20 < np.prod(blocks.chunksize) * 8 <= 64 << 20
 
 
+def test_a_file_is_named_without_its_bytes(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(CONTENT.tobytes())
+    array = aquifer.memmap(path, np.int64, "r", shape=SHAPE, budget="16MiB")
+    token, of_slice = array.__dask_tokenize__(), array[1:].__dask_tokenize__()
+    assert str(path) in token and token == array.__dask_tokenize__() != of_slice
+    assert from_array(array).name == from_array(aquifer.memmap(path, np.int64, "r", shape=SHAPE)).name
+    os.utime(path, ns=(1, 1))
+    assert array.__dask_tokenize__() != token
+    with aquifer.memmap(path, np.int64, "c", shape=SHAPE) as private:
+        before = from_array(private).name
+        private[0, 0] = 7
+        assert from_array(private).name != before
+
+
 def test_blocks_of_any_slices(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "data"
     for order in ("C", "F"):

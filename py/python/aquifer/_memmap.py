@@ -710,6 +710,17 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             made_of["cache"] = None if _is_default(source.cache) else source.cache
         return made_of, None if _is_whole(self, source) else (self._place(source), self.shape, self.strides, self.dtype)
 
+    def __dask_tokenize__(self) -> Any:
+        """What Dask names tasks by, instead of a hash of all elements: the file as it is, and the place in it. What may be other than
+        the file, as stores that were not flushed, is hashed."""
+        normalize = sys.modules["dask.tokenize"].normalize_token
+        source = self._backed()
+        if source is None or source.mode != "r":
+            return normalize(self.view(np.ndarray))
+        status = os.stat(source.path)
+        of_file = source.path, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+        return ("aquifer", *of_file, self._place(source), self.shape, self.strides, str(self.dtype))
+
     def _at(self, place: _Place) -> memmap:
         """A slice of this array."""
         offset, shape, strides, dtype = place

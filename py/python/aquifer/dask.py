@@ -91,7 +91,8 @@ def from_array(array: memmap | Rows, chunks: Any = "auto", **options: Any) -> An
     from dask.tokenize import normalize_token
     from dask.utils import parse_bytes
 
-    blocks = _Blocks(array, pickle.dumps(array), array.shape, array.dtype, normalize_token(array))
+    # Dask hashes all elements of what it knows as NumPy's.
+    blocks = _Blocks(array, pickle.dumps(array), array.shape, array.dtype, normalize_token(array.__dask_tokenize__()))
     make: Any = dask.array.from_array
     most = min(parse_bytes(dask.config.get("array.chunk-size")), _CHUNK_BYTES)
     with dask.config.set({"array.chunk-size": most}):
