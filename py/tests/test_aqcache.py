@@ -93,6 +93,14 @@ def test_a_chain_before_s3(server: ObjectServer, s3: dict[str, Any]) -> None:
     assert again.cat_file(path, 0, 4) == CONTENT[:4]
 
 
+def test_a_stale_listing_is_forgotten(server: ObjectServer, s3: dict[str, Any]) -> None:
+    fs = CachedFileSystem("s3", s3["s3"], budget="64MiB")
+    assert [one["size"] for one in fs.ls("bucket/dir")] == [len(CONTENT)]
+    server.put(KEY, CONTENT[:1000])
+    assert fs.cat_file(KEY) == CONTENT[:1000]
+    assert [one["size"] for one in fs.ls("bucket/dir")] == [1000] and fs.info(KEY)["size"] == 1000
+
+
 def test_files_are_read_in_any_way(local: tuple[CachedFileSystem, str]) -> None:
     fs, path = local
     with fs.open(path) as file:

@@ -392,7 +392,17 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             self._files[path] = known
             while len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)
+        self._forget_stale(path, known)
         return known
+
+    def _forget_stale(self, path: str, opened: _Opened) -> None:
+        """Forgets the other file system's listing, where that has another length or ETag of the file."""
+        listed = getattr(self.fs, "dircache", {}).get(self.fs._parent(path), [])
+        for entry in listed:
+            same = (entry.get("size") in (None, opened.size)) and entry.get("ETag") in (None, opened.remote.version[0])
+            if entry.get("name") == path and not same:
+                self.fs.invalidate_cache(path)
+                return
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> _File:
         if mode != "rb":
