@@ -282,7 +282,8 @@ impl Cache {
     /// Sets a new budget, while readers and writers run.
     ///
     /// Growing takes effect at once. After shrinking, resident memory follows within about a
-    /// second, as fast as pinned and dirty pages allow.
+    /// second, as fast as pinned and dirty pages allow. Devices with buffers of their own lower them
+    /// ([`Device::claim_buffers`](aquifer_device::Device::claim_buffers)).
     ///
     /// # Errors
     /// [`CacheError::Budget`] for a budget below the minimum or above memory; [`CacheError::Kernel`] if the

@@ -158,7 +158,8 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Asks how much memory the device takes for buffers of its own, and that it keep to `most_bytes`. A cache asks when it
-    /// attaches the device, and takes the answer off its budget until it detaches it. Once lowered it stays so.
+    /// attaches the device and when its budget changes, and takes the answer off its budget until it detaches the device. It
+    /// asks all its devices together to keep to half of the budget. Once lowered it stays so.
     ///
     /// The default is none.
     fn claim_buffers(&self, most_bytes: usize) -> usize {
