@@ -181,6 +181,39 @@ fn publishing_to_s3_is_all_or_nothing() {
 }
 
 #[test]
+fn a_publisher_that_may_not_delete_says_what_it_did() {
+    let server = Server::empty();
+    let place = Place::new();
+    let pool = place.pool();
+    server.plan_each(|_, asked| {
+        let deletes = asked.method == "DELETE" || asked.head.contains("?delete");
+        if deletes { Answer::Status(403) } else { Answer::Proper }
+    });
+    // Also not the object by which it finds out what the server does.
+    works_at(&server, &["pool", "publish", &pool, URL]);
+    let keep = ["pool", "publish", &pool, URL, "--keep", "1", "--grace", "0s"];
+    let output = at(&server, &keep).output().unwrap();
+    says(&support::text(&output.stdout), &["as snapshot 2 of"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = support::text(&output.stderr);
+    says(&said, &["published as snapshot 2, but older ones were not removed", "permission denied"]);
+    server.plan(|_| Answer::Proper);
+    let collected = works_at(&server, &keep);
+    says(&collected, &["removed"]);
+}
+
+#[test]
+fn a_refused_listing_says_why() {
+    let server = Server::empty();
+    for (status, reason) in [(403, "permission denied"), (404, "no such bucket")] {
+        server.plan(move |_| Answer::Status(status));
+        let output = at(&server, &["pool", "snapshots", URL]).output().unwrap();
+        let said = support::failed(output, 1, "snapshots");
+        says(&said, &["cannot list", "s3://bucket/some/prefix", reason, &status.to_string()]);
+    }
+}
+
+#[test]
 fn a_foreign_log_is_refused() {
     let server = Server::empty();
     server.put("bucket/some/prefix/log/00000000000000000001", "x");

@@ -279,10 +279,11 @@ fn a_chunk_that_is_gone_is_sent_again_on_request_and_nothing_is_removed_before()
             Some(short) => fs::write(gone, short).unwrap(),
         }
         let error = store.publish(&pool, &keep()).unwrap_err();
-        let is_of_bytes = |error: &PublishError| {
-            matches!(error, PublishError::Missing { .. } | PublishError::Damaged { .. })
-        };
-        assert!(is_of_bytes(&error), "{error}");
+        let PublishError::NotCollected { published, source } = &error else { panic!("{error}") };
+        assert!(published.snapshot > first && published.removed_snapshots == 0, "{published:?}");
+        let is_of_bytes =
+            matches!(**source, PublishError::Missing { .. } | PublishError::Damaged { .. });
+        assert!(is_of_bytes, "{error}");
         let name = gone.file_name().unwrap().to_str().unwrap();
         assert!(error.to_string().contains(name), "{error}");
         assert!(error.to_string().contains("--reread"), "{error}");

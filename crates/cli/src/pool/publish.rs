@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use aquifer::remote::publish::{Progress, PublishOptions, Published, SnapshotStore};
+use aquifer::remote::publish::{Progress, PublishError, PublishOptions, Published, SnapshotStore};
 use aquifer_host::Bytes;
 use serde::Serialize;
 
@@ -102,18 +102,31 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let bar = progress::Bytes::new("publishing");
     let mut was_told = false;
-    let published = store.publish_with_progress(&args.path, &options, &mut |at| match at {
+    let outcome = store.publish_with_progress(&args.path, &options, &mut |at| match at {
         Progress::Waiting(processes) if args.freeze && !was_told => {
             was_told = true;
             bar.aside(|| output::warn(&waiting(&args.path.display().to_string(), &processes)));
         }
         Progress::Bytes { done, all } => bar.at(done, all),
         _ => {}
-    })?;
+    });
     drop(bar);
+    match outcome {
+        Ok(published) => print(args, &published),
+        Err(error) => {
+            if let PublishError::NotCollected { published, .. } = &error {
+                print(args, published)?;
+            }
+            Err(error.into())
+        }
+    }
+}
+
+fn print(args: &Args, published: &Published) -> Result<()> {
     let path = args.path.display().to_string();
-    let Published { snapshot, pool_bytes, used_bytes, read_bytes, sent_bytes, sent_chunks, .. } =
-        published;
+    let &Published {
+        snapshot, pool_bytes, used_bytes, read_bytes, sent_bytes, sent_chunks, ..
+    } = published;
     if args.json {
         let report = Report {
             path,

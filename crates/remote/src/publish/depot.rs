@@ -1,6 +1,6 @@
 //! The objects below a prefix: requests with a timeout and typed errors.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,8 +11,8 @@ use object_store::{Error, GetOptions, ObjectMeta, ObjectStore, PutMode, PutOptio
 
 use super::PublishError;
 use super::layout::{Hash, Reference, Wrong, hash};
-use crate::connection::{Connector, Notes, Seen, install_crypto};
-use crate::fetch::http_kind;
+use crate::connection::{Connector, NOTES, Notes, Seen, install_crypto};
+use crate::fetch::{http_kind, seen};
 use crate::location::{Location, Scheme};
 use crate::{RemoteError, RemoteOptions};
 
@@ -83,7 +83,7 @@ pub(super) struct Depot {
     pub shown: String,
     pub is_http: bool,
     /// None without a runtime.
-    timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     pub in_flight: usize,
 }
 
@@ -125,27 +125,28 @@ impl Depot {
         }
     }
 
+    /// Makes requests within the timeout. No error is a timeout.
     async fn in_time<T>(
         &self,
-        request: impl Future<Output = object_store::Result<T>>,
-    ) -> Result<T, Option<Error>> {
-        match self.timeout {
-            None => request.await.map_err(Some),
-            Some(timeout) => match tokio::time::timeout(timeout, request).await {
+        requests: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, (Option<Error>, Seen)> {
+        let notes = Notes::default();
+        let requests = NOTES.scope(notes.clone(), requests);
+        let done = match self.timeout {
+            None => requests.await.map_err(Some),
+            Some(timeout) => match tokio::time::timeout(timeout, requests).await {
                 Ok(answered) => answered.map_err(Some),
                 Err(_) => Err(None),
             },
-        }
+        };
+        done.map_err(|error| (error, seen(&notes)))
     }
 
     /// Gets an object of at most `most_bytes`; `None` if there is none.
     pub async fn get(&self, name: &str, most_bytes: u64) -> Result<Option<Bytes>, PublishError> {
-        let notes = Notes::default();
-        let mut options = GetOptions::default();
-        options.extensions.insert(notes.clone());
         let path = self.path(name);
         let request = async {
-            let answer = self.store.get_opts(&path, options).await?;
+            let answer = self.store.get_opts(&path, GetOptions::default()).await?;
             if answer.meta.size > most_bytes {
                 return Ok(None);
             }
@@ -164,8 +165,8 @@ impl Depot {
         match self.in_time(request).await {
             Ok(Some(bytes)) => Ok(Some(bytes)),
             Ok(None) => Err(self.wrong(name, Wrong::Damaged("it is too long"))),
-            Err(Some(Error::NotFound { .. })) => Ok(None),
-            Err(error) => Err(self.failed("get", name, error, &seen(&notes))),
+            Err((Some(Error::NotFound { .. }), _)) => Ok(None),
+            Err(failure) => Err(self.failed("get", name, failure)),
         }
     }
 
@@ -200,15 +201,13 @@ impl Depot {
         bytes: Bytes,
         mode: PutMode,
     ) -> Result<bool, PublishError> {
-        let notes = Notes::default();
-        let mut options = PutOptions { mode, ..PutOptions::default() };
-        options.extensions.insert(notes.clone());
+        let options = PutOptions { mode, ..PutOptions::default() };
         let path = self.path(name);
         let request = self.store.put_opts(&path, PutPayload::from_bytes(bytes), options);
         match self.in_time(request).await {
             Ok(_) => Ok(true),
-            Err(Some(Error::AlreadyExists { .. } | Error::Precondition { .. })) => Ok(false),
-            Err(error) => Err(self.failed("put", name, error, &seen(&notes))),
+            Err((Some(Error::AlreadyExists { .. } | Error::Precondition { .. }), _)) => Ok(false),
+            Err(failure) => Err(self.failed("put", name, failure)),
         }
     }
 
@@ -219,9 +218,9 @@ impl Depot {
         let mut deleted = self.store.delete_stream(futures_util::stream::iter(paths).boxed());
         loop {
             match self.in_time(async { deleted.next().await.transpose() }).await {
-                Ok(Some(_)) | Err(Some(Error::NotFound { .. })) => {}
+                Ok(Some(_)) | Err((Some(Error::NotFound { .. }), _)) => {}
                 Ok(None) => return Ok(count),
-                Err(error) => return Err(self.failed("delete", "", error, &Seen::default())),
+                Err(failure) => return Err(self.failed("delete objects of", "", failure)),
             }
         }
     }
@@ -243,14 +242,15 @@ impl Depot {
                     each(Listed { name, len_bytes, modified });
                 }
                 Ok(None) => return Ok(()),
-                Err(Some(Error::NotFound { .. })) => return Ok(()),
+                // Of a directory that is not there yet.
+                Err((Some(Error::NotFound { .. }), Seen { status: None, .. })) => return Ok(()),
                 Err(_) if self.is_http => {
                     return Err(PublishError::Unsuitable {
                         url: self.shown.clone(),
                         reason: "the server lists no objects; name the snapshot to restore (--snapshot)",
                     });
                 }
-                Err(error) => return Err(self.failed("list", folder, error, &Seen::default())),
+                Err(failure) => return Err(self.failed("list", folder, failure)),
             }
         }
     }
@@ -269,21 +269,24 @@ impl Depot {
         Ok(positions)
     }
 
-    /// Names a failure; `None` is a timeout.
+    /// Names a failure.
     fn failed(
         &self,
         action: &'static str,
         name: &str,
-        error: Option<Error>,
-        seen: &Seen,
+        (error, seen): (Option<Error>, Seen),
     ) -> PublishError {
         let kind = error.as_ref().and_then(http_kind).or(seen.failure);
         let reason = match (&error, kind, seen.status) {
             (None, ..) | (_, Some(HttpErrorKind::Timeout), _) => {
                 "no complete answer within the timeout; raise it, or try again"
             }
-            (Some(Error::NotFound { .. }), ..) => "there is no such bucket or object",
-            (Some(Error::PermissionDenied { .. } | Error::Unauthenticated { .. }), ..) => {
+            // Of listings and deletions the library tells only that they failed.
+            (Some(Error::NotFound { .. }), ..) | (_, None, Some(404)) => {
+                "there is no such bucket; check its name, the endpoint and the region"
+            }
+            (Some(Error::PermissionDenied { .. } | Error::Unauthenticated { .. }), ..)
+            | (_, None, Some(401 | 403)) => {
                 "permission denied; check the credentials in the environment and the permissions of the bucket"
             }
             (Some(Error::NotSupported { .. } | Error::NotImplemented { .. }), ..) => {
@@ -302,8 +305,4 @@ impl Depot {
         let object = if name.is_empty() { self.shown.clone() } else { self.url(name) };
         PublishError::Store { object, action, reason, status: seen.status }
     }
-}
-
-fn seen(notes: &Notes) -> Seen {
-    notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use aquifer_pool::PoolError;
 
+use super::Published;
 use crate::RemoteError;
 
 /// An error of publishing, restoring or listing.
@@ -98,6 +99,14 @@ pub enum PublishError {
         url: String,
         /// How often this one tried.
         attempts: usize,
+    },
+    /// The pool was published, but older snapshots were not removed.
+    #[error("published as snapshot {}, but older ones were not removed: {source}", published.snapshot)]
+    NotCollected {
+        /// The new snapshot.
+        published: Published,
+        /// What failed then.
+        source: Box<PublishError>,
     },
     /// Processes have the pool open for writing.
     #[error(

@@ -45,12 +45,22 @@ async fn turn() {
 /// The paths of objects that were created, in order, also after others of the same path were deleted.
 type Created = Mutex<Vec<String>>;
 
+/// What a server does that is asked to create an object that exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Conditions {
+    /// Refuses.
+    Heeds,
+    /// Puts it in the place of the other.
+    Overwrites,
+    /// Says it did, as one that puts two objects at once and keeps one.
+    Pretends,
+}
+
 /// A store that gives up its turn before each request.
 struct Stepped {
     store: Arc<InMemory>,
     created: Arc<Created>,
-    /// A server that does not puts objects in the place of others.
-    heeds_conditions: bool,
+    conditions: Conditions,
 }
 
 impl fmt::Debug for Stepped {
@@ -76,10 +86,20 @@ impl ObjectStore for Stepped {
         mut with: PutOptions,
     ) -> Result<PutResult> {
         turn().await;
-        if !self.heeds_conditions {
-            with.mode = PutMode::Overwrite;
-        }
         let creates = with.mode == PutMode::Create;
+        match self.conditions {
+            Conditions::Heeds => {}
+            Conditions::Overwrites => with.mode = PutMode::Overwrite,
+            Conditions::Pretends => {
+                if creates && self.store.head(at).await.is_ok() {
+                    return Ok(PutResult {
+                        e_tag: None,
+                        version: None,
+                        extensions: Default::default(),
+                    });
+                }
+            }
+        }
         let put = self.store.put_opts(at, bytes, with).await;
         if creates && put.is_ok() {
             self.created.lock().unwrap().push(at.to_string());
@@ -235,7 +255,7 @@ fn scenario(
     let stepped = Depot::of(Arc::new(Stepped {
         store: memory,
         created: created.clone(),
-        heeds_conditions: true,
+        conditions: Conditions::Heeds,
     }));
     type Work<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), PublishError>> + 'a>>;
     let publisher = |contents| {
@@ -316,16 +336,27 @@ fn no_interleaving_of_two_publishers_loses_an_object() {
 
 #[test]
 fn a_store_that_ignores_conditions_is_found() {
-    for heeds_conditions in [false, true] {
-        let store = Stepped { store: Arc::default(), created: Arc::default(), heeds_conditions };
+    for conditions in [Conditions::Heeds, Conditions::Overwrites, Conditions::Pretends] {
+        let store = Stepped { store: Arc::default(), created: Arc::default(), conditions };
         let memory = store.store.clone();
         match run(Depot::of(Arc::new(store)).check_conditions()) {
-            Ok(()) => assert!(heeds_conditions),
-            Err(PublishError::Unconditional { .. }) => assert!(!heeds_conditions),
+            Ok(()) => assert_eq!(conditions, Conditions::Heeds),
+            Err(PublishError::Unconditional { .. }) => assert_ne!(conditions, Conditions::Heeds),
             Err(error) => panic!("{error}"),
         }
         assert!(run(memory.list(None).next()).is_none(), "no probe is left");
     }
+}
+
+#[test]
+fn an_entry_that_another_one_has_replaced_does_not_count() {
+    let (store, conditions) = (Arc::default(), Conditions::Pretends);
+    let store = Depot::of(Arc::new(Stepped { store, created: Arc::default(), conditions }));
+    run(store.publish(&content([1, 2]), 0, None, &mut |_| {})).unwrap();
+    let (mut entry, _) = run(store.snapshot(1)).unwrap().unwrap();
+    assert!(run(store.append(&entry)).unwrap(), "its own");
+    entry.nonce += 1;
+    assert!(!run(store.append(&entry)).unwrap());
 }
 
 #[test]

@@ -124,13 +124,10 @@ impl Depot {
     pub async fn append(&self, entry: &Entry) -> Result<bool, PublishError> {
         let bytes = Bytes::from(entry.encode());
         let name = log_name(entry.position);
-        let is_created = self.create(&name, bytes).await?;
-        // The answer to the first attempt of a request may have been lost, and the second one finds what the first
-        // created.
-        if !is_created && self.entry(entry.position).await?.as_ref() != Some(entry) {
-            return Ok(false);
-        }
-        Ok(true)
+        self.create(&name, bytes).await?;
+        // If that was refused, the answer to the first attempt of the request may have been lost, and a later one found
+        // what the first created. And a store whose conditional puts are not quite atomic may have taken both of two.
+        Ok(self.entry(entry.position).await?.as_ref() == Some(entry))
     }
 }
 

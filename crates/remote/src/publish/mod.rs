@@ -45,8 +45,8 @@
 //! published again, and a collection that is not the last one deletes nothing.
 //!
 //! This needs a store whose conditional puts are atomic, and whose reads and listings show what was written before. S3,
-//! Google Cloud Storage, Azure and a local file system are such stores; a server that ignores the condition is found
-//! before anything is published.
+//! Google Cloud Storage, Azure and a local file system are such stores, and NFS is not. A server that ignores the
+//! condition is found before anything is published, and each entry is read back after it was created.
 //!
 //! # Example
 //! ```
@@ -70,6 +70,7 @@ mod frozen;
 mod interleavings;
 mod layout;
 mod log;
+mod paced;
 mod restore;
 mod send;
 
@@ -85,9 +86,12 @@ use crate::RemoteOptions;
 use depot::Depot;
 use frozen::Frozen;
 use layout::{LARGEST_CHUNK_BYTES, SMALLEST_CHUNK_BYTES};
+use log::Collected;
 
 const DEFAULT_CHUNK_BYTES: u32 = 1 << 20;
 const DEFAULT_GRACE: Duration = Duration::from_secs(86_400);
+/// How often to try to remove snapshots because another publisher was faster.
+const MOST_COLLECTIONS: usize = 10;
 /// Most bytes of chunks in memory.
 const MOST_MEMORY_BYTES: u64 = 128 << 20;
 
@@ -318,15 +322,31 @@ impl SnapshotStore {
             let mut published = self.depot.publish(&content, now_ns(), None, progress).await?;
             if let Some(keep) = options.keep {
                 progress(Progress::Collecting);
-                let grace_s = i64::try_from(options.grace.as_secs()).unwrap_or(i64::MAX);
-                let collected = self.depot.collect(keep, grace_s, now_ns(), nonce()?, None).await?;
-                // Otherwise another publisher has changed the log, and the next one collects.
-                let collected = collected.unwrap_or_default();
-                published.removed_snapshots = collected.snapshots;
-                published.deleted_objects = collected.objects;
+                match self.collect(keep, options.grace).await {
+                    Ok(collected) => {
+                        published.removed_snapshots = collected.snapshots;
+                        published.deleted_objects = collected.objects;
+                    }
+                    Err(source) => {
+                        let source = Box::new(source);
+                        return Err(PublishError::NotCollected { published, source });
+                    }
+                }
             }
             Ok(published)
         })
+    }
+
+    async fn collect(&self, keep: usize, grace: Duration) -> Result<Collected, PublishError> {
+        let grace_s = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
+        for _ in 0..MOST_COLLECTIONS {
+            let collected = self.depot.collect(keep, grace_s, now_ns(), nonce()?, None).await?;
+            if let Some(collected) = collected {
+                return Ok(collected);
+            }
+        }
+        let url = self.depot.shown.clone();
+        Err(PublishError::Contended { url, attempts: MOST_COLLECTIONS })
     }
 
     /// The snapshots that there are, oldest first: [`SnapshotStore::snapshots_despite`], unless anything fails.

@@ -11,10 +11,10 @@ use aquifer_pool::internals::Presence;
 use aquifer_pool::media::{self, OpenError};
 use aquifer_pool::{Pool, PoolError};
 use aquifer_sys::{file_name, io as file_io, random};
-use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::depot::{Depot, Kind, log_name, name_of};
 use super::layout::{Body, PAGE_BYTES, Reference, Snapshot, TABLE_CHUNKS, decode_chunk};
+use super::paced::Paced;
 use super::send::aside;
 use super::{MOST_MEMORY_BYTES, Progress, PublishError};
 
@@ -123,6 +123,7 @@ impl Depot {
         progress(Progress::Bytes { done, all });
         let in_memory = MOST_MEMORY_BYTES / (2 * u64::from(snapshot.chunk_bytes));
         let at_once = (in_memory as usize).clamp(1, self.in_flight);
+        let mut paced = Paced::new(at_once, self.timeout);
         for (index, table) in snapshot.tables.iter().enumerate() {
             if table.is_none() {
                 continue;
@@ -130,14 +131,13 @@ impl Depot {
             let chunks = self.table(snapshot, index).await?;
             let first = index as u64 * u64::from(TABLE_CHUNKS);
             let writing = (first..).zip(chunks).filter(|(_, chunk)| !chunk.is_none());
-            let writing = stream::iter(writing)
-                .map(|(chunk, of)| self.receive_chunk(snapshot, chunk, of, &new.file, path));
-            let mut writing = writing.buffer_unordered(at_once);
-            while let Some((object_bytes, written_bytes)) = writing.try_next().await? {
+            let receive = |(chunk, of)| self.receive_chunk(snapshot, chunk, of, &new.file, path);
+            let is_done = |(object_bytes, written_bytes): (u64, u64)| {
                 received += object_bytes;
                 done += written_bytes;
                 progress(Progress::Bytes { done, all });
-            }
+            };
+            paced.each(writing, receive, is_done).await?;
         }
         if done != all {
             let wrong =

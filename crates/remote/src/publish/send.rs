@@ -6,7 +6,6 @@ use std::sync::Arc;
 use aquifer_pool::PoolError;
 use aquifer_pool::media::MediaError;
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::depot::{Depot, Kind, log_name, name_of};
 use super::frozen::Frozen;
@@ -15,6 +14,7 @@ use super::layout::{
     encode_table, hash,
 };
 use super::log::{Mutant, View};
+use super::paced::Paced;
 use super::{MOST_MEMORY_BYTES, Progress, PublishError, Published, nonce};
 
 /// How often to start over because another publisher was faster.
@@ -135,7 +135,8 @@ impl Depot {
         let name = format!("probes/{:016x}", nonce()?);
         let was_created = self.create(&name, Bytes::from_static(b"probe")).await?;
         let was_created_again = self.create(&name, Bytes::from_static(b"probe")).await?;
-        self.delete(vec![name]).await?;
+        // Publishing takes no permission to delete.
+        let _ = self.delete(vec![name]).await;
         if !was_created || was_created_again {
             return Err(PublishError::Unconditional { url: self.shown.clone() });
         }
@@ -279,15 +280,15 @@ impl Attempt<'_> {
         };
         let in_memory = MOST_MEMORY_BYTES / (2 * u64::from(content.chunk_bytes));
         let at_once = (in_memory as usize).clamp(1, self.depot.in_flight);
+        let mut paced = Paced::new(at_once, self.depot.timeout);
         for table in 0..content.chunks().div_ceil(u64::from(TABLE_CHUNKS)) {
             let first = table * u64::from(TABLE_CHUNKS);
             let chunks = first..content.chunks().min(first + u64::from(TABLE_CHUNKS));
             let mut references = Vec::with_capacity((chunks.end - chunks.start) as usize);
             {
                 let this = &*self;
-                let sending = stream::iter(chunks).map(|chunk| this.send_chunk(chunk));
-                let mut sending = sending.buffered(at_once);
-                while let Some((reference, was_sent, used_bytes)) = sending.try_next().await? {
+                let sent = &mut *sent;
+                let is_done = |(reference, was_sent, used_bytes): (Reference, bool, u64)| {
                     if was_sent {
                         sent.bytes += u64::from(reference.len_bytes);
                         sent.chunks += 1;
@@ -296,7 +297,8 @@ impl Attempt<'_> {
                     done += used_bytes;
                     progress(Progress::Bytes { done, all });
                     references.push((reference, was_sent));
-                }
+                };
+                paced.each(chunks, |chunk| this.send_chunk(chunk), is_done).await?;
             }
             // Equal chunks later on are not sent again.
             for (reference, _) in references.iter().filter(|(_, was_sent)| *was_sent) {
