@@ -523,3 +523,18 @@ fn each_url_of_an_http_server_is_its_own() {
     let copied = names(&directory);
     assert_eq!(fs::read(directory.join(&copied[0])).unwrap(), b"other");
 }
+
+/// Consoles of S3 make a folder by an empty object whose key ends with a slash.
+#[test]
+fn folders_of_consoles_are_left_out() {
+    let (server, place) = (Server::empty(), Place::new());
+    for (key, content) in
+        [("p/", ""), ("p/empty/", ""), ("p/full/", ""), ("p/full/x", "some"), ("p/zero", "")]
+    {
+        server.put(&format!("bucket/{key}"), content);
+    }
+    let target = place.path("target");
+    works(&server, &["get", "-rT", "s3://bucket/p", target.to_str().unwrap()]);
+    assert_eq!(names(&target), ["full", "zero"]);
+    assert_eq!(fs::read(target.join("full/x")).unwrap(), b"some");
+}

@@ -44,6 +44,14 @@ struct Configured {
 
 const BAD_KEY: &str = "the key has an empty or a relative segment, or a control character";
 
+/// Whether a URL has a segment `.` or `..`, also percent-encoded, which parsing removes.
+fn has_relative_segment(text: &str) -> bool {
+    // As parsing does.
+    let text: String = text.trim().chars().filter(|c| !matches!(c, '\t' | '\r' | '\n')).collect();
+    let path = text.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase();
+    path.replace("%2e", ".").split('/').any(|segment| matches!(segment, "." | ".."))
+}
+
 /// Where an object is.
 #[derive(Clone)]
 pub(crate) struct Location {
@@ -113,6 +121,10 @@ impl Location {
                 _ => "has no bucket or host",
             };
             return Err(invalid(shown, reason));
+        }
+        let is_cloud = !matches!(scheme, Scheme::Http | Scheme::File);
+        if is_cloud && has_relative_segment(text) {
+            return Err(invalid(shown, BAD_KEY));
         }
         let path = match scheme {
             Scheme::Http => Path::ROOT,
@@ -389,6 +401,12 @@ mod tests {
         ] {
             let location = Location::parse_prefix(text).unwrap();
             assert_eq!(location.path.as_ref(), path, "{text}");
+        }
+        for text in ["s3://bucket/a/../b", "gs://bucket/a/%2E./b", "az://c/./b", "s3://b/.\t./c"] {
+            Location::parse_prefix(text).err().expect(text);
+        }
+        for text in ["s3://bucket/a/..b/.c", "https://host/a/../b", "file:///a/../b"] {
+            Location::parse_prefix(text).expect(text);
         }
         for text in ["s3://bucket/a//b", "https://host/a?sig=hunter2", "s3:///a", "/tmp/x"] {
             let error = Location::parse_prefix(text).err().expect(text).to_string();

@@ -426,7 +426,8 @@ impl SnapshotStore {
     /// of the pool is a hole. `progress` is called from time to time.
     ///
     /// # Errors
-    /// See [`PublishError`]. After any of them what was at the path is there unchanged.
+    /// See [`PublishError`]. After any of them what was at the path is there unchanged, except for that of a directory
+    /// that cannot be synced, which says that the pool is restored.
     pub fn restore_with_progress(
         &self,
         path: impl AsRef<Path>,

@@ -87,6 +87,12 @@ impl Depot {
             io::ErrorKind::AlreadyExists => PublishError::Exists { path: path.to_owned() },
             _ => file_error("name", path, source),
         })?;
+        match file_io::sync_directory(directory_of(path)) {
+            // File systems without storage have nothing to sync.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+            }
+            synced => synced.map_err(failed("make durable the name of the restored pool"))?,
+        }
         Ok(Restored {
             snapshot: position,
             uuid: snapshot.state.uuid,
@@ -259,7 +265,7 @@ impl NewFile {
         Ok(())
     }
 
-    /// Puts the file at its path, durably.
+    /// Puts the file at its path.
     fn publish(mut self, path: &Path, overwrite: bool) -> io::Result<()> {
         match (self.meanwhile.take(), overwrite) {
             (None, false) => file_name::link(self.file.as_fd(), path)?,
@@ -282,13 +288,7 @@ impl NewFile {
                 self.meanwhile = None;
             }
         }
-        match file_io::sync_directory(directory_of(path)) {
-            // File systems without storage have nothing to sync.
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
-                Ok(())
-            }
-            synced => synced,
-        }
+        Ok(())
     }
 }
 

@@ -273,11 +273,13 @@ impl Tree for Stored {
                 Some((directory, _)) => format!("{directory}/"),
                 None => rest.to_owned(),
             };
-            // An empty object may be there only to show that there is a directory.
-            let marks = *len_bytes == 0 && {
+            // An empty object may be there only to show that there is a directory: one that has others below it, or whose
+            // key ends with a slash, which listings leave out.
+            let marks = *len_bytes == 0 && !rest.contains('/') && {
                 let key =
                     if prefix.is_empty() { rest.to_owned() } else { format!("{prefix}/{rest}") };
                 below(&source.objects, &key).next().is_some()
+                    || self.store.find(&key).map_err(failed)?.is_none()
             };
             if !marks && names.last().is_none_or(|last| *last != *name) {
                 names.push(name.into());
