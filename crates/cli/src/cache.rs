@@ -1,14 +1,15 @@
 //! `aquifer cache`: the tier, the directory on a local disk in which remote devices keep what they download.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use aquifer::device::Device;
-use aquifer::remote::{Tier, TierObject};
+use aquifer::remote::{RemoteError, RemoteOptions, Tier, TierObject};
 use aquifer_host::Bytes;
 use serde::Serialize;
 
-use crate::remote::RemoteArgs;
+use crate::remote::StoreArgs;
 use crate::{output, progress, remote};
 
 /// Arguments of `aquifer cache`.
@@ -105,7 +106,7 @@ struct WarmArgs {
     length: Option<Bytes>,
 
     #[command(flatten)]
-    remote: RemoteArgs,
+    remote: StoreArgs,
 
     #[command(flatten)]
     tier: TierArgs,
@@ -225,34 +226,54 @@ fn warm(args: &WarmArgs) -> Result<()> {
     let start = args.offset.0;
     let end = args.length.map_or(u64::MAX, |length| start.saturating_add(length.0));
     let mut report = vec![];
+    let mut outcome = Ok(());
     for url in &args.urls {
-        let device = args.remote.options(url).tier(&tier).open(url)?;
-        let bar = progress::Bytes::new("downloading");
-        let warmed = device.warm(start..end, |done, all| bar.at(done, all))?;
-        drop(bar);
-        let requests = device.stats().requests;
-        let (present_bytes, downloaded_bytes) = (warmed.present_bytes, warmed.downloaded_bytes);
-        if args.tier.json {
-            let url = device.name().to_owned();
-            report.push(WarmedObject { url, present_bytes, downloaded_bytes, requests });
-            continue;
+        match warm_object(args, &tier, url, start..end) {
+            Ok(warmed) if args.tier.json => report.push(warmed),
+            Ok(warmed) => output::print(&format!(
+                "{}: downloaded {} with {}; {} was there\n",
+                warmed.url,
+                Bytes(warmed.downloaded_bytes),
+                output::several(warmed.requests, "request"),
+                Bytes(warmed.present_bytes),
+            ))?,
+            Err(error) => {
+                outcome = Err(error);
+                break;
+            }
         }
-        output::print(&format!(
-            "{}: downloaded {} with {}; {} was there\n",
-            device.name(),
-            Bytes(downloaded_bytes),
-            output::several(requests, "request"),
-            Bytes(present_bytes),
-        ))?;
     }
-    if args.tier.json {
+    if args.tier.json && (outcome.is_ok() || !report.is_empty()) {
         #[derive(Serialize)]
         struct Report {
             objects: Vec<WarmedObject>,
         }
-        return output::print_json(&Report { objects: report }, true);
+        output::print_json(&Report { objects: report }, true)?;
     }
-    Ok(())
+    outcome
+}
+
+fn warm_object(args: &WarmArgs, tier: &Tier, url: &str, range: Range<u64>) -> Result<WarmedObject> {
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    if scheme.eq_ignore_ascii_case("file") {
+        bail!("{url}: files of this machine are not kept in the cache; they are read in place");
+    }
+    let device = args.remote.options(url).tier(tier).open(url).map_err(|error| match error {
+        RemoteError::Unversioned { url } => anyhow!(
+            "{url}: the server sends no strong ETag; the cache keeps no objects without one, also not those opened \
+             with `unversioned`"
+        ),
+        error => error.into(),
+    })?;
+    let bar = progress::Bytes::new("downloading");
+    let warmed = device.warm(range, |done, all| bar.at(done, all))?;
+    drop(bar);
+    Ok(WarmedObject {
+        url: device.name().to_owned(),
+        present_bytes: warmed.present_bytes,
+        downloaded_bytes: warmed.downloaded_bytes,
+        requests: device.stats().requests,
+    })
 }
 
 fn verify(args: &TierArgs) -> Result<()> {
@@ -275,15 +296,32 @@ fn verify(args: &TierArgs) -> Result<()> {
 
 fn drop_objects(args: &DropArgs) -> Result<()> {
     let tier = args.tier.open_existing()?;
+    let wanted: Vec<String> = args.urls.iter().map(|url| normalised(url)).collect::<Result<_>>()?;
+    let mut found = vec![false; wanted.len()];
     let mut objects = 0u64;
     let freed_bytes = tier.drop_objects(|object| {
-        let is_meant = args.all || args.urls.iter().any(|url| is_of(object, url));
+        let mut is_meant = args.all;
+        for (wanted, found) in wanted.iter().zip(&mut found) {
+            let is_it = is_of(object, wanted);
+            *found |= is_it;
+            is_meant |= is_it;
+        }
         objects += u64::from(is_meant);
         is_meant
     })?;
-    if objects == 0 && !args.all {
-        bail!("nothing of that is in the cache; `aquifer cache info` lists what is");
+    if objects > 0 || args.all {
+        print_dropped(args, objects, freed_bytes)?;
     }
+    let missing: Vec<&str> =
+        wanted.iter().zip(found).filter(|(_, found)| !found).map(|(url, _)| &**url).collect();
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        bail!("nothing of {missing} is in the cache; `aquifer cache info` lists what is");
+    }
+    Ok(())
+}
+
+fn print_dropped(args: &DropArgs, objects: u64, freed_bytes: u64) -> Result<()> {
     if args.tier.json {
         #[derive(Serialize)]
         struct Report {
@@ -296,10 +334,20 @@ fn drop_objects(args: &DropArgs) -> Result<()> {
     output::print(&format!("dropped {objects}, {} are free\n", Bytes(freed_bytes)))
 }
 
-/// Whether a URL, without its query, names an object of the cache, or what it is below.
-fn is_of(object: &TierObject, url: &str) -> bool {
+/// A URL in the form of those in the cache, without its query.
+fn normalised(url: &str) -> Result<String> {
+    let store = RemoteOptions::default().store(url)?;
+    let mut shown = store.url_of(store.key());
+    shown.truncate(shown.find('?').unwrap_or(shown.len()));
+    if url.ends_with('/') && !shown.ends_with('/') {
+        shown.push('/');
+    }
+    Ok(shown)
+}
+
+/// Whether a normalised URL names an object of the cache, or what it is below.
+fn is_of(object: &TierObject, wanted: &str) -> bool {
     // After the URL may follow a query's hash, and the server.
     let known = object.url.split(['?', ' ']).next().unwrap_or_default();
-    let wanted = url.split('?').next().unwrap_or_default();
     known == wanted || (wanted.ends_with('/') && known.starts_with(wanted))
 }

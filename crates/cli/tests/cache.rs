@@ -35,7 +35,10 @@ fn objects_are_downloaded_shown_verified_and_dropped() {
     assert_eq!(info["objects"][0]["present_bytes"], 1_000_000);
     assert!(info["used_bytes"].as_u64() >= Some(1_000_000), "{info}");
     says(&run(&["cache", "verify"]), &["976.6 KiB are right, 0 bytes were damaged"]);
-    says(&fails(&["cache", "drop", "s3://bucket/dir", "--dir", &dir], 1), &["nothing of that"]);
+    says(
+        &fails(&["cache", "drop", "s3://bucket/dir", "--dir", &dir], 1),
+        &["nothing of s3://bucket/dir is"],
+    );
     says(&run(&["cache", "drop", "s3://bucket/dir/"]), &["dropped one object"]);
     says(&run(&["cache", "info"]), &["0 objects"]);
     let report = [&["cache", "warm", url, "--json"], &store[..], &["--dir", &dir]].concat();
@@ -58,8 +61,9 @@ fn what_cannot_be_cached_is_explained() {
     assert!(!said.contains("hunter2"), "{said}");
     server.plan(|_| Answer::Etag(None));
     says(&warm(&url, 1), &["no strong ETag", "unversioned"]);
-    let unversioned = fails(&["cache", "warm", &url, "--unversioned", "--dir", &dir], 1);
-    says(&unversioned, &["the tier cannot be used", "strong ETag"]);
+    says(&warm(&format!("file://{}", place.text("x")), 1), &["in place"]);
+    let option = ["cache", "warm", &url, "--dir", &dir, "--unversioned"];
+    says(&fails(&option, 2), &["--unversioned"]);
     server.plan(|_| Answer::Proper);
     let mode =
         |mode| std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -69,4 +73,24 @@ fn what_cannot_be_cached_is_explained() {
     fails(&["cache", "drop"], 2);
     fails(&["cache", "warm"], 2);
     says(&works(&["cache", "warm", "--help"]), &["Examples:", "AQUIFER_TIER", "--endpoint"]);
+}
+
+#[test]
+fn one_of_several_that_fails_hides_no_other() {
+    let place = Place::new();
+    let server = Server::new(pattern(1000, 2));
+    let (dir, endpoint) = (place.text("tier"), server.endpoint());
+    let url = "s3://bucket/dir/object.bin";
+    let store = ["--endpoint", &endpoint, "--allow-http", "--anonymous", "--dir", &dir];
+    let both = [&["cache", "warm", "--json", url, "s3://bucket/none"], &store[..]].concat();
+    let output = support::aquifer().args(&both).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    says(&support::text(&output.stdout), &[url, "1000"]);
+    says(&support::text(&output.stderr), &["s3://bucket/none"]);
+    // By any form of its URL.
+    let drop = ["cache", "drop", "S3://bucket/dir/%6Fbject.bin", "s3://bucket/none", "--dir", &dir];
+    let output = support::aquifer().args(drop).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    says(&support::text(&output.stdout), &["dropped one object"]);
+    says(&support::text(&output.stderr), &["nothing of s3://bucket/none is"]);
 }
