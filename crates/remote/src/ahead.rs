@@ -6,7 +6,9 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
+use crate::RemoteError;
 use crate::fetch::Body;
 
 /// Readers in order that are told apart.
@@ -19,8 +21,11 @@ pub(crate) struct Ahead {
     kept: VecDeque<(Range<u64>, Body)>,
     kept_bytes: u64,
     /// Ranges being brought, which reads inside them wait for.
-    under_way: Vec<Range<u64>>,
+    under_way: Vec<(Range<u64>, Outcome)>,
 }
+
+/// Why a range that is under way did not come; unset otherwise.
+pub(crate) type Outcome = Arc<OnceLock<Arc<RemoteError>>>;
 
 struct Stream {
     next: u64,
@@ -32,7 +37,7 @@ pub(crate) enum Step {
     /// It is here.
     Here(Body),
     /// Another read is about to bring it.
-    Wait,
+    Wait(Outcome),
     /// Bring this range, which begins with the read, and call [`Ahead::done`].
     Bring(Range<u64>),
 }
@@ -44,8 +49,8 @@ impl Ahead {
         if let Some((range, body)) = self.kept.iter().find(|(range, _)| contains(range)) {
             return Step::Here(body.after((read.start - range.start) as usize));
         }
-        if self.under_way.iter().any(contains) {
-            return Step::Wait;
+        if let Some((_, outcome)) = self.under_way.iter().find(|(range, _)| contains(range)) {
+            return Step::Wait(outcome.clone());
         }
         let read_bytes = read.end - read.start;
         let place = self.streams.iter().position(|stream| stream.next == read.start);
@@ -63,8 +68,15 @@ impl Ahead {
             self.streams.pop_front();
         }
         self.streams.push_back(Stream { next: range.end, len_bytes });
-        self.under_way.push(range.clone());
+        self.under_way.push((range.clone(), Outcome::default()));
         Step::Bring(range)
+    }
+
+    /// Notes that a range did not come, before [`Ahead::done`], for the reads that wait for it.
+    pub fn failed(&mut self, range: &Range<u64>, error: &Arc<RemoteError>) {
+        if let Some((_, outcome)) = self.under_way.iter().find(|(other, _)| other == range) {
+            let _ = outcome.set(error.clone());
+        }
     }
 
     /// Notes what a range brought: of a read of `read_bytes`, the rest is kept, if `most_bytes` allow.
@@ -75,7 +87,7 @@ impl Ahead {
         body: Option<&Body>,
         most_bytes: u64,
     ) {
-        if let Some(place) = self.under_way.iter().position(|other| other == range) {
+        if let Some(place) = self.under_way.iter().position(|(other, _)| other == range) {
             self.under_way.swap_remove(place);
         }
         let bytes = range.end - range.start;
@@ -108,7 +120,7 @@ mod tests {
                 assert_eq!(bytes, page.to_le_bytes());
                 None
             }
-            Step::Wait => panic!("nothing is under way"),
+            Step::Wait(_) => panic!("nothing is under way"),
             Step::Bring(range) => {
                 let pages = range.start / PAGE..range.end.div_ceil(PAGE);
                 let bytes = pages.clone().flat_map(|page| {
@@ -155,8 +167,12 @@ mod tests {
     fn reads_wait_for_what_is_under_way() {
         let mut ahead = Ahead::default();
         let Step::Bring(range) = ahead.step(0..PAGE, PAGE, END) else { panic!() };
-        assert!(matches!(ahead.step(0..PAGE, PAGE, END), Step::Wait));
+        let Step::Wait(outcome) = ahead.step(0..PAGE, PAGE, END) else { panic!() };
+        let error = Arc::new(RemoteError::Stopped { url: "url".into() });
+        ahead.failed(&range, &error);
         ahead.done(&range, PAGE, None, END);
+        // Of this attempt; the next read makes another one.
+        assert!(outcome.get().is_some_and(|got| Arc::ptr_eq(got, &error)));
         assert!(matches!(ahead.step(0..PAGE, PAGE, END), Step::Bring(_)));
     }
 

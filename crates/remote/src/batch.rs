@@ -8,12 +8,13 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
 
 use aquifer_device::{Batch, DeviceError, IoOperation, Request};
 
 use crate::engine::Engine;
 use crate::mailbox::Answer;
-use crate::{RemoteDevice, RemoteError};
+use crate::{RemoteDevice, RemoteError, THREAD_LIMIT};
 
 /// Most bytes that the disk is asked for ahead of their reading: the memory that they are copied to stays in a core's cache.
 const NEAR_BYTES: u64 = 1 << 20;
@@ -84,6 +85,7 @@ pub(crate) fn run(device: &RemoteDevice, engine: &Engine, batch: &mut dyn Batch,
         transfers: Numbered(vec![]),
         groups: Numbered(vec![]),
         near: VecDeque::new(),
+        limit: device.options.timeout.saturating_add(THREAD_LIMIT),
     };
     // `None` in a child.
     let _ = running.run(batch, depth.max(1));
@@ -98,6 +100,8 @@ struct Running<'a> {
     groups: Numbered<Group>,
     /// Pieces that seem to be in the tier, in the order in which the disk was asked for them.
     near: VecDeque<Piece>,
+    /// How long the next answer is waited for.
+    limit: Duration,
 }
 
 // Of the methods that call the batch, the result is `None` in a child that the batch forked: there the rest is not this
@@ -112,7 +116,11 @@ impl Running<'_> {
                 if self.transfers.len() == 0 {
                     return Some(());
                 }
-                self.inbox.receiver.recv().ok()
+                match self.inbox.receiver.recv_timeout(self.limit) {
+                    Ok(answer) => Some(answer),
+                    // The thread is stuck, or has ended.
+                    Err(_) => return self.give_up(batch),
+                }
             } else {
                 // The other half keeps the disk busy while the batch offers more.
                 self.read_near(batch, self.near.len().div_ceil(2))?;
@@ -124,6 +132,25 @@ impl Running<'_> {
                 self.take_answer(batch, number, &answer)?;
                 next = self.inbox.receiver.try_recv().ok();
             }
+        }
+    }
+
+    /// Fails the transfers under way, and what the batch still offers.
+    fn give_up(&mut self, batch: &mut dyn Batch) -> Option<()> {
+        let stopped = &self.device.stopped;
+        for transfer in std::mem::take(&mut self.transfers.0).into_iter().flatten() {
+            let Transfer { request, len_bytes, .. } = transfer;
+            let error = stopped.clone().of_read(request.offset_bytes, len_bytes);
+            self.complete(batch, request.tag, Err(error))?;
+        }
+        loop {
+            let request = batch.next();
+            if !self.engine.is_current() {
+                return None;
+            }
+            let Some(request) = request else { return Some(()) };
+            let error = stopped.clone().of_read(request.offset_bytes, request.len_bytes);
+            self.complete(batch, request.tag, Err(error))?;
         }
     }
 

@@ -82,6 +82,13 @@ impl Buffers {
         }
     }
 
+    /// Takes memory if there is some at once.
+    pub fn try_take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES as u64)).ok()?;
+        let mut taken = self.under_way.clone().try_acquire_many_owned(units).ok()?;
+        (!self.pay(&mut taken)).then_some(taken)
+    }
+
     /// Forgets of the permits what is owed; whether anything was.
     fn pay(&self, taken: &mut OwnedSemaphorePermit) -> bool {
         let less =

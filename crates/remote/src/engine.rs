@@ -109,6 +109,11 @@ impl Engine {
         Ok(Engine { shared, handle, thread: Some(thread), mark: ProcessMark::new() })
     }
 
+    /// The memory for this engine's answers.
+    pub fn buffers(&self) -> &Buffers {
+        &self.shared.buffers
+    }
+
     /// Whether it is this process's. Async-signal-safe.
     pub fn is_current(&self) -> bool {
         self.mark.is_current()
@@ -245,7 +250,13 @@ impl Shared {
             let step = self.ahead().step(read.clone(), most_bytes, version.len_bytes);
             match step {
                 Step::Here(body) => return Some(Ok(body)),
-                Step::Wait => landed.await,
+                Step::Wait(outcome) => {
+                    landed.await;
+                    // Otherwise each that waited would try, one after another.
+                    if let Some(error) = outcome.get() {
+                        return Some(Err(error.clone()));
+                    }
+                }
                 Step::Bring(range) => {
                     let mut bringing = Bringing {
                         shared: self,
@@ -254,9 +265,11 @@ impl Shared {
                         body: None,
                         kept_bytes,
                     };
-                    let (answer, is_in_tier) = self.read(range).await?;
-                    if !is_in_tier {
-                        bringing.body = answer.as_ref().ok().cloned();
+                    let (answer, is_in_tier) = self.read(range.clone()).await?;
+                    match &answer {
+                        Ok(body) if !is_in_tier => bringing.body = Some(body.clone()),
+                        Ok(_) => {}
+                        Err(error) => self.ahead().failed(&range, error),
                     }
                     return Some(answer);
                 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::client::{HttpError, HttpErrorKind};
@@ -66,7 +66,7 @@ impl Version {
     }
 }
 
-/// The bytes of a range, in the pieces that arrived.
+/// The bytes of a range: one piece, or those that a tier joined.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Body {
     pieces: Vec<Bytes>,
@@ -191,47 +191,57 @@ impl Fetcher {
 
     /// Reads a range that is not empty and inside the object.
     pub async fn fetch(&self, range: Range<u64>, version: &Version) -> Result<Body, RemoteError> {
-        let wanted = range.end - range.start;
-        let result = if self.is_hedging {
-            let first = pin!(self.attempt(range.clone(), version));
-            let late = pin!(tokio::time::sleep(self.costs.expected(wanted) * LATE_FACTOR));
-            match select(first, late).await {
-                Either::Left((result, _)) => result,
-                Either::Right(((), first)) => {
-                    self.costs.hedged_ranges.fetch_add(1, Ordering::Relaxed);
-                    let second = pin!(self.attempt(range, version));
-                    match select(first, second).await {
-                        Either::Left((Err(_), second)) => second.await,
-                        Either::Right((Err(_), first)) => first.await,
-                        Either::Left((result, _)) | Either::Right((result, _)) => result,
-                    }
-                }
-            }
-        } else {
-            self.attempt(range, version).await
+        let mut outcome = Outcome { costs: &self.costs, has_failed: true };
+        let notes = Notes::default();
+        let fetched = self.fetch_in_time(range.clone(), version, &notes);
+        let result = match tokio::time::timeout(self.timeout, fetched).await {
+            Ok(result) => result,
+            Err(_) => Err(self.timed_out(range, seen(&notes).status)),
         };
-        self.costs.ranges.fetch_add(1, Ordering::Relaxed);
-        self.costs.failed_ranges.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
+        outcome.has_failed = result.is_err();
         result
     }
 
-    async fn attempt(&self, range: Range<u64>, version: &Version) -> Result<Body, RemoteError> {
-        let notes = Notes::default();
-        let fetched = self.fetch_in_time(range.clone(), version, &notes);
-        match tokio::time::timeout(self.timeout, fetched).await {
-            Ok(result) => result,
-            Err(_) => Err(self.timed_out(range, seen(&notes).status)),
-        }
-    }
-
+    /// Waits for a place and memory, and reads; a second time if the answer is late and there is room for another one.
     async fn fetch_in_time(
         &self,
         range: Range<u64>,
         version: &Version,
         notes: &Notes,
     ) -> Result<Body, RemoteError> {
+        let wanted = range.end - range.start;
         let _place = self.places.acquire().await.expect("never closed");
-        let _memory = self.buffers.take(range.end - range.start).await;
+        let _memory = self.buffers.take(wanted).await;
+        let first = pin!(self.attempt(range.clone(), version, notes));
+        if !self.is_hedging {
+            return first.await;
+        }
+        let late = pin!(tokio::time::sleep(self.costs.expected(wanted) * LATE_FACTOR));
+        let first = match select(first, late).await {
+            Either::Left((result, _)) => return result,
+            Either::Right(((), first)) => first,
+        };
+        let Some((_place, _memory)) =
+            self.places.try_acquire().ok().zip(self.buffers.try_take(wanted))
+        else {
+            return first.await;
+        };
+        self.costs.hedged_ranges.fetch_add(1, Ordering::Relaxed);
+        let notes = Notes::default();
+        let second = pin!(self.attempt(range, version, &notes));
+        match select(first, second).await {
+            Either::Left((Err(_), second)) => second.await,
+            Either::Right((Err(_), first)) => first.await,
+            Either::Left((result, _)) | Either::Right((result, _)) => result,
+        }
+    }
+
+    async fn attempt(
+        &self,
+        range: Range<u64>,
+        version: &Version,
+        notes: &Notes,
+    ) -> Result<Body, RemoteError> {
         let _under_way = UnderWay::new(&self.under_way);
         let failed = |error| self.classify(range.clone(), &error, &seen(notes), Some(version));
         let changed = |what| RemoteError::Changed {
@@ -248,7 +258,8 @@ impl Fetcher {
         let answer = self.get(Some(range.clone()), Some(version), notes).await.map_err(failed)?;
         version.check(&Version::of(&answer.meta)).map_err(changed)?;
         let wanted = range.end - range.start;
-        let mut body = Body::default();
+        let mut bytes = BytesMut::new();
+        let mut whole = None;
         let mut got = 0;
         let mut stream = answer.into_stream();
         while let Some(piece) = stream.next().await {
@@ -259,7 +270,13 @@ impl Fetcher {
             if got > wanted {
                 return Err(wrong("its body is longer than the range"));
             }
-            body.pieces.push(piece);
+            if piece.len() as u64 == wanted {
+                whole = Some(piece);
+                continue;
+            }
+            // One buffer: each small piece would keep the larger one that it was cut from.
+            bytes.reserve((wanted - got) as usize + piece.len());
+            bytes.extend_from_slice(&piece);
         }
         if got < wanted {
             return Err(wrong("its body is shorter than the range"));
@@ -283,7 +300,7 @@ impl Fetcher {
             let under_way = self.under_way.load(Ordering::Relaxed);
             self.costs.learn(seen.latency, start.elapsed(), got, under_way);
         }
-        Ok(body)
+        Ok(Body::of(whole.unwrap_or_else(|| bytes.freeze())))
     }
 
     async fn get(
@@ -421,6 +438,19 @@ fn is_empty(seen: &Seen) -> bool {
     }
 }
 
+/// Counts a range when it ends, also if it is given up.
+struct Outcome<'a> {
+    costs: &'a Costs,
+    has_failed: bool,
+}
+
+impl Drop for Outcome<'_> {
+    fn drop(&mut self) {
+        self.costs.ranges.fetch_add(1, Ordering::Relaxed);
+        self.costs.failed_ranges.fetch_add(u64::from(self.has_failed), Ordering::Relaxed);
+    }
+}
+
 /// Counts a request while it lives, also if it is cancelled.
 struct UnderWay<'a>(&'a AtomicU64);
 
@@ -440,6 +470,26 @@ impl Drop for UnderWay<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file's bytes come in pieces of 8 KiB.
+    #[test]
+    fn a_body_is_one_piece() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), (0..100_000).map(|at| at as u8).collect::<Vec<_>>()).unwrap();
+        let location = Location::parse(&format!("file://{}", file.path().display())).unwrap();
+        let options = RemoteOptions::default();
+        let costs = Arc::new(Costs::new(&options));
+        let buffers = Arc::new(Buffers::new(1 << 20));
+        let fetcher =
+            Fetcher::new(&location, &options, Connector::default(), costs, buffers).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let body = runtime.block_on(async {
+            let version = fetcher.open().await.unwrap();
+            fetcher.fetch(10..90_000, &version).await.unwrap()
+        });
+        assert_eq!((body.pieces.len(), body.pieces[0].len()), (1, 89_990));
+        assert!(body.pieces[0].iter().zip(10..).all(|(&byte, at)| byte == at as u8));
+    }
 
     #[test]
     fn parts_of_a_body_are_any_range() {

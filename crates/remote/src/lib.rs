@@ -92,7 +92,6 @@ pub struct RemoteDevice {
     version: Arc<Version>,
     connector: Connector,
     costs: Arc<Costs>,
-    buffers: Arc<Buffers>,
     /// A box; replaced in a forked child, which leaks its parent's.
     engine: AtomicPtr<Engine>,
     /// Why the tier could not be opened.
@@ -120,8 +119,7 @@ impl RemoteDevice {
         let connector = Connector::default();
         let costs = Arc::new(Costs::new(&options));
         let buffers = Arc::new(Buffers::new(options.buffer_bytes));
-        let engine =
-            Engine::start(&location, &options, connector.clone(), costs.clone(), buffers.clone())?;
+        let engine = Engine::start(&location, &options, connector.clone(), costs.clone(), buffers)?;
         let version = Arc::new(engine.open()?);
         let device = RemoteDevice {
             stopped: Arc::new(RemoteError::Stopped { url: location.shown.clone() }),
@@ -130,7 +128,6 @@ impl RemoteDevice {
             version,
             connector,
             costs,
-            buffers,
             engine: AtomicPtr::new(Box::into_raw(Box::new(engine))),
             tier_problem: OnceLock::new(),
         };
@@ -171,7 +168,7 @@ impl RemoteDevice {
             return Ok(engine);
         }
         // What the parent's requests had taken at the fork is theirs for good.
-        let buffers = Arc::new(Buffers::new(self.buffers.limit_bytes()));
+        let buffers = Arc::new(Buffers::new(engine.buffers().limit_bytes()));
         let (connector, costs) = (self.connector.clone(), self.costs.clone());
         let fresh = Engine::start(&self.location, &self.options, connector, costs, buffers)?;
         fresh.serve(self.version.clone(), self.open_tier());
@@ -195,12 +192,20 @@ impl RemoteDevice {
         &self.costs
     }
 
+    /// Of the engine that made the latest requests; of a parent's in a child that has made none.
+    fn buffers(&self) -> &Buffers {
+        // Acquire: pairs with the release in `engine`.
+        let current = self.engine.load(Ordering::Acquire);
+        // SAFETY: a box, freed only with the device; a parent's is leaked.
+        unsafe { &*current }.buffers()
+    }
+
     fn largest_request_bytes(&self) -> usize {
-        self.options.largest_request_bytes.min(self.buffers.request_bytes())
+        self.options.largest_request_bytes.min(self.buffers().request_bytes())
     }
 
     fn batch_bytes(&self) -> usize {
-        self.buffers.batch_bytes()
+        self.buffers().batch_bytes()
     }
 
     fn delivered(&self, bytes: usize) {
@@ -311,7 +316,11 @@ impl Device for RemoteDevice {
     }
 
     fn claim_buffers(&self, most_bytes: usize) -> usize {
-        self.buffers.lower(most_bytes)
+        // Without an engine of this process's there are no requests: a parent's lock may be held for good.
+        match self.engine() {
+            Ok(engine) => engine.buffers().lower(most_bytes),
+            Err(_) => self.buffers().limit_bytes(),
+        }
     }
 
     fn queue_depth(&self) -> usize {

@@ -251,6 +251,8 @@ fn a_silent_server_is_given_up() {
     };
     failure(&server, &device, Answer::Silence).is("TimedOut");
     failure(&server, &device, Answer::Status(503)).is("TimedOut");
+    let stats = device.stats();
+    assert_eq!((stats.ranges, stats.failed_ranges), (2, 2));
     server.plan(|_| Answer::Silence);
     let error = open().unwrap_err();
     assert!(matches!(error, RemoteError::TimedOut { .. }), "{error}");

@@ -105,8 +105,29 @@ fn fork_in_batch(device: &impl Device, bytes: &[u8], fork_in_next: Option<usize>
     assert!(succeeds(batch.child), "{fork_in_next:?}");
 }
 
+/// What a cache in a child leaves for answers bounds the child's requests.
+fn children_have_buffers_of_their_own() {
+    const THREADS: u64 = 12;
+    let server = Server::new(pattern(1 << 20, 1));
+    let device = server.open();
+    server.plan(|_| Answer::Late(Duration::from_millis(200)));
+    assert!(in_child(|| {
+        let claimed = device.claim_buffers(0);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let device = &device;
+                scope.spawn(move || device.read_at(thread * 50_000, &mut [0; 4096]).unwrap());
+            }
+        });
+        claimed == 8 * 4096
+    }));
+    // Half of the memory is for requests under way.
+    assert!(server.most_at_once() <= 4, "{}", server.most_at_once());
+}
+
 #[test]
 fn children_have_a_thread_of_their_own() {
+    children_have_buffers_of_their_own();
     let bytes = pattern(1_000_000, 1);
     let server = Server::new(bytes.clone());
     let device = Arc::new(server.open());

@@ -448,6 +448,22 @@ fn reads_in_order_take_few_requests() {
     assert!(received < 1 << 20, "{received} for a quarter of a MiB");
 }
 
+/// The wait for a place is no lateness, and a place that others wait for is not taken.
+#[test]
+fn requests_that_wait_are_not_hedged() {
+    let server = Server::new(pattern(1 << 20, 1));
+    let device = quick().hedge(true).in_flight(1).open(&server.url()).unwrap();
+    server.plan(|_| Answer::Late(Duration::from_millis(200)));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let device = &device;
+            scope.spawn(move || device.read_at(thread * 50_000, &mut [0; 1000]).unwrap());
+        }
+    });
+    let stats = device.stats();
+    assert_eq!((stats.hedged_ranges, stats.ranges, server.asked().len()), (0, 4, 4));
+}
+
 #[test]
 fn a_late_answer_is_hedged() {
     let bytes = pattern(100_000, 22);
