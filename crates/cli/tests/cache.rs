@@ -85,12 +85,12 @@ fn one_of_several_that_fails_hides_no_other() {
     let both = [&["cache", "warm", "--json", url, "s3://bucket/none"], &store[..]].concat();
     let output = support::aquifer().args(&both).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    says(&support::text(&output.stdout), &[url, "1000"]);
-    says(&support::text(&output.stderr), &["s3://bucket/none"]);
+    says(support::text(&output.stdout), &[url, "1000"]);
+    says(support::text(&output.stderr), &["s3://bucket/none"]);
     // By any form of its URL.
     let drop = ["cache", "drop", "S3://bucket/dir/%6Fbject.bin", "s3://bucket/none", "--dir", &dir];
     let output = support::aquifer().args(drop).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    says(&support::text(&output.stdout), &["dropped one object"]);
-    says(&support::text(&output.stderr), &["nothing of s3://bucket/none is"]);
+    says(support::text(&output.stdout), &["dropped one object"]);
+    says(support::text(&output.stderr), &["nothing of s3://bucket/none is"]);
 }

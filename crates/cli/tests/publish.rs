@@ -193,10 +193,10 @@ fn a_publisher_that_may_not_delete_says_what_it_did() {
     works_at(&server, &["pool", "publish", &pool, URL]);
     let keep = ["pool", "publish", &pool, URL, "--keep", "1", "--grace", "0s"];
     let output = at(&server, &keep).output().unwrap();
-    says(&support::text(&output.stdout), &["as snapshot 2 of"]);
+    says(support::text(&output.stdout), &["as snapshot 2 of"]);
     assert_eq!(output.status.code(), Some(1));
     let said = support::text(&output.stderr);
-    says(&said, &["published as snapshot 2, but older ones were not removed", "permission denied"]);
+    says(said, &["published as snapshot 2, but older ones were not removed", "permission denied"]);
     server.plan(|_| Answer::Proper);
     let collected = works_at(&server, &keep);
     says(&collected, &["removed"]);
