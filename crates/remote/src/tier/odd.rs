@@ -340,7 +340,7 @@ fn missing_runs_that_are_near_are_one_request() {
     for (gap_bytes, wanted) in [
         (0, vec![0..10, 11..20, 23..100]),
         (SUB_BLOCK, vec![0..20, 23..100]),
-        (3 * SUB_BLOCK, vec![0..100]),
+        (3 * SUB_BLOCK, std::iter::once(0..100).collect()),
     ] {
         tier.drop_objects(|_| true).unwrap();
         let open = object.open(&tier).unwrap();
