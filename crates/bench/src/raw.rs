@@ -11,8 +11,10 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+#[cfg(feature = "remote")]
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+#[cfg(feature = "remote")]
 use std::process::Command;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -477,6 +479,7 @@ pub fn die_with_parent() -> io::Result<()> {
 }
 
 /// Has the kernel end a process that this command starts when this one exits: gently, so that it can unmount.
+#[cfg(feature = "remote")]
 pub fn end_with_parent(command: &mut Command) {
     let ask = || {
         // SAFETY: takes no pointers.
@@ -488,6 +491,7 @@ pub fn end_with_parent(command: &mut Command) {
 }
 
 /// Asks a process to end.
+#[cfg(feature = "remote")]
 pub fn terminate(process: u32) -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::kill(process as libc::pid_t, libc::SIGTERM) })?;
