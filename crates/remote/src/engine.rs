@@ -225,7 +225,8 @@ impl Shared {
             // A part of the timeout is for the wait for others, and at least half for a download.
             patience: self.fetcher.timeout / 2,
             room_patience,
-            gap_bytes: self.costs.gap_bytes(),
+            // Only warming reads along what is there: others download each byte once for a node.
+            gap_bytes: if tally.is_some() { self.costs.gap_bytes() } else { 0 },
             tally,
         }
     }
