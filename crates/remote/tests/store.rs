@@ -216,10 +216,11 @@ fn a_failed_or_dropped_upload_leaves_nothing() {
     assert_eq!(asked(&server, "DELETE", "uploadId="), 1);
     // Of what fits into one request nothing has been sent.
     server.plan(|_| Answer::Proper);
-    let mut upload = store.upload("new", 5, true).unwrap();
+    let mut upload = store.upload("short", 5, true).unwrap();
     upload.write(b"hello").unwrap();
     drop(upload);
-    assert_eq!(server.asked().len(), 0);
+    // A part of the other one may arrive only now.
+    assert_eq!(asked(&server, "PUT", "/bucket/short"), 0);
     assert_eq!(server.paths(), [PATH]);
 }
 

@@ -14,7 +14,7 @@ use crate::fetch::{Body, Fetcher, Version};
 
 /// Shorter requests would cost more of their places' time in latency.
 const SMALLEST_PIECE_BYTES: u64 = 1 << 20;
-/// Most bytes of answers under way, and of those that have arrived and wait for their turn.
+/// Most bytes of answers under way, of those that have arrived and wait for their turn, and of the one being handed out.
 pub(super) const AHEAD_BYTES: u64 = 64 << 20;
 
 /// An object being read, of the version that was opened; from [`RemoteStore::read`](crate::RemoteStore::read).
@@ -143,9 +143,10 @@ impl RemoteReader {
         let costs = &self.shared.costs;
         let largest = self.shared.options.largest_request_bytes as u64;
         let piece_bytes = costs.merged_bytes().max(SMALLEST_PIECE_BYTES).min(largest);
+        let held_bytes = self.current.len_bytes as u64;
         while !self.ahead.is_empty()
             && self.under_way.len() < self.pace.allowed()
-            && self.under_way_bytes() + piece_bytes <= AHEAD_BYTES
+            && held_bytes + self.under_way_bytes() + piece_bytes <= AHEAD_BYTES
         {
             let end = self.ahead.end.min(self.ahead.start + piece_bytes);
             let range = self.ahead.start..end;

@@ -588,15 +588,13 @@ async fn serve(
         Err("a connection that is reset")?
     };
     let is_read = matches!(request.method, Method::GET | Method::HEAD);
+    if let Some(answer) = refused(&action) {
+        // All of the body first: a client that is still sending it when the connection closes may miss the answer.
+        let body = body.map_err(Into::into).boxed_unsync();
+        Passing::new(&state, &key, false).pass(body).collect().await?;
+        return Ok(answer);
+    }
     match &action {
-        Answer::Status(status) => return Ok(refusal(*status, "0")),
-        Answer::RetryAfter(status, after) => return Ok(refusal(*status, after)),
-        Answer::Redirect(url) => {
-            let mut answer = refusal(302, "0");
-            let url = HeaderValue::from_str(url).expect("a URL");
-            answer.headers_mut().insert(header::LOCATION, url);
-            return Ok(answer);
-        }
         Answer::Reset => return reset(),
         Answer::Silence => return std::future::pending().await,
         Answer::Late(time) => state.timer.sleep(*time).await,
@@ -696,6 +694,21 @@ fn decoded(headers: &HeaderMap, body: Bytes) -> Result<Bytes, BoxError> {
 
 fn bytes_body(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// The answer of a plan that does nothing of what was asked for.
+fn refused(action: &Answer) -> Option<Response<Body>> {
+    match action {
+        Answer::Status(status) => Some(refusal(*status, "0")),
+        Answer::RetryAfter(status, after) => Some(refusal(*status, after)),
+        Answer::Redirect(url) => {
+            let mut answer = refusal(302, "0");
+            let url = HeaderValue::from_str(url).expect("a URL");
+            answer.headers_mut().insert(header::LOCATION, url);
+            Some(answer)
+        }
+        _ => None,
+    }
 }
 
 fn refusal(status: u16, retry_after: &str) -> Response<Body> {
