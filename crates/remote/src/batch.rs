@@ -174,10 +174,12 @@ impl Running<'_> {
         let largest = self.device.largest_request_bytes() as u64;
         let (mut near, mut far) = (vec![], vec![]);
         let mut near_bytes: u64 = self.near.iter().map(Piece::len_bytes).sum();
+        let mut outstanding_bytes = self.outstanding_bytes();
+        let most_bytes = self.device.batch_bytes();
         // At least one, so that each transfer is started at some time.
         while self.transfers.len() < depth
             && near_bytes < NEAR_BYTES
-            && self.outstanding_bytes() < self.device.batch_bytes()
+            && outstanding_bytes < most_bytes
         {
             let request = batch.next();
             if !self.engine.is_current() {
@@ -191,6 +193,7 @@ impl Running<'_> {
             match readable {
                 Ok(len_bytes @ 1..) => {
                     let left_bytes = len_bytes;
+                    outstanding_bytes += len_bytes;
                     let transfer = Transfer { request, len_bytes, left_bytes, error: None };
                     let transfer = self.transfers.put(transfer);
                     let end = request.offset_bytes + len_bytes as u64;

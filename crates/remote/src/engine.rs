@@ -11,19 +11,20 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use aquifer_sys::thread::{self, Thread};
+use aquifer_sys::thread::Thread;
 use aquifer_vm::ProcessMark;
 use tokio::io::unix::AsyncFd;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Notify;
 
 use crate::ahead::{Ahead, Step};
 use crate::buffers::Buffers;
-use crate::connection::{Connector, install_crypto};
+use crate::connection::Connector;
 use crate::costs::Costs;
 use crate::fetch::{Body, Fetcher, Version};
-use crate::location::Location;
+use crate::location::{Configured, Location};
 use crate::mailbox::{Answer, Mailbox};
+use crate::runtime::{self, refused};
 use crate::tier::{Obtained, OpenTier, Tally, Terms};
 use crate::{RemoteError, RemoteOptions};
 
@@ -38,6 +39,7 @@ struct Served {
 
 /// What the thread and its callers share.
 struct Shared {
+    name_in_tier: String,
     fetcher: Fetcher,
     mailbox: Mailbox,
     costs: Arc<Costs>,
@@ -66,19 +68,13 @@ impl Engine {
         costs: Arc<Costs>,
         buffers: Arc<Buffers>,
     ) -> Result<Engine, RemoteError> {
-        let system = |what| {
-            let url = location.shown.clone();
-            move |source| RemoteError::System { url, what, source }
-        };
-        install_crypto();
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .thread_name("aquifer-remote")
-            .build()
-            .map_err(system("cannot start a runtime"))?;
+        let shown = &location.shown;
+        let runtime = runtime::new(shown)?;
+        let Configured { store, server } = location.configure(options, connector)?;
         let shared = Arc::new(Shared {
-            fetcher: Fetcher::new(location, options, connector, costs.clone(), buffers.clone())?,
-            mailbox: Mailbox::new().map_err(system("cannot make an eventfd"))?,
+            name_in_tier: location.canonical(server),
+            fetcher: Fetcher::new(store, location.clone(), options, costs.clone(), buffers.clone()),
+            mailbox: Mailbox::new().map_err(refused(shown, "cannot make an eventfd"))?,
             served: OnceLock::new(),
             costs,
             buffers,
@@ -95,18 +91,18 @@ impl Engine {
                     // SAFETY: an `OwnedFd` returns the same open descriptor until it is dropped.
                     unsafe { AsyncFd::register(event) }.map_err(std::io::Error::from)
                 })
-                .map_err(system("cannot watch an eventfd"))?
+                .map_err(refused(shown, "cannot watch an eventfd"))?
         };
         let handle = runtime.handle().clone();
         let served = shared.clone();
-        let work = move || {
-            runtime.block_on(serve(event, &served));
-            // Not by dropping it, which waits for a look-up of a name.
-            runtime.shutdown_background();
-        };
-        let thread =
-            thread::start(c"aquifer-remote", work).map_err(system("cannot start a thread"))?;
+        let work = move |runtime: &Runtime| runtime.block_on(serve(event, &served));
+        let thread = runtime::run(runtime, shown, work)?;
         Ok(Engine { shared, handle, thread: Some(thread), mark: ProcessMark::new() })
+    }
+
+    /// See [`Location::canonical`].
+    pub fn name_in_tier(&self) -> &str {
+        &self.shared.name_in_tier
     }
 
     /// The memory for this engine's answers.
@@ -138,10 +134,7 @@ impl Engine {
 
     /// Starts a request, whose answer is sent to `inbox` with `number`.
     pub fn request(&self, range: Range<u64>, number: usize, inbox: mpsc::Sender<(usize, Answer)>) {
-        let promise = Promise::new(&self.shared, move |answer| {
-            // Without a receiver the batch has panicked, or is a parent's.
-            let _ = inbox.send((number, answer));
-        });
+        let promise = self.promise(number, inbox);
         let shared = self.shared.clone();
         self.handle.spawn(async move {
             if let Some((answer, _)) = shared.read(range).await {
@@ -159,10 +152,7 @@ impl Engine {
         tally: Arc<Tally>,
         inbox: mpsc::Sender<(usize, Answer)>,
     ) {
-        let promise = Promise::new(&self.shared, move |answer| {
-            // As above.
-            let _ = inbox.send((number, answer));
-        });
+        let promise = self.promise(number, inbox);
         let shared = self.shared.clone();
         self.handle.spawn(async move {
             let Some(Served { version, tier: Some(tier) }) = shared.served.get() else { return };
@@ -171,6 +161,17 @@ impl Engine {
             let obtained = tier.obtain(range, &terms, &shared.buffers, fetch).await;
             promise.keep(obtained.map(|obtained| obtained.body).map_err(Arc::new));
         });
+    }
+
+    fn promise(
+        &self,
+        number: usize,
+        inbox: mpsc::Sender<(usize, Answer)>,
+    ) -> Promise<impl FnOnce(Answer) + use<>> {
+        Promise::new(&self.shared, move |answer| {
+            // Without a receiver the batch has panicked, or is a parent's.
+            let _ = inbox.send((number, answer));
+        })
     }
 
     /// Sets the version that is read, and its tier, before the first read.

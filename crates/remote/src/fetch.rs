@@ -18,7 +18,7 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt
 use tokio::sync::Semaphore;
 
 use crate::buffers::Buffers;
-use crate::connection::{Connector, Notes, Seen};
+use crate::connection::{Notes, Seen};
 use crate::costs::Costs;
 use crate::credentials::NoCredentials;
 use crate::location::{Location, Scheme};
@@ -123,19 +123,8 @@ pub(crate) struct Fetcher {
 }
 
 impl Fetcher {
-    pub fn new(
-        location: &Location,
-        options: &RemoteOptions,
-        connector: Connector,
-        costs: Arc<Costs>,
-        buffers: Arc<Buffers>,
-    ) -> Result<Fetcher, RemoteError> {
-        let store = location.store(options, connector)?;
-        Ok(Fetcher::with_store(store, location.clone(), options, costs, buffers))
-    }
-
     /// Makes the requests of an object in a store that is open.
-    pub fn with_store(
+    pub fn new(
         store: Arc<dyn ObjectStore>,
         location: Location,
         options: &RemoteOptions,
@@ -480,8 +469,9 @@ mod tests {
         let options = RemoteOptions::default();
         let costs = Arc::new(Costs::new(&options));
         let buffers = Arc::new(Buffers::new(1 << 20));
-        let fetcher =
-            Fetcher::new(&location, &options, Connector::default(), costs, buffers).unwrap();
+        let connector = crate::connection::Connector::default();
+        let store = location.store(&options, connector).unwrap();
+        let fetcher = Fetcher::new(store, location, &options, costs, buffers);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let body = runtime.block_on(async {
             let version = fetcher.open().await.unwrap();

@@ -53,6 +53,7 @@ mod location;
 mod mailbox;
 mod options;
 pub mod publish;
+mod runtime;
 pub mod store;
 mod tier;
 mod warm;
@@ -131,15 +132,15 @@ impl RemoteDevice {
             engine: AtomicPtr::new(Box::into_raw(Box::new(engine))),
             tier_problem: OnceLock::new(),
         };
-        device.engine()?.serve(device.version.clone(), device.open_tier());
+        let engine = device.engine()?;
+        engine.serve(device.version.clone(), device.open_tier(engine));
         Ok(device)
     }
 
-    fn open_tier(&self) -> Option<OpenTier> {
+    fn open_tier(&self, engine: &Engine) -> Option<OpenTier> {
         let etag = self.version.strong_etag()?;
         let tier = self.options.tier.as_ref().filter(|_| self.location.scheme != Scheme::File)?;
-        let canonical = self.location.canonical(&self.options).ok()?;
-        let opened = OpenTier::open(tier, &canonical, etag, self.version.len_bytes);
+        let opened = OpenTier::open(tier, engine.name_in_tier(), etag, self.version.len_bytes);
         opened.map_err(|error| self.tier_problem.set(error)).ok()
     }
 
@@ -171,7 +172,7 @@ impl RemoteDevice {
         let buffers = Arc::new(Buffers::new(engine.buffers().limit_bytes()));
         let (connector, costs) = (self.connector.clone(), self.costs.clone());
         let fresh = Engine::start(&self.location, &self.options, connector, costs, buffers)?;
-        fresh.serve(self.version.clone(), self.open_tier());
+        fresh.serve(self.version.clone(), self.open_tier(&fresh));
         let fresh = Box::into_raw(Box::new(fresh));
         // Release: another thread sees a complete engine. Acquire: this one, if the other was first.
         let swapped =

@@ -37,9 +37,9 @@ const OF_SIGNATURE: [&str; 5] =
     ["expires", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid"];
 
 /// A store, and what of its configuration tells it apart from others of the same URL.
-struct Configured {
-    store: Arc<dyn ObjectStore>,
-    server: Vec<String>,
+pub(crate) struct Configured {
+    pub store: Arc<dyn ObjectStore>,
+    pub server: Vec<String>,
 }
 
 const BAD_KEY: &str = "the key has an empty or a relative segment, or a control character";
@@ -181,8 +181,7 @@ impl Location {
 
     /// A name of the object that is the same for each way to reach it, and tells apart objects of the same URL on
     /// different servers. Without secrets: of a query only a hash is in it, of the parameters that do not sign.
-    pub fn canonical(&self, options: &RemoteOptions) -> Result<String, RemoteError> {
-        let server = self.configure(options, Connector::default())?.server;
+    pub fn canonical(&self, server: Vec<String>) -> String {
         let mut name = self.shown.strip_suffix("?…").unwrap_or(&self.shown).to_owned();
         let keys: Vec<String> =
             self.url.query_pairs().map(|(key, _)| key.to_ascii_lowercase()).collect();
@@ -208,10 +207,11 @@ impl Location {
             let part = Url::parse(&part).map_or(part, |url| shown(&url));
             name += &format!(" at {part}");
         }
-        Ok(name)
+        name
     }
 
-    fn configure(
+    /// As [`Location::store`], with what [`Location::canonical`] asks for.
+    pub fn configure(
         &self,
         options: &RemoteOptions,
         connector: Connector,
@@ -352,6 +352,11 @@ fn shown(url: &Url) -> String {
 mod tests {
     use super::*;
 
+    fn canonical(location: &Location, options: &RemoteOptions) -> String {
+        let configured = location.configure(options, Connector::default()).unwrap();
+        location.canonical(configured.server)
+    }
+
     fn reason(text: &str) -> String {
         Location::parse(text).err().expect(text).to_string()
     }
@@ -449,9 +454,8 @@ mod tests {
     #[test]
     fn names_in_a_tier_are_of_objects_and_servers_without_secrets() {
         crate::connection::install_crypto();
-        let name = |url: &str, options: &RemoteOptions| {
-            Location::parse(url).unwrap().canonical(options).unwrap()
-        };
+        let name =
+            |url: &str, options: &RemoteOptions| canonical(&Location::parse(url).unwrap(), options);
         let options = || RemoteOptions::default().allow_http(true);
         let signed = |secret: &str| {
             let url =
@@ -484,7 +488,7 @@ mod tests {
     fn parameters_sign_only_beside_a_signature() {
         let name = |query: &str| {
             let location = Location::parse(&format!("https://host/key?{query}")).unwrap();
-            location.canonical(&RemoteOptions::default()).unwrap()
+            canonical(&location, &RemoteOptions::default())
         };
         for key in OF_SIG.into_iter().chain(OF_SIGNATURE) {
             assert_ne!(name(&format!("{key}=1")), name(&format!("{key}=2")), "{key}");

@@ -189,8 +189,8 @@ impl RemoteOptions {
         self
     }
 
-    /// Memory for answers, 64 MiB by default. A cache takes it off its budget while the device is attached, and lowers it to
-    /// a quarter of that budget. Half of it is for requests under way and for what waits to be written to the tier, a
+    /// Memory for answers, 64 MiB by default. A cache takes it off its budget while the device is attached, and lowers it so
+    /// that the buffers of all its devices fit into half of that budget. Half of it is for requests under way and for what waits to be written to the tier, a
     /// quarter for bytes read ahead, and a quarter for answers that a batch has not copied yet; further batches at the same
     /// time take as much again. What flies at once is bounded by it: bandwidth times latency should fit into half.
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {

@@ -183,7 +183,7 @@ fn children_have_a_thread_of_their_own() {
     children_of_a_tier(&server, &bytes);
 }
 
-/// A child uses its parent's tier, and shares neither its leases nor the locks that say who is there.
+/// A child uses its parent's tier, and shares neither its leases nor the locks that tell which openers there are.
 fn children_of_a_tier(server: &Server, bytes: &[u8]) {
     let directory = tempfile::tempdir().unwrap();
     let tier = Tier::open(directory.path().join("tier")).unwrap();

@@ -180,7 +180,7 @@ impl RemoteStore {
         let (store, costs) = (shared.store.clone(), shared.costs.clone());
         let first_bytes = first_bytes.min(shared.options.largest_request_bytes as u64);
         let buffers = shared.buffers.clone();
-        let fetcher = Fetcher::with_store(store, location, &shared.options, costs, buffers);
+        let fetcher = Fetcher::new(store, location, &shared.options, costs, buffers);
         let fetcher = Arc::new(fetcher);
         let opening = fetcher.clone();
         let pending = shared.runner.spawn(async move {

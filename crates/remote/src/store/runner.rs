@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use aquifer_sys::thread::{self, Thread};
+use aquifer_sys::thread::Thread;
 use aquifer_vm::ProcessMark;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use crate::RemoteError;
-use crate::connection::install_crypto;
+use crate::{RemoteError, runtime};
 
 /// How often a waiting caller asks whether it was cancelled.
 const ASKED_EVERY: Duration = Duration::from_millis(50);
@@ -30,26 +29,13 @@ pub(crate) struct Runner {
 
 impl Runner {
     pub fn start(shown: &str) -> Result<Runner, RemoteError> {
-        let system = |what| {
-            let url = shown.to_owned();
-            move |source| RemoteError::System { url, what, source }
-        };
-        install_crypto();
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .thread_name("aquifer-remote")
-            .build()
-            .map_err(system("cannot start a runtime"))?;
+        let runtime = runtime::new(shown)?;
         let handle = runtime.handle().clone();
         let (end, ended) = oneshot::channel();
-        let work = move || {
+        let thread = runtime::run(runtime, shown, move |runtime| {
             // The sender is dropped without a word.
             let _ = runtime.block_on(ended);
-            // Not by dropping it, which waits for a look-up of a name.
-            runtime.shutdown_background();
-        };
-        let thread =
-            thread::start(c"aquifer-remote", work).map_err(system("cannot start a thread"))?;
+        })?;
         Ok(Runner { handle, end: Some(end), thread: Some(thread), mark: ProcessMark::new() })
     }
 

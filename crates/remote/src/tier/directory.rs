@@ -25,7 +25,7 @@ use super::layout::{Control, Key};
 
 /// Of the control file's bytes: held exclusively while it is changed.
 const CHANGE: LockRange = LockRange::byte(0);
-/// Held shared by each opener; who gets it exclusively is alone.
+/// Held shared by each opener; an opener that gets it exclusively is the only one.
 const PRESENCE: LockRange = LockRange::byte(1);
 
 /// Most time that a lock is waited for which others hold for moments: a process that is stopped may hold it for ever.

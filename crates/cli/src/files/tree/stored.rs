@@ -110,7 +110,7 @@ impl Stored {
     }
 
     fn directory(&self) -> Item {
-        // Who may read a file may search the directory.
+        // A user with permission to read a file may search the directory.
         self.item_of(Kind::Directory, self.mode | (self.mode & 0o444) >> 2)
     }
 
