@@ -51,28 +51,40 @@ struct Group {
 }
 
 /// Values with numbers, which are given again when a value is taken out.
-struct Numbered<T>(Vec<Option<T>>);
+struct Numbered<T> {
+    values: Vec<Option<T>>,
+    free: Vec<usize>,
+}
 
 impl<T> Numbered<T> {
+    fn new() -> Numbered<T> {
+        Numbered { values: vec![], free: vec![] }
+    }
+
     fn put(&mut self, value: T) -> usize {
-        let number = self.0.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.0.push(None);
-            self.0.len() - 1
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.values.push(None);
+            self.values.len() - 1
         });
-        self.0[number] = Some(value);
+        self.values[number] = Some(value);
         number
     }
 
     fn at(&mut self, number: usize) -> &mut T {
-        self.0[number].as_mut().expect("it is under way")
+        self.values[number].as_mut().expect("it is under way")
     }
 
     fn take(&mut self, number: usize) -> T {
-        self.0[number].take().expect("it is under way")
+        self.free.push(number);
+        self.values[number].take().expect("it is under way")
+    }
+
+    fn take_all(&mut self) -> impl Iterator<Item = T> + use<T> {
+        std::mem::replace(self, Numbered::new()).values.into_iter().flatten()
     }
 
     fn len(&self) -> usize {
-        self.0.iter().flatten().count()
+        self.values.len() - self.free.len()
     }
 }
 
@@ -82,8 +94,8 @@ pub(crate) fn run(device: &RemoteDevice, engine: &Engine, batch: &mut dyn Batch,
         device,
         engine,
         inbox: Inbox::new(engine),
-        transfers: Numbered(vec![]),
-        groups: Numbered(vec![]),
+        transfers: Numbered::new(),
+        groups: Numbered::new(),
         near: VecDeque::new(),
         limit: device.options.timeout.saturating_add(THREAD_LIMIT),
     };
@@ -109,9 +121,8 @@ struct Running<'a> {
 impl Running<'_> {
     fn run(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<()> {
         loop {
-            let (near, far) = self.pull(batch, depth)?;
+            let far = self.pull(batch, depth)?;
             self.request(far);
-            self.prefetch(near);
             let first = if self.near.is_empty() {
                 if self.transfers.len() == 0 {
                     return Some(());
@@ -138,7 +149,7 @@ impl Running<'_> {
     /// Fails the transfers under way, and what the batch still offers.
     fn give_up(&mut self, batch: &mut dyn Batch) -> Option<()> {
         let stopped = &self.device.stopped;
-        for transfer in std::mem::take(&mut self.transfers.0).into_iter().flatten() {
+        for transfer in self.transfers.take_all() {
             let Transfer { request, len_bytes, .. } = transfer;
             let error = stopped.clone().of_read(request.offset_bytes, len_bytes);
             self.complete(batch, request.tag, Err(error))?;
@@ -154,25 +165,22 @@ impl Running<'_> {
         }
     }
 
-    /// Asks the disk for pieces.
-    fn prefetch(&mut self, mut pieces: Vec<Piece>) {
-        pieces.sort_by_key(|piece| piece.range.start);
-        for run in pieces.chunk_by(|one, next| next.range.start <= one.range.end) {
-            let range = run[0].range.start..run[run.len() - 1].range.end;
-            // The kernel reads ahead of long runs by itself, into larger pages of its cache.
-            if range.end - range.start < LONG_RUN_BYTES
-                && let Some(tier) = self.engine.tier()
-            {
-                tier.prefetch(range);
-            }
+    /// Asks the disk for a run of pieces.
+    fn prefetch(&self, run: Range<u64>) {
+        // The kernel reads ahead of long runs by itself, into larger pages of its cache.
+        if run.end - run.start < LONG_RUN_BYTES
+            && let Some(tier) = self.engine.tier()
+        {
+            tier.prefetch(run);
         }
-        self.near.extend(pieces);
     }
 
-    /// Takes transfers until enough are under way; returns their pieces: those that seem to be in the tier, and the others.
-    fn pull(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<(Vec<Piece>, Vec<Piece>)> {
+    /// Takes transfers until enough are under way. Asks the disk for the pieces that seem to be in the tier, each while the
+    /// next ones are taken, and returns the others.
+    fn pull(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<Vec<Piece>> {
         let largest = self.device.largest_request_bytes() as u64;
-        let (mut near, mut far) = (vec![], vec![]);
+        let mut far = vec![];
+        let mut run = 0..0;
         let mut near_bytes: u64 = self.near.iter().map(Piece::len_bytes).sum();
         let mut outstanding_bytes = self.outstanding_bytes();
         let most_bytes = self.device.batch_bytes();
@@ -205,7 +213,13 @@ impl Running<'_> {
                         let tier = self.engine.tier();
                         if tier.is_some_and(|tier| tier.has(piece.range.clone())) {
                             near_bytes += piece.len_bytes();
-                            near.push(piece);
+                            if piece.range.start == run.end {
+                                run.end = piece.range.end;
+                            } else {
+                                self.prefetch(run);
+                                run = piece.range.clone();
+                            }
+                            self.near.push_back(piece);
                         } else {
                             far.push(piece);
                         }
@@ -214,11 +228,12 @@ impl Running<'_> {
                 nothing => self.complete(batch, request.tag, nothing)?,
             }
         }
-        Some((near, far))
+        self.prefetch(run);
+        Some(far)
     }
 
     fn outstanding_bytes(&self) -> usize {
-        self.transfers.0.iter().flatten().map(|transfer| transfer.left_bytes).sum()
+        self.transfers.values.iter().flatten().map(|transfer| transfer.left_bytes).sum()
     }
 
     /// Reads pieces from the tier, and requests those that turn out not to be there.

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
@@ -118,7 +118,6 @@ pub(crate) struct Fetcher {
     is_hedging: bool,
     places: Semaphore,
     buffers: Arc<Buffers>,
-    under_way: AtomicU64,
     costs: Arc<Costs>,
 }
 
@@ -139,7 +138,6 @@ impl Fetcher {
             is_hedging: options.hedge,
             buffers,
             places: Semaphore::new(options.in_flight),
-            under_way: AtomicU64::new(0),
             costs,
         }
     }
@@ -231,7 +229,7 @@ impl Fetcher {
         version: &Version,
         notes: &Notes,
     ) -> Result<Body, RemoteError> {
-        let _under_way = UnderWay::new(&self.under_way);
+        let _under_way = self.costs.begin();
         let failed = |error| self.classify(range.clone(), &error, &seen(notes), Some(version));
         let changed = |what| RemoteError::Changed {
             url: self.location.shown.clone(),
@@ -243,7 +241,6 @@ impl Fetcher {
             range: range.clone(),
             reason,
         };
-        let start = Instant::now();
         let answer = self.get(Some(range.clone()), Some(version), notes).await.map_err(failed)?;
         version.check(&Version::of(&answer.meta)).map_err(changed)?;
         let wanted = range.end - range.start;
@@ -286,8 +283,7 @@ impl Fetcher {
             version.check(&last).map_err(changed)?;
         }
         if seen.attempts == 1 {
-            let under_way = self.under_way.load(Ordering::Relaxed);
-            self.costs.learn(seen.latency, start.elapsed(), got, under_way);
+            self.costs.learn_latency(seen.latency);
         }
         Ok(Body::of(whole.unwrap_or_else(|| bytes.freeze())))
     }
@@ -437,22 +433,6 @@ impl Drop for Outcome<'_> {
     fn drop(&mut self) {
         self.costs.ranges.fetch_add(1, Ordering::Relaxed);
         self.costs.failed_ranges.fetch_add(u64::from(self.has_failed), Ordering::Relaxed);
-    }
-}
-
-/// Counts a request while it lives, also if it is cancelled.
-struct UnderWay<'a>(&'a AtomicU64);
-
-impl<'a> UnderWay<'a> {
-    fn new(count: &'a AtomicU64) -> UnderWay<'a> {
-        count.fetch_add(1, Ordering::Relaxed);
-        UnderWay(count)
-    }
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -14,7 +14,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
 const DEFAULT_RETRIES: usize = 10;
-const DEFAULT_IN_FLIGHT: usize = 64;
+const DEFAULT_IN_FLIGHT: usize = 256;
 /// A page.
 pub(crate) const SMALLEST_REQUEST_BYTES: usize = 4 << 10;
 const LARGEST_REQUEST_BYTES: usize = 8 << 20;
@@ -165,7 +165,7 @@ impl RemoteOptions {
         self
     }
 
-    /// Most requests in flight: from 1 to 1024, 64 by default.
+    /// Most requests in flight: from 1 to 1024, 256 by default. Each takes a connection while it is in flight.
     pub fn in_flight(mut self, requests: usize) -> Self {
         self.in_flight = requests.clamp(1, 1024);
         self

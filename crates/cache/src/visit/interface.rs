@@ -123,7 +123,7 @@ impl Mapping {
     /// Visits many ranges in the order that costs least: for work in which the order does not
     /// matter, such as the rows that a search has found, or a scan with a filter.
     ///
-    /// The ranges are sorted, neighbours share reads of up to 128 KiB, and up to 64 reads are in
+    /// The ranges are sorted, neighbours share reads of up to 128 KiB, and many reads are in
     /// flight; each range is visited when it has been read, ranges in memory meanwhile.
     /// On a disk that is several times faster than loads in the order of discovery, and faster than
     /// [`Mapping::touch_many`] followed by loads, which waits for all pages and needs frames for

@@ -9,7 +9,7 @@
 //!                          ▼
 //!            runs: neighbours, and those a few pages apart, share a read of up to 128 KiB
 //!                          ▼
-//!            device queue, 8 to 128 runs in flight, refilled at every completion
+//!            device queue, twice its depth of runs in flight, refilled at every completion
 //!                          ▼
 //!            settled ─► visited from the run's buffer, as runs complete
 //!               └─► kept in frames, while frames are free
@@ -73,8 +73,8 @@ pub(crate) const ONE_PIECE_BYTES: u64 = 64 << 10;
 const RUN_BYTES: u64 = 128 << 10;
 /// Most runs in flight, and most bytes of them: 8 of the largest, which fit into a core's cache, unless the device asks
 /// for more. With twice as many bytes a search of a local file was no faster. With twice the device's depth its queue is full for
-/// longer before a batch ends: 256 rows of 3 KiB take 8 % less on a virtio disk.
-const MOST_RUNS: usize = 128;
+/// longer before a batch ends: 256 rows of 3 KiB take 8 % less on a virtio disk. A server may take hundreds at once.
+const MOST_RUNS: usize = 512;
 const MOST_BYTES: u64 = 8 * RUN_BYTES;
 /// Most items of [`Order::AsGiven`] that wait for their turn, in runs or behind them.
 const MOST_ITEMS: usize = 32 << 10;

@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use aquifer_sys::clock;
-use aquifer_sys::io::{read_at, reopen, write_all_at};
+use aquifer_sys::io::{read_at, reopen, start_write_back, write_all_at};
 use aquifer_sys::lock::{self, LockKind, LockRange};
 use aquifer_vm::NotInherited;
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, fadvise, fallocate};
@@ -39,6 +39,8 @@ const LEASES_AT: u64 = 1 << 60;
 const PART_SUB_BLOCKS: u64 = 2;
 /// Proofs read at a time, to the stack.
 const PROOFS_AT_ONCE: usize = 64;
+/// Proofs kept in memory, at most: those of 1 GiB, in 6 MiB.
+const KNOWN_PROOFS: u64 = 1 << 18;
 const PRESENT_AT_ONCE: u64 = 1 << 16;
 /// Proofs of longer objects (4 GiB have 16 MiB) are read when they are needed.
 const PROOFS_AT_OPENING_BYTES: u64 = 64 << 20;
@@ -57,6 +59,7 @@ pub(super) struct ObjectFile {
     file: File,
     directory: Directory,
     marks: Marks,
+    known: Known,
     /// Sub-blocks that this opener has leased: its threads do not exclude each other by locks.
     leased: Mutex<Vec<Range<u64>>>,
 }
@@ -148,6 +151,7 @@ impl ObjectFile {
             directory: directory.clone(),
             // For devices: of an unchecked file the geometry is empty, and so are its marks.
             marks: Marks::new(geometry.blocks()),
+            known: Known::new(geometry.sub_blocks()),
             leased: Mutex::default(),
         };
         let failed = |error| TierError::system(&directory.path_of(key), "cannot lock", error);
@@ -262,9 +266,12 @@ impl ObjectFile {
         let mut proofs = [0; PROOFS_AT_ONCE];
         let count = (sub_blocks.end - sub_blocks.start) as usize;
         let proofs = &mut proofs[..count];
-        if !self.read_proofs(sub_blocks.start, proofs) || proofs.contains(&0) {
-            return false;
-        }
+        // What is known may have been evicted since: then the file's proofs tell.
+        (self.known.get(sub_blocks.start, proofs) && self.read_as(sub_blocks.clone(), to, proofs))
+            || (self.learn_proofs(sub_blocks.start, proofs) && self.read_as(sub_blocks, to, proofs))
+    }
+
+    fn read_as(&self, sub_blocks: Range<u64>, to: &mut [u8], proofs: &[u128]) -> bool {
         let at = self.geometry.data_at() + sub_blocks.start * SUB_BLOCK_BYTES;
         if read_at(self.data.as_fd(), to, at).ok() != Some(to.len()) {
             return false;
@@ -297,6 +304,15 @@ impl ObjectFile {
         read_at(self.file.as_fd(), bytes, at).ok() == Some(bytes.len())
     }
 
+    /// Reads proofs, and remembers them; whether there are all.
+    fn learn_proofs(&self, first: u64, proofs: &mut [u128]) -> bool {
+        let are_read = self.read_proofs(first, proofs);
+        if are_read {
+            self.known.put(first, proofs);
+        }
+        are_read && !proofs.contains(&0)
+    }
+
     /// Which of these sub-blocks have a proof.
     pub fn present(&self, sub_blocks: Range<u64>) -> Vec<bool> {
         let mut proofs = vec![0; (sub_blocks.end - sub_blocks.start) as usize];
@@ -313,7 +329,8 @@ impl ObjectFile {
         let mut at = touched.start;
         while at < touched.end {
             let count = (touched.end - at).min(PROOFS_AT_ONCE as u64) as usize;
-            if !self.read_proofs(at, &mut proofs[..count]) || proofs[..count].contains(&0) {
+            let proofs = &mut proofs[..count];
+            if !self.known.get(at, proofs) && !self.learn_proofs(at, proofs) {
                 return false;
             }
             at += count as u64;
@@ -341,6 +358,12 @@ impl ObjectFile {
         if let Some(len_bytes) = std::num::NonZeroU64::new(len_bytes) {
             let _ = fadvise(&self.data, at, Some(len_bytes), Advice::WillNeed);
         }
+    }
+
+    /// Asks the disk to write what was stored, without waiting for it. Nothing depends on that.
+    pub fn start_write_back(&self) {
+        let _ =
+            start_write_back(self.data.as_fd(), self.geometry.data_at(), self.geometry.len_bytes);
     }
 
     /// Stores whole sub-blocks: bytes first, then their proofs. The caller holds their lease.
@@ -584,6 +607,46 @@ fn lease_range(sub_blocks: &Range<u64>) -> LockRange {
     LockRange {
         offset_bytes: LEASES_AT + sub_blocks.start,
         len_bytes: sub_blocks.end - sub_blocks.start,
+    }
+}
+
+/// Proofs that this opener has read: those of a version do not change, so they save system calls. The sub-block may have
+/// been evicted since, and then the bytes are others.
+struct Known {
+    /// A sub-block's number plus one, and its proof, at the number modulo the length.
+    slots: Box<[[AtomicU64; 3]]>,
+}
+
+impl Known {
+    fn new(sub_blocks: u64) -> Known {
+        // Zeros that take memory when they are used.
+        let slots = FromZeros::new_box_zeroed_with_elems(sub_blocks.min(KNOWN_PROOFS) as usize);
+        Known { slots: slots.unwrap_or_default() }
+    }
+
+    fn slot(&self, sub_block: u64) -> Option<&[AtomicU64; 3]> {
+        Some(&self.slots[sub_block.checked_rem(self.slots.len() as u64)? as usize])
+    }
+
+    /// Copies proofs; false if not all are known. Relaxed throughout, and async-signal-safe: parts of two proofs are the
+    /// proof of nothing.
+    fn get(&self, first: u64, proofs: &mut [u128]) -> bool {
+        (first..).zip(proofs).all(|(sub_block, proof)| {
+            let Some([number, low, high]) = self.slot(sub_block) else { return false };
+            let (low, high) = (low.load(Ordering::Relaxed), high.load(Ordering::Relaxed));
+            *proof = u128::from(high) << 64 | u128::from(low);
+            number.load(Ordering::Relaxed) == sub_block + 1 && *proof != 0
+        })
+    }
+
+    /// Remembers proofs; a zero is that of an absent sub-block. Async-signal-safe.
+    fn put(&self, first: u64, proofs: &[u128]) {
+        for (sub_block, &proof) in (first..).zip(proofs) {
+            let Some([number, low, high]) = self.slot(sub_block) else { return };
+            number.store(sub_block + 1, Ordering::Relaxed);
+            low.store(proof as u64, Ordering::Relaxed);
+            high.store((proof >> 64) as u64, Ordering::Relaxed);
+        }
     }
 }
 

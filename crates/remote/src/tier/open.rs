@@ -29,6 +29,8 @@ const LONGEST_WAIT: Duration = Duration::from_millis(16);
 const MEMORY_PATIENCE: Duration = Duration::from_millis(100);
 /// Most bytes copied together for one write.
 const WRITE_BYTES: usize = 1 << 20;
+/// After so many bytes the disk is asked to write them: memory that is full of bytes to be written holds up readers.
+const WRITE_BACK_BYTES: u64 = 8 << 20;
 /// Sub-blocks read at a time.
 const READ_SUB_BLOCKS: u64 = 64;
 
@@ -165,9 +167,18 @@ impl OpenTier {
         let (sender, jobs) = mpsc::channel::<Work>();
         let writing = core.clone();
         let writer = thread::start(c"aquifer-tier", move || {
+            // Sub-blocks.
+            let mut unwritten = 0;
             for work in jobs {
                 match work {
-                    Work::Write(job) => writing.write(&job),
+                    Work::Write(job) => {
+                        writing.write(&job);
+                        unwritten += job.sub_blocks.end - job.sub_blocks.start;
+                        if unwritten * SUB_BLOCK_BYTES >= WRITE_BACK_BYTES {
+                            unwritten = 0;
+                            writing.object.start_write_back();
+                        }
+                    }
                     // Without a receiver the caller has given up.
                     Work::Say(done) => drop(done.send(())),
                 }

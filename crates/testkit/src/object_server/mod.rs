@@ -57,6 +57,8 @@ type Body = UnsyncBoxBody<Bytes, BoxError>;
 
 /// What bodies are passed on in.
 const PIECE_BYTES: usize = 64 << 10;
+/// Connections that wait to be accepted; the system has a limit of its own.
+const BACKLOG: i32 = 4096;
 /// Requests to the server itself.
 const CONTROL: &str = "/-/";
 
@@ -245,6 +247,8 @@ impl Server {
     fn start(upstream: Option<String>) -> Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         listener.set_nonblocking(true).expect("a socket");
+        // By default it drops the connections of a client that opens hundreds at once, which tries again after a second.
+        rustix::net::listen(&listener, BACKLOG).expect("a socket");
         let address = listener.local_addr().expect("a bound socket");
         let client = |address| (address, Client::builder(TokioExecutor::new()).build_http());
         let state = Arc::new(State {
