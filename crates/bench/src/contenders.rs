@@ -576,13 +576,6 @@ pub mod remote {
         NO_SERVICE,
         |site| Ok(Box::new(Plain::open(site, true, site.work.in_flight, false)?))
     );
-    contender!(
-        OBJECT_STORE_MANY,
-        "object_store_many",
-        "object_store with four times as many requests in flight: in no ratio to the best",
-        NO_SERVICE,
-        |site| Ok(Box::new(Plain::open(site, false, 4 * site.work.in_flight, true)?))
-    );
     contender!(S3FS, "s3fs", "s3fs in Python, cat_ranges without a cache", NO_SERVICE, |site| Ok(
         Box::new(Worker::open(site, "s3fs")?)
     ));

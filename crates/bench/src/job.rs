@@ -210,7 +210,7 @@ pub enum RemoteKind {
     /// All of it.
     Pass {
         /// After a first pass by the same process.
-        is_second: bool,
+        is_again: bool,
     },
     /// Two columns of sixteen, in row groups of 8 MiB: the ranges that a reader of Parquet files asks for.
     Columns,

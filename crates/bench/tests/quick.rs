@@ -499,8 +499,7 @@ fn open() {
 #[test]
 fn remote() {
     let quick = ["remote", "--latency-ms", "1"];
-    let ours =
-        ["aquifer", "aquifer_rows", "object_store", "object_store_ranges", "object_store_many"];
+    let ours = ["aquifer", "aquifer_rows", "object_store", "object_store_ranges"];
     let found = report(&[&quick[..], &["--only", &ours.join(","), "--only", "line"]].concat());
     let alone = ["random_cold", "random_warm", "epoch", "second_epoch", "columns"];
     for metric in alone.iter().chain(&["random_cold_4p", "epoch_4p"]) {

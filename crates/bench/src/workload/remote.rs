@@ -7,12 +7,12 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::contender::remote::{Remote, Site, Way, member_seed};
 use crate::harness::{Member, wait_to_go};
-use crate::job::{Job, LaneAnswer, Measured, RemoteKind, RemoteWork, Work};
+use crate::job::{Job, LaneAnswer, Measured, RemoteKind, RemoteWork, Unavailable, Work};
 use crate::raw::drop_cache;
 use crate::rng::Rng;
 
@@ -36,7 +36,18 @@ pub fn run(job: &Job, work: &RemoteWork, way: Way) -> Result<Measured> {
         wait_to_go()?;
         return read(job, work.kind, site.member, &mut *reader);
     }
-    let _service = (way.serve)(site)?;
+    let mut service = (way.serve)(site)?;
+    run_served(job, work, way, site).map_err(|error| {
+        let was_killed = service.as_mut().is_some_and(|service| service.was_killed());
+        if !was_killed {
+            return error;
+        }
+        let reason = "its helper was killed, as for lack of memory under the limit";
+        Unavailable(format!("{reason}: {error:#}")).into()
+    })
+}
+
+fn run_served(job: &Job, work: &RemoteWork, way: Way, site: Site<'_>) -> Result<Measured> {
     if let RemoteKind::Random { is_warm: true, .. } = work.kind {
         let mut reader = (way.open)(site)?;
         reader.pass()?;
@@ -91,14 +102,21 @@ fn read(job: &Job, kind: RemoteKind, member: u32, reader: &mut dyn Remote) -> Re
             let mean_ns = elapsed.as_nanos() as f64 / batches as f64;
             (mean_ns, LaneAnswer { accesses: batches, checksum })
         }
-        RemoteKind::Pass { is_second } => {
-            let mut start = start;
-            let mut checksum = reader.pass()?;
-            if is_second {
-                start = Instant::now();
-                checksum = reader.pass()?;
+        RemoteKind::Pass { is_again } => {
+            let checksum = reader.pass()?;
+            let mut ns = start.elapsed().as_nanos() as f64;
+            if is_again {
+                // The first one also takes memory for the page cache that a guest's host may have to find.
+                let mut passes = [0.0; 3];
+                for pass in &mut passes {
+                    let start = Instant::now();
+                    ensure!(reader.pass()? == checksum, "two passes have read different bytes");
+                    *pass = start.elapsed().as_nanos() as f64;
+                }
+                passes.sort_by(f64::total_cmp);
+                ns = passes[1];
             }
-            (start.elapsed().as_nanos() as f64, LaneAnswer { accesses: 1, checksum })
+            (ns, LaneAnswer { accesses: 1, checksum })
         }
         RemoteKind::Columns => {
             let Work::Remote(work) = &job.work else { unreachable!("as above") };

@@ -8,7 +8,6 @@ mod object_store;
 mod python;
 mod rclone;
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -72,8 +71,14 @@ pub trait Remote {
     }
 }
 
+/// A process that serves those of a node, until it is dropped.
+pub trait Helper {
+    /// Whether it was killed.
+    fn was_killed(&mut self) -> bool;
+}
+
 /// What the node's processes share, until it is dropped.
-pub type Service = Option<Box<dyn Any>>;
+pub type Service = Option<Box<dyn Helper>>;
 
 /// How a contender works on a node.
 #[derive(Clone, Copy)]

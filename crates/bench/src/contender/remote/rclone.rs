@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -15,9 +16,12 @@ use anyhow::{Context, Result, bail};
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::object_store::read_all;
-use super::{BUCKET, KEY, PATIENCE, Remote, Service, Site, lines_of, wait_for_end};
+use super::{BUCKET, Helper, KEY, PATIENCE, Remote, Service, Site, lines_of, wait_for_end};
 use crate::job::{RemoteKind, Unavailable};
 use crate::raw::{advise_file, end_with_parent, terminate};
+
+/// Each read in its VFS takes memory of the node.
+const MOST_THREADS: usize = 64;
 
 fn place(site: Site<'_>) -> PathBuf {
     site.directory.join("mounted")
@@ -27,6 +31,20 @@ fn place(site: Site<'_>) -> PathBuf {
 struct MountProcess {
     process: Child,
     at: PathBuf,
+}
+
+impl Helper for MountProcess {
+    fn was_killed(&mut self) -> bool {
+        let since = Instant::now();
+        // Its mount fails a moment before it has ended.
+        while since.elapsed() < Duration::from_secs(1) {
+            if let Ok(Some(status)) = self.process.try_wait() {
+                return status.signal() == Some(libc::SIGKILL);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
 }
 
 impl Drop for MountProcess {
@@ -43,10 +61,12 @@ impl Drop for MountProcess {
 pub fn mount(site: Site<'_>) -> Result<Service> {
     let at = place(site);
     std::fs::create_dir(&at)?;
-    // A chunk is what a request asks for at least. Reads of a whole object go through several streams.
+    // A chunk is what a request asks for at least. Reads of a whole object go through several streams; those of columns are
+    // many at once.
     let (chunk, streams) = match site.work.kind {
         RemoteKind::Random { .. } => ("64Ki", "0"),
-        _ => ("8Mi", "4"),
+        RemoteKind::Columns => ("512Ki", "0"),
+        RemoteKind::Pass { .. } => ("8Mi", "4"),
     };
     // Half of the node's memory: the mount serves all of its processes.
     let memory_bytes = 2 * site.cache_bytes * u64::from(site.work.team.processes);
@@ -127,7 +147,7 @@ impl Mounted {
             };
             (batches, std::thread::spawn(work))
         };
-        let threads = (0..site.work.in_flight).map(start).collect();
+        let threads = (0..site.work.in_flight.min(MOST_THREADS)).map(start).collect();
         Ok(Self { file, threads, sums })
     }
 }
