@@ -7,6 +7,8 @@ import io
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +23,7 @@ dask = pytest.importorskip("dask", reason="dask is not installed: python3 -m pip
 distributed = pytest.importorskip("distributed", reason="distributed is not installed: python3 -m pip install distributed")
 
 import dask.array
+import dask.tokenize
 
 from aquifer.dask import from_array
 
@@ -143,6 +146,56 @@ def test_a_file_is_named_without_its_bytes(tmp_path: pathlib.Path) -> None:
         before = from_array(private).name
         private[0, 0] = 7
         assert from_array(private).name != before
+
+
+def test_naming_an_array_downloads_nothing(server: ObjectServer, tmp_path: pathlib.Path) -> None:
+    table = open_table(server)
+    # Slices are read when they are made.
+    named = [table, table[:8:2], table.T, table]
+    server.forget()
+    assert len({dask.tokenize.tokenize(one) for one in named}) == 3
+    dask.delayed(np.sum)(table)
+    assert server.sent_bytes(KEY) == 0
+    # Of an unchanged file on this disk as well: by what its inode says.
+    path = tmp_path / "data"
+    path.write_bytes(CONTENT.tobytes())
+    array = aquifer.memmap(path, np.int64, "r", shape=SHAPE)
+    before = dask.tokenize.tokenize(array)
+    assert before == dask.tokenize.tokenize(array) != dask.tokenize.tokenize(CONTENT)
+    os.utime(path, ns=(1, 1))
+    assert dask.tokenize.tokenize(array) != before
+    # What can be stored to is named by its elements.
+    with aquifer.memmap(path, np.int64, "r+", shape=SHAPE) as writable:
+        before = dask.tokenize.tokenize(writable)
+        writable[3, 4] += 1
+        assert dask.tokenize.tokenize(writable) != before
+    # A copy is an array like any other.
+    assert dask.tokenize.tokenize(array[:2].copy()) == dask.tokenize.tokenize(np.array(array[:2]))
+
+
+@pytest.mark.parametrize("imported", ["dask.tokenize", "dask.array", "distributed"])
+def test_dask_may_be_imported_later(server: ObjectServer, imported: str) -> None:
+    url = server.put(KEY, CONTENT.tobytes() + os.urandom(8))
+    program = f"""
+import sys
+import numpy as np
+import aquifer
+table = aquifer.memmap({url!r}, np.int64, shape={SHAPE}, budget="64MiB")
+assert not any(name.partition(".")[0] in ("dask", "distributed") for name in sys.modules)
+import {imported}
+import dask.tokenize
+print(dask.tokenize.tokenize(table))
+if "distributed" in sys.modules:
+    from distributed.protocol import deserialize, serialize
+    header, frames = serialize(table)
+    assert sum(map(len, frames)) < 10_000
+    assert (deserialize(header, frames)[:2] == np.arange({2 * SHAPE[1]}).reshape(2, -1)).all()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT)
+    assert ran.returncode == 0, ran.stderr
+    assert server.sent_bytes(KEY) < (len(CONTENT.tobytes()) // 2), "naming it has read it"
+    table = aquifer.memmap(url, np.int64, shape=SHAPE, budget="64MiB")
+    assert dask.tokenize.tokenize(table) == ran.stdout.strip()
 
 
 def test_blocks_of_any_slices(tmp_path: pathlib.Path) -> None:

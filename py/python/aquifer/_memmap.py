@@ -26,6 +26,7 @@ from ._indices import Indices, bytes_in, checked_rows, row_numbers, taken, targe
 from ._remote import Remote, is_url, open_remote
 from ._sizes import bytes_of, lengths_of
 from ._tier import TierArgument
+from ._with_dask import tell_dask
 
 __all__ = ["memmap"]
 
@@ -322,10 +323,10 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         is_view = mode != "r" and backend == "auto"
         begin = offset if is_view else 0
         kind: type[memmap] = cls
+        tell_dask(memmap)
         if remote is not None:
-            from ._remote_array import RemoteArray, register_with_dask
+            from ._remote_array import RemoteArray
 
-            register_with_dask()
             kind = RemoteArray
             region = _native.Region.open_remote(cache._native, remote.native)
         else:

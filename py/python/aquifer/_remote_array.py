@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import pickle
 import sys
 from collections.abc import Iterable, Iterator
 from types import EllipsisType
@@ -89,7 +88,6 @@ class RemoteArray(memmap):
         assert source.remote is not None
         return _unpickled, (*source.remote.pickled(), *self._made_of(source))
 
-
     def __dask_tokenize__(self) -> Any:
         """What Dask names tasks by, instead of a hash of all elements."""
         source = self._backed()
@@ -97,30 +95,6 @@ class RemoteArray(memmap):
             return sys.modules["dask.tokenize"].normalize_token(self.view(np.ndarray))
         assert source.remote is not None
         return (*source.remote.token, self._place(source), self.shape, self.strides, str(self.dtype))
-
-
-def register_with_dask() -> None:
-    """Tells Dask, where it is imported, how to name arrays and how to send them: it has its own ways for subclasses of NumPy's."""
-    tokenize = sys.modules.get("dask.tokenize")
-    if tokenize is not None and tokenize not in _told:
-        _told.append(tokenize)
-        tokenize.normalize_token.register(RemoteArray, RemoteArray.__dask_tokenize__)
-    serialize = sys.modules.get("distributed.protocol.serialize")
-    if serialize is not None and serialize not in _told:
-        _told.append(serialize)
-        serialize.dask_serialize.register(RemoteArray, _sent)
-        serialize.dask_deserialize.register(RemoteArray, _received)
-
-
-_told: list[Any] = []
-
-
-def _sent(array: RemoteArray) -> tuple[dict[str, Any], list[bytes]]:
-    return {}, [pickle.dumps(array)]
-
-
-def _received(header: dict[str, Any], frames: list[bytes]) -> Any:
-    return pickle.loads(frames[0])
 
 
 def _is_basic(part: object) -> bool:
