@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import pathlib
 import pickle
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -71,6 +74,59 @@ import aquifer
 print(fsspec.get_filesystem_class("aqcache").__name__)
 """
     assert subprocess.check_output([sys.executable, "-c", program], timeout=120).split() == [b"CachedFileSystem"]
+
+
+@pytest.mark.parametrize("name", ["read", "readinto", "read1", "peek"])
+def test_threads_share_a_file(tmp_path: pathlib.Path, name: str) -> None:
+    """Each byte is read by one of them, and what a call returns lies together in the file."""
+    numbers = np.arange(1 << 18, dtype=np.uint32)
+    path = tmp_path / "numbers"
+    path.write_bytes(numbers.tobytes())
+    file = CachedFileSystem("file", budget="64MiB").open(str(path), block_size=1 << 10)
+    start, found = threading.Barrier(8), queue.SimpleQueue[bytes]()
+
+    def call(wanted: int) -> bytes:
+        if name == "readinto":
+            target = bytearray(wanted)
+            return bytes(target[: file.readinto(target)])
+        if name == "peek":
+            # Reads nothing, and moves what the buffer has.
+            assert file.tell() <= path.stat().st_size and len(file.peek(8)) % 4 == 0
+        return bytes(file.read1(wanted) if name == "read1" else file.read(wanted))
+
+    def read(seed: int) -> None:
+        sizes = np.random.default_rng(seed)
+        start.wait()
+        # Shorter and longer than its buffer.
+        while part := call(4 * int(sizes.integers(1, 1500))):
+            found.put(part)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(read, range(8)))
+    parts = [np.frombuffer(found.get(), np.uint32) for _ in range(found.qsize())]
+    assert all((np.diff(part) == 1).all() for part in parts)
+    parts.sort(key=lambda part: part[0])
+    assert np.array_equal(np.concatenate(parts), numbers)
+
+
+def test_a_child_reads_a_file_that_a_thread_of_its_parent_was_in(local: tuple[CachedFileSystem, str]) -> None:
+    file = local[0].open(local[1])
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with file._alone():
+            held.set()
+            done.wait(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        holding = threads.submit(hold)
+        held.wait(60)
+        try:
+            # Its lock is not waited for.
+            in_child(lambda: file.tell())
+        finally:
+            done.set()
+        holding.result()
 
 
 def test_a_chain_before_s3(server: ObjectServer, s3: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ class _Raw(io.RawIOBase):
 
 
 class _File(io.BufferedReader):
-    """An open file, as fsspec's own."""
+    """An open file, as fsspec's own. Its calls are made one after the other, whatever thread makes them."""
 
     raw: _Raw
     mode = "rb"
@@ -180,6 +180,7 @@ class _File(io.BufferedReader):
         self.fs = fs
         self.path = path
         self._buffer_bytes = buffer_bytes
+        self._calls = os.getpid(), threading.RLock()
 
     @property
     def size(self) -> int:
@@ -193,18 +194,53 @@ class _File(io.BufferedReader):
     def details(self) -> Any:
         return self.fs.info(self.path)
 
+    def _alone(self) -> threading.RLock:
+        if self._calls[0] != os.getpid():
+            # Another thread of the parent of this process may have held it.
+            self._calls = os.getpid(), threading.RLock()
+        return self._calls[1]
+
     def read(self, size: int | None = -1) -> bytes:
-        # Long reads are exactly what is asked for: a buffer would read on.
-        position = self.tell()
-        wanted = max(self.size - position, 0) if size is None or size < 0 else size
-        if wanted <= self._buffer_bytes:
-            return super().read(wanted)
-        self.seek(position)
-        target = bytearray(min(wanted, max(self.size - position, 0)))
-        self.raw.seek(position)
-        count = self.raw.readinto(target)
-        self.seek(position + count)
-        return bytes(target)
+        # Long reads are exactly what is asked for: a buffer would read on. They move the position in several steps.
+        with self._alone():
+            position = self.tell()
+            wanted = max(self.size - position, 0) if size is None or size < 0 else size
+            if wanted <= self._buffer_bytes:
+                return super().read(wanted)
+            self.seek(position)
+            target = bytearray(min(wanted, max(self.size - position, 0)))
+            self.raw.seek(position)
+            count = self.raw.readinto(target)
+            self.seek(position + count)
+            return bytes(target)
+
+    def read1(self, size: int = -1) -> bytes:
+        with self._alone():
+            return super().read1(size)
+
+    def readinto(self, buffer: Any) -> int:
+        with self._alone():
+            return super().readinto(buffer)
+
+    def readinto1(self, buffer: Any) -> int:
+        with self._alone():
+            return super().readinto1(buffer)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        with self._alone():
+            return super().readline(size)
+
+    def peek(self, size: int = 0) -> bytes:
+        with self._alone():
+            return super().peek(size)
+
+    def seek(self, target: int, whence: int = io.SEEK_SET) -> int:
+        with self._alone():
+            return super().seek(target, whence)
+
+    def tell(self) -> int:
+        with self._alone():
+            return super().tell()
 
 
 def _read_only(name: str) -> Callable[..., NoReturn]:
