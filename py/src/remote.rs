@@ -24,7 +24,7 @@ use pyo3::types::PyDict;
 
 use crate::cache::NativeCache;
 use crate::error::Result;
-use crate::take::{numbers, target_of};
+use crate::take::{Piece, pieces};
 
 /// How often a wait looks for signals.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -210,32 +210,27 @@ struct Target(*mut u8);
 unsafe impl Send for Target {}
 
 impl RemoteReader {
-    fn parts(&self, starts: &PyBuffer<i64>, lengths: &PyBuffer<i64>) -> Result<(Vec<Part>, usize)> {
-        let invalid = |text: &'static str| PyValueError::new_err(text);
+    /// The parts of these on each page, in the order of pages.
+    fn parts(&self, pieces: &[Piece]) -> Vec<Part> {
         let page_bytes = self.pages.page_bytes() as u64;
-        let (mut parts, mut at) = (vec![], 0);
-        for (start, len) in numbers(starts)?.zip(numbers(lengths)?) {
-            let (Ok(mut start), Ok(len)) = (u64::try_from(start), u64::try_from(len)) else {
-                return Err(invalid("a range has a negative number").into());
-            };
-            let end = start.checked_add(len).filter(|&end| end <= self.pages.len_bytes());
-            let end = end.ok_or_else(|| invalid("a range ends behind the object"))?;
-            while start < end {
-                let page = start / page_bytes;
-                let part_end = ((page + 1) * page_bytes).min(end);
-                let len = (part_end - start) as usize;
+        let mut parts = vec![];
+        for &Piece { start, len, at } in pieces {
+            let end = start + len as u64;
+            let mut from = start;
+            while from < end {
+                let page = from / page_bytes;
+                let to = ((page + 1) * page_bytes).min(end);
                 parts.push(Part {
                     page: PageId(page),
-                    start: (start % page_bytes) as usize,
-                    len,
-                    at,
+                    start: (from % page_bytes) as usize,
+                    len: (to - from) as usize,
+                    at: at + (from - start) as usize,
                 });
-                start = part_end;
-                at += len;
+                from = to;
             }
         }
         parts.sort_unstable_by_key(|part| part.page);
-        Ok((parts, at))
+        parts
     }
 }
 
@@ -263,8 +258,9 @@ impl RemoteReader {
         lengths: PyBuffer<i64>,
         out: &Bound<'_, PyAny>,
     ) -> Result {
-        let (parts, len) = self.parts(&starts, &lengths)?;
-        let target = Target(target_of(&PyBuffer::get(out)?, Some(len))?);
+        let len_bytes = self.pages.len_bytes();
+        let (pieces, target) = pieces(&starts, &lengths, len_bytes, &PyBuffer::get(out)?)?;
+        let (parts, target) = (self.parts(&pieces), Target(target));
         let mut wanted: Vec<_> = parts.iter().map(|part| part.page).collect();
         wanted.dedup();
         let mut is_here = true;

@@ -56,12 +56,12 @@ impl Layout {
     }
 }
 
-/// Bytes of the mapping, and where they go.
-struct Piece {
-    start: u64,
-    len: usize,
+/// Bytes of a mapping or an object, and where they go.
+pub(crate) struct Piece {
+    pub start: u64,
+    pub len: usize,
     /// Offset in the target.
-    at: usize,
+    pub at: usize,
 }
 
 /// What a call reads.
@@ -124,6 +124,32 @@ pub(crate) fn target_of(out: &PyBuffer<u8>, len: Option<usize>) -> Result<*mut u
         return Err(invalid("out has another size than what is read"));
     }
     Ok(out.buf_ptr().cast())
+}
+
+/// Ranges of what has `len_bytes`, which go to `out` one after the other, and its address.
+pub(crate) fn pieces(
+    starts: &PyBuffer<i64>,
+    lengths: &PyBuffer<i64>,
+    len_bytes: u64,
+    out: &PyBuffer<u8>,
+) -> Result<(Vec<Piece>, *mut u8)> {
+    if starts.item_count() != lengths.item_count() {
+        return Err(invalid("there must be as many lengths as starts"));
+    }
+    let mut at = 0_usize;
+    let mut pieces = Vec::with_capacity(starts.item_count());
+    for (start, len) in numbers(starts)?.zip(numbers(lengths)?) {
+        let (Ok(start), Ok(len)) = (u64::try_from(start), usize::try_from(len)) else {
+            return Err(invalid("a range has a negative number"));
+        };
+        if start.checked_add(len as u64).is_none_or(|end| end > len_bytes) {
+            return Err(invalid("a range ends behind what is read"));
+        }
+        pieces.push(Piece { start, len, at });
+        // Ranges may overlap: all together they may be longer than any memory.
+        at = at.checked_add(len).ok_or_else(|| invalid("the ranges have too many bytes"))?;
+    }
+    Ok((pieces, target_of(out, Some(at))?))
 }
 
 /// The row of this index among `rows`; a negative one counts from the end.
@@ -243,19 +269,7 @@ impl Region {
         lengths: PyBuffer<i64>,
         out: &Bound<'_, PyAny>,
     ) -> Result {
-        let mut at = 0;
-        let mut pieces = Vec::with_capacity(starts.item_count());
-        for (start, len) in numbers(&starts)?.zip(numbers(&lengths)?) {
-            let (Ok(start), Ok(len)) = (u64::try_from(start), usize::try_from(len)) else {
-                return Err(invalid("a range has a negative number"));
-            };
-            if start.checked_add(len as u64).is_none_or(|end| end > self.len()) {
-                return Err(invalid("a range ends behind the mapping"));
-            }
-            pieces.push(Piece { start, len, at });
-            at += len;
-        }
-        let target = target_of(&PyBuffer::get(out)?, Some(at))?;
+        let (pieces, target) = pieces(&starts, &lengths, self.len(), &PyBuffer::get(out)?)?;
         self.copy_all(py, Ranges { pieces, target }, out)
     }
 

@@ -427,6 +427,23 @@ def test_ranges(path: str, table: Table) -> None:
                 array.read_ranges([start], [length])
     with pytest.raises(ValueError, match="one-dimensional"):
         opened(path).read_ranges([0], [1])
+    with pytest.raises(ValueError, match="as many lengths"):
+        array._open().region.read_ranges(np.zeros(2, np.int64), np.ones(1, np.int64), np.zeros(1, np.uint8))
+
+
+def test_ranges_longer_than_all_memory(tmp_path: pathlib.Path) -> None:
+    with open(tmp_path / "sparse", "wb") as file:
+        try:
+            file.truncate(1 << 43)
+        except OSError:
+            pytest.skip("this file system has no sparse files of 8 TiB")
+    try:
+        array = aquifer.memmap(tmp_path / "sparse", np.uint8, "r")
+    except OSError as error:
+        pytest.skip(f"a file of 8 TiB cannot be mapped: {error}")
+    # 2**64 bytes in all, which as a number of 64 bits is none.
+    with pytest.raises(ValueError, match="too many bytes"):
+        array.read_ranges(np.zeros(1 << 21, np.int64), 1 << 43)
 
 
 def anonymous_bytes() -> int:
