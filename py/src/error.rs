@@ -142,6 +142,7 @@ fn url_of(error: &RemoteError) -> Option<&str> {
         | RemoteError::Changed { url, .. }
         | RemoteError::NotFound { url, .. }
         | RemoteError::Denied { url, .. }
+        | RemoteError::NoCredentials { url, .. }
         | RemoteError::RangesIgnored { url, .. }
         | RemoteError::BadAnswer { url, .. }
         | RemoteError::TimedOut { url, .. }

@@ -8,6 +8,7 @@
 
 mod buffer;
 mod cache;
+mod credentials;
 mod error;
 mod file;
 mod files;

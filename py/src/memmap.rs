@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aquifer::mapper::Advice as ViewAdvice;
@@ -24,7 +23,7 @@ use pyo3::types::PyDict;
 
 use crate::cache::NativeCache;
 use crate::error::{Failure, Result};
-use crate::remote::{RemoteObject, waiting};
+use crate::remote::{Held, RemoteObject, waiting};
 use crate::take::Ranges;
 
 /// A page of the system.
@@ -107,7 +106,7 @@ impl Mapped {
 /// A mapped file, whose bytes are a buffer.
 #[pyclass(frozen, module = "aquifer._native")]
 pub(crate) struct Region {
-    pub mapped: Arc<Mapped>,
+    pub mapped: Held<Mapped>,
     exports: AtomicUsize,
     is_writable: bool,
     /// Whether stores belong into the file: not in mode `c`.
@@ -235,7 +234,7 @@ impl Region {
             keeps_stores: is_writable && mode != "c",
             identity: (status.dev(), status.ino()),
             offset: if matches!(mapped, Mapped::View(_)) { offset } else { 0 },
-            mapped: Arc::new(mapped),
+            mapped: Held::new(mapped),
             path,
             is_remote: false,
         })
@@ -248,7 +247,7 @@ impl Region {
         cache: &Bound<'_, NativeCache>,
         object: &Bound<'_, RemoteObject>,
     ) -> Result<Region> {
-        let (cache, device) = (cache.get(), object.get().device.clone());
+        let (cache, device) = (cache.get(), object.get().device.share());
         let path = PathBuf::from(device.name());
         let options = MapOptions::new().backend(Backend::User);
         let mapping = py.detach(|| cache.cache.map_with(device, options))?;
@@ -258,7 +257,7 @@ impl Region {
             keeps_stores: false,
             identity: (0, 0),
             offset: 0,
-            mapped: Arc::new(Mapped::Read(mapping)),
+            mapped: Held::new(Mapped::Read(mapping)),
             path,
             is_remote: true,
         })
@@ -269,7 +268,7 @@ impl Region {
         if self.has(offset..offset + length)? {
             return Ok(());
         }
-        let mapped = self.mapped.clone();
+        let mapped = self.mapped.share();
         waiting(py, vec![], move |wanted| {
             let Some(mapping) = mapped.mapping() else { return Ok(()) };
             let end = offset + length;

@@ -7,7 +7,7 @@
 //! raises: see [`waiting`].
 
 use std::mem::ManuallyDrop;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Deref};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -23,16 +23,46 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::cache::NativeCache;
+use crate::credentials::Provider;
 use crate::error::Result;
 use crate::take::{Piece, pieces};
 
 /// How often a wait looks for signals.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
+/// What a Python object has of the library. It is dropped without the interpreter's lock: the end of a device waits for its threads,
+/// one of which may wait for the lock to ask for credentials.
+pub(crate) struct Held<T: Send + Sync>(Option<Arc<T>>);
+
+impl<T: Send + Sync> Held<T> {
+    pub fn new(value: T) -> Held<T> {
+        Held(Some(Arc::new(value)))
+    }
+
+    pub fn share(&self) -> Arc<T> {
+        self.0.clone().expect("there until it is dropped")
+    }
+}
+
+impl<T: Send + Sync> Deref for Held<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("there until it is dropped")
+    }
+}
+
+impl<T: Send + Sync> Drop for Held<T> {
+    fn drop(&mut self) {
+        let value = self.0.take();
+        Python::attach(|py| py.detach(|| drop(value)));
+    }
+}
+
 /// An open object.
 #[pyclass(frozen, module = "aquifer._native")]
 pub(crate) struct RemoteObject {
-    pub device: Arc<RemoteDevice>,
+    pub device: Held<RemoteDevice>,
 }
 
 /// A directory on a local disk that keeps what was downloaded.
@@ -97,6 +127,7 @@ struct Options {
     hedge: Option<bool>,
     prices: Option<(f64, f64)>,
     tier: Option<Py<NativeTier>>,
+    credentials: Option<Py<PyAny>>,
     config: Vec<(String, String)>,
 }
 
@@ -125,6 +156,10 @@ impl Options {
         if let Some(tier) = self.tier {
             options = options.tier(&tier.get().0);
         }
+        if let Some(supply) = self.credentials {
+            let provider = Provider::new(supply);
+            options = options.credentials(move || provider.get());
+        }
         for (key, value) in self.config {
             options = options.config(key, value);
         }
@@ -139,7 +174,7 @@ impl RemoteObject {
     fn open(py: Python<'_>, url: String, options: Options) -> Result<RemoteObject> {
         let options = options.chosen();
         let opened = waiting(py, vec![], move |_| Ok(options.open(&url)?));
-        Ok(RemoteObject { device: Arc::new(opened?) })
+        Ok(RemoteObject { device: Held::new(opened?) })
     }
 
     /// Without what may be secret.
@@ -192,7 +227,7 @@ impl RemoteObject {
 /// The bytes of an object, copied out of the pages of a cache: for files, which need no addresses.
 #[pyclass(frozen, module = "aquifer._native")]
 pub(crate) struct RemoteReader {
-    pages: Arc<Pages>,
+    pages: Held<Pages>,
 }
 
 /// Bytes of one page, and where they go in a target.
@@ -242,8 +277,9 @@ impl RemoteReader {
         cache: &Bound<'_, NativeCache>,
         object: &Bound<'_, RemoteObject>,
     ) -> Result<RemoteReader> {
-        let (cache, device) = (cache.get(), object.get().device.clone());
-        Ok(RemoteReader { pages: Arc::new(py.detach(|| cache.cache.pages(device))?) })
+        let (cache, device) = (cache.get(), object.get().device.share());
+        let pages = py.detach(|| cache.cache.pages(device))?;
+        Ok(RemoteReader { pages: Held::new(pages) })
     }
 
     fn __len__(&self) -> usize {
@@ -267,7 +303,7 @@ impl RemoteReader {
         for &page in &wanted {
             is_here = is_here && self.pages.is_resident(page)?;
         }
-        let pages = self.pages.clone();
+        let pages = self.pages.share();
         let copy = move |call: Wanted| {
             let target = target;
             pages.visit_many(wanted, |page, bytes| {

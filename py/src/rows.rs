@@ -190,7 +190,7 @@ impl NativeRows {
         budget_bytes: Option<u64>,
     ) -> Result<NativeRows> {
         let options = options(row_bytes, header_bytes, budget_bytes);
-        let device = object.get().device.clone();
+        let device = object.get().device.share();
         let rows = py.detach(|| options.open_device(device))?;
         Ok(NativeRows::new(rows, true, None))
     }

@@ -230,7 +230,7 @@ impl Region {
             }
         }
         if wait {
-            let mapped = self.mapped.clone();
+            let mapped = self.mapped.share();
             let copy_all = move |wanted: Wanted| {
                 let copying = |copy: &dyn Fn()| {
                     wanted.while_wanted(copy);
@@ -361,7 +361,7 @@ impl Completions {
     ) -> Result {
         let target = PyBuffer::<u8>::get(out)?;
         let ranges = checked(region.get(), layout, &indices, Some(&target))?;
-        let mapped = region.get().mapped.clone();
+        let mapped = region.get().mapped.share();
         // The object, not its buffer: the engine's threads must drop nothing of Python.
         let uses = vec![out.clone().unbind(), region.clone().into_any().unbind()];
         let wanted: Vec<_> = ranges.all().collect();

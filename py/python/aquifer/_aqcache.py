@@ -29,6 +29,7 @@ from fsspec.utils import stringify_path
 
 from . import _native
 from ._cache import Cache, default_cache
+from ._credentials import name_of
 from ._errors import InvalidInputError, NotPicklableError, ReadOnlyError, UnsupportedError
 from ._remote import Remote, open_remote, options_of, secret_of
 from ._tier import TierArgument
@@ -512,6 +513,9 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         options: dict[str, Any] = dict(zip(_PARAMETERS, self.storage_args)) | self.storage_options
         if options.get("tier") is not None:
             options["tier"] = options["tier"] is not False
+        given = options.get("storage_options") or {}
+        if callable(given.get("credentials")):
+            options["storage_options"] = {**given, "credentials": name_of(given["credentials"])}
         return options
 
     def __reduce__(self) -> Any:

@@ -192,9 +192,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     storage_options:
         For a URL: a dictionary with `endpoint`, `region`, `allow_http`, `anonymous`, `unversioned`, `timeout` in seconds,
         `retries`, `in_flight`, `largest_request_bytes`, `buffer_bytes`, `hedge`, `prices` (of a million requests and of a GiB),
-        and configuration keys
-        of the store such as `aws_access_key_id`; also by the names that s3fs and adlfs have for them. Without credentials
-        those of the environment, or of the machine, are used.
+        and configuration keys of the store such as `aws_access_key_id`; also by the names that s3fs and adlfs have for them.
+        `credentials` is a function that supplies them, see docs/python.md; without, those of the environment, or of the
+        machine, are used.
 
     tier:
         For a URL: a `Tier`, or a directory of one, that keeps what is downloaded on a local disk; `True` for the one that is this

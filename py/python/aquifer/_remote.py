@@ -18,11 +18,12 @@ from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from . import _native
+from ._credentials import function_of, name_of, supplier
 from ._errors import ChangedError, InvalidInputError, NotPicklableError
 from ._sizes import bytes_of
 from ._tier import TierArgument, tier_of
 
-__all__ = ["Remote", "is_url", "open_remote", "open_version"]
+__all__ = ["Remote", "is_url", "open_remote", "open_version", "recipe_of"]
 
 # `(ETag or None, length)`.
 Version = tuple[str | None, int]
@@ -49,6 +50,7 @@ _PLAIN = frozenset(
         "buffer_bytes",
         "hedge",
         "prices",
+        "credentials",
     ]
 )
 _FLAGS = frozenset(["allow_http", "anonymous", "unversioned", "hedge"])
@@ -112,6 +114,11 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
             options["allow_http"] = options["allow_http"] or str(value).startswith("http://")
         elif name == "use_ssl":
             options["allow_http"] = options["allow_http"] or not flag(name, value)
+        elif name == "credentials":
+            if function_of(value) is None:
+                text = "is no function; it is one without arguments that returns a mapping, or its name: 'module:function'"
+                raise _invalid(url, f"storage option 'credentials' {text}")
+            options[name] = value
         elif name in _FLAGS:
             options[name] = flag(name, value)
         elif name in _SIZES:
@@ -156,6 +163,11 @@ def secret_of(options: Mapping[str, Any]) -> str | None:
     if options["config"]:
         names = ", ".join(repr(name) for name, _ in options["config"])
         return f"storage options may be secrets ({names}): set them in the environment of each process, and leave them out"
+    if not isinstance(options["credentials"], str | None) and name_of(options["credentials"]) is None:
+        return (
+            "its credentials come from a function that other processes cannot import: pass one that a module defines, "
+            "or its name, 'module:function'"
+        )
     if re.search(r"[@?]", options["endpoint"] or ""):
         return "its endpoint has a password or a query: set it in the environment of each process"
     return None
@@ -171,7 +183,10 @@ class Remote:
         self.options = options
         self.tier = tier
         own = tier_of(tier)
-        self.native = _native.RemoteObject.open(url, {**options, "tier": None if own is None else own._native})
+        function = function_of(options["credentials"])
+        supply = None if function is None else supplier(function)
+        natives = {"tier": None if own is None else own._native, "credentials": supply}
+        self.native = _native.RemoteObject.open(url, {**options, **natives})
         self.version: Version = self.native.version
         self.token = token_of(url, options, None, self.version)
 
@@ -188,13 +203,21 @@ class Remote:
         NotPicklableError:
             It would have to contain secrets.
         """
-        problem = secret_of(self.options)
-        if "?" in self.url:
-            problem = "its URL has a query, which may be a signature: pass the URL itself, and open it there"
-        if problem is not None:
-            raise NotPicklableError(errno.EINVAL, f"{self.shown} cannot be pickled: {problem}", path=self.shown)
-        options = {name: value for name, value in self.options.items() if value not in (None, [])}
-        return self.url, options, None if self.tier is None else self.tier is not False, self.version
+        return recipe_of(self.url, self.options, self.tier, self.version)
+
+
+def recipe_of(url: str, options: dict[str, Any], tier: TierArgument, version: Version) -> Recipe:
+    """As `Remote.pickled`, of an object that need not be open."""
+    problem = secret_of(options)
+    if "?" in url:
+        problem = "its URL has a query, which may be a signature: pass the URL itself, and open it there"
+    if problem is not None:
+        shown = shown_url(url)
+        raise NotPicklableError(errno.EINVAL, f"{shown} cannot be pickled: {problem}", path=shown)
+    options = {name: value for name, value in options.items() if value not in (None, [])}
+    if callable(options.get("credentials")):
+        options["credentials"] = name_of(options["credentials"])
+    return url, options, None if tier is None else tier is not False, version
 
 
 _opened: WeakValueDictionary[tuple[object, ...], Remote] = WeakValueDictionary()
@@ -216,7 +239,9 @@ os.register_at_fork(after_in_child=_in_child)
 def _key(url: str, options: dict[str, Any], tier: TierArgument, budget: int | None) -> tuple[object, ...]:
     # A small cache lowers the buffers of what it reads from, which is therefore not shared with caches of very other budgets.
     budget_class = min(budget or _LARGE_BUDGET, _LARGE_BUDGET).bit_length() // 2
-    return (budget_class, url, repr(tier), os.environ.get("AQUIFER_TIER"), *sorted((name, repr(value)) for name, value in options.items()))
+    # A function is one of its own, whatever it looks like; the object keeps it, so that no other has its number.
+    given = sorted((name, id(value) if callable(value) else repr(value)) for name, value in options.items())
+    return (budget_class, url, repr(tier), os.environ.get("AQUIFER_TIER"), *given)
 
 
 def open_remote(

@@ -1,0 +1,168 @@
+//! Credentials from a function of Python.
+//!
+//! Requests wait for credentials, and the function for the interpreter's lock. A load from an array's memory may hold that lock while
+//! it waits for a request. So what the function supplied is kept here, the library's question is answered with it as long as it is
+//! good, and a thread asks the function for the next ones in time: a request waits for the function only when there are none.
+//! The first ones are asked for while the object is opened, without the lock.
+//!
+//! What the function raises is dropped, as it may contain secrets.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use aquifer::remote::Credentials;
+use aquifer_sys::thread;
+use aquifer_vm::ProcessMark;
+use pyo3::prelude::*;
+
+/// How long before their end credentials are replaced, if they live twice as long.
+const MARGIN: Duration = Duration::from_secs(300);
+/// Between two calls of the function.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Most of one wait, so that a clock that was set is noticed.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// Access key, secret, session token, bearer token, and seconds of the epoch at which they expire.
+type Answer = (Option<String>, Option<String>, Option<String>, Option<String>, Option<f64>);
+
+#[derive(Debug)]
+struct Failed;
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the function of credentials failed")
+    }
+}
+
+impl std::error::Error for Failed {}
+
+/// What is kept of one object's function. The lock is held for moments, and never with the interpreter's.
+struct Kept {
+    supply: Py<PyAny>,
+    mark: ProcessMark,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    last: Option<Supplied>,
+    has_keeper: bool,
+    is_ended: bool,
+}
+
+#[derive(Clone)]
+struct Supplied {
+    credentials: Credentials,
+    /// When the next ones are asked for, and the end.
+    times: Option<(SystemTime, SystemTime)>,
+}
+
+impl Supplied {
+    fn is_good(&self) -> bool {
+        self.times.is_none_or(|(_, end)| end > SystemTime::now() + PAUSE)
+    }
+}
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the function.
+    fn ask(&self) -> Result<Supplied, Failed> {
+        let began = SystemTime::now();
+        // None when the interpreter ends.
+        let answer = Python::try_attach(|py| -> PyResult<Answer> {
+            self.supply.bind(py).call0()?.extract()
+        });
+        let (credentials, end) = match answer {
+            Some(Ok((Some(id), Some(secret), None, None, end))) => {
+                (Credentials::key(id, secret), end)
+            }
+            Some(Ok((Some(id), Some(secret), Some(token), None, end))) => {
+                (Credentials::session_key(id, secret, token), end)
+            }
+            Some(Ok((None, None, None, Some(token), end))) => (Credentials::bearer(token), end),
+            _ => return Err(Failed),
+        };
+        let Some(seconds) = end else { return Ok(Supplied { credentials, times: None }) };
+        let since = Duration::try_from_secs_f64(seconds).map_err(|_| Failed)?;
+        let end = SystemTime::UNIX_EPOCH.checked_add(since).ok_or(Failed)?;
+        // Those of the past are none.
+        let life = end.duration_since(began).map_err(|_| Failed)?;
+        let renewal = end - MARGIN.min(life / 2);
+        Ok(Supplied { credentials: credentials.expires(end), times: Some((renewal, end)) })
+    }
+
+    fn keep(&self, supplied: Supplied) {
+        self.lock().last = Some(supplied);
+        self.changed.notify_all();
+    }
+
+    /// Replaces what is kept in time, until it is ended.
+    fn renew_in_time(&self) {
+        let mut earliest = SystemTime::now();
+        loop {
+            let mut state = self.lock();
+            loop {
+                let times = state.last.as_ref().and_then(|last| last.times);
+                let Some((renewal, _)) = times.filter(|_| !state.is_ended) else { return };
+                let wait = renewal.max(earliest).duration_since(SystemTime::now());
+                let Some(wait) = wait.ok().filter(|wait| !wait.is_zero()) else { break };
+                let waited = self.changed.wait_timeout(state, wait.min(WAIT));
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            drop(state);
+            // After a failure the old ones stay, until their end.
+            if let Ok(supplied) = self.ask() {
+                self.keep(supplied);
+            }
+            earliest = SystemTime::now() + PAUSE;
+        }
+    }
+}
+
+/// The function as the library asks it.
+pub(crate) struct Provider(Arc<Kept>);
+
+impl Provider {
+    pub fn new(supply: Py<PyAny>) -> Provider {
+        Provider(Arc::new(Kept {
+            supply,
+            mark: ProcessMark::new(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }))
+    }
+
+    pub fn get(&self) -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>> {
+        let kept = &self.0;
+        if !kept.mark.is_current() {
+            // A thread of the parent may have had the lock, and there is none to renew them.
+            return Ok(kept.ask()?.credentials);
+        }
+        if let Some(last) = kept.lock().last.as_ref().filter(|last| last.is_good()) {
+            return Ok(last.credentials.clone());
+        }
+        let supplied = kept.ask()?;
+        kept.keep(supplied.clone());
+        let is_first =
+            supplied.times.is_some() && !std::mem::replace(&mut kept.lock().has_keeper, true);
+        if is_first {
+            let keeper = kept.clone();
+            thread::start(c"aquifer-renewal", move || keeper.renew_in_time())?;
+        }
+        Ok(supplied.credentials)
+    }
+}
+
+impl Drop for Provider {
+    fn drop(&mut self) {
+        if self.0.mark.is_current() {
+            self.0.lock().is_ended = true;
+            self.0.changed.notify_all();
+        }
+    }
+}
