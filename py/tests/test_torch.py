@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import pathlib
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 
 import aquifer
 from aquifer.torch import MemmapDataset
+from object_server import ObjectServer
+from test_processes import in_child
 
 Table = npt.NDArray[np.int64]
 
@@ -69,6 +73,60 @@ def test_workers_open_the_file_themselves(path: str, table: Table, method: str) 
     with multiprocessing.get_context(method).Pool(2) as pool:
         for read in pool.starmap(batches, [(dataset, [[1, 2], [4000]])] * 4):
             assert (read[0][1] == table[2]).all() and (read[1][0] == table[4000]).all()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    monkeypatch.delenv("AQUIFER_TIER", raising=False)
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_read_an_object(
+    server: ObjectServer, tmp_path: pathlib.Path, table: Table, method: str, rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, tier = server.put("bucket/table.bin", table.tobytes()), tmp_path / "tier"
+    options: dict[str, Any] = {"storage_options": {"timeout": 60}, "tier": tier, "rows": rows}
+    dataset: MemmapDataset[Any] = MemmapDataset(url, np.int64, (64,), budget="64MiB", **options)
+    assert len(dataset) == 4096 and dataset.path == url
+    assert (dataset[1] == table[1]).all(), "open before the fork"
+    # Of a tier's directory it is only said that there is one; that of the workers' node is in their environment.
+    monkeypatch.setenv("AQUIFER_TIER", str(tier))
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        for read in pool.starmap(batches, [(dataset, [[1, 2], [4000]])] * 4):
+            assert (read[0][1] == table[2]).all() and (read[1][0] == table[4000]).all()
+        server.put("bucket/table.bin", table[::-1].tobytes())
+        for call in (lambda: pool.apply(batches, (dataset, [[500]])), lambda: dataset[500]):
+            with pytest.raises(aquifer.ChangedError):
+                call()
+
+
+def test_samples_of_several_lengths_of_an_object(server: ObjectServer, table: Table) -> None:
+    url, offsets = server.put("bucket/table.bin", table.tobytes()), [0, 5, 5, 1000, 200_000]
+    dataset: MemmapDataset[Any] = MemmapDataset(url, np.int64, offsets=offsets, budget="16MiB")
+    flat = table.reshape(-1)
+    for again in (dataset, pickle.loads(pickle.dumps(dataset)), pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(dataset))))):
+        assert all((sample == flat[offsets[row] : offsets[row + 1]]).all() for row, sample in enumerate(again))
+    with pytest.raises(aquifer.NotFoundError):
+        MemmapDataset(url + "2", np.int64, ())
+    with pytest.raises(ValueError, match="are for URLs"):
+        MemmapDataset(__file__, np.uint8, (), tier=True)
+
+
+def test_secrets_go_to_forked_workers_only(server: ObjectServer, table: Table) -> None:
+    url = server.put("bucket/table.bin", table.tobytes()) + "?signature=hunter2"
+    dataset: MemmapDataset[Any] = MemmapDataset(url, np.int64, (64,), budget="16MiB")
+    assert "hunter2" not in dataset.path
+    with pytest.raises(aquifer.NotPicklableError) as raised:
+        pickle.dumps(dataset)
+    assert "hunter2" not in str(raised.value)
+    in_child(lambda: check_equal(dataset[7], table[7]))
+
+
+def check_equal(sample: Any, expected: Any) -> None:
+    assert (sample == expected).all()
 
 
 def test_a_loader_of_torch(path: str, table: Table) -> None:

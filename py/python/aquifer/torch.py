@@ -11,15 +11,17 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, SupportsIndex, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, SupportsIndex, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ._sizes import bytes_of
 from ._memmap import memmap
+from ._remote import is_url, open_remote, open_version, options_of, recipe_of
 from ._rows import Rows
+from ._tier import TierArgument
 
 __all__ = ["MemmapDataset"]
 
@@ -32,7 +34,7 @@ class MemmapDataset(Generic[Sample]):
     Parameters
     ----------
     path:
-        The file.
+        The file; or the URL of an object, as for `memmap`, whose version is that of now in all workers.
     dtype:
         Type of its elements.
     shape:
@@ -49,9 +51,11 @@ class MemmapDataset(Generic[Sample]):
         some are read often.
     pin_memory:
         Batches of samples of one length are read into pinned memory of torch, from which copies to a device need not wait.
+    storage_options, tier:
+        For a URL, as for `memmap`. Workers of a node share its tier.
 
     `dataset[i]` is one sample; `dataset.__getitems__(indices)` reads many at once, which `DataLoader` calls for each batch. It
-    pickles by path. A process that is forked opens the file again by itself.
+    pickles by path, or by URL and version. A process that is forked opens the file again by itself.
     """
 
     def __init__(
@@ -65,12 +69,25 @@ class MemmapDataset(Generic[Sample]):
         budget: int | str = "1GiB",
         pin_memory: bool = False,
         rows: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        tier: TierArgument = None,
     ) -> None:
         if (shape is None) == (offsets is None):
             raise ValueError("give the shape of a sample, or offsets of samples of several lengths")
         if rows and shape is None:
             raise ValueError("rows=True needs samples of one length: give their shape")
-        self.path = os.path.abspath(os.fspath(path))
+        # URL, storage options, tier, version: what each worker opens.
+        self._recipe: tuple[str, Mapping[str, Any], TierArgument, tuple[str | None, int]] | None = None
+        if is_url(path):
+            url, options = cast(str, path), dict(storage_options or {})
+            remote = open_remote(url, options, tier, bytes_of(budget))
+            self._recipe = url, options, tier, remote.version
+            self.path, size = remote.shown, remote.version[1]
+        elif storage_options is not None or tier is not None:
+            raise ValueError("storage options and tiers are for URLs, such as s3://bucket/key")
+        else:
+            self.path = os.path.abspath(os.fspath(path))
+            size = os.path.getsize(self.path)
         self.dtype = np.dtype(dtype)
         self.shape = None if shape is None else tuple(operator.index(length) for length in shape)
         # One of a file stays one: it pickles by path.
@@ -84,7 +101,7 @@ class MemmapDataset(Generic[Sample]):
         self.budget = bytes_of(budget)
         self.pin_memory = pin_memory
         self.rows = rows
-        elements = os.path.getsize(self.path) // self.dtype.itemsize
+        elements = size // self.dtype.itemsize
         if self.offsets is not None:
             steps = np.diff(self.offsets)
             if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets[0] < 0 or (steps < 0).any():
@@ -106,16 +123,17 @@ class MemmapDataset(Generic[Sample]):
             # Each worker has a part of the budget, of a size that a cache can work with.
             budget = max(self.budget // _workers(), 16 << 20)
             source: memmap | Rows
+            file = self.path if self._recipe is None else open_version(*self._recipe, budget)
             if self.rows:
                 assert self.shape is not None
-                source = Rows(self.path, self.dtype, self.shape, budget=budget)
+                source = Rows(file, self.dtype, self.shape, budget=budget)
             else:
                 if self.shape is not None:
                     shape: tuple[int, ...] = (self._length, *self.shape)
                 else:
                     assert self.offsets is not None
                     shape = (max(int(self.offsets[-1]), 1),)
-                source = memmap(self.path, self.dtype, "r", 0, shape, budget=budget)
+                source = memmap(file, self.dtype, "r", 0, shape, budget=budget)
             self._opened = (os.getpid(), source)
         return self._opened[1]
 
@@ -166,7 +184,11 @@ class MemmapDataset(Generic[Sample]):
         return torch.from_numpy(sample if sample.ndim else sample.reshape(()))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        recipe = self._recipe
+        if recipe is not None:
+            url, given, tier, version = recipe
+            recipe = recipe_of(url, options_of(url, given), tier, version)
+        return {**self.__dict__, "_opened": None, "_recipe": recipe}
 
 
 def _workers() -> int:
