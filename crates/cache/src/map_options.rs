@@ -54,7 +54,11 @@ impl MapOptions {
 
     /// Answers bare loads of bytes that the file does not have any more, or that cannot be read, with zeros instead of SIGBUS;
     /// off by default. [`Mapping::take_missed_fault`](crate::Mapping::take_missed_fault) returns the error that was avoided,
-    /// and ends the zeros. For run-times that cannot survive the signal, such as interpreters. Kernel-backed mappings only.
+    /// and ends the zeros. For run-times that cannot survive the signal, such as interpreters. Until then a user-backed mapping
+    /// answers loads of other absent pages with zeros as well, without a wait for the device.
+    ///
+    /// For mappings to read. While a user-backed one lives, the device cannot be mapped for writing in the same cache; while it is
+    /// mapped so, the option does nothing.
     pub fn zeros_for_missing(mut self, on: bool) -> MapOptions {
         self.zeros_for_missing = on;
         self

@@ -9,10 +9,12 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, Protection};
 use aquifer_sys::uffd::Installed;
-use aquifer_vm::{Arena, Reservation};
+use aquifer_vm::{Arena, Missed, Reservation};
 
+use crate::bits::Bits;
 use crate::engine::{Engine, Kind};
 use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
@@ -32,6 +34,17 @@ pub(crate) struct MappedMemory {
     len_bytes: usize,
     /// Whether stores to clean pages can be made to fault. If not, the mapping is read-only.
     protects: bool,
+    pub zeros: Zeros,
+}
+
+/// Pages of zeros that bare loads were answered with, at absent pages of memory that is only read. See
+/// `user_store`.
+pub(crate) struct Zeros {
+    pub missed: Missed,
+    /// One bit per region: a page of zeros was ever installed there. Set and cleared while pages are Loading.
+    pub regions: Bits,
+    /// Whether the memory may be stored to. Held while zeros are asked for, or taken away.
+    pub is_stored_to: Mutex<bool>,
 }
 
 impl MappedMemory {
@@ -58,8 +71,14 @@ impl MappedMemory {
             registered => registered,
         };
         registered.map_err(kernel("registering a range with userfaultfd"))?;
+        let zeros = Zeros {
+            missed: Missed::new(),
+            regions: Bits::new(geometry.regions()).map_err(kernel("reserving page tables"))?,
+            is_stored_to: Mutex::new(writable),
+        };
         Ok(MappedMemory {
             reservation,
+            zeros,
             engine,
             words,
             page_bytes: geometry.page_bytes,
@@ -79,6 +98,21 @@ impl MappedMemory {
 
     fn uffd(&self) -> &aquifer_sys::uffd::Uffd {
         self.engine.uffd_if_open().expect("opened before the range was registered")
+    }
+
+    /// Installs zeros at an absent page.
+    ///
+    /// # Safety
+    /// The page is Loading and owned by the caller.
+    pub unsafe fn install_zeros(&self, page: u64) -> io::Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.uffd().zeros(self.address(page), self.page_bytes) }
+    }
+
+    /// Discards what [`MappedMemory::install_zeros`] installed at a page that is Loading and owned by the caller.
+    pub fn discard_zeros(&self, page: u64) {
+        // A load of the page discards what this could not.
+        let _ = self.discard_each(std::slice::from_ref(&(page..page + 1)));
     }
 
     fn discard_each(&self, runs: &[Range<u64>]) -> io::Result<()> {
@@ -127,7 +161,7 @@ impl PageMemory for MappedMemory {
         let copy = || unsafe { self.uffd().copy(target, data, len, protect && self.protects) };
         let installed = match copy() {
             Ok(Installed::AlreadyThere) => {
-                // It can only be a poison marker of an earlier failed load: no other thread
+                // It can only be a poison marker of an earlier failed load, or zeros: no other thread
                 // installs pages that this one is loading.
                 self.discard_each(std::slice::from_ref(&pages))?;
                 copy()
@@ -150,6 +184,11 @@ impl PageMemory for MappedMemory {
         if !self.protects {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
+        let mut is_stored_to = self.zeros.is_stored_to.lock();
+        if self.zeros.missed.is_wanted() {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        *is_stored_to = true;
         let base = self.reservation.address();
         // SAFETY: our own range, to which no references exist. Its pages were installed protected,
         // so the first store to each still faults.

@@ -93,6 +93,9 @@ impl Mapping {
         if options.backend != Backend::Kernel
             && let Some(attached) = Attached::existing(&wanted)?
         {
+            if options.zeros_for_missing && !writable {
+                attached.store.answer_faults();
+            }
             return Ok(Mapping { served: Served::shared(attached), writable, running });
         }
         let served = match choose(engine, &device, geometry.len_bytes, options.backend, writable)? {
@@ -114,9 +117,15 @@ impl Mapping {
                 engine.join_kernel(file.geometry.len_bytes);
                 Served::Kernel(file, claim)
             }
-            None => Served::shared(Attached::attach(&wanted, || {
-                UserStore::map(engine.clone(), device, geometry, writable)
-            })?),
+            None => {
+                let attached = Attached::attach(&wanted, || {
+                    UserStore::map(engine.clone(), device, geometry, writable)
+                })?;
+                if options.zeros_for_missing && !writable {
+                    attached.store.answer_faults();
+                }
+                Served::shared(attached)
+            }
         };
         Ok(Mapping { served, writable, running })
     }
@@ -351,8 +360,9 @@ impl Mapping {
     pub fn take_missed_fault(&self) -> Option<CacheError> {
         match &self.served {
             // In a child the mapping is its parent's.
-            Served::Kernel(file, _) if self.running.engine.mark.is_current() => file.take_missed(),
-            _ => None,
+            _ if !self.running.engine.mark.is_current() => None,
+            Served::User(store, _) => store.take_missed(),
+            Served::Kernel(file, _) => file.take_missed(),
         }
     }
 

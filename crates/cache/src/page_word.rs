@@ -14,7 +14,7 @@
 //! |---|---|---|---|
 //! | Absent, Probation | Loading | [`PageWord::begin_load`] | the thread that misses |
 //! | Loading | Clean, Dirty | [`PageWord::finish_load`] | the same |
-//! | Loading | Absent | [`PageWord::abort_load`] | the same, after an error |
+//! | Loading | Absent | [`PageWord::abort_load`] | the same, after an error, or with zeros for bare loads |
 //! | Clean, Dirty | Unprotecting | [`PageWord::begin_unprotect`] | a store to a write-protected page |
 //! | Unprotecting | Dirty | [`PageWord::finish_unprotect`] | the same |
 //! | Clean, Dirty | Exclusive | [`PageWord::begin_exclusive`] | a writing guard of `Pages` |

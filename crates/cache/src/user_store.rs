@@ -4,6 +4,11 @@
 //! message. Either way `serve` makes the page usable with the same `ensure` that every call uses.
 //! If that fails, a bare access cannot return the reason: the error is recorded and the fault is
 //! passed to the previous handler, which by default ends the process with SIGBUS, as with mmap.
+//!
+//! Where that is asked for, the fault is answered with a page of zeros instead, noted, and reported by a later call; so are all
+//! faults of absent pages until then, without the device. The page stays Absent: calls load it, and only bare loads find
+//! zeros. They are installed and taken away by a thread that has moved the page to Loading, so that no other installs it
+//! meanwhile. Such memory is only read, as stores to zeros would be lost.
 
 use std::io;
 use std::ops::Range;
@@ -132,6 +137,64 @@ impl Store<MappedMemory> {
         self.engine.record_bare_fault(BareFault { store: self.id, page: PageId(page), cause });
     }
 
+    /// From now on bare loads of pages that cannot be loaded find zeros, unless the memory may be stored to.
+    pub fn answer_faults(&self) {
+        let is_stored_to = self.memory.zeros.is_stored_to.lock();
+        if !*is_stored_to {
+            self.memory.zeros.missed.answer();
+        }
+    }
+
+    /// Installs zeros at a page, unless another thread has brought it or does so: then the load tries again. False if the kernel
+    /// refuses. Async-signal-safe.
+    fn answer_with_zeros(&self, page: u64) -> bool {
+        let word = self.word(page);
+        let seen = word.load();
+        if seen.state() != State::Absent || word.begin_load(seen).is_err() {
+            return true;
+        }
+        let zeros = &self.memory.zeros;
+        // Before a thread can see them.
+        zeros.missed.note(self.geometry.offset_of(page));
+        zeros.regions.set(self.geometry.region_of(page));
+        // SAFETY: this thread has moved the page to Loading.
+        let installed = unsafe { self.memory.install_zeros(page) };
+        word.abort_load();
+        installed.is_ok()
+    }
+
+    /// The first bare load since the last call that found zeros, as an error; takes all zeros away.
+    pub fn take_missed(&self) -> Option<CacheError> {
+        let zeros = &self.memory.zeros;
+        let _changing = zeros.is_stored_to.lock();
+        let offset_bytes = zeros.missed.take()?;
+        for region in zeros.regions.iter() {
+            zeros.regions.clear(region);
+            for page in self.geometry.pages_of_region(region) {
+                let word = self.word(page);
+                loop {
+                    let seen = word.load();
+                    match seen.state() {
+                        State::Absent if word.begin_load(seen).is_ok() => {
+                            self.memory.discard_zeros(page);
+                            word.abort_load();
+                            break;
+                        }
+                        State::Absent => {}
+                        State::Loading => word.wait(seen),
+                        // Loaded since, which has replaced them.
+                        _ => break,
+                    }
+                }
+            }
+        }
+        // The device's own error, if it still fails.
+        let page = self.geometry.page_of(offset_bytes);
+        let met = BareFault { store: self.id, page: PageId(page), cause: BareCause::Device };
+        let again = self.touch(page, Access::Read).err();
+        Some(again.unwrap_or_else(|| self.bare_fault_error(met)))
+    }
+
     /// A bare access that failed, as an error.
     pub fn bare_fault_error(&self, fault: BareFault) -> CacheError {
         let offset_bytes = self.geometry.offset_of(fault.page.0);
@@ -186,6 +249,13 @@ impl FaultOwner for UserStore {
         }
         count(&self.engine.counters.signals, 1);
         let access = if write { Access::Write } else { Access::Read };
+        let missed = &self.memory.zeros.missed;
+        let answers = missed.is_wanted() && !write && !fault.fallible;
+        // One load is to be reported already: what follows it is not worth a wait for each page.
+        let at_once = answers && missed.is_noted() && self.seen(page).state() == State::Absent;
+        if at_once && self.answer_with_zeros(page) {
+            return Served::Yes;
+        }
         match self.ensure(page, access, None, true) {
             Ok(Ensured::Came) => Served::Yes,
             Ok(Ensured::Present) => {
@@ -194,6 +264,9 @@ impl FaultOwner for UserStore {
             }
             Err(refused) => {
                 self.record(page, refused.cause());
+                if answers && self.answer_with_zeros(page) {
+                    return Served::Yes;
+                }
                 Served::No
             }
         }

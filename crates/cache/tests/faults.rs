@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use aquifer_cache::policy::{HitMode, HitTable, Policy, PolicyKind};
 use aquifer_cache::{
-    Advice, Cache, CacheError, FrameId, Mapping, MappingMut, PageId, PageKey, Pages,
+    Advice, Backend, Cache, CacheError, FrameId, MapOptions, Mapping, MappingMut, PageId, PageKey,
+    Pages,
 };
 use aquifer_device::{
     Device, DeviceError, Direct, Fault, FaultControl, FaultRule, FaultTarget, Faulty, FileDevice,
@@ -19,8 +20,8 @@ use aquifer_device::{
 
 use aquifer_sys::signal::FaultContext;
 use aquifer_testkit::rng::Rng;
-use aquifer_vm::Served;
 use aquifer_vm::router::serve;
+use aquifer_vm::{Served, has_missed_faults};
 use support::{Hooked, content, errno_of, random_bytes, unrelated, wait_until};
 
 const PAGE: u64 = 4096;
@@ -194,6 +195,118 @@ fn a_bare_access_that_fails_is_explained_afterwards() {
     control.inject(fails(FaultTarget::Reads, libc::EIO));
     assert_eq!(bare_load(&mapping, 9 * PAGE, false), Served::No);
     assert_eq!(errno_of(&explained(&mapping)), Some(libc::EIO));
+}
+
+#[test]
+fn bare_loads_find_zeros_where_that_is_asked_for() {
+    let (device, control, _, bytes) = faulty(64);
+    let cache = cache();
+    let options = MapOptions::new().backend(Backend::User).zeros_for_missing(true);
+    let mapping = cache.map_with(device.clone(), options.clone()).unwrap();
+    let at = |page: u64| {
+        let word = &bytes[(page * PAGE) as usize..][..8];
+        u64::from_ne_bytes(word.try_into().unwrap())
+    };
+    let load = |page: u64| {
+        let address = mapping.as_ptr().wrapping_add((page * PAGE) as usize).cast::<u64>();
+        // SAFETY: inside the mapping, which answers what it cannot load.
+        unsafe { address.read_volatile() }
+    };
+    mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+    assert_eq!(load(1), at(1));
+    assert!(mapping.take_missed_fault().is_none());
+    let rule = control.inject(fails(FaultTarget::Reads, libc::EIO));
+    assert_eq!((load(9), load(1)), (0, at(1)));
+    let tried = cache.stats().load_errors;
+    // Without the device, which may take long to fail.
+    assert_eq!((load(20), load(9), cache.stats().load_errors), (0, 0, tried));
+    assert!(has_missed_faults());
+    assert!(matches!(mapping.get::<u64>(9 * PAGE), Err(CacheError::Load { .. })), "calls fail");
+    assert!(!mapping.is_resident(9 * PAGE..10 * PAGE).unwrap());
+    let Some(CacheError::Load { offset_bytes, source, .. }) = mapping.take_missed_fault() else {
+        panic!("not reported")
+    };
+    assert_eq!((offset_bytes, errno_of(&source)), (9 * PAGE, Some(libc::EIO)));
+    assert!(mapping.take_missed_fault().is_none(), "reported once");
+    control.remove(rule);
+    assert_eq!((load(9), load(20)), (at(9), at(20)));
+    // What a call brings replaces zeros at once.
+    let rule = control.inject(fails(FaultTarget::Reads, libc::EIO));
+    assert_eq!((load(30), load(31)), (0, 0));
+    control.remove(rule);
+    assert_eq!((mapping.get::<u64>(30 * PAGE).unwrap(), load(30), load(31)), (at(30), at(30), 0));
+    // The device is well again, and zeros were read all the same.
+    assert!(matches!(mapping.take_missed_fault(), Some(CacheError::Load { .. })));
+    assert_eq!((load(30), load(31)), (at(30), at(31)));
+    // Stores to zeros would be lost.
+    assert!(matches!(cache.map_mut(device.clone()), Err(CacheError::Kernel { .. })));
+    drop(mapping);
+    let writable = cache.map_mut(device.clone()).unwrap();
+    let reading = cache.map_with(device, options).unwrap();
+    control.inject(fails(FaultTarget::Reads, libc::EIO));
+    assert_eq!(bare_load(&reading, 40 * PAGE, false), Served::No);
+    drop(writable);
+}
+
+/// Threads that load without calls while the device fails now and then, and one that reports.
+#[test]
+fn zeros_are_gone_once_they_are_reported() {
+    let (device, control, _, bytes) = faulty(64);
+    let cache = cache();
+    let options = MapOptions::new().backend(Backend::User).zeros_for_missing(true);
+    let mapping = cache.map_with(device, options).unwrap();
+    let load = |page: u64| {
+        let address = mapping.as_ptr().wrapping_add((page * PAGE) as usize).cast::<u64>();
+        // SAFETY: as above.
+        unsafe { address.read_volatile() }.to_ne_bytes()
+    };
+    let at = |page: u64| &bytes[(page * PAGE) as usize..][..8];
+    let is_over = AtomicBool::new(false);
+    /// Ends the threads, also of a test that fails.
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    std::thread::scope(|scope| {
+        let _ends = Ends(&is_over);
+        for seed in 0..3 {
+            let (load, at, is_over, mapping) = (&load, &at, &is_over, &mapping);
+            scope.spawn(move || {
+                let _ends = Ends(is_over);
+                for page in (0..64).cycle().skip(seed * 20) {
+                    let found = load(page);
+                    assert!(found == at(page) || found == [0; 8], "page {page}: {found:?}");
+                    if page % 7 == 0 {
+                        let _ = mapping.touch(page * PAGE);
+                    }
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        for _ in 0..200 {
+            mapping.advise(0..mapping.len(), Advice::DontNeed).unwrap();
+            let rule = control.inject(fails(FaultTarget::Reads, libc::EIO));
+            while !has_missed_faults() {
+                assert!(!is_over.load(Ordering::Relaxed), "a thread has failed");
+                mapping.advise(0..mapping.len(), Advice::DontNeed).unwrap();
+                std::thread::yield_now();
+            }
+            control.remove(rule);
+            while mapping.take_missed_fault().is_some() {}
+            for page in 0..64 {
+                // A thread may have met the failure before its end, and answers only now.
+                assert!(load(page) == at(page) || has_missed_faults(), "page {page}");
+            }
+        }
+    });
+    while mapping.take_missed_fault().is_some() {}
+    for page in 0..64 {
+        assert_eq!(load(page), at(page), "page {page}");
+    }
 }
 
 /// Two threads load from an absent page: the second one's fault is handled when the page is

@@ -203,6 +203,35 @@ impl Uffd {
         Ok(outcome)
     }
 
+    /// Installs pages of zeros, which take no memory: all are one page of the kernel's. Pages that are there stay.
+    ///
+    /// # Safety
+    /// As [`Uffd::copy`], for the target.
+    pub unsafe fn zeros(&self, target: *mut u8, len_bytes: usize) -> io::Result<()> {
+        let mut done = 0usize;
+        while done < len_bytes {
+            let start = target as u64 + done as u64;
+            let mut argument = raw::uffdio_zeropage {
+                range: raw::uffdio_range { start, len: (len_bytes - done) as u64 },
+                mode: 0,
+                zeropage: 0,
+            };
+            // Partly done, interrupted, or met by a page that is there, as in `copy`.
+            let Err(error) = self.ioctl(ioctl::UFFDIO_ZEROPAGE, &mut argument) else {
+                return Ok(());
+            };
+            let step = usize::try_from(argument.zeropage).unwrap_or(0);
+            match error.raw_os_error() {
+                Some(libc::EAGAIN) => done += step,
+                Some(libc::EEXIST) => {
+                    done += if step == 0 { crate::memory::SMALL_PAGE_BYTES } else { step };
+                }
+                _ => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Write-protects a range, or lifts the protection (and wakes threads blocked on it).
     pub fn write_protect(
         &self,

@@ -49,6 +49,12 @@ impl Missed {
         self.is_wanted.load(Ordering::Relaxed)
     }
 
+    /// Whether a fault was noted and not taken yet. Async-signal-safe.
+    pub fn is_noted(&self) -> bool {
+        // Relaxed: a fault at the same time is answered as if it had come before or after.
+        self.offset_bytes.load(Ordering::Relaxed) != NONE
+    }
+
     /// Notes a fault at this offset; the first one counts. Async-signal-safe.
     pub fn note(&self, offset_bytes: u64) {
         let first = self.offset_bytes.compare_exchange(
