@@ -101,6 +101,15 @@ impl Mapped {
         }
         Ok(())
     }
+
+    /// What a bare access has met.
+    fn check_faults(&self) -> Result {
+        let missed = match self {
+            Mapped::View(view) => view.take_missed_fault().map(Failure::from),
+            mapped => mapped.mapping().and_then(Mapping::take_missed_fault).map(Failure::from),
+        };
+        missed.map_or(Ok(()), Err)
+    }
 }
 
 /// A mapped file, whose bytes are a buffer.
@@ -136,20 +145,11 @@ impl Region {
 
     /// What a bare access has met, or why stores exceed their budget. Waits while they do.
     fn check_stores(&self) -> Result {
-        self.check_faults()?;
+        self.mapped.check_faults()?;
         match &*self.mapped {
             Mapped::View(view) if self.keeps_stores => Ok(view.wait_for_room()?),
             _ => Ok(()),
         }
-    }
-
-    /// What a bare access has met.
-    fn check_faults(&self) -> Result {
-        let missed = match &*self.mapped {
-            Mapped::View(view) => view.take_missed_fault().map(Failure::from),
-            mapped => mapped.mapping().and_then(Mapping::take_missed_fault).map(Failure::from),
-        };
-        missed.map_or(Ok(()), Err)
     }
 
     /// Whether a load of these bytes waits for nothing, at the moment.
@@ -162,7 +162,7 @@ impl Region {
         match &*self.mapped {
             Mapped::View(view) if self.keeps_stores => {
                 // Reported behind the rest: what was stored elsewhere is not lost with it.
-                let missed = self.check_faults();
+                let missed = self.mapped.check_faults();
                 // What cannot be written stays dirty, without an error: a flush says why.
                 view.write_out()?;
                 if view.dirty_bytes()? > 0 {
@@ -192,7 +192,7 @@ impl Drop for Region {
 
 #[pymethods]
 impl Region {
-    /// Maps `length` bytes of a file from `offset` on.
+    /// Maps a file from an offset on, for a length.
     #[staticmethod]
     fn open(
         py: Python<'_>,
@@ -200,9 +200,10 @@ impl Region {
         path: PathBuf,
         mode: &str,
         backend: &str,
-        offset: u64,
-        length: u64,
+        place: (u64, u64),
+        zeros: bool,
     ) -> Result<Region> {
+        let (offset, length) = place;
         let cache = cache.get();
         let status = std::fs::metadata(&path)?;
         let is_writable = mode != "r";
@@ -221,7 +222,8 @@ impl Region {
                 // System calls must work on the memory.
                 _ => Backend::Kernel,
             };
-            let options = MapOptions::new().backend(backend).zeros_for_missing(true);
+            let zeros = zeros || backend == Backend::Kernel;
+            let options = MapOptions::new().backend(backend).zeros_for_missing(zeros);
             let device = FileDevice::options().writable(is_writable).open(&path)?;
             if is_writable {
                 return Ok(Mapped::Write(cache.cache.map_mut_with(device, options)?));
@@ -246,10 +248,11 @@ impl Region {
         py: Python<'_>,
         cache: &Bound<'_, NativeCache>,
         object: &Bound<'_, RemoteObject>,
+        zeros: bool,
     ) -> Result<Region> {
         let (cache, device) = (cache.get(), object.get().device.share());
         let path = PathBuf::from(device.name());
-        let options = MapOptions::new().backend(Backend::User);
+        let options = MapOptions::new().backend(Backend::User).zeros_for_missing(zeros);
         let mapping = py.detach(|| cache.cache.map_with(device, options))?;
         Ok(Region {
             exports: AtomicUsize::new(0),
@@ -386,6 +389,11 @@ impl Region {
 
     /// Raises what a load or a store through the memory met since the last call. Waits while stores exceed their budget.
     fn check(&self, py: Python<'_>) -> Result {
+        if self.is_remote && faulted() {
+            // The server is asked again, for its error.
+            let mapped = self.mapped.share();
+            return waiting(py, vec![], move |_| mapped.check_faults());
+        }
         py.detach(|| self.check_stores())
     }
 

@@ -240,6 +240,106 @@ def test_a_server_that_does_not_answer(server: ObjectServer, url: str) -> None:
         assert isinstance(raised.value, TimeoutError) and raised.value.filename == url
 
 
+@pytest.fixture
+def apart(content: Table, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """An object's URL, and the process of its server, which needs nothing of this one."""
+    monkeypatch.delenv("AQUIFER_TIER", raising=False)
+    content.tofile(tmp_path / "content")
+    program = f"""
+import pathlib, sys
+sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+from object_server import ObjectServer
+with ObjectServer() as server:
+    print(server.put({KEY!r}, pathlib.Path({str(tmp_path / "content")!r}).read_bytes()), flush=True)
+    sys.stdin.read()
+"""
+    # It ends with this process, too.
+    with subprocess.Popen([sys.executable, "-c", program], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().strip(), server
+        finally:
+            server.kill()
+
+
+def test_a_server_that_ends(apart: tuple[str, subprocess.Popen[str]], content: Table) -> None:
+    """Calls raise; nothing ends the process."""
+    url, server = apart
+    options: dict[str, Any] = {"storage_options": {"retries": 0}}
+    array, rows = open_array(url, **options, advice="random"), aquifer.Rows(url, np.int64, 64, **options)
+    known, flat = array[:8], aquifer.memmap(url, np.int64, budget="16MiB", **options)
+    server.kill()
+    server.wait()
+    calls: list[Callable[[], object]] = [
+        lambda: array.take([4000]),
+        lambda: flat.read_ranges([4000 * 64], [64]),
+        lambda: array[4000],
+        lambda: array[3000:4000],
+        lambda: array[4000, 3],
+        lambda: array[[4000, 3]],
+        lambda: array[content[:, 0] == content[4000, 0]],
+        lambda: array + 1,
+        lambda: array.sum(),
+        lambda: np.concatenate([array, array]),
+        lambda: list(array),
+        lambda: pickle.loads(pickle.dumps(array)).take([4000]),
+        lambda: rows.take([4000]),
+        lambda: rows[4000],
+        lambda: open_array(url, **options),
+    ]
+    for call in calls:
+        with pytest.raises(OSError) as raised:
+            call()
+        assert isinstance(raised.value, aquifer.AquiferError) and raised.value.filename == url
+    assert (known == content[:8]).all() and (array.take([5]) == content[5]).all()
+
+
+def test_code_that_knows_nothing_of_the_server(apart: tuple[str, subprocess.Popen[str]], content: Table) -> None:
+    """With zeros for an answer, of which the next call tells."""
+    url, server = apart
+    array = open_array(url, on_error="zeros", advice="random", storage_options={"retries": 0})
+    plain = array.view(np.ndarray)
+    # Loads with the interpreter's lock.
+    assert plain[5, 5] == content[5, 5]
+    array.check()
+    assert pickle.loads(pickle.dumps(array))._source.made_of["on_error"] == "zeros"
+    assert (plain[2000:2100] == content[2000:2100]).all()
+    pair = [array[2000], array[2001]]
+    server.kill()
+    server.wait()
+    assert plain[4000, 3] == 0 and plain[3000, 1] == 0 and (plain[1000:1100] == 0).all()
+    assert plain[5, 5] == content[5, 5], "what is in memory stays"
+    with pytest.raises(aquifer.FaultError) as raised:
+        array.check()
+    assert raised.value.filename == url
+    array.check()
+    calls: list[Callable[[], object]] = [
+        lambda: array.take([2]),
+        lambda: array[2000],
+        lambda: array[2000:2005] + 1,
+        lambda: np.concatenate(pair),
+        array.check,
+    ]
+    for place, call in enumerate(calls):
+        assert plain[3100 + place, 1] == 0
+        with pytest.raises(aquifer.FaultError):
+            call()
+        array.check()
+
+
+def test_a_file_of_the_cache_may_be_truncated(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"x" * (1 << 20))
+    array = aquifer.memmap(path, np.uint8, "r", budget="16MiB", backend="cache", on_error="zeros")
+    assert array[0] == ord("x")
+    os.truncate(path, 4096)
+    with pytest.raises(aquifer.FaultError):
+        array[500_000:500_010] + 1
+    for wrong in [{"on_error": "zeros", "backend": "cache", "mode": "r+"}, {"on_error": "raise"}]:
+        with pytest.raises(ValueError, match="on_error"):
+            aquifer.memmap(path, np.uint8, **wrong)  # type: ignore[arg-type]
+
+
 def test_signals_interrupt_waits(server: ObjectServer, url: str) -> None:
     array, rows = open_array(url), aquifer.Rows(url, np.int64, 64)
     event = server.held[KEY] = threading.Event()

@@ -200,6 +200,11 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         For a URL: a `Tier`, or a directory of one, that keeps what is downloaded on a local disk; `True` for the one that is this
         node's by default. Without this argument the one of the environment variable `AQUIFER_TIER` is used, if that is set;
         `False`: none.
+    on_error:
+        What code that touches the memory itself finds where bytes of a URL, or of `backend="cache"` in mode `"r"`, cannot be
+        read. `"signal"`: SIGBUS, which ends the process. `"zeros"`: zeros, and the next call here raises, in whatever thread;
+        until then all bytes that are not in memory are zeros, also for other arrays of the object in the same cache. Arrays of the
+        default backend always do that, each for the bytes concerned.
 
     Raises
     ------
@@ -207,7 +212,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         A call, an index or a ufunc met bytes that the file does not have any more, or that cannot be read. `filename` and
         `offset` say where. Other code that touches such bytes sees zeros, and the next call here raises. With
         `backend="cache"` only the methods raise: code that touches them itself, also by a plain index, ends the process by
-        SIGBUS.
+        SIGBUS, unless `on_error` says otherwise.
     InvalidInputError, ValueError:
         Arguments that do not fit the file.
     ChangedError:
@@ -246,6 +251,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         backend: Literal["auto", "kernel", "cache"] = "auto",
         storage_options: Mapping[str, Any] | None = None,
         tier: TierArgument = None,
+        on_error: Literal["signal", "zeros"] = "signal",
     ) -> Self:
         remote: Remote | None = filename if isinstance(filename, Remote) else None
         is_remote = remote is not None or is_url(filename)
@@ -266,6 +272,10 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             raise ValueError('backend="kernel" is for files: leave it out')
         if (storage_options is not None or tier is not None) and not is_remote:
             raise ValueError("storage options and tiers are for URLs, such as s3://bucket/key")
+        if on_error not in ("signal", "zeros"):
+            raise ValueError(f'on_error {on_error!r}: use "signal" or "zeros"')
+        if on_error == "zeros" and backend == "cache" and mode != "r":
+            raise ValueError('on_error="zeros" is for arrays that are only read, as stores to zeros would be lost')
         if cache is not None and (budget is not None or policy is not None):
             raise ValueError("a cache has its own budget and policy: give one or the other")
         if policy is not None and budget is None:
@@ -318,6 +328,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             "order": order,
             "advice": advice,
             "backend": backend,
+            "on_error": on_error,
         }
         # A mapping of a cache is one of the whole file.
         is_view = mode != "r" and backend == "auto"
@@ -328,9 +339,9 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             from ._remote_array import RemoteArray
 
             kind = RemoteArray
-            region = _native.Region.open_remote(cache._native, remote.native)
+            region = _native.Region.open_remote(cache._native, remote.native, on_error == "zeros")
         else:
-            region = _native.Region.open(cache._native, path, mode, backend, begin, needed - begin)
+            region = _native.Region.open(cache._native, path, mode, backend, (begin, needed - begin), on_error == "zeros")
         if advice is not None:
             region.advise(0, len(region), advice)
         source = _Source(cache, own_cache, region, begin, path, mode, made_of, remote)

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, cast
 import numpy as np
 
 from ._errors import ForkedError
-from ._memmap import _bounds, _Source, memmap
+from ._memmap import _bounds, _faulted, _Source, memmap
 from ._remote import Version, open_version
 
 __all__ = ["RemoteArray"]
@@ -42,6 +42,8 @@ class RemoteArray(memmap):
         has_ellipsis = any(part is Ellipsis for part in parts)
         found = cast(RemoteArray, np.ndarray.__getitem__(self, parts if has_ellipsis else (*parts, Ellipsis)))
         found._bring()
+        if _faulted():
+            self._raise_fault()
         return found if has_ellipsis or found.ndim > 0 else np.ndarray.__getitem__(found, ())
 
     def _are_rows(self, parts: tuple[Any, ...]) -> bool:
@@ -79,7 +81,12 @@ class RemoteArray(memmap):
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         _bring_all(args)
-        return super().__array_function__(func, types, args, kwargs)
+        result = super().__array_function__(func, types, args, kwargs)
+        if _faulted():
+            # It may have loaded bytes without a ufunc.
+            for array in _of_objects(args):
+                array._raise_fault()
+        return result
 
     def __reduce__(self) -> Any:
         source = self._backed()
@@ -105,12 +112,17 @@ def _is_basic(part: object) -> bool:
     return isinstance(part, SupportsIndex) and not isinstance(part, (bool, np.bool_, np.ndarray))
 
 
-def _bring_all(values: Iterable[Any]) -> None:
+def _of_objects(values: Iterable[Any]) -> Iterator[RemoteArray]:
     for value in values:
         if isinstance(value, RemoteArray):
-            value._bring()
+            yield value
         elif isinstance(value, (list, tuple)):
-            _bring_all(value)
+            yield from _of_objects(value)
+
+
+def _bring_all(values: Iterable[Any]) -> None:
+    for array in _of_objects(values):
+        array._bring()
 
 
 def _unpickled(
