@@ -1,14 +1,18 @@
-//! Publishing and restoring pools in a local directory.
+//! Publishing and restoring pools in a local directory, and at a server.
+
+mod support;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aquifer_pool::{Pool, PoolError};
 use aquifer_remote::publish::{
     Progress, PublishError, PublishOptions, RestoreOptions, SnapshotStore,
 };
+use support::{Answer, Server};
 
 const POOL_BYTES: u64 = 16 << 20;
 
@@ -172,6 +176,49 @@ fn only_new_chunks_are_sent() {
     }
 }
 
+/// A publisher that fails in the middle, at a server that counts.
+#[test]
+fn what_a_failed_publisher_has_sent_is_not_sent_again() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1, 2, 3, 4, 5, 6]);
+    let server = Server::new(vec![0; 10]);
+    let open = || SnapshotStore::open_with("s3://bucket/prefix", &server.s3().retries(0)).unwrap();
+    let chunks = || {
+        let paths = server.paths().into_iter();
+        paths.filter(|path| path.starts_with("bucket/prefix/chunks/")).collect::<Vec<_>>()
+    };
+    let mut left = 0;
+    for proper in [3, 2] {
+        let puts = AtomicUsize::new(0);
+        server.plan_each(move |_, asked| {
+            let is_chunk = asked.method == "PUT" && asked.head.contains("/chunks/");
+            match is_chunk && puts.fetch_add(1, Ordering::SeqCst) >= proper {
+                true => Answer::Status(500),
+                false => Answer::Proper,
+            }
+        });
+        let failed = open().publish(&pool, &options());
+        assert!(matches!(failed, Err(PublishError::Store { .. })), "{failed:?}");
+        left += proper;
+        assert_eq!(chunks().len(), left, "nothing is sent twice");
+    }
+    // One of them is cut.
+    let cut = chunks().pop().unwrap();
+    let whole = server.get(&cut).unwrap();
+    server.put(&cut, whole[..whole.len() - 1].to_vec());
+    server.plan(|_| Answer::Proper);
+    let published = open().publish(&pool, &options()).unwrap();
+    let all = chunks().len();
+    assert_eq!(published.sent_chunks as usize, all - left + 1, "{all} in all, {published:?}");
+    assert_eq!(server.get(&cut).unwrap(), whole);
+    let copy = place.path("b.pool");
+    open().restore(&copy, &RestoreOptions::default()).unwrap();
+    assert_eq!(content(&copy).len(), 6);
+    // Of what is there nothing is trusted on request.
+    let reread = open().publish(&pool, &options().reread(true)).unwrap();
+    assert_eq!(reread.sent_chunks as usize, all);
+}
+
 #[test]
 fn what_no_kept_snapshot_needs_is_deleted() {
     let place = Place::new();
@@ -246,12 +293,20 @@ fn what_is_damaged_is_sent_again() {
     let pool = place.pool("a.pool", &[1, 2]);
     let store = place.store();
     store.publish(&pool, &options()).unwrap();
-    for table in place.objects("tables") {
-        fs::write(table, "x").unwrap();
+    // Shorter, and of the same length.
+    let spoils: [fn(&mut Vec<u8>); 2] =
+        [|bytes| bytes.truncate(1), |bytes| *bytes.last_mut().unwrap() ^= 1];
+    for spoil in spoils {
+        for table in place.objects("tables") {
+            let mut bytes = fs::read(&table).unwrap();
+            spoil(&mut bytes);
+            fs::write(table, bytes).unwrap();
+        }
+        let sent = store.publish(&pool, &options()).unwrap();
+        assert!(sent.sent_chunks > 0);
+        let force = RestoreOptions::default().overwrite(true);
+        store.restore(place.path("b.pool"), &force).unwrap();
     }
-    let second = store.publish(&pool, &options()).unwrap();
-    assert!(second.sent_chunks > 0);
-    store.restore(place.path("b.pool"), &RestoreOptions::default()).unwrap();
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub(super) fn name_of(kind: Kind, hash: &Hash, epoch: u64) -> String {
 }
 
 /// Hash and epoch in such a name, without its folders; `None` for any other name.
-pub(super) fn parse_name(name: &str) -> Option<(Hash, u64)> {
+fn parse_name(name: &str) -> Option<(Hash, u64)> {
     let (hex, epoch) = name.split_once('-')?;
     let is_plain = |text: &str, is: fn(&u8) -> bool| text.bytes().all(|byte| is(&byte));
     let is_hex = hex.len() == 64 && is_plain(hex, |b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
@@ -253,6 +253,23 @@ impl Depot {
                 Err(failure) => return Err(self.failed("list", folder, failure)),
             }
         }
+    }
+
+    /// Passes hash, epoch and length of all objects of a kind to a closure, in any order, perhaps more than once.
+    pub async fn objects(
+        &self,
+        kind: Kind,
+        mut each: impl FnMut(Hash, u64, u64),
+    ) -> Result<(), PublishError> {
+        self.list(kind.folder(), |listed| {
+            let last = listed.name.rsplit('/').next().and_then(parse_name);
+            let Some((hash, epoch)) = last else { return };
+            let name = name_of(kind, &hash, epoch);
+            if name.strip_prefix(kind.folder()) == Some(&*format!("/{}", listed.name)) {
+                each(hash, epoch, listed.len_bytes);
+            }
+        })
+        .await
     }
 
     /// The highest position of the log, and the time at which each was written; none if it is empty.

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
@@ -61,6 +62,8 @@ struct Stepped {
     store: Arc<InMemory>,
     created: Arc<Created>,
     conditions: Conditions,
+    /// How many listings were begun.
+    listings: Arc<AtomicUsize>,
 }
 
 impl fmt::Debug for Stepped {
@@ -139,6 +142,7 @@ impl ObjectStore for Stepped {
 
     fn list(&self, below: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let (store, below) = (self.store.clone(), below.cloned());
+        self.listings.fetch_add(1, Ordering::Relaxed);
         let listing = async move {
             turn().await;
             store.list(below.as_ref())
@@ -256,13 +260,15 @@ fn scenario(
         store: memory,
         created: created.clone(),
         conditions: Conditions::Heeds,
+        listings: Arc::default(),
     }));
     type Work<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), PublishError>> + 'a>>;
     let publisher = |contents| {
         Some(Box::pin(publish_and_collect(&stepped, &created, contents, mutant)) as Work<'_>)
     };
-    // The second one publishes twice, so that positions are used again that the first one had found free.
-    let mut works: [Option<Work<'_>>; 2] = [publisher(&[[1, 8]]), publisher(&[[3, 1], [3, 4]])];
+    // The second one publishes twice, so that positions are used again that the first one had found free; and what the first
+    // one has sent.
+    let mut works: [Option<Work<'_>>; 2] = [publisher(&[[1, 8]]), publisher(&[[3, 1], [3, 8]])];
     let mut context = Context::from_waker(Waker::noop());
     let (mut steps, mut outcome) = ([0; 2], Ok(()));
     let mut advance = |index: usize, works: &mut [Option<Work<'_>>; 2]| -> bool {
@@ -289,7 +295,7 @@ fn scenario(
     if !schedule.kills {
         while advance(1 - index, &mut works) {}
     }
-    let possible = BTreeSet::from([[1, 9], [2, 9], [1, 8], [3, 1], [3, 4]]);
+    let possible = BTreeSet::from([[1, 9], [2, 9], [1, 8], [3, 1], [3, 8]]);
     let checked = run(check(&plain, &possible));
     // A publisher that comes later finds nothing missing either.
     let again = || {
@@ -337,7 +343,8 @@ fn no_interleaving_of_two_publishers_loses_an_object() {
 #[test]
 fn a_store_that_ignores_conditions_is_found() {
     for conditions in [Conditions::Heeds, Conditions::Overwrites, Conditions::Pretends] {
-        let store = Stepped { store: Arc::default(), created: Arc::default(), conditions };
+        let (store, created, listings) = Default::default();
+        let store = Stepped { store, created, conditions, listings };
         let memory = store.store.clone();
         match run(Depot::of(Arc::new(store)).check_conditions()) {
             Ok(()) => assert_eq!(conditions, Conditions::Heeds),
@@ -350,13 +357,39 @@ fn a_store_that_ignores_conditions_is_found() {
 
 #[test]
 fn an_entry_that_another_one_has_replaced_does_not_count() {
-    let (store, conditions) = (Arc::default(), Conditions::Pretends);
-    let store = Depot::of(Arc::new(Stepped { store, created: Arc::default(), conditions }));
+    let (store, created, listings) = Default::default();
+    let conditions = Conditions::Pretends;
+    let store = Depot::of(Arc::new(Stepped { store, created, conditions, listings }));
     run(store.publish(&content([1, 2]), 0, None, &mut |_| {})).unwrap();
     let (mut entry, _) = run(store.snapshot(1)).unwrap().unwrap();
     assert!(run(store.append(&entry)).unwrap(), "its own");
     entry.nonce += 1;
     assert!(!run(store.append(&entry)).unwrap());
+}
+
+#[test]
+fn a_small_change_of_a_large_pool_takes_no_long_listing() {
+    let (store, created, listings): (_, _, Arc<AtomicUsize>) = Default::default();
+    let (conditions, counted) = (Conditions::Heeds, listings.clone());
+    let store = Depot::of(Arc::new(Stepped { store, created, conditions, listings }));
+    let chunk_bytes = SMALLEST_CHUNK_BYTES as usize;
+    let mut bytes = vec![0; 2100 * chunk_bytes];
+    for (number, chunk) in bytes.chunks_mut(chunk_bytes).enumerate() {
+        chunk[..8].copy_from_slice(&(number + 1).to_le_bytes());
+    }
+    let mut publish = |changed: usize| {
+        for chunk in bytes.chunks_mut(chunk_bytes).take(changed) {
+            chunk[8] += 1;
+        }
+        let content = Arc::new(Content::of_bytes(UUID, bytes.clone(), SMALLEST_CHUNK_BYTES));
+        let before = counted.load(Ordering::Relaxed);
+        run(store.publish(&content, 0, None, &mut |_| {})).unwrap();
+        counted.load(Ordering::Relaxed) - before
+    };
+    // The log is listed twice. Both folders take a request for each thousand of 2,101 objects.
+    for (changed, listings) in [(0, 4), (1, 2), (5, 4)] {
+        assert_eq!(publish(changed), listings, "{changed}");
+    }
 }
 
 #[test]
@@ -388,6 +421,7 @@ fn the_same_interleavings_find_mistakes() {
         Mutant::TrustsBefore,
         Mutant::CommitsUnchecked,
         Mutant::ReusesNames,
+        Mutant::TrustsListed,
     ] {
         let finds = |schedule: &Schedule| scenario(schedule, Some(mutant)).0.is_err();
         assert!(schedules.iter().any(finds), "{mutant:?} goes unnoticed");

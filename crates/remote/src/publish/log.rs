@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use super::PublishError;
-use super::depot::{Depot, Kind, log_name, name_of, parse_name};
+use super::depot::{Depot, Kind, log_name, name_of};
 use super::layout::{
     Body, Collection, Entry, Hash, MOST_ENTRY_BYTES, Reference, Snapshot, Wrong, decode_table,
 };
@@ -152,6 +152,8 @@ pub(super) enum Mutant {
     CommitsUnchecked,
     /// Uploads under the name that was condemned before.
     ReusesNames,
+    /// Takes what a listing has, also if it may have been condemned.
+    TrustsListed,
 }
 
 impl Depot {
@@ -249,23 +251,17 @@ impl Depot {
     async fn garbage(&self, cutoff: u64, mut needed: Needed) -> Result<Vec<String>, PublishError> {
         let (mut garbage, mut cut) = (Vec::new(), None);
         for kind in Kind::ALL {
-            self.list(kind.folder(), |listed| {
-                let last = listed.name.rsplit('/').next().and_then(parse_name);
-                let Some((hash, epoch)) = last else { return };
-                let name = name_of(kind, &hash, epoch);
-                if name.strip_prefix(kind.folder()) != Some(&*format!("/{}", listed.name)) {
-                    return;
-                }
+            let each = |hash: Hash, epoch, found_bytes| {
                 // A listing may have an object twice.
                 match needed.get_mut(&(kind, hash, epoch)).map(Option::take) {
-                    Some(Some(len_bytes)) if listed.len_bytes != u64::from(len_bytes) => {
-                        cut = Some(name);
+                    Some(Some(len_bytes)) if found_bytes != u64::from(len_bytes) => {
+                        cut = Some(name_of(kind, &hash, epoch));
                     }
-                    None if epoch < cutoff => garbage.push(name),
+                    None if epoch < cutoff => garbage.push(name_of(kind, &hash, epoch)),
                     _ => {}
                 }
-            })
-            .await?;
+            };
+            self.objects(kind, each).await?;
         }
         if let Some(((kind, hash, epoch), _)) = needed.iter().find(|(_, len)| len.is_some()) {
             return Err(PublishError::Missing { object: self.url(&name_of(*kind, hash, *epoch)) });

@@ -25,14 +25,16 @@
 //! the collection, whenever it gets to it.
 //!
 //! A publisher reads the log up to its head *h*. It takes for granted the objects of the newest live snapshot, and
-//! what it has uploaded itself in an epoch from the cutoff on; everything else it uploads, in epoch *h*. Then it appends
-//! its snapshot at *h* + 1. If another entry is there, it starts over.
+//! those of an epoch from the cutoff to *h* that it has uploaded itself or found in a listing, such as what a publisher
+//! has left that failed. Everything else it uploads, in epoch *h*. Then it appends its snapshot at *h* + 1. If another entry is
+//! there, it starts over.
 //!
 //! # Why no snapshot loses an object
 //! *No live snapshot needs a condemned object.* By induction over the log: a snapshot at *h* + 1 needs objects of a
 //! snapshot that is live at *h*, and objects of an epoch from the cutoff on. Collections at or before *h* have condemned
 //! neither. Later ones condemn only what no snapshot that they keep needs, and all snapshots before them were
-//! known to them, because positions are taken in order. *Only condemned objects are deleted*, whenever that is: a condemned
+//! known to them, because positions are taken in order. It does not matter which publisher has uploaded an object, nor
+//! how that one ended: an object that was there once is there until it is condemned. *Only condemned objects are deleted*, whenever that is: a condemned
 //! object is named by an epoch before the cutoff, so no publisher uploads it again for a snapshot behind the
 //! collection, and the same bytes get another name.
 //!
@@ -164,7 +166,7 @@ impl PublishOptions {
         self
     }
 
-    /// Reads all of the pool and sends all of it, also what the newest snapshot has. Off by default: no process can change
+    /// Reads all of the pool and sends all of it, also what is in the store already. Off by default: no process can change
     /// a pool without raising its generation, by a random number. But another program can, and a failing disk; and
     /// objects that were damaged or deleted in the store are replaced only by this.
     pub fn reread(mut self, reread: bool) -> Self {
@@ -290,8 +292,9 @@ impl SnapshotStore {
     /// open for writing ([`PublishOptions::freeze`]); one that was not closed cleanly is recovered first, which takes
     /// permission to write to it. `progress` is called from time to time.
     ///
-    /// The snapshot is there in full or not at all, whenever this process is killed. What it has sent by then is sent again
-    /// by the next publisher, and deleted by a later collection.
+    /// The snapshot is there in full or not at all, whenever this process is killed. What it has sent by then the next
+    /// publisher does not send again, unless a collection has come in between; a later collection deletes it if no snapshot
+    /// needs it.
     ///
     /// # Errors
     /// See [`PublishError`]. After any of them all snapshots that were there can be restored, and the new one is either

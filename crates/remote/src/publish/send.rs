@@ -1,11 +1,13 @@
 //! Publishing: sends the chunks that are new, their tables, and the entry of the log.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use aquifer_pool::PoolError;
 use aquifer_pool::media::MediaError;
 use bytes::Bytes;
+use tokio::sync::OnceCell;
 
 use super::depot::{Depot, Kind, log_name, name_of};
 use super::frozen::Frozen;
@@ -19,6 +21,8 @@ use super::{MOST_MEMORY_BYTES, Progress, PublishError, Published, nonce};
 
 /// How often to start over because another publisher was faster.
 const MOST_ATTEMPTS: usize = 50;
+/// Objects of one answer to a request for a listing.
+const LISTED_AT_ONCE: usize = 1000;
 
 /// Reads a range of the pool; what is not in use stays as it is.
 type Read = dyn Fn(u64, &mut [u8]) -> Result<(), MediaError> + Send + Sync;
@@ -112,12 +116,35 @@ pub(super) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + '
 /// Objects that are known to be in the store, by kind and hash: their epochs.
 type Known = HashMap<(Kind, Hash), u64>;
 
+/// What the newest snapshot tells of the store.
+#[derive(Default)]
+struct Newest {
+    known: Known,
+    /// If it is whole, and of chunks of the same size.
+    snapshot: Option<Snapshot>,
+    is_damaged: bool,
+}
+
+/// What is in the store that the newest snapshot does not need: sent by a publisher that failed, or for an older snapshot.
+#[derive(Default)]
+struct Strays {
+    /// Epoch and length of each, of the newest epoch.
+    listed: OnceCell<HashMap<(Kind, Hash), (u64, u64)>>,
+    /// How many objects were sent before they were listed.
+    sent_unlisted: Cell<usize>,
+}
+
 /// One attempt to publish, as of one view of the log.
 struct Attempt<'a> {
     depot: &'a Depot,
     content: &'a Arc<Content>,
     epoch: u64,
+    cutoff: u64,
     known: Known,
+    /// Requests that a listing of all objects takes, about.
+    listing_requests: usize,
+    /// None if what is there cannot be trusted.
+    strays: Option<&'a Strays>,
 }
 
 /// What was sent, in all attempts.
@@ -151,13 +178,14 @@ impl Depot {
         mutant: Option<Mutant>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Published, PublishError> {
-        let mut sent = Sent::default();
+        let (mut sent, strays) = (Sent::default(), Strays::default());
         let mut before: Option<Known> = None;
         let mut first_epoch = None;
         for _ in 0..MOST_ATTEMPTS {
             let view = self.view().await?;
             self.check_pool(&view, content)?;
-            let (mut known, newest) = self.known(&view, content).await?;
+            let Newest { mut known, snapshot: newest, is_damaged } =
+                self.newest(&view, content).await?;
             // Others may have been condemned.
             let is_safe = |epoch: u64| epoch >= view.cutoff || mutant == Some(Mutant::TrustsBefore);
             let safe = sent.uploaded.iter().filter(|(_, epoch)| is_safe(**epoch));
@@ -169,7 +197,12 @@ impl Depot {
                 Some(Mutant::ReusesNames) => *first_epoch.get_or_insert(view.head),
                 _ => view.head,
             };
-            let mut attempt = Attempt { depot: self, content, epoch, known };
+            let cutoff = if mutant == Some(Mutant::TrustsListed) { 0 } else { view.cutoff };
+            let listing_requests = known.len() / LISTED_AT_ONCE;
+            // Lengths show little of the damage that there may be.
+            let strays = (!content.is_reread && !is_damaged).then_some(&strays);
+            let mut attempt =
+                Attempt { depot: self, content, epoch, cutoff, known, listing_requests, strays };
             let is_same = |newest: &Snapshot| newest.state == content.state;
             let snapshot = match newest.filter(is_same) {
                 Some(newest) => newest,
@@ -222,41 +255,39 @@ impl Depot {
 
     /// The objects of the newest snapshot, and itself if all of its tables can be read. What cannot be read is sent again.
     /// Whether its chunks are still whole is not known without reading them: none is trusted if the pool is to be reread.
-    async fn known(
-        &self,
-        view: &View,
-        content: &Content,
-    ) -> Result<(Known, Option<Snapshot>), PublishError> {
-        let mut known = Known::new();
+    async fn newest(&self, view: &View, content: &Content) -> Result<Newest, PublishError> {
+        let mut found = Newest::default();
         if content.is_reread {
-            return Ok((known, None));
+            return Ok(found);
         }
-        let Some(&newest) = view.live.last() else { return Ok((known, None)) };
+        let Some(&newest) = view.live.last() else { return Ok(found) };
         let is_of_bytes = |error: &PublishError| {
             matches!(error, PublishError::Damaged { .. } | PublishError::Missing { .. })
         };
         let snapshot = match self.snapshot(newest).await {
             Ok(Some((_, snapshot))) if snapshot.chunk_bytes == content.chunk_bytes => snapshot,
-            Ok(_) => return Ok((known, None)),
-            Err(error) if is_of_bytes(&error) => return Ok((known, None)),
+            Ok(_) => return Ok(found),
+            Err(error) if is_of_bytes(&error) => return Ok(Newest { is_damaged: true, ..found }),
             Err(error) => return Err(error),
         };
-        let mut is_whole = true;
         for (index, table) in snapshot.tables.iter().enumerate() {
             if table.is_none() {
                 continue;
             }
             match self.table(&snapshot, index).await {
                 Ok(chunks) => {
-                    known.insert((Kind::Table, table.hash), table.epoch);
+                    found.known.insert((Kind::Table, table.hash), table.epoch);
                     let chunks = chunks.iter().filter(|chunk| !chunk.is_none());
-                    known.extend(chunks.map(|chunk| ((Kind::Chunk, chunk.hash), chunk.epoch)));
+                    found
+                        .known
+                        .extend(chunks.map(|chunk| ((Kind::Chunk, chunk.hash), chunk.epoch)));
                 }
-                Err(error) if is_of_bytes(&error) => is_whole = false,
+                Err(error) if is_of_bytes(&error) => found.is_damaged = true,
                 Err(error) => return Err(error),
             }
         }
-        Ok((known, is_whole.then_some(snapshot)))
+        found.snapshot = (!found.is_damaged).then_some(snapshot);
+        Ok(found)
     }
 }
 
@@ -353,11 +384,52 @@ impl Attempt<'_> {
         pages: u32,
     ) -> Result<(Reference, bool), PublishError> {
         let len_bytes = u32::try_from(object.len()).expect("at most a chunk and its runs");
-        let known = self.known.get(&(kind, hash)).copied();
-        let reference = Reference { hash, epoch: known.unwrap_or(self.epoch), len_bytes, pages };
-        if known.is_none() {
-            self.depot.put(&name_of(kind, &hash, self.epoch), object).await?;
+        let mut there = self.known.get(&(kind, hash)).copied();
+        if there.is_none() {
+            there = self.stray(kind, hash, len_bytes).await?;
         }
-        Ok((reference, known.is_none()))
+        let reference = Reference { hash, epoch: there.unwrap_or(self.epoch), len_bytes, pages };
+        if there.is_none() {
+            self.depot.put(&name_of(kind, &hash, self.epoch), object).await?;
+            if let Some(strays) = self.strays {
+                strays.sent_unlisted.update(|sent| sent + 1);
+            }
+        }
+        Ok((reference, there.is_none()))
+    }
+
+    /// The epoch of an object that is there without the newest snapshot, if a collection cannot have condemned it. All
+    /// objects are listed for that, once, and not before the requests for it are as few as those for objects that were
+    /// sent: so a small change of a large pool takes no long listing.
+    async fn stray(
+        &self,
+        kind: Kind,
+        hash: Hash,
+        len_bytes: u32,
+    ) -> Result<Option<u64>, PublishError> {
+        let Some(Strays { listed, sent_unlisted }) = self.strays else { return Ok(None) };
+        if listed.get().is_none() && sent_unlisted.get() < self.listing_requests {
+            return Ok(None);
+        }
+        let listed = listed.get_or_try_init(|| self.list_strays()).await?;
+        // Others may have been condemned since they were listed.
+        let is_good =
+            |&&(epoch, len): &&(u64, u64)| epoch >= self.cutoff && len == u64::from(len_bytes);
+        Ok(listed.get(&(kind, hash)).filter(is_good).map(|(epoch, _)| *epoch))
+    }
+
+    async fn list_strays(&self) -> Result<HashMap<(Kind, Hash), (u64, u64)>, PublishError> {
+        let mut found = HashMap::new();
+        for kind in Kind::ALL {
+            let each = |hash, epoch, len_bytes| {
+                // No publisher before this one has uploaded anything in a later epoch.
+                if (self.cutoff..=self.epoch).contains(&epoch) {
+                    let newest = found.entry((kind, hash)).or_insert((epoch, len_bytes));
+                    *newest = (epoch, len_bytes).max(*newest);
+                }
+            };
+            self.depot.objects(kind, each).await?;
+        }
+        Ok(found)
     }
 }
