@@ -187,6 +187,51 @@ fn parts_that_fail_are_sent_again() {
     }
 }
 
+/// The last request is carried out, and its answer lost or late.
+#[test]
+fn an_object_whose_last_answer_is_lost_is_written() {
+    let server = Server::new(vec![0; 10]);
+    let last = |asked: &aquifer_testkit::object_server::Asked| match asked.method.as_str() {
+        "PUT" => !asked.head.contains("partNumber="),
+        "POST" => asked.head.contains("uploadId="),
+        _ => false,
+    };
+    // An answer that is lost is asked for again, or not.
+    for (retries, len, replaces) in
+        [(2, 5, false), (0, 5, false), (2, LONG, false), (0, LONG, false), (2, LONG, true)]
+    {
+        let store = server.s3().retries(retries).store("s3://bucket/").unwrap();
+        let bytes = pattern(len, len as u64);
+        let once = AtomicBool::new(false);
+        server.plan_each(move |_, asked| match last(asked) && !once.swap(true, Ordering::SeqCst) {
+            true => Answer::Lost,
+            false => Answer::Proper,
+        });
+        write(&store, "new", &bytes, replaces).unwrap();
+        assert!(server.get("bucket/new").unwrap() == bytes);
+        // The same bytes of another upload are no proof, also if the first answer is lost. It appears after the look-ups.
+        if !replaces {
+            let was_last = AtomicBool::new(false);
+            server.plan_each(move |_, asked| match asked.method.as_str() {
+                "HEAD" if !was_last.load(Ordering::SeqCst) => Answer::Status(404),
+                _ if last(asked) && !was_last.swap(true, Ordering::SeqCst) => Answer::Lost,
+                _ => Answer::Proper,
+            });
+            let error = write(&store, "new", &bytes, false).unwrap_err();
+            let is_meant =
+                matches!(error, RemoteError::Exists { .. } | RemoteError::Unavailable { .. });
+            assert!(is_meant, "{error:?}");
+        }
+        server.remove("bucket/new");
+    }
+    let store = server.s3().timeout(Duration::from_secs(8)).store("s3://bucket/").unwrap();
+    server.plan_each(move |_, asked| match asked.method == "POST" && last(asked) {
+        true => Answer::Late(Duration::from_secs(9)),
+        false => Answer::Proper,
+    });
+    write(&store, "new", &pattern(9 * MIB, 1), true).unwrap();
+}
+
 #[test]
 fn a_failed_or_dropped_upload_leaves_nothing() {
     let server = Server::new(vec![0; 10]);

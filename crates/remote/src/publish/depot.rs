@@ -11,9 +11,10 @@ use object_store::{Error, GetOptions, ObjectMeta, ObjectStore, PutMode, PutOptio
 
 use super::PublishError;
 use super::layout::{Hash, Reference, Wrong, hash};
-use crate::connection::{Connector, NOTES, Notes, Seen, install_crypto};
-use crate::fetch::{http_kind, seen};
+use crate::connection::{Connector, Seen, install_crypto};
+use crate::fetch::http_kind;
 use crate::location::{Location, Scheme};
+use crate::store::noted;
 use crate::{RemoteError, RemoteOptions};
 
 /// The kinds of objects that are named by their hash, and their folders.
@@ -125,23 +126,6 @@ impl Depot {
         }
     }
 
-    /// Makes requests within the timeout. No error is a timeout.
-    async fn in_time<T>(
-        &self,
-        requests: impl Future<Output = object_store::Result<T>>,
-    ) -> Result<T, (Option<Error>, Seen)> {
-        let notes = Notes::default();
-        let requests = NOTES.scope(notes.clone(), requests);
-        let done = match self.timeout {
-            None => requests.await.map_err(Some),
-            Some(timeout) => match tokio::time::timeout(timeout, requests).await {
-                Ok(answered) => answered.map_err(Some),
-                Err(_) => Err(None),
-            },
-        };
-        done.map_err(|error| (error, seen(&notes)))
-    }
-
     /// Gets an object of at most `most_bytes`; `None` if there is none.
     pub async fn get(&self, name: &str, most_bytes: u64) -> Result<Option<Bytes>, PublishError> {
         let path = self.path(name);
@@ -162,7 +146,7 @@ impl Depot {
             }
             Ok(Some(if let [one] = &*pieces { one.clone() } else { pieces.concat().into() }))
         };
-        match self.in_time(request).await {
+        match noted(self.timeout, request).await {
             Ok(Some(bytes)) => Ok(Some(bytes)),
             Ok(None) => Err(self.wrong(name, Wrong::Damaged("it is too long"))),
             Err((Some(Error::NotFound { .. }), _)) => Ok(None),
@@ -204,7 +188,7 @@ impl Depot {
         let options = PutOptions { mode, ..PutOptions::default() };
         let path = self.path(name);
         let request = self.store.put_opts(&path, PutPayload::from_bytes(bytes), options);
-        match self.in_time(request).await {
+        match noted(self.timeout, request).await {
             Ok(_) => Ok(true),
             Err((Some(Error::AlreadyExists { .. } | Error::Precondition { .. }), _)) => Ok(false),
             Err(failure) => Err(self.failed("put", name, failure)),
@@ -217,7 +201,7 @@ impl Depot {
         let paths: Vec<_> = names.iter().map(|name| Ok(self.path(name))).collect();
         let mut deleted = self.store.delete_stream(futures_util::stream::iter(paths).boxed());
         loop {
-            match self.in_time(async { deleted.next().await.transpose() }).await {
+            match noted(self.timeout, async { deleted.next().await.transpose() }).await {
                 Ok(Some(_)) | Err((Some(Error::NotFound { .. }), _)) => {}
                 Ok(None) => return Ok(count),
                 Err(failure) => return Err(self.failed("delete objects of", "", failure)),
@@ -234,7 +218,7 @@ impl Depot {
         let root = self.path(folder);
         let mut listing = self.store.list(Some(&root));
         loop {
-            match self.in_time(async { listing.try_next().await }).await {
+            match noted(self.timeout, async { listing.try_next().await }).await {
                 Ok(Some(ObjectMeta { location, last_modified, size: len_bytes, .. })) => {
                     let Some(parts) = location.prefix_match(&root) else { continue };
                     let parts: Vec<String> = parts.map(|part| part.as_ref().to_owned()).collect();

@@ -31,8 +31,8 @@ mod upload;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt;
@@ -67,8 +67,9 @@ struct Shared {
     costs: Arc<Costs>,
     buffers: Arc<Buffers>,
     store: Arc<dyn ObjectStore>,
-    /// Completes multipart uploads only if there is no object of the name.
-    new_only: Arc<dyn ObjectStore>,
+    /// For uploads in parts, made when they are needed: without a condition, and such that complete only if there is no
+    /// object of the name.
+    in_parts: [OnceLock<Arc<dyn ObjectStore>>; 2],
     runner: Runner,
 }
 
@@ -111,16 +112,12 @@ impl RemoteStore {
         let runner = Runner::start(&location.shown)?;
         let connector = Connector::default();
         let store = location.store(&options, connector.clone())?;
-        let new_only = match location.scheme {
-            Scheme::S3 => location
-                .store(&options, Connector { completes_new_only: true, ..connector.clone() })?,
-            _ => store.clone(),
-        };
         let costs = Arc::new(Costs::new(&options));
         // Half of it is for requests under way.
         let buffers = Arc::new(Buffers::new(2 * reader::AHEAD_BYTES as usize));
+        let in_parts = Default::default();
         let shared =
-            Shared { location, options, connector, costs, buffers, store, new_only, runner };
+            Shared { location, options, connector, costs, buffers, store, in_parts, runner };
         Ok(RemoteStore { shared: Arc::new(shared) })
     }
 
@@ -268,7 +265,7 @@ impl RemoteStore {
         if location.path == Path::ROOT {
             return wrong("names no object");
         }
-        Ok(Upload::new(self.shared.clone(), location, len_bytes, replaces))
+        Upload::new(self.shared.clone(), location, len_bytes, replaces)
     }
 }
 
@@ -296,6 +293,20 @@ impl Shared {
         self.options.cancel.as_ref()
     }
 
+    /// What uploads in parts are made with. The library's client ends no request earlier than completing may take; callers
+    /// end the others.
+    fn in_parts(&self, replaces: bool) -> Result<Arc<dyn ObjectStore>, RemoteError> {
+        let kept = &self.in_parts[usize::from(replaces)];
+        if let Some(store) = kept.get() {
+            return Ok(store.clone());
+        }
+        let completes_new_only = !replaces && self.location.scheme == Scheme::S3;
+        let connector = Connector { completes_new_only, ..self.connector.clone() };
+        let timeout = self.options.timeout.max(upload::COMPLETION_LIMIT);
+        let store = self.location.store(&self.options.clone().timeout(timeout), connector)?;
+        Ok(kept.get_or_init(|| store).clone())
+    }
+
     fn delivered(&self, bytes: usize) {
         // Relaxed: a counter.
         self.costs.delivered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -313,23 +324,38 @@ impl Shared {
     }
 }
 
-/// Runs requests of the library within the timeout, and names their failure.
+/// Runs requests of the library within a timeout, if there is one. Of a failure it returns what was seen, and the error
+/// unless the time was over.
+pub(crate) async fn noted<T>(
+    timeout: Option<Duration>,
+    work: impl Future<Output = object_store::Result<T>>,
+) -> Result<T, (Option<object_store::Error>, Seen)> {
+    let notes = Notes::default();
+    let work = NOTES.scope(notes.clone(), work);
+    let done = match timeout {
+        None => work.await.map_err(Some),
+        Some(timeout) => match tokio::time::timeout(timeout, work).await {
+            Ok(answered) => answered.map_err(Some),
+            Err(_) => Err(None),
+        },
+    };
+    done.map_err(|error| (error, seen(&notes)))
+}
+
+/// As [`noted`], and names the failure.
 async fn in_time<T>(
     location: &Location,
     range: Range<u64>,
     timeout: Duration,
     work: impl Future<Output = object_store::Result<T>>,
 ) -> Result<T, RemoteError> {
-    let notes = Notes::default();
-    let done = tokio::time::timeout(timeout, NOTES.scope(notes.clone(), work)).await;
-    let seen = seen(&notes);
-    match done {
-        Ok(result) => result.map_err(|error| failure(location, range, &error, &seen, timeout)),
-        Err(_) => {
+    noted(Some(timeout), work).await.map_err(|(error, seen)| match error {
+        Some(error) => failure(location, range, &error, &seen, timeout),
+        None => {
             let (url, status) = (location.shown.clone(), seen.status);
-            Err(RemoteError::TimedOut { url, range, timeout, status })
+            RemoteError::TimedOut { url, range, timeout, status }
         }
-    }
+    })
 }
 
 fn failure(

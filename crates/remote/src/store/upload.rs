@@ -9,31 +9,42 @@
 //! Parts have 8 MiB, or as much as is necessary for an object of the announced length to have at most 10,000 parts,
 //! which is the limit of S3. At most 64 MiB of them are in flight, or two parts, and one is being filled.
 //!
+//! # Lost answers
+//! An answer may be lost, and what it would have said been done: the object is there, and the next attempt of the request
+//! finds it there, or finds that the upload is over. So uploads in parts, and objects that are to be created only if there is none,
+//! carry a random number in their metadata, `aquiferupload`. After a failure of the last request, an object that has it and the
+//! right length was written by this upload. An equal object of another writer does not have it: of two writers that
+//! create the same object one fails, whatever their bytes are.
+//!
 //! # Checks
 //! A request is signed with the SHA-256 of its body, unless requests are anonymous, and S3 compares it. When the object is
 //! complete, its length and ETag are requested and compared with what was written.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use object_store::{
-    MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions,
-    PutPayload,
+    Attribute, Attributes, GetOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
 
 use super::pace::Pace;
-use super::runner::Pending;
+use super::runner::{Cancel, Pending};
 use super::{Shared, in_time};
 use crate::RemoteError;
-use crate::location::Location;
+use crate::location::{Location, Scheme};
 
 const SMALLEST_PART_BYTES: u64 = 8 << 20;
 /// Lengths of parts are multiples of this.
 const PART_STEP_BYTES: u64 = 1 << 20;
 const MOST_PARTS: u64 = 10_000;
 const IN_FLIGHT_BYTES: u64 = 64 << 20;
+/// The least time for completing an object: S3 may take minutes to put many parts together.
+pub(super) const COMPLETION_LIMIT: Duration = Duration::from_secs(600);
+/// The name of the metadata that tell whose object it is.
+const MARK: Attribute = Attribute::Metadata(std::borrow::Cow::Borrowed("aquiferupload"));
 /// An abort waits no longer than this, nor than the timeout.
 const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -43,6 +54,8 @@ pub struct Upload {
     shared: Arc<Shared>,
     location: Location,
     replaces: bool,
+    /// None where answers are not lost.
+    mark: Option<String>,
     part_bytes: usize,
     buffer: Vec<u8>,
     /// Bytes in parts that were started.
@@ -68,20 +81,26 @@ impl Upload {
         location: Location,
         len_bytes: u64,
         replaces: bool,
-    ) -> Upload {
+    ) -> Result<Upload, RemoteError> {
+        let mark = aquifer_sys::random::next_u64().map_err(|source| {
+            let (url, what) = (location.shown.clone(), "cannot get random bytes");
+            RemoteError::System { url, what, source }
+        })?;
+        let mark = (location.scheme != Scheme::File).then(|| format!("{mark:016x}"));
         let part_bytes = part_bytes(len_bytes);
         let most = (IN_FLIGHT_BYTES / part_bytes).max(2) as usize;
-        Upload {
+        Ok(Upload {
             pace: Pace::new(most.min(shared.options.in_flight), shared.options.timeout),
             shared,
             location,
             replaces,
+            mark,
             part_bytes: part_bytes as usize,
             buffer: vec![],
             sent_bytes: 0,
             multipart: None,
             parts: VecDeque::new(),
-        }
+        })
     }
 
     /// Appends bytes. Waits while as many parts are in flight as may be.
@@ -104,8 +123,8 @@ impl Upload {
     /// Completes the object, which then appears under its name, and checks it.
     ///
     /// # Errors
-    /// See [`RemoteError`]. If the connection broke off while the upload was being completed, the object may be there
-    /// nevertheless.
+    /// See [`RemoteError`]. If there was no answer to the last request, and then none to the question whether the object is
+    /// there, it may be there nevertheless.
     pub fn finish(self) -> Result<Written, RemoteError> {
         self.start_finishing()?.wait()
     }
@@ -119,18 +138,30 @@ impl Upload {
         let (store, timeout) = (shared.store.clone(), shared.options.timeout);
         let at = location.clone();
         let pending = if self.multipart.is_some() {
-            let (etag, len_bytes) = (self.complete()?, self.sent_bytes);
-            shared.runner.spawn(checked(store, at, timeout, len_bytes, etag))
+            let (completed, len_bytes) = (self.complete()?, self.sent_bytes);
+            shared.runner.spawn(async move {
+                match completed {
+                    Last::Answered(etag) => checked(store, at, timeout, len_bytes, etag).await,
+                    Last::Found(written) => Ok(written),
+                }
+            })
         } else {
             let bytes = Bytes::from(std::mem::take(&mut self.buffer));
             let len_bytes = bytes.len() as u64;
-            let mode = if self.replaces { PutMode::Overwrite } else { PutMode::Create };
+            let (mode, mark) = match self.replaces {
+                true => (PutMode::Overwrite, None),
+                false => (PutMode::Create, self.mark.take()),
+            };
             shared.runner.spawn(async move {
-                let options = PutOptions { mode, ..PutOptions::default() };
+                let options =
+                    PutOptions { mode, attributes: attributes(&mark), ..PutOptions::default() };
                 let put = store.put_opts(&at.path, PutPayload::from(bytes), options);
                 let put = in_time(&at, 0..len_bytes, timeout, put).await;
-                let etag = put.map_err(of_missing_bucket)?.e_tag;
-                checked(store, at, timeout, len_bytes, etag).await
+                match of_last_request(put, &store, &at, timeout, len_bytes, &mark).await {
+                    Ok(Last::Answered(etag)) => checked(store, at, timeout, len_bytes, etag).await,
+                    Ok(Last::Found(written)) => Ok(written),
+                    Err(error) => Err(of_missing_bucket(error)),
+                }
             })
         };
         Ok(Finishing { shared, location, pending })
@@ -163,13 +194,14 @@ impl Upload {
     /// Begins a multipart upload. Not cancelled halfway: the server would keep it.
     fn begin(&self) -> Result<Box<dyn MultipartUpload>, RemoteError> {
         self.check_absent()?;
-        let store = match self.replaces {
-            true => self.shared.store.clone(),
-            false => self.shared.new_only.clone(),
-        };
+        let store = self.shared.in_parts(self.replaces)?;
         let path = self.location.path.clone();
+        let options = PutMultipartOptions {
+            attributes: attributes(&self.mark),
+            ..PutMultipartOptions::default()
+        };
         let begun = self.shared.start(self.location.clone(), 0..0, async move {
-            store.put_multipart_opts(&path, PutMultipartOptions::default()).await
+            store.put_multipart_opts(&path, options).await
         });
         begun.wait(&self.location.shown, None).map_err(of_missing_bucket)
     }
@@ -183,8 +215,9 @@ impl Upload {
         Ok(())
     }
 
-    /// Completes a multipart upload. Not cancelled halfway: whether the object is there would be unknown.
-    fn complete(&mut self) -> Result<Option<String>, RemoteError> {
+    /// Completes a multipart upload. If the caller cancels, there is still the time of another request: else it would be
+    /// unknown whether the object is there.
+    fn complete(&mut self) -> Result<Last, RemoteError> {
         if !self.buffer.is_empty() {
             self.send_part()?;
         }
@@ -194,14 +227,24 @@ impl Upload {
         self.check_absent()?;
         let mut multipart = self.multipart.take().expect("begun");
         let (location, timeout) = (self.location.clone(), self.shared.options.timeout);
+        let (store, len_bytes, mark) =
+            (self.shared.store.clone(), self.sent_bytes, self.mark.take());
         let completed = self.shared.runner.spawn(async move {
-            let completed = in_time(&location, 0..0, timeout, multipart.complete()).await;
-            if completed.is_err() {
+            let limit = timeout.max(COMPLETION_LIMIT);
+            let completed = in_time(&location, 0..0, limit, multipart.complete()).await;
+            let last =
+                of_last_request(completed, &store, &location, timeout, len_bytes, &mark).await;
+            if last.is_err() {
                 abort(multipart, timeout).await;
             }
-            Ok(completed.map_err(of_missing_upload)?.e_tag)
+            last.map_err(of_missing_upload)
         });
-        completed.wait(&self.location.shown, None)
+        let cancel: Option<Cancel> = self.shared.options.cancel.clone().map(|cancel| {
+            let since = OnceLock::new();
+            let is_late = move || cancel() && since.get_or_init(Instant::now).elapsed() > timeout;
+            Arc::new(is_late) as Cancel
+        });
+        completed.wait(&self.location.shown, cancel.as_ref())
     }
 
     /// Of a multipart upload only S3 is asked to complete it under the condition that there is no such object; and not
@@ -257,6 +300,46 @@ impl Finishing {
 
 fn part_bytes(len_bytes: u64) -> u64 {
     len_bytes.div_ceil(MOST_PARTS).next_multiple_of(PART_STEP_BYTES).max(SMALLEST_PART_BYTES)
+}
+
+fn attributes(mark: &Option<String>) -> Attributes {
+    mark.iter().map(|mark| (MARK, mark.clone())).collect()
+}
+
+/// What came of the request that makes the object appear.
+enum Last {
+    /// It was answered, with the object's ETag.
+    Answered(Option<String>),
+    /// It failed, and the object is there all the same.
+    Found(Written),
+}
+
+/// Finds out whether the object that was to be written is there after a failure.
+async fn of_last_request(
+    result: Result<PutResult, RemoteError>,
+    store: &Arc<dyn ObjectStore>,
+    location: &Location,
+    timeout: Duration,
+    len_bytes: u64,
+    mark: &Option<String>,
+) -> Result<Last, RemoteError> {
+    let error = match result {
+        Ok(put) => return Ok(Last::Answered(put.e_tag)),
+        Err(error) => error,
+    };
+    let Some(mark) = mark else { return Err(error) };
+    let head = GetOptions { head: true, ..GetOptions::default() };
+    let found = store.get_opts(&location.path, head);
+    match in_time(location, 0..0, timeout, found).await {
+        Ok(found)
+            if found.meta.size == len_bytes
+                && found.attributes.get(&MARK).is_some_and(|found| **found == **mark) =>
+        {
+            Ok(Last::Found(Written { len_bytes, etag: found.meta.e_tag }))
+        }
+        // The first failure says more.
+        _ => Err(error),
+    }
 }
 
 async fn abort(mut multipart: Box<dyn MultipartUpload>, timeout: Duration) {
