@@ -142,6 +142,10 @@ fn main() -> ExitCode {
     };
     match run(&Cli::parse_from(arguments).command) {
         Err(error) if error.is::<output::Said>() => ExitCode::FAILURE,
+        Err(error) if error.is::<files::Misused>() => {
+            let misused: files::Misused = error.downcast().expect("just looked at");
+            misused.exit(Cli::command())
+        }
         Err(error) if !output::is_closed_pipe(&error) => {
             output::print_error(&error);
             ExitCode::FAILURE

@@ -733,3 +733,44 @@ fn readers_are_told_where_the_shared_memory_of_a_pool_is() {
     let refused = fails(&["stat", "--shared-memory", &directory], 2);
     says(&refused, &["--shared-memory is for files of a pool"]);
 }
+
+#[test]
+fn options_may_stand_between_sources_and_destination() {
+    let place = Place::new();
+    let pool = place.pool();
+    let [one, two] = ["one", "two"].map(|name| {
+        let path = place.path(name);
+        fs::write(&path, name).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    let (root, back) = (at(&pool, "/"), place.text("back"));
+    fs::create_dir(&back).unwrap();
+    works(&["put", &one, "--no-clobber", &two, "--verbose", &root]);
+    works(&["get", &at(&pool, "/one"), "--no-clobber", &at(&pool, "/two"), &back, "--verbose"]);
+    assert_eq!(fs::read_to_string(format!("{back}/two")).unwrap(), "two");
+    works(&["cp", &at(&pool, "/one"), "-n", &at(&pool, "/three")]);
+    works(&["mv", &at(&pool, "/three"), "-n", &at(&pool, "/four")]);
+    assert_eq!(works(&["cat", &at(&pool, "/four")]), "one");
+    works(&["put", "-T", "--", &one, &at(&pool, "/five")]);
+    // As the parser says it.
+    for (command, source, destination) in [
+        ("put", "<SOURCE>", "<POOL:/DEST|URL>"),
+        ("get", "<POOL:/SOURCE|URL>", "<DEST>"),
+        ("cp", "<POOL:/SOURCE>", "<POOL:/DEST>"),
+        ("mv", "<POOL:/SOURCE>", "<POOL:/DEST>"),
+    ] {
+        let usage = format!("Usage: aquifer {command} [OPTIONS] {source}... {destination}");
+        let alone = fails(&[command, &root, "--verbose"], 2);
+        says(&alone, &["not provided", &format!("  {destination}\n"), &usage, "--help"]);
+        says(&fails(&[command], 2), &["not provided", &usage]);
+        says(&works(&[command, "--help"]), &[&usage, "Arguments:", source, destination]);
+        if command != "put" {
+            let wrong = fails(&[command, "-n", "nothing", &root], 2);
+            says(&wrong, &["'nothing' for", source, "POOL:/PATH", &usage]);
+        }
+        if command != "get" {
+            let wrong = fails(&[command, &root, "-n", "nothing"], 2);
+            says(&wrong, &["'nothing' for", destination, "POOL:/PATH", &usage]);
+        }
+    }
+}

@@ -19,7 +19,7 @@ use crate::remote::{self, RemoteArgs};
 #[command(after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}\n\n{}", remote::HELP))]
 pub struct Args {
     /// Files and objects to print, one after the other
-    #[arg(required = true, value_parser = spot::url_or_place(), value_name = "POOL:/PATH|URL")]
+    #[arg(required = true, value_parser = spot::parser(), value_name = "POOL:/PATH|URL")]
     places: Vec<Spot>,
 
     /// Print only these bytes of each, from START up to END, which is not included. Without START from the beginning,

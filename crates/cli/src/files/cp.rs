@@ -1,25 +1,24 @@
 //! `aquifer cp`: copies files and trees inside a pool or between pools.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Result, bail};
 
 use super::copying::{self, CopyArgs, HELP};
+use super::operands::Operands;
 use super::tree::{Kind, Pooled, Tree, into_itself};
-use super::{PATHS_HELP, Place, Pools, place};
+use super::{PATHS_HELP, Place, Pools};
 use crate::access::Access;
 
 /// Arguments of `aquifer cp`.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "aquifer cp [OPTIONS] <POOL:/SOURCE>... <POOL:/DEST>")]
 #[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// Files and trees to copy, all from one pool
-    #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/SOURCE")]
-    sources: Vec<Place>,
-
-    /// Target directory, or name of the copy
-    #[arg(value_parser = place::parser(), value_name = "POOL:/DEST")]
-    destination: Place,
+    /// Files and trees to copy, all from one pool; and last the target directory, or the name of the copy
+    #[arg(required = true, num_args = 1.., value_names = NAMES)]
+    operands: Vec<OsString>,
 
     #[command(flatten)]
     copy: CopyArgs,
@@ -27,6 +26,8 @@ pub struct Args {
     #[command(flatten)]
     access: Access,
 }
+
+const NAMES: [&str; 2] = ["POOL:/SOURCE", "POOL:/DEST"];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,19 +37,21 @@ Examples:
 
 /// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {
-    let (first, sources) = super::of_one_pool(&args.sources)?;
+    let operands = Operands { command: "cp", names: NAMES, all: &args.operands };
+    let (sources, destination) = operands.divide(Place::parse, Place::parse)?;
+    let (first, sources) = super::of_one_pool(&sources)?;
     let mut pools = Pools::to_write(&args.access);
-    let to = Pooled::new(pools.files(&args.destination)?, &args.destination);
-    let is_same = first.is_in_pool_of(&args.destination);
+    let to = Pooled::new(pools.files(&destination)?, &destination);
+    let is_same = first.is_in_pool_of(&destination);
     let from = if is_same {
-        Pooled::new(pools.files(&args.destination)?, first)
+        Pooled::new(pools.files(&destination)?, first)
     } else {
         Pooled::new(Pools::to_read(&args.access.to_read()).files(first)?, first)
     };
     let done = copying::copy(
         &args.copy,
         (&from, &sources),
-        (&to, args.destination.path()),
+        (&to, destination.path()),
         None,
         |source, target| if is_same { check(&to, source, target) } else { Ok(()) },
     );

@@ -1,25 +1,26 @@
 //! `aquifer get`: copies files and trees out of a pool or an object store.
 
+use std::ffi::OsString;
+
 use anyhow::Result;
 
 use super::PATHS_HELP;
 use super::copying::{CopyArgs, HELP, STORE_HELP};
-use super::spot::{self, Spot};
+use super::operands::Operands;
+use super::spot;
 use super::transfer::{self, Ways};
 use crate::access::ReadAccess;
 use crate::remote::{self, RemoteArgs};
 
 /// Arguments of `aquifer get`.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "aquifer get [OPTIONS] <POOL:/SOURCE|URL>... <DEST>")]
 #[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{STORE_HELP}\n\n{PATHS_HELP}\n\n{}", remote::HELP))]
 pub struct Args {
-    /// Files and trees to copy, all from one pool or one object store
-    #[arg(required = true, value_parser = spot::url_or_place(), value_name = "POOL:/SOURCE|URL")]
-    sources: Vec<Spot>,
-
-    /// Target directory, or name of the copy: of the machine, of a pool or of an object store
-    #[arg(value_parser = spot::url_or_path(), value_name = "DEST")]
-    destination: Spot,
+    /// Files and trees to copy, all from one pool or one object store; and last the target directory, or the name of the
+    /// copy: of the machine, of a pool or of an object store
+    #[arg(required = true, num_args = 1.., value_names = NAMES)]
+    operands: Vec<OsString>,
 
     #[command(flatten)]
     copy: CopyArgs,
@@ -30,6 +31,8 @@ pub struct Args {
     #[command(flatten)]
     remote: RemoteArgs,
 }
+
+const NAMES: [&str; 2] = ["POOL:/SOURCE|URL", "DEST"];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,5 +49,7 @@ Examples:
 /// Copies the files.
 pub fn run(args: &Args) -> Result<()> {
     let ways = Ways { copy: &args.copy, access: args.access.to_write(), remote: &args.remote };
-    transfer::run(&ways, &args.sources, &args.destination.clone().or_place())
+    let operands = Operands { command: "get", names: NAMES, all: &args.operands };
+    let (sources, destination) = operands.divide(spot::url_or_place, spot::url_or_path)?;
+    transfer::run(&ways, &sources, &destination.or_place())
 }

@@ -23,6 +23,7 @@ mod mkdir;
 mod mkfifo;
 mod mknod;
 mod mv;
+mod operands;
 mod place;
 mod put;
 mod rm;
@@ -42,6 +43,7 @@ use crate::access::{Access, ReadAccess};
 use failure::Failures;
 
 pub use find::with_two_dashes;
+pub use operands::Misused;
 pub use place::{Place, parser as place_parser};
 pub use stat::{StatArgs, run as run_stat};
 

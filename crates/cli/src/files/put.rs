@@ -1,9 +1,12 @@
 //! `aquifer put`: copies files and trees into a pool or an object store.
 
+use std::ffi::OsString;
+
 use anyhow::Result;
 
 use super::PATHS_HELP;
 use super::copying::{CopyArgs, HELP, STORE_HELP};
+use super::operands::Operands;
 use super::spot::{self, Spot};
 use super::transfer::{self, Ways};
 use crate::access::Access;
@@ -11,15 +14,13 @@ use crate::remote::{self, RemoteArgs};
 
 /// Arguments of `aquifer put`.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "aquifer put [OPTIONS] <SOURCE>... <POOL:/DEST|URL>")]
 #[command(after_help = format!("{EXAMPLES}\n\n{HELP}\n\n{STORE_HELP}\n\n{PATHS_HELP}\n\n{}", remote::HELP))]
 pub struct Args {
-    /// Files and trees to copy, of the machine or of one object store; for an object store also of one pool
-    #[arg(required = true, value_parser = spot::url_or_path(), value_name = "SOURCE")]
-    sources: Vec<Spot>,
-
-    /// Target directory, or name of the copy
-    #[arg(value_parser = spot::url_or_place(), value_name = "POOL:/DEST|URL")]
-    destination: Spot,
+    /// Files and trees to copy, of the machine or of one object store, for an object store also of one pool; and last the
+    /// target directory, or the name of the copy
+    #[arg(required = true, num_args = 1.., value_names = NAMES)]
+    operands: Vec<OsString>,
 
     #[command(flatten)]
     copy: CopyArgs,
@@ -30,6 +31,8 @@ pub struct Args {
     #[command(flatten)]
     remote: RemoteArgs,
 }
+
+const NAMES: [&str; 2] = ["SOURCE", "POOL:/DEST|URL"];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,13 +47,11 @@ Examples:
 /// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {
     let ways = Ways { copy: &args.copy, access: args.access.clone(), remote: &args.remote };
+    let operands = Operands { command: "put", names: NAMES, all: &args.operands };
+    let (sources, destination) = operands.divide(spot::url_or_path, spot::url_or_place)?;
     // In front of a pool they are files, as they always were.
-    let to_store = args.destination.is_url();
-    let sources: Vec<Spot> = args
-        .sources
-        .iter()
-        .cloned()
-        .map(|spot| if to_store { spot.or_place() } else { spot })
-        .collect();
-    transfer::run(&ways, &sources, &args.destination)
+    let to_store = destination.is_url();
+    let sources: Vec<Spot> =
+        sources.into_iter().map(|spot| if to_store { spot.or_place() } else { spot }).collect();
+    transfer::run(&ways, &sources, &destination)
 }

@@ -18,16 +18,21 @@ pub enum Spot {
 }
 
 /// The command-line parser of URLs and places.
-pub fn url_or_place() -> impl TypedValueParser<Value = Spot> {
-    OsStringValueParser::new().try_map(|text| match url(&text) {
-        Some(url) => Ok(url),
-        None => Place::parse(text).map(Spot::Pool),
-    })
+pub fn parser() -> impl TypedValueParser<Value = Spot> {
+    OsStringValueParser::new().try_map(url_or_place)
 }
 
-/// The command-line parser of URLs and paths of the machine.
-pub fn url_or_path() -> impl TypedValueParser<Value = Spot> {
-    OsStringValueParser::new().map(|text| url(&text).unwrap_or_else(|| Spot::Local(text.into())))
+/// Parses a URL or a place.
+pub fn url_or_place(text: OsString) -> Result<Spot, String> {
+    match url(&text) {
+        Some(url) => Ok(url),
+        None => Place::parse(text).map(Spot::Pool),
+    }
+}
+
+/// Parses a URL or a path of the machine, which every text is.
+pub fn url_or_path(text: OsString) -> Result<Spot, String> {
+    Ok(url(&text).unwrap_or_else(|| Spot::Local(text.into())))
 }
 
 fn url(text: &OsString) -> Option<Spot> {
