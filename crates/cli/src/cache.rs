@@ -218,6 +218,7 @@ struct WarmedObject {
     url: String,
     present_bytes: u64,
     downloaded_bytes: u64,
+    unstored_bytes: u64,
     requests: u64,
 }
 
@@ -230,13 +231,22 @@ fn warm(args: &WarmArgs) -> Result<()> {
     for url in &args.urls {
         match warm_object(args, &tier, url, start..end) {
             Ok(warmed) if args.tier.json => report.push(warmed),
-            Ok(warmed) => output::print(&format!(
-                "{}: downloaded {} with {}; {} was there\n",
-                warmed.url,
-                Bytes(warmed.downloaded_bytes),
-                output::several(warmed.requests, "request"),
-                Bytes(warmed.present_bytes),
-            ))?,
+            Ok(warmed) => {
+                let unstored = match warmed.unstored_bytes {
+                    0 => String::new(),
+                    bytes => format!(
+                        "; {} could not be stored: the budget is too small, or the disk too slow",
+                        Bytes(bytes)
+                    ),
+                };
+                output::print(&format!(
+                    "{}: downloaded {} with {}; {} was there{unstored}\n",
+                    warmed.url,
+                    Bytes(warmed.downloaded_bytes),
+                    output::several(warmed.requests, "request"),
+                    Bytes(warmed.present_bytes),
+                ))?;
+            }
             Err(error) => {
                 outcome = Err(error);
                 break;
@@ -272,6 +282,7 @@ fn warm_object(args: &WarmArgs, tier: &Tier, url: &str, range: Range<u64>) -> Re
         url: device.name().to_owned(),
         present_bytes: warmed.present_bytes,
         downloaded_bytes: warmed.downloaded_bytes,
+        unstored_bytes: warmed.unstored_bytes,
         requests: device.stats().requests,
     })
 }

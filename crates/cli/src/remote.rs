@@ -1,10 +1,12 @@
 //! URLs of objects on the command line, and how they are reached.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer::remote::RemoteOptions;
+use aquifer::remote::{RemoteOptions, Tier, TierError};
+
+use crate::files::TierWay;
 
 /// The schemes of objects.
 const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "file"];
@@ -30,6 +32,11 @@ pub struct RemoteArgs {
     /// Accept a server that sends no strong ETags: a change of an object while it is read may go unnoticed
     #[arg(long, help_heading = "Object stores")]
     unversioned: bool,
+
+    /// Keep what is downloaded in this directory, and read from there what it has: the cache of `aquifer cache`
+    /// [default: $AQUIFER_TIER, if it is set]
+    #[arg(long, value_name = "DIR", help_heading = "Object stores")]
+    tier: Option<PathBuf>,
 }
 
 /// How a store is reached.
@@ -67,6 +74,22 @@ impl RemoteArgs {
     /// As [`StoreArgs::options`].
     pub fn options(&self, url: &str) -> RemoteOptions {
         self.store.options(url).unversioned(self.unversioned)
+    }
+
+    /// How to open objects of the store of a URL with the tier, if one is asked for.
+    pub fn tier(&self, url: &str) -> Result<Option<TierWay>, TierError> {
+        let named = || std::env::var_os("AQUIFER_TIER").filter(|path| !path.is_empty());
+        let Some(path) = self.tier.clone().or_else(|| named().map(PathBuf::from)) else {
+            return Ok(None);
+        };
+        let scheme = url.split("://").next().unwrap_or_default().to_ascii_lowercase();
+        // They are read in place.
+        if scheme == "file" {
+            return Ok(None);
+        }
+        let options = self.options(url).tier(&Tier::open(path)?);
+        let http = scheme.starts_with("http").then(|| url.to_owned());
+        Ok(Some(TierWay { options, http }))
     }
 }
 

@@ -42,9 +42,16 @@ fn objects_are_downloaded_shown_verified_and_dropped() {
     says(&run(&["cache", "drop", "s3://bucket/dir/"]), &["dropped one object"]);
     says(&run(&["cache", "info"]), &["0 objects"]);
     let report = [&["cache", "warm", url, "--json"], &store[..], &["--dir", &dir]].concat();
-    assert_eq!(json(&report)["objects"][0]["downloaded_bytes"], 1_000_000);
+    let warmed = json(&report)["objects"][0].clone();
+    assert_eq!(
+        (&warmed["downloaded_bytes"], &warmed["unstored_bytes"]),
+        (&1_000_000.into(), &0.into())
+    );
     says(&run(&["cache", "info", "--set-budget", "0"]), &["0 bytes of 0 bytes in use, 0 objects"]);
     assert_eq!(json(&["cache", "drop", "--all", "--json", "--dir", &dir])["objects"], 0);
+    says(&warm(&[]), &["976.6 KiB could not be stored", "budget"]);
+    let unstored = json(&report)["objects"][0]["unstored_bytes"].as_u64();
+    assert_eq!(unstored, Some(1_000_000));
 }
 
 #[test]

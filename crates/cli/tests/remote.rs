@@ -59,6 +59,12 @@ fn cat(server: &Server, arguments: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
+fn cat_bare(arguments: &[&str]) -> Vec<u8> {
+    let output = bare(&[&["cat"], arguments].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
+    output.stdout
+}
+
 /// Requests of a method whose head has a text.
 fn asked(server: &Server, method: &str, part: &str) -> usize {
     let asked = server.asked();
@@ -135,6 +141,76 @@ fn cat_prints_objects_and_ranges() {
     fs::write(place.path("file"), "text").unwrap();
     let output = bare(&["cat", &format!("file://{}", place.text("file"))]).output().unwrap();
     assert_eq!(output.stdout, b"text");
+}
+
+#[test]
+fn what_is_read_with_a_tier_is_downloaded_once() {
+    let all = pattern(LONG, 1);
+    let (server, place) = (Server::new(all.clone()), Place::new());
+    server.put("bucket/tree/short", b"short".to_vec());
+    server.put("bucket/tree/empty", vec![]);
+    server.put("bucket/tree/two words/%x", pattern(3 * MIB, 2));
+    let (tier, url) = (place.text("tier"), "s3://bucket/dir/object.bin");
+    let sent = || {
+        let sent = server.counts("bucket/", "GET").sent_bytes;
+        server.reset_counts();
+        sent
+    };
+    // A part, and then what is missing; each opening asks for a byte.
+    assert!(cat(&server, &["--tier", &tier, "--range", "1M..5M", url]) == all[MIB..5 * MIB]);
+    assert!((4 * MIB as u64..5 * MIB as u64).contains(&sent()));
+    assert!(cat(&server, &[url, "--tier", &tier]) == all);
+    assert!(sent() <= (LONG - 4 * MIB) as u64 + 2);
+    let mut by_environment = remote(&server, &["cat", url, url, "--range", "3..20M"]);
+    let output = by_environment.env("AQUIFER_TIER", &tier).output().unwrap();
+    assert!(output.stdout == [&all[3..20 * MIB], &all[3..20 * MIB]].concat());
+    assert_eq!(sent(), 2);
+    // To files, and a tree.
+    let copy = place.text("copy");
+    works(&server, &["get", url, "--tier", &tier, &copy]);
+    assert!(fs::read(&copy).unwrap() == all);
+    assert!(sent() <= 2);
+    // Beside a listing.
+    for (tree, most) in [("one", 4 * MIB as u64), ("two", 4096)] {
+        let to = place.text(tree);
+        works(&server, &["get", "-rT", "s3://bucket/tree", &to, "--tier", &tier]);
+        assert!(fs::read(place.path(tree).join("two words/%x")).unwrap() == pattern(3 * MIB, 2));
+        assert_eq!(fs::read(place.path(tree).join("short")).unwrap(), b"short");
+        assert_eq!(fs::read(place.path(tree).join("empty")).unwrap(), b"");
+        let modified = fs::metadata(place.path(tree).join("short")).unwrap().mtime();
+        assert!(modified > 0);
+        assert!(sent() <= most, "{tree}");
+    }
+    // Of an HTTP server too. Weak ETags and files are not kept.
+    let http = [&server.url()[..], "--tier", &tier];
+    assert!(cat_bare(&http) == all);
+    server.reset_counts();
+    assert!(cat_bare(&http) == all);
+    assert_eq!(sent(), 1);
+    server.plan(|_| Answer::Etag(Some("W/\"1\"")));
+    assert!(cat(&server, &["--unversioned", "--tier", &tier, url]) == all);
+    server.plan(|_| Answer::Proper);
+    assert!(cat_bare(&[&format!("file://{copy}"), "--tier", &tier]) == all);
+    // A tier that takes nothing costs nothing twice; one that cannot be used is an error.
+    let small = place.text("small");
+    worked(
+        bare(&["cache", "info", "--set-budget", "0", "--dir", &small]).output().unwrap(),
+        "small",
+    );
+    server.reset_counts();
+    assert!(cat(&server, &["--tier", &small, url]) == all);
+    assert!(sent() <= LONG as u64 + (17 << 20));
+    fails(&server, &["cat", url, "--tier", &copy], &[&copy]);
+    fails(
+        &server,
+        &["cat", "s3://bucket/none", "--tier", &tier],
+        &["s3://bucket/none", "no such object"],
+    );
+    fails(
+        &server,
+        &["get", "s3://bucket/none", "--tier", &tier, "x"],
+        &["s3://bucket/none", "No such"],
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `aquifer cat`: prints files of a pool, and objects of object stores, to standard output.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
@@ -8,6 +8,7 @@ use aquifer::remote::RemoteStore;
 use aquifer_host::Bytes;
 
 use super::failure::{At, Failures};
+use super::object::{ObjectReader, TierWay};
 use super::spot::{self, Spot};
 use super::{PATHS_HELP, Place, Pools};
 use crate::access::ReadAccess;
@@ -40,6 +41,7 @@ Examples:
   aquifer cat data.pool:/part1 data.pool:/part2 > whole
   aquifer cat s3://bucket/table.parquet > table.parquet
   aquifer cat --range 1G..1025M --anonymous s3://public-bucket/large > piece
+  aquifer cat --tier /mnt/nvme/tier s3://bucket/large | wc
   aquifer cat --endpoint http://127.0.0.1:9000 --allow-http s3://bucket/key
 
 An object is read by many requests at once, of the version that it has when it is opened: if it changes meanwhile, that is an error.";
@@ -121,22 +123,22 @@ fn print(pools: &mut Pools, place: &Place, range: Range, buffer: &mut [u8]) -> R
 /// Prints an object. `store` is that of the previous one, whose connections serve the others of its bucket.
 fn print_object(
     args: &Args,
-    store: &mut Option<RemoteStore>,
+    store: &mut Option<(RemoteStore, Option<TierWay>)>,
     url: &str,
     buffer: &mut [u8],
 ) -> Result<()> {
-    if !matches!(store, Some(open) if open.key_of(url)?.is_some()) {
-        *store = Some(args.remote.options(url).store(url)?);
+    if !matches!(store, Some((open, _)) if open.key_of(url)?.is_some()) {
+        *store = Some((args.remote.options(url).store(url)?, args.remote.tier(url)?));
     }
-    let store = store.as_ref().expect("opened above");
+    let (store, tier) = store.as_ref().expect("opened above");
     let (key, is_prefix) = store.key_of(url)?.expect("its own URL");
     if is_prefix {
         bail!("{}: names no object; `aquifer get -r` copies what is below it", store.url_of(&key));
     }
-    let mut reader = store.read(&key)?;
+    let mut reader = ObjectReader::open(store, &key, tier.as_ref())?;
     args.range.check(reader.len_bytes(), &store.url_of(&key))?;
     reader.set_range(args.range.start..args.range.end);
-    write_all(buffer, |buffer| Ok(reader.fill(buffer)?))
+    write_all(buffer, |buffer| Ok(reader.read(buffer)?))
 }
 
 /// Writes what `read` returns, until that is nothing.

@@ -23,6 +23,7 @@ mod mkdir;
 mod mkfifo;
 mod mknod;
 mod mv;
+mod object;
 mod operands;
 mod place;
 mod put;
@@ -43,6 +44,7 @@ use crate::access::{Access, ReadAccess};
 use failure::Failures;
 
 pub use find::with_two_dashes;
+pub use object::TierWay;
 pub use operands::Misused;
 pub use place::{Place, parser as place_parser};
 pub use stat::{StatArgs, run as run_stat};

@@ -24,7 +24,7 @@ pub struct Ways<'a> {
 enum From {
     Local(Vec<PathBuf>),
     Pool(Pooled, Place, Vec<PathBuf>),
-    Store(Stored, Vec<PathBuf>),
+    Store(Box<Stored>, Vec<PathBuf>),
 }
 
 /// Copies, and makes the copy durable.
@@ -37,7 +37,7 @@ pub fn run(ways: &Ways<'_>, sources: &[Spot], destination: &Spot) -> Result<()> 
             ways.to_pool((&Local, &sources), place, copying::identity(place))
         }
         (From::Store(from, sources), Spot::Pool(place)) => {
-            ways.to_pool((&from, &sources), place, None)
+            ways.to_pool((&*from, &sources), place, None)
         }
         (From::Pool(pool, first, sources), Spot::Local(path)) => {
             let spared = copying::identity(&first);
@@ -45,11 +45,11 @@ pub fn run(ways: &Ways<'_>, sources: &[Spot], destination: &Spot) -> Result<()> 
                 .end()
         }
         (From::Store(from, sources), Spot::Local(path)) => {
-            copying::copy(ways.copy, (&from, &sources), (&Local, path), None, |_, _| Ok(()))?.end()
+            copying::copy(ways.copy, (&*from, &sources), (&Local, path), None, |_, _| Ok(()))?.end()
         }
         (From::Local(sources), Spot::Url(url)) => ways.to_store((&Local, &sources), url),
         (From::Pool(pool, _, sources), Spot::Url(url)) => ways.to_store((&pool, &sources), url),
-        (From::Store(from, sources), Spot::Url(url)) => ways.to_store((&from, &sources), url),
+        (From::Store(from, sources), Spot::Url(url)) => ways.to_store((&*from, &sources), url),
         (From::Pool(..), Spot::Pool(_)) => bail!("both are in pools; use `aquifer cp`"),
         (From::Local(_), Spot::Local(_)) => {
             bail!("neither is in a pool or an object store; use `cp`")
@@ -91,7 +91,9 @@ impl Ways<'_> {
                 let store = self.store(first)?;
                 let path = |url: &String| path_in(&store, url);
                 let paths = urls.iter().map(path).collect::<Result<_>>()?;
-                Ok(From::Store(Stored::new(store, false)?, paths))
+                let tier = self.remote.tier(first)?;
+                let stored = Stored::new(store, false)?.with_tier(tier);
+                Ok(From::Store(Box::new(stored), paths))
             }
             _ => bail!(
                 "sources are of several kinds; copy from one pool, one bucket or the machine at a time"

@@ -10,20 +10,22 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read};
 use std::ops::{Bound, Range};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Error, Result, anyhow, bail};
 use aquifer::fs::SpecialFile;
-use aquifer::remote::store::{Finishing, Opening, RemoteReader, Upload};
+use aquifer::remote::store::{Finishing, Opening, Upload};
 use aquifer::remote::{RemoteError, RemoteStore};
 use aquifer_host::interrupt::Interrupted;
 
 use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::failure::shown;
+use crate::files::object::{ObjectReader, TierWay};
 
 /// Most objects opened ahead, or being placed.
 const MOST_AT_ONCE: usize = 32;
@@ -42,6 +44,7 @@ pub struct Stored {
     owner: (u32, u32),
     source: RefCell<Source>,
     placing: Rc<RefCell<Placing>>,
+    tier: Option<TierWay>,
 }
 
 /// What is known of objects to be read.
@@ -55,7 +58,7 @@ struct Source {
 
 enum Ahead {
     Opening(Opening),
-    Open(RemoteReader),
+    Open(ObjectReader),
 }
 
 /// Objects whose last request is under way, with their lengths.
@@ -68,12 +71,12 @@ struct Placing {
 /// A failure of a store.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct StoreFailure(RemoteError);
+pub struct StoreFailure(Arc<RemoteError>);
 
 impl StoreFailure {
     /// Whether operations on other objects would fail too.
     pub fn is_final(&self) -> bool {
-        match self.0 {
+        match *self.0 {
             RemoteError::NoBucket { .. }
             | RemoteError::InvalidOption { .. }
             | RemoteError::TimedOut { .. }
@@ -85,10 +88,11 @@ impl StoreFailure {
     }
 }
 
-fn failed(error: RemoteError) -> Error {
-    match error {
+fn failed(error: impl Into<Arc<RemoteError>>) -> Error {
+    let error = error.into();
+    match *error {
         RemoteError::Cancelled { .. } => Interrupted.into(),
-        error => StoreFailure(error).into(),
+        _ => StoreFailure(error).into(),
     }
 }
 
@@ -102,7 +106,18 @@ impl Stored {
             owner: (user.as_raw(), group.as_raw()),
             source: RefCell::default(),
             placing: Rc::default(),
+            tier: None,
         })
+    }
+
+    /// Objects are read with a tier.
+    pub fn with_tier(mut self, tier: Option<TierWay>) -> Stored {
+        self.tier = tier;
+        self
+    }
+
+    fn read(&self, key: &str) -> Result<ObjectReader> {
+        ObjectReader::open(&self.store, key, self.tier.as_ref()).map_err(failed)
     }
 
     fn file(&self, len_bytes: u64, modified: SystemTime) -> Item {
@@ -151,7 +166,9 @@ impl Stored {
 
     /// Starts opening the short objects that follow a key in the listing.
     fn open_ahead(&self, source: &mut Source, key: &str) {
-        if !source.listed.iter().any(|listed| is_below(key, listed)) {
+        // With a tier, objects are opened as devices, one at a time.
+        let is_listed = source.listed.iter().any(|listed| is_below(key, listed));
+        if !is_listed || self.tier.is_some() {
             return;
         }
         let Source { objects, opened, listed } = source;
@@ -248,7 +265,7 @@ impl Tree for Stored {
         if let Some(&(len_bytes, modified)) = self.source.borrow().objects.get(key) {
             return Ok(Some(self.file(len_bytes, modified)));
         }
-        match self.store.read(key) {
+        match ObjectReader::open(&self.store, key, self.tier.as_ref()) {
             Ok(reader) => {
                 let (len_bytes, modified) = (reader.len_bytes(), reader.modified());
                 let mut source = self.source.borrow_mut();
@@ -296,18 +313,18 @@ impl Tree for Stored {
         let (key, _) = key_of(path)?;
         let mut source = self.source.borrow_mut();
         let reader = match source.opened.remove(key) {
-            Some(Ahead::Open(reader)) => Ok(reader),
+            Some(Ahead::Open(reader)) => reader,
             Some(Ahead::Opening(opening)) => {
                 self.open_ahead(&mut source, key);
-                opening.wait()
+                ObjectReader::Store(opening.wait().map_err(failed)?)
             }
+            None if self.tier.is_some() => self.read(key)?,
             None => {
                 let opening = self.store.start_reading(key, SHORT_BYTES);
                 self.open_ahead(&mut source, key);
-                opening.and_then(Opening::wait)
+                ObjectReader::Store(opening.and_then(Opening::wait).map_err(failed)?)
             }
         };
-        let reader = reader.map_err(failed)?;
         let known = source.objects.get(key).map(|object| object.0);
         if known.is_some_and(|known| known != reader.len_bytes()) {
             bail!("{}: has changed since it was listed; copy it again", self.show(path));
@@ -364,7 +381,7 @@ fn cannot_hold(what: &str, name: &str) -> Error {
 
 /// An object being read.
 pub struct StoredFile {
-    reader: RefCell<RemoteReader>,
+    reader: RefCell<ObjectReader>,
     len_bytes: u64,
 }
 
@@ -378,11 +395,15 @@ impl Content for StoredFile {
         if reader.position() != offset_bytes {
             reader.set_range(offset_bytes..u64::MAX);
         }
-        reader.fill(bytes).map_err(io::Error::other)
+        reader.read(bytes)
     }
 
     fn explain(&self, error: io::Error) -> Error {
-        match error.downcast() {
+        let error = match error.downcast::<RemoteError>() {
+            Ok(error) => return failed(error),
+            Err(error) => error,
+        };
+        match error.downcast::<Arc<RemoteError>>() {
             Ok(error) => failed(error),
             Err(error) => error.into(),
         }
