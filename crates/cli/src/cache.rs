@@ -268,7 +268,7 @@ fn warm_object(args: &WarmArgs, tier: &Tier, url: &str, range: Range<u64>) -> Re
     if scheme.eq_ignore_ascii_case("file") {
         bail!("{url}: files of this machine are not kept in the cache; they are read in place");
     }
-    let device = args.remote.options(url).tier(tier).open(url).map_err(|error| match error {
+    let device = args.remote.options(url)?.tier(tier).open(url).map_err(|error| match error {
         RemoteError::Unversioned { url } => anyhow!(
             "{url}: the server sends no strong ETag; the cache keeps no objects without one, also not those opened \
              with `unversioned`"

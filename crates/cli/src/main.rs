@@ -23,6 +23,7 @@ mod access;
 mod bench;
 mod cache;
 mod completions;
+mod credentials;
 mod doctor;
 mod files;
 mod man;

@@ -2,11 +2,16 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use aquifer::remote::{RemoteOptions, Tier, TierError};
+use anyhow::Result;
+use aquifer::remote::{RemoteOptions, Tier};
 
+use crate::credentials::{Program, ProgramError};
 use crate::files::TierWay;
+
+const PROGRAM_VARIABLE: &str = "AQUIFER_CREDENTIAL_PROCESS";
 
 /// The schemes of objects.
 const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "file"];
@@ -14,8 +19,8 @@ const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "file"];
 /// The help text after the examples of each command that takes URLs.
 pub const HELP: &str = "\
 URLs are s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http://…, https://… and file:///PATH, with `?`, `#` and `%` of a \
-key written as %3F, %23 and %25. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, or from the \
-instance; so do endpoint and region if no option gives them (AWS_ENDPOINT_URL, AWS_REGION, AWS_ALLOW_HTTP, AWS_SKIP_SIGNATURE).";
+key written as %3F, %23 and %25. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, from the \
+instance, or from a program (--credential-process); so do endpoint and region if no option gives them (AWS_ENDPOINT_URL, AWS_REGION, AWS_ALLOW_HTTP, AWS_SKIP_SIGNATURE).";
 
 /// The help text after the examples of each command that takes the prefix of a pool's snapshots.
 pub const PREFIX_HELP: &str = "\
@@ -59,6 +64,14 @@ pub struct StoreArgs {
     #[arg(long)]
     anonymous: bool,
 
+    /// Command that prints the credentials of s3:// URLs as a JSON object, as `credential_process` in AWS's configuration;
+    /// run without a shell [default: $AQUIFER_CREDENTIAL_PROCESS, if it is set]
+    #[arg(long, value_name = "COMMAND", conflicts_with = "anonymous")]
+    credential_process: Option<String>,
+
+    #[arg(skip)]
+    program: OnceLock<Program>,
+
     /// Most seconds for one request with its retries [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -72,12 +85,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl RemoteArgs {
     /// As [`StoreArgs::options`].
-    pub fn options(&self, url: &str) -> RemoteOptions {
-        self.store.options(url).unversioned(self.unversioned)
+    pub fn options(&self, url: &str) -> Result<RemoteOptions, ProgramError> {
+        Ok(self.store.options(url)?.unversioned(self.unversioned))
     }
 
     /// How to open objects of the store of a URL with the tier, if one is asked for.
-    pub fn tier(&self, url: &str) -> Result<Option<TierWay>, TierError> {
+    pub fn tier(&self, url: &str) -> Result<Option<TierWay>> {
         let named = || std::env::var_os("AQUIFER_TIER").filter(|path| !path.is_empty());
         let Some(path) = self.tier.clone().or_else(|| named().map(PathBuf::from)) else {
             return Ok(None);
@@ -87,7 +100,7 @@ impl RemoteArgs {
         if scheme == "file" {
             return Ok(None);
         }
-        let options = self.options(url).tier(&Tier::open(path)?);
+        let options = self.options(url)?.tier(&Tier::open(path)?);
         let http = scheme.starts_with("http").then(|| url.to_owned());
         Ok(Some(TierWay { options, http }))
     }
@@ -95,8 +108,8 @@ impl RemoteArgs {
 
 impl StoreArgs {
     /// The options to open an object or a store with. A command may take URLs of several kinds: each gets those that it
-    /// knows.
-    pub fn options(&self, url: &str) -> RemoteOptions {
+    /// knows. A program that supplies credentials is run here for the first time, because a store does not tell why it has none.
+    pub fn options(&self, url: &str) -> Result<RemoteOptions, ProgramError> {
         let scheme = url.split("://").next().unwrap_or_default().to_ascii_lowercase();
         let is_cloud = ["s3", "gs", "az"].contains(&&*scheme);
         let mut options = RemoteOptions::default()
@@ -108,10 +121,28 @@ impl StoreArgs {
         if let Some(region) = self.region.as_ref().filter(|_| scheme == "s3") {
             options = options.region(region);
         }
-        match self.timeout {
-            Some(timeout) => options.timeout(timeout),
-            None => options,
+        if let Some(timeout) = self.timeout {
+            options = options.timeout(timeout);
         }
+        if let Some(program) = self.program()?.filter(|_| scheme == "s3" && !self.anonymous) {
+            program.credentials()?;
+            let program = program.clone();
+            options = options.credentials(move || Ok(program.renewed()?));
+        }
+        Ok(options)
+    }
+
+    /// The program that supplies credentials, if there is one.
+    fn program(&self) -> Result<Option<&Program>, ProgramError> {
+        let named = || std::env::var(PROGRAM_VARIABLE).ok().filter(|command| !command.is_empty());
+        if self.program.get().is_none() {
+            let Some(command) = self.credential_process.clone().or_else(named) else {
+                return Ok(None);
+            };
+            let program = Program::parse(&command)?;
+            self.program.get_or_init(|| program);
+        }
+        Ok(self.program.get())
     }
 }
 

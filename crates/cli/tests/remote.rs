@@ -214,6 +214,61 @@ fn what_is_read_with_a_tier_is_downloaded_once() {
 }
 
 #[test]
+fn credentials_come_from_a_program() {
+    let (server, place) = (Server::new(pattern(100, 1)), Place::new());
+    let url = "s3://bucket/dir/object.bin";
+    // A script, and how often it ran. It is an argument of the shell, so that no file is run that was just written.
+    let write = |text: &str| fs::write(place.path("a script"), text).unwrap();
+    let command = format!("sh '{}' --profile \"a team\"", place.text("a script"));
+    let printed = |rest: &str| {
+        format!(
+            "echo x >> '{}'\n[ \"$2\" = 'a team' ] || exit 9\n\
+             printf '{{\"Version\": 1, \"AccessKeyId\": \"PROFILE\", \"SecretAccessKey\": \"hunter2\"{rest}}}'",
+            place.text("ran")
+        )
+    };
+    write(&printed(
+        r#", "SessionToken": "of-the-session", "Expiration": "2100-01-01T00:00:00+00:00""#,
+    ));
+    // Once for two stores, of which one is a device.
+    let tier = place.text("tier");
+    server.plan(|_| Answer::Proper);
+    cat(&server, &[url, "--tier", &tier, "--credential-process", &command]);
+    assert_eq!(fs::read_to_string(place.path("ran")).unwrap(), "x\n");
+    for asked in server.asked().iter() {
+        assert!(asked.head.contains("Credential=PROFILE/"), "{}", asked.head);
+        assert!(asked.head.contains("x-amz-security-token: of-the-session"), "{}", asked.head);
+    }
+    // Again when they expire; by the environment, and not for other URLs.
+    write(&printed(r#", "Expiration": "2001-01-01T00:00:00Z""#));
+    let mut by_environment = remote(&server, &["cat", url]);
+    let output = by_environment.env("AQUIFER_CREDENTIAL_PROCESS", &command).output().unwrap();
+    assert!(output.stdout == pattern(100, 1));
+    assert!(fs::read_to_string(place.path("ran")).unwrap().lines().count() >= 3);
+    fs::remove_file(place.path("ran")).unwrap();
+    cat_bare(&[&server.url(), "--credential-process", &command]);
+    assert!(!place.path("ran").exists());
+    // Failures: the first line, and nothing of what it printed.
+    let refused = |command: &str, parts: &[&str]| {
+        fails(&server, &["cat", url, "--credential-process", command], parts);
+    };
+    write(
+        "echo hunter2; echo >&2; echo 'The SSO session has expired' >&2; echo hunter2 >&2; exit 3",
+    );
+    refused(
+        &command,
+        &["sh supplied no credentials", "exit status: 3", ": The SSO session has expired"],
+    );
+    write("echo '{\"AccessKeyId\": [\"hunter2\"]}'");
+    refused(&command, &["what sh printed are no credentials", "export-credentials"]);
+    refused("no-such-program-here hunter2", &["cannot run no-such-program-here", "No such file"]);
+    refused("sh 'hunter2", &["--credential-process", "quotation mark"]);
+    refused("", &["--credential-process", "no words"]);
+    let both = ["cat", url, "--anonymous", "--credential-process", "x"];
+    says(&failed(bare(&both).output().unwrap(), 2, &both), &["--anonymous"]);
+}
+
+#[test]
 fn cat_says_what_is_wrong() {
     let server = Server::new(pattern(LONG, 1));
     let url = "s3://bucket/dir/object.bin";

@@ -128,7 +128,7 @@ fn print_object(
     buffer: &mut [u8],
 ) -> Result<()> {
     if !matches!(store, Some((open, _)) if open.key_of(url)?.is_some()) {
-        *store = Some((args.remote.options(url).store(url)?, args.remote.tier(url)?));
+        *store = Some((args.remote.options(url)?.store(url)?, args.remote.tier(url)?));
     }
     let (store, tier) = store.as_ref().expect("opened above");
     let (key, is_prefix) = store.key_of(url)?.expect("its own URL");

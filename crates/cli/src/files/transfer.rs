@@ -66,7 +66,7 @@ impl Ways<'_> {
         if !is_file {
             return Ok(spot);
         }
-        let key = self.remote.options(url).store(url)?.key().to_owned();
+        let key = self.remote.options(url)?.store(url)?.key().to_owned();
         let slash = if url.ends_with('/') && !key.is_empty() { "/" } else { "" };
         Ok(Spot::Local(format!("/{key}{slash}").into()))
     }
@@ -102,7 +102,7 @@ impl Ways<'_> {
     }
 
     fn store(&self, url: &str) -> Result<RemoteStore> {
-        let options = self.remote.options(url).cancelled_by(|| interrupt::check().is_err());
+        let options = self.remote.options(url)?.cancelled_by(|| interrupt::check().is_err());
         Ok(options.store(url)?)
     }
 

@@ -87,7 +87,7 @@ struct Report<'a> {
 
 /// Publishes the pool and prints what was sent.
 pub fn run(args: &Args) -> Result<()> {
-    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url))?;
+    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url)?)?;
     let chunk_bytes = u32::try_from(args.chunk_size.0).unwrap_or(u32::MAX);
     let mut options = PublishOptions::default()
         .freeze(args.freeze)

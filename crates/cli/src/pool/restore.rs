@@ -61,7 +61,7 @@ struct Report<'a> {
 
 /// Restores the pool.
 pub fn run(args: &Args) -> Result<()> {
-    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url))?;
+    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url)?)?;
     let mut options = RestoreOptions::default().overwrite(args.force);
     if let Some(snapshot) = args.snapshot {
         options = options.snapshot(snapshot);
@@ -151,7 +151,7 @@ impl From<&SnapshotInfo> for SnapshotReport {
 
 /// Lists the snapshots that can be read, and fails if there are others.
 pub fn list(args: &SnapshotsArgs) -> Result<()> {
-    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url))?;
+    let store = SnapshotStore::open_with(&args.url, &args.remote.options(&args.url)?)?;
     let mut failures = Vec::new();
     let snapshots = store.snapshots_despite(&mut |failure| failures.push(failure))?;
     print_list(args, &snapshots, failures.is_empty())?;

@@ -17,7 +17,13 @@ use tempfile::TempDir;
 pub fn aquifer() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
-    for variable in ["AQUIFER_KEY", "AQUIFER_READ_KEY", "AQUIFER_WRITE_KEY", "AQUIFER_TIER"] {
+    for variable in [
+        "AQUIFER_KEY",
+        "AQUIFER_READ_KEY",
+        "AQUIFER_WRITE_KEY",
+        "AQUIFER_TIER",
+        "AQUIFER_CREDENTIAL_PROCESS",
+    ] {
         command.env_remove(variable);
     }
     command
