@@ -21,6 +21,9 @@ fn a_pool_goes_to_a_store_and_comes_back() {
     let notes = place.path("notes");
     fs::write(&notes, "some text").unwrap();
     works(&["put", notes.to_str().unwrap(), &format!("{pool}:/")]);
+    let missing = fails(&["pool", "snapshots", &url], 1);
+    says(&missing, &[&url, "there is no such directory"]);
+    fs::create_dir(place.path("store")).unwrap();
     let none = works(&["pool", "snapshots", &url]);
     says(&none, &["no snapshots"]);
     let said = works(&["pool", "publish", &pool, &url]);
@@ -92,6 +95,8 @@ fn wrong_places_are_explained() {
     ] {
         says(&fails(&["pool", "publish", &pool, url], 1), &[reason]);
     }
+    says(&fails(&["pool", "restore", &url, &copy], 1), &["no such directory"]);
+    fs::create_dir(place.path("store")).unwrap();
     says(&fails(&["pool", "restore", &url, &copy], 1), &["no snapshots"]);
     says(&fails(&["pool", "publish", &pool, &url, "--chunk-size", "1000"], 1), &["power of two"]);
     fails(&["pool", "publish", &pool, &url, "--keep", "0"], 2);

@@ -76,7 +76,13 @@ impl Location {
 
     /// As [`Location::parse_store`], for names of objects below it.
     pub fn parse_prefix(text: &str) -> Result<Location, RemoteError> {
-        let location = Self::parse_store(text)?;
+        let mut location = Self::parse_store(text)?;
+        if location.scheme == Scheme::Http
+            && let Ok(mut segments) = location.url.path_segments_mut()
+        {
+            // The library appends names to it, behind another slash.
+            segments.pop_if_empty();
+        }
         if location.url.query().is_some() {
             let reason = "has a query, which objects below it would not have; leave it out";
             return Err(RemoteError::InvalidUrl { url: location.shown, reason });

@@ -220,6 +220,39 @@ fn what_a_failed_publisher_has_sent_is_not_sent_again() {
 }
 
 #[test]
+fn an_http_server_is_restored_from() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1, 2]);
+    let server = Server::new(vec![0; 10]);
+    let store = SnapshotStore::open_with("s3://bucket/some prefix", &server.s3()).unwrap();
+    store.publish(&pool, &options()).unwrap();
+    add(&pool, 3);
+    store.publish(&pool, &options()).unwrap();
+    for url in ["some%20prefix", "some prefix/"] {
+        let url = format!("{}/bucket/{url}", server.endpoint());
+        let plain = SnapshotStore::open_with(&url, &support::quick()).unwrap();
+        for (snapshot, objects) in [(1, 2), (2, 3)] {
+            let copy = place.path("b.pool");
+            let of = RestoreOptions::default().snapshot(snapshot).overwrite(true);
+            assert_eq!(plain.restore(&copy, &of).unwrap().snapshot, snapshot);
+            assert_eq!(content(&copy).len(), objects);
+        }
+        let path = place.path("c.pool");
+        let none = plain.restore(&path, &RestoreOptions::default().snapshot(3));
+        assert!(matches!(none, Err(PublishError::NoSnapshot { wanted: Some(3), .. })), "{none:?}");
+        for unlisted in [
+            plain.restore(&path, &RestoreOptions::default()).map(drop),
+            plain.snapshots().map(drop),
+        ] {
+            let said = unlisted.unwrap_err().to_string();
+            assert!(said.contains("lists no objects") && said.contains("--snapshot"), "{said}");
+        }
+        let refused = plain.publish(&pool, &options());
+        assert!(matches!(refused, Err(PublishError::Unsuitable { .. })), "{refused:?}");
+    }
+}
+
+#[test]
 fn what_no_kept_snapshot_needs_is_deleted() {
     let place = Place::new();
     let pool = place.pool("a.pool", &[1]);
@@ -503,6 +536,15 @@ fn a_prefix_has_the_snapshots_of_one_pool() {
 fn an_empty_prefix_has_no_snapshots() {
     let place = Place::new();
     let store = place.store();
+    let missing = [
+        store.snapshots().map(drop),
+        store.restore(place.path("a"), &RestoreOptions::default()).map(drop),
+    ];
+    for missing in missing {
+        let said = missing.unwrap_err().to_string();
+        assert!(said.contains("no such directory") && said.contains("/store"), "{said}");
+    }
+    fs::create_dir(place.path("store")).unwrap();
     assert!(store.snapshots().unwrap().is_empty());
     let refused = store.restore(place.path("a"), &RestoreOptions::default());
     assert!(matches!(refused, Err(PublishError::NoSnapshot { wanted: None, .. })));

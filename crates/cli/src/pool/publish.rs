@@ -108,6 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
             bar.aside(|| output::warn(&waiting(&args.path.display().to_string(), &processes)));
         }
         Progress::Bytes { done, all } => bar.at(done, all),
+        Progress::Collecting => bar.name("removing old snapshots"),
         _ => {}
     });
     drop(bar);
@@ -164,11 +165,8 @@ fn print(args: &Args, published: &Published) -> Result<()> {
 fn waiting(path: &str, processes: &[u32]) -> String {
     let list: Vec<String> = processes.iter().map(u32::to_string).collect();
     match &*list {
-        [] => format!("{path} is open for writing; waiting until it is closed"),
-        [one] => format!("process {one} has {path} open for writing; waiting until it closes it"),
-        many => format!(
-            "processes {} have {path} open for writing; waiting until they close it",
-            many.join(", ")
-        ),
+        [] => format!("{path} is in use; waiting until it is closed"),
+        [one] => format!("process {one} uses {path}; waiting until it closes it"),
+        many => format!("processes {} use {path}; waiting until they close it", many.join(", ")),
     }
 }

@@ -54,6 +54,11 @@ impl Bytes {
         self.at(self.0.position() + bytes, all_bytes);
     }
 
+    /// Names what is done now.
+    pub fn name(&self, what: &'static str) {
+        self.0.set_message(what);
+    }
+
     /// Runs `say` with the bar hidden.
     pub fn aside<T>(&self, say: impl FnOnce() -> T) -> T {
         self.0.suspend(say)

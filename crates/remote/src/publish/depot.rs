@@ -1,5 +1,6 @@
 //! The objects below a prefix: requests with a timeout and typed errors.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,6 +84,8 @@ pub(super) struct Depot {
     /// The prefix, for messages.
     pub shown: String,
     pub is_http: bool,
+    /// Of a `file://` URL.
+    directory: Option<PathBuf>,
     /// None without a runtime.
     pub timeout: Option<Duration>,
     pub in_flight: usize,
@@ -96,6 +99,8 @@ impl Depot {
             store: location.store(options, Connector::default())?,
             shown: location.shown.trim_end_matches('/').to_owned(),
             is_http: location.scheme == Scheme::Http,
+            directory: (location.scheme == Scheme::File)
+                .then(|| PathBuf::from(format!("/{}", location.path))),
             root: location.path,
             timeout: Some(options.timeout),
             in_flight: options.in_flight,
@@ -105,8 +110,19 @@ impl Depot {
     #[cfg(test)]
     pub fn of(store: Arc<dyn ObjectStore>) -> Depot {
         let shown = "memory:".to_owned();
-        let (root, is_http) = (Path::from("pool"), false);
-        Depot { store, root, shown, is_http, timeout: None, in_flight: 1 }
+        let (root, is_http, directory) = (Path::from("pool"), false, None);
+        Depot { store, root, shown, is_http, directory, timeout: None, in_flight: 1 }
+    }
+
+    /// Refuses a directory that is not there. Publishing makes one.
+    pub fn check_there(&self) -> Result<(), PublishError> {
+        match &self.directory {
+            Some(directory) if !directory.is_dir() => Err(PublishError::Unsuitable {
+                url: self.shown.clone(),
+                reason: "there is no such directory; check the path",
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn path(&self, name: &str) -> Path {

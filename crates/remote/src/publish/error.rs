@@ -108,9 +108,9 @@ pub enum PublishError {
         /// What failed then.
         source: Box<PublishError>,
     },
-    /// Processes have the pool open for writing.
+    /// Processes use the pool, and may write to it.
     #[error(
-        "{} is open for writing{}; close it there, or have publishing wait for it (--freeze)",
+        "{} is in use{}; close it there, or have publishing wait for it (--freeze)",
         path.display(), process_text(processes)
     )]
     InUse {
@@ -129,6 +129,17 @@ pub enum PublishError {
         path: PathBuf,
         /// Why it could not be opened for writing.
         source: PoolError,
+    },
+    /// The pool was recovered, and each time it was not closed cleanly again.
+    #[error(
+        "{} was recovered {times} times, and each time it was not closed cleanly again: processes that write to it are \
+         killed; publish it when they have ended", path.display()
+    )]
+    RecoveredInVain {
+        /// The pool.
+        path: PathBuf,
+        /// How often.
+        times: usize,
     },
     /// The pool's metadata is damaged.
     #[error("{} is damaged ({structure}); run `aquifer pool check` on it", path.display())]

@@ -22,6 +22,8 @@ use super::layout::{PAGE_BYTES, State};
 
 /// How long to wait for a process that is just opening or closing the pool.
 const SHORT_LOOKS: usize = 30;
+/// How often to recover a pool that other processes leave unclean meanwhile.
+const MOST_RECOVERIES: usize = 5;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A pool at rest.
@@ -43,8 +45,17 @@ impl Frozen {
         options: &PoolOptions,
         waits: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<Frozen, PublishError> {
+        Self::recovered_by(&mut || recover(path, options), path, options, waits)
+    }
+
+    fn recovered_by(
+        recover: &mut dyn FnMut() -> Result<(), PublishError>,
+        path: &Path,
+        options: &PoolOptions,
+        waits: &mut dyn FnMut(&[u32]) -> bool,
+    ) -> Result<Frozen, PublishError> {
         let reading = options.clone().read_only(true);
-        let mut looks = 0;
+        let (mut looks, mut recoveries) = (0, 0);
         loop {
             let writers = match reading.open(path) {
                 Ok(pool) => {
@@ -53,8 +64,12 @@ impl Frozen {
                         pool.info()?.processes
                     } else if let Ok(frozen) = Self::of(pool)? {
                         return Ok(frozen);
+                    } else if recoveries == MOST_RECOVERIES {
+                        let (path, times) = (path.to_owned(), recoveries);
+                        return Err(PublishError::RecoveredInVain { path, times });
                     } else {
-                        recover(path, options)?;
+                        recoveries += 1;
+                        recover()?;
                         Vec::new()
                     }
                 }
@@ -168,4 +183,30 @@ fn superblock_of(media: &dyn Media) -> Result<Superblock, PublishError> {
         path: media.path().to_owned(),
         structure: "both superblocks".to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_stays_unclean_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, killed) = (directory.path().join("a.pool"), directory.path().join("b.pool"));
+        let pool = Pool::create(&path, 4 << 20).unwrap();
+        // As a process leaves it that is killed.
+        std::fs::copy(&path, &killed).unwrap();
+        drop(pool);
+        let mut times = 0;
+        let mut in_vain = || {
+            times += 1;
+            Ok(())
+        };
+        let waits = &mut |_: &[u32]| true;
+        let given_up = Frozen::recovered_by(&mut in_vain, &killed, &Pool::options(), waits);
+        let is_meant =
+            matches!(given_up, Err(PublishError::RecoveredInVain { times: MOST_RECOVERIES, .. }));
+        assert!(is_meant && times == MOST_RECOVERIES, "{times}");
+        Frozen::new(&killed, &Pool::options(), waits).map(drop).unwrap();
+    }
 }

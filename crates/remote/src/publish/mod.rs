@@ -374,6 +374,7 @@ impl SnapshotStore {
         &self,
         failed: &mut dyn FnMut(PublishError),
     ) -> Result<Vec<SnapshotInfo>, PublishError> {
+        self.depot.check_there()?;
         block_on(&self.depot, async {
             let positions = match self.depot.view().await {
                 Ok(view) => view.live,

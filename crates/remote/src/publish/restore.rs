@@ -72,6 +72,7 @@ impl Depot {
         options: &RestoreOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Restored, PublishError> {
+        self.check_there()?;
         check_place(path, options.overwrite)?;
         let _kept_out = if options.overwrite { keep_out(path)? } else { None };
         let (position, snapshot) = self.chosen(options.snapshot).await?;
