@@ -219,6 +219,33 @@ fn what_a_failed_publisher_has_sent_is_not_sent_again() {
     assert_eq!(reread.sent_chunks as usize, all);
 }
 
+/// What creates an object of the log is not repeated by the library, because it has a condition.
+#[test]
+fn a_lost_answer_of_the_log_is_looked_up() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1]);
+    let server = Server::new(vec![0; 10]);
+    let store = SnapshotStore::open_with("s3://bucket/prefix", &server.s3()).unwrap();
+    // Each entry's, of snapshots and of a collection.
+    server.plan_each(|_, asked| match asked.method == "PUT" && asked.head.contains("/log/") {
+        true => Answer::Lost,
+        false => Answer::Proper,
+    });
+    for snapshot in [1, 2] {
+        assert_eq!(store.publish(&pool, &options()).unwrap().snapshot, snapshot);
+    }
+    let collected = store.publish(&pool, &options().keep(1).grace(Duration::ZERO)).unwrap();
+    assert_eq!((collected.snapshot, collected.removed_snapshots), (3, 2));
+    // Nothing was done.
+    server.plan_each(|_, asked| match asked.method == "PUT" && asked.head.contains("/log/") {
+        true => Answer::Reset,
+        false => Answer::Proper,
+    });
+    let failed = store.publish(&pool, &options());
+    assert!(matches!(failed, Err(PublishError::Store { .. })), "{failed:?}");
+    assert_eq!(store.snapshots().unwrap().len(), 1);
+}
+
 #[test]
 fn an_http_server_is_restored_from() {
     let place = Place::new();

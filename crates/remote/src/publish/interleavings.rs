@@ -55,6 +55,8 @@ enum Conditions {
     Overwrites,
     /// Says it did, as one that puts two objects at once and keeps one.
     Pretends,
+    /// Refuses, and does so when it has created the object: the answer to an earlier attempt was lost.
+    Repeats,
 }
 
 /// A store that gives up its turn before each request.
@@ -91,7 +93,7 @@ impl ObjectStore for Stepped {
         turn().await;
         let creates = with.mode == PutMode::Create;
         match self.conditions {
-            Conditions::Heeds => {}
+            Conditions::Heeds | Conditions::Repeats => {}
             Conditions::Overwrites => with.mode = PutMode::Overwrite,
             Conditions::Pretends => {
                 if creates && self.store.head(at).await.is_ok() {
@@ -106,6 +108,10 @@ impl ObjectStore for Stepped {
         let put = self.store.put_opts(at, bytes, with).await;
         if creates && put.is_ok() {
             self.created.lock().unwrap().push(at.to_string());
+            if self.conditions == Conditions::Repeats {
+                let (path, source) = (at.to_string(), "it was created just now".into());
+                return Err(object_store::Error::AlreadyExists { path, source });
+            }
         }
         put
     }
@@ -342,13 +348,16 @@ fn no_interleaving_of_two_publishers_loses_an_object() {
 
 #[test]
 fn a_store_that_ignores_conditions_is_found() {
-    for conditions in [Conditions::Heeds, Conditions::Overwrites, Conditions::Pretends] {
+    use Conditions::{Heeds, Overwrites, Pretends, Repeats};
+    for conditions in [Heeds, Overwrites, Pretends, Repeats] {
         let (store, created, listings) = Default::default();
         let store = Stepped { store, created, conditions, listings };
         let memory = store.store.clone();
         match run(Depot::of(Arc::new(store)).check_conditions()) {
-            Ok(()) => assert_eq!(conditions, Conditions::Heeds),
-            Err(PublishError::Unconditional { .. }) => assert_ne!(conditions, Conditions::Heeds),
+            Ok(()) => assert!(matches!(conditions, Heeds | Repeats)),
+            Err(PublishError::Unconditional { .. }) => {
+                assert!(matches!(conditions, Overwrites | Pretends));
+            }
             Err(error) => panic!("{error}"),
         }
         assert!(run(memory.list(None).next()).is_none(), "no probe is left");

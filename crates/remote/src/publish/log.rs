@@ -120,14 +120,23 @@ impl Depot {
             .map_err(|wrong| self.wrong(&name_of(Kind::Table, &of.hash, of.epoch), wrong))
     }
 
-    /// Appends an entry behind the head of a view. Returns false if the log has changed meanwhile.
+    /// Appends an entry behind the head of a view. Returns false if the log has changed meanwhile. After an error it is there
+    /// or not.
     pub async fn append(&self, entry: &Entry) -> Result<bool, PublishError> {
         let bytes = Bytes::from(entry.encode());
         let name = log_name(entry.position);
-        self.create(&name, bytes).await?;
-        // If that was refused, the answer to the first attempt of the request may have been lost, and a later one found
-        // what the first created. And a store whose conditional puts are not quite atomic may have taken both of two.
-        Ok(self.entry(entry.position).await?.as_ref() == Some(entry))
+        let created = self.create(&name, bytes).await;
+        // If that was refused or failed, the answer to the first attempt of the request may have been lost. And a store whose
+        // conditional puts are not quite atomic may have taken both of two.
+        let found = match (self.entry(entry.position).await, &created) {
+            // The first failure says more.
+            (Err(_), Err(_)) => None,
+            (found, _) => found?,
+        };
+        if found.as_ref() == Some(entry) {
+            return Ok(true);
+        }
+        created.map(|_| false)
     }
 }
 

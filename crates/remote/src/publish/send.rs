@@ -160,11 +160,12 @@ impl Depot {
     /// Finds out whether the store heeds conditions: creates an object twice.
     pub async fn check_conditions(&self) -> Result<(), PublishError> {
         let name = format!("probes/{:016x}", nonce()?);
-        let was_created = self.create(&name, Bytes::from_static(b"probe")).await?;
+        // If it is there already, an earlier attempt of the request has created it: the name is random.
+        self.create(&name, Bytes::from_static(b"probe")).await?;
         let was_created_again = self.create(&name, Bytes::from_static(b"probe")).await?;
         // Publishing takes no permission to delete.
         let _ = self.delete(vec![name]).await;
-        if !was_created || was_created_again {
+        if was_created_again {
             return Err(PublishError::Unconditional { url: self.shown.clone() });
         }
         Ok(())
@@ -423,7 +424,8 @@ impl Attempt<'_> {
         for kind in Kind::ALL {
             let each = |hash, epoch, len_bytes| {
                 // No publisher before this one has uploaded anything in a later epoch.
-                if (self.cutoff..=self.epoch).contains(&epoch) {
+                let is_known = self.known.contains_key(&(kind, hash));
+                if !is_known && (self.cutoff..=self.epoch).contains(&epoch) {
                     let newest = found.entry((kind, hash)).or_insert((epoch, len_bytes));
                     *newest = (epoch, len_bytes).max(*newest);
                 }
