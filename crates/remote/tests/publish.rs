@@ -219,6 +219,20 @@ fn what_a_failed_publisher_has_sent_is_not_sent_again() {
     assert_eq!(reread.sent_chunks as usize, all);
 }
 
+/// As in a directory in which a publisher was killed before its entry of the log.
+#[test]
+fn what_a_killed_publisher_has_put_into_a_directory_is_kept() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1, 2]);
+    let store = place.store();
+    let first = store.publish(&pool, &options()).unwrap();
+    assert!(first.sent_chunks > 0);
+    fs::remove_dir_all(place.path("store/log")).unwrap();
+    let second = store.publish(&pool, &options()).unwrap();
+    assert_eq!((second.snapshot, second.sent_chunks, second.sent_bytes), (1, 0, 0));
+    store.restore(place.path("b.pool"), &RestoreOptions::default()).unwrap();
+}
+
 /// What creates an object of the log is not repeated by the library, because it has a condition.
 #[test]
 fn a_lost_answer_of_the_log_is_looked_up() {

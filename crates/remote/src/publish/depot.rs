@@ -12,6 +12,7 @@ use object_store::{Error, GetOptions, ObjectMeta, ObjectStore, PutMode, PutOptio
 
 use super::PublishError;
 use super::layout::{Hash, Reference, Wrong, hash};
+use super::send::aside;
 use crate::connection::{Connector, Seen, install_crypto};
 use crate::fetch::http_kind;
 use crate::location::{Location, Scheme};
@@ -140,6 +141,17 @@ impl Depot {
             Wrong::Damaged(reason) => PublishError::Damaged { object, reason },
             Wrong::Later(what) => PublishError::Later { object, what },
         }
+    }
+
+    /// Makes durable what other publishers have put into a directory: one that was killed may not have got to it.
+    pub async fn sync_others(&self) -> Result<(), PublishError> {
+        let Some(directory) = self.directory.clone() else { return Ok(()) };
+        let synced = aside(move || {
+            let opened = std::fs::File::open(&directory);
+            let synced = opened.and_then(|opened| Ok(rustix::fs::syncfs(opened)?));
+            synced.map_err(|source| PublishError::File { action: "sync", path: directory, source })
+        });
+        synced.await
     }
 
     /// Gets an object of at most `most_bytes`; `None` if there is none.

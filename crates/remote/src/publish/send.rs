@@ -132,6 +132,8 @@ struct Strays {
     listed: OnceCell<HashMap<(Kind, Hash), (u64, u64)>>,
     /// How many objects were sent before they were listed.
     sent_unlisted: Cell<usize>,
+    /// Whether any was taken for granted.
+    used: Cell<bool>,
 }
 
 /// One attempt to publish, as of one view of the log.
@@ -209,6 +211,9 @@ impl Depot {
                 Some(newest) => newest,
                 None => attempt.send(&mut sent, progress).await?,
             };
+            if strays.is_some_and(|strays| strays.used.get()) {
+                self.sync_others().await?;
+            }
             let nonce = nonce()?;
             let entry = Entry {
                 position: view.head + 1,
@@ -408,7 +413,7 @@ impl Attempt<'_> {
         hash: Hash,
         len_bytes: u32,
     ) -> Result<Option<u64>, PublishError> {
-        let Some(Strays { listed, sent_unlisted }) = self.strays else { return Ok(None) };
+        let Some(Strays { listed, sent_unlisted, used }) = self.strays else { return Ok(None) };
         if listed.get().is_none() && sent_unlisted.get() < self.listing_requests {
             return Ok(None);
         }
@@ -416,7 +421,9 @@ impl Attempt<'_> {
         // Others may have been condemned since they were listed.
         let is_good =
             |&&(epoch, len): &&(u64, u64)| epoch >= self.cutoff && len == u64::from(len_bytes);
-        Ok(listed.get(&(kind, hash)).filter(is_good).map(|(epoch, _)| *epoch))
+        let found = listed.get(&(kind, hash)).filter(is_good).map(|(epoch, _)| *epoch);
+        used.set(used.get() || found.is_some());
+        Ok(found)
     }
 
     async fn list_strays(&self) -> Result<HashMap<(Kind, Hash), (u64, u64)>, PublishError> {
