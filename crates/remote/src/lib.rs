@@ -69,7 +69,7 @@ pub use warm::Warmed;
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use aquifer_device::{Batch, Device, DeviceError, IoOperation};
 
@@ -157,11 +157,6 @@ impl RemoteDevice {
     /// The ETag of the version that was opened, if the server sent one.
     pub fn etag(&self) -> Option<&str> {
         self.version.etag.as_deref()
-    }
-
-    /// When the version that was opened was written, to the second, if the server tells.
-    pub fn modified(&self) -> SystemTime {
-        written(&self.version)
     }
 
     /// Returns this process's engine. Async-signal-safe, except for the first call in a forked child.
@@ -255,11 +250,6 @@ impl RemoteDevice {
             Err(mailbox::TooLate) => Err(self.stopped.clone().of_read(start, len_bytes)),
         }
     }
-}
-
-/// When a version was written.
-pub(crate) fn written(version: &Version) -> SystemTime {
-    UNIX_EPOCH + Duration::from_secs(version.modified.max(0) as u64)
 }
 
 fn cannot_start(error: RemoteError, offset_bytes: u64, len_bytes: usize) -> DeviceError {

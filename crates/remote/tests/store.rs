@@ -433,6 +433,34 @@ fn a_caller_that_cancels_does_not_wait() {
     assert_eq!(server.get("bucket/new"), None);
 }
 
+/// Whether the object is there is worth the time of a request, and not of a completion.
+#[test]
+fn a_caller_that_cancels_a_completion_waits_for_a_timeout() {
+    let server = Server::new(vec![0; 10]);
+    let (cancel, said) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (asks, says) = (cancel.clone(), said.clone());
+    let options = server.s3().cancelled_by(move || asks.load(Ordering::SeqCst));
+    let store = options.timeout(Duration::from_secs(10)).store("s3://bucket/").unwrap();
+    let mut upload = store.upload("new", 9 * MIB as u64, true).unwrap();
+    upload.write(&pattern(9 * MIB, 1)).unwrap();
+    server.plan_each(move |_, asked| match asked.method.as_str() {
+        "POST" => {
+            says.store(true, Ordering::SeqCst);
+            Answer::Silence
+        }
+        _ => Answer::Proper,
+    });
+    std::thread::scope(|scope| {
+        let finishing = scope.spawn(|| upload.finish().unwrap_err());
+        while !said.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        cancel.store(true, Ordering::SeqCst);
+        let error = finishing.join().unwrap();
+        assert!(matches!(error, RemoteError::Cancelled { .. }), "{error:?}");
+    });
+}
+
 #[test]
 fn files_are_objects_too() {
     let directory = tempfile::tempdir().unwrap();

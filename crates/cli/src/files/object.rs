@@ -5,7 +5,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::time::SystemTime;
 
 use aquifer::device::Device;
 use aquifer::remote::store::RemoteReader;
@@ -68,13 +67,6 @@ impl ObjectReader {
         match self {
             ObjectReader::Store(reader) => reader.len_bytes(),
             ObjectReader::Tier(reader) => reader.len_bytes,
-        }
-    }
-
-    pub fn modified(&self) -> SystemTime {
-        match self {
-            ObjectReader::Store(reader) => reader.modified(),
-            ObjectReader::Tier(reader) => reader.device.modified(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Shared;
 use super::pace::Pace;
@@ -76,7 +76,7 @@ impl RemoteReader {
 
     /// When the object was written, to the second, if the server tells.
     pub fn modified(&self) -> SystemTime {
-        crate::written(&self.version)
+        UNIX_EPOCH + Duration::from_secs(self.version.modified.max(0) as u64)
     }
 
     /// Where the next byte comes from.

@@ -19,7 +19,7 @@ use std::time::SystemTime;
 
 use anyhow::{Error, Result, anyhow, bail};
 use aquifer::fs::SpecialFile;
-use aquifer::remote::store::{Finishing, Opening, Upload};
+use aquifer::remote::store::{Finishing, Opening, RemoteReader, Upload};
 use aquifer::remote::{RemoteError, RemoteStore};
 use aquifer_host::interrupt::Interrupted;
 
@@ -58,7 +58,7 @@ struct Source {
 
 enum Ahead {
     Opening(Opening),
-    Open(ObjectReader),
+    Open(RemoteReader),
 }
 
 /// Objects whose last request is under way, with their lengths.
@@ -114,10 +114,6 @@ impl Stored {
     pub fn with_tier(mut self, tier: Option<TierWay>) -> Stored {
         self.tier = tier;
         self
-    }
-
-    fn read(&self, key: &str) -> Result<ObjectReader> {
-        ObjectReader::open(&self.store, key, self.tier.as_ref()).map_err(failed)
     }
 
     fn file(&self, len_bytes: u64, modified: SystemTime) -> Item {
@@ -265,12 +261,15 @@ impl Tree for Stored {
         if let Some(&(len_bytes, modified)) = self.source.borrow().objects.get(key) {
             return Ok(Some(self.file(len_bytes, modified)));
         }
-        match ObjectReader::open(&self.store, key, self.tier.as_ref()) {
+        match self.store.read(key) {
             Ok(reader) => {
                 let (len_bytes, modified) = (reader.len_bytes(), reader.modified());
                 let mut source = self.source.borrow_mut();
                 source.objects.insert(key.to_owned(), (len_bytes, modified));
-                source.opened.insert(key.to_owned(), Ahead::Open(reader));
+                // One of a tier has threads: it is opened when it is its turn.
+                if self.tier.is_none() {
+                    source.opened.insert(key.to_owned(), Ahead::Open(reader));
+                }
                 Ok(Some(self.file(len_bytes, modified)))
             }
             Err(RemoteError::NotFound { .. }) if self.store.lists() => {
@@ -313,12 +312,14 @@ impl Tree for Stored {
         let (key, _) = key_of(path)?;
         let mut source = self.source.borrow_mut();
         let reader = match source.opened.remove(key) {
-            Some(Ahead::Open(reader)) => reader,
+            Some(Ahead::Open(reader)) => ObjectReader::Store(reader),
             Some(Ahead::Opening(opening)) => {
                 self.open_ahead(&mut source, key);
                 ObjectReader::Store(opening.wait().map_err(failed)?)
             }
-            None if self.tier.is_some() => self.read(key)?,
+            None if self.tier.is_some() => {
+                ObjectReader::open(&self.store, key, self.tier.as_ref()).map_err(failed)?
+            }
             None => {
                 let opening = self.store.start_reading(key, SHORT_BYTES);
                 self.open_ahead(&mut source, key);
