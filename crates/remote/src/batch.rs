@@ -2,6 +2,9 @@
 //!
 //! What the batch has to offer at once is sorted and merged over gaps, by the rule in `costs`. Only the calling thread
 //! touches the batch's memory, so nothing refers to it when a panic of the batch leaves this function.
+//!
+//! Requests whose answers would not fit into the batch's memory are held back: it counts each from its start until its
+//! answer is copied, with its gaps. One is always under way.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -50,6 +53,12 @@ struct Group {
     pieces: Vec<Piece>,
 }
 
+impl Group {
+    fn len_bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
 /// Values with numbers, which are given again when a value is taken out.
 struct Numbered<T> {
     values: Vec<Option<T>>,
@@ -96,6 +105,8 @@ pub(crate) fn run(device: &RemoteDevice, engine: &Engine, batch: &mut dyn Batch,
         inbox: Inbox::new(engine),
         transfers: Numbered::new(),
         groups: Numbered::new(),
+        held: VecDeque::new(),
+        requested_bytes: 0,
         near: VecDeque::new(),
         limit: device.options.timeout.saturating_add(THREAD_LIMIT),
     };
@@ -110,6 +121,10 @@ struct Running<'a> {
     inbox: Inbox<'a>,
     transfers: Numbered<Transfer>,
     groups: Numbered<Group>,
+    /// Those that wait for memory.
+    held: VecDeque<Group>,
+    /// Of the requests under way, and of answers that are not copied yet.
+    requested_bytes: u64,
     /// Pieces that seem to be in the tier, in the order in which the disk was asked for them.
     near: VecDeque<Piece>,
     /// How long the next answer is waited for.
@@ -178,7 +193,6 @@ impl Running<'_> {
     /// Takes transfers until enough are under way. Asks the disk for the pieces that seem to be in the tier, each while the
     /// next ones are taken, and returns the others.
     fn pull(&mut self, batch: &mut dyn Batch, depth: usize) -> Option<Vec<Piece>> {
-        let largest = self.device.largest_request_bytes() as u64;
         let mut far = vec![];
         let mut run = 0..0;
         let mut near_bytes: u64 = self.near.iter().map(Piece::len_bytes).sum();
@@ -207,7 +221,8 @@ impl Running<'_> {
                     let end = request.offset_bytes + len_bytes as u64;
                     let mut start = request.offset_bytes;
                     while start < end {
-                        let range = start..end.min(start.saturating_add(largest));
+                        let piece_end = self.device.piece_end(self.engine, start, u64::MAX);
+                        let range = start..piece_end.min(end);
                         start = range.end;
                         let piece = Piece { transfer, range };
                         let tier = self.engine.tier();
@@ -264,12 +279,27 @@ impl Running<'_> {
     fn request(&mut self, pieces: Vec<Piece>) {
         let costs = self.device.costs();
         let most = self.device.largest_request_bytes() as u64;
-        for mut group in merge(pieces, costs.gap_bytes(), costs.merged_bytes().min(most)) {
-            if let Some(tier) = self.engine.tier() {
-                // So that groups that share a sub-block do not both bring it.
-                group.range = tier.whole(group.range);
+        // So that groups that share a sub-block do not both bring it.
+        let whole = |range| match self.engine.tier() {
+            Some(tier) => tier.whole(range),
+            None => range,
+        };
+        let groups = merge(pieces, costs.gap_bytes(), costs.merged_bytes().min(most), whole);
+        self.held.extend(groups);
+        self.start_held();
+    }
+
+    /// Starts the requests whose answers fit into the batch's memory.
+    fn start_held(&mut self) {
+        let most_bytes = self.device.batch_bytes() as u64;
+        while let Some(group) = self.held.front() {
+            let bytes = group.len_bytes();
+            if self.requested_bytes > 0 && self.requested_bytes + bytes > most_bytes {
+                break;
             }
+            self.requested_bytes += bytes;
             let range = group.range.clone();
+            let group = self.held.pop_front().expect("it was there");
             let number = self.groups.put(group);
             self.engine.request(range, number, Sender::clone(&self.inbox.sender));
         }
@@ -277,6 +307,7 @@ impl Running<'_> {
 
     fn take_answer(&mut self, batch: &mut dyn Batch, number: usize, answer: &Answer) -> Option<()> {
         let group = self.groups.take(number);
+        self.requested_bytes -= group.len_bytes();
         for piece in &group.pieces {
             deliver(group.range.start, piece, self.transfers.at(piece.transfer), answer);
             self.finish(batch, piece.transfer)?;
@@ -309,12 +340,18 @@ impl Running<'_> {
     }
 }
 
-/// Merges pieces that are at most `gap_bytes` apart into requests of at most `merged_bytes`, or of one piece.
-fn merge(mut pieces: Vec<Piece>, gap_bytes: u64, merged_bytes: u64) -> Vec<Group> {
+/// Merges pieces that are at most `gap_bytes` apart into requests of at most `merged_bytes`, or of one piece; each piece's
+/// request brings the `whole` range around it.
+fn merge(
+    mut pieces: Vec<Piece>,
+    gap_bytes: u64,
+    merged_bytes: u64,
+    whole: impl Fn(Range<u64>) -> Range<u64>,
+) -> Vec<Group> {
     pieces.sort_by_key(|piece| piece.range.start);
     let mut groups: Vec<Group> = vec![];
     for piece in pieces {
-        let range = piece.range.clone();
+        let range = whole(piece.range.clone());
         if let Some(group) = groups.last_mut() {
             let end = group.range.end.max(range.end);
             let is_near = range.start <= group.range.end.saturating_add(gap_bytes);
@@ -384,7 +421,7 @@ mod tests {
     fn ends(transfers: &[(u64, usize)], gap: u64, most: u64) -> Vec<(u64, u64)> {
         let piece =
             |&(start, len): &(u64, usize)| Piece { transfer: 0, range: start..start + len as u64 };
-        merge(transfers.iter().map(piece).collect(), gap, most)
+        merge(transfers.iter().map(piece).collect(), gap, most, |range| range)
             .into_iter()
             .map(|group| (group.range.start, group.range.end))
             .collect()
@@ -398,5 +435,19 @@ mod tests {
         assert_eq!(ends(&[(0, 50), (10, 10)], 0, 60), [(0, 50)]);
         assert_eq!(ends(&[(0, 50)], 0, 10), [(0, 50)]);
         assert_eq!(ends(&[], 0, 10), []);
+    }
+
+    /// Which the limit counts.
+    #[test]
+    fn requests_bring_the_whole_around_their_pieces() {
+        let piece = |range| Piece { transfer: 0, range };
+        let pieces = || vec![piece(5..12), piece(28..29), piece(41..42)];
+        let whole = |range: Range<u64>| range.start / 10 * 10..range.end.next_multiple_of(10);
+        let ends = |most| {
+            let groups = merge(pieces(), 10, most, whole);
+            groups.into_iter().map(|group| (group.range.start, group.range.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(ends(50), [(0, 50)]);
+        assert_eq!(ends(49), [(0, 30), (40, 50)]);
     }
 }

@@ -25,7 +25,7 @@ use crate::fetch::{Body, Fetcher, Version};
 use crate::location::{Configured, Location};
 use crate::mailbox::{Answer, Mailbox};
 use crate::runtime::{self, refused};
-use crate::tier::{Obtained, OpenTier, Tally, Terms};
+use crate::tier::{Obtained, OpenTier, SUB_BLOCK_BYTES, Tally, Terms};
 use crate::{RemoteError, RemoteOptions};
 
 /// Of the timeout, the part that a reader gives a disk that is late with its writes, before it goes on without.
@@ -243,10 +243,14 @@ impl Shared {
     }
 
     async fn read_in_time(&self, read: Range<u64>) -> Option<Answer> {
-        let Served { version, .. } = self.served.get()?;
+        let Served { version, tier } = self.served.get()?;
         let kept_bytes = self.buffers.ahead_bytes() as u64;
-        let most_bytes =
+        let mut most_bytes =
             self.costs.merged_bytes().min(self.buffers.request_bytes() as u64).min(kept_bytes);
+        if tier.is_some() {
+            // What is asked for becomes whole sub-blocks.
+            most_bytes = most_bytes.saturating_sub(2 * SUB_BLOCK_BYTES);
+        }
         loop {
             let landed = self.landed.notified();
             let step = self.ahead().step(read.clone(), most_bytes, version.len_bytes);

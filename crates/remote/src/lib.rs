@@ -79,7 +79,7 @@ use costs::Costs;
 use engine::Engine;
 use fetch::Version;
 use location::{Location, Scheme};
-use tier::OpenTier;
+use tier::{OpenTier, SUB_BLOCK_BYTES};
 
 /// How much longer than the timeout a reader waits for the thread, which enforces it.
 const THREAD_LIMIT: Duration = Duration::from_secs(10);
@@ -205,6 +205,14 @@ impl RemoteDevice {
         self.options.largest_request_bytes.min(self.buffers().request_bytes())
     }
 
+    /// Where the piece of a long read ends that begins at `start`, and that a request of at most `most_bytes` can serve.
+    fn piece_end(&self, engine: &Engine, start: u64, most_bytes: u64) -> u64 {
+        let most_bytes = most_bytes.min(self.largest_request_bytes() as u64);
+        // A tier is brought the whole sub-blocks around a piece; two pieces that share one would wait for each other.
+        let grain = if engine.tier().is_some() { SUB_BLOCK_BYTES } else { 1 };
+        (start - start % grain).saturating_add(most_bytes - most_bytes % grain)
+    }
+
     fn batch_bytes(&self) -> usize {
         self.buffers().batch_bytes()
     }
@@ -286,10 +294,12 @@ impl Device for RemoteDevice {
             self.delivered(readable);
             return Ok(readable);
         }
-        let mut start = offset_bytes;
-        for piece in buffer[..readable].chunks_mut(self.largest_request_bytes()) {
-            self.read_piece(engine, start, piece)?;
-            start += piece.len() as u64;
+        let (mut start, end) = (offset_bytes, offset_bytes + readable as u64);
+        while start < end {
+            let piece_end = self.piece_end(engine, start, u64::MAX).min(end);
+            let in_buffer = |at| (at - offset_bytes) as usize;
+            self.read_piece(engine, start, &mut buffer[in_buffer(start)..in_buffer(piece_end)])?;
+            start = piece_end;
         }
         Ok(readable)
     }

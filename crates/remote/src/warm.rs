@@ -52,7 +52,6 @@ impl RemoteDevice {
         };
         let end = range.end.min(self.version.len_bytes);
         let start = range.start.min(end);
-        let largest_bytes = self.largest_request_bytes() as u64;
         let most_bytes = self.batch_bytes() as u64;
         let mut pace = Pace::new(self.options.in_flight, self.options.timeout);
         let tally = Arc::new(Tally::default());
@@ -61,7 +60,7 @@ impl RemoteDevice {
         let (mut next, mut done, mut number, mut under_way_bytes) = (start, 0, 0, 0);
         while next < end || !under_way.is_empty() {
             let piece_bytes = self.costs().merged_bytes().max(SHORTEST_PIECE_BYTES);
-            let piece = next..end.min(next + piece_bytes.min(largest_bytes));
+            let piece = next..self.piece_end(engine, next, piece_bytes).min(end);
             let bytes = piece.end - piece.start;
             let is_allowed = under_way.is_empty()
                 || (under_way.len() < pace.allowed() && under_way_bytes + bytes <= most_bytes);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_cache::{Cache, PageId};
 use aquifer_device::{Batch, Device, DeviceError, IoOperation, Request};
-use aquifer_remote::{RemoteDevice, RemoteError};
+use aquifer_remote::{RemoteDevice, RemoteError, Tier};
 use aquifer_testkit::rng::Rng;
 
 use support::{Answer, Server, pattern, quick, remote};
@@ -296,6 +296,123 @@ fn a_batch_completes_each_transfer_with_its_own_result() {
             }
         }
     }
+}
+
+/// A batch that makes other reads of the device when its first transfer has ended.
+struct Reading<'a> {
+    list: List,
+    device: &'a RemoteDevice,
+    reads: Range<usize>,
+    /// A long transfer's memory, and what it is to hold.
+    long: (*const u8, &'a [u8]),
+    /// Of it, the bytes that had come when the other reads began.
+    copied_bytes: usize,
+}
+
+// SAFETY: the list's are.
+unsafe impl Batch for Reading<'_> {
+    fn next(&mut self) -> Option<Request> {
+        self.list.next()
+    }
+
+    fn complete(&mut self, tag: u64, result: Result<usize, DeviceError>) {
+        self.list.complete(tag, result);
+        for number in std::mem::take(&mut self.reads) {
+            if number == 1 {
+                // SAFETY: the memory is as long as what it is to hold, and only this thread accesses it.
+                let got = unsafe { std::slice::from_raw_parts(self.long.0, self.long.1.len()) };
+                let pages = got.chunks(PAGE).zip(self.long.1.chunks(PAGE));
+                self.copied_bytes = pages.filter(|(got, all)| got == all).count() * PAGE;
+            }
+            self.device.read_at((number * 2 * PAGE) as u64, &mut [0; 10]).unwrap();
+        }
+    }
+}
+
+/// Of one batch, which copies none meanwhile: of a long transfer, and of short ones with gaps between them.
+#[test]
+fn answers_of_a_batch_are_bounded() {
+    const MIB: usize = 1 << 20;
+    const READS: usize = 200;
+    let bytes = pattern(10 * MIB, 31);
+    let server = Server::new(bytes.clone());
+    let device = quick().buffer_bytes(MIB).open(&server.url()).unwrap();
+    let near = (0..300).map(|number| (4 * MIB + number * 4 * PAGE, 100));
+    for rest in [vec![(4 * MIB, 3 * MIB)], near.rev().collect()] {
+        server.plan(|_| Answer::Proper);
+        // The last one is taken first.
+        let reads = [rest, vec![(3 * MIB, 10)]].concat();
+        let mut buffers: Vec<_> = reads.iter().map(|&(_, len)| vec![0; len]).collect();
+        let requests = reads.iter().zip(&mut buffers).enumerate().map(|(tag, (read, buffer))| {
+            let (memory, tag) = (buffer.as_mut_ptr(), tag as u64);
+            let (offset_bytes, len_bytes) = (read.0 as u64, read.1);
+            Request { operation: IoOperation::Read, offset_bytes, memory, len_bytes, tag }
+        });
+        let requests: Vec<_> = requests.collect();
+        let long = (requests[0].memory.cast_const(), &bytes[reads[0].0..][..reads[0].1]);
+        let list = List { requests, results: reads.iter().map(|_| None).collect() };
+        // The server sees them after what the batch has asked for.
+        let reading = 1..READS + 1;
+        let mut batch = Reading { list, device: &device, reads: reading, long, copied_bytes: 0 };
+        device.run(&mut batch, 400);
+        let Reading { list, copied_bytes, .. } = batch;
+        for ((&(start, len), buffer), result) in reads.iter().zip(&buffers).zip(list.results) {
+            assert_eq!(result.unwrap().unwrap(), len);
+            assert!(buffer[..] == bytes[start..start + len]);
+        }
+        let asked = server.asked();
+        let ranges = asked.iter().map(|one| one.range.clone().unwrap());
+        let last = ranges.clone().position(|range| range.start == READS * 2 * PAGE).unwrap();
+        let before = ranges.take(last).filter(|range| range.start > 3 * MIB);
+        let before = before.map(|range| range.len()).sum::<usize>();
+        assert!(before - copied_bytes <= MIB / 4, "{before} bytes, {copied_bytes} copied");
+    }
+}
+
+/// Those that are not whole sub-blocks of a tier as well.
+#[test]
+fn requests_are_never_longer_than_the_largest() {
+    const LARGEST: usize = 16 << 10;
+    let bytes = pattern(1 << 20, 32);
+    let server = Server::new(bytes.clone());
+    // So that longer ones would be worth it.
+    server.latency(Duration::from_millis(5));
+    let directory = tempfile::tempdir().unwrap();
+    let tier = Tier::open(directory.path().join("tier")).unwrap();
+    // A tier that keeps nothing brings whole sub-blocks as well.
+    for (tier, budget_bytes) in [(None, 0), (Some(&tier), 100 << 20), (Some(&tier), 0)] {
+        let open = || {
+            if let Some(tier) = tier {
+                tier.set_budget_bytes(budget_bytes).unwrap();
+                tier.drop_objects(|_| true).unwrap();
+            }
+            let options = quick().largest_request_bytes(LARGEST);
+            let options = tier.into_iter().fold(options, |options, tier| options.tier(tier));
+            options.open(&server.url()).unwrap()
+        };
+        let device = open();
+        let mut buffer = vec![0; 300_001];
+        device.read_at(4000, &mut buffer).unwrap();
+        assert!(buffer == bytes[4000..304_001]);
+        // In order, with more and more read ahead.
+        for at in (400_100..600_000).step_by(PAGE) {
+            device.read_at(at, &mut buffer[..PAGE]).unwrap();
+        }
+        drop(device);
+        let device = open();
+        let short = (0..100).map(|number| (500_001 + number * 3001, 50));
+        let reads: Vec<_> = short.chain([(4000, 300_001)]).collect();
+        let (buffers, _) = run(&device, &reads);
+        for ((start, len), buffer) in reads.into_iter().zip(buffers) {
+            assert!(buffer == bytes[start as usize..][..len]);
+        }
+        if tier.is_some() {
+            open().warm(4000..1_000_000, |_, _| {}).unwrap();
+        }
+    }
+    let asked = server.asked();
+    let longest = asked.iter().map(|one| one.range.as_ref().unwrap().len()).max();
+    assert_eq!(longest, Some(LARGEST));
 }
 
 #[test]

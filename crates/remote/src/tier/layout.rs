@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed, xxh3_128, xxh3_128_with_seed};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub(super) const SUB_BLOCK_BYTES: u64 = 4 << 10;
+pub(crate) const SUB_BLOCK_BYTES: u64 = 4 << 10;
 pub(super) const BLOCK_BYTES: u64 = 64 << 10;
 pub(super) const PROOF_BYTES: u64 = 16;
 

@@ -56,7 +56,7 @@ use std::sync::Arc;
 
 pub use error::TierError;
 pub use inspect::{TierInfo, TierObject, TierVerification};
-pub(crate) use layout::digest;
+pub(crate) use layout::{SUB_BLOCK_BYTES, digest};
 pub(crate) use open::{Obtained, OpenTier, Tally, Terms};
 
 use directory::{ControlFile, Directory};
