@@ -4,10 +4,12 @@
 //! what was asked for (`ahead`), and a quarter for the answers that a batch has not copied yet. Each batch counts for itself,
 //! because it calls the application, which may wait for another.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use futures_util::future::{Either, select};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::options::SMALLEST_REQUEST_BYTES;
 
@@ -22,13 +24,15 @@ pub(crate) struct Buffers {
     under_way: Arc<Semaphore>,
     /// Permits that were in use when the limit was lowered, and are forgotten when they come back.
     owed_units: AtomicUsize,
+    /// What a request waits for may now be more than there is.
+    lowered: Notify,
 }
 
 impl Buffers {
     pub fn new(limit_bytes: usize) -> Buffers {
         let under_way = Arc::new(Semaphore::new(units(limit_bytes)));
         let limit_bytes = AtomicUsize::new(limit_bytes);
-        Buffers { limit_bytes, under_way, owed_units: AtomicUsize::new(0) }
+        Buffers { limit_bytes, under_way, owed_units: AtomicUsize::new(0), lowered: Notify::new() }
     }
 
     // Relaxed: a number that orders nothing.
@@ -44,6 +48,7 @@ impl Buffers {
             let less = units(before) - units(bytes);
             let owed = less - self.under_way.forget_permits(less);
             self.owed_units.fetch_add(owed, Ordering::Relaxed);
+            self.lowered.notify_waiters();
         }
         before.min(bytes)
     }
@@ -71,10 +76,13 @@ impl Buffers {
     /// Waits for memory.
     pub async fn take(&self, bytes: u64) -> OwnedSemaphorePermit {
         loop {
+            // Before the limit is read, so that none that follows is missed.
+            let lowered = pin!(self.lowered.notified());
             let most = units(self.limit_bytes());
             let units = usize::try_from(bytes).map_or(most, |bytes| bytes.div_ceil(UNIT_BYTES));
             let units = units.min(most) as u32;
-            let taken = self.under_way.clone().acquire_many_owned(units).await;
+            let taken = pin!(self.under_way.clone().acquire_many_owned(units));
+            let Either::Left((taken, _)) = select(taken, lowered).await else { continue };
             let mut taken = taken.expect("never closed");
             if !self.pay(&mut taken) {
                 return taken;
@@ -107,7 +115,28 @@ fn units(limit_bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+    use std::time::Duration;
+
+    use tokio::task::coop;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_asks_for_more_than_is_left_waits_for_less() {
+        let buffers = Buffers::new(1 << 20);
+        // It has computed what it needs, and not asked for it: the runtime lets it go on later.
+        while coop::has_budget_remaining() {
+            coop::consume_budget().await;
+        }
+        let mut waiting = pin!(buffers.take(u64::MAX));
+        let first = poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await;
+        assert!(first.is_pending());
+        buffers.lower(1);
+        let taken = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+        assert_eq!(taken.expect("in vain").num_permits(), units(SMALLEST_BUFFER_BYTES));
+    }
 
     #[tokio::test]
     async fn memory_is_waited_for_and_lowered() {

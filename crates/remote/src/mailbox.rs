@@ -1,8 +1,9 @@
 //! The mailbox of a device: its readers ring by an eventfd, which the runtime of the thread watches.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use aquifer_vm::mailbox::Mailbox as Slots;
@@ -21,12 +22,15 @@ pub(crate) type Answer = Result<Body, Arc<RemoteError>>;
 pub(crate) struct Mailbox {
     slots: Slots<Answer>,
     event: OwnedFd,
+    /// The errors that readers were given, by address. A reader drops its share of one in a fault handler, perhaps after
+    /// all others: so one is kept here, until it is the only one.
+    given: Mutex<HashMap<usize, Arc<RemoteError>>>,
 }
 
 impl Mailbox {
     pub fn new() -> std::io::Result<Mailbox> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Mailbox { slots: Slots::new(SLOTS), event })
+        Ok(Mailbox { slots: Slots::new(SLOTS), event, given: Mutex::default() })
     }
 
     /// The descriptor that [`Mailbox::ring`] makes readable.
@@ -62,6 +66,22 @@ impl Mailbox {
 
     /// See [`Slots::answer`].
     pub fn answer(&self, number: usize, answer: Answer) {
+        if let Err(error) = &answer {
+            self.keep(error);
+        }
         self.slots.answer(number, answer);
+    }
+
+    /// In the thread.
+    fn keep(&self, error: &Arc<RemoteError>) {
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        if given.len() == given.capacity() {
+            // Without another share there is no way to a new one.
+            given.retain(|_, error| Arc::strong_count(error) > 1);
+            // Also if most are in use, the next search is as far away as it is long.
+            let len = given.len();
+            given.reserve(len + 1);
+        }
+        given.insert(Arc::as_ptr(error).addr(), error.clone());
     }
 }

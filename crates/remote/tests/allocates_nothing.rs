@@ -1,9 +1,10 @@
-//! A read can wait in a fault handler: its thread neither allocates nor frees.
+//! A read can wait in a fault handler: its thread neither allocates nor frees, also when it drops an error.
 
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Arc;
 
 use aquifer_device::{Device, DeviceError};
 use aquifer_remote::{RemoteError, Tier};
@@ -59,6 +60,20 @@ fn reads_and_their_errors() {
     let error: DeviceError = error.unwrap_err();
     assert_eq!(calls, 0);
     assert!(matches!(remote(&error), RemoteError::NotFound { .. }), "{error}");
+    // After all other shares of it: the device's thread ends the last request before it starts the next one.
+    server.plan(|_| Answer::Proper);
+    device.read_at(50_000, &mut buffer[..10]).unwrap();
+    assert_eq!(counted(|| drop(error)).1, 0);
+    // Each of them is freed, by the device's thread.
+    server.plan(|_| Answer::Status(404));
+    let mut errors = vec![];
+    for _ in 0..1000 {
+        let failed = device.read_at(100, &mut buffer[..10]);
+        let Err(DeviceError::Other { source, .. }) = failed else { panic!("{failed:?}") };
+        errors.push(Arc::downgrade(&source));
+    }
+    let kept = errors.iter().filter(|error| error.strong_count() > 0).count();
+    assert!(kept < 100, "{kept} errors");
     let (out, calls) = counted(|| device.read_at(100_001, &mut buffer).is_err());
     assert_eq!((out, calls), (true, 0));
 }
