@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::{Either, select};
+use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::options::SMALLEST_REQUEST_BYTES;
@@ -76,17 +77,29 @@ impl Buffers {
     /// Waits for memory.
     pub async fn take(&self, bytes: u64) -> OwnedSemaphorePermit {
         loop {
-            // Before the limit is read, so that none that follows is missed.
-            let lowered = pin!(self.lowered.notified());
-            let most = units(self.limit_bytes());
-            let units = usize::try_from(bytes).map_or(most, |bytes| bytes.div_ceil(UNIT_BYTES));
-            let units = units.min(most) as u32;
-            let taken = pin!(self.under_way.clone().acquire_many_owned(units));
-            let Either::Left((taken, _)) = select(taken, lowered).await else { continue };
-            let mut taken = taken.expect("never closed");
-            if !self.pay(&mut taken) {
+            let wanted = self.wanted(bytes);
+            if let Some(mut taken) = self.acquire(wanted).await
+                && !self.pay(&mut taken)
+            {
                 return taken;
             }
+        }
+    }
+
+    /// How many permits to wait for; and for what may make them more than there are, from now on.
+    fn wanted(&self, bytes: u64) -> (u32, Notified<'_>) {
+        let lowered = self.lowered.notified();
+        let most = units(self.limit_bytes());
+        let units = usize::try_from(bytes).map_or(most, |bytes| bytes.div_ceil(UNIT_BYTES));
+        (units.min(most) as u32, lowered)
+    }
+
+    /// `None` if the limit was lowered since the number was computed.
+    async fn acquire(&self, (units, lowered): (u32, Notified<'_>)) -> Option<OwnedSemaphorePermit> {
+        let taken = pin!(self.under_way.clone().acquire_many_owned(units));
+        match select(taken, pin!(lowered)).await {
+            Either::Left((taken, _)) => Some(taken.expect("never closed")),
+            Either::Right(_) => None,
         }
     }
 
@@ -115,27 +128,19 @@ fn units(limit_bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
-    use std::task::Poll;
     use std::time::Duration;
-
-    use tokio::task::coop;
 
     use super::*;
 
     #[tokio::test]
-    async fn a_request_that_asks_for_more_than_is_left_waits_for_less() {
+    async fn a_limit_that_is_lowered_ends_waits_for_more() {
         let buffers = Buffers::new(1 << 20);
-        // It has computed what it needs, and not asked for it: the runtime lets it go on later.
-        while coop::has_budget_remaining() {
-            coop::consume_budget().await;
-        }
-        let mut waiting = pin!(buffers.take(u64::MAX));
-        let first = poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await;
-        assert!(first.is_pending());
+        let wanted = buffers.wanted(u64::MAX);
+        assert_eq!(wanted.0 as usize, units(1 << 20));
         buffers.lower(1);
-        let taken = tokio::time::timeout(Duration::from_secs(60), waiting).await;
-        assert_eq!(taken.expect("in vain").num_permits(), units(SMALLEST_BUFFER_BYTES));
+        let acquired = tokio::time::timeout(Duration::from_secs(60), buffers.acquire(wanted)).await;
+        assert!(acquired.expect("in vain").is_none());
+        assert_eq!(buffers.take(u64::MAX).await.num_permits(), units(SMALLEST_BUFFER_BYTES));
     }
 
     #[tokio::test]
