@@ -3,8 +3,8 @@
 //! asks for, which the library's retries do not do.
 //!
 //! Redirects are followed within a server only, because signed headers, tokens and queries are meant for the one that the
-//! caller named. The library's own client follows them anywhere, and cannot be told otherwise: so the client is made here,
-//! of the library's options.
+//! caller named; to others, such as a CDN, only a request that has none of them. The library's own client follows redirects
+//! anywhere, and cannot be told otherwise: so the client is made here, of the library's options.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{HeaderValue, IF_NONE_MATCH};
 use reqwest::redirect::{Action, Attempt, Policy};
 use reqwest::tls::Certificate;
-use reqwest::{Client, Method, NoProxy, Proxy};
+use reqwest::{Client, Method, NoProxy, Proxy, Url};
 
 const USER_AGENT: &str = concat!("aquifer/", env!("CARGO_PKG_VERSION"));
 const MOST_REDIRECTS: usize = 10;
@@ -65,6 +65,8 @@ pub(crate) struct Connector {
     /// As in the options: what bounds a wait for a busy server.
     pub retries: usize,
     pub timeout: Duration,
+    /// Nothing that is sent is a secret, so requests may be redirected to other servers.
+    pub has_no_secrets: bool,
 }
 
 #[derive(Debug)]
@@ -76,8 +78,8 @@ struct Counted {
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let failed = |source| object_store::Error::Generic { store: "HTTP client", source };
-        let client = HttpClient::new(client(options).map_err(failed)?);
-        Ok(HttpClient::new(Counted { client, connector: self.clone() }))
+        let client = client(options, self.requests.clone(), self.has_no_secrets).map_err(failed)?;
+        Ok(HttpClient::new(Counted { client: HttpClient::new(client), connector: self.clone() }))
     }
 }
 
@@ -124,15 +126,19 @@ impl HttpService for Counted {
 
 type Refused = Box<dyn std::error::Error + Send + Sync>;
 
-/// The client that the library would make of its options, but for redirects and `Referer`.
-fn client(options: &ClientOptions) -> Result<Client, Refused> {
+/// The client that the library would make of its options, but for redirects, which count as `requests`, and `Referer`.
+fn client(
+    options: &ClientOptions,
+    requests: Arc<AtomicU64>,
+    roams: bool,
+) -> Result<Client, Refused> {
     use ClientConfigKey as Key;
     let text = |key| options.get_config_value(&key);
     let flag =
         |key| Ok::<_, Refused>(text(key).as_deref().map(is_set).transpose()?.unwrap_or(false));
     let time = |key| text(key).map(|text| humantime::parse_duration(&text)).transpose();
     let mut client = Client::builder()
-        .redirect(Policy::custom(follow))
+        .redirect(Policy::custom(move |redirect| follow(redirect, &requests, roams)))
         .referer(false)
         .user_agent(text(Key::UserAgent).unwrap_or_else(|| USER_AGENT.to_owned()))
         .https_only(!flag(Key::AllowHttp)?)
@@ -200,15 +206,26 @@ fn number<T: FromStr>(text: Option<String>) -> Result<Option<T>, T::Err> {
     text.map(|text| text.parse()).transpose()
 }
 
-/// Follows a redirect to the same scheme, host and port. Another one is the answer.
-fn follow(redirect: Attempt<'_>) -> Action {
-    let is_same =
-        redirect.previous().last().is_some_and(|last| last.origin() == redirect.url().origin());
-    if is_same && redirect.previous().len() <= MOST_REDIRECTS {
-        redirect.follow()
-    } else {
-        redirect.stop()
+/// Follows a redirect, or takes it as the answer.
+fn follow(redirect: Attempt<'_>, requests: &AtomicU64, roams: bool) -> Action {
+    if !is_followed(redirect.previous(), redirect.url(), roams) {
+        return redirect.stop();
     }
+    // Relaxed: a counter.
+    requests.fetch_add(1, Ordering::Relaxed);
+    redirect.follow()
+}
+
+/// Whether a redirect is followed: to the same scheme, host and port, and to others if it `roams`, but never from TLS to
+/// plain text.
+fn is_followed(previous: &[Url], next: &Url, roams: bool) -> bool {
+    let is_same = previous.last().is_some_and(|last| last.origin() == next.origin());
+    let is_safe = match next.scheme() {
+        "https" => true,
+        "http" => previous.iter().all(|url| url.scheme() == "http"),
+        _ => false,
+    };
+    previous.len() <= MOST_REDIRECTS && (is_same || roams && is_safe)
 }
 
 /// The addresses of a name in any order, so that connections spread over a store's servers.
@@ -273,6 +290,31 @@ pub(crate) fn install_crypto() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn redirects_never_leave_tls_and_end() {
+        let urls = |texts: &[&str]| -> Vec<Url> {
+            texts.iter().map(|text| text.parse().unwrap()).collect()
+        };
+        for (previous, next, within, roaming) in [
+            (&["https://a/x"][..], "https://a/y?z", true, true),
+            (&["http://a/x"], "http://a:80/y", true, true),
+            (&["https://a/x"], "https://b/x", false, true),
+            (&["http://a/x"], "http://b:81/x", false, true),
+            (&["http://a/x"], "https://a/x", false, true),
+            (&["https://a/x"], "http://a/x", false, false),
+            (&["https://a/x"], "http://b/x", false, false),
+            (&["http://a/x", "https://b/x"], "http://a/x", false, false),
+            (&["http://a/x"], "ftp://b/x", false, false),
+            (&["http://a/x"], "file:///x", false, false),
+            (&["http://a"; 10], "http://a", true, true),
+            (&["http://a"; 11], "http://a", false, false),
+        ] {
+            let (previous, url) = (urls(previous), next.parse().unwrap());
+            let followed = [false, true].map(|roams| is_followed(&previous, &url, roams));
+            assert_eq!(followed, [within, roaming], "{previous:?} {next}");
+        }
+    }
 
     #[test]
     fn content_ranges_are_parsed() {

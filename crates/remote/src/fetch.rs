@@ -27,6 +27,9 @@ use crate::{RemoteError, RemoteOptions};
 /// An answer that takes so many times as long as usual is late.
 const LATE_FACTOR: u32 = 4;
 
+const REDIRECTS: &str = "the server redirects; open the URL that it leads to: a URL with a query, or with a \
+     `user_agent` of the caller's, is followed within its server only, and none from https to http or more than ten times";
+
 /// The version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Version {
@@ -382,6 +385,7 @@ pub(crate) fn unavailable(
         }
         (Some(HttpErrorKind::Connect), _) => "no connection to the server",
         (Some(_), _) => "the connection broke off",
+        (None, Some(300..400)) if location.scheme == Scheme::Http => REDIRECTS,
         (None, Some(300..400)) => "the server redirects; check endpoint and region",
         (None, Some(400..500)) => "the server refused the request",
         (None, Some(_)) => "the server failed",

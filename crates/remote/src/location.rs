@@ -216,6 +216,14 @@ impl Location {
         name
     }
 
+    /// Whether requests have nothing that is meant for this server only: no signature, and no header of the caller's.
+    fn has_no_secrets(&self, options: &RemoteOptions) -> bool {
+        let is_header = |(key, _): &(String, String)| key.eq_ignore_ascii_case("user_agent");
+        // Neither a user nor a password: those are refused.
+        let is_bare = self.url.query().is_none() && !options.config.iter().any(is_header);
+        self.scheme == Scheme::Http && is_bare
+    }
+
     /// As [`Location::store`], with what [`Location::canonical`] asks for.
     pub fn configure(
         &self,
@@ -239,8 +247,12 @@ impl Location {
             let reason = "only for s3://, gs:// and az://, and not with `anonymous`; leave it out";
             return Err(invalid("credentials", reason));
         }
-        let connector =
-            Connector { retries: options.retries, timeout: options.timeout, ..connector };
+        let connector = Connector {
+            retries: options.retries,
+            timeout: options.timeout,
+            has_no_secrets: self.has_no_secrets(options),
+            ..connector
+        };
         let retry = RetryConfig {
             max_retries: options.retries,
             // `Fetcher` ends a request with all its retries.

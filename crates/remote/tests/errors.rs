@@ -8,7 +8,7 @@ use std::time::Duration;
 use aquifer_device::Device;
 use aquifer_remote::{RemoteDevice, RemoteError};
 
-use support::{Answer, NEW, Server, pattern, quick, remote};
+use support::{Answer, NEW, PATH, Server, pattern, quick, remote};
 
 const LEN: usize = 100_000;
 
@@ -186,6 +186,53 @@ fn redirects_are_followed_within_a_server_only() {
         assert!(server.asked().iter().all(|asked| !asked.head.contains("referer")));
         server.plan(|_| Answer::Proper);
     }
+}
+
+/// As of a CDN: without a query there is nothing that another server may not see.
+#[test]
+fn plain_urls_are_redirected_to_other_servers() {
+    let bytes = pattern(LEN, 1);
+    let (server, other) = (Server::new(bytes.clone()), Server::new(bytes.clone()));
+    let plain = |server: &Server| format!("{}/{PATH}", server.endpoint());
+    // A signature of the other server's own is its own affair.
+    let to = other.url();
+    server.plan(move |_| Answer::Redirect(to.clone()));
+    let device = quick().open(&plain(&server)).unwrap();
+    let mut buffer = [0; 1000];
+    device.read_at(5000, &mut buffer).unwrap();
+    assert_eq!(buffer[..], bytes[5000..6000]);
+    let heads: Vec<_> = other.asked().iter().map(|asked| asked.head.clone()).collect();
+    assert_eq!((heads.len(), server.asked().len()), (2, 2));
+    assert!(heads[1].contains("if-match: \"v1\"") && heads[1].contains("range: bytes=5000-5999"));
+    assert!(heads.iter().all(|head| !head.contains("referer")), "{heads:?}");
+    assert_eq!(device.stats().requests, 4);
+    let fails = |error: &RemoteError| {
+        let is_redirect = matches!(error, RemoteError::Unavailable { status: Some(302), .. });
+        assert!(is_redirect && error.to_string().contains("redirects"), "{error}");
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+    };
+
+    // The version is that of what the other server has.
+    other.ignore_if_match();
+    other.replace(pattern(LEN, 2), Some("\"v2\""));
+    let error = device.read_at(7000, &mut buffer).unwrap_err();
+    assert!(matches!(remote(&error), RemoteError::Changed { .. }), "{error}");
+    assert_eq!(buffer[..], bytes[5000..6000]);
+
+    // What may be a secret stays here.
+    other.plan(|_| Answer::Proper);
+    fails(&quick().open(&server.url()).unwrap_err());
+    fails(&quick().config("User_Agent", "hunter2").open(&plain(&server)).unwrap_err());
+    assert!(other.asked().is_empty(), "{:?}", other.asked());
+
+    // Two servers that redirect to each other.
+    let to = plain(&server);
+    other.plan(move |_| Answer::Redirect(to.clone()));
+    let to = plain(&other);
+    server.plan(move |_| Answer::Redirect(to.clone()));
+    fails(&quick().open(&plain(&server)).unwrap_err());
+    let asked = server.asked().len() + other.asked().len();
+    assert_eq!(asked, 11);
 }
 
 /// A body that broke off is continued only with the same version.
