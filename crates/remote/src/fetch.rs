@@ -465,6 +465,38 @@ mod tests {
         assert!(body.pieces[0].iter().zip(10..).all(|(&byte, at)| byte == at as u8));
     }
 
+    /// With free places.
+    #[test]
+    fn a_second_request_takes_no_memory_that_is_not_free() {
+        use aquifer_testkit::object_server::{Answer, Server};
+
+        const LEN: u64 = 4 << 10;
+        let server = Server::new(vec![7; 100_000]);
+        let url = format!("{}/{}", server.endpoint(), aquifer_testkit::object_server::PATH);
+        let location = Location::parse(&url).unwrap();
+        let options = RemoteOptions::default().hedge(true);
+        // Proxies of the environment do not reach this server.
+        let options = options.config("proxy_url", "http://127.0.0.1:1");
+        let options = options.config("proxy_excludes", "127.0.0.1");
+        let costs = Arc::new(Costs::new(&options));
+        let buffers = Arc::new(Buffers::new(crate::buffers::SMALLEST_BUFFER_BYTES));
+        crate::connection::install_crypto();
+        let connector = crate::connection::Connector::default();
+        let store = location.store(&options, connector).unwrap();
+        let fetcher = Fetcher::new(store, location, &options, costs.clone(), buffers.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let version = fetcher.open().await.unwrap();
+            // Of half the memory, all but one request's.
+            let others = buffers.take(crate::buffers::SMALLEST_BUFFER_BYTES as u64 / 2 - LEN).await;
+            let usual = costs.expected(LEN);
+            server.plan(move |_| Answer::Late(usual * LATE_FACTOR * 3));
+            fetcher.fetch(0..LEN, &version).await.unwrap();
+            assert_eq!((costs.stats(0).hedged_ranges, server.asked().len()), (0, 1));
+            drop(others);
+        });
+    }
+
     #[test]
     fn parts_of_a_body_are_any_range() {
         let all: Vec<u8> = (0..30).collect();

@@ -565,6 +565,29 @@ fn reads_in_order_take_few_requests() {
     assert!(received < 1 << 20, "{received} for a quarter of a MiB");
 }
 
+/// What was brought beyond the reads, as far as reads of it need no request.
+#[test]
+fn what_is_read_ahead_stays_within_its_memory() {
+    const MIB: usize = 1 << 20;
+    let server = Server::new(pattern(2 * MIB, 23));
+    // So that long requests are worth it.
+    server.latency(Duration::from_millis(5));
+    let device = quick().buffer_bytes(MIB).open(&server.url()).unwrap();
+    let mut buffer = vec![0; PAGE];
+    for at in (0..2 * MIB).step_by(PAGE) {
+        device.read_at(at as u64, &mut buffer).unwrap();
+    }
+    server.latency(Duration::ZERO);
+    let pages = 2 * MIB / PAGE;
+    server.plan(|_| Answer::Proper);
+    // Not in order, so that nothing more is kept.
+    for at in (0..2 * MIB).step_by(PAGE).rev() {
+        device.read_at(at as u64, &mut buffer).unwrap();
+    }
+    let kept_bytes = (pages - server.asked().len()) * PAGE;
+    assert!((1..=MIB / 4).contains(&kept_bytes), "{kept_bytes} bytes");
+}
+
 /// The wait for a place is no lateness, and a place that others wait for is not taken.
 #[test]
 fn requests_that_wait_are_not_hedged() {

@@ -330,6 +330,11 @@ fn reads_go_on_while_nothing_can_be_written() {
         // What does not wait to be written is not leased.
         let again = open.obtain(5 * PIECE..6 * PIECE, &terms, &buffers, fetch).await;
         assert!(!again.unwrap().is_kept);
+        // A disk that was late is waited for by none, until it has written.
+        let patient = Terms { room_patience: Duration::from_secs(3600), ..terms };
+        let again = open.obtain(5 * PIECE..6 * PIECE, &patient, &buffers, fetch);
+        let again = tokio::time::timeout(Duration::from_secs(60), again).await;
+        assert!(!again.expect("not waited for").unwrap().is_kept);
     });
     assert!(open.problem().is_none(), "none of it waited for the lock");
     // So that it is not written in the end.

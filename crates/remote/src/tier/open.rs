@@ -554,3 +554,43 @@ fn runs(numbers: impl Iterator<Item = u64>, most: u64) -> Vec<Range<u64>> {
     }
     runs
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As one that is stuck in a read would be: what it does not bring in time is downloaded.
+    #[test]
+    fn the_disk_is_read_in_a_thread_that_is_not_waited_for_without_end() {
+        const LEN: u64 = 100_000;
+        let directory = tempfile::tempdir().unwrap();
+        let tier = Tier::open(directory.path().join("tier")).unwrap();
+        tier.set_budget_bytes(10 << 20).unwrap();
+        let open = OpenTier::open(&tier, "s3://bucket/one", "\"1\"", LEN).unwrap();
+        let (buffers, fetched) = (Buffers::new(8 << 20), AtomicU64::new(0));
+        let fetch = async |range: Range<u64>| {
+            let bytes = range.end - range.start;
+            fetched.fetch_add(bytes, Ordering::Relaxed);
+            Ok::<_, ()>(Body::of(vec![7; bytes as usize]))
+        };
+        let obtain = |patience| {
+            let room_patience = Duration::ZERO;
+            let terms = Terms { patience, room_patience, gap_bytes: 0, tally: None };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            runtime.unwrap().block_on(async {
+                let obtained = open.obtain(0..LEN, &terms, &buffers, fetch);
+                let obtained = tokio::time::timeout(Duration::from_secs(60), obtained).await;
+                drop(obtained.expect("waited in vain").unwrap());
+            });
+            open.flush();
+            fetched.swap(0, Ordering::Relaxed)
+        };
+        let long = Duration::from_secs(60);
+        assert_eq!((obtain(long), obtain(long)), (LEN, 0));
+        let (stuck, _reads) = mpsc::channel();
+        let reads = open.reads.lock().unwrap().replace(stuck);
+        assert_eq!(obtain(Duration::from_millis(10)), LEN);
+        *open.reads.lock().unwrap() = reads;
+        assert_eq!(obtain(long), 0);
+    }
+}
