@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use aquifer_cache::Cache;
 use aquifer_device::Device;
-use aquifer_remote::{RemoteDevice, Tier, TierError};
+use aquifer_remote::{RemoteDevice, RemoteError, Tier, TierError};
 use aquifer_testkit::rng::Rng;
 
 use support::{Answer, Server, pattern, quick};
@@ -445,4 +445,24 @@ fn warming_has_the_timeout_for_each_piece() {
     server.plan(|_| Answer::Proper);
     assert!(read(&device, 0, 2 * LEN) == bytes);
     assert_eq!(asked_bytes(&server), 0);
+}
+
+/// Each of many requests at once would have its part of a slow line only: more are made as answers come.
+#[test]
+fn warming_begins_with_few_requests() {
+    let (server, node) = (Server::new(pattern(LEN, 22)), Node::new());
+    let options = quick().timeout(Duration::from_secs(2)).largest_request_bytes(4 << 10);
+    let options = options.tier(&node.tier());
+    // On a busy machine opening may take as long as the timeout.
+    let device = loop {
+        match options.clone().open(&server.url()) {
+            Err(RemoteError::TimedOut { .. }) => {}
+            opened => break opened.unwrap(),
+        }
+    };
+    server.plan(|_| Answer::Silence);
+    let error = device.warm(0..u64::MAX, |_, _| {}).unwrap_err();
+    assert!(matches!(*error, RemoteError::TimedOut { .. }), "{error}");
+    let asked = server.asked().len();
+    assert!(asked <= 4, "{asked} requests");
 }
