@@ -57,7 +57,7 @@ tokio::task_local! {
 /// Connects with reqwest, and counts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Connector {
-    /// HTTP requests, also retries and those for credentials.
+    /// HTTP requests, also retries, those that redirects led to, and those for credentials.
     pub requests: Arc<AtomicU64>,
     /// Whether a multipart upload is completed only if there is no object of its name. The library can ask S3 for that,
     /// but not through its interface.

@@ -33,7 +33,7 @@ const MOST_PLACES: u64 = 64;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RemoteStats {
-    /// HTTP requests sent, also retries and those for credentials. None are sent for `file://`.
+    /// HTTP requests sent, also retries, those that redirects led to, and those for credentials. None are sent for `file://`.
     pub requests: u64,
     /// Ranges of the object that were requested, each with its retries.
     pub ranges: u64,

@@ -199,7 +199,8 @@ impl RemoteOptions {
     }
 
     /// Sends a second request where an answer takes four times as long as usual, and uses the answer that comes first; off by
-    /// default. For stores of which a few answers are slow; it costs those requests.
+    /// default. Only if a place among those in flight and memory for the answer are free. For stores of which a few answers are
+    /// slow; it costs those requests.
     pub fn hedge(mut self, hedge: bool) -> Self {
         self.hedge = hedge;
         self
