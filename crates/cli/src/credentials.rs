@@ -21,8 +21,14 @@ const MOST_SAID_BYTES: usize = 300;
 /// Why a program supplies no credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    #[error("--credential-process: the command has no words, or a quotation mark without its end")]
+    #[error(
+        "--credential-process: the command has no words, a quotation mark without its end, or bytes that are no text"
+    )]
     Words,
+    #[error(
+        "--credential-process: the first word is an assignment, which takes a shell: name `env` before it"
+    )]
+    Assignment,
     #[error("cannot run {program}, which --credential-process names: {source}")]
     NotRun { program: String, source: io::Error },
     #[error("{program} supplied no credentials ({status}){}", if said.is_empty() { String::new() } else { format!(": {said}") })]
@@ -54,7 +60,12 @@ impl Program {
     /// Of a command line, which is split into words as a shell does, and not given to one.
     pub fn parse(command: &str) -> Result<Program, ProgramError> {
         let words = shlex::split(command).filter(|words| !words.is_empty());
-        Ok(Program { words: words.ok_or(ProgramError::Words)?, last: Arc::default() })
+        let words = words.ok_or(ProgramError::Words)?;
+        // May be a secret.
+        if words[0].contains('=') {
+            return Err(ProgramError::Assignment);
+        }
+        Ok(Program { words, last: Arc::default() })
     }
 
     /// What it supplies. Runs it, unless what it supplied last is good for a while.
@@ -107,7 +118,11 @@ fn read(printed: &[u8]) -> Result<Supplied, &'static str> {
         return Err("their Version is not 1");
     }
     let (id, secret) = (printed.access_key_id, printed.secret_access_key);
-    let credentials = match printed.session_token {
+    let token = printed.session_token.as_deref().unwrap_or_default();
+    if ![&id, &secret, token].iter().all(|text| text.bytes().all(|byte| byte.is_ascii_graphic())) {
+        return Err("they have a character that is no printable one of ASCII");
+    }
+    let credentials = match printed.session_token.filter(|token| !token.is_empty()) {
         Some(token) => Credentials::session_key(id, secret, token),
         None => Credentials::key(id, secret),
     };
@@ -170,9 +185,16 @@ mod tests {
             r#"{"AccessKeyId": "a", "SecretAccessKey": ["hunter2"]}"#,
             r#"{"Version": 2, "AccessKeyId": "a", "SecretAccessKey": "hunter2"}"#,
             r#"{"AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "hunter2"}"#,
+            r#"{"AccessKeyId": "a", "SecretAccessKey": "b", "SessionToken": "hunter2\n"}"#,
         ] {
             let Err(reason) = read(wrong.as_bytes()) else { panic!("{wrong}") };
             assert!(!reason.contains("hunter2"), "{reason}");
         }
+    }
+
+    #[test]
+    fn assignments_are_refused_and_not_repeated() {
+        let Err(error) = Program::parse("SECRET=hunter2 program") else { panic!("it was taken") };
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     }
 }

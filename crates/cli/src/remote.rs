@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use aquifer::remote::{RemoteOptions, Tier};
+use aquifer_host::interrupt;
 
 use crate::credentials::{Program, ProgramError};
 use crate::files::TierWay;
@@ -25,8 +26,8 @@ instance, or from a program (--credential-process); so do endpoint and region if
 /// The help text after the examples of each command that takes the prefix of a pool's snapshots.
 pub const PREFIX_HELP: &str = "\
 URL is the prefix of all objects: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY, with the snapshots of \
-one pool. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, or from the instance; so do endpoint and \
-region if no option gives them.";
+one pool. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, from the instance, or from a program \
+(--credential-process); so do endpoint and region if no option gives them.";
 
 /// Options of each command that takes URLs of objects.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -101,6 +102,7 @@ impl RemoteArgs {
             return Ok(None);
         }
         let options = self.options(url)?.tier(&Tier::open(path)?);
+        let options = options.cancelled_by(|| interrupt::check().is_err());
         let http = scheme.starts_with("http").then(|| url.to_owned());
         Ok(Some(TierWay { options, http }))
     }
@@ -134,10 +136,12 @@ impl StoreArgs {
 
     /// The program that supplies credentials, if there is one.
     fn program(&self) -> Result<Option<&Program>, ProgramError> {
-        let named = || std::env::var(PROGRAM_VARIABLE).ok().filter(|command| !command.is_empty());
         if self.program.get().is_none() {
-            let Some(command) = self.credential_process.clone().or_else(named) else {
-                return Ok(None);
+            let named = std::env::var_os(PROGRAM_VARIABLE).filter(|command| !command.is_empty());
+            let command = match (self.credential_process.clone(), named) {
+                (Some(command), _) => command,
+                (None, Some(named)) => named.into_string().map_err(|_| ProgramError::Words)?,
+                (None, None) => return Ok(None),
             };
             let program = Program::parse(&command)?;
             self.program.get_or_init(|| program);

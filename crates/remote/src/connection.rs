@@ -26,6 +26,8 @@ use reqwest::{Client, Method, NoProxy, Proxy, Url};
 
 const USER_AGENT: &str = concat!("aquifer/", env!("CARGO_PKG_VERSION"));
 const MOST_REDIRECTS: usize = 10;
+/// How long a connection is kept that no request uses.
+const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What was seen of one request and its retries.
 #[derive(Debug, Clone, Default)]
@@ -169,9 +171,8 @@ fn client(
     if let Some(time) = time(Key::ReadTimeout)? {
         client = client.read_timeout(time);
     }
-    if let Some(time) = time(Key::PoolIdleTimeout)? {
-        client = client.pool_idle_timeout(time);
-    }
+    // Each device has connections of its own: as many as requests were in flight.
+    client = client.pool_idle_timeout(time(Key::PoolIdleTimeout)?.unwrap_or(IDLE_LIMIT));
     if let Some(most) = number(text(Key::PoolMaxIdlePerHost))? {
         client = client.pool_max_idle_per_host(most);
     }

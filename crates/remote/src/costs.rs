@@ -26,6 +26,8 @@ const TELLING_BODY_BYTES: u64 = 64 << 10;
 /// The rate is measured that often while requests are under way, and when the last one ends.
 const SPAN: Duration = Duration::from_millis(100);
 const LATENCIES_PER_REQUEST: u64 = 16;
+/// On a short line shorter requests would do, which cost time of a processor, and tell nothing about bandwidth.
+const SMALLEST_MERGED_BYTES: u64 = 4 * TELLING_BODY_BYTES;
 /// Places that requests are cut for.
 const MOST_PLACES: u64 = 64;
 
@@ -146,6 +148,11 @@ impl Costs {
         UnderWay(self)
     }
 
+    /// Forgets the requests under way: they are a parent's, and end there.
+    pub fn forget_requests(&self) {
+        self.under_way.store(0, RELAXED);
+    }
+
     fn began(&self, now_ns: u64) {
         if self.under_way.fetch_add(1, RELAXED) == 0 {
             self.start_span(now_ns, self.latency_ns.load(RELAXED));
@@ -160,7 +167,10 @@ impl Costs {
     }
 
     fn ended(&self, now_ns: u64) {
-        let left = self.under_way.fetch_sub(1, RELAXED) - 1;
+        // Another thread may have forgotten them.
+        let less = |count: u64| Some(count.saturating_sub(1));
+        let left =
+            self.under_way.fetch_update(RELAXED, RELAXED, less).unwrap_or(0).saturating_sub(1);
         let answers = self.span.answers.fetch_add(1, RELAXED) + 1;
         let took_ns = now_ns.saturating_sub(self.span.since_ns.load(RELAXED));
         if left > 0 && u128::from(took_ns) < SPAN.as_nanos() {
@@ -221,7 +231,7 @@ impl Costs {
     /// The length up to which requests are merged.
     pub fn merged_bytes(&self) -> u64 {
         let bytes = self.latency_bytes().saturating_mul(LATENCIES_PER_REQUEST);
-        bytes.clamp(SMALLEST_REQUEST_BYTES as u64, self.largest_request_bytes)
+        bytes.max(SMALLEST_MERGED_BYTES).min(self.largest_request_bytes)
     }
 
     pub fn stats(&self, requests: u64) -> RemoteStats {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use crate::fetch::{Body, Fetcher, Version};
 use crate::location::{Configured, Location};
 use crate::mailbox::{Answer, Mailbox};
 use crate::runtime::{self, refused};
+use crate::store::{ASKED_EVERY, Cancel};
 use crate::tier::{Obtained, OpenTier, SUB_BLOCK_BYTES, Tally, Terms};
 use crate::{RemoteError, RemoteOptions};
 
@@ -120,16 +121,27 @@ impl Engine {
         &self.shared.mailbox
     }
 
-    /// Finds the object's version; waits.
-    pub fn open(&self) -> Result<Version, RemoteError> {
+    /// Finds the object's version; waits, unless that is cancelled.
+    pub fn open(&self, cancel: Option<&Cancel>) -> Result<Version, RemoteError> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let shared = self.shared.clone();
         self.handle.spawn(async move {
             let _ = sender.send(shared.fetcher.open().await);
         });
-        // The sender is gone without a result after a panic only.
-        let stopped = || Err(RemoteError::Stopped { url: self.shared.url.clone() });
-        receiver.recv().unwrap_or_else(|_| stopped())
+        let url = || self.shared.url.clone();
+        loop {
+            if cancel.is_some_and(|cancel| cancel()) {
+                return Err(RemoteError::Cancelled { url: url() });
+            }
+            match receiver.recv_timeout(ASKED_EVERY) {
+                Ok(opened) => return opened,
+                Err(RecvTimeoutError::Timeout) => {}
+                // After a panic only.
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(RemoteError::Stopped { url: url() });
+                }
+            }
+        }
     }
 
     /// Starts a request, whose answer is sent to `inbox` with `number`.

@@ -121,7 +121,7 @@ impl RemoteDevice {
         let costs = Arc::new(Costs::new(&options));
         let buffers = Arc::new(Buffers::new(options.buffer_bytes));
         let engine = Engine::start(&location, &options, connector.clone(), costs.clone(), buffers)?;
-        let version = Arc::new(engine.open()?);
+        let version = Arc::new(engine.open(options.cancel.as_ref())?);
         let device = RemoteDevice {
             stopped: Arc::new(RemoteError::Stopped { url: location.shown.clone() }),
             location,
@@ -170,6 +170,7 @@ impl RemoteDevice {
         }
         // What the parent's requests had taken at the fork is theirs for good.
         let buffers = Arc::new(Buffers::new(engine.buffers().limit_bytes()));
+        self.costs.forget_requests();
         let (connector, costs) = (self.connector.clone(), self.costs.clone());
         let fresh = Engine::start(&self.location, &self.options, connector, costs, buffers)?;
         fresh.serve(self.version.clone(), self.open_tier(&fresh));

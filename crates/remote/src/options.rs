@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::buffers::SMALLEST_BUFFER_BYTES;
 use crate::credentials::{Credentials, Provider};
 use crate::store::Cancel;
@@ -59,6 +61,11 @@ pub struct RemoteOptions {
     pub(crate) provider: Option<Provider>,
 }
 
+fn default_in_flight() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (descriptors / 4).clamp(1, DEFAULT_IN_FLIGHT as u64) as usize
+}
+
 impl Default for RemoteOptions {
     fn default() -> Self {
         RemoteOptions {
@@ -70,7 +77,7 @@ impl Default for RemoteOptions {
             config: vec![],
             timeout: DEFAULT_TIMEOUT,
             retries: DEFAULT_RETRIES,
-            in_flight: DEFAULT_IN_FLIGHT,
+            in_flight: default_in_flight(),
             largest_request_bytes: LARGEST_REQUEST_BYTES,
             price_per_million: DEFAULT_PRICE_PER_MILLION,
             price_per_gib: 0.0,
@@ -165,7 +172,8 @@ impl RemoteOptions {
         self
     }
 
-    /// Most requests in flight: from 1 to 1024, 256 by default. Each takes a connection while it is in flight.
+    /// Most requests in flight: from 1 to 1024. By default 256, but at most a quarter of the descriptors that the process may
+    /// have open: each takes a connection, which is kept for the next one for 10 s.
     pub fn in_flight(mut self, requests: usize) -> Self {
         self.in_flight = requests.clamp(1, 1024);
         self
@@ -214,8 +222,9 @@ impl RemoteOptions {
         self
     }
 
-    /// Of a [`RemoteStore`]: a question that is asked while a call waits. If the answer is true, the call fails with
-    /// [`RemoteError::Cancelled`].
+    /// A question that is asked while a call of a [`RemoteStore`], the opening of a [`RemoteDevice`] or
+    /// [`RemoteDevice::warm`] waits. If the answer is true, the call fails with [`RemoteError::Cancelled`]. Reads of a
+    /// device do not ask: they may be those of a fault.
     pub fn cancelled_by(mut self, is_cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.cancel = Some(Arc::new(is_cancelled));
         self

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
+use crate::store::ASKED_EVERY;
 use crate::store::pace::Pace;
 use crate::tier::Tally;
 use crate::{RemoteDevice, RemoteError};
@@ -66,7 +67,7 @@ impl RemoteDevice {
                 || (under_way.len() < pace.allowed() && under_way_bytes + bytes <= most_bytes);
             if bytes > 0 && is_allowed {
                 next = piece.end;
-                if tier.has(piece.clone()) {
+                if tier.is_in_file(piece.clone()) {
                     done += bytes;
                     progress(done, end - start);
                 } else {
@@ -77,7 +78,17 @@ impl RemoteDevice {
                 }
                 continue;
             }
-            let (number, answer) = answers.recv().expect("a sender is kept");
+            let (number, answer) = loop {
+                if self.options.cancel.as_ref().is_some_and(|cancel| cancel()) {
+                    return Err(Arc::new(RemoteError::Cancelled {
+                        url: self.location.shown.clone(),
+                    }));
+                }
+                // Never disconnected: a sender is kept.
+                if let Ok(answer) = answers.recv_timeout(ASKED_EVERY) {
+                    break answer;
+                }
+            };
             let (since, bytes) = under_way.remove(&number).expect("it is under way");
             under_way_bytes -= bytes;
             pace.answered(since.elapsed());

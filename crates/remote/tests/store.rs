@@ -452,13 +452,36 @@ fn a_caller_that_cancels_a_completion_waits_for_a_timeout() {
     });
     std::thread::scope(|scope| {
         let finishing = scope.spawn(|| upload.finish().unwrap_err());
-        while !said.load(Ordering::SeqCst) {
+        while !said.load(Ordering::SeqCst) && !finishing.is_finished() {
             std::thread::yield_now();
         }
         cancel.store(true, Ordering::SeqCst);
         let error = finishing.join().unwrap();
         assert!(matches!(error, RemoteError::Cancelled { .. }), "{error:?}");
     });
+}
+
+/// By a question that is asked while they wait.
+#[test]
+fn opening_and_warming_a_device_can_be_cancelled() {
+    let directory = tempfile::tempdir().unwrap();
+    let tier = aquifer_remote::Tier::open(directory.path().join("tier")).unwrap();
+    let server = Server::new(pattern(3 * MIB, 1));
+    let cancel = Arc::new(AtomicBool::new(false));
+    let asks = cancel.clone();
+    let options = server.s3().tier(&tier).timeout(Duration::from_secs(3600));
+    let options = options.cancelled_by(move || asks.load(Ordering::SeqCst));
+    let device = options.clone().open(&format!("s3://{PATH}")).unwrap();
+    let cancels = cancel.clone();
+    server.plan(move |_| {
+        cancels.store(true, Ordering::SeqCst);
+        Answer::Silence
+    });
+    let error = device.warm(0..u64::MAX, |_, _| {}).unwrap_err();
+    assert!(matches!(*error, RemoteError::Cancelled { .. }), "{error:?}");
+    cancel.store(false, Ordering::SeqCst);
+    let error = options.open(&format!("s3://{PATH}")).unwrap_err();
+    assert!(matches!(error, RemoteError::Cancelled { .. }), "{error:?}");
 }
 
 #[test]

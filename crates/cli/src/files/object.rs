@@ -52,7 +52,9 @@ impl ObjectReader {
             let url = way.http.clone().unwrap_or_else(|| store.url_of(key));
             let device = way.options.clone().open(&url)?;
             // Without a strong ETag nothing is kept, and a store's reader has more requests in flight.
-            let is_kept = device.etag().is_some_and(|etag| etag.starts_with('"') && etag.len() > 2);
+            let is_kept = device
+                .etag()
+                .is_some_and(|etag| !matches!(etag, "" | "\"\"") && !etag.starts_with("W/"));
             if let (true, Ok(len_bytes)) = (is_kept, device.len_bytes()) {
                 let (rest, window) = (0..len_bytes, vec![]);
                 let reader =

@@ -66,7 +66,7 @@ Examples:
 
 Sends what is in use of the pool and not yet in the store, in chunks that snapshots share. While it is published, processes that open the \
 pool for writing fail after a second, because it is busy; readers are let in. A pool that was not closed cleanly is recovered first. \
-The snapshot is there when the command has succeeded; after Ctrl-C or a crash it is there in full or not at all, and all others are unchanged; what was sent by then is not sent again. \
+The snapshot is there when the command has succeeded; after Ctrl-C or a crash it is there in full or not at all, and all others are unchanged; the next one sends little of that again. \
 Several machines may publish copies of one pool at the same time. `aquifer pool restore` makes a pool of a snapshot.";
 
 /// The JSON output.

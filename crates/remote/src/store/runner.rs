@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use crate::{RemoteError, runtime};
 
 /// How often a waiting caller asks whether it was cancelled.
-const ASKED_EVERY: Duration = Duration::from_millis(50);
+pub(crate) const ASKED_EVERY: Duration = Duration::from_millis(50);
 
 /// Whether the caller wants to stop.
 pub(crate) type Cancel = Arc<dyn Fn() -> bool + Send + Sync>;

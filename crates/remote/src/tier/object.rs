@@ -322,7 +322,12 @@ impl ObjectFile {
         proofs.iter().map(|&proof| proof != 0).collect()
     }
 
-    /// Whether a range seems to be there.
+    /// Whether the file has all proofs of a range now.
+    pub fn is_in_file(&self, range: Range<u64>) -> bool {
+        !self.present(self.geometry.touched(range)).contains(&false)
+    }
+
+    /// Whether a range seems to be there. It was there once; it may have been evicted since.
     pub fn has(&self, range: Range<u64>) -> bool {
         let touched = self.geometry.touched(range);
         let mut proofs = [0; PROOFS_AT_ONCE];

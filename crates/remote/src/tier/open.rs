@@ -212,6 +212,11 @@ impl OpenTier {
         self.core.object.has(range)
     }
 
+    /// See [`ObjectFile::is_in_file`].
+    pub fn is_in_file(&self, range: Range<u64>) -> bool {
+        self.core.object.is_in_file(range)
+    }
+
     /// See [`ObjectFile::prefetch`].
     pub fn prefetch(&self, range: Range<u64>) {
         self.core.object.prefetch(range);

@@ -115,6 +115,8 @@ def main():
         client_kwargs={"region_name": "us-east-1"},
         config_kwargs={"max_pool_connections": told["in_flight"]},
         default_cache_type="none",
+        # A whole file is downloaded in ten parts of this at once. By default they take 500 MiB.
+        default_block_size=PART,
     )
     reader = {"s3fs": Direct, "s3fs_blockcache": Blocks, "s3fs_filecache": Copy}[told["contender"]](told, store, told["path"])
     print(json.dumps({"sum": 0}), flush=True)
