@@ -297,6 +297,12 @@ impl Region {
         self.mapped.len() as usize
     }
 
+    /// Device and inode of the file.
+    #[getter]
+    fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
+
     /// In a forked child: maps the file at the same addresses again, for reading only, so that arrays stay valid. False if
     /// its path leads to another file now, or the memory is the user backend's: then loads raise SIGSEGV.
     fn map_in_child(&self) -> Result<bool> {

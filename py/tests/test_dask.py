@@ -148,6 +148,18 @@ def test_a_file_is_named_without_its_bytes(tmp_path: pathlib.Path) -> None:
         assert from_array(private).name != before
 
 
+def test_arrays_of_two_files_of_one_path_have_two_names(tmp_path: pathlib.Path) -> None:
+    path, new = tmp_path / "data", tmp_path / "new"
+    path.write_bytes(CONTENT.tobytes())
+    new.write_bytes((CONTENT + 1).tobytes())
+    old = aquifer.memmap(path, np.int64, "r", shape=SHAPE)
+    os.replace(new, path)
+    replaced = aquifer.memmap(path, np.int64, "r", shape=SHAPE)
+    assert dask.tokenize.tokenize(old) != dask.tokenize.tokenize(replaced)
+    path.unlink()
+    assert dask.tokenize.tokenize(old) != dask.tokenize.tokenize(replaced)
+
+
 def test_naming_an_array_downloads_nothing(server: ObjectServer, tmp_path: pathlib.Path) -> None:
     table = open_table(server)
     # Slices are read when they are made.

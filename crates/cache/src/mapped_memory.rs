@@ -41,7 +41,8 @@ pub(crate) struct MappedMemory {
 /// `user_store`.
 pub(crate) struct Zeros {
     pub missed: Missed,
-    /// One bit per region: a page of zeros was ever installed there. Set and cleared while pages are Loading.
+    /// One bit per region: a page of zeros may be there. Set before one is installed, while its page is Loading; cleared before the
+    /// region's pages are looked at.
     pub regions: Bits,
     /// Whether the memory may be stored to. Held while zeros are asked for, or taken away.
     pub is_stored_to: Mutex<bool>,

@@ -28,6 +28,7 @@ use crate::mapped_memory::MappedMemory;
 use crate::page_word::{PinKind, State};
 use crate::stats::count;
 use crate::store::{Access, Ensured, PageMemory, Store};
+use crate::sync::{Ordering, fence};
 
 const _: () = assert!(<MappedMemory as PageMemory>::CONTIGUOUS, "bytes() of a range is one run");
 
@@ -154,9 +155,11 @@ impl Store<MappedMemory> {
             return true;
         }
         let zeros = &self.memory.zeros;
-        // Before a thread can see them.
-        zeros.missed.note(self.geometry.offset_of(page));
+        // Before a thread can see them. First where they are, so that a call that takes the note finds them: or the load
+        // that it waits for.
         zeros.regions.set(self.geometry.region_of(page));
+        fence(Ordering::SeqCst);
+        zeros.missed.note(self.geometry.offset_of(page));
         // SAFETY: this thread has moved the page to Loading.
         let installed = unsafe { self.memory.install_zeros(page) };
         word.abort_load();
@@ -166,10 +169,12 @@ impl Store<MappedMemory> {
     /// The first bare load since the last call that found zeros, as an error; takes all zeros away.
     pub fn take_missed(&self) -> Option<CacheError> {
         let zeros = &self.memory.zeros;
-        let _changing = zeros.is_stored_to.lock();
+        let changing = zeros.is_stored_to.lock();
         let offset_bytes = zeros.missed.take()?;
+        fence(Ordering::SeqCst);
         for region in zeros.regions.iter() {
             zeros.regions.clear(region);
+            fence(Ordering::SeqCst);
             for page in self.geometry.pages_of_region(region) {
                 let word = self.word(page);
                 loop {
@@ -188,6 +193,8 @@ impl Store<MappedMemory> {
                 }
             }
         }
+        // Not during a call of the device.
+        drop(changing);
         // The device's own error, if it still fails.
         let page = self.geometry.page_of(offset_bytes);
         let met = BareFault { store: self.id, page: PageId(page), cause: BareCause::Device };

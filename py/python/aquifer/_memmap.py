@@ -456,6 +456,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             arrays += [array for array in out if isinstance(array, memmap)]
             kwargs["out"] = tuple(_plain(array) for array in out)
         if "where" in kwargs:
+            arrays += [kwargs["where"]] if isinstance(kwargs["where"], memmap) else []
             kwargs["where"] = _plain(kwargs["where"])
         result = getattr(ufunc, method)(*plain, **kwargs)
         if _faulted():
@@ -729,8 +730,16 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         source = self._backed()
         if source is None or source.mode != "r":
             return normalize(self.view(np.ndarray))
-        status = os.stat(source.path)
-        of_file = source.path, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+        try:
+            status = os.stat(source.path)
+        except OSError:
+            return normalize(self.view(np.ndarray))
+        if (status.st_dev, status.st_ino) != source.region.identity:
+            # Another file has taken its place.
+            return normalize(self.view(np.ndarray))
+        # A tool may set the time of a change back; not that of the inode.
+        times = status.st_mtime_ns, status.st_ctime_ns
+        of_file = source.path, status.st_dev, status.st_ino, *times, status.st_size
         return ("aquifer", *of_file, self._place(source), self.shape, self.strides, str(self.dtype))
 
     def _at(self, place: _Place) -> memmap:

@@ -76,15 +76,16 @@ class RemoteArray(memmap):
         return (self[row] for row in range(len(self)))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        _bring_all(inputs)
+        _bring_all((*inputs, *kwargs.values()))
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        _bring_all(args)
+        operands = (*args, *kwargs.values())
+        _bring_all(operands)
         result = super().__array_function__(func, types, args, kwargs)
         if _faulted():
             # It may have loaded bytes without a ufunc.
-            for array in _of_objects(args):
+            for array in _of_objects(operands):
                 array._raise_fault()
         return result
 
