@@ -43,6 +43,9 @@ def test_samples_of_several_lengths(path: str, table: Table) -> None:
     in_file = aquifer.memmap(path + ".offsets", np.int64, "r")
     again = pickle.loads(pickle.dumps(MemmapDataset(path, np.int64, offsets=in_file)))
     assert isinstance(again.offsets, aquifer.memmap) and (again[2] == flat[5:1000]).all()
+    # Forked workers do not have the memory of a cache.
+    cached = aquifer.memmap(path + ".offsets", np.int64, "r", backend="cache", budget="16MiB")
+    assert not isinstance(MemmapDataset(path, np.int64, offsets=cached).offsets, aquifer.memmap)
     dataset: MemmapDataset[Any] = MemmapDataset(path, np.int64, offsets=offsets)
     assert len(dataset) == 5
     for row, sample in zip([4, 1, 0, 2, -2], dataset.__getitems__([4, 1, 0, 2, -2])):

@@ -713,6 +713,11 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         mode = "r" if source.mode == "r" else "r+"
         return _opened, (source.path, mode, *self._made_of(source))
 
+    def _is_inherited(self) -> bool:
+        """Whether the memory can be read in a forked child."""
+        source = self._backed()
+        return source is None or (source.remote is None and source.made_of["backend"] != "cache")
+
     def _made_of(self, source: _Source) -> tuple[dict[str, Any], _Place | None]:
         """Arguments of an array of the same memory, and where this slice lies in it."""
         made_of = dict(source.made_of)

@@ -42,9 +42,11 @@ class RemoteArray(memmap):
         has_ellipsis = any(part is Ellipsis for part in parts)
         found = cast(RemoteArray, np.ndarray.__getitem__(self, parts if has_ellipsis else (*parts, Ellipsis)))
         found._bring()
+        # Which may have been evicted again.
+        value = found if has_ellipsis or found.ndim > 0 else np.ndarray.__getitem__(found, ())
         if _faulted():
             self._raise_fault()
-        return found if has_ellipsis or found.ndim > 0 else np.ndarray.__getitem__(found, ())
+        return value
 
     def _are_rows(self, parts: tuple[Any, ...]) -> bool:
         """Whether an index names rows, which are read by themselves, or fields, which are slices."""

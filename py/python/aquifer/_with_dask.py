@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -59,15 +60,21 @@ class _Lookout:
 
     def __init__(self, kind: type[Any]) -> None:
         self.kind = kind
+        # The threads that ask the other finders: of two of this class each would ask the other for ever.
+        self.asking: set[int] = set()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name not in (_NAMES, _SENDS):
+        thread = threading.get_ident()
+        if name not in (_NAMES, _SENDS) or thread in self.asking:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
-            if spec is not None:
-                break
-        else:
+        self.asking.add(thread)
+        try:
+            others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+            found = (finder.find_spec(name, path, target) for finder in others)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self.asking.remove(thread)
+        if spec is None:
             return None
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)

@@ -90,8 +90,8 @@ class MemmapDataset(Generic[Sample]):
             size = os.path.getsize(self.path)
         self.dtype = np.dtype(dtype)
         self.shape = None if shape is None else tuple(operator.index(length) for length in shape)
-        # One of a file stays one: it pickles by path.
-        in_file = isinstance(offsets, memmap) and offsets.dtype == np.int64
+        # One of a file stays one: it pickles by path, and its memory is there in forked workers.
+        in_file = isinstance(offsets, memmap) and offsets.dtype == np.int64 and offsets._is_inherited()
         self.offsets: np.ndarray[Any, Any] | None
         if offsets is None or in_file:
             self.offsets = offsets  # type: ignore[assignment]
