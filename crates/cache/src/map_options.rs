@@ -57,8 +57,9 @@ impl MapOptions {
     /// and ends the zeros. For run-times that cannot survive the signal, such as interpreters. Until then a user-backed mapping
     /// answers loads of other absent pages with zeros as well, without a wait for the device.
     ///
-    /// For mappings to read. While a user-backed one lives, the device cannot be mapped for writing in the same cache; while it is
-    /// mapped so, the option does nothing.
+    /// For mappings to read. A user-backed one shares its memory with the others of the device in the same cache: bare loads of those
+    /// find zeros as well, and as long as any of them lives, the device cannot be mapped for writing in that cache. Where one of them
+    /// was made for writing, the option does nothing.
     pub fn zeros_for_missing(mut self, on: bool) -> MapOptions {
         self.zeros_for_missing = on;
         self

@@ -106,6 +106,9 @@ impl Mapping {
                     // Another thread attached the device in between, and may have a store to share.
                     Err(refused) if options.backend == Backend::Auto => {
                         let attached = Attached::existing(&wanted)?.ok_or(refused)?;
+                        if options.zeros_for_missing && !writable {
+                            attached.store.answer_faults();
+                        }
                         return Ok(Mapping { served: Served::shared(attached), writable, running });
                     }
                     Err(refused) => return Err(refused),
