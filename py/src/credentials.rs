@@ -152,7 +152,8 @@ impl Provider {
             supplied.times.is_some() && !std::mem::replace(&mut kept.lock().has_keeper, true);
         if is_first {
             let keeper = kept.clone();
-            thread::start(c"aquifer-renewal", move || keeper.renew_in_time())?;
+            let started = thread::start(c"aquifer-renewal", move || keeper.renew_in_time());
+            started.inspect_err(|_| kept.lock().has_keeper = false)?;
         }
         Ok(supplied.credentials)
     }
