@@ -102,7 +102,13 @@ def _cached(path: str) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_of_an_interrupted_run(tmp_path: pathlib.Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "aquifer.bench", "--quick", "--dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A shell starts what runs in its background with the signal ignored, which children inherit.
+    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(number, before)
+    with process:
         assert process.stderr is not None
         for line in process.stderr:
             if "round 1" in line:
