@@ -135,9 +135,16 @@ def in_child(work: Callable[[], Result], group: Group | None = None) -> Result:
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
+    # What they raise would be lost in the functions that modules have called at a fork.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        child = os.fork()
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
     if child == 0:
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(reader)
             # All that it starts ends with it.
             os.setpgid(0, 0)
@@ -153,6 +160,7 @@ def in_child(work: Callable[[], Result], group: Group | None = None) -> Result:
         finally:
             os._exit(1)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
             content = pipe.read()
