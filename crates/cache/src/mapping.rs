@@ -90,13 +90,16 @@ impl Mapping {
             len_bytes: geometry.len_bytes,
             writable,
         };
-        if options.backend != Backend::Kernel
-            && let Some(attached) = Attached::existing(&wanted)?
-        {
+        let shared = |attached: Arc<Attached<MappedMemory>>| {
             if options.zeros_for_missing && !writable {
                 attached.store.answer_faults();
             }
-            return Ok(Mapping { served: Served::shared(attached), writable, running });
+            Served::shared(attached)
+        };
+        if options.backend != Backend::Kernel
+            && let Some(attached) = Attached::existing(&wanted)?
+        {
+            return Ok(Mapping { served: shared(attached), writable, running });
         }
         let served = match choose(engine, &device, geometry.len_bytes, options.backend, writable)? {
             Some(file) => {
@@ -106,10 +109,7 @@ impl Mapping {
                     // Another thread attached the device in between, and may have a store to share.
                     Err(refused) if options.backend == Backend::Auto => {
                         let attached = Attached::existing(&wanted)?.ok_or(refused)?;
-                        if options.zeros_for_missing && !writable {
-                            attached.store.answer_faults();
-                        }
-                        return Ok(Mapping { served: Served::shared(attached), writable, running });
+                        return Ok(Mapping { served: shared(attached), writable, running });
                     }
                     Err(refused) => return Err(refused),
                 };
@@ -120,15 +120,9 @@ impl Mapping {
                 engine.join_kernel(file.geometry.len_bytes);
                 Served::Kernel(file, claim)
             }
-            None => {
-                let attached = Attached::attach(&wanted, || {
-                    UserStore::map(engine.clone(), device, geometry, writable)
-                })?;
-                if options.zeros_for_missing && !writable {
-                    attached.store.answer_faults();
-                }
-                Served::shared(attached)
-            }
+            None => shared(Attached::attach(&wanted, || {
+                UserStore::map(engine.clone(), device, geometry, writable)
+            })?),
         };
         Ok(Mapping { served, writable, running })
     }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::fetch::{Body, Fetcher, Version};
 use crate::location::{Configured, Location};
 use crate::mailbox::{Answer, Mailbox};
 use crate::runtime::{self, refused};
-use crate::store::{ASKED_EVERY, Cancel};
+use crate::store::{Cancel, received};
 use crate::tier::{Obtained, OpenTier, SUB_BLOCK_BYTES, Tally, Terms};
 use crate::{RemoteError, RemoteOptions};
 
@@ -128,20 +128,7 @@ impl Engine {
         self.handle.spawn(async move {
             let _ = sender.send(shared.fetcher.open().await);
         });
-        let url = || self.shared.url.clone();
-        loop {
-            if cancel.is_some_and(|cancel| cancel()) {
-                return Err(RemoteError::Cancelled { url: url() });
-            }
-            match receiver.recv_timeout(ASKED_EVERY) {
-                Ok(opened) => return opened,
-                Err(RecvTimeoutError::Timeout) => {}
-                // After a panic only.
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(RemoteError::Stopped { url: url() });
-                }
-            }
-        }
+        received(&receiver, &self.shared.url, cancel)?
     }
 
     /// Starts a request, whose answer is sent to `inbox` with `number`.

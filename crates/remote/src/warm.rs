@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use crate::store::ASKED_EVERY;
 use crate::store::pace::Pace;
+use crate::store::received;
 use crate::tier::Tally;
 use crate::{RemoteDevice, RemoteError};
 
@@ -78,17 +78,10 @@ impl RemoteDevice {
                 }
                 continue;
             }
-            let (number, answer) = loop {
-                if self.options.cancel.as_ref().is_some_and(|cancel| cancel()) {
-                    return Err(Arc::new(RemoteError::Cancelled {
-                        url: self.location.shown.clone(),
-                    }));
-                }
-                // Never disconnected: a sender is kept.
-                if let Ok(answer) = answers.recv_timeout(ASKED_EVERY) {
-                    break answer;
-                }
-            };
+            let cancel = self.options.cancel.as_ref();
+            // Never disconnected: a sender is kept.
+            let answer = received(&answers, &self.location.shown, cancel);
+            let (number, answer) = answer.map_err(Arc::new)?;
             let (since, bytes) = under_way.remove(&number).expect("it is under way");
             under_way_bytes -= bytes;
             pace.answered(since.elapsed());

@@ -47,7 +47,7 @@ use crate::location::{Location, Scheme};
 use crate::{RemoteError, RemoteOptions, RemoteStats};
 
 pub use reader::RemoteReader;
-pub(crate) use runner::{ASKED_EVERY, Cancel};
+pub(crate) use runner::{Cancel, received};
 use runner::{Pending, Runner};
 pub use upload::{Finishing, Upload, Written};
 

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use crate::{RemoteError, runtime};
 
 /// How often a waiting caller asks whether it was cancelled.
-pub(crate) const ASKED_EVERY: Duration = Duration::from_millis(50);
+const ASKED_EVERY: Duration = Duration::from_millis(50);
 
 /// Whether the caller wants to stop.
 pub(crate) type Cancel = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -78,20 +78,29 @@ pub(crate) struct Pending<T> {
 impl<T> Pending<T> {
     /// Waits for the result.
     pub fn wait(self, shown: &str, cancel: Option<&Cancel>) -> Result<T, RemoteError> {
-        loop {
-            if !self.is_current {
+        if !self.is_current {
+            return Err(RemoteError::Stopped { url: shown.to_owned() });
+        }
+        received(&self.receiver, shown, cancel)?
+    }
+}
+
+/// Waits for what a channel brings, unless that is cancelled.
+pub(crate) fn received<T>(
+    receiver: &mpsc::Receiver<T>,
+    shown: &str,
+    cancel: Option<&Cancel>,
+) -> Result<T, RemoteError> {
+    loop {
+        if cancel.is_some_and(|cancel| cancel()) {
+            return Err(RemoteError::Cancelled { url: shown.to_owned() });
+        }
+        match receiver.recv_timeout(ASKED_EVERY) {
+            Ok(value) => return Ok(value),
+            Err(RecvTimeoutError::Timeout) => {}
+            // After a panic, or the end of the thread.
+            Err(RecvTimeoutError::Disconnected) => {
                 return Err(RemoteError::Stopped { url: shown.to_owned() });
-            }
-            if cancel.is_some_and(|cancel| cancel()) {
-                return Err(RemoteError::Cancelled { url: shown.to_owned() });
-            }
-            match self.receiver.recv_timeout(ASKED_EVERY) {
-                Ok(result) => return result,
-                Err(RecvTimeoutError::Timeout) => {}
-                // After a panic, or the end of the thread.
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(RemoteError::Stopped { url: shown.to_owned() });
-                }
             }
         }
     }
