@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use aquifer_sys::uffd::FaultMessage;
+
 use crate::duties::Height;
 use crate::engine::{AttachedStore, Cleaning, Evicted, Keeps};
 use crate::ids::{FrameId, PageId};
@@ -69,5 +71,13 @@ impl<M: PageMemory> AttachedStore for Store<M> {
     fn leave(&self) {
         // Relaxed: it only stops hints; detaching waits for actual users of the store.
         self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    fn addresses(&self) -> Range<usize> {
+        self.memory.addresses()
+    }
+
+    fn answer(&self, fault: &FaultMessage) {
+        M::answer(self, fault);
     }
 }

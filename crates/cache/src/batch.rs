@@ -284,7 +284,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
             let first = run.pages.start + start as u64;
             let data = run.data.wrapping_add(start * store.geometry.page_bytes);
             // SAFETY: the buffer holds the run, and this batch is loading the pages of the part.
-            let install = || unsafe { store.memory.install(first, frames, data, true) };
+            let install = || unsafe { store.install(first, frames, data, true) };
             let installed = if is_whole { install().map_err(Refused::Kernel) } else { Ok(()) };
             for (page, frame) in run.part(start, frames) {
                 if is_whole && installed.is_ok() {

@@ -189,7 +189,7 @@ impl CacheBuilder {
 /// nothing is guaranteed.
 #[derive(Clone)]
 pub struct Cache {
-    running: Arc<Running>,
+    pub(crate) running: Arc<Running>,
 }
 
 impl Cache {

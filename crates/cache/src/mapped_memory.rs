@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, Protection};
-use aquifer_sys::uffd::Installed;
+use aquifer_sys::uffd::{FaultMessage, Installed};
 use aquifer_vm::{Arena, Missed, Reservation};
 
 use crate::bits::Bits;
@@ -22,7 +22,7 @@ use crate::geometry::{Geometry, MAX_REGION_PAGES};
 use crate::ids::FrameId;
 use crate::lazy::LazyArray;
 use crate::page_word::PageWord;
-use crate::store::{PageMemory, page_table};
+use crate::store::{PageMemory, Store, page_table};
 
 /// The memory of a mapping. See the module documentation.
 pub(crate) struct MappedMemory {
@@ -114,6 +114,11 @@ impl MappedMemory {
     pub fn discard_zeros(&self, page: u64) {
         // A load of the page discards what this could not.
         let _ = self.discard_each(std::slice::from_ref(&(page..page + 1)));
+    }
+
+    /// Makes accesses to an absent page raise SIGBUS, until it is loaded. The page is Loading and owned by the caller.
+    pub fn poison(&self, page: u64) -> io::Result<()> {
+        self.uffd().poison(self.address(page), self.page_bytes)
     }
 
     fn discard_each(&self, runs: &[Range<u64>]) -> io::Result<()> {
@@ -221,5 +226,14 @@ impl PageMemory for MappedMemory {
 
     fn discards_vectored(&self) -> bool {
         self.engine.vectored_discard
+    }
+
+    fn addresses(&self) -> Range<usize> {
+        let first = self.reservation.address() as usize;
+        first..first + self.len_bytes
+    }
+
+    fn answer(store: &Store<MappedMemory>, fault: &FaultMessage) {
+        store.answer_message(fault);
     }
 }

@@ -24,6 +24,7 @@ use std::time::Instant;
 use aquifer_device::{Device, DeviceError};
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
+use aquifer_sys::uffd::FaultMessage;
 use aquifer_vm::readahead::{Reach, ReadAhead};
 
 use crate::bits::Bits;
@@ -91,6 +92,20 @@ pub(crate) trait PageMemory: Send + Sync + 'static {
 
     /// Whether one call can discard scattered pages. If not, the evictor works by region.
     fn discards_vectored(&self) -> bool;
+
+    /// The addresses of the pages; empty if their bytes are in frames.
+    fn addresses(&self) -> Range<usize> {
+        0..0
+    }
+
+    /// Answers a fault of another thread at one of the addresses; see `AttachedStore::answer`.
+    fn answer(store: &Store<Self>, fault: &FaultMessage)
+    where
+        Self: Sized,
+    {
+        let _ = store;
+        unreachable!("a fault at {:#x}, where no page is", fault.address);
+    }
 }
 
 /// The kind of access to a page.
@@ -506,7 +521,7 @@ impl<M: PageMemory> Store<M> {
             self.dirty.mark(page);
         }
         // SAFETY: `data` holds the page, which this thread is loading.
-        let installed = unsafe { self.memory.install(page, &[frame], data, !dirty) };
+        let installed = unsafe { self.install(page, &[frame], data, !dirty) };
         if let Err(error) = installed {
             if dirty {
                 self.dirty.unmark(page);
@@ -523,10 +538,26 @@ impl<M: PageMemory> Store<M> {
         Ok(())
     }
 
+    /// Installs pages of one region, as [`PageMemory::install`] does.
+    ///
+    /// # Safety
+    /// As for [`PageMemory::install`].
+    pub unsafe fn install(
+        &self,
+        first: u64,
+        frames: &[FrameId],
+        data: *const u8,
+        protect: bool,
+    ) -> std::io::Result<()> {
+        // First: what is installed is torn down.
+        self.loaded.set(self.geometry.region_of(first));
+        // SAFETY: forwarded to the caller.
+        unsafe { self.memory.install(first, frames, data, protect) }
+    }
+
     /// Records that a page that is Loading, and installed, holds `frame`; `watched` as for
     /// [`Guesses::loaded`].
     pub fn hold(&self, page: u64, frame: FrameId, watched: bool) {
-        self.loaded.set(self.geometry.region_of(page));
         if let Some(guesses) = self.guesses.get() {
             guesses.loaded(page, watched);
         }
@@ -591,8 +622,7 @@ impl<M: PageMemory> Store<M> {
         let gate = M::PROTECTS.then(|| self.gates.shared(self.geometry.region_of(page)));
         if result.is_ok() {
             // SAFETY: the buffer holds the run, all of which this thread is loading.
-            let installed =
-                unsafe { self.memory.install(page, &frames[..run], bounce.as_ptr(), true) };
+            let installed = unsafe { self.install(page, &frames[..run], bounce.as_ptr(), true) };
             result = installed.map_err(Refused::Kernel);
         }
         if result.is_err() {

@@ -1,9 +1,14 @@
 //! The user backend: faults served in user space, exact budget, own policy.
 //!
 //! A fault arrives from the signal handler of the faulting thread or, with a serving thread, as a
-//! message. Either way `serve` makes the page usable with the same `ensure` that every call uses.
+//! message. Either way `serve_page` makes the page usable with the same `ensure` that every call uses.
 //! If that fails, a bare access cannot return the reason: the error is recorded and the fault is
 //! passed to the previous handler, which by default ends the process with SIGBUS, as with mmap.
+//!
+//! The signal handler runs in the thread that faults, whose access keeps the mapping alive. A message is about another thread,
+//! which may drop the mapping as soon as it is awake, or may have been interrupted and have dropped it: the server holds a
+//! reference to the store (`Engine::store_at`) while it answers, and wakes the thread when it has given it back. No call
+//! that changes the page table wakes a thread.
 //!
 //! Where that is asked for, the fault is answered with a page of zeros instead, noted, and reported by a later call; so are all
 //! faults of absent pages until then, without the device. The page stays Absent: calls load it, and only bare loads find
@@ -16,6 +21,7 @@ use std::sync::Arc;
 
 use aquifer_device::{Device, DeviceError, IoOperation};
 use aquifer_sys::signal::FaultContext;
+use aquifer_sys::uffd::FaultMessage;
 use aquifer_vm::readahead::Pattern;
 use aquifer_vm::{FaultOwner, Served};
 
@@ -254,10 +260,42 @@ impl FaultOwner for UserStore {
         if write && !self.writable() {
             return Served::No;
         }
+        self.serve_page(page, write, fault.fallible)
+    }
+}
+
+impl Store<MappedMemory> {
+    /// Answers a fault message; see `AttachedStore::answer`.
+    pub fn answer_message(&self, fault: &FaultMessage) {
+        let page =
+            ((fault.address - self.memory.address(0) as usize) / self.geometry.page_bytes) as u64;
+        let write = fault.write || fault.write_protected;
+        // A store to memory that is only read raises SIGSEGV: such a message is about a mapping that was here before.
+        if write && !self.writable() {
+            return;
+        }
+        if self.serve_page(page, write, false) == Served::No {
+            self.poison(page);
+        }
+    }
+
+    /// Makes accesses to an absent page raise SIGBUS. If it is not absent, another thread has brought it or does so, and the
+    /// access tries again; also if the kernel has no memory for it.
+    fn poison(&self, page: u64) {
+        let word = self.word(page);
+        let seen = word.load();
+        if seen.state() == State::Absent && word.begin_load(seen).is_ok() {
+            let _ = self.memory.poison(page);
+            word.abort_load();
+        }
+    }
+
+    /// Makes a page usable for a bare access, or records why it is not.
+    fn serve_page(&self, page: u64, write: bool, fallible: bool) -> Served {
         count(&self.engine.counters.signals, 1);
         let access = if write { Access::Write } else { Access::Read };
         let missed = &self.memory.zeros.missed;
-        let answers = missed.is_wanted() && !write && !fault.fallible;
+        let answers = missed.is_wanted() && !write && !fallible;
         // One load is to be reported already: what follows it is not worth a wait for each page.
         let at_once = answers && missed.is_noted() && self.seen(page).state() == State::Absent;
         if at_once && self.answer_with_zeros(page) {
@@ -277,5 +315,55 @@ impl FaultOwner for UserStore {
                 Served::No
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Cache;
+    use crate::mapping::{Mapping, Served as ServedBy};
+    use aquifer_device::MemoryDevice;
+
+    fn store_of(mapping: &Mapping) -> &Arc<UserStore> {
+        match &mapping.served {
+            ServedBy::User(store, _) => store,
+            ServedBy::Kernel(..) => unreachable!("memory has no page cache"),
+        }
+    }
+
+    #[test]
+    fn only_absent_pages_are_poisoned() {
+        let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
+        let mapping = cache.map(MemoryDevice::from_bytes(&[7; 8192]).unwrap()).unwrap();
+        let store = store_of(&mapping);
+        if !cache.running.engine.uffd().unwrap().can_poison() {
+            eprintln!("skipped: no UFFDIO_POISON");
+            return;
+        }
+        mapping.touch(0).unwrap();
+        for page in [0, 1] {
+            store.poison(page);
+        }
+        assert_eq!([0, 1].map(|page| store.seen(page).state()), [State::Clean, State::Absent]);
+        // SAFETY: inside the mapping.
+        assert_eq!(unsafe { mapping.as_ptr().read_volatile() }, 7);
+        // A load replaces the mark.
+        assert_eq!(mapping.get::<u8>(4096).unwrap(), 7);
+        // SAFETY: as above.
+        assert_eq!(unsafe { mapping.as_ptr().add(4096).read_volatile() }, 7);
+    }
+
+    #[test]
+    fn a_message_about_a_mapping_that_is_gone_finds_no_store() {
+        let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
+        let engine = &cache.running.engine;
+        let mapping = cache.map(MemoryDevice::new(8192).unwrap()).unwrap();
+        let first = mapping.as_ptr() as usize;
+        let found = [first - 1, first, first + 8191, first + 8192];
+        let is_found = found.map(|address| engine.store_at(address).is_some());
+        assert_eq!(is_found, [false, true, true, false]);
+        drop(mapping);
+        assert!(engine.store_at(first).is_none());
     }
 }

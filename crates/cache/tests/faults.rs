@@ -169,7 +169,9 @@ fn a_device_that_panics_leaves_the_page_absent() {
 fn bare_load(mapping: &Mapping, at: u64, hardware_error: bool) -> Served {
     let address = mapping.as_ptr() as usize + at as usize;
     let (signal, write) = (libc::SIGBUS, Some(false));
-    serve(&FaultContext { signal, address, write, fallible: false, hardware_error })
+    let fault = FaultContext { signal, address, write, fallible: false, hardware_error };
+    // SAFETY: the mapping is borrowed.
+    unsafe { serve(&fault) }
 }
 
 #[test]
@@ -321,7 +323,8 @@ fn a_late_load_is_served_where_the_hardware_does_not_tell() {
             fallible: false,
             hardware_error: false,
         };
-        serve(&context)
+        // SAFETY: the mapping is borrowed.
+        unsafe { serve(&context) }
     };
     let (device, _, _, _) = faulty(64);
     let cache = cache();

@@ -29,7 +29,11 @@ fn cache() -> Option<Cache> {
 
 #[test]
 fn child() {
-    child::play(&[("failing load", failing_load), ("failing system call", failing_system_call)]);
+    child::play(&[
+        ("failing load", failing_load),
+        ("failing system call", failing_system_call),
+        ("mappings that come and go", mappings_that_come_and_go),
+    ]);
 }
 
 #[test]
@@ -155,4 +159,42 @@ fn failing_system_call() {
     // SAFETY: the kernel checks the address itself.
     let written = unsafe { libc::write(1, mapping.as_ptr().cast(), 1) };
     assert_eq!(written, -1);
+}
+
+/// The faulting thread goes on when its page is there, and may drop the mapping at once: the server must be done with it.
+#[test]
+fn a_mapping_is_dropped_as_soon_as_its_fault_is_served() {
+    if cache().is_none() {
+        return;
+    }
+    child::succeeds("mappings that come and go");
+}
+
+/// Each thread maps a device of its own, loads and stores, and drops the mapping.
+fn mappings_that_come_and_go() {
+    let Some(cache) = cache() else { return };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let cache = &cache;
+            scope.spawn(move || {
+                let (device, bytes) = memory(64 * PAGE, thread);
+                for round in 0..2000 {
+                    let page = (round * 7 + thread as usize) % 63;
+                    if round % 2 == 0 {
+                        let mapping = cache.map(device.clone()).unwrap();
+                        assert_eq!(load(&mapping, page * PAGE + 1), bytes[page * PAGE + 1]);
+                    } else {
+                        let mapping = cache.map_mut(device.clone()).unwrap();
+                        store(&mapping, page * PAGE, round as u8);
+                        assert_eq!(
+                            load(&mapping, (page + 1) * PAGE + 1),
+                            bytes[(page + 1) * PAGE + 1]
+                        );
+                    }
+                }
+            });
+        }
+    });
+    wait_until("all frames given back", || cache.stats().resident_pages == 0);
+    assert!(cache.stats().is_consistent());
 }

@@ -54,6 +54,9 @@ pub struct FaultMessage {
 const OPERATION_COPY: u64 = 1 << 3;
 const OPERATION_WRITE_PROTECT: u64 = 1 << 6;
 const WRITE_PROTECT_ON: u64 = 1;
+const WRITE_PROTECT_DONT_WAKE: u64 = 1 << 1;
+/// `UFFDIO_POISON_MODE_DONTWAKE`.
+const POISON_DONT_WAKE: u64 = 1;
 
 /// `struct uffdio_poison`.
 #[repr(C)]
@@ -163,6 +166,9 @@ impl Uffd {
     /// Installs a copy of `source` at `target`, atomically per small page, and retries when the
     /// kernel interrupts the copy. With `protect` the pages are installed write-protected.
     ///
+    /// Wakes no thread that is blocked on them (thread mode): the server of its fault calls
+    /// [`Uffd::wake`], last.
+    ///
     /// # Safety
     /// `source` is readable for `len_bytes`; `target` is in a range registered with this descriptor
     /// whose pages the caller is responsible for loading, so that no other code relies on them
@@ -174,7 +180,8 @@ impl Uffd {
         len_bytes: usize,
         protect: bool,
     ) -> io::Result<Installed> {
-        let mode = if protect { u64::from(raw::UFFDIO_COPY_MODE_WP) } else { 0 };
+        let mode = u64::from(raw::UFFDIO_COPY_MODE_DONTWAKE)
+            | if protect { u64::from(raw::UFFDIO_COPY_MODE_WP) } else { 0 };
         let mut done = 0usize;
         let mut outcome = Installed::Yes;
         while done < len_bytes {
@@ -204,6 +211,7 @@ impl Uffd {
     }
 
     /// Installs pages of zeros, which take no memory: all are one page of the kernel's. Pages that are there stay.
+    /// Wakes no thread, as [`Uffd::copy`].
     ///
     /// # Safety
     /// As [`Uffd::copy`], for the target.
@@ -213,7 +221,7 @@ impl Uffd {
             let start = target as u64 + done as u64;
             let mut argument = raw::uffdio_zeropage {
                 range: raw::uffdio_range { start, len: (len_bytes - done) as u64 },
-                mode: 0,
+                mode: u64::from(raw::UFFDIO_ZEROPAGE_MODE_DONTWAKE),
                 zeropage: 0,
             };
             // Partly done, interrupted, or met by a page that is there, as in `copy`.
@@ -232,7 +240,7 @@ impl Uffd {
         Ok(())
     }
 
-    /// Write-protects a range, or lifts the protection (and wakes threads blocked on it).
+    /// Write-protects a range, or lifts the protection. Wakes no thread, as [`Uffd::copy`].
     pub fn write_protect(
         &self,
         address: *mut u8,
@@ -242,7 +250,8 @@ impl Uffd {
         loop {
             let mut argument = raw::uffdio_writeprotect {
                 range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },
-                mode: if protect { WRITE_PROTECT_ON } else { 0 },
+                // The kernel refuses both bits at once: protecting wakes no thread anyway.
+                mode: if protect { WRITE_PROTECT_ON } else { WRITE_PROTECT_DONT_WAKE },
             };
             match self.ioctl(ioctl::UFFDIO_WRITEPROTECT, &mut argument) {
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
@@ -251,18 +260,18 @@ impl Uffd {
         }
     }
 
-    /// Wakes threads (thread mode) blocked on a fault in the range, which then fault again.
+    /// Wakes threads (thread mode) blocked on a fault in the range, which then try again. They may unmap the range at once.
     pub fn wake(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
         let mut range = raw::uffdio_range { start: address as u64, len: len_bytes as u64 };
         self.ioctl(ioctl::UFFDIO_WAKE, &mut range)
     }
 
     /// Makes accesses to missing pages of a range raise SIGBUS (Linux 6.6), until they are
-    /// discarded.
+    /// discarded. Wakes no thread, as [`Uffd::copy`].
     pub fn poison(&self, address: *mut u8, len_bytes: usize) -> io::Result<()> {
         let mut argument = Poison {
             range: raw::uffdio_range { start: address as u64, len: len_bytes as u64 },
-            mode: 0,
+            mode: POISON_DONT_WAKE,
             updated: 0,
         };
         self.ioctl(UFFDIO_POISON, &mut argument)

@@ -150,14 +150,17 @@ impl Arena {
     /// Returns the owner that serves faults at `address`, if this process made the reservation: a
     /// forked child shares the parent's userfaultfd and must not serve anything with it.
     /// Async-signal-safe.
+    ///
+    /// # Safety
+    /// While the owner is used, the reservation of the address is not dropped: the caller is the thread that faults there, or
+    /// owns the mapping.
     #[inline]
-    pub(crate) fn owner_of(address: usize) -> Option<&'static dyn FaultOwner> {
+    pub(crate) unsafe fn owner_of(address: usize) -> Option<&'static dyn FaultOwner> {
         let arena = ARENA.get()?;
         let slot = address.checked_sub(arena.base as usize)? / SLOT_BYTES;
         // Acquire pairs with the release in `set_owner`.
         let owner = arena.owners.get(slot)?.load(Ordering::Acquire);
-        // SAFETY: an owner outlives its reservation (contract of `Reservation::set_owner`), and the
-        // faulting thread is using the mapping, so the reservation is alive.
+        // SAFETY: an owner outlives its reservation (contract of `Reservation::set_owner`), which the caller keeps alive.
         let cell = unsafe { owner.as_ref() }?;
         cell.mark.is_current().then_some(cell.owner)
     }

@@ -40,6 +40,9 @@ pub enum Served {
 /// while mapped memory is accessed. It must refuse in a fork of the process that made the mapping
 /// (see [`ProcessMark`](crate::ProcessMark)), whose userfaultfd still addresses the parent;
 /// mappings that the child makes itself are served.
+///
+/// It runs in the thread that faults, which keeps the mapping alive. A thread that serves the faults of others has to
+/// hold a reference to the mapping.
 pub trait FaultOwner: Sync {
     /// Makes the access possible, or refuses.
     fn serve(&self, fault: &FaultContext) -> Served;
@@ -102,9 +105,13 @@ pub fn foreign_faults() -> u64 {
     FOREIGN_FAULTS.load(Ordering::Relaxed)
 }
 
-/// Serves a fault that was not delivered as a signal.
-pub fn serve(fault: &FaultContext) -> Served {
-    Arena::owner_of(fault.address).map_or(Served::No, |owner| owner.serve(fault))
+/// Serves a fault as the handler would: for tests.
+///
+/// # Safety
+/// No other thread unmaps the address during the call.
+pub unsafe fn serve(fault: &FaultContext) -> Served {
+    // SAFETY: forwarded to the caller.
+    unsafe { Arena::owner_of(fault.address) }.map_or(Served::No, |owner| owner.serve(fault))
 }
 
 struct Arguments {
@@ -148,7 +155,8 @@ extern "C" fn serve_managed(arguments: *mut libc::c_void) {
     // SAFETY: the handler's own arguments.
     let fault =
         unsafe { signal::fault_context(arguments.signal, arguments.info, arguments.context) };
-    arguments.served = match Arena::owner_of(fault.address) {
+    // SAFETY: this thread is interrupted in an access to the address, so the mapping there is in use: its user may not drop it.
+    arguments.served = match unsafe { Arena::owner_of(fault.address) } {
         Some(owner) => owner.serve(&fault),
         None => guard::serve_unowned(&fault),
     };

@@ -28,10 +28,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::futex::Mutex;
-use aquifer_sys::signal::FaultContext;
 use aquifer_sys::uffd::{Delivery, Uffd};
+use aquifer_vm::ProcessMark;
 use aquifer_vm::worker::Bell;
-use aquifer_vm::{ProcessMark, Served};
 
 pub(crate) use self::budget::Kind;
 pub(crate) use self::reclaim::NoFrame;
@@ -39,7 +38,7 @@ pub(crate) use self::registry::{AttachedStore, Cleaning, Evicted, InUse, Keeps};
 
 use self::budget::Shares;
 use self::reclaim::Reclaim;
-use self::registry::Slot;
+use self::registry::Stores;
 use crate::bounce::BouncePool;
 use crate::error::{CacheError, Result};
 use crate::frame_arena::FrameArena;
@@ -91,7 +90,7 @@ pub(crate) struct Engine {
     pub kernel_resident_pages: AtomicU64,
     /// System pages dropped from kernel-backed mappings so far.
     pub kernel_dropped_pages: AtomicU64,
-    stores: Mutex<Vec<Slot>>,
+    stores: Mutex<Stores>,
     reclaim: [Reclaim; 2],
     evictor_bell: Bell,
     stopping: AtomicBool,
@@ -140,7 +139,7 @@ impl Engine {
             kernel_share_bytes: AtomicU64::new(0),
             kernel_resident_pages: AtomicU64::new(0),
             kernel_dropped_pages: AtomicU64::new(0),
-            stores: Mutex::new(Vec::new()),
+            stores: Mutex::default(),
             reclaim: Default::default(),
             evictor_bell: Bell::new(),
             stopping: AtomicBool::new(false),
@@ -221,23 +220,13 @@ impl Engine {
             let Ok(Some(message)) = uffd.next_fault(100) else {
                 continue;
             };
-            let fault = FaultContext {
-                signal: libc::SIGBUS,
-                address: message.address,
-                write: Some(message.write || message.write_protected),
-                fallible: false,
-                hardware_error: false,
-            };
-            let page = message.address & !(self.options.page_bytes - 1);
-            match aquifer_vm::router::serve(&fault) {
-                Served::Yes => {
-                    let _ = uffd.wake(page as *mut u8, self.options.page_bytes);
-                }
-                // The access must not hang: it gets SIGBUS, as in signal mode.
-                Served::No => {
-                    let _ = uffd.poison(page as *mut u8, self.options.page_bytes);
-                }
+            // The thread that faulted may have been interrupted and have dropped the mapping.
+            if let Some(store) = self.store_at(message.address) {
+                store.answer(&message);
             }
+            // Last, without the store: the thread may drop the mapping as soon as it is awake.
+            let page = message.address & !(self.options.page_bytes - 1);
+            let _ = uffd.wake(page as *mut u8, self.options.page_bytes);
         }
     }
 

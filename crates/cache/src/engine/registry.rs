@@ -1,11 +1,14 @@
 //! The stores of a cache: their identifiers, and references that a detaching store waits for.
 //!
-//! The evictor and the workers reach a store only through the registry. Its lock is held while a
-//! reference is taken, never while it is used.
+//! The evictor, the workers and the server of faults reach a store only through the registry. Its
+//! lock is held while a reference is taken, never while it is used.
 
+use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+use aquifer_sys::uffd::FaultMessage;
 
 use super::{Engine, FRAME_WAIT, Kind};
 use crate::duties::Height;
@@ -91,6 +94,13 @@ pub(crate) trait AttachedStore: Send + Sync {
 
     /// Stops prefetches: the store is about to be detached.
     fn leave(&self);
+
+    /// The addresses of its pages; empty if their bytes are in frames.
+    fn addresses(&self) -> Range<usize>;
+
+    /// Answers a fault of another thread at one of its addresses: when this returns, that thread can be woken, and finds the
+    /// page, gets SIGBUS, or faults again.
+    fn answer(&self, fault: &FaultMessage);
 }
 
 /// A reference to a store beyond its owner's: [`Engine::detach`] waits until it is dropped.
@@ -100,7 +110,7 @@ pub(crate) struct InUse<S: ?Sized, E: Deref<Target = Engine>> {
 }
 
 /// A store of the registry in use.
-pub(super) type UsedBy<'a> = InUse<dyn AttachedStore, &'a Engine>;
+pub(crate) type UsedBy<'a> = InUse<dyn AttachedStore, &'a Engine>;
 
 impl<S: ?Sized, E: Deref<Target = Engine>> InUse<S, E> {
     pub fn new(store: Arc<S>, engine: E) -> InUse<S, E> {
@@ -140,23 +150,44 @@ impl Slot {
     }
 }
 
+/// The stores of a cache.
+#[derive(Default)]
+pub(super) struct Stores {
+    slots: Vec<Slot>,
+    /// The attached stores with addresses, by the first one.
+    by_address: BTreeMap<usize, StoreId>,
+}
+
+impl Stores {
+    fn get(&self, id: StoreId) -> Option<&Arc<dyn AttachedStore>> {
+        self.slots.get(id.0 as usize)?.store()
+    }
+}
+
 impl Engine {
     /// Reserves an identifier for a store that is about to be attached.
     pub fn reserve_id(&self) -> StoreId {
         let mut stores = self.stores.lock();
-        let free = stores.iter().position(|slot| matches!(slot, Slot::Free));
-        let index = free.unwrap_or(stores.len());
-        if index == stores.len() {
-            stores.push(Slot::Reserved);
+        let slots = &mut stores.slots;
+        let free = slots.iter().position(|slot| matches!(slot, Slot::Free));
+        let index = free.unwrap_or(slots.len());
+        if index == slots.len() {
+            slots.push(Slot::Reserved);
         } else {
-            stores[index] = Slot::Reserved;
+            slots[index] = Slot::Reserved;
         }
         StoreId(index as u32)
     }
 
     /// Registers a store and counts it in the budget. On error the identifier is free again.
     pub fn attach(&self, id: StoreId, store: Arc<dyn AttachedStore>, kind: Kind) -> Result<()> {
-        self.stores.lock()[id.0 as usize] = Slot::Attached(store);
+        let addresses = store.addresses();
+        let mut stores = self.stores.lock();
+        if !addresses.is_empty() {
+            stores.by_address.insert(addresses.start, id);
+        }
+        stores.slots[id.0 as usize] = Slot::Attached(store);
+        drop(stores);
         self.join_budget(kind).inspect_err(|_| {
             self.detach(id);
             self.release_id(id);
@@ -165,10 +196,10 @@ impl Engine {
 
     /// Takes a store out of the registry and waits until no thread but its owner uses it.
     ///
-    /// So its memory is never freed by the evictor, by a worker, or on another thread's fault path.
+    /// So its memory is never freed by the evictor, by a worker, by a server, or on another thread's
+    /// fault path.
     pub fn detach(&self, id: StoreId) {
-        let index = id.0 as usize;
-        if let Some(store) = self.stores.lock()[index].store() {
+        if let Some(store) = self.stores.lock().get(id) {
             // A prefetch ends with the transfers in flight.
             store.leave();
         }
@@ -177,12 +208,13 @@ impl Engine {
             {
                 let mut stores = self.stores.lock();
                 // One reference is the registry's and one the owner's; the others are in an
-                // `InUse`. The evictor and the workers get theirs only from the registry, whose
-                // lock is held.
-                let in_use =
-                    stores[index].store().is_some_and(|store| Arc::strong_count(store) > 2);
-                if !in_use {
-                    stores[index] = Slot::Reserved;
+                // `InUse`. The evictor, the workers and the server get theirs only from the
+                // registry, whose lock is held.
+                let Some(store) = stores.get(id) else { break };
+                if Arc::strong_count(store) <= 2 {
+                    let first = store.addresses().start;
+                    stores.by_address.remove(&first);
+                    stores.slots[id.0 as usize] = Slot::Reserved;
                     break;
                 }
             }
@@ -205,17 +237,25 @@ impl Engine {
     pub fn release_id(&self, id: StoreId) {
         // A fault recorded for the old store must not be reported for the next one.
         self.bare_fault.lock().take_if(|fault| fault.store == id);
-        self.stores.lock()[id.0 as usize] = Slot::Free;
+        self.stores.lock().slots[id.0 as usize] = Slot::Free;
     }
 
     pub(super) fn store(&self, id: StoreId) -> Option<UsedBy<'_>> {
-        let store = self.stores.lock().get(id.0 as usize)?.store()?.clone();
+        let store = self.stores.lock().get(id)?.clone();
         Some(InUse::new(store, self))
+    }
+
+    /// The store whose page is at an address.
+    pub(crate) fn store_at(&self, address: usize) -> Option<UsedBy<'_>> {
+        let stores = self.stores.lock();
+        let (_, &id) = stores.by_address.range(..=address).next_back()?;
+        let store = stores.get(id).filter(|store| store.addresses().contains(&address))?;
+        Some(InUse::new(store.clone(), self))
     }
 
     pub(super) fn all_stores(&self) -> Vec<UsedBy<'_>> {
         let stores = self.stores.lock();
-        stores.iter().filter_map(Slot::store).map(|s| InUse::new(s.clone(), self)).collect()
+        stores.slots.iter().filter_map(Slot::store).map(|s| InUse::new(s.clone(), self)).collect()
     }
 
     // ---- budget ---------------------------------------------------------------------------------

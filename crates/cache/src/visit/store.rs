@@ -64,7 +64,7 @@ impl<M: PageMemory> Store<M> {
         // No page is stored to while it is Loading. So what is current now stays current.
         // SAFETY: guaranteed by the caller, and the pages are Loading.
         let is_installed =
-            is_current() && unsafe { self.memory.install(first, frames, data, true) }.is_ok();
+            is_current() && unsafe { self.install(first, frames, data, true) }.is_ok();
         if is_installed {
             count(&self.engine.counters.prefetched, frames.len() as u64);
         }

@@ -26,7 +26,7 @@ fn a_page_that_is_being_installed_for_stores_is_waited_for() {
     store.word(page).begin_load(store.word(page).load()).unwrap();
     store.dirty.mark(page);
     // SAFETY: the page is Loading, and the data a page.
-    unsafe { store.memory.install(page, &[frame], [1; 4096].as_ptr(), false) }.unwrap();
+    unsafe { store.install(page, &[frame], [1; 4096].as_ptr(), false) }.unwrap();
     // A store of this thread does not fault. Its visit sees it.
     // SAFETY: inside of the mapping.
     unsafe { mapping.as_mut_ptr().add(4096).write_volatile(77) };
