@@ -245,7 +245,9 @@ fn kind_of_cache(error: &CacheError) -> Option<ErrorKind> {
         | CacheError::OutOfBounds { .. } => ErrorKind::InvalidInput,
         CacheError::ReadOnly { .. } => ErrorKind::ReadOnly,
         CacheError::Sync { .. } => ErrorKind::NotDurable,
-        CacheError::BackendUnsupported { .. } => ErrorKind::Unsupported,
+        CacheError::BackendUnsupported { .. } | CacheError::UnderItself { .. } => {
+            ErrorKind::Unsupported
+        }
         CacheError::Exhausted { .. }
         | CacheError::TooManyPins { .. }
         | CacheError::ArenaFull { .. } => ErrorKind::LimitReached,

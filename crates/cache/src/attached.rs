@@ -77,7 +77,7 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         self.memory.addresses()
     }
 
-    fn answer(&self, fault: &FaultMessage) {
-        M::answer(self, fault);
+    fn answer(&self, fault: &FaultMessage, may_wait: bool) -> bool {
+        M::answer(self, fault, may_wait)
     }
 }

@@ -178,6 +178,10 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             if self.failed.is_some() || self.is_unwanted() {
                 return None;
             }
+            if store.height.is_under_itself() {
+                self.failed = Some((page, Refused::UnderItself));
+                return None;
+            }
             let seen = store.word(page).load();
             if !matches!(seen.state(), State::Absent | State::Probation) {
                 self.pages.advance();
@@ -220,6 +224,9 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
 
     /// Checks what was read, and fills up the last page.
     fn check(&self, run: &Run<'a>, got: usize) -> std::result::Result<(), Refused> {
+        if self.store.height.is_under_itself() {
+            return Err(Refused::UnderItself);
+        }
         let geometry = self.store.geometry;
         let wanted = geometry.bytes_in(run.pages.clone());
         check_length(geometry.offset_of(run.pages.start), wanted, got)?;
@@ -306,6 +313,10 @@ impl<M: PageMemory> Store<M> {
     /// Loads the pages of `ranges` and waits for pages that other threads are loading. An error
     /// names the first page that cannot be read.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> std::result::Result<(), (u64, Refused)> {
+        if self.height.is_in_a_refused_call() {
+            let first = ranges.first().map_or(0, |range| range.start);
+            return Err((first, Refused::UnderItself));
+        }
         match self.load_many(ranges, true) {
             // A failed transfer may cover many pages: the loop below finds the bad ones.
             Ok(()) | Err((_, Refused::Device(_))) => {}

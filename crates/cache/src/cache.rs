@@ -15,6 +15,7 @@ use crate::pages::Pages;
 use crate::policy::{Policy, PolicyKind};
 use crate::publish::Publisher;
 use crate::running::Running;
+use crate::serving::Serving;
 use crate::stats::Stats;
 
 /// Builds a [`Cache`]. Every setting has a default; the budget's is a quarter of memory.
@@ -95,12 +96,16 @@ impl CacheBuilder {
         self
     }
 
-    /// Serves the faults of user-backed mappings in a thread of the cache instead of the faulting
-    /// thread.
+    /// Serves the faults of user-backed mappings in threads of the cache instead of the faulting
+    /// thread: for memory of custom and remote devices that is handed to system calls.
     ///
     /// System calls may then touch pages that are not resident, and threads may block SIGBUS. But
     /// it needs the privilege to serve the kernel's faults (`CAP_SYS_PTRACE`, or
-    /// `vm.unprivileged_userfaultfd=1`), and a miss costs two more context switches.
+    /// `vm.unprivileged_userfaultfd=1`), and a miss costs three more context switches.
+    ///
+    /// Up to 64 faults wait for devices at a time, besides those that wait for a frame; stores to pages that are resident wait
+    /// for neither. A device must not use memory of the same cache, itself or by way of another cache: the first is refused with
+    /// [`CacheError::UnderItself`].
     pub fn serving_thread(mut self, on: bool) -> Self {
         self.serving_thread = on;
         self
@@ -155,16 +160,7 @@ impl CacheBuilder {
             running.spawn(c"aquifer-io", Engine::run_worker)?;
         }
         if running.engine.options.serving_thread {
-            let uffd = running.engine.uffd()?;
-            if !uffd.can_poison() {
-                return Err(CacheError::Kernel {
-                    what: "serving faults in a thread (needs UFFDIO_POISON, Linux 6.6)",
-                    source: std::io::Error::from_raw_os_error(libc::EOPNOTSUPP),
-                });
-            }
-            running.spawn(c"aquifer-fault", |engine| {
-                engine.run_server(engine.uffd_if_open().expect("opened before this thread"));
-            })?;
+            Serving::start(&running)?;
         }
         if let Some(name) = &self.publish {
             let publisher = Arc::new(Publisher::new(name)?);

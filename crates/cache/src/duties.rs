@@ -25,11 +25,20 @@
 //! reserve has frames for each height: enough for up to four stacked devices in a pool of 512
 //! frames, none in a pool of fewer than 32. Beyond that, and if devices form a cycle, a write that
 //! finds no frame fails after ten seconds; its page stays dirty.
+//!
+//! # With serving threads
+//! A fault that another thread serves does not bring its duties along, so none of this holds. Such a cache notes the threads
+//! that are inside of calls of its devices ([`Callers`]); if one of them uses memory of the cache, the store whose device it
+//! calls is *under itself*, and loads of the store fail from then on.
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+use aquifer_sys::futex::Mutex;
+use aquifer_sys::thread::this_thread;
 
 use crate::frames::FramePool;
 
@@ -37,18 +46,64 @@ use crate::frames::FramePool;
 const MOST_HEIGHT: u32 = 8;
 
 /// The height of a store.
-#[derive(Debug, Default)]
-pub(crate) struct Height(AtomicU32);
+#[derive(Default)]
+pub(crate) struct Height {
+    above: AtomicU32,
+    is_under_itself: Arc<AtomicBool>,
+    /// Those of its cache, if that has serving threads.
+    callers: Option<Arc<Callers>>,
+}
 
 impl Height {
+    pub fn new(callers: Option<Arc<Callers>>) -> Height {
+        Height { callers, ..Height::default() }
+    }
+
     pub fn get(&self) -> u32 {
         // Relaxed: a share of the reserve computed from a stale height is retried.
-        self.0.load(Relaxed)
+        self.above.load(Relaxed)
     }
 
     /// Records that this store's device touches memory of a store of height `below`.
     pub fn is_above(&self, below: u32) {
-        self.0.fetch_max((below + 1).min(MOST_HEIGHT), Relaxed);
+        self.above.fetch_max((below + 1).min(MOST_HEIGHT), Relaxed);
+    }
+
+    /// Whether the store's device was found to use memory of a cache that refuses this.
+    pub fn is_under_itself(&self) -> bool {
+        // Acquire pairs with the release in `refuse`; a call of the device finds what it made true.
+        self.is_under_itself.load(Acquire)
+    }
+
+    /// Whether the calling thread is inside of a call of a device of this store's cache, which refuses this.
+    pub fn is_in_a_refused_call(&self) -> bool {
+        self.callers.as_ref().is_some_and(|callers| is_in_a_call() && callers.refuse(this_thread()))
+    }
+}
+
+/// The threads that are inside of calls of a cache's devices, by the kernel's numbers: each with the store's mark.
+#[derive(Default)]
+pub(crate) struct Callers(Mutex<Vec<(i32, Arc<AtomicBool>)>>);
+
+impl Callers {
+    fn enter(&self, mark: Arc<AtomicBool>) {
+        self.0.lock().push((this_thread(), mark));
+    }
+
+    /// Ends the thread's innermost call.
+    fn leave(&self) {
+        let thread = this_thread();
+        let mut inside = self.0.lock();
+        let innermost = inside.iter().rposition(|(caller, _)| *caller == thread);
+        inside.remove(innermost.expect("entered before"));
+    }
+
+    /// Marks the stores whose devices a thread is calling, as it uses memory of the cache. Returns false if it calls none.
+    pub fn refuse(&self, thread: i32) -> bool {
+        let inside = self.0.lock();
+        let calls = inside.iter().filter(|(caller, _)| *caller == thread);
+        // Release pairs with the acquire in `is_under_itself`.
+        calls.map(|(_, mark)| mark.store(true, Release)).count() > 0
     }
 }
 
@@ -70,12 +125,33 @@ fn calling<T>(call: Call, work: impl FnOnce() -> T) -> T {
     struct End(*const Call);
     impl Drop for End {
         fn drop(&mut self) {
+            leave();
             INNERMOST.set(self.0);
         }
     }
     let _end = End(call.outer);
     INNERMOST.set(&raw const call);
+    enter();
     work()
+}
+
+/// Notes that the thread is in its innermost call.
+fn enter() {
+    with_callers(|callers, height| callers.enter(height.is_under_itself.clone()));
+}
+
+/// Notes that the thread is not in its innermost call.
+fn leave() {
+    with_callers(|callers, _| callers.leave());
+}
+
+fn with_callers(note: impl FnOnce(&Callers, &Height)) {
+    let Some(call) = calls().next() else { return };
+    // SAFETY: the call borrows the height for as long as it is linked.
+    let height = unsafe { &*call.height };
+    if let Some(callers) = &height.callers {
+        note(callers, height);
+    }
 }
 
 /// The device calls that the thread is inside of, innermost first.
@@ -111,8 +187,10 @@ pub(crate) fn outside<T>(work: impl FnOnce() -> T) -> T {
     impl Drop for Return {
         fn drop(&mut self) {
             INNERMOST.set(self.0);
+            enter();
         }
     }
+    leave();
     let _return = Return(INNERMOST.get());
     INNERMOST.set(calls().next().map_or(ptr::null(), |call| call.outer));
     work()

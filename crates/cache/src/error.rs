@@ -179,6 +179,16 @@ pub enum CacheError {
         /// The existing use.
         how: &'static str,
     },
+    /// With [`serving_thread`](crate::CacheBuilder::serving_thread), a device of a cache uses memory of the same cache: a
+    /// thread that serves the fault could wait for the one that it serves.
+    #[error(
+        "{device}: uses memory of the cache that it is mapped with, or is used so, which a cache with serving threads refuses; \
+         map the lower one of the two devices with a cache of its own"
+    )]
+    UnderItself {
+        /// The device.
+        device: String,
+    },
     /// An arena has no free range of the requested length.
     #[error(
         "no {len_bytes} contiguous bytes are free in the arena, the longest free range has \

@@ -58,6 +58,7 @@ mod probation;
 pub mod publish;
 mod rows;
 mod running;
+mod serving;
 mod stats;
 mod store;
 mod sync;

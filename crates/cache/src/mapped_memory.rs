@@ -233,7 +233,7 @@ impl PageMemory for MappedMemory {
         first..first + self.len_bytes
     }
 
-    fn answer(store: &Store<MappedMemory>, fault: &FaultMessage) {
-        store.answer_message(fault);
+    fn answer(store: &Store<MappedMemory>, fault: &FaultMessage, may_wait: bool) -> bool {
+        store.answer_message(fault, may_wait)
     }
 }

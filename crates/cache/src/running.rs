@@ -34,9 +34,12 @@ impl Running {
             let _fatal = FatalPanic(name);
             body(&engine);
         };
-        self.worker
-            .start(name, body)
-            .map_err(|source| CacheError::Kernel { what: "starting a thread of the cache", source })
+        self.worker.start(name, body).map_err(Running::no_thread)
+    }
+
+    /// The error of a thread that the system refuses.
+    pub fn no_thread(source: std::io::Error) -> CacheError {
+        CacheError::Kernel { what: "starting a thread of the cache", source }
     }
 
     /// The drop manager; starts it if it is not running.
@@ -58,7 +61,7 @@ impl Running {
 
 /// Ends the process if a background thread panics: other threads would wait forever for work that
 /// it was about to do. The panic itself has been printed.
-struct FatalPanic(&'static CStr);
+pub(crate) struct FatalPanic(pub &'static CStr);
 
 impl Drop for FatalPanic {
     fn drop(&mut self) {

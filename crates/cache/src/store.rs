@@ -99,11 +99,11 @@ pub(crate) trait PageMemory: Send + Sync + 'static {
     }
 
     /// Answers a fault of another thread at one of the addresses; see `AttachedStore::answer`.
-    fn answer(store: &Store<Self>, fault: &FaultMessage)
+    fn answer(store: &Store<Self>, fault: &FaultMessage, may_wait: bool) -> bool
     where
         Self: Sized,
     {
-        let _ = store;
+        let _ = (store, may_wait);
         unreachable!("a fault at {:#x}, where no page is", fault.address);
     }
 }
@@ -131,6 +131,8 @@ pub(crate) enum Refused {
     Kernel(std::io::Error),
     NoFrame(NoFrame),
     TooManyPins,
+    /// See [`CacheError::UnderItself`].
+    UnderItself,
 }
 
 impl Refused {
@@ -146,6 +148,7 @@ impl Refused {
             &Refused::Device(DeviceError::OutOfBounds { device_bytes, .. }) => {
                 BareCause::OutOfBounds { device_bytes }
             }
+            Refused::UnderItself => BareCause::UnderItself,
             _ => BareCause::Device,
         }
     }
@@ -208,6 +211,7 @@ impl<M: PageMemory> Store<M> {
         let gates = Gates::new(geometry.regions()).map_err(kernel)?;
         let loaded = Bits::new(geometry.regions()).map_err(kernel)?;
         let write_backs = LazyArray::new(geometry.regions()).map_err(kernel)?;
+        let height = Height::new(engine.callers.clone());
         let store = Store {
             // Reserved after everything that can fail.
             id: engine.reserve_id(),
@@ -225,7 +229,7 @@ impl<M: PageMemory> Store<M> {
             first_device: device,
             writable_device: OnceLock::new(),
             geometry,
-            height: Height::default(),
+            height,
             writable: AtomicBool::new(writable),
             memory,
         };
@@ -304,6 +308,7 @@ impl<M: PageMemory> Store<M> {
                 CacheError::Exhausted { pinned, unwritable }
             }
             Refused::TooManyPins => CacheError::TooManyPins { offset_bytes, pins: MAX_PINS },
+            Refused::UnderItself => CacheError::UnderItself { device: device() },
         }
     }
 
@@ -318,11 +323,17 @@ impl<M: PageMemory> Store<M> {
         pin: Option<PinKind>,
         patient: bool,
     ) -> std::result::Result<Ensured, Refused> {
+        if self.height.is_in_a_refused_call() {
+            return Err(Refused::UnderItself);
+        }
         let word = self.word(page);
         let mut ensured = Ensured::Present;
         loop {
             let seen = word.load();
             match seen.state() {
+                State::Absent | State::Probation if self.height.is_under_itself() => {
+                    return Err(Refused::UnderItself);
+                }
                 State::Absent | State::Probation => {
                     let started = Instant::now();
                     // Acquire the frame before the page becomes Loading, so that no thread waits
@@ -393,7 +404,7 @@ impl<M: PageMemory> Store<M> {
     }
 
     /// Unprotecting → Dirty.
-    fn unprotect(&self, page: u64, pin: bool) -> std::result::Result<(), Refused> {
+    pub fn unprotect(&self, page: u64, pin: bool) -> std::result::Result<(), Refused> {
         let word = self.word(page);
         // Held until the word is Dirty: the exclusive holder of the gate must find word and page
         // table in agreement.
@@ -487,6 +498,9 @@ impl<M: PageMemory> Store<M> {
             device.read_at(offset_bytes, &mut buffer[..asked])
         });
         given_up.disarm();
+        if self.height.is_under_itself() {
+            return Err(Refused::UnderItself);
+        }
         let got = got.map_err(Refused::Device)?;
         check_length(offset_bytes, wanted, got)?;
         buffer[wanted..].fill(0);

@@ -33,7 +33,7 @@ use crate::map_options::Advice;
 use crate::mapped_memory::MappedMemory;
 use crate::page_word::{PinKind, State};
 use crate::stats::count;
-use crate::store::{Access, Ensured, PageMemory, Store};
+use crate::store::{Access, Ensured, PageMemory, Refused, Store};
 use crate::sync::{Ordering, fence};
 
 const _: () = assert!(<MappedMemory as PageMemory>::CONTIGUOUS, "bytes() of a range is one run");
@@ -219,6 +219,9 @@ impl Store<MappedMemory> {
             source,
         };
         let source = match fault.cause {
+            BareCause::UnderItself => {
+                return CacheError::UnderItself { device: self.device().name().to_owned() };
+            }
             BareCause::System(errno) => io(io::Error::from_raw_os_error(errno)),
             BareCause::ShortRead { got_bytes } => {
                 DeviceError::ShortRead { offset_bytes, len_bytes, got_bytes }
@@ -260,22 +263,55 @@ impl FaultOwner for UserStore {
         if write && !self.writable() {
             return Served::No;
         }
-        self.serve_page(page, write, fault.fallible)
+        count(&self.engine.counters.signals, 1);
+        match self.serve_page(page, write, fault.fallible, true) {
+            Ok(()) => Served::Yes,
+            Err(_) => Served::No,
+        }
     }
 }
 
 impl Store<MappedMemory> {
     /// Answers a fault message; see `AttachedStore::answer`.
-    pub fn answer_message(&self, fault: &FaultMessage) {
+    pub fn answer_message(&self, fault: &FaultMessage, may_wait: bool) -> bool {
         let page =
             ((fault.address - self.memory.address(0) as usize) / self.geometry.page_bytes) as u64;
         let write = fault.write || fault.write_protected;
         // A store to memory that is only read raises SIGSEGV: such a message is about a mapping that was here before.
         if write && !self.writable() {
-            return;
+            return true;
         }
-        if self.serve_page(page, write, false) == Served::No {
-            self.poison(page);
+        if !may_wait {
+            return self.is_served_at_once(page, write);
+        }
+        match self.serve_page(page, write, false, false) {
+            Ok(()) => true,
+            Err(Refused::NoFrame(_)) => false,
+            Err(_) => {
+                self.poison(page);
+                true
+            }
+        }
+    }
+
+    /// Makes a page that is there usable for a bare access, unless a thread is working on it.
+    fn is_served_at_once(&self, page: u64, write: bool) -> bool {
+        let seen = self.seen(page);
+        match seen.state() {
+            // If the kernel refuses, the access tries again.
+            State::Clean if write => {
+                let begun = self.word(page).begin_unprotect(seen).is_ok();
+                if begun {
+                    let _ = self.unprotect(page, false);
+                }
+                begun
+            }
+            State::Clean | State::Dirty => {
+                count(&self.engine.counters.late_faults, 1);
+                true
+            }
+            State::Cleaning => !write,
+            _ => false,
         }
     }
 
@@ -290,29 +326,36 @@ impl Store<MappedMemory> {
         }
     }
 
-    /// Makes a page usable for a bare access, or records why it is not.
-    fn serve_page(&self, page: u64, write: bool, fallible: bool) -> Served {
-        count(&self.engine.counters.signals, 1);
+    /// Makes a page usable for a bare access, or records why it is not. With `patient`, waits for a frame indefinitely;
+    /// otherwise it is not recorded that there is none.
+    fn serve_page(
+        &self,
+        page: u64,
+        write: bool,
+        fallible: bool,
+        patient: bool,
+    ) -> std::result::Result<(), Refused> {
         let access = if write { Access::Write } else { Access::Read };
         let missed = &self.memory.zeros.missed;
         let answers = missed.is_wanted() && !write && !fallible;
         // One load is to be reported already: what follows it is not worth a wait for each page.
         let at_once = answers && missed.is_noted() && self.seen(page).state() == State::Absent;
         if at_once && self.answer_with_zeros(page) {
-            return Served::Yes;
+            return Ok(());
         }
-        match self.ensure(page, access, None, true) {
-            Ok(Ensured::Came) => Served::Yes,
+        match self.ensure(page, access, None, patient) {
+            Ok(Ensured::Came) => Ok(()),
             Ok(Ensured::Present) => {
                 count(&self.engine.counters.late_faults, 1);
-                Served::Yes
+                Ok(())
             }
+            Err(no_frame @ Refused::NoFrame(_)) if !patient => Err(no_frame),
             Err(refused) => {
                 self.record(page, refused.cause());
                 if answers && self.answer_with_zeros(page) {
-                    return Served::Yes;
+                    return Ok(());
                 }
-                Served::No
+                Err(refused)
             }
         }
     }

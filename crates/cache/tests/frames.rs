@@ -7,10 +7,10 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
 
 use aquifer_cache::policy::{HitMode, HitTable, Policy, PolicyKind};
-use aquifer_cache::{Advice, Cache, CacheError, FrameId, Mapping, MappingMut, PageId, PageKey};
+use aquifer_cache::{Advice, Cache, CacheError, FrameId, Mapping, PageId, PageKey};
 use aquifer_device::{Device, DeviceError, IoOperation, MemoryDevice};
 
-use support::{Hooked, block_on, load, memory, store, wait_until};
+use support::{Hooked, OverMapping, block_on, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
@@ -33,61 +33,6 @@ fn must_end(work: impl FnOnce() + Send + 'static) {
 
 fn cache() -> Cache {
     Cache::builder().budget_bytes(BUDGET as u64).build().unwrap()
-}
-
-/// A device whose data is a mapping.
-struct OverMapping {
-    below: MappingMut,
-    bare: bool,
-}
-
-impl OverMapping {
-    fn failed(operation: IoOperation, error: CacheError) -> DeviceError {
-        let source = std::io::Error::other(error);
-        DeviceError::Io { operation, offset_bytes: 0, len_bytes: 0, source }
-    }
-}
-
-impl Device for OverMapping {
-    fn name(&self) -> &str {
-        "over a mapping"
-    }
-    fn len_bytes(&self) -> Result<u64, DeviceError> {
-        Ok(self.below.len())
-    }
-    fn is_writable(&self) -> bool {
-        true
-    }
-    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
-        let len = buffer.len().min((self.below.len() - offset_bytes) as usize);
-        if self.bare {
-            for (at, byte) in buffer[..len].iter_mut().enumerate() {
-                *byte = load(&self.below, offset_bytes as usize + at);
-            }
-        } else {
-            self.below
-                .read_exact_at(&mut buffer[..len], offset_bytes)
-                .map_err(|error| OverMapping::failed(IoOperation::Read, error))?;
-        }
-        Ok(len)
-    }
-    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
-        if self.bare {
-            for (at, &byte) in buffer.iter().enumerate() {
-                store(&self.below, offset_bytes as usize + at, byte);
-            }
-            return Ok(());
-        }
-        self.below
-            .write_all_at(buffer, offset_bytes)
-            .map_err(|error| OverMapping::failed(IoOperation::Write, error))
-    }
-    fn sync(&self) -> Result<(), DeviceError> {
-        self.below.flush_all().map_err(|error| OverMapping::failed(IoOperation::Sync, error))
-    }
-    fn access_path(&self) -> String {
-        "a mapping of the same cache".into()
-    }
 }
 
 /// Writing back a page of the upper mapping needs frames of the same cache that the page is to

@@ -4,12 +4,13 @@
 mod support;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 use aquifer_cache::{Advice, Cache, CacheError, Mapping};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 
-use support::{child, load, memory, store, wait_until};
+use support::{Hooked, OverMapping, child, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
@@ -33,6 +34,12 @@ fn child() {
         ("failing load", failing_load),
         ("failing system call", failing_system_call),
         ("mappings that come and go", mappings_that_come_and_go),
+        ("a slow device", a_slow_device),
+        ("a full budget", a_full_budget),
+        ("many faults", many_faults),
+        ("more faults than servers", more_faults_than_servers),
+        ("a cache under itself", a_cache_under_itself),
+        ("bare loads of a cache under itself", bare_loads_of_a_cache_under_itself),
     ]);
 }
 
@@ -197,4 +204,194 @@ fn mappings_that_come_and_go() {
     });
     wait_until("all frames given back", || cache.stats().resident_pages == 0);
     assert!(cache.stats().is_consistent());
+}
+
+#[test]
+fn faults_that_wait_hold_up_no_others() {
+    if cache().is_none() {
+        return;
+    }
+    child::succeeds("a slow device");
+    child::succeeds("many faults");
+    child::succeeds("more faults than servers");
+}
+
+/// Opens once, for all that wait.
+#[derive(Default)]
+struct Door(Mutex<bool>, Condvar);
+
+impl Door {
+    fn open(&self) {
+        *self.0.lock().unwrap() = true;
+        self.1.notify_all();
+    }
+
+    fn wait(&self) {
+        drop(self.1.wait_while(self.0.lock().unwrap(), |is_open| !*is_open).unwrap());
+    }
+}
+
+/// A device of pages that all are read at once: each read waits at the door.
+fn behind_a_door(pages: usize) -> (Hooked, Arc<AtomicUsize>, Arc<Door>) {
+    let (reading, door) = (Arc::new(AtomicUsize::new(0)), Arc::new(Door::default()));
+    let (entered, waits) = (reading.clone(), door.clone());
+    let on_read = move |_, _: &mut [u8]| {
+        entered.fetch_add(1, Ordering::Relaxed);
+        waits.wait();
+        Ok(())
+    };
+    let device = MemoryDevice::new(pages * PAGE).unwrap();
+    (Hooked { on_read: Box::new(on_read), ..Hooked::new(Arc::new(device)) }, reading, door)
+}
+
+fn a_slow_device() {
+    let Some(cache) = cache() else { return };
+    let (slow, reading, door) = behind_a_door(1);
+    let slow = cache.map(slow).unwrap();
+    let (fast, bytes) = memory(PAGE, 1);
+    let fast = cache.map(fast).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| load(&slow, 0));
+        wait_until("a read of the slow device", || reading.load(Ordering::Relaxed) == 1);
+        assert_eq!(load(&fast, 1), bytes[1]);
+        door.open();
+    });
+}
+
+fn many_faults() {
+    const FAULTS: usize = 16;
+    let Some(cache) = cache() else { return };
+    let (device, reading, door) = behind_a_door(FAULTS);
+    let mapping = cache.map(device).unwrap();
+    mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+    std::thread::scope(|scope| {
+        for page in 0..FAULTS {
+            let mapping = &mapping;
+            scope.spawn(move || load(mapping, page * PAGE));
+        }
+        wait_until("all reads", || reading.load(Ordering::Relaxed) == FAULTS);
+        door.open();
+    });
+}
+
+/// A store to a clean page needs no device and no frame.
+fn more_faults_than_servers() {
+    const FAULTS: usize = 100;
+    let Some(cache) = cache() else { return };
+    let (device, reading, door) = behind_a_door(FAULTS);
+    let mapping = cache.map(device).unwrap();
+    mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+    let (other_device, _) = memory(2 * PAGE, 1);
+    let other = cache.map_mut(other_device).unwrap();
+    other.touch(0).unwrap();
+    std::thread::scope(|scope| {
+        for page in 0..FAULTS {
+            let mapping = &mapping;
+            scope.spawn(move || load(mapping, page * PAGE));
+        }
+        wait_until("all servers wait", || reading.load(Ordering::Relaxed) == 64);
+        store(&other, 0, 1);
+        door.open();
+    });
+    assert_eq!(reading.load(Ordering::Relaxed), FAULTS);
+}
+
+#[test]
+fn a_fault_that_waits_for_a_frame_holds_up_no_pin_holder() {
+    if cache().is_none() {
+        return;
+    }
+    child::succeeds("a full budget");
+}
+
+/// A thread that holds the pins of a full budget stores to a page, and drops the pins only then.
+fn a_full_budget() {
+    let Some(cache) = cache() else { return };
+    let (device, bytes) = memory(2 * BUDGET, 1);
+    let mapping = cache.map_mut(device).unwrap();
+    let mut pins = vec![];
+    let refused = loop {
+        let page = pins.len() as u64 * PAGE as u64;
+        match mapping.pin(page..page + 1) {
+            Ok(pin) => pins.push(pin),
+            Err(refused) => break refused,
+        }
+    };
+    assert!(matches!(refused, CacheError::Exhausted { .. }), "{refused}");
+    let before = cache.stats().signals;
+    std::thread::scope(|scope| {
+        for page in 0..3 {
+            let (mapping, at) = (&mapping, 2 * BUDGET - (page + 1) * PAGE);
+            let byte = bytes[at];
+            scope.spawn(move || assert_eq!(load(mapping, at), byte));
+        }
+        wait_until("faults that find no frame", || cache.stats().signals >= before + 3);
+        for page in 0..pins.len() {
+            store(&mapping, page * PAGE, 1);
+        }
+        drop(pins);
+    });
+}
+
+#[test]
+fn a_cache_under_itself_is_refused() {
+    if cache().is_none() {
+        return;
+    }
+    child::succeeds("a cache under itself");
+    child::dies("bare loads of a cache under itself", libc::SIGBUS, "before the loads");
+}
+
+/// More threads than servers, so that none is left if each waits for another fault to be served.
+const ABOVE: usize = 100;
+
+fn a_cache_under_itself() {
+    for bare in [false, true] {
+        let Some(cache) = cache() else { return };
+        let (bottom, bytes) = memory(ABOVE * PAGE, 1);
+        let below = cache.map_mut(bottom.clone()).unwrap();
+        let top = cache.map_mut(OverMapping { below, bare }).unwrap();
+        let is_refused = |result: Result<(), CacheError>| {
+            assert!(
+                matches!(result, Err(CacheError::UnderItself { .. })),
+                "bare {bare}: {result:?}"
+            );
+        };
+        std::thread::scope(|scope| {
+            for page in 0..ABOVE as u64 {
+                let top = &top;
+                scope.spawn(move || is_refused(top.touch(page * PAGE as u64)));
+            }
+        });
+        is_refused(top.touch_many(&[0..top.len()]));
+        is_refused(top.touch_mut(0));
+        is_refused(top.read_exact_at(&mut [0; 10], 5));
+        drop(top);
+        // What is below works by itself, and under a cache of its own.
+        let below = cache.map_mut(bottom).unwrap();
+        assert_eq!(load(&below, 1), bytes[1]);
+        let above = Cache::builder().budget_bytes(BUDGET as u64).build().unwrap();
+        let top = above.map_mut(OverMapping { below, bare }).unwrap();
+        store(&top, 5 * PAGE, !bytes[5 * PAGE]);
+        assert_eq!(load(&top, PAGE + 1), bytes[PAGE + 1]);
+        top.flush_all().unwrap();
+        drop(top);
+        wait_until("nothing in use", || cache.stats().resident_pages == 0);
+    }
+}
+
+fn bare_loads_of_a_cache_under_itself() {
+    let Some(cache) = cache() else { return };
+    let (bottom, _) = memory(ABOVE * PAGE, 1);
+    let below = cache.map_mut(bottom).unwrap();
+    below.advise(0..below.len(), Advice::Random).unwrap();
+    let top = cache.map_mut(OverMapping { below, bare: true }).unwrap();
+    top.advise(0..top.len(), Advice::Random).unwrap();
+    println!("before the loads");
+    std::thread::scope(|scope| {
+        for page in 0..ABOVE {
+            let top = &top;
+            scope.spawn(move || load(top, page * PAGE));
+        }
+    });
 }

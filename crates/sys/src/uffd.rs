@@ -48,6 +48,8 @@ pub struct FaultMessage {
     pub write: bool,
     /// Whether it was a store to a write-protected page.
     pub write_protected: bool,
+    /// The thread that faults, by the kernel's number ([`this_thread`](crate::thread::this_thread)).
+    pub thread: i32,
 }
 
 /// Bits of the operations that a range supports, `_UFFDIO_*` in `linux/userfaultfd.h`.
@@ -79,7 +81,7 @@ impl Uffd {
         }
         let wanted = match delivery {
             Delivery::Sigbus => u64::from(raw::UFFD_FEATURE_SIGBUS),
-            Delivery::Message { .. } => 0,
+            Delivery::Message { .. } => u64::from(raw::UFFD_FEATURE_THREAD_ID),
         } | u64::from(raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP);
         Uffd::open_with(flags, wanted)
     }
@@ -310,10 +312,13 @@ impl Uffd {
         // SAFETY: the event is UFFD_EVENT_PAGEFAULT (0x12), which uses this arm of the union.
         let fault = unsafe { message.arg.pagefault };
         let flags = fault.flags;
+        // SAFETY: in thread mode the thread's number was asked for; every bit pattern is valid.
+        let thread = unsafe { fault.feat.ptid };
         Ok(Some(FaultMessage {
             address: fault.address as usize,
             write: flags & u64::from(raw::UFFD_PAGEFAULT_FLAG_WRITE) != 0,
             write_protected: flags & u64::from(raw::UFFD_PAGEFAULT_FLAG_WP) != 0,
+            thread: thread as i32,
         }))
     }
 }

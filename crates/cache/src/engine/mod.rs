@@ -23,8 +23,8 @@ mod evictor;
 mod reclaim;
 mod registry;
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquifer_sys::futex::Mutex;
@@ -40,6 +40,7 @@ use self::budget::Shares;
 use self::reclaim::Reclaim;
 use self::registry::Stores;
 use crate::bounce::BouncePool;
+use crate::duties::Callers;
 use crate::error::{CacheError, Result};
 use crate::frame_arena::FrameArena;
 use crate::frames::FramePool;
@@ -69,6 +70,8 @@ pub(crate) enum BareCause {
     OutOfBounds { device_bytes: u64 },
     /// An error of the device without an errno.
     Device,
+    /// See [`CacheError::UnderItself`].
+    UnderItself,
 }
 
 /// Shared state of a cache. See the module documentation.
@@ -81,6 +84,8 @@ pub(crate) struct Engine {
     pub bounce: BouncePool,
     pub visit_buffers: BouncePool,
     pub jobs: Jobs,
+    /// The threads inside of calls of its devices, if it has serving threads.
+    pub callers: Option<Arc<Callers>>,
     pub vectored_discard: bool,
     probation: Probation,
     arena_memory: FrameArena,
@@ -129,6 +134,7 @@ impl Engine {
             visit_buffers: visit::buffers(page_bytes)
                 .map_err(kernel("allocating transfer buffers"))?,
             jobs: Jobs::new(),
+            callers: options.serving_thread.then(Arc::default),
             vectored_discard,
             probation: Probation::new(page_bytes, probation_slots)
                 .map_err(kernel("reserving the probation area"))?,
@@ -212,22 +218,6 @@ impl Engine {
             return None; // the lock may be held by a thread that only the parent has
         }
         (*self.bare_fault.lock()).filter(|fault| fault.store == store)
-    }
-
-    /// The serving thread of thread mode: answers fault messages until the cache stops.
-    pub fn run_server(&self, uffd: &Uffd) {
-        while !self.is_stopping() {
-            let Ok(Some(message)) = uffd.next_fault(100) else {
-                continue;
-            };
-            // The thread that faulted may have been interrupted and have dropped the mapping.
-            if let Some(store) = self.store_at(message.address) {
-                store.answer(&message);
-            }
-            // Last, without the store: the thread may drop the mapping as soon as it is awake.
-            let page = message.address & !(self.options.page_bytes - 1);
-            let _ = uffd.wake(page as *mut u8, self.options.page_bytes);
-        }
     }
 
     pub fn request_prefetch(&self, store: StoreId, first: u64, pages: u64) {

@@ -98,9 +98,9 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// The addresses of its pages; empty if their bytes are in frames.
     fn addresses(&self) -> Range<usize>;
 
-    /// Answers a fault of another thread at one of its addresses: when this returns, that thread can be woken, and finds the
-    /// page, gets SIGBUS, or faults again.
-    fn answer(&self, fault: &FaultMessage);
+    /// Answers a fault of another thread at one of its addresses: if this returns true, that thread can be woken, and finds the
+    /// page, gets SIGBUS, or faults again. False if that takes a wait and `may_wait` is not set, or no frame can be freed.
+    fn answer(&self, fault: &FaultMessage, may_wait: bool) -> bool;
 }
 
 /// A reference to a store beyond its owner's: [`Engine::detach`] waits until it is dropped.

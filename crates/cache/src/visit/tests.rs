@@ -11,7 +11,6 @@ use super::Source;
 use crate::Advice;
 use crate::Cache;
 use crate::mapping::Served;
-use crate::store::PageMemory;
 
 #[test]
 fn a_page_that_is_being_installed_for_stores_is_waited_for() {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aquifer_cache::{Mapping, MappingMut};
+use aquifer_cache::{CacheError, Mapping, MappingMut};
 use aquifer_device::{
     AlignedBuffer, Batch, Device, DeviceError, IoOperation, MemoryDevice, run_one,
 };
@@ -225,5 +225,60 @@ impl Device for Liar {
     }
     fn access_path(&self) -> String {
         "none".into()
+    }
+}
+
+/// A device whose data is a mapping.
+pub struct OverMapping {
+    pub below: MappingMut,
+    pub bare: bool,
+}
+
+impl OverMapping {
+    pub fn failed(operation: IoOperation, error: CacheError) -> DeviceError {
+        let source = std::io::Error::other(error);
+        DeviceError::Io { operation, offset_bytes: 0, len_bytes: 0, source }
+    }
+}
+
+impl Device for OverMapping {
+    fn name(&self) -> &str {
+        "over a mapping"
+    }
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.below.len())
+    }
+    fn is_writable(&self) -> bool {
+        true
+    }
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        let len = buffer.len().min((self.below.len() - offset_bytes) as usize);
+        if self.bare {
+            for (at, byte) in buffer[..len].iter_mut().enumerate() {
+                *byte = load(&self.below, offset_bytes as usize + at);
+            }
+        } else {
+            self.below
+                .read_exact_at(&mut buffer[..len], offset_bytes)
+                .map_err(|error| OverMapping::failed(IoOperation::Read, error))?;
+        }
+        Ok(len)
+    }
+    fn write_at(&self, offset_bytes: u64, buffer: &[u8]) -> Result<(), DeviceError> {
+        if self.bare {
+            for (at, &byte) in buffer.iter().enumerate() {
+                store(&self.below, offset_bytes as usize + at, byte);
+            }
+            return Ok(());
+        }
+        self.below
+            .write_all_at(buffer, offset_bytes)
+            .map_err(|error| OverMapping::failed(IoOperation::Write, error))
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        self.below.flush_all().map_err(|error| OverMapping::failed(IoOperation::Sync, error))
+    }
+    fn access_path(&self) -> String {
+        "a mapping of the same cache".into()
     }
 }
