@@ -281,7 +281,8 @@ impl<M: PageMemory> Store<M> {
     /// Visits only the regions that pages were loaded into: its cost depends on them, not on the
     /// budget.
     pub fn teardown(&self) {
-        let _ = self.write_back(0..self.geometry.pages());
+        // As a flush does: pages may be pinned for writing, by pins that were forgotten.
+        let _ = self.write_back_all(0..self.geometry.pages(), true);
         let mut frames = vec![];
         for region in self.loaded_regions() {
             let pages = self.geometry.pages_of_region(region);

@@ -101,6 +101,9 @@ impl Drop for Pinned<'_> {
 }
 
 /// A pinned range that the program and system calls may also write. Derefs to [`Pinned`].
+///
+/// If it is forgotten, its pages stay pinned as long as the mapping lives; what is stored there until the mapping is dropped is
+/// written.
 pub struct PinnedMut<'a> {
     pinned: Pinned<'a>,
 }

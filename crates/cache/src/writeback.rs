@@ -177,8 +177,8 @@ impl<M: PageMemory> Store<M> {
         self.write_back_all(pages, false)
     }
 
-    /// With `flush`, the outcome includes every dirty page of the range.
-    fn write_back_all(&self, pages: Range<u64>, flush: bool) -> Option<Failed> {
+    /// With `flush`, the outcome includes every dirty page of the range, also those pinned for writing.
+    pub fn write_back_all(&self, pages: Range<u64>, flush: bool) -> Option<Failed> {
         let (mut failed, mut others) = (None, vec![]);
         self.write_out(pages, flush, false, &mut failed, &mut |page| others.push(page));
         if flush {

@@ -22,7 +22,7 @@ use aquifer_sys::signal::FaultContext;
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::router::serve;
 use aquifer_vm::{Served, has_missed_faults};
-use support::{Hooked, content, errno_of, random_bytes, unrelated, wait_until};
+use support::{Hooked, content, errno_of, memory, random_bytes, unrelated, wait_until};
 
 const PAGE: u64 = 4096;
 const BUDGET: u64 = 6 << 20;
@@ -163,6 +163,34 @@ fn a_device_that_panics_leaves_the_page_absent() {
     mapping.touch_many(&[0..64 * PAGE]).unwrap();
     assert_eq!(pages.get(PageId(3)).unwrap()[..], bytes[3 * PAGE as usize..4 * PAGE as usize]);
     settled(&cache);
+}
+
+/// A pin that was forgotten keeps its page in memory, and not its stores from the device.
+#[test]
+fn stores_under_a_forgotten_pin_are_written_when_the_mapping_is_dropped() {
+    for others_remain in [false, true] {
+        let (device, mut bytes) = memory(16 * PAGE as usize, 1);
+        let cache = cache();
+        let other = others_remain.then(|| cache.map(device.clone()).unwrap());
+        let mapping = cache.map_mut(device.clone()).unwrap();
+        let pinned = mapping.pin_mut(2 * PAGE..4 * PAGE).unwrap();
+        let first = pinned.as_mut_ptr();
+        std::mem::forget(pinned);
+        let after = mapping.pin(3 * PAGE..6 * PAGE).unwrap();
+        std::mem::forget(after);
+        mapping.set(5 * PAGE, !bytes[5 * PAGE as usize]).unwrap();
+        // SAFETY: inside the mapping.
+        unsafe { first.add(PAGE as usize).write(!bytes[3 * PAGE as usize]) };
+        drop(mapping);
+        drop(other);
+        for page in [3, 5] {
+            let at = page * PAGE as usize;
+            bytes[at] = !bytes[at];
+        }
+        assert!(device.to_vec() == bytes, "others remain: {others_remain}");
+        assert_eq!(cache.stats().resident_pages, 0);
+        settled(&cache);
+    }
 }
 
 /// Serves a bare load as the handler does, but without a signal.
