@@ -50,7 +50,7 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         let pages = self.geometry.pages();
         let inside: Vec<_> = runs.iter().map(|run| run.start..run.end.min(pages)).collect();
         // A hint: the access that needs the page meets the error again, and reports it.
-        let _ = self.load_many(&inside, false);
+        self.load_hinted(&inside);
     }
 
     fn forget(&self, page: PageId, slot: FrameId) {

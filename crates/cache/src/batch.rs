@@ -4,6 +4,9 @@
 //! frames for them and moves them to Loading. Each completion is installed at once, while other
 //! transfers are in flight. Consecutive pages share a transfer, and so do pages with one or two
 //! others between them: reading these along, into the buffer only, costs less than a second transfer.
+//!
+//! A batch is a hint, or it must load all pages. A hint ends where frames are short. If the pool cannot hold what it names, it
+//! takes half of the pool, or what is free: the other pages there are of more use than pages that later ones evict.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -84,32 +87,38 @@ struct LoadBatch<'a, M: PageMemory> {
     in_flight: usize,
     /// Whether to wait for a missing frame. False for a background hint.
     patient: bool,
+    /// How many pages may still be loaded.
+    most: usize,
+    /// If it is no hint, the pages that another thread was working on, and those of failed transfers.
+    missed: Vec<u64>,
     failed: Option<(u64, Refused)>,
 }
 
 impl<M: PageMemory> Store<M> {
-    /// Loads the absent pages of `ranges`. With `must`, waits for frames and returns the first
-    /// error; otherwise it is a hint that ends early when frames are short.
-    pub fn load_many(
-        &self,
-        ranges: &[Range<u64>],
-        must: bool,
-    ) -> std::result::Result<(), (u64, Refused)> {
-        let mut batch = LoadBatch {
+    fn load_batch<'a>(&'a self, ranges: &'a [Range<u64>], patient: bool) -> LoadBatch<'a, M> {
+        LoadBatch {
             store: self,
             pages: Pages::new(ranges),
             runs: vec![],
             free_runs: vec![],
             in_flight: 0,
-            patient: must,
+            patient,
+            most: usize::MAX,
+            missed: vec![],
             failed: None,
-        };
-        let device = self.device();
-        duties::loading(&self.height, self.pool(), 0, || {
-            device.run(&mut batch, device.queue_depth());
-        });
-        batch.fail_unfinished();
-        batch.failed.take().map_or(Ok(()), Err)
+        }
+    }
+
+    /// Loads absent pages of `ranges`, as a hint.
+    pub fn load_hinted(&self, ranges: &[Range<u64>]) {
+        let mut batch = self.load_batch(ranges, false);
+        let lengths = ranges.iter().map(|range| range.end.saturating_sub(range.start));
+        let named = lengths.fold(0, u64::saturating_add);
+        let pool = self.pool();
+        if named > pool.capacity() as u64 {
+            batch.most = pool.free().max(pool.capacity() / 2);
+        }
+        batch.run();
     }
 }
 
@@ -121,13 +130,34 @@ impl<M: PageMemory> Drop for LoadBatch<'_, M> {
 }
 
 impl<M: PageMemory> LoadBatch<'_, M> {
+    fn run(&mut self) {
+        let store = self.store;
+        let device = store.device();
+        duties::loading(&store.height, store.pool(), 0, || {
+            device.run(self, device.queue_depth());
+        });
+        self.fail_unfinished();
+    }
+
+    /// Notes a page that the batch leaves to be looked at again.
+    fn miss(&mut self, page: u64) {
+        if self.patient {
+            self.missed.push(page);
+        }
+    }
+
     /// Fails the transfers that the device did not complete before it returned.
     fn fail_unfinished(&mut self) {
         let store = self.store;
-        for run in self.runs.drain(..).flatten() {
+        self.free_runs.clear();
+        self.in_flight = 0;
+        for run in std::mem::take(&mut self.runs).into_iter().flatten() {
             count(&store.engine.counters.prefetched, u64::from(run.loading.count_ones()));
             for (start, frames) in run.parts() {
-                run.part(start, frames).for_each(|(page, frame)| store.give_up(page, frame));
+                for (page, frame) in run.part(start, frames) {
+                    store.give_up(page, frame);
+                    self.miss(page);
+                }
             }
             let unfinished = DeviceError::Unfinished {
                 operation: IoOperation::Read,
@@ -175,7 +205,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
         let store = self.store;
         loop {
             let page = self.pages.peek()?;
-            if self.failed.is_some() || self.is_unwanted() {
+            if self.failed.is_some() || self.most == 0 || self.is_unwanted() {
                 return None;
             }
             if store.height.is_under_itself() {
@@ -185,6 +215,11 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             let seen = store.word(page).load();
             if !matches!(seen.state(), State::Absent | State::Probation) {
                 self.pages.advance();
+                if !seen.is_readable() {
+                    self.miss(page);
+                } else if self.patient {
+                    store.pool().hit(seen.frame());
+                }
                 continue;
             }
             let frame = self.frame(page)?;
@@ -195,6 +230,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             self.pages.advance();
             if store.word(page).begin_load(seen).is_err() {
                 store.pool().give(&[frame]);
+                self.miss(page);
                 continue;
             }
             let mut frames = [frame; MAX_RUN_PAGES];
@@ -205,6 +241,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
             while let Some(next) = self.pages.peek()
                 && (page + count as u64..=page + count as u64 + GAP_PAGES).contains(&next)
                 && next < region_end.min(page + most as u64)
+                && (loading.count_ones() as usize) < self.most
                 && let Some(extra) = store.begin_extra(next)
             {
                 count = (next - page) as usize + 1;
@@ -218,6 +255,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
                 None => (bounce.as_ptr(), Some(bounce)),
             };
             duties::takes(loading.count_ones() as usize);
+            self.most -= loading.count_ones() as usize;
             return Some(Run { pages: page..page + count as u64, frames, loading, bounce, data });
         }
     }
@@ -299,6 +337,7 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
                     store.word(page).finish_load(frame, false, None);
                 } else {
                     store.give_up(page, frame);
+                    self.miss(page);
                 }
             }
             if let Err(refused) = installed {
@@ -310,26 +349,31 @@ unsafe impl<M: PageMemory> Batch for LoadBatch<'_, M> {
 }
 
 impl<M: PageMemory> Store<M> {
-    /// Loads the pages of `ranges` and waits for pages that other threads are loading. An error
-    /// names the first page that cannot be read.
+    /// Loads the pages of `ranges`, each once, and waits for pages that other threads are loading. An
+    /// error names a page that cannot be read.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> std::result::Result<(), (u64, Refused)> {
         if self.height.is_in_a_refused_call() {
             let first = ranges.first().map_or(0, |range| range.start);
             return Err((first, Refused::UnderItself));
         }
-        match self.load_many(ranges, true) {
-            // A failed transfer may cover many pages: the loop below finds the bad ones.
-            Ok(()) | Err((_, Refused::Device(_))) => {}
-            Err(failed) => return Err(failed),
-        }
-        for page in ranges.iter().cloned().flatten() {
-            let seen = self.seen(page);
-            if seen.is_readable() {
-                self.pool().hit(seen.frame());
-            } else {
+        let mut batch = self.load_batch(ranges, true);
+        loop {
+            batch.run();
+            match batch.failed.take() {
+                // A failed transfer may cover many pages: the loop below finds the bad ones.
+                None | Some((_, Refused::Device(_))) => {}
+                Some(failed) => return Err(failed),
+            }
+            let mut missed = std::mem::take(&mut batch.missed);
+            missed.sort_unstable();
+            // If the batch ended early, its next page as well: it goes on.
+            missed.extend(batch.pages.peek());
+            for page in missed {
                 self.ensure(page, Access::Read, None, false).map_err(|refused| (page, refused))?;
             }
+            if batch.pages.peek().is_none() {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 }

@@ -1,24 +1,35 @@
 //! Work for the I/O workers: prefetches requested by the fault path, and tasks of asynchronous
 //! calls.
 //!
-//! Prefetches are plain numbers in a bounded lock-free queue, because the fault path must not
-//! allocate. When the queue is full a prefetch is dropped, which only costs speed.
+//! Prefetches of the fault path are plain numbers in a bounded lock-free queue, because it must not
+//! allocate. When the queue is full a prefetch is dropped, which only costs speed. What a call asks for is one job, however
+//! many ranges it has.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use aquifer_vm::worker::Bell;
 use crossbeam_queue::ArrayQueue;
 
 use crate::ids::StoreId;
 
+/// A hint of fewer runs is joined by the next one of its store.
+const MOST_JOINED: usize = 1024;
+
 /// Pages of a store that will be needed.
 pub(crate) struct Prefetch {
     pub store: StoreId,
     pub first: u64,
     pub pages: u64,
+}
+
+/// Runs of pages of a store that will be needed.
+pub(crate) struct Hint {
+    pub store: StoreId,
+    pub runs: Vec<Range<u64>>,
 }
 
 thread_local! {
@@ -33,24 +44,54 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 pub(crate) enum Job {
     Task(Task),
     Prefetch(Prefetch),
+    Hint(Hint),
 }
 
 /// The queues of a cache's workers.
 pub(crate) struct Jobs {
     prefetches: ArrayQueue<Prefetch>,
+    hints: Mutex<VecDeque<Hint>>,
     tasks: Mutex<VecDeque<Task>>,
     posted: Bell,
 }
 
 impl Jobs {
     pub fn new() -> Jobs {
-        Jobs { prefetches: ArrayQueue::new(256), tasks: Mutex::default(), posted: Bell::new() }
+        Jobs {
+            prefetches: ArrayQueue::new(256),
+            hints: Mutex::default(),
+            tasks: Mutex::default(),
+            posted: Bell::new(),
+        }
     }
 
     /// Requests a prefetch. Async-signal-safe.
     pub fn push_prefetch(&self, store: StoreId, first: u64, pages: u64) {
         let _ = self.prefetches.push(Prefetch { store, first, pages });
         self.posted.ring();
+    }
+
+    /// Requests a prefetch of many runs. Together with the request before it, if that still waits: together they fill the
+    /// device's queue.
+    pub fn push_hint(&self, hint: Hint) {
+        let mut hints = self.hints();
+        match hints.back_mut() {
+            Some(last) if last.store == hint.store && last.runs.len() < MOST_JOINED => {
+                last.runs.extend(hint.runs);
+            }
+            _ => hints.push_back(hint),
+        }
+        drop(hints);
+        self.posted.ring();
+    }
+
+    /// Drops the hints about a store that is about to be detached.
+    pub fn forget_hints(&self, store: StoreId) {
+        self.hints().retain(|hint| hint.store != store);
+    }
+
+    fn hints(&self) -> MutexGuard<'_, VecDeque<Hint>> {
+        self.hints.lock().expect("nothing panics inside the lock")
     }
 
     /// Queues a task for a worker.
@@ -103,6 +144,9 @@ impl Jobs {
             }
             if let Some(prefetch) = self.next_prefetch() {
                 return Some(Job::Prefetch(prefetch));
+            }
+            if let Some(hint) = self.hints().pop_front() {
+                return Some(Job::Hint(hint));
             }
             self.posted.sleep(ticket, None);
         }

@@ -76,7 +76,7 @@ pub enum Advice {
     Sequential,
     /// The mapping is read at random: never read ahead. Applies to the whole mapping.
     Random,
-    /// The range is needed soon: start loading it in the background.
+    /// The range is needed soon: start loading it in the background, as [`Mapping::prefetch`](crate::Mapping::prefetch).
     WillNeed,
     /// The range is not needed: give its memory back now, except pinned pages. Unlike
     /// `MADV_DONTNEED` on private memory this loses nothing: dirty pages are written back first,

@@ -285,7 +285,7 @@ impl Mapping {
 
     /// Loads the pages of many ranges at the device's queue depth, and waits for them.
     ///
-    /// If the budget cannot hold them all, later pages may evict earlier ones.
+    /// If the budget cannot hold them all, later pages may evict earlier ones; each is read once.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
         let pages = self.page_ranges(ranges)?;
         match &self.served {
@@ -319,11 +319,12 @@ impl Mapping {
 
     /// Starts loading many ranges in the background and returns at once.
     ///
-    /// A hint: the access that needs a page loads it if the prefetch did not, and reports errors.
+    /// A hint: the access that needs a page loads it if the prefetch did not, and reports errors. All ranges are one piece of
+    /// work. If the budget cannot hold them, the first ones take half of it, or what is free, and the other pages there stay.
     pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<()> {
         let pages = self.page_ranges(ranges)?;
         match &self.served {
-            Served::User(store, _) => store.prefetch_runs(&pages),
+            Served::User(store, _) => store.prefetch_runs(pages),
             Served::Kernel(file, _) => file.will_need(ranges),
         }
         Ok(())

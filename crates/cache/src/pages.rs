@@ -25,6 +25,7 @@ use crate::engine::{InUse, Kind};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::PageId;
+use crate::jobs::Hint;
 use crate::page_word::{PinKind, Seen, State};
 use crate::running::Running;
 use crate::store::{Access, PageMemory, Refused, Store};
@@ -193,10 +194,11 @@ impl Pages {
         asynchronous::run(&engine.jobs, engine.mark.is_current().then(work))
     }
 
-    /// Starts loading pages in the background: a hint.
+    /// Starts loading pages in the background: a hint, as [`Mapping::prefetch`](crate::Mapping::prefetch).
     pub fn prefetch(&self, first: PageId, count: u64) -> Result<()> {
         self.check(first)?;
-        self.running.engine.request_prefetch(self.store.id, first.0, count);
+        let runs = vec![first.0..first.0.saturating_add(count)];
+        self.running.engine.jobs.push_hint(Hint { store: self.store.id, runs });
         Ok(())
     }
 

@@ -36,7 +36,7 @@ impl<'a> Pinned<'a> {
         let access = if kind == PinKind::Write { Access::Write } else { Access::Read };
         if pages.end - pages.start > 1 && kind == PinKind::Read {
             // At queue depth; the loop below loads the pages that this leaves out.
-            let _ = store.load_many(std::slice::from_ref(&pages), false);
+            store.load_hinted(std::slice::from_ref(&pages));
         }
         // Grows page by page, so that an error unpins exactly the pinned pages.
         let mut pinned =

@@ -29,6 +29,7 @@ use crate::engine::{BareCause, BareFault, Engine, Kind};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::PageId;
+use crate::jobs::Hint;
 use crate::map_options::Advice;
 use crate::mapped_memory::MappedMemory;
 use crate::page_word::{PinKind, State};
@@ -113,10 +114,8 @@ impl Store<MappedMemory> {
     }
 
     /// Starts loading many runs of pages.
-    pub fn prefetch_runs(&self, runs: &[Range<u64>]) {
-        for pages in runs {
-            self.engine.request_prefetch(self.id, pages.start, pages.end - pages.start);
-        }
+    pub fn prefetch_runs(&self, runs: Vec<Range<u64>>) {
+        self.engine.jobs.push_hint(Hint { store: self.id, runs });
     }
 
     /// Applies advice to a run of pages.
@@ -125,7 +124,7 @@ impl Store<MappedMemory> {
             Advice::Normal => self.readahead.set_pattern(Pattern::Detect),
             Advice::Sequential => self.readahead.set_pattern(Pattern::Sequential),
             Advice::Random => self.readahead.set_pattern(Pattern::Random),
-            Advice::WillNeed => self.prefetch_runs(&[pages]),
+            Advice::WillNeed => self.prefetch_runs(vec![pages]),
             Advice::DontNeed => {
                 let _ = self.write_back(pages.clone());
                 self.discard_clean(pages);

@@ -230,6 +230,11 @@ impl Engine {
             match job {
                 Job::Task(task) => task(),
                 Job::Prefetch(prefetch) => self.run_prefetches(prefetch),
+                Job::Hint(hint) => {
+                    if let Some(store) = self.store(hint.store) {
+                        store.prefetch(&hint.runs);
+                    }
+                }
             }
         }
     }

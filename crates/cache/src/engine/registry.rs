@@ -203,6 +203,7 @@ impl Engine {
             // A prefetch ends with the transfers in flight.
             store.leave();
         }
+        self.jobs.forget_hints(id);
         loop {
             let ticket = self.let_go.ticket();
             {

@@ -259,6 +259,11 @@ impl FramePool {
         self.reserve_lacks.store(lacks, Ordering::Relaxed);
     }
 
+    /// The number of frames that pages can have at a time.
+    pub fn capacity(&self) -> usize {
+        self.limit() - self.reserve_wanted()
+    }
+
     fn reserve_wanted(&self) -> usize {
         (self.limit() / RESERVED_ONE_IN).min(RESERVE_FRAMES)
     }

@@ -52,6 +52,8 @@ use crate::map_options::Advice;
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// Ranges that `touch_many` reads ahead with one call, before it waits for the previous batch.
 const BATCH_RANGES: usize = 64;
+/// `touch_many` divides longer ranges.
+const PIECE_BYTES: u64 = 1 << 20;
 /// Requests for at least this part of a region keep it from being dropped once: before the
 /// application comes to read a large prefetch, the drop manager may.
 const SPARED_PAGES: u32 = REGION_PAGES as u32 / 8;
@@ -447,13 +449,20 @@ impl KernelFile {
         }
     }
 
-    /// Requests read-ahead of ranges, without waiting.
+    /// Requests read-ahead of ranges, without waiting. If the budget cannot hold them, of half of it: the other pages there are
+    /// of more use than pages that later ones push out.
     pub fn will_need(&self, ranges: &[Range<u64>]) {
         self.note_scattered(ranges);
-        let mut most_bytes = self.engine.kernel_share_bytes();
+        let share_bytes = self.engine.kernel_share_bytes();
+        let named_bytes = ranges.iter().map(Self::whole_pages).map(|pages| pages.end - pages.start);
+        let fits = named_bytes.fold(0, u64::saturating_add) <= share_bytes;
+        let mut most_bytes = if fits { share_bytes } else { share_bytes / 2 };
         let mut vector =
             [memory::Range { address: std::ptr::null_mut(), len_bytes: 0 }; BATCH_RANGES];
         for batch in ranges.chunks(BATCH_RANGES) {
+            if most_bytes < PAGE {
+                break;
+            }
             let mut count = 0;
             for range in batch {
                 let pages = Self::whole_pages(range);
@@ -489,21 +498,33 @@ impl KernelFile {
 
     /// Loads ranges: requests each batch before it waits for the previous one.
     pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
-        let mut batches = ranges.chunks(BATCH_RANGES);
-        let mut asked = batches.next();
-        if let Some(first) = asked {
-            self.will_need(first);
-        }
-        while let Some(current) = asked {
-            asked = batches.next();
-            if let Some(next) = asked {
-                self.will_need(next);
+        let mut pieces = ranges.iter().flat_map(|range| {
+            let starts = range.clone().step_by(PIECE_BYTES as usize);
+            starts.map(|start| start..range.end.min(start + PIECE_BYTES))
+        });
+        // Two batches are there at a time.
+        let most_bytes = self.engine.kernel_share_bytes() / 4;
+        let mut ask_next = || {
+            let (mut batch, mut bytes) = (vec![], 0);
+            while batch.len() < BATCH_RANGES && bytes < most_bytes.max(1) {
+                let Some(piece) = pieces.next() else { break };
+                bytes += piece.end - piece.start;
+                batch.push(piece);
             }
-            for range in current {
-                for offset in Self::whole_pages(range).step_by(SMALL_PAGE_BYTES) {
+            if !batch.is_empty() {
+                self.will_need(&batch);
+            }
+            batch
+        };
+        let mut current = ask_next();
+        while !current.is_empty() {
+            let next = ask_next();
+            for piece in &current {
+                for offset in Self::whole_pages(piece).step_by(SMALL_PAGE_BYTES) {
                     self.touch(offset)?;
                 }
             }
+            current = next;
         }
         Ok(())
     }
