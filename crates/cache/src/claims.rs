@@ -251,10 +251,11 @@ impl<M: PageMemory> Attached<M> {
             }
         };
         let attached = Arc::new(Attached { store: make()?, claim });
-        attached.store.engine.join_buffers(attached.store.first_device());
         let shared: Weak<dyn Any + Send + Sync> = Arc::downgrade(&attached) as _;
         attached.claim.with_entry(|entry| entry.stage = Stage::Open(shared));
         TABLE.get().changed.notify_all();
+        // A call of the device: while the entry was being opened, other users of the device would wait for it.
+        attached.store.engine.join_buffers(attached.store.first_device());
         Ok(attached)
     }
 

@@ -3,8 +3,8 @@
 mod support;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use aquifer_cache::{
     Advice, Backend, Cache, CacheError, MapOptions, MappedArena, MappingMut, PageId,
@@ -444,4 +444,66 @@ fn pages_keep_the_smallest_budget_beside_any_buffers() {
     }
     let resident = cache.stats().resident_pages as usize;
     assert!(resident > 1000, "{resident}");
+}
+
+/// A device that reads itself through the cache, to tell how large its buffers are.
+struct ReadsItself {
+    memory: Arc<MemoryDevice>,
+    cache: Cache,
+    own: OnceLock<Weak<ReadsItself>>,
+    first_byte: OnceLock<u8>,
+}
+
+impl Device for ReadsItself {
+    fn name(&self) -> &str {
+        "reads itself"
+    }
+
+    fn len_bytes(&self) -> Result<u64, DeviceError> {
+        self.memory.len_bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        self.memory.read_at(offset_bytes, buffer)
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::ReadOnly)
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn claim_buffers(&self, _: usize) -> usize {
+        self.first_byte.get_or_init(|| {
+            let own = self.own.get().and_then(Weak::upgrade).unwrap();
+            let pages = self.cache.pages(own).unwrap();
+            pages.get(PageId(0)).unwrap()[0]
+        });
+        0
+    }
+
+    fn access_path(&self) -> String {
+        "memory".to_owned()
+    }
+}
+
+#[test]
+fn a_device_is_attached_when_it_is_asked_for_its_buffers() {
+    let (memory, bytes) = memory(PAGE, 1);
+    let (own, first_byte) = (OnceLock::new(), OnceLock::new());
+    let device = Arc::new(ReadsItself { memory, cache: cache(), own, first_byte });
+    device.own.set(Arc::downgrade(&device)).unwrap();
+    let attaching = {
+        let device = device.clone();
+        std::thread::spawn(move || drop(device.cache.pages(device.clone()).unwrap()))
+    };
+    wait_until("the device is attached", || attaching.is_finished());
+    attaching.join().unwrap();
+    assert_eq!(device.first_byte.get(), Some(&bytes[0]));
 }

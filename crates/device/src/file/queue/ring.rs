@@ -39,7 +39,7 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use io_uring::{Builder, IoUring, opcode, squeue, types};
@@ -50,7 +50,7 @@ use super::TransferResult;
 use crate::{Batch, IoOperation, fork};
 
 /// Maximum number of rings kept by threads for their next batch.
-const LARGEST_KEPT: usize = 64;
+const LARGEST_KEPT: u64 = 64;
 /// Entries of the usual ring; deeper batches create a larger one.
 const USUAL_ENTRIES: usize = 64;
 
@@ -60,7 +60,10 @@ const FIRST_LEGS: usize = 4;
 /// Work of a batch on its completions after which further requests are submitted.
 const LONG_WORK: Duration = Duration::from_micros(50);
 
-static KEPT: AtomicUsize = AtomicUsize::new(0);
+/// How many rings the process keeps, in the lower half; in the upper half, the process
+/// ([`fork::generation`]): a child keeps none of its parent's.
+static KEPT: AtomicU64 = AtomicU64::new(0);
+const KEPT_PROCESS: u64 = !0 << 32;
 
 thread_local! {
     static RING: Cell<Option<KeptRing>> = const { Cell::new(None) };
@@ -101,23 +104,29 @@ struct KeptRing {
 }
 
 /// A claim on one of the [`LARGEST_KEPT`] places.
-struct Place;
+struct Place {
+    /// The process whose place it is, as in [`KEPT`].
+    process: u64,
+}
 
 impl Place {
     fn claim() -> Option<Self> {
+        let process = fork::generation() << 32;
         // Relaxed: only a bound on resources; it publishes nothing.
-        let claimed = KEPT
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kept| {
-                (kept < LARGEST_KEPT).then_some(kept + 1)
-            })
-            .is_ok();
-        claimed.then_some(Place)
+        let claimed = KEPT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seen| {
+            let kept = if seen & KEPT_PROCESS == process { seen - process } else { 0 };
+            (kept < LARGEST_KEPT).then_some(process + kept + 1)
+        });
+        claimed.is_ok().then_some(Place { process })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        KEPT.fetch_sub(1, Ordering::Relaxed);
+        // In a child, its parent's place counts no more. Relaxed: as above.
+        let _ = KEPT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seen| {
+            (seen & KEPT_PROCESS == self.process).then(|| seen - 1)
+        });
     }
 }
 
@@ -447,5 +456,42 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    /// Runs `work` in a forked child; returns whether it was true there.
+    fn is_true_in_a_child(work: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child changes a count, forks and waits, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // A panic must not leave this function: the thread would end, and with it the child, with success.
+            let work = std::panic::AssertUnwindSafe(work);
+            let is_true = std::panic::catch_unwind(work).unwrap_or(false);
+            let status = i32::from(!is_true);
+            // SAFETY: ends the child without running any of the parent's code.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above; `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        status == 0
+    }
+
+    /// In a child, since other tests keep rings here.
+    #[test]
+    fn a_child_keeps_as_many_rings_as_its_parent() {
+        let is_so = is_true_in_a_child(|| {
+            let places: [_; LARGEST_KEPT as usize] = std::array::from_fn(|_| Place::claim());
+            let is_full = Place::claim().is_none();
+            let is_so_again = is_true_in_a_child(|| {
+                let own = [Place::claim(), Place::claim()];
+                drop(places);
+                let is_claimed = own.iter().all(Option::is_some);
+                let [first, _second] = own;
+                drop(first);
+                is_claimed && KEPT.load(Ordering::Relaxed) & !KEPT_PROCESS == 1
+            });
+            is_full && is_so_again
+        });
+        assert!(is_so, "its parent's rings count in the child");
     }
 }
