@@ -40,7 +40,60 @@ pub struct Arena {
     base: *mut u8,
     slots: usize,
     owners: Box<[AtomicPtr<OwnerCell>]>,
-    taken: Mutex<Vec<bool>>,
+    taken: Mutex<Slots>,
+}
+
+/// The slots that are taken, a bit each. Every change leaves what a child of a fork can use: slots of a reservation that its
+/// parent was making may stay taken there.
+struct Slots {
+    words: Box<[u64]>,
+    slots: usize,
+    /// No slot below it is free.
+    first_free: usize,
+}
+
+impl Slots {
+    fn new(slots: usize) -> Slots {
+        Slots { words: vec![0; slots.div_ceil(64)].into(), slots, first_free: 0 }
+    }
+
+    /// The first slot from `from` on that is taken, or that is not; `end` if there is none before it.
+    fn next(&self, from: usize, end: usize, taken: bool) -> usize {
+        let mut slot = from;
+        while slot < end {
+            let word = if taken { self.words[slot / 64] } else { !self.words[slot / 64] };
+            let rest = word >> (slot % 64);
+            if rest != 0 {
+                return end.min(slot + rest.trailing_zeros() as usize);
+            }
+            slot = (slot / 64 + 1) * 64;
+        }
+        end
+    }
+
+    /// Takes the first run of free slots.
+    fn take(&mut self, count: usize) -> Option<usize> {
+        let mut start = self.next(self.first_free, self.slots, false);
+        self.first_free = start;
+        while self.slots - start >= count {
+            let end = self.next(start, start + count, true);
+            if end == start + count {
+                for slot in start..end {
+                    self.words[slot / 64] |= 1 << (slot % 64);
+                }
+                return Some(start);
+            }
+            start = self.next(end, self.slots, false);
+        }
+        None
+    }
+
+    fn free(&mut self, run: std::ops::Range<usize>) {
+        self.first_free = self.first_free.min(run.start);
+        for slot in run {
+            self.words[slot / 64] &= !(1 << (slot % 64));
+        }
+    }
 }
 
 // SAFETY: `base` is only an address; reservations manage the mappings there.
@@ -113,7 +166,7 @@ impl Arena {
             base,
             slots,
             owners: (0..slots).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect(),
-            taken: Mutex::new(vec![false; slots]),
+            taken: Mutex::new(Slots::new(slots)),
         })
     }
 
@@ -125,26 +178,12 @@ impl Arena {
     /// Takes a run of slots for at least `len_bytes`. Nothing is mapped yet.
     pub fn allocate(&'static self, len_bytes: usize) -> Result<Reservation, VmError> {
         let count = len_bytes.max(1).div_ceil(SLOT_BYTES);
-        let mut taken = self.taken.lock();
-        let mut run = 0;
-        for slot in 0..self.slots {
-            run = if taken[slot] { 0 } else { run + 1 };
-            if run == count {
-                let first = slot + 1 - count;
-                taken[first..=slot].fill(true);
-                return Ok(Reservation {
-                    arena: self,
-                    first,
-                    count,
-                    mark: ProcessMark::new(),
-                    owner: std::ptr::null_mut(),
-                });
-            }
-        }
-        Err(VmError::ArenaFull {
+        let first = self.taken.lock().take(count).ok_or(VmError::ArenaFull {
             len_bytes: len_bytes as u64,
             arena_bytes: (self.slots * SLOT_BYTES) as u64,
-        })
+        })?;
+        let (mark, owner) = (ProcessMark::new(), std::ptr::null_mut());
+        Ok(Reservation { arena: self, first, count, mark, owner })
     }
 
     /// Returns the owner that serves faults at `address`, if this process made the reservation: a
@@ -259,7 +298,7 @@ impl Drop for Reservation {
         if restored.is_ok() {
             // SAFETY: as above.
             let _ = unsafe { memory::advise(self.address(), self.len_bytes(), Advice::DontFork) };
-            self.arena.taken.lock()[self.first..self.first + self.count].fill(false);
+            self.arena.taken.lock().free(self.first..self.first + self.count);
         }
         // Otherwise the slots stay taken: addresses are never given out with something mapped
         // there.
@@ -280,6 +319,35 @@ mod tests {
         let distinct = second.address() as usize >= end
             || second.address() as usize + second.len_bytes() <= first.address() as usize;
         assert!(distinct);
+    }
+
+    /// As a list of slots that is searched from the front.
+    #[test]
+    fn runs_of_slots_are_the_first_that_are_free() {
+        let mut random = 1u64;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) as usize % below
+        };
+        for count in [1, 16, 64, 200] {
+            let (mut slots, mut model) = (Slots::new(count), vec![false; count]);
+            let mut runs = vec![];
+            for _ in 0..5000 {
+                if next(2) == 0 && !runs.is_empty() {
+                    let run: std::ops::Range<usize> = runs.swap_remove(next(runs.len()));
+                    model[run.clone()].fill(false);
+                    slots.free(run);
+                    continue;
+                }
+                let wanted = if next(4) == 0 { 1 + next(2 * count) } else { 1 + next(3) };
+                let expected = model.windows(wanted).position(|run| run.iter().all(|taken| !taken));
+                assert_eq!(slots.take(wanted), expected, "{wanted} of {model:?}");
+                if let Some(first) = expected {
+                    model[first..first + wanted].fill(true);
+                    runs.push(first..first + wanted);
+                }
+            }
+        }
     }
 
     #[test]

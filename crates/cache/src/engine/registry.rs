@@ -136,7 +136,7 @@ impl<S: ?Sized, E: Deref<Target = Engine>> Drop for InUse<S, E> {
 
 /// An entry of the registry; its index is the store's identifier.
 pub(super) enum Slot {
-    Free,
+    /// Of a store that is being made or emptied, or of none.
     Reserved,
     Attached(Arc<dyn AttachedStore>),
 }
@@ -154,6 +154,8 @@ impl Slot {
 #[derive(Default)]
 pub(super) struct Stores {
     slots: Vec<Slot>,
+    /// Identifiers that were released.
+    free: Vec<StoreId>,
     /// The attached stores with addresses, by the first one.
     by_address: BTreeMap<usize, StoreId>,
 }
@@ -168,15 +170,11 @@ impl Engine {
     /// Reserves an identifier for a store that is about to be attached.
     pub fn reserve_id(&self) -> StoreId {
         let mut stores = self.stores.lock();
-        let slots = &mut stores.slots;
-        let free = slots.iter().position(|slot| matches!(slot, Slot::Free));
-        let index = free.unwrap_or(slots.len());
-        if index == slots.len() {
-            slots.push(Slot::Reserved);
-        } else {
-            slots[index] = Slot::Reserved;
+        if let Some(id) = stores.free.pop() {
+            return id;
         }
-        StoreId(index as u32)
+        stores.slots.push(Slot::Reserved);
+        StoreId(stores.slots.len() as u32 - 1)
     }
 
     /// Registers a store and counts it in the budget. On error the identifier is free again.
@@ -238,7 +236,7 @@ impl Engine {
     pub fn release_id(&self, id: StoreId) {
         // A fault recorded for the old store must not be reported for the next one.
         self.bare_fault.lock().take_if(|fault| fault.store == id);
-        self.stores.lock().slots[id.0 as usize] = Slot::Free;
+        self.stores.lock().free.push(id);
     }
 
     pub(super) fn store(&self, id: StoreId) -> Option<UsedBy<'_>> {
