@@ -197,8 +197,8 @@ impl Pages {
     /// Starts loading pages in the background: a hint, as [`Mapping::prefetch`](crate::Mapping::prefetch).
     pub fn prefetch(&self, first: PageId, count: u64) -> Result<()> {
         self.check(first)?;
-        let runs = vec![first.0..first.0.saturating_add(count)];
-        self.running.engine.jobs.push_hint(Hint { store: self.store.id, runs });
+        let run = first.0..first.0.saturating_add(count);
+        self.running.engine.jobs.push_hint(Hint { store: self.store.id, runs: vec![run] });
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Hints, and batches that are larger than the budget: what is read, and what stays.
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one range")]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,5 +1,7 @@
-//! Faults served by a thread of the cache, so that system calls and threads that block all signals
+//! Faults served by threads of the cache, so that system calls and threads that block all signals
 //! can wait for them. Needs the privilege to serve the kernel's faults.
+
+#![allow(clippy::single_range_in_vec_init, reason = "ranges are what the calls take")]
 
 mod support;
 
