@@ -98,7 +98,7 @@ fn serve(plan: &Plan, devices: usize, keeper: &Arc<Connection>) -> Result<bool, 
     let agreed =
         Agreed { minor: memory.get(Word::Minor) as u32, flags: memory.get(Word::Features) };
     let lasting = Lasting {
-        table: memory.nodes(),
+        table: memory.nodes(pool.layout().slots()),
         orphans: Orphans::Lent(Lent::new(pins, asking(keeper, &memory))),
         notes: Some(Notes::new(memory.clone())),
         keeps_locks: Box::new(ByKeeper(keeper.clone())),

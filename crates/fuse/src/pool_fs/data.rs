@@ -144,8 +144,9 @@ impl PoolFs {
     /// answer: the sync cannot end before the media have.
     pub(super) fn begin_sync(&self, node: u64, write: &WriteIn) {
         let len_bytes = u64::from(write.size);
-        if self.handles.begins_early(node, len_bytes)
-            && let Ok(file) = self.node(node).and_then(|node| self.file(node))
+        if let Ok(node) = self.node(node)
+            && self.handles.begins_early(node.number, len_bytes)
+            && let Ok(file) = self.file(node)
         {
             file.begin_sync(write.offset..write.offset.saturating_add(len_bytes));
         }
@@ -154,7 +155,7 @@ impl PoolFs {
     /// Takes the set-user-ID and set-group-ID bits of a file whose content a request changes, before it
     /// does: a program never runs as its owner with other bytes.
     pub(super) fn clear_set_id(&self, request: &Request<'_>, answer: &Answer<'_>) -> Result<()> {
-        let node = match request.operation {
+        let id = match request.operation {
             Operation::Write(ref write, _) if write.write_flags & write::KILL_SUIDGID != 0 => {
                 request.node
             }
@@ -163,23 +164,24 @@ impl PoolFs {
             Operation::CopyRange { ref range, .. } if request.uid != 0 => range.to,
             _ => return Ok(()),
         };
-        let node = self.node(node)?;
+        let node = self.node(id)?;
         if self.nodes.metadata(node)?.mode() & (libc::S_ISUID | libc::S_ISGID) != 0 {
             // The kernel has found that this caller may not keep them; but not in which groups it
             // is, besides its own.
             let by = caller(request).may_set_id(false);
             self.nodes.set(node, &SetAttributes::new().clear_set_id(), &by)?;
             // It would run the program by the mode that it has cached.
-            answer.attributes_changed(node.number);
+            answer.attributes_changed(id);
         }
         Ok(())
     }
 
     pub(super) fn sync(&self, node: u64, data_only: bool, worker: &Worker<'_>) -> Result<()> {
-        let file = self.file(self.node(node)?)?;
+        let node = self.node(node)?;
+        let file = self.file(node)?;
         let what = if data_only { Synced::Data } else { Synced::All };
         worker.blocking(|| file.sync_range(.., what))?;
-        self.handles.note_synced(node);
+        self.handles.note_synced(node.number);
         Ok(())
     }
 

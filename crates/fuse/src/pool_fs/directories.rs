@@ -46,7 +46,7 @@ impl PoolFs {
             Err(Errno(errno)) => answer.error(errno),
         };
         if listed.is_err() || delivered == Delivered::ClientGone {
-            listing.nodes().for_each(|number| self.forget(number, 1));
+            listing.nodes().for_each(|id| self.forget(id, 1));
         }
     }
 

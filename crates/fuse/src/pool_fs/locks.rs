@@ -552,6 +552,11 @@ impl PoolFs {
         self.locks.as_ref().ok_or(Errno(libc::ENOSYS))
     }
 
+    /// Locks are kept by inode number: what is locked is open, so its number is not given again.
+    fn number(&self, id: u64) -> Result<u64> {
+        self.table.number(id).ok_or(Errno(libc::ESTALE))
+    }
+
     pub(super) fn set_lock(
         &self,
         answer: Answer<'_>,
@@ -560,9 +565,9 @@ impl PoolFs {
         lock: &LockIn,
         waits: bool,
     ) {
-        match self.locks() {
-            Ok(locks) => {
-                let owner = owner_of(node, lock);
+        match self.locks().and_then(|locks| Ok((locks, self.number(node)?))) {
+            Ok((locks, number)) => {
+                let owner = owner_of(number, lock);
                 locks.set(answer, Asked { unique, owner, lock, waits });
             }
             Err(Errno(errno)) => {
@@ -572,12 +577,12 @@ impl PoolFs {
     }
 
     pub(super) fn get_lock(&self, node: u64, lock: &LockIn) -> Result<LockOut> {
-        self.locks()?.conflict(owner_of(node, lock), lock)
+        self.locks()?.conflict(owner_of(self.number(node)?, lock), lock)
     }
 
     /// A process has closed a descriptor of the file.
     pub(super) fn flush(&self, node: u64, owner: u64) -> Result<()> {
-        self.locks()?.flushed(node, owner);
+        self.locks()?.flushed(self.number(node)?, owner);
         Ok(())
     }
 

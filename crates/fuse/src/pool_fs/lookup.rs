@@ -22,11 +22,9 @@ impl PoolFs {
     /// The entry of an inode, which is counted as given to the kernel.
     pub(super) fn entry(&self, found: &Metadata) -> Result<Entry> {
         let node = found.node();
-        if !self.table.remember(node) {
-            return Err(Errno(libc::EUCLEAN));
-        }
+        let nodeid = self.table.remember(node).map_err(|error| Errno(error.raw_os_error()))?;
         Ok(Entry {
-            nodeid: node.number,
+            nodeid,
             generation: node.generation,
             entry_valid: self.options.valid_s(),
             attributes_valid: self.attributes_valid_s(node.number),
@@ -69,8 +67,8 @@ impl PoolFs {
     }
 
     /// The kernel has forgotten what it was given so often; or never got it.
-    pub(super) fn forget(&self, number: u64, count: u64) {
-        if self.table.forget(number, count) {
+    pub(super) fn forget(&self, id: u64, count: u64) {
+        if let Some(number) = self.table.forget(id, count) {
             self.is_forgotten(number);
         }
     }
@@ -78,8 +76,8 @@ impl PoolFs {
     /// As well for many. All are counted before anything is freed: the kernel does not send them again if
     /// this server dies meanwhile, and what is counted the next one frees.
     pub(super) fn forget_all(&self, forgets: &Forgets<'_>) {
-        let are_unknown = forgets.clone().filter(|it| self.table.forget(it.node, it.count));
-        let unknown: Vec<u64> = are_unknown.map(|forget| forget.node).collect();
+        let unknown = forgets.clone().filter_map(|it| self.table.forget(it.node, it.count));
+        let unknown: Vec<u64> = unknown.collect();
         unknown.iter().for_each(|number| self.is_forgotten(*number));
     }
 

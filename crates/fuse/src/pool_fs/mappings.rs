@@ -43,8 +43,8 @@ const MOST_FILLED: usize = 16;
 pub(crate) trait DropsPages {
     /// Whether what it was told since the last call may be lost.
     fn has_lost(&mut self) -> bool;
-    /// Has it drop those of this inode. Returns false if that is not possible now.
-    fn drop_pages(&mut self, number: u64) -> bool;
+    /// Has it drop those of the inode with this node ID. Returns false if that is not possible now.
+    fn drop_pages(&mut self, id: u64) -> bool;
 }
 
 /// The files whose pages the kernel may have.
@@ -64,6 +64,8 @@ struct State {
 
 struct Watched {
     node: Node,
+    /// The node ID that the kernel has read its pages by.
+    id: u64,
     /// `None` if the kernel may have pages from before.
     seen: Option<Version>,
     /// What the kernel has filled with zeros behind the end of the file, in bytes of the file.
@@ -87,8 +89,8 @@ enum Now {
 }
 
 impl Watched {
-    fn new(node: Node, seen: Option<Version>) -> Watched {
-        Watched { node, seen, filled: Vec::new() }
+    fn new(node: Node, id: u64, seen: Option<Version>) -> Watched {
+        Watched { node, id, seen, filled: Vec::new() }
     }
 
     /// Notes that `read` was asked for, and so many bytes were there.
@@ -178,9 +180,11 @@ impl PoolFs {
     /// Watches a file since a version. If another thread does so already, the kernel may have pages from
     /// before this one.
     fn watch_since(&self, node: Node, seen: Option<Version>) {
+        // Of another generation the kernel has nothing any more.
+        let Some(id) = self.table.id(node) else { return };
         let mut mappings = self.mappings.lock();
         if mappings.of.get(&node.number).is_none_or(|watched| watched.node != node) {
-            mappings.of.insert(node.number, Watched::new(node, seen));
+            mappings.of.insert(node.number, Watched::new(node, id, seen));
             self.mappings.begun.notify_one();
         }
     }
@@ -210,15 +214,15 @@ impl PoolFs {
     /// What the last server has watched.
     pub(super) fn watch_again(&self, open: impl Iterator<Item = u64>) {
         let mapped = open.filter(|number| self.table.is_mapped(*number));
-        let nodes = mapped.filter_map(|number| self.table.node(number));
-        let watched = nodes.map(|node| (node.number, Watched::new(node, None)));
+        let nodes = mapped.filter_map(|number| self.table.numbered(number));
+        let watched = nodes.map(|(id, node)| (node.number, Watched::new(node, id, None)));
         self.mappings.lock().of.extend(watched);
     }
 
-    /// The files that others have changed since the last call.
+    /// The node IDs of files that others have changed since the last call.
     pub(super) fn changed_mappings(&self) -> Vec<u64> {
-        let watched: Vec<_> = self.mappings.lock().of.values().map(|it| it.node).collect();
-        let changed = |node: &Node| {
+        let watched: Vec<_> = self.mappings.lock().of.values().map(|it| (it.id, it.node)).collect();
+        let changed = |(_, node): &(u64, Node)| {
             let now = self.version_of(*node);
             let mut all = self.mappings.lock();
             let Some(watched) = all.of.get_mut(&node.number) else { return false };
@@ -234,7 +238,7 @@ impl PoolFs {
             watched.seen = seen;
             has_changed
         };
-        watched.into_iter().filter(changed).map(|node| node.number).collect()
+        watched.into_iter().filter(changed).map(|(id, _)| id).collect()
     }
 
     /// Has pages dropped of files that others have changed, or that are watched since a moment that is
@@ -244,9 +248,10 @@ impl PoolFs {
             self.mappings.lock().of.values_mut().for_each(|watched| watched.seen = None);
         }
         let changed = self.changed_mappings();
-        for number in &changed {
-            if !drops.drop_pages(*number)
-                && let Some(watched) = self.mappings.lock().of.get_mut(number)
+        for id in &changed {
+            if !drops.drop_pages(*id)
+                && let Some(number) = self.table.number(*id)
+                && let Some(watched) = self.mappings.lock().of.get_mut(&number)
             {
                 // The next time.
                 watched.seen = None;

@@ -141,7 +141,7 @@ impl PoolFs {
             None
         };
         // The kernel knows it from the beginning, and never forgets it.
-        if !table.remember(nodes.root()?) {
+        if table.remember(nodes.root()?).is_err() {
             return Err(MountError::Start(io::ErrorKind::InvalidData.into()));
         }
         let mappings = Mappings::default();
@@ -160,8 +160,8 @@ impl PoolFs {
     }
 
     /// The inode that the kernel means.
-    fn node(&self, number: u64) -> Result<Node> {
-        self.table.node(number).ok_or(Errno(libc::ESTALE))
+    fn node(&self, id: u64) -> Result<Node> {
+        self.table.node(id).ok_or(Errno(libc::ESTALE))
     }
 
     /// What is done so that the kernel sends no `OPEN`, `OPENDIR`, `FLUSH` and `CREATE` any more.
@@ -292,16 +292,20 @@ impl PoolFs {
             }
             Op::Interrupt { of } => self.interrupt(answer, of),
             Op::Release(ref release) => {
-                if let Some(locks) = &self.locks {
-                    locks.released(node, release.fh);
+                let number = self.table.number(node);
+                if let (Some(locks), Some(number)) = (&self.locks, number) {
+                    locks.released(number, release.fh);
                 }
                 done(answer, Ok(()));
                 // One that is handed out again may have been counted by a dead server. Rather it stays
                 // until it is forgotten.
-                if self.options.is_shared() && !request.unique.is_resent() {
-                    self.orphans.close(&self.table, &self.nodes, node);
-                    if !self.table.is_kept(node) {
-                        self.mappings.ended(node);
+                if let Some(number) = number
+                    && self.options.is_shared()
+                    && !request.unique.is_resent()
+                {
+                    self.orphans.close(&self.table, &self.nodes, number);
+                    if !self.table.is_kept(number) {
+                        self.mappings.ended(number);
                     }
                 }
             }

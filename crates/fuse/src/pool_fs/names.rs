@@ -172,7 +172,7 @@ impl PoolFs {
         // Given up, or kept, after the transaction: see `Nodes::unlink`.
         let mut held = Vec::new();
         let removed = remove(&mut |node| {
-            if self.table.lookups(node.number) == 0 {
+            if !self.table.knows(node) {
                 return Ok(false);
             }
             held.push(self.orphans.hold(&self.table, &self.nodes, node)?);

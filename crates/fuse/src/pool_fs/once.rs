@@ -33,11 +33,14 @@ impl PoolFs {
                 done => break done?,
             }
         };
-        notes.settle(&unpublished, |shape, node, name| match (shape, &self.locks) {
-            // The kernel may not send it again, and then their locks would not end.
-            (Shape::Flushed, Some(locks)) => locks.flushed(node, name),
-            (Shape::Released, Some(locks)) => locks.released(node, name),
-            _ => {}
+        notes.settle(&unpublished, |shape, id, name| {
+            let (Some(number), Some(locks)) = (self.table.number(id), &self.locks) else { return };
+            match shape {
+                // The kernel may not send it again, and then their locks would not end.
+                Shape::Flushed => locks.flushed(number, name),
+                Shape::Released => locks.released(number, name),
+                _ => {}
+            }
         });
         let settled = notes.all_settled();
         let born: HashSet<u64> = born(&settled).map(|node| node.number).collect();
@@ -68,7 +71,7 @@ impl PoolFs {
         // A request is refused by all channels but the one that has read it, and then what the answer
         // gives is taken back. What was born without a name must not be freed by that.
         let born = born(&settled).filter(|node| self.nodes.metadata(*node).is_ok());
-        let born: Vec<Node> = born.filter(|node| self.table.remember(*node)).collect();
+        let born: Vec<u64> = born.filter_map(|node| self.table.remember(node).ok()).collect();
         // Whether the client of an append wants it to be durable is not known any more.
         let is_append = |outcome: &Outcome| {
             matches!(outcome, Outcome::Done(Done { shape: Shape::Appended, .. }))
@@ -95,7 +98,7 @@ impl PoolFs {
         }
         notes.waits().clear();
         notes.forget_settled();
-        born.iter().for_each(|node| self.forget(node.number, 1));
+        born.iter().for_each(|id| self.forget(*id, 1));
     }
 
     /// The kernel hands out again all that was not answered.

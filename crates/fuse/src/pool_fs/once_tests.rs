@@ -84,7 +84,7 @@ impl Scene {
         let pool = options().beside(nonce).open(self.directory.path().join("pool")).unwrap();
         let pins = pool.borrow_pins(&self.memory.lent()).unwrap();
         let lasting = Lasting {
-            table: self.memory.nodes(),
+            table: self.memory.nodes(self.keeper.layout().slots()),
             orphans: Orphans::Lent(Lent::new(pins, || None)),
             notes: Some(Notes::new(self.memory.clone())),
             keeps_locks: Box::new(KeepsNone),
@@ -506,4 +506,20 @@ fn what_a_killed_client_does_not_get_is_given_up() {
     assert!(fs.table.pin(born).is_some());
     send_to(fs, 2 | RESENT, &made, &Gone);
     assert_eq!((fs.table.lookups(born), fs.table.pin(born)), (0, None));
+}
+
+#[test]
+fn the_next_server_gives_no_node_id_to_another_inode() {
+    let scene = Scene::new(Cache::Shared);
+    let first = look_up(scene.server(), b"a");
+    let others = Files::new(scene.keeper.clone());
+    others.remove_file("/a").unwrap();
+    others.create_file("/n").unwrap();
+    assert_eq!(others.metadata("/n").unwrap().ino(), first);
+    let fs = scene.server();
+    let next = look_up(fs, b"n");
+    assert!(next != first && fs.node(first).is_err());
+    // Neither does one that takes over meanwhile.
+    let again = scene.server();
+    assert_eq!((look_up(again, b"n"), again.node(first).is_err()), (next, true));
 }

@@ -109,7 +109,7 @@ impl Lent {
             }
             self.unpin(table, number);
         }
-        if let Some(node) = table.node(number) {
+        if let Some((_, node)) = table.numbered(number) {
             // Of a pool that fails, the next program that opens it frees the inode.
             let _ = nodes.reap(node);
         }
@@ -139,7 +139,7 @@ impl Lent {
 /// Whether an inode that the kernel knows needs its pin: it has no names or is open, or cannot be read, so
 /// that a program may have it open.
 fn must_be_kept(table: &NodeTable, nodes: &Nodes, number: u64) -> bool {
-    let node = nodes.numbered(number).ok().or_else(|| table.node(number));
+    let node = nodes.numbered(number).ok().or_else(|| Some(table.numbered(number)?.1));
     match node.map(|node| nodes.metadata(node)) {
         Some(Ok(metadata)) => metadata.nlink() == 0 || table.is_kept(number),
         Some(Err(FsError::Stale { .. })) | None => false,
@@ -228,6 +228,8 @@ impl Orphans {
 
     /// Keeps a new file that has no name, from before any process can see it.
     pub(super) fn born(&self, table: &NodeTable, node: Node) -> aquifer_fs::Result<()> {
+        // A number beyond the table is refused when the kernel is to be given the inode.
+        let _ = table.adopt(node);
         table.keep(node.number);
         match self {
             Orphans::Own(_) => Ok(()),

@@ -1,6 +1,7 @@
 //! Requests of a shared mount without a kernel: locks, and writes that are to be durable.
 
 use std::io::IoSlice;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex};
@@ -16,7 +17,8 @@ use super::*;
 use crate::answer::{Channel, Delivered};
 use crate::options::Cache;
 use crate::wire::{
-    self, Entry, InHeader, LockIn, OutHeader, ROOT, ReadIn, ReleaseIn, WriteIn, lock, parse, write,
+    self, Entry, InHeader, LockIn, OutHeader, ROOT, ReadIn, ReleaseIn, SetAttributesIn, WriteIn,
+    lock, parse, set, write,
 };
 
 mod opcode {
@@ -28,6 +30,8 @@ mod opcode {
     pub const FLUSH: u32 = 25;
     pub const SETLK: u32 = 32;
     pub const SETLKW: u32 = 33;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
     pub const INTERRUPT: u32 = 36;
 }
 
@@ -464,4 +468,53 @@ fn a_page_that_comes_back_leaves_what_others_have_appended() {
     file.set_len(50).unwrap();
     scene.write_back(0, &page);
     assert_eq!(others.read("/f").unwrap(), page[..50]);
+}
+
+impl Scene {
+    fn look_up(&self, name: &[u8]) -> Entry {
+        let (errno, bytes) = self.ask(opcode::LOOKUP, ROOT, &[name, b"\0"].concat());
+        assert_eq!(errno, 0);
+        Entry::read_from_prefix(&bytes).unwrap().0
+    }
+
+    fn change_mode(&self, id: u64, mode: u32) -> i32 {
+        let set = SetAttributesIn { valid: set::MODE, mode, ..SetAttributesIn::new_zeroed() };
+        self.ask(opcode::SETATTR, id, set.as_bytes()).0
+    }
+}
+
+#[test]
+fn an_inode_whose_number_is_used_again_is_gone_and_the_next_one_is_another() {
+    let scene = Scene::new();
+    let others = foreign(&scene);
+    others.remove_file("/f").unwrap();
+    others.create_file("/g").unwrap();
+    others.set_permissions("/g", std::fs::Permissions::from_mode(0o600)).unwrap();
+    let next = scene.look_up(b"g");
+    assert_eq!(next.attributes.ino, scene.node, "the pool uses the number again");
+    // What the kernel still has of the first one changes nothing of the second.
+    assert_eq!(scene.change_mode(scene.node, 0o666), libc::ESTALE);
+    assert_eq!(others.metadata("/g").unwrap().mode() & 0o777, 0o600);
+    let attributes = [0_u64; 2];
+    assert_eq!(scene.ask(opcode::GETATTR, scene.node, attributes.as_bytes()).0, libc::ESTALE);
+    scene.send(opcode::FORGET, scene.node, 1_u64.as_bytes());
+    assert_eq!(scene.change_mode(next.nodeid, 0o640), 0);
+    assert_eq!(others.metadata("/g").unwrap().mode() & 0o777, 0o640);
+    // Pages are dropped of the node that has them.
+    others.write("/g", [1; 5000]).unwrap();
+    let read = ReadIn { size: 4096, ..ReadIn::new_zeroed() };
+    assert_eq!(scene.ask(opcode::READ, next.nodeid, read.as_bytes()).0, 0);
+    let file = others.options().write(true).open("/g").unwrap();
+    file.write_all_at(b"x", 0).unwrap();
+    assert_eq!(scene.fs.changed_mappings(), [next.nodeid]);
+    // Until the kernel has forgotten that one as well, too.
+    drop(file);
+    scene.fs.tidy();
+    scene.fs.tidy();
+    others.remove_file("/g").unwrap();
+    others.create_file("/h").unwrap();
+    let third = scene.look_up(b"h");
+    assert_eq!(third.attributes.ino, scene.node);
+    assert!(![scene.node, next.nodeid].contains(&third.nodeid));
+    assert_eq!(scene.change_mode(next.nodeid, 0o666), libc::ESTALE);
 }

@@ -24,7 +24,7 @@ use aquifer_sys::shared_words::SharedWords;
 use super::NodeTable;
 
 /// `AQMOUNT` and the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"AQMOUNT\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"AQMOUNT\x03");
 const PAGE_WORDS: usize = 512;
 /// Where the blocks of pins are listed.
 const BLOCKS: usize = 64;
@@ -137,9 +137,9 @@ impl Memory {
         (word >> 1, word & 1 != 0)
     }
 
-    /// The table of nodes.
-    pub fn nodes(&self) -> NodeTable {
-        NodeTable::within(self.words.clone(), NODES)
+    /// The table of nodes, of a pool with this many slots.
+    pub fn nodes(&self, slots: u64) -> NodeTable {
+        NodeTable::within(self.words.clone(), NODES, slots)
     }
 
     /// The requests that wait for locks.

@@ -1,12 +1,30 @@
 //! The inodes that the kernel knows, and how often it was given each.
 //!
 //! ```text
-//!  inode number ──► 4 words:  lookups │ generation │ pin │ opens
+//!  inode number ──► 5 words:  lookups │ generation │ epoch │ pin │ opens
+//!  node ID       =  epoch │ inode number
 //! ```
 //!
-//! The kernel names an inode by its node ID alone, which is the inode number here; the generation
-//! that makes a [`Node`] of it is kept in this table. It is as long as the pool has slots, and costs
-//! memory only where inodes are known.
+//! The kernel names an inode by its node ID alone; the generation that makes a [`Node`] of it is kept
+//! in this table. The table is as long as the pool has slots, and costs memory only where inodes are
+//! known.
+//!
+//! # Node IDs
+//! *Invariant: the kernel never has one node ID for two inodes.* The pool uses a number again as soon as
+//! its inode is free, and in a shared mount another process frees inodes that this kernel still has. So
+//! a node ID has the inode number in its low bits and the *epoch* of the number above them. The epoch is
+//! one higher for each generation that the table meets while the kernel still has an earlier one.
+//! Node IDs of earlier epochs name inodes that are gone: each request for one gets `ESTALE`, and its
+//! `FORGET` changes nothing. Where the kernel has forgotten the earlier generation, the epoch stays. The
+//! first epoch is 0, so the root, which is never freed, is its own number.
+//!
+//! An epoch never comes again: a number whose epochs are used up gets `EOVERFLOW` for every further
+//! generation. All bits that no inode number needs are the epoch's, at least 31, and each epoch takes the
+//! removal of an inode, a new one and a lookup. With 2²⁰ slots and a microsecond for all three, the
+//! epochs of a number last three months; an epoch really takes hundreds of microseconds.
+//!
+//! Generations of a number grow. An answer that is late, for an inode that was removed and whose number
+//! the kernel knows already under a later generation, becomes `ESTALE`.
 //!
 //! # The count
 //! Each answer with an entry raises `lookups` by one, and each `FORGET` lowers it. *Invariant:
@@ -23,22 +41,27 @@
 //! least one of them sees what the other has done, and gives the pin back.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_fs::node::Node;
 use aquifer_pool::PinPlace;
 use aquifer_sys::shared_words::SharedWords;
+use rustix::io::Errno;
+
+use crate::point;
 
 /// Words of an inode.
-const WORDS: usize = 4;
+const WORDS: usize = 5;
 const LOOKUPS: usize = 0;
 const GENERATION: usize = 1;
-/// The place of the pin that keeps the inode, and 1; 0 without one.
-const PIN: usize = 2;
+const EPOCH: usize = 2;
+/// The place of the pin that keeps the inode, and 1; 0 without one. What has a pin is not freed, so the
+/// pin is of the generation that the table knows.
+const PIN: usize = 3;
 /// In a shared mount, how often it is open ([`COUNT`]); and [`KEPT`], [`MAPPED`], [`REMOVED`].
-const OPENS: usize = 3;
+const OPENS: usize = 4;
 const COUNT: u64 = u32::MAX as u64;
 /// Its last name was, or is being, removed.
 const REMOVED: u64 = 1 << 61;
@@ -53,6 +76,10 @@ pub struct NodeTable {
     words: Arc<SharedWords>,
     /// Where the table begins.
     first: usize,
+    /// How many low bits of a node ID are the inode number.
+    number_bits: u32,
+    /// Held while the generation of a number changes, or its lookups do. Nothing is waited for meanwhile.
+    changing: Mutex<()>,
 }
 
 impl NodeTable {
@@ -61,14 +88,14 @@ impl NodeTable {
     /// # Errors
     /// Those of the system: too little address space.
     pub fn new(slots: u64) -> io::Result<NodeTable> {
-        let slots = usize::try_from(slots).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let len = slots.checked_mul(WORDS).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(NodeTable { words: Arc::new(SharedWords::new(len)?), first: 0 })
+        let len = NodeTable::len_words(slots).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(NodeTable::within(Arc::new(SharedWords::new(len)?), 0, slots))
     }
 
-    /// The one that these words have from the word `first` on.
-    pub fn within(words: Arc<SharedWords>, first: usize) -> NodeTable {
-        NodeTable { words, first }
+    /// The one that these words have from the word `first` on, for a pool with this many slots.
+    pub fn within(words: Arc<SharedWords>, first: usize, slots: u64) -> NodeTable {
+        let number_bits = (u64::BITS - slots.leading_zeros()).clamp(1, 63);
+        NodeTable { words, first, number_bits, changing: Mutex::default() }
     }
 
     /// How many words a table takes.
@@ -77,8 +104,42 @@ impl NodeTable {
     }
 
     fn words(&self, number: u64) -> Option<&[AtomicU64]> {
+        if number >> self.number_bits != 0 {
+            return None;
+        }
         let from = usize::try_from(number).ok()?.checked_mul(WORDS)?.checked_add(self.first)?;
         self.words.get(from..from.checked_add(WORDS)?)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        // No panic leaves anything else than the death of a server may, between any two stores.
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number and the epoch in a node ID.
+    fn parts(&self, id: u64) -> (u64, u64) {
+        (id & ((1 << self.number_bits) - 1), id >> self.number_bits)
+    }
+
+    fn id_of(&self, number: u64, epoch: u64) -> u64 {
+        epoch << self.number_bits | number
+    }
+
+    /// The number of the inode that the kernel means by a node ID; `None` if the inode is gone and its
+    /// number has been given again.
+    pub fn number(&self, id: u64) -> Option<u64> {
+        let (number, epoch) = self.parts(id);
+        // Acquire: pairs with the Release in `adopt`.
+        (self.words(number)?[EPOCH].load(Acquire) == epoch).then_some(number)
+    }
+
+    /// The node ID that the kernel knows an inode by; `None` for another generation than the table has.
+    pub fn id(&self, node: Node) -> Option<u64> {
+        // Both words are of one moment.
+        let _changing = self.lock();
+        let words = self.words(node.number)?;
+        let is_this = words[GENERATION].load(Acquire) == node.generation;
+        is_this.then(|| self.id_of(node.number, words[EPOCH].load(Acquire)))
     }
 
     /// Notes that an inode is opened.
@@ -159,50 +220,111 @@ impl NodeTable {
         place_of(self.words(number)?[PIN].swap(0, AcqRel))
     }
 
-    /// The inode that the kernel means by a node ID; `None` if no answer has given it this ID.
-    pub fn node(&self, number: u64) -> Option<Node> {
+    /// The inode that the kernel means by a node ID; `None` if no answer has given it this ID, or its
+    /// number has been given again.
+    pub fn node(&self, id: u64) -> Option<Node> {
+        let (number, epoch) = self.parts(id);
         let words = self.words(number)?;
-        // Acquire: pairs with the Release in `remember`.
+        // Acquire: pairs with the Release in `adopt`. The epoch is looked at behind the generation, which
+        // is stored behind it: so a later generation is never found with an earlier epoch.
         let generation = words[GENERATION].load(Acquire);
+        let is_known = words[EPOCH].load(Acquire) == epoch && generation != 0;
         // Generations start at 1.
-        (generation != 0).then_some(Node { number, generation })
+        is_known.then_some(Node { number, generation })
     }
 
-    /// Notes that an answer is about to give the kernel an inode. Returns false if its number is
-    /// beyond the table, which only a damaged pool has.
-    pub fn remember(&self, node: Node) -> bool {
-        let Some(words) = self.words(node.number) else { return false };
-        // Release: a thread that finds the generation finds the inode as it was looked up.
-        words[GENERATION].store(node.generation, Release);
+    /// The inode that the table knows by a number, with its node ID.
+    pub fn numbered(&self, number: u64) -> Option<(u64, Node)> {
+        let _changing = self.lock();
+        let words = self.words(number)?;
+        let node = Node { number, generation: words[GENERATION].load(Acquire) };
+        let id = self.id_of(number, words[EPOCH].load(Acquire));
+        (node.generation != 0).then_some((id, node))
+    }
+
+    /// Notes that an answer is about to give the kernel an inode. Returns its node ID.
+    ///
+    /// # Errors
+    /// * `EUCLEAN` for a number beyond the table, which only a damaged pool has;
+    /// * `ESTALE` for an earlier generation than the table has: the inode is gone;
+    /// * `EOVERFLOW` if the epochs of the number are used up.
+    pub fn remember(&self, node: Node) -> Result<u64, Errno> {
+        let _changing = self.lock();
+        let words = self.adopt_locked(node)?;
         words[LOOKUPS].fetch_add(1, AcqRel);
-        true
+        Ok(self.id_of(node.number, words[EPOCH].load(Acquire)))
     }
 
-    /// How often the kernel was given an inode and has not forgotten it.
+    /// Makes this the inode that the table knows by its number, before anything is noted of it that is
+    /// not given to the kernel yet.
+    ///
+    /// # Errors
+    /// As [`NodeTable::remember`].
+    pub fn adopt(&self, node: Node) -> Result<(), Errno> {
+        let _changing = self.lock();
+        self.adopt_locked(node).map(drop)
+    }
+
+    fn adopt_locked(&self, node: Node) -> Result<&[AtomicU64], Errno> {
+        let words = self.words(node.number).ok_or(Errno::UCLEAN)?;
+        let before = words[GENERATION].load(Acquire);
+        if node.generation < before {
+            return Err(Errno::STALE);
+        }
+        if node.generation > before {
+            let epoch = words[EPOCH].load(Acquire);
+            if words[LOOKUPS].load(Acquire) > 0 {
+                let next = epoch + 1;
+                if next >> (u64::BITS - self.number_bits) != 0 {
+                    return Err(Errno::OVERFLOW);
+                }
+                // First: a server that dies behind this has used up an epoch and nothing else. Release,
+                // here and below: the next server finds the stores in this order, as far as they came.
+                words[EPOCH].store(next, Release);
+                point("epoch");
+                words[LOOKUPS].store(0, Release);
+            }
+            // What was noted of the inode before. Its opens were closed, or it would have a pin; those
+            // that are just failing take back what they have counted.
+            words[OPENS].fetch_and(COUNT, AcqRel);
+            // Release: a thread that finds the generation finds the inode as it was looked up.
+            words[GENERATION].store(node.generation, Release);
+        }
+        Ok(words)
+    }
+
+    /// Whether the kernel was given this inode and has not forgotten it.
+    pub fn knows(&self, node: Node) -> bool {
+        self.id(node).is_some() && self.lookups(node.number) > 0
+    }
+
+    /// How often the kernel was given the inode that the table knows by this number and has not forgotten
+    /// it.
     pub fn lookups(&self, number: u64) -> u64 {
         // Acquire: pairs with the changes of other threads.
         self.words(number).map_or(0, |words| words[LOOKUPS].load(Acquire))
     }
 
-    /// Notes that the kernel has forgotten `count` answers. Returns whether it does not know the
-    /// inode any more; of several calls, one is told so.
-    pub fn forget(&self, number: u64, count: u64) -> bool {
-        let Some(words) = self.words(number) else { return false };
+    /// Notes that the kernel has forgotten `count` answers with a node ID. Returns the inode's number if
+    /// the kernel does not know the inode any more; of several calls, one gets it.
+    pub fn forget(&self, id: u64, count: u64) -> Option<u64> {
+        let _changing = self.lock();
+        // Otherwise the count went with the generation.
+        let number = self.number(id)?;
+        let words = self.words(number)?;
         let opens = words[OPENS].load(Acquire);
-        // AcqRel: the thread that reaches 0 sees what all others did with the inode. Relaxed where
-        // nothing is changed.
-        let before = words[LOOKUPS]
-            .fetch_update(AcqRel, Relaxed, |lookups| Some(lookups.saturating_sub(count)));
+        let before = words[LOOKUPS].load(Acquire);
+        // Release: the next server.
+        words[LOOKUPS].store(before.saturating_sub(count), Release);
         // Pairs with that in `set_pin`.
         fence(SeqCst);
-        let before = before.unwrap_or(0);
         debug_assert!(before >= count, "inode {number} was forgotten {count} times of {before}");
         let is_last = before > 0 && before <= count;
         if is_last {
             // It is not open; a dead server may have counted twice. Unless it was opened again.
             let _ = words[OPENS].compare_exchange(opens, 0, AcqRel, Relaxed);
         }
-        is_last
+        is_last.then_some(number)
     }
 }
 
@@ -228,22 +350,48 @@ mod tests {
         let table = NodeTable::new(8).unwrap();
         let node = Node { number: 7, generation: 9 };
         assert_eq!((table.node(7), table.lookups(7)), (None, 0));
-        assert!(table.remember(node) && table.remember(node) && table.remember(node));
-        assert_eq!((table.node(7), table.lookups(7)), (Some(node), 3));
-        assert!(!table.forget(7, 2));
-        assert!(table.forget(7, 1));
-        assert_eq!(table.lookups(7), 0);
+        assert_eq!([(); 3].map(|()| table.remember(node)), [Ok(7); 3]);
+        assert_eq!((table.node(7), table.id(node), table.lookups(7)), (Some(node), Some(7), 3));
+        assert_eq!(table.forget(7, 2), None);
+        assert_eq!((table.forget(7, 1), table.lookups(7)), (Some(7), 0));
         // Under another generation the number is another inode.
         let next = Node { generation: 10, ..node };
-        assert!(table.remember(next));
-        assert_eq!(table.node(7), Some(next));
+        assert_eq!(table.remember(next), Ok(7));
+        assert_eq!((table.node(7), table.id(node), table.id(next)), (Some(next), None, Some(7)));
+    }
+
+    #[test]
+    fn the_kernel_never_has_one_node_id_for_two_inodes() {
+        let table = NodeTable::new(8).unwrap();
+        let generation = |generation| Node { number: 7, generation };
+        assert_eq!(table.remember(generation(9)), Ok(7));
+        table.keep_removed(7);
+        let second = table.remember(generation(12)).unwrap();
+        assert!(second != 7 && table.node(second) == Some(generation(12)));
+        // The first one is gone, with all that was noted of it, and so are late answers.
+        assert_eq!((table.node(7), table.number(7), table.is_removed(7)), (None, None, false));
+        assert_eq!(table.remember(generation(9)), Err(Errno::STALE));
+        assert_eq!((table.forget(7, 1), table.lookups(7)), (None, 1));
+        assert!(table.knows(generation(12)) && !table.knows(generation(9)));
+        // The kernel has forgotten the second one: its node ID is free.
+        assert_eq!(table.forget(second, 1), Some(7));
+        assert_eq!(table.remember(generation(13)), Ok(second));
+        // A server that died in the middle of it has used up an epoch.
+        let words = table.words(7).unwrap();
+        words[EPOCH].fetch_add(1, AcqRel);
+        let third = table.remember(generation(14)).unwrap();
+        assert!(![7, second].contains(&third) && table.node(third) == Some(generation(14)));
+        // Until none is left.
+        words[EPOCH].store(u64::MAX >> table.number_bits, Release);
+        assert_eq!(table.remember(generation(15)), Err(Errno::OVERFLOW));
+        assert!(table.remember(generation(14)).is_ok());
     }
 
     #[test]
     fn an_inode_is_kept_until_it_was_closed_as_often_as_opened_or_is_forgotten() {
         let table = NodeTable::new(8).unwrap();
         let node = Node { number: 3, generation: 1 };
-        assert!(table.remember(node) && !table.is_kept(3) && !table.closed(3));
+        assert!(table.remember(node) == Ok(3) && !table.is_kept(3) && !table.closed(3));
         table.opened(3);
         table.opened(3);
         assert!(!table.closed(3) && table.is_kept(3) && table.closed(3) && !table.is_kept(3));
@@ -255,16 +403,16 @@ mod tests {
         assert!(!table.closed(3) && table.is_kept(3));
         table.keep_removed(3);
         assert!(table.is_removed(3) && table.is_kept(3));
-        assert!(table.forget(3, 1) && !table.is_kept(3) && !table.is_removed(3));
+        assert!(table.forget(3, 1).is_some() && !table.is_kept(3) && !table.is_removed(3));
     }
 
     #[test]
     fn numbers_beyond_the_table_are_not_known() {
         let table = NodeTable::new(8).unwrap();
         for number in [8, u64::MAX / 4, u64::MAX] {
-            assert!(!table.remember(Node { number, generation: 1 }));
+            assert_eq!(table.remember(Node { number, generation: 1 }), Err(Errno::UCLEAN));
             assert_eq!((table.node(number), table.lookups(number)), (None, 0));
-            assert!(!table.forget(number, 1));
+            assert_eq!(table.forget(number, 1), None);
         }
     }
 }

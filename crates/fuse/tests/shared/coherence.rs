@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aquifer_fs::FsError;
 use aquifer_fuse::{Cache, MountError};
 use aquifer_testkit::child;
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, mknodat, open};
 
 use crate::place::{How, Place};
 use crate::{both, end, mount_again};
@@ -98,6 +100,48 @@ pub fn names_change_on_both_sides() {
         assert_eq!(errno(fs::remove_file(at("new/linked"))), Some(libc::ENOENT));
         fs::remove_dir(at("new")).expect("it is empty");
         assert!(matches!(files.metadata("/new"), Err(FsError::NotFound { .. })));
+    }
+    drop(files);
+    end(place);
+}
+
+pub fn a_number_that_is_used_again_is_another_inode() {
+    let Some((place, files)) = both() else { return };
+    let at = |name: &str| place.root().join(name);
+    for is_directory in [false, true] {
+        for _ in 0..100 {
+            // Never open, so that nothing keeps it.
+            let mode = Mode::from_raw_mode(0o700);
+            if is_directory {
+                fs::create_dir(at("old")).expect("a new directory");
+            } else {
+                mknodat(CWD, at("old"), FileType::RegularFile, mode, 0).expect("a new file");
+            }
+            let old = open(at("old"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+            let old = old.expect("it is there");
+            let number = fstat(&old).expect("it is there").st_ino;
+            if is_directory {
+                files.remove_dir("/old").expect("it is empty");
+            } else {
+                files.remove_file("/old").expect("it is there");
+            }
+            files.write("/new", b"secret").expect("a new file");
+            files.set_permissions("/new", fs::Permissions::from_mode(0o600)).expect("its owner");
+            let found = files.metadata("/new").expect("it is there");
+            assert_eq!(found.ino(), number, "the pool uses the number again");
+            // While the kernel hears of the next one, and later.
+            let held = format!("/proc/self/fd/{}", old.as_raw_fd());
+            let change = || fs::set_permissions(&held, fs::Permissions::from_mode(0o666));
+            std::thread::scope(|threads| {
+                threads.spawn(|| fs::metadata(at("new")).expect("it is there"));
+                (0..20).for_each(|_| drop(change()));
+            });
+            assert_eq!(errno(change()), Some(libc::ESTALE));
+            assert_eq!(fs::metadata(at("new")).expect("it is there").ino(), number);
+            assert_eq!(fs::read(at("new")).expect("it is there"), b"secret");
+            assert_eq!(files.metadata("/new").expect("it is there").mode() & 0o777, 0o600);
+            fs::remove_file(at("new")).expect("it is there");
+        }
     }
     drop(files);
     end(place);

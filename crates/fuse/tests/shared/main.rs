@@ -24,6 +24,7 @@ fn child() {
     child::play(&[
         ("files", coherence::each_side_sees_at_once_what_the_other_did),
         ("names", coherence::names_change_on_both_sides),
+        ("again", coherence::a_number_that_is_used_again_is_another_inode),
         ("open", coherence::an_open_file_stays_when_others_remove_it),
         ("appends", coherence::appends_of_both_sides_are_all_there),
         ("append", coherence::append_lines),
@@ -83,6 +84,7 @@ aquifer_testkit::roles! {
     child::succeeds_with_mounts:
     each_side_sees_at_once_what_the_other_did: "files",
     names_change_on_both_sides: "names",
+    a_number_that_is_used_again_is_another_inode: "again",
     an_open_file_stays_when_others_remove_it: "open",
     appends_of_both_sides_are_all_there: "appends",
     two_mounts_of_one_pool: "two",
