@@ -5,7 +5,7 @@ use aquifer_sys::credentials;
 /// For whom a call creates or changes something: as the kernel knows the thread that makes a system
 /// call.
 ///
-/// A pool enforces no permissions. The identity decides what new files look like: their owner, and
+/// A pool enforces no permissions, except for a caller with [`Caller::enforced`]. The identity decides what new files look like: their owner, and
 /// which bits of their permissions they get. [`Files`](crate::Files) acts for its own process; a
 /// server that acts for others passes theirs to [`Nodes`](crate::node::Nodes).
 ///
@@ -29,13 +29,14 @@ pub struct Caller {
     pub(crate) groups: Vec<u32>,
     pub(crate) umask: u32,
     pub(crate) may_set_id: bool,
+    pub(crate) is_enforced: bool,
 }
 
 impl Caller {
     /// A caller with this user and group, no other groups, and no umask. User 0 may set
     /// set-group-ID bits; see [`Caller::may_set_id`].
     pub fn new(uid: u32, gid: u32) -> Caller {
-        Caller { uid, gid, groups: Vec::new(), umask: 0, may_set_id: uid == 0 }
+        Caller { uid, gid, groups: Vec::new(), umask: 0, may_set_id: uid == 0, is_enforced: false }
     }
 
     /// Sets the supplementary groups.
@@ -55,6 +56,24 @@ impl Caller {
     #[must_use]
     pub fn may_set_id(self, may_set_id: bool) -> Caller {
         Caller { may_set_id, ..self }
+    }
+
+    /// Refuses changes that the present owner and mode of a file do not permit this caller: for a
+    /// server whose clients have checked permissions by attributes that others may have changed since.
+    /// The check and the change are one transaction. User 0 may change all files; other users get no
+    /// rights from capabilities.
+    ///
+    /// | change | permitted for |
+    /// |---|---|
+    /// | mode, owner, group, access control lists, times other than now | the owner |
+    /// | both times to now; attributes in `user.`, except of a directory with the sticky bit | the owner, and users that may write to the file. A user counts as a member of each group |
+    /// | attributes in `trusted.` and `security.`, length | all callers: neither depends on the owner |
+    ///
+    /// [`Caller::may_set_id`] then counts for directories and for user 0 only: other users can set and
+    /// keep the set-group-ID bit of a file of their own groups, which are those that this caller names.
+    #[must_use]
+    pub fn enforced(self) -> Caller {
+        Caller { is_enforced: true, ..self }
     }
 
     /// Whether it belongs to a group.

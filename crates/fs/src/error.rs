@@ -152,6 +152,18 @@ pub enum FsError {
         /// The path.
         path: PathBuf,
     },
+    /// The caller is not the owner of the file: see [`Caller::enforced`](crate::node::Caller::enforced).
+    #[error("{path}: Operation not permitted: the file belongs to another user", path = path.display())]
+    NotOwner {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The caller may not write to the file: see [`Caller::enforced`](crate::node::Caller::enforced).
+    #[error("{path}: Permission denied: the user has no permission to write to it", path = path.display())]
+    NotWritable {
+        /// The path.
+        path: PathBuf,
+    },
     /// A view of the file conflicts with the operation.
     #[error("{path}: Device or resource busy: the file is in use by a view or lease; drop it and retry", path = path.display())]
     InUse {
@@ -431,6 +443,8 @@ impl FsError {
             | FsError::TooManyLinks { path }
             | FsError::IntoItself { path }
             | FsError::Immutable { path }
+            | FsError::NotOwner { path }
+            | FsError::NotWritable { path }
             | FsError::InUse { path }
             | FsError::NotImmutable { path }
             | FsError::Options { path, .. } => Some(path),
@@ -471,6 +485,7 @@ impl FsError {
             FsError::Special { .. } => libc::ENXIO,
             FsError::TooManyLinks { .. } => libc::EMLINK,
             FsError::Immutable { .. }
+            | FsError::NotOwner { .. }
             | FsError::NotImmutable { .. }
             | FsError::UserAttribute { .. }
             | FsError::DirectoryLink { .. } => libc::EPERM,
@@ -481,7 +496,7 @@ impl FsError {
             FsError::NotMapped | FsError::AclVersion { .. } | FsError::NoAcl { .. } => {
                 libc::EOPNOTSUPP
             }
-            FsError::NoDefaultAcl { .. } => libc::EACCES,
+            FsError::NoDefaultAcl { .. } | FsError::NotWritable { .. } => libc::EACCES,
             FsError::Stitch(_) => libc::ENOMEM,
             FsError::InUse { .. } | FsError::NotByName { .. } => libc::EBUSY,
             FsError::OtherPool => libc::EXDEV,

@@ -32,6 +32,7 @@ mod metadata;
 mod names;
 pub mod node;
 mod open_inodes;
+mod permission;
 mod read_dir;
 mod rules;
 mod special;

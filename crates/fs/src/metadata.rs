@@ -9,6 +9,7 @@ use aquifer_pool::format::file::{FileInode, FileKind};
 
 use crate::error::Result;
 use crate::node::Node;
+use crate::permission::Permission;
 
 /// The metadata of a file of any kind, as of one moment: [`std::fs::Metadata`], which only the
 /// system can make, for a pool. The methods of [`std::os::unix::fs::MetadataExt`] are methods, too,
@@ -253,6 +254,23 @@ impl SetAttributes {
     #[must_use]
     pub fn clear_set_id(self) -> SetAttributes {
         SetAttributes { clears_set_id: true, ..self }
+    }
+
+    /// The permission that a caller needs. A length needs none here: the client has opened the file for
+    /// writing. Times of now that come with a length are part of that change.
+    pub(crate) fn permission(&self) -> Option<Permission> {
+        let times = [self.accessed, self.modified];
+        let is_explicit = times.iter().any(|time| matches!(time, Some(SetTime::At(_))));
+        let set = times.iter().flatten().count();
+        if self.mode.is_some() || self.sets_owner || is_explicit {
+            Some(Permission::Owner)
+        } else if set == 0 || self.len_bytes.is_some() {
+            None
+        } else if set == times.len() {
+            Some(Permission::Write)
+        } else {
+            Some(Permission::Owner)
+        }
     }
 
     /// Changes an inode, apart from its length and from what follows for its mode.

@@ -31,15 +31,18 @@ const SET_USER: u32 = libc::S_ISUID;
 const SET_GROUP: u32 = libc::S_ISGID;
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// Whether the caller can set the set-group-ID bit of files of this group.
-fn may_set_group_id(by: &Caller, group: u32) -> bool {
-    by.may_set_id || by.is_in(group)
+/// Whether the caller can set the set-group-ID bit of files of this group. A client's decision about a
+/// caller that is [enforced](Caller::enforced) may be about an earlier group of the file. For a directory
+/// it counts nevertheless: there the bit gives no rights.
+fn may_set_group_id(by: &Caller, kind: FileKind, group: u32) -> bool {
+    let is_decided = !by.is_enforced || by.uid == 0 || kind == FileKind::Directory;
+    by.may_set_id && is_decided || by.is_in(group)
 }
 
 /// The bits that changing the content or the owner of a file clears.
 fn bits_to_clear(inode: &FileInode, by: &Caller) -> u32 {
     let runs_as_group = inode.mode & libc::S_IXGRP != 0;
-    let group = runs_as_group || !may_set_group_id(by, inode.gid);
+    let group = runs_as_group || !may_set_group_id(by, inode.kind, inode.gid);
     inode.mode & (SET_USER | if group { SET_GROUP } else { 0 })
 }
 
@@ -105,7 +108,7 @@ pub(crate) fn has_capabilities(
 
 impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
     /// The list in an attribute; `None` if there is none.
-    fn acl(&self, inode: &FileInode, name: &str) -> Result<Option<Acl>> {
+    pub(crate) fn acl(&self, inode: &FileInode, name: &str) -> Result<Option<Acl>> {
         if inode.attributes == 0 {
             return Ok(None);
         }
@@ -158,7 +161,7 @@ impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
         if let Some(directory) = is_in_group {
             const RUNS_AS_GROUP: u32 = SET_GROUP | libc::S_IXGRP;
             let runs_as_group = inode.mode & RUNS_AS_GROUP == RUNS_AS_GROUP;
-            if runs_as_group && !may_set_group_id(new.by, directory.gid) {
+            if runs_as_group && !may_set_group_id(new.by, new.kind, directory.gid) {
                 inode.mode &= !SET_GROUP;
             }
         }
@@ -198,6 +201,9 @@ impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
         if inode.is_immutable {
             return Err(FsError::Immutable { path: path() });
         }
+        if let Some(permission) = what.permission() {
+            self.check(&inode, permission, by, path)?;
+        }
         let clears = match inode.kind {
             FileKind::Directory => false,
             FileKind::File => what.sets_owner || what.clears_set_id,
@@ -209,7 +215,7 @@ impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
         }
         what.apply(&mut inode, self.now_ns);
         if what.mode.is_some() {
-            if !may_set_group_id(by, inode.gid) {
+            if !may_set_group_id(by, inode.kind, inode.gid) {
                 inode.mode &= !SET_GROUP;
             }
             if let Some(mut access) = self.acl(&inode, ACCESS_ACL)? {
@@ -228,8 +234,9 @@ impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
         (name, value): (&[u8], &[u8]),
         mode: SetMode,
         by: &Caller,
-        path: impl FnOnce() -> PathBuf,
+        path: impl Fn() -> PathBuf,
     ) -> Result<()> {
+        self.check_attribute(&inode, name, by, &path)?;
         let Some(acl) = list_name(name) else {
             return self.change_attributes(inode, path, |names, inode| {
                 attributes::set(inode, names.slots, name, value, mode)
@@ -245,8 +252,9 @@ impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
         inode: FileInode,
         name: &[u8],
         by: &Caller,
-        path: impl FnOnce() -> PathBuf,
+        path: impl Fn() -> PathBuf,
     ) -> Result<()> {
+        self.check_attribute(&inode, name, by, &path)?;
         match list_name(name) {
             Some(acl) => self.set_acl(inode, acl, None, by, path),
             None => self.change_attributes(inode, path, |names, inode| {
@@ -280,7 +288,7 @@ impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
             if let Some(acl) = &acl {
                 inode.mode = inode.mode & !0o777 | acl.to_mode();
             }
-            if !may_set_group_id(by, inode.gid) {
+            if !may_set_group_id(by, inode.kind, inode.gid) {
                 inode.mode &= !SET_GROUP;
             }
             names.put_acl(inode, name, acl.as_ref().filter(|acl| !acl.is_trivial()))

@@ -37,7 +37,8 @@
 //!
 //! # Callers
 //! What creates or changes something takes the [`Caller`] it is done for. Permissions are stored but
-//! not enforced: a server checks them first, or leaves that to the kernel (`default_permissions`).
+//! not enforced, except for a caller with [`Caller::enforced`]: a server checks them first, or leaves
+//! that to the kernel (`default_permissions`).
 //!
 //! ```
 //! # let directory = tempfile::tempdir()?;

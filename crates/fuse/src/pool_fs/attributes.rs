@@ -6,7 +6,7 @@ use aquifer_fs::node::{Node, SetAttributes};
 use aquifer_fs::{FileTimes, Metadata};
 use zerocopy::FromZeros;
 
-use super::{PoolFs, Result, caller};
+use super::{PoolFs, Result};
 use crate::wire::{
     Attributes, AttributesOut, Request, SetAttributesIn, Space, Statx, StatxOut, StatxTime, set,
 };
@@ -181,8 +181,7 @@ impl PoolFs {
         if let Some(found) = self.times_of_removed(node, set)? {
             return Ok(found);
         }
-        // Which bits the caller may set and keep, the kernel has decided.
-        let by = caller(request).may_set_id(true);
+        let by = self.changing(request);
         self.attributes_out(node.number, || Ok(self.nodes.set(node, &wanted(set), &by)?))
     }
 

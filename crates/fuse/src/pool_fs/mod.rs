@@ -4,8 +4,10 @@
 //!  request ──► node ID → Node (state::nodes) ──► Nodes, or a cached File (handles) ──► answer
 //! ```
 //!
-//! The kernel caches without end what it is told, and checks permissions (`default_permissions`);
-//! here a request finds its inode, becomes one call of [`Nodes`] or of a [`File`](aquifer_fs::File),
+//! The kernel caches without end what it is told, and checks permissions (`default_permissions`). In a
+//! shared mount it asks for owner and mode before it checks an access, but takes the owner that it saw
+//! last to decide about a change of attributes: see [`PoolFs::changing`].
+//! Here a request finds its inode, becomes one call of [`Nodes`] or of a [`File`](aquifer_fs::File),
 //! and the result becomes an answer.
 //!
 //! # Files that were removed while they are in use
@@ -46,6 +48,8 @@ mod once;
 #[cfg(test)]
 mod once_tests;
 mod orphans;
+#[cfg(test)]
+mod owner_tests;
 #[cfg(test)]
 mod shared_tests;
 #[cfg(test)]
@@ -164,14 +168,21 @@ impl PoolFs {
         self.table.node(id).ok_or(Errno(libc::ESTALE))
     }
 
+    /// For whom attributes are changed. Which bits the caller may set and keep, the kernel has decided;
+    /// in a shared mount by attributes that others may have changed since, so there the caller is
+    /// compared with the present owner.
+    fn changing(&self, request: &Request<'_>) -> Caller {
+        let by = caller(request).may_set_id(true);
+        if self.options.is_shared() { by.enforced() } else { by }
+    }
+
     /// What is done so that the kernel sends no `OPEN`, `OPENDIR`, `FLUSH` and `CREATE` any more.
     fn without_opening(&self, feature: u64) -> Result<()> {
         if self.agreed.has(feature) { Err(Errno(libc::ENOSYS)) } else { Ok(()) }
     }
 }
 
-/// For whom a request is. What the caller may do was decided by the kernel, also about bits of
-/// permissions; this decides what new files look like.
+/// For whom a request is: this decides what new files look like.
 fn caller(request: &Request<'_>) -> Caller {
     let caller = Caller::new(request.uid, request.gid);
     match request.also_in_group {

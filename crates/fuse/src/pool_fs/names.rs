@@ -2,7 +2,7 @@
 //! `READLINK`.
 
 use aquifer_fs::node::{NewNode, Node};
-use aquifer_fs::{File, Metadata, RenameMode, SpecialFile};
+use aquifer_fs::{File, FsError, Metadata, RenameMode, SpecialFile};
 
 use super::attributes::decode_device;
 use super::{Errno, PoolFs, Result, caller};
@@ -69,6 +69,9 @@ impl PoolFs {
 
     /// For a client that opens it. Where the kernel opens files by itself, it creates them by `MKNOD`
     /// from then on: what is opened by a `CREATE` it would also close by a `RELEASE`.
+    ///
+    /// The kernel checks no permission of a file that it creates. So one that another mount has created
+    /// since the kernel looked is not opened: after `ESTALE` the kernel looks again, and opens it.
     pub(super) fn create(
         &self,
         request: &Request<'_>,
@@ -80,10 +83,13 @@ impl PoolFs {
         self.without_opening(init::NO_OPEN_SUPPORT)?;
         let mut how = self.files.options();
         how.read(true).write(true).create(true).mode(mode & PERMISSIONS);
-        how.create_new(flags & libc::O_EXCL as u32 != 0);
+        how.create_new(true);
         let by = caller(request).umask(umask);
-        let file = self.nodes.create(self.node(request.node)?, name, &how, &by)?;
-        self.opened(file)
+        let is_exclusive = flags & libc::O_EXCL as u32 != 0;
+        match self.nodes.create(self.node(request.node)?, name, &how, &by) {
+            Err(FsError::Exists { .. }) if !is_exclusive => Err(Errno(libc::ESTALE)),
+            created => self.opened(created?),
+        }
     }
 
     pub(super) fn temporary_file(

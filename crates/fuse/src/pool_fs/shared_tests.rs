@@ -75,14 +75,14 @@ impl Client {
     }
 }
 
-struct Scene {
+pub(super) struct Scene {
     directory: tempfile::TempDir,
     fs: PoolFs,
     pool: Pool,
     client: Client,
     unique: AtomicU64,
     /// The inode of a file.
-    node: u64,
+    pub(super) node: u64,
 }
 
 fn shared(files: Files, kept_locks: Vec<(OpenOwner, std::os::fd::OwnedFd)>) -> PoolFs {
@@ -94,12 +94,13 @@ fn shared(files: Files, kept_locks: Vec<(OpenOwner, std::os::fd::OwnedFd)>) -> P
         keeps_locks: Box::new(KeepsNone),
         kept_locks,
     };
-    let agreed = Agreed { minor: wire::NEWEST_MINOR, flags: !init::WRITEBACK_CACHE };
+    let alone = init::WRITEBACK_CACHE | init::NO_OPEN_SUPPORT | init::NO_OPENDIR_SUPPORT;
+    let agreed = Agreed { minor: wire::NEWEST_MINOR, flags: !alone };
     PoolFs::lasting(files, agreed, MountOptions::new().cache(Cache::Shared), lasting).unwrap()
 }
 
 impl Scene {
-    fn new() -> Scene {
+    pub(super) fn new() -> Scene {
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let path = directory.path().join("pool");
         drop(Pool::create(&path, 16 << 20).unwrap());
@@ -121,9 +122,14 @@ impl Scene {
 
     /// Sends a request. Returns its name.
     fn send(&self, opcode: u32, nodeid: u64, body: &[u8]) -> u64 {
+        self.send_for((0, 0), opcode, nodeid, body)
+    }
+
+    /// Sends a request of a process of this user and group.
+    fn send_for(&self, (uid, gid): (u32, u32), opcode: u32, nodeid: u64, body: &[u8]) -> u64 {
         let unique = self.unique.fetch_add(2, Relaxed) + 2;
         let len = (size_of::<InHeader>() + body.len()) as u32;
-        let header = InHeader { len, opcode, unique, nodeid, ..InHeader::new_zeroed() };
+        let header = InHeader { len, opcode, unique, nodeid, uid, gid, ..InHeader::new_zeroed() };
         let bytes = [header.as_bytes(), body].concat();
         let request = parse(&bytes).expect("a request");
         let answer = Answer::new(&self.client, request.unique);
@@ -134,6 +140,11 @@ impl Scene {
     /// Sends a request and waits for its answer.
     fn ask(&self, opcode: u32, nodeid: u64, body: &[u8]) -> (i32, Vec<u8>) {
         self.client.answer(self.send(opcode, nodeid, body))
+    }
+
+    /// Sends a request of a process of this user and group. Returns the error number of its answer.
+    pub(super) fn errno_for(&self, of: (u32, u32), opcode: u32, nodeid: u64, body: &[u8]) -> i32 {
+        self.client.answer(self.send_for(of, opcode, nodeid, body)).0
     }
 
     fn set_lock(&self, fh: u64, kind: i32, lock_flags: u32, waits: bool) -> u64 {
@@ -362,7 +373,7 @@ fn a_write_that_is_to_be_durable_is() {
 }
 
 /// What another process has open.
-fn foreign(scene: &Scene) -> Files {
+pub(super) fn foreign(scene: &Scene) -> Files {
     let directory = scene.directory.path();
     let options = Pool::options().background(false).segment_directory(directory);
     Files::new(options.open(directory.join("pool")).unwrap())

@@ -2,7 +2,7 @@
 
 use aquifer_fs::SetMode;
 
-use super::{Errno, PoolFs, Result, caller};
+use super::{Errno, PoolFs, Result};
 use crate::answer::Answer;
 use crate::wire::{Request, XattrOut, xattr};
 
@@ -62,14 +62,14 @@ impl PoolFs {
             xattr::REPLACE => SetMode::Replace,
             _ => return Err(Errno(libc::EINVAL)),
         };
-        // Whether setting a list clears the set-group-ID bit, the kernel has decided.
-        let by = caller(request).may_set_id(more_flags & xattr::ACL_KILL_SGID == 0);
+        // The kernel has decided whether setting the list clears the set-group-ID bit.
+        let by = self.changing(request).may_set_id(more_flags & xattr::ACL_KILL_SGID == 0);
         Ok(self.nodes.set_attribute(self.node(request.node)?, name, value, mode, &by)?)
     }
 
     pub(super) fn remove_xattr(&self, request: &Request<'_>, name: &[u8]) -> Result<()> {
         self.check_xattrs()?;
-        let by = caller(request).may_set_id(true);
+        let by = self.changing(request);
         Ok(self.nodes.remove_attribute(self.node(request.node)?, name, &by)?)
     }
 }

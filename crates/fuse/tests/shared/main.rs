@@ -7,6 +7,7 @@
 mod coherence;
 mod locks;
 mod mappings;
+mod owners;
 #[path = "../kept/place.rs"]
 #[allow(dead_code, reason = "the tests of dying servers use the rest")]
 mod place;
@@ -30,6 +31,7 @@ fn child() {
         ("append", coherence::append_lines),
         ("two", coherence::two_mounts_of_one_pool),
         ("alone", coherence::a_mount_that_is_alone_is_not_shared),
+        ("owners", owners::an_earlier_owner_changes_nothing_through_another_mount),
         ("mapped", mappings::a_mapping_shows_what_others_write),
         ("notifier", mappings::a_mapping_is_refreshed_by_another_process_if_one_dies),
         ("locks", locks::locks_exclude_both_sides),
@@ -89,6 +91,7 @@ aquifer_testkit::roles! {
     appends_of_both_sides_are_all_there: "appends",
     two_mounts_of_one_pool: "two",
     a_mount_that_is_alone_is_not_shared: "alone",
+    an_earlier_owner_changes_nothing_through_another_mount: "owners",
     a_mapping_shows_what_others_write: "mapped",
     a_mapping_is_refreshed_by_another_process_if_one_dies: "notifier",
     locks_exclude_both_sides: "locks",
