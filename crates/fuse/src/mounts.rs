@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use aquifer_pool::Pool;
+use aquifer_sys::credentials;
 use aquifer_sys::local_socket::{self, Connection, Listener};
 use aquifer_sys::mount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -131,9 +132,20 @@ pub(crate) fn announce(connection: u32) -> Option<Listener> {
     Listener::bind_name(name.as_bytes()).ok()
 }
 
+/// Whether a keeper of this process's user keeps connections of processes of that user: any process can
+/// connect, and only these users can unmount.
+pub(crate) fn may_wait(user: u32) -> bool {
+    user == 0 || user == credentials::effective().uid
+}
+
 /// Connections to the keeper of a mount. Another one may not have closed its pool yet, whose mount had
-/// the same number. Any process could take such a name, so those of other users do not count.
+/// the same number. Any process could take such a name, so those of other users do not count. Nor does
+/// a keeper that does not keep this process's connection: see [`may_wait`].
 fn keepers_of(mounted: &MountedPool) -> Vec<Connection> {
+    let own = credentials::effective().uid;
+    if own != 0 && Some(own) != mounted.user {
+        return Vec::new();
+    }
     let prefix = socket_prefix(mounted.connection);
     let names = local_socket::names_beginning(prefix.as_bytes()).unwrap_or_default();
     let is_keeper = |connection: &Connection| {
@@ -141,8 +153,15 @@ fn keepers_of(mounted: &MountedPool) -> Vec<Connection> {
     };
     let until = Instant::now() + CONNECT;
     let left = || until.saturating_duration_since(Instant::now());
-    let keepers = names.iter().filter_map(|name| Connection::connect_name(name, left()).ok());
-    keepers.filter(is_keeper).collect()
+    // Sockets with full queues, which other users may have made, hold up no others.
+    let at_once = names.into_iter().map(|name| {
+        let connected = Connection::connect_name(&name, Duration::ZERO);
+        connected.map_err(|_| name)
+    });
+    let (keepers, full): (Vec<_>, Vec<_>) = at_once.partition(Result::is_ok);
+    let later = full.into_iter().filter_map(Result::err);
+    let later = later.filter_map(|name| Connection::connect_name(&name, left()).ok());
+    keepers.into_iter().filter_map(Result::ok).chain(later).filter(is_keeper).collect()
 }
 
 /// Unmounts the pool that a directory shows, and waits until the processes that served it have closed

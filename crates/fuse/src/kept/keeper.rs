@@ -34,7 +34,7 @@ use crate::team::{IN_BYTES, MOST_WORKERS};
 const BLOCKS: (usize, usize) = (2, 4);
 /// A server that has lived so long was of use, also if there was nothing to answer.
 const LONG_LIFE: Duration = Duration::from_secs(1);
-/// How many processes can wait for the end at once.
+/// How many processes that wait for the end are taken out of the queue.
 const MOST_UNMOUNTING: usize = 64;
 /// In what time a server has to be ready that is the program at the path. What else may be there could
 /// do anything; programs wait meanwhile.
@@ -408,17 +408,19 @@ impl Keeper {
     }
 
     /// Takes a process out of the queue of the socket, which could be full otherwise: it waits for the end
-    /// of its connection, or has given up.
+    /// of its connection, or has given up. A process of a user that may not unmount gets no place here.
     fn accept_unmounting(&mut self) {
         let accepted = self.announced.as_ref().map(Listener::accept_now);
         match accepted {
             Some(Ok(Some(connection))) => {
-                self.unmounting.retain(|other| !other.is_closed());
-                // Other users may connect as well.
-                if self.unmounting.len() == MOST_UNMOUNTING {
-                    self.unmounting.remove(0);
+                let user = connection.peer().map(|peer| peer.uid);
+                if !user.is_ok_and(mounts::may_wait) {
+                    return;
                 }
+                self.unmounting.retain(|other| !other.is_closed());
                 self.unmounting.push(connection);
+                // Others wait in the queue, which ends at the same time.
+                self.accepts = self.unmounting.len() < MOST_UNMOUNTING;
             }
             // It would come again at once, as where no more descriptors can be made.
             Some(Err(_)) => self.accepts = false,

@@ -6,6 +6,7 @@
 
 mod place;
 mod scripts;
+mod unmounting;
 
 use aquifer_testkit::child;
 
@@ -26,6 +27,7 @@ fn child() {
         ("busy", scripts::a_pool_that_is_mounted_is_not_mounted_again),
         ("abandoned", scripts::the_mount_ends_with_its_lifeline),
         ("renamed", scripts::unmounting_waits_for_a_pool_whose_path_is_gone),
+        ("flooded", unmounting::connections_of_other_users_end_no_wait),
         ("unnamed", scripts::many_files_without_names_survive_a_server),
     ]);
 }
@@ -58,5 +60,6 @@ aquifer_testkit::roles! {
     a_pool_that_is_mounted_is_not_mounted_again: "busy",
     the_mount_ends_with_its_lifeline: "abandoned",
     unmounting_waits_for_a_pool_whose_path_is_gone: "renamed",
+    connections_of_other_users_end_no_wait: "flooded",
     many_files_without_names_survive_a_server: "unnamed",
 }

@@ -9,7 +9,7 @@ use aquifer_check::{CheckOptions, Severity, check};
 use aquifer_fuse::{Cache, Keeper, MountOptions, Mounting, Program, mounts, unmount};
 use aquifer_pool::Pool;
 use rustix::mount::MountFlags;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Gid, Pid, Signal, Uid, kill_process};
 
 /// In the environment, and in the directory of a test: a file with which servers fail.
 pub const FAILS_IF: &str = "AQUIFER_TEST_FAILS_IF";
@@ -17,6 +17,9 @@ pub const FAILS_IF: &str = "AQUIFER_TEST_FAILS_IF";
 pub const WAITS_IF: &str = "AQUIFER_TEST_WAITS_IF";
 /// The extension of the file that says that one waits.
 pub const WAITS: &str = "waits";
+
+/// Another user than root.
+pub const USER: u32 = 1000;
 
 /// A mounted pool.
 pub struct Place {
@@ -102,6 +105,12 @@ impl Place {
 
     pub fn at(&self, name: &str) -> PathBuf {
         self.directory.as_ref().expect("until the end").path().join(name)
+    }
+
+    /// The number of the connection.
+    #[allow(dead_code, reason = "for mounts that end")]
+    pub fn connection(&self) -> u32 {
+        self.connection
     }
 
     pub fn keeper(&self) -> u32 {
@@ -216,6 +225,21 @@ pub fn in_child(main: fn() -> std::process::ExitCode) {
     });
     let is_well = main() == std::process::ExitCode::SUCCESS;
     std::process::exit(i32::from(!is_well));
+}
+
+/// Runs this in a thread with the rights of the user only.
+pub fn as_user<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let run = || {
+            let (user, group) = (Uid::from_raw(USER), Gid::from_raw(USER));
+            rustix::thread::set_thread_groups(&[]).expect("root");
+            rustix::thread::set_thread_res_gid(group, group, group).expect("root");
+            // Gives up all capabilities, of this thread alone.
+            rustix::thread::set_thread_res_uid(user, user, user).expect("root");
+            run()
+        };
+        scope.spawn(run).join().expect("no panic")
+    })
 }
 
 /// Kills a process that this test has started.

@@ -8,12 +8,9 @@ use std::path::PathBuf;
 use aquifer_fs::Files;
 use aquifer_fuse::{Cache, Keeper};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, XattrFlags};
-use rustix::process::{Gid, Uid};
 
-use crate::place::{How, Place};
+use crate::place::{How, Place, USER, as_user};
 use crate::{both, end, mount_again};
-
-const USER: u32 = 1000;
 
 /// A pool that is mounted twice, and the second directory.
 fn twice() -> Option<(Place, Files, PathBuf, Keeper)> {
@@ -31,21 +28,6 @@ fn end_both((place, files, second, keeper): (Place, Files, PathBuf, Keeper)) {
     assert!(keeper.wait().expect("a child").success());
     drop(files);
     end(place);
-}
-
-/// Runs this in a thread with the rights of the user only.
-fn as_user<T: Send>(run: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let run = || {
-            let (user, group) = (Uid::from_raw(USER), Gid::from_raw(USER));
-            rustix::thread::set_thread_groups(&[]).expect("root");
-            rustix::thread::set_thread_res_gid(group, group, group).expect("root");
-            // Gives up all capabilities, of this thread alone.
-            rustix::thread::set_thread_res_uid(user, user, user).expect("root");
-            run()
-        };
-        scope.spawn(run).join().expect("no panic")
-    })
 }
 
 /// An access control list with an entry for the user: see `aquifer_fs::acl`.
