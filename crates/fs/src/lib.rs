@@ -57,7 +57,9 @@ pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;
 pub use by_path::{DirBuilder, FileOptions, RenameMode};
 pub use error::{FsError, Result};
-pub use file::{At, Defragmented, FallocateMode, File, FileRun, HeldRange, Synced, WriteHow};
+pub use file::{
+    At, Defragmented, FallocateMode, File, FileRun, HeldRange, Privileges, Synced, WriteHow,
+};
 pub use files::{Files, Space};
 pub use metadata::{FileTimes, FileType, Metadata};
 pub use read_dir::{DirEntry, ReadDir};

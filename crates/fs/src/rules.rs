@@ -23,7 +23,7 @@ use crate::acl::{ACCESS_ACL, Acl, DEFAULT_ACL};
 use crate::attributes::{self, SetMode};
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
-use crate::file::WriteHow;
+use crate::file::{Privileges, WriteHow};
 use crate::metadata::SetAttributes;
 use crate::names::{Names, New};
 
@@ -65,15 +65,16 @@ pub(crate) fn privileges_lost(
     by: &Caller,
     how: WriteHow,
 ) -> Result<Option<Lost>> {
-    let bits = match how.kills_privileges {
-        Some(false) => return Ok(None),
+    let bits = match how.privileges {
+        Privileges::Keep => return Ok(None),
+        Privileges::LoseCapabilities => 0,
         // The caller may not set the bits; whether it is in the group does not matter then.
-        Some(true) => {
+        Privileges::LoseAll => {
             let runs_as_group = inode.mode & libc::S_IXGRP != 0;
             inode.mode & (SET_USER | if runs_as_group { SET_GROUP } else { 0 })
         }
-        None if loses_set_id(inode.mode, by) => bits_to_clear(inode, by),
-        None => 0,
+        Privileges::OfProcess if loses_set_id(inode.mode, by) => bits_to_clear(inode, by),
+        Privileges::OfProcess => 0,
     };
     let lost = Lost { bits, capabilities: has_capabilities(inode, slots)? };
     Ok((lost.bits != 0 || lost.capabilities).then_some(lost))
@@ -81,9 +82,10 @@ pub(crate) fn privileges_lost(
 
 /// Whether a write to a file with this mode may clear bits of it.
 pub(crate) fn may_lose_bits(mode: u32, by: &Caller, how: WriteHow) -> bool {
-    match how.kills_privileges {
-        Some(kills) => kills && mode & (SET_USER | SET_GROUP) != 0,
-        None => loses_set_id(mode, by),
+    match how.privileges {
+        Privileges::OfProcess => loses_set_id(mode, by),
+        Privileges::LoseAll => mode & (SET_USER | SET_GROUP) != 0,
+        Privileges::Keep | Privileges::LoseCapabilities => false,
     }
 }
 

@@ -5,11 +5,13 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, UNIX_EPOCH};
 
 use aquifer_fs::node::{Caller, NewNode, Node, SetAttributes};
-use aquifer_fs::{At, FallocateMode, File, FileTimes, Files, FsError, RenameMode, WriteHow};
+use aquifer_fs::{
+    At, FallocateMode, File, FileTimes, Files, FsError, Privileges, RenameMode, WriteHow,
+};
 use aquifer_pool::{Pool, PoolOptions, Published, TransactionNote, end_thread_at};
 
 const MODE: u32 = 0o7777;
-const KEEPS_TIMES: WriteHow = WriteHow { keeps_times: true, kills_privileges: None };
+const KEEPS_TIMES: WriteHow = WriteHow { keeps_times: true, privileges: Privileges::OfProcess };
 
 /// The points between the moment at which a change is ready and the end of its transaction.
 const POINTS: [&str; 6] = [
@@ -149,7 +151,7 @@ fn appends_by_offset_and_by_end_mix() {
 #[test]
 fn a_write_takes_privileges_if_it_is_told_to() {
     let (_scene, files) = scene();
-    let kills = |kills| WriteHow { keeps_times: true, kills_privileges: Some(kills) };
+    let how = |privileges| WriteHow { keeps_times: true, privileges };
     for (before, after) in [(0o6755, 0o755), (0o4644, 0o644), (0o2644, 0o2644), (0o755, 0o755)] {
         // In place, and with a transaction.
         for at in [At::Offset(5), At::End] {
@@ -159,10 +161,14 @@ fn a_write_takes_privileges_if_it_is_told_to() {
             files.nodes().set(file.node(), &set, &by).unwrap();
             files.set_attribute("/f", "security.capability", b"x", Default::default()).unwrap();
             files.nodes().set(file.node(), &set, &by).unwrap();
-            file.write_with(b"x", at, kills(false)).unwrap();
-            assert_eq!(file.metadata().unwrap().mode() & MODE, before);
-            assert_eq!(files.attributes("/f").unwrap().len(), 1);
-            file.write_with(b"x", at, kills(true)).unwrap();
+            for (privileges, kept) in [(Privileges::Keep, 1), (Privileges::LoseCapabilities, 0)] {
+                file.write_with(b"x", at, how(privileges)).unwrap();
+                assert_eq!(file.metadata().unwrap().mode() & MODE, before);
+                assert_eq!(files.attributes("/f").unwrap().len(), kept);
+            }
+            files.set_attribute("/f", "security.capability", b"x", Default::default()).unwrap();
+            files.nodes().set(file.node(), &set, &by).unwrap();
+            file.write_with(b"x", at, how(Privileges::LoseAll)).unwrap();
             assert_eq!(file.metadata().unwrap().mode() & MODE, after, "{before:o} {at:?}");
             assert_eq!(files.attributes("/f").unwrap().len(), 0);
             assert!(has_old_times(&file));

@@ -54,7 +54,7 @@ pub(crate) use read::copy_of_one_layout;
 pub use runs::{Defragmented, FileRun};
 pub use space::FallocateMode;
 pub(crate) use write::Write;
-pub use write::{At, WriteHow};
+pub use write::{At, Privileges, WriteHow};
 
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FileTable};

@@ -287,9 +287,22 @@ pub enum At {
 pub struct WriteHow {
     /// Whether the times stay as they are: the caller sets them ([`Nodes::set`](crate::node::Nodes::set)).
     pub keeps_times: bool,
-    /// Whether the file loses the set-user-ID bit, the set-group-ID bit if its group may execute it,
-    /// and its capabilities. `None`: as this process's write would have it, by its own rights.
-    pub kills_privileges: Option<bool>,
+    /// The privileges that the file loses.
+    pub privileges: Privileges,
+}
+
+/// The privileges of a program that its file loses by a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Privileges {
+    /// Those that it loses by a write of this process, with this process's rights.
+    #[default]
+    OfProcess,
+    /// None: the client's kernel has taken them before, as for pages of its cache.
+    Keep,
+    /// Its capabilities: the client may set the set-user-ID and set-group-ID bits.
+    LoseCapabilities,
+    /// Its capabilities, the set-user-ID bit, and the set-group-ID bit if its group may execute it.
+    LoseAll,
 }
 
 /// How much is copied at a time when pages are moved.
@@ -854,7 +867,7 @@ impl Shared {
         }
         let Some(place) = table.contiguous(range) else { return Ok(false) };
         if state.attributes != 0
-            && how.kills_privileges != Some(false)
+            && how.privileges != Privileges::Keep
             && self.has_capabilities(open)?
         {
             return Ok(false);

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use aquifer_fs::node::{Node, SetAttributes};
-use aquifer_fs::{At, FallocateMode, File, Synced, WriteHow};
+use aquifer_fs::{At, FallocateMode, File, Privileges, Synced, WriteHow};
 
 use super::{Errno, PoolFs, Result, caller};
 use crate::answer::Answer;
@@ -32,6 +32,18 @@ fn is_from_cache(write: &WriteIn) -> bool {
 /// Whether it is written at the end of the file.
 fn is_append(write: &WriteIn) -> bool {
     write.flags & libc::O_APPEND as u32 != 0 && !is_from_cache(write)
+}
+
+/// The privileges that a write takes: capabilities of any client's, unless the kernel has taken them
+/// before and writes pages now, possibly of a file that was given capabilities since.
+fn privileges(write: &WriteIn) -> Privileges {
+    if write.write_flags & write::KILL_SUIDGID != 0 {
+        Privileges::LoseAll
+    } else if is_from_cache(write) {
+        Privileges::Keep
+    } else {
+        Privileges::LoseCapabilities
+    }
 }
 
 impl PoolFs {
@@ -91,8 +103,7 @@ impl PoolFs {
     ) -> Result<WriteOut> {
         let node = self.node(request.node)?;
         let file = self.file(node)?;
-        let kills = write.write_flags & write::KILL_SUIDGID != 0;
-        let how = WriteHow { keeps_times: self.kernel_has_times(), kills_privileges: Some(kills) };
+        let how = WriteHow { keeps_times: self.kernel_has_times(), privileges: privileges(write) };
         let at = if self.options.is_shared() && is_append(write) {
             At::End
         } else {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::PathBuf;
 
 use aquifer_fs::Files;
@@ -96,4 +96,34 @@ pub fn an_earlier_owner_changes_nothing_through_another_mount() {
     assert!(done.iter().all(|(_, errno)| errno.is_none()), "{done:?}");
     drop(open);
     end_both(scene);
+}
+
+pub fn a_write_by_root_takes_capabilities() {
+    /// `cap_net_raw=ep`, as `setcap` stores it.
+    const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const NAME: &str = "security.capability";
+    let Some((place, files)) = both() else { return };
+    let at = place.root().join("f");
+    let has = || rustix::fs::getxattr(&at, NAME, &mut [0_u8; 64]).is_ok();
+    type Change = fn(&File) -> io::Result<()>;
+    let changes: [(&str, bool, Change); 5] = [
+        ("write", true, |file| file.write_all_at(b"x", 0)),
+        ("append", true, |file| file.write_all_at(b"x", 10)),
+        ("truncate", true, |file| file.set_len(2)),
+        ("allocate", true, |file| {
+            Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, 8192)?)
+        }),
+        ("time", false, |file| set_time(file, 7)),
+    ];
+    for (name, takes, change) in changes {
+        fs::write(&at, "text").expect("root");
+        fs::set_permissions(&at, Permissions::from_mode(0o4755)).expect("root");
+        rustix::fs::setxattr(&at, NAME, &CAPABILITY, XattrFlags::empty()).expect("root");
+        let file = File::options().write(true).open(&at).expect("root");
+        change(&file).expect(name);
+        assert_eq!(has(), !takes, "{name}");
+        assert_eq!(fs::metadata(&at).expect("it is there").mode() & 0o7777, 0o4755, "{name}");
+    }
+    drop(files);
+    end(place);
 }
