@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use aquifer_fs::Files;
 use aquifer_sys::fuse::FuseDevice;
-use aquifer_sys::mount;
+use aquifer_sys::mount::{self, MountPoint};
 use aquifer_sys::resident::Resident;
 
 use crate::device::Device;
@@ -131,8 +131,9 @@ impl Mount {
         handler: impl FnOnce(Agreed) -> Result<Arc<dyn Handler>, MountError>,
     ) -> Result<Mount, MountError> {
         let refused = |source| MountError::Mount { path: directory.to_path_buf(), source };
-        // What shows it may be relative, and the process's directory may change.
-        let directory = directory.canonicalize().map_err(refused)?;
+        // The path may be relative, and the process's directory may change.
+        let at = MountPoint::open(directory).map_err(refused)?;
+        let directory = at.path().map_err(refused)?;
         let device = FuseDevice::open().map_err(MountError::Device)?;
         let mounted =
             options.fuse_mount(options.source.as_ref()).create(&device).map_err(refused)?;
@@ -148,8 +149,8 @@ impl Mount {
         let team = Team::start(device, handler).map_err(MountError::Start)?;
         // The last step, so that an error before leaves nothing. The descriptor of the root, which
         // goes here, is a use of the mount.
-        mounted.attach(&directory).map_err(refused)?;
-        drop(mounted);
+        mounted.attach(&at).map_err(refused)?;
+        drop((mounted, at));
         Ok(Mount { directory, number, team, agreed })
     }
 

@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statx};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
@@ -36,6 +36,45 @@ pub struct FuseMount {
 #[derive(Debug)]
 pub struct Mounted {
     root: OwnedFd,
+}
+
+/// A directory that is to show a mount: the one that its path led to when this was opened, whatever the
+/// path leads to later.
+#[derive(Debug)]
+pub struct MountPoint {
+    directory: OwnedFd,
+}
+
+impl MountPoint {
+    /// Follows a path to a directory.
+    ///
+    /// # Errors
+    /// Those of `open`: `ENOTDIR` if it is something else.
+    pub fn open(path: &Path) -> io::Result<MountPoint> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(MountPoint { directory: open(path, flags, Mode::empty())? })
+    }
+
+    /// The path of it at this moment, from the root on and without symbolic links.
+    ///
+    /// # Errors
+    /// Those of reading a link in `/proc/self/fd`.
+    pub fn path(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
+    }
+}
+
+impl From<OwnedFd> for MountPoint {
+    /// Of a descriptor of it, from another process.
+    fn from(directory: OwnedFd) -> MountPoint {
+        MountPoint { directory }
+    }
+}
+
+impl AsFd for MountPoint {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
 }
 
 impl FuseMount {
@@ -95,9 +134,10 @@ impl Mounted {
     ///
     /// # Errors
     /// Those of `move_mount`.
-    pub fn attach(&self, directory: &Path) -> io::Result<()> {
-        let from_empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        Ok(move_mount(&self.root, "", CWD, directory, from_empty)?)
+    pub fn attach(&self, at: &MountPoint) -> io::Result<()> {
+        let no_paths =
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        Ok(move_mount(&self.root, "", &at.directory, "", no_paths)?)
     }
 
     /// The device number of the file system: major and minor. Asks the kernel only, not the server.

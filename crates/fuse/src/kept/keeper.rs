@@ -123,8 +123,8 @@ struct Keeper {
     devices: Vec<Device>,
     /// Descriptors of locks, which outlive their server, with the open files of each.
     locks: HashMap<LockOwner, (Vec<u64>, Rc<OwnedFd>)>,
-    /// Until a directory shows it.
-    mounted: Option<mount::Mounted>,
+    /// Until the directory shows it.
+    mounted: Option<(mount::Mounted, mount::MountPoint)>,
     ending: Ending,
     lifeline: Option<OwnedFd>,
     /// What the processes that are started have, where this one has its own.
@@ -270,10 +270,10 @@ impl Keeper {
     fn begin(&mut self) -> Result<(), MountError> {
         self.start_server().map_err(MountError::Start)?;
         self.wait_until_ready()?;
-        // The last step, so that an error before leaves nothing. The descriptor of the root, which goes
-        // here, is a use of the mount.
+        // The last step, so that an error before leaves nothing. The descriptors, which go here, are uses
+        // of the mount and of the file system below it.
         let path = self.plan.directory.clone();
-        let attached = self.mounted.take().map_or(Ok(()), |mounted| mounted.attach(&path));
+        let attached = self.mounted.take().map_or(Ok(()), |(mounted, at)| mounted.attach(&at));
         attached.map_err(|source| MountError::Mount { path, source })
     }
 

@@ -52,7 +52,7 @@ use std::time::Duration;
 use aquifer_sys::fuse::FuseDevice;
 use aquifer_sys::high_fd;
 use aquifer_sys::local_socket::Connection;
-use aquifer_sys::mount::{self, Mounted};
+use aquifer_sys::mount::{self, MountPoint, Mounted};
 
 use self::message::{Message, Plan};
 use crate::in_process::MountError;
@@ -214,11 +214,10 @@ impl Mounting {
         };
         // The keeper and the servers have other working directories.
         let pool = pool.canonicalize().map_err(refused(&pool))?;
-        let directory = directory.canonicalize().map_err(refused(&directory))?;
-        // `fusermount3` would mount over a file.
-        if !directory.metadata().map_err(refused(&directory))?.is_dir() {
-            return Err(refused(&directory)(io::Error::from_raw_os_error(libc::ENOTDIR)));
-        }
+        // Root's mount is shown at this directory, whatever the path leads to by then. `fusermount3` follows
+        // the path again, with the rights of its user; it would mount over a file.
+        let at = MountPoint::open(&directory).map_err(refused(&directory))?;
+        let directory = at.path().map_err(refused(&directory))?;
         not_hidden(&directory, &pool, self.segment_directory.as_deref(), &self.program.path)?;
         let (device, mounted, number) = if self.by_fusermount {
             let device = fusermount::mount(&pool, &directory, &options)?;
@@ -231,7 +230,7 @@ impl Mounting {
             let mounted = options.fuse_mount(pool.as_os_str()).create(&device);
             let mounted = mounted.map_err(refused(&directory))?;
             let number = mounted.device_number();
-            (device, Some(mounted), number)
+            (device, Some((mounted, at)), number)
         };
         let (_, connection) = number.map_err(refused(&directory))?;
         let plan = Plan {
@@ -346,13 +345,14 @@ fn not_hidden(
 struct Prepared {
     plan: Plan,
     device: FuseDevice,
-    mounted: Option<Mounted>,
+    /// Unless `fusermount3` has mounted it.
+    mounted: Option<(Mounted, MountPoint)>,
     lifeline: Option<OwnedFd>,
 }
 
 impl Prepared {
     fn files(&self) -> Vec<BorrowedFd<'_>> {
-        let mounted = self.mounted.iter().map(|mounted| mounted.as_fd());
+        let mounted = self.mounted.iter().flat_map(|(mounted, at)| [mounted.as_fd(), at.as_fd()]);
         let lifeline = self.lifeline.iter().map(|lifeline| lifeline.as_fd());
         [self.device.as_fd()].into_iter().chain(mounted).chain(lifeline).collect()
     }
@@ -361,11 +361,15 @@ impl Prepared {
         let Some(Message::Keep(plan)) = Message::receive(from)? else {
             return Err(io::ErrorKind::InvalidData.into());
         };
-        let count = 1 + usize::from(plan.is_detached) + usize::from(plan.has_lifeline);
+        let count = 1 + 2 * usize::from(plan.is_detached) + usize::from(plan.has_lifeline);
         let mut files = message::receive_files(from, count)?.into_iter();
         let device = files.next().ok_or(io::ErrorKind::UnexpectedEof)?;
         let device = FuseDevice::from(File::from(device));
-        let mounted = if plan.is_detached { files.next().map(Mounted::from) } else { None };
+        let mounted = if plan.is_detached {
+            files.next().map(Mounted::from).zip(files.next().map(MountPoint::from))
+        } else {
+            None
+        };
         Ok(Prepared { plan, device, mounted, lifeline: files.next() })
     }
 }

@@ -4,6 +4,7 @@
 //! that says why, where there is no `/dev/fuse` or no right to mount. When that process ends, in any
 //! way, the mount ends, and the processes that serve it.
 
+mod beginning;
 mod place;
 mod scripts;
 mod unmounting;
@@ -27,6 +28,7 @@ fn child() {
         ("busy", scripts::a_pool_that_is_mounted_is_not_mounted_again),
         ("abandoned", scripts::the_mount_ends_with_its_lifeline),
         ("renamed", scripts::unmounting_waits_for_a_pool_whose_path_is_gone),
+        ("exchanged", beginning::a_mount_is_shown_at_the_directory_that_was_named),
         ("flooded", unmounting::connections_of_other_users_end_no_wait),
         ("unnamed", scripts::many_files_without_names_survive_a_server),
     ]);
@@ -60,6 +62,7 @@ aquifer_testkit::roles! {
     a_pool_that_is_mounted_is_not_mounted_again: "busy",
     the_mount_ends_with_its_lifeline: "abandoned",
     unmounting_waits_for_a_pool_whose_path_is_gone: "renamed",
+    a_mount_is_shown_at_the_directory_that_was_named: "exchanged",
     connections_of_other_users_end_no_wait: "flooded",
     many_files_without_names_survive_a_server: "unnamed",
 }
