@@ -4,6 +4,7 @@
 //! that says why, where there is no `/dev/fuse` or no right to mount. That process serves the mount,
 //! so its end ends the connection: nothing can be left waiting, whatever fails.
 
+mod differences;
 mod observed;
 mod place;
 mod power;
@@ -21,6 +22,7 @@ fn child() {
         ("write-back", || same_as_tmpfs(Cache::WriteBack)),
         ("write-through", || same_as_tmpfs(Cache::WriteThrough)),
         ("shared", || same_as_tmpfs(Cache::Shared)),
+        ("differences", differences::there_are_no_file_handles_and_no_flags),
         ("again", what_was_written_is_there_when_it_is_mounted_again),
         ("full", scripts::full::a_full_pool_is_an_error_that_ends),
         ("appends", scripts::bytes::appends_of_many_processes_are_all_there),
@@ -94,6 +96,7 @@ aquifer_testkit::roles! {
     an_unmounted_file_system_ends_its_server: "unmounted",
     a_mount_that_is_used_is_gone_nevertheless: "used",
     files_that_are_forgotten_are_freed: "forgotten",
+    there_are_no_file_handles_and_no_flags: "differences",
     new_files_are_closed_without_a_request: "created",
     a_program_that_others_change_runs_as_its_owner_no_more: "set-id",
     room_that_is_given_back_is_not_shown: "blocks",

@@ -127,6 +127,37 @@ pub fn wait_for_lock() {
     flock(&file, FlockOperation::LockExclusive).expect("this process is killed before");
 }
 
+/// In a process of its own.
+pub fn lock_second_then_first() {
+    let at = std::env::var_os(AT).expect("set by the parent");
+    let [first, second] = ["f", "g"].map(|name| open(&Path::new(&at).join(name)));
+    fcntl_lock(&second, FlockOperation::LockExclusive).expect("it is free");
+    fcntl_lock(&first, FlockOperation::LockExclusive).expect("this process is killed before");
+}
+
+/// A kernel that has the locks itself says `EDEADLK`.
+pub fn a_deadlock_is_not_noticed() {
+    let Some((place, files)) = both() else { return };
+    let [first, second] = ["f", "g"].map(|name| {
+        fs::write(place.root().join(name), "text").expect("a new file");
+        open(&place.root().join(name))
+    });
+    fcntl_lock(&first, FlockOperation::LockExclusive).expect("it is free");
+    let other = child::command("lock-other").env(AT, place.root()).spawn();
+    let mut other = other.expect("this program");
+    until_waiting(&place, 1);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| fcntl_lock(&second, FlockOperation::LockExclusive));
+        until_waiting(&place, 2);
+        assert!(!waits.is_finished());
+        other.kill().expect("a child");
+        waits.join().expect("no panic").expect("its holder has ended");
+    });
+    assert!(!other.wait().expect("a child").success());
+    drop((first, second, files));
+    end(place);
+}
+
 pub fn a_lock_is_waited_for_until_it_is_free_or_the_wait_is_ended() {
     let Some((place, files)) = both() else { return };
     let at = place.root().join("f");

@@ -48,6 +48,8 @@ fn child() {
         ("outlive", locks::locks_outlive_their_server),
         ("limit", locks::more_owners_than_descriptors_get_an_error),
         ("counts", locks::one_at_a_time_has_a_lock),
+        ("deadlock", locks::a_deadlock_is_not_noticed),
+        ("lock-other", locks::lock_second_then_first),
         ("count", locks::count_with_lock),
     ]);
 }
@@ -104,5 +106,6 @@ aquifer_testkit::roles! {
     a_lock_is_waited_for_until_it_is_free_or_the_wait_is_ended: "waits",
     locks_outlive_their_server: "outlive",
     more_owners_than_descriptors_get_an_error: "limit",
+    a_deadlock_is_not_noticed: "deadlock",
     one_at_a_time_has_a_lock: "counts",
 }
