@@ -5,6 +5,11 @@
 //! Redirects are followed within a server only, because signed headers, tokens and queries are meant for the one that the
 //! caller named; to others, such as a CDN, only a request that has none of them. The library's own client follows redirects
 //! anywhere, and cannot be told otherwise: so the client is made here, of the library's options.
+//!
+//! The library collects each body but an object's in memory, whatever its length, and allocates the length that the server
+//! announces. So such bodies are [`bounded`] here.
+
+mod bounded;
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -23,6 +28,9 @@ use reqwest::header::{HeaderValue, IF_NONE_MATCH};
 use reqwest::redirect::{Action, Attempt, Policy};
 use reqwest::tls::Certificate;
 use reqwest::{Client, Method, NoProxy, Proxy, Url};
+
+pub(crate) use bounded::TooLong;
+use bounded::bounded;
 
 const USER_AGENT: &str = concat!("aquifer/", env!("CARGO_PKG_VERSION"));
 const MOST_REDIRECTS: usize = 10;
@@ -48,7 +56,8 @@ pub(crate) struct Seen {
     pub latency: Duration,
 }
 
-/// Travels with a request, as an extension; or with the task that makes it, where the library passes no extensions on.
+/// Travels with a request for an object's bytes, as an extension; with others as a value of the task that makes them, since
+/// the library passes no extensions on.
 pub(crate) type Notes = Arc<Mutex<Seen>>;
 
 tokio::task_local! {
@@ -98,7 +107,8 @@ impl HttpService for Counted {
             request.headers_mut().insert(IF_NONE_MATCH, any);
         }
         let start = Instant::now();
-        let result = self.client.execute(request).await;
+        let is_object = request.extensions().get::<Notes>().is_some();
+        let result = self.client.execute(request).await.map(|answer| bounded(answer, is_object));
         let mut is_last = false;
         if let Some(notes) = notes {
             let mut seen = notes.lock().unwrap_or_else(PoisonError::into_inner);

@@ -18,7 +18,7 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt
 use tokio::sync::Semaphore;
 
 use crate::buffers::Buffers;
-use crate::connection::{Notes, Seen};
+use crate::connection::{Notes, Seen, TooLong};
 use crate::costs::Costs;
 use crate::credentials::NoCredentials;
 use crate::location::{Location, Scheme};
@@ -29,6 +29,8 @@ const LATE_FACTOR: u32 = 4;
 
 const REDIRECTS: &str = "the server redirects; open the URL that it leads to: a URL with a query, or with a \
      `user_agent` of the caller's, is followed within its server only, and none from https to http or more than ten times";
+
+pub(crate) const TOO_LONG: &str = "it is longer than any answer to such a request; check that the URL or endpoint is that of an object store";
 
 /// The version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -379,6 +381,9 @@ pub(crate) fn unavailable(
     if let Some(&NoCredentials(reason)) = cause(error) {
         return RemoteError::NoCredentials { url, range, reason };
     }
+    if is_too_long(error) {
+        return RemoteError::BadAnswer { url, range, reason: TOO_LONG };
+    }
     let reason = match (http_kind(error).or(seen.failure), status) {
         (Some(HttpErrorKind::Timeout), _) => {
             return RemoteError::TimedOut { url, range, timeout, status };
@@ -398,6 +403,11 @@ pub(crate) fn unavailable(
 /// The failure of the connection among the causes of an error.
 pub(crate) fn http_kind(error: &object_store::Error) -> Option<HttpErrorKind> {
     cause(error).map(HttpError::kind)
+}
+
+/// Whether an answer was cut because it has no end in sight.
+pub(crate) fn is_too_long(error: &object_store::Error) -> bool {
+    cause::<TooLong>(error).is_some()
 }
 
 /// The cause of a type among those of an error.

@@ -77,6 +77,26 @@ fn wrong_answers_are_typed_errors() {
     assert!(stats.requests > 21 && stats.cost > 0.0, "{stats:?}");
 }
 
+/// The library collects bodies of refusals, of the length that the server announces.
+#[test]
+fn an_endless_refusal_is_cut() {
+    let server = Server::new(pattern(LEN, 1));
+    let device = server.open();
+    server.reset_counts();
+    for (status, variant) in [
+        (404, "NotFound"),
+        (403, "Denied"),
+        (412, "Changed"),
+        (400, "Unavailable"),
+        (503, "Unavailable"),
+    ] {
+        failure(&server, &device, Answer::Endless(status)).is(variant);
+    }
+    let sent_bytes = server.counts(PATH, "GET").sent_bytes;
+    // Most of it fills the buffers of sockets, seven times.
+    assert!(sent_bytes < 128 << 20, "{sent_bytes}");
+}
+
 #[test]
 fn a_changed_object_is_an_error_if_the_server_ignores_the_condition() {
     let server = Server::new(pattern(LEN, 1));

@@ -332,6 +332,25 @@ fn what_the_server_has_is_compared() {
 }
 
 #[test]
+fn an_endless_answer_to_a_listing_or_a_write_is_an_error() {
+    let server = Server::new(pattern(1000, 1));
+    let store = store(&server);
+    server.plan(|_| Answer::Endless(200));
+    let error = store.list("dir").unwrap_err();
+    assert!(matches!(error, RemoteError::BadAnswer { .. }), "{error}");
+    assert!(error.to_string().contains("longer than any answer"), "{error}");
+    server.plan(|number| if number == 0 { Answer::Endless(403) } else { Answer::Proper });
+    let error = write(&store, "new", &pattern(1000, 2), true).unwrap_err();
+    assert!(matches!(error, RemoteError::Denied { .. }), "{error}");
+    // The one that begins an upload in parts.
+    server.plan(|_| Answer::Endless(200));
+    let error = write(&store, "new", &pattern(LONG, 2), true).unwrap_err();
+    assert!(matches!(error, RemoteError::BadAnswer { .. }), "{error}");
+    let sent_bytes = server.counts("", "").sent_bytes;
+    assert!(sent_bytes < 256 << 20, "{sent_bytes}");
+}
+
+#[test]
 fn listings_have_pages_and_end_at_their_prefix() {
     let server = Server::new(vec![1]);
     let store = store(&server);

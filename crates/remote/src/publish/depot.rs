@@ -13,8 +13,8 @@ use object_store::{Error, GetOptions, ObjectMeta, ObjectStore, PutMode, PutOptio
 use super::PublishError;
 use super::layout::{Hash, Reference, Wrong, hash};
 use super::send::aside;
-use crate::connection::{Connector, Seen, install_crypto};
-use crate::fetch::http_kind;
+use crate::connection::{Connector, NOTES, Seen, install_crypto};
+use crate::fetch::{TOO_LONG, http_kind, is_too_long};
 use crate::location::{Location, Scheme};
 use crate::store::noted;
 use crate::{RemoteError, RemoteOptions};
@@ -158,7 +158,9 @@ impl Depot {
     pub async fn get(&self, name: &str, most_bytes: u64) -> Result<Option<Bytes>, PublishError> {
         let path = self.path(name);
         let request = async {
-            let answer = self.store.get_opts(&path, GetOptions::default()).await?;
+            let mut options = GetOptions::default();
+            options.extensions.insert(NOTES.get());
+            let answer = self.store.get_opts(&path, options).await?;
             if answer.meta.size > most_bytes {
                 return Ok(None);
             }
@@ -307,6 +309,7 @@ impl Depot {
     ) -> PublishError {
         let kind = error.as_ref().and_then(http_kind).or(seen.failure);
         let reason = match (&error, kind, seen.status) {
+            (Some(error), ..) if is_too_long(error) => TOO_LONG,
             (None, ..) | (_, Some(HttpErrorKind::Timeout), _) => {
                 "no complete answer within the timeout; raise it, or try again"
             }

@@ -57,6 +57,7 @@ type Body = UnsyncBoxBody<Bytes, BoxError>;
 
 /// What bodies are passed on in.
 const PIECE_BYTES: usize = 64 << 10;
+const ENDLESS_BYTES: u64 = 1 << 50;
 /// Connections that wait to be accepted; the system has a limit of its own.
 const BACKLOG: i32 = 4096;
 /// Requests to the server itself.
@@ -74,6 +75,8 @@ pub enum Answer {
     Status(u16),
     /// A status with this `Retry-After`.
     RetryAfter(u16, String),
+    /// A status, and a body that is longer than any memory, as Content-Length says.
+    Endless(u16),
     /// 302 to this URL.
     Redirect(String),
     /// 200 and the whole object.
@@ -119,6 +122,7 @@ impl Answer {
                 let (code, after) = value.split_once(':').unwrap_or(("503", value));
                 Answer::RetryAfter(status(code)?, after.to_owned())
             }
+            "endless" => Answer::Endless(status(value)?),
             "redirect" => Answer::Redirect(value.to_owned()),
             "whole" => Answer::Whole,
             "other-range" => Answer::OtherRange,
@@ -598,6 +602,9 @@ async fn serve(
         Passing::new(&state, &key, false).pass(body).collect().await?;
         return Ok(answer);
     }
+    if let Answer::Endless(status) = action {
+        return Ok(endless(status, Passing::new(&state, &key, true)));
+    }
     match &action {
         Answer::Reset => return reset(),
         Answer::Silence => return std::future::pending().await,
@@ -720,6 +727,15 @@ fn refusal(status: u16, retry_after: &str) -> Response<Body> {
     let mut answer = objects::failure(status, "AsPlanned");
     let retry_after = HeaderValue::from_str(retry_after).expect("a header");
     answer.headers_mut().insert(header::RETRY_AFTER, retry_after);
+    answer
+}
+
+fn endless(status: u16, passing: Passing) -> Response<Body> {
+    let piece = Bytes::from_static(&[b' '; PIECE_BYTES]);
+    let pieces = stream::repeat_with(move || Ok(Frame::data(piece.clone())));
+    let mut answer = Response::new(passing.pass(StreamBody::new(pieces).boxed_unsync()));
+    *answer.status_mut() = StatusCode::from_u16(status).expect("a status");
+    answer.headers_mut().insert(header::CONTENT_LENGTH, ENDLESS_BYTES.into());
     answer
 }
 
