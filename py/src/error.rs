@@ -13,7 +13,6 @@ use aquifer::remote::{RemoteError, TierError};
 use aquifer::{Error, ErrorKind};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
 /// What a function of the module returns.
@@ -163,10 +162,7 @@ pub(crate) fn exception(
     path: Option<&OsStr>,
     offset: Option<u64>,
 ) -> PyResult<PyErr> {
-    static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    let classes =
-        CLASSES.get_or_try_init(py, || py.import("aquifer._errors").map(Bound::unbind))?;
-    let class = classes.bind(py).getattr(class)?;
+    let class = py.import("aquifer._errors")?.getattr(class)?;
     let keywords = PyDict::new(py);
     // As `open` does: the text where it is text, whatever bytes the path has.
     let path = path.map(|path| {

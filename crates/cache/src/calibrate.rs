@@ -22,7 +22,7 @@ use aquifer_sys::residency::{self, Backing};
 use aquifer_sys::signal::{self, FaultContext};
 use aquifer_sys::uffd::{Delivery, Uffd};
 use aquifer_sys::{fallible, futex};
-use aquifer_vm::{Arena, FaultOwner, Reservation, Served};
+use aquifer_vm::{Arena, FaultOwner, PerProcess, Reservation, Served};
 
 use crate::map_options::Backend;
 
@@ -62,11 +62,12 @@ impl Calibration {
     }
 }
 
-static DONE: Mutex<Vec<Calibration>> = Mutex::new(Vec::new());
+/// A child measures anew: a thread of the parent may have held the lock at the fork.
+static DONE: PerProcess<Mutex<Vec<Calibration>>> = PerProcess::new();
 
 /// The calibrations of this process so far.
 pub fn calibrations() -> Vec<Calibration> {
-    DONE.lock().expect("no thread panics while holding it").clone()
+    DONE.get().lock().expect("no thread panics while holding it").clone()
 }
 
 /// The calibration of a device's file system, measured on the device if none exists yet.
@@ -81,7 +82,7 @@ pub fn calibrate(device: impl Device) -> Option<Calibration> {
         return Some(known);
     }
     let measured = measure(&device, file, device_id)?;
-    let mut done = DONE.lock().expect("no thread panics while holding it");
+    let mut done = DONE.get().lock().expect("no thread panics while holding it");
     // Two threads may have measured at once: the first result stays.
     if let Some(known) = done.iter().find(|c| c.device_id == device_id) {
         return Some(*known);

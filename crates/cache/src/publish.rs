@@ -29,8 +29,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use aquifer_vm::ProcessMark;
 use aquifer_vm::worker::Bell;
+use aquifer_vm::{PerProcess, ProcessMark};
 
 use crate::engine::Engine;
 use crate::error::{CacheError, Result};
@@ -80,11 +80,12 @@ fn user_id() -> u32 {
     fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid())
 }
 
-/// Names in use in this process: a second cache with the same name gets a number.
-static NAMES: Mutex<Vec<String>> = Mutex::new(vec![]);
+/// Names in use in this process: a second cache with the same name gets a number. File names have the
+/// process's number, so a child may use its parent's.
+static NAMES: PerProcess<Mutex<Vec<String>>> = PerProcess::new();
 
 fn names() -> std::sync::MutexGuard<'static, Vec<String>> {
-    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+    NAMES.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Checks a name: it becomes part of a file name and is printed on other users' terminals.

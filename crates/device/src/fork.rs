@@ -7,12 +7,15 @@
 //! The mark is a page that the kernel zeroes in a child (`MADV_WIPEONFORK`). A process ID would do
 //! almost as well, but a daemon's grandchild may get the ID of the process that started it.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Address of the marked page; 0 where the kernel refused one.
-static MARK: OnceLock<usize> = OnceLock::new();
+/// Address of the marked page; 0 before the first call, [`REFUSED`] where the kernel refused one. Not
+/// behind a lock: a thread may have held it at a fork.
+static MARK: AtomicUsize = AtomicUsize::new(0);
 static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// No page has this address.
+const REFUSED: usize = 1;
 
 /// The mark's values: 0 in a new child, `RAISING` while one thread increments the generation,
 /// `MARKED`.
@@ -21,8 +24,8 @@ const MARKED: u64 = 2;
 
 /// Returns a number that is constant within a process and differs from its parent's.
 pub(crate) fn generation() -> u64 {
-    let address = *MARK.get_or_init(map_mark);
-    if address == 0 {
+    let address = address_of_mark();
+    if address == REFUSED {
         return u64::from(std::process::id());
     }
     // SAFETY: `map_mark` mapped the page for the life of the process; it is only used as this
@@ -42,6 +45,25 @@ pub(crate) fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+fn address_of_mark() -> usize {
+    // Acquire pairs with the release below: the page was written.
+    let known = MARK.load(Ordering::Acquire);
+    if known != 0 {
+        return known;
+    }
+    let made = map_mark();
+    match MARK.compare_exchange(0, made, Ordering::Release, Ordering::Acquire) {
+        Ok(_) => made,
+        Err(known) => {
+            if made != REFUSED {
+                // SAFETY: mapped by `map_mark`, and not published.
+                unsafe { libc::munmap(made as *mut libc::c_void, 4096) };
+            }
+            known
+        }
+    }
+}
+
 fn map_mark() -> usize {
     // SAFETY: a new private anonymous mapping at an address of the kernel's choice.
     let page = unsafe {
@@ -55,13 +77,13 @@ fn map_mark() -> usize {
         )
     };
     if page == libc::MAP_FAILED {
-        return 0;
+        return REFUSED;
     }
     // SAFETY: the page just mapped, which no other code uses yet.
     if unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) } != 0 {
         // SAFETY: as above; it is not used afterwards.
         unsafe { libc::munmap(page, 4096) };
-        return 0;
+        return REFUSED;
     }
     // SAFETY: mapped, writable, aligned, and not yet shared with another thread.
     unsafe { page.cast::<u64>().write(MARKED) };

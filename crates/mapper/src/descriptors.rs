@@ -23,6 +23,7 @@ use std::sync::{Arc, OnceLock};
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::residency::FileIdentity;
+use once_cell::race::OnceBox;
 
 use super::identity::{FileId, Status};
 use super::mapped::Mapped;
@@ -36,10 +37,10 @@ const DUPLICATES: usize = 128;
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
 fn limit() -> usize {
-    static LIMIT: OnceLock<usize> = OnceLock::new();
+    static LIMIT: OnceBox<usize> = OnceBox::new();
     *LIMIT.get_or_init(|| {
         let open_files = aquifer_sys::features::limits().open_files;
-        (open_files.unwrap_or(u64::MAX) / 4).min(MOST) as usize
+        Box::new((open_files.unwrap_or(u64::MAX) / 4).min(MOST) as usize)
     })
 }
 

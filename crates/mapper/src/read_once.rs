@@ -67,6 +67,7 @@ use aquifer_sys::{fallible, io as file_io};
 use super::by_device::ByDevice;
 use super::error::{MapError, Result};
 use super::page_buffer::PageBuffer;
+use aquifer_vm::PerProcess;
 use aquifer_vm::bytes::Bytes;
 
 /// Bytes that are read before the file's status is queried. Nine of ten source files are shorter.
@@ -120,18 +121,25 @@ pub struct ReadOnceCalibration {
     pub measured: Vec<(u64, u64, u64)>,
 }
 
-static DONE: Mutex<Vec<ReadOnceCalibration>> = Mutex::new(Vec::new());
+/// What a process has measured.
+#[derive(Default)]
+struct Measurements {
+    done: Mutex<Vec<ReadOnceCalibration>>,
+    /// Whether a thread is measuring; other threads do not wait.
+    is_under_way: AtomicBool,
+}
+
+/// A child measures anew: a thread of the parent may have held the lock, or been measuring, at the fork.
+static MEASUREMENTS: PerProcess<Measurements> = PerProcess::new();
 static FAILED_ATTEMPTS: AtomicU32 = AtomicU32::new(0);
 /// Bytes of files that could be mapped, by a threshold that is provisional, since the last
 /// measurement.
 static PASSED_BYTES: AtomicU64 = AtomicU64::new(0);
-/// Whether a thread is measuring; other threads do not wait.
-static IS_MEASURING: AtomicBool = AtomicBool::new(false);
 /// The threshold of each device.
 static BY_DEVICE: ByDevice = ByDevice::new();
 
 fn done() -> MutexGuard<'static, Vec<ReadOnceCalibration>> {
-    DONE.lock().unwrap_or_else(PoisonError::into_inner)
+    MEASUREMENTS.get().done.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the calibrations of this process so far.
@@ -270,7 +278,8 @@ fn is_mapped(file: &File, status: &FileStatus) -> bool {
 #[cold]
 fn find_threshold(file: &File, device: u64, measures: bool) -> u32 {
     // Relaxed, here and below: it orders nothing, it only spares a second thread the work.
-    let measures = measures && !IS_MEASURING.swap(true, Ordering::Relaxed);
+    let is_under_way = &MEASUREMENTS.get().is_under_way;
+    let measures = measures && !is_under_way.swap(true, Ordering::Relaxed);
     if measures {
         PASSED_BYTES.store(0, Ordering::Relaxed);
     }
@@ -283,7 +292,7 @@ fn find_threshold(file: &File, device: u64, measures: bool) -> u32 {
         Err(_) => Err(CannotMeasure),
     };
     if measures {
-        IS_MEASURING.store(false, Ordering::Relaxed);
+        is_under_way.store(false, Ordering::Relaxed);
     }
     let threshold_bytes = match found {
         Ok(Some(threshold_bytes)) => threshold_bytes,

@@ -4,17 +4,17 @@
 //! not a reboot. Comparing boot IDs tells whether the machine has rebooted since another process
 //! wrote.
 
-use std::sync::OnceLock;
+use once_cell::race::OnceBox;
 
 /// Returns an ID of the current boot; 0 if unknown.
 pub fn id() -> u64 {
-    static ID: OnceLock<u64> = OnceLock::new();
+    static ID: OnceBox<u64> = OnceBox::new();
     *ID.get_or_init(|| {
         // A UUID in text form, folded to 64 bits: half of its random bits suffice.
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(32).collect();
         let whole = u128::from_str_radix(&digits, 16).unwrap_or(0);
-        (whole >> 64) as u64 ^ whole as u64
+        Box::new((whole >> 64) as u64 ^ whole as u64)
     })
 }
 

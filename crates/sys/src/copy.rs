@@ -14,8 +14,6 @@
 //! Non-temporal stores are weakly ordered. Every copy with them ends with a store fence, so that to
 //! other threads it is as ordered as a `memcpy`.
 
-use std::sync::OnceLock;
-
 /// Cache-line size assumed for splitting copies; smaller lines are only flushed more often than
 /// necessary.
 const LINE_BYTES: usize = 64;
@@ -42,11 +40,10 @@ impl CopyForm {
             .filter(|form| form.is_available())
     }
 
-    /// Returns the best available form, detected once.
+    /// Returns the best available form. Async-signal-safe.
     #[inline]
     pub fn best() -> CopyForm {
-        static BEST: OnceLock<CopyForm> = OnceLock::new();
-        *BEST.get_or_init(|| Self::available().next().unwrap_or(CopyForm::Portable))
+        Self::available().next().unwrap_or(CopyForm::Portable)
     }
 
     /// Returns whether this CPU can execute the form.
@@ -190,12 +187,11 @@ impl FlushForm {
             .filter(|form| form.is_available())
     }
 
-    /// Returns the cheapest available form, detected once; `None` where user space cannot make
-    /// stores durable.
+    /// Returns the cheapest available form; `None` where user space cannot make stores durable.
+    /// Async-signal-safe.
     #[inline]
     pub fn best() -> Option<FlushForm> {
-        static BEST: OnceLock<Option<FlushForm>> = OnceLock::new();
-        *BEST.get_or_init(|| Self::available().next())
+        Self::available().next()
     }
 
     /// Returns whether this CPU can execute the form.
@@ -286,12 +282,22 @@ mod x86 {
         __cpuid_count, __get_cpuid_max, __m128i, __m256i, _mm_loadu_si128, _mm_stream_si128,
         _mm256_loadu_si256, _mm256_stream_si256,
     };
-    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// CPUID leaf 7, EBX. Read once, because CPUID takes microseconds in virtual machines.
+    /// CPUID leaf 7, EBX. Kept, because CPUID takes microseconds in virtual machines.
     pub(super) fn structured_features() -> u32 {
-        static FEATURES: OnceLock<u32> = OnceLock::new();
-        *FEATURES.get_or_init(ask_structured_features)
+        /// Set when the lower half is known.
+        const KNOWN: u64 = 1 << 32;
+        static FEATURES: AtomicU64 = AtomicU64::new(0);
+        // Relaxed, as below: the value is complete in itself, and every thread finds the same.
+        match FEATURES.load(Ordering::Relaxed) {
+            0 => {
+                let found = ask_structured_features();
+                FEATURES.store(KNOWN | u64::from(found), Ordering::Relaxed);
+                found
+            }
+            known => known as u32,
+        }
     }
 
     #[allow(unused_unsafe, reason = "the intrinsics are unsafe in the oldest supported compiler")]

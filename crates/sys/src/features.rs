@@ -2,9 +2,9 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::sync::OnceLock;
 
 use linux_raw_sys::general as raw;
+use once_cell::race::OnceBool;
 
 use crate::memory::{self, Advice, Protection, Range, SMALL_PAGE_BYTES};
 use crate::page_faults::FaultLog;
@@ -70,8 +70,8 @@ fn version_of(release: &str) -> Option<(u32, u32)> {
 /// them. Kernels before Linux 6.16 flush once for each. That can only be measured, so the version
 /// decides.
 pub fn range_dontneed_flushes_once() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| {
+    static FOUND: OnceBool = OnceBool::new();
+    FOUND.get_or_init(|| {
         kernel_version().is_some_and(|version| version >= (6, 16))
             && dontneed_over_two_mappings().unwrap_or(false)
     })

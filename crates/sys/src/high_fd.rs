@@ -137,9 +137,11 @@ thread_local! {
 /// Waits until no other thread raises the limit, and keeps it so until [`after_fork`]: for
 /// `pthread_atfork`, so that no child inherits the raised limit.
 pub fn before_fork() {
-    let raising = Raising::begin();
-    IS_FORKING.set(raising.is_some());
-    std::mem::forget(raising);
+    // None as well in the second of two handlers: two threads may register them at once.
+    if let Some(raising) = Raising::begin() {
+        IS_FORKING.set(true);
+        std::mem::forget(raising);
+    }
 }
 
 /// Ends what [`before_fork`] began, in the parent and in the child. Async-signal-safe.

@@ -1,8 +1,9 @@
 //! Memory mapping, advice and page residency.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::OnceLock;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use once_cell::race::OnceBox;
 
 use crate::check;
 
@@ -307,15 +308,19 @@ const PIDFD_SELF: i32 = -10002;
 /// Returns a descriptor of this process for `process_madvise`. It is opened once; in a forked child
 /// the parent's is useless, so the child uses `PIDFD_SELF` instead.
 fn self_pidfd() -> i32 {
-    static FD: OnceLock<(i32, i32)> = OnceLock::new();
+    static FD: OnceBox<(i32, Option<OwnedFd>)> = OnceBox::new();
     // SAFETY: getpid has no preconditions.
     let pid = unsafe { libc::getpid() };
-    let &(owner, fd) = FD.get_or_init(|| {
+    let (owner, file) = FD.get_or_init(|| {
         // SAFETY: pidfd_open takes two integers.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
-        (pid, fd)
+        // SAFETY: just made, so nothing else owns it.
+        Box::new((pid, (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })))
     });
-    if owner == pid && fd >= 0 { fd } else { PIDFD_SELF }
+    match file {
+        Some(file) if *owner == pid => file.as_raw_fd(),
+        _ => PIDFD_SELF,
+    }
 }
 
 /// Opens the descriptor that [`advise_many`] needs, so that the fault path does not have to.

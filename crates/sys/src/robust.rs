@@ -45,8 +45,7 @@
 use std::cell::UnsafeCell;
 use std::io;
 use std::marker::PhantomData;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use crate::patience::WaitedFor;
@@ -136,7 +135,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 /// This process's ID, cached: a system call for each lock operation would be too expensive.
 fn own_pid() -> u32 {
     static PID: AtomicU32 = AtomicU32::new(0);
-    static WATCH: Once = Once::new();
+    static WATCHES: AtomicBool = AtomicBool::new(false);
 
     extern "C" fn forget() {
         PID.store(0, Ordering::Relaxed);
@@ -145,12 +144,15 @@ fn own_pid() -> u32 {
     // Relaxed: the number changes only in a fork, whose child has one thread.
     match PID.load(Ordering::Relaxed) {
         0 => {
-            WATCH.call_once(|| {
+            // Before the number is kept. Relaxed: a second handler, of a second thread or of a child
+            // that was forked in between, does no harm.
+            if !WATCHES.load(Ordering::Relaxed) {
                 // Without it (no memory) a forked child would take itself for its parent, and the C
                 // library keeps it from releasing an inherited mutex.
                 // SAFETY: the handler only stores to an atomic.
                 let _ = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
-            });
+                WATCHES.store(true, Ordering::Relaxed);
+            }
             let pid = std::process::id();
             PID.store(pid, Ordering::Relaxed);
             pid

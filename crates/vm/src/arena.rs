@@ -13,11 +13,11 @@
 //! Lock order: the slot bitmap's mutex is a leaf; the fault router never takes it.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, Protection};
+use once_cell::race::OnceBox;
 
 use crate::fork::ProcessMark;
 use crate::router::FaultOwner;
@@ -101,7 +101,7 @@ unsafe impl Send for Arena {}
 // SAFETY: the table is atomic and the bitmap is behind its mutex.
 unsafe impl Sync for Arena {}
 
-static ARENA: OnceLock<Arena> = OnceLock::new();
+static ARENA: OnceBox<Arena> = OnceBox::new();
 
 /// Called in a forked child, where the arena is a hole: reserves it again, so that no foreign
 /// mapping is ever placed at addresses that stale pointers may use.
@@ -128,7 +128,7 @@ impl Arena {
         if let Some(arena) = ARENA.get() {
             return Ok(arena);
         }
-        let arena = Arena::reserve()?;
+        let arena = Box::new(Arena::reserve()?);
         if let Err(second) = ARENA.set(arena) {
             // SAFETY: another thread was first; this range was never published.
             let _ = unsafe { memory::unmap(second.base, second.slots * SLOT_BYTES) };

@@ -68,9 +68,10 @@ use std::sync::{Arc, OnceLock};
 use aquifer_sys::features;
 use aquifer_sys::memory::{self, Advice, Range, SMALL_PAGE_BYTES};
 use aquifer_sys::pagemap::{Categories, Pagemap, Protect};
+use once_cell::race::OnceBool;
 
 use crate::VmError;
-use crate::fork::ProcessMark;
+use crate::fork::{PerProcess, ProcessMark};
 
 mod faults;
 #[cfg(test)]
@@ -115,8 +116,8 @@ impl TrackerForm {
 
     /// Returns the better available form, determined once per process.
     pub fn best() -> TrackerForm {
-        static SCANS: OnceLock<bool> = OnceLock::new();
-        if *SCANS.get_or_init(|| TrackerForm::Scan.available().is_ok()) {
+        static SCANS: OnceBool = OnceBool::new();
+        if SCANS.get_or_init(|| TrackerForm::Scan.available().is_ok()) {
             TrackerForm::Scan
         } else {
             TrackerForm::Compare
@@ -157,20 +158,18 @@ fn tracking(doing: &'static str, source: io::Error) -> VmError {
     VmError::Tracking { doing, source }
 }
 
-/// Returns one descriptor for all trackers of a process. In a child it is opened anew for each
-/// tracker, because the shared descriptor shows the parent.
+/// Returns one descriptor for all trackers of a process. A child opens its own, because the parent's
+/// shows the parent.
 fn shared_pagemap() -> Result<Arc<Pagemap>, VmError> {
-    static SHARED: OnceLock<(ProcessMark, Arc<Pagemap>)> = OnceLock::new();
-    if let Some((mark, map)) = SHARED.get()
-        && mark.is_current()
-    {
+    static SHARED: PerProcess<OnceLock<Arc<Pagemap>>> = PerProcess::new();
+    let shared = SHARED.get();
+    if let Some(map) = shared.get() {
         return Ok(map.clone());
     }
     let map = Pagemap::open().map(Arc::new).map_err(|source| {
         tracking("opening /proc/self/pagemap (mount /proc; keep the process dumpable)", source)
     })?;
-    let _ = SHARED.set((ProcessMark::new(), map.clone()));
-    Ok(map)
+    Ok(shared.get_or_init(|| map).clone())
 }
 
 /// Tracks the stores to one mapping.

@@ -9,42 +9,44 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64};
 
 use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 use aquifer_sys::open_file::Identity;
 
-struct Sentinel(*mut u8);
-
-// SAFETY: the page is only accessed as an atomic.
-unsafe impl Send for Sentinel {}
-// SAFETY: as above.
-unsafe impl Sync for Sentinel {}
-
-static SENTINEL: OnceLock<Sentinel> = OnceLock::new();
+/// The page that a fork clears; null if no mark was made in this process yet. Not behind a lock: a
+/// child must be able to make it, whatever other threads did at the fork.
+static SENTINEL: AtomicPtr<u64> = AtomicPtr::new(ptr::null_mut());
 static NEXT_MARK: AtomicU64 = AtomicU64::new(1);
 
 /// The word that a fork clears. Zero if no mark was made in this process yet.
 fn word() -> Option<&'static AtomicU64> {
-    let page = SENTINEL.get()?.0;
-    // SAFETY: the page is never unmapped, aligned, and only used as this atomic.
-    Some(unsafe { AtomicU64::from_ptr(page.cast()) })
+    // Acquire pairs with the release in `sentinel`: the advice was given.
+    let page = SENTINEL.load(Acquire);
+    // SAFETY: a published page is never unmapped, aligned, and only used as this atomic.
+    (!page.is_null()).then(|| unsafe { AtomicU64::from_ptr(page) })
 }
 
 fn sentinel() -> &'static AtomicU64 {
-    SENTINEL.get_or_init(|| {
-        let page = memory::map_anonymous(SMALL_PAGE_BYTES)
-            .expect("one page of memory for the fork sentinel");
-        // SAFETY: the page is fresh and owned by this function. If the kernel refuses (before
-        // 4.14), the atfork handler below still detects children.
-        let _ = unsafe { memory::advise(page, SMALL_PAGE_BYTES, Advice::WipeOnFork) };
-        // SAFETY: the handlers are async-signal-safe: they make stores and system calls.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-        Sentinel(page)
-    });
-    word().expect("just initialised")
+    if let Some(word) = word() {
+        return word;
+    }
+    let page =
+        memory::map_anonymous(SMALL_PAGE_BYTES).expect("one page of memory for the fork sentinel");
+    // SAFETY: the page is fresh and owned by this function. If the kernel refuses (before
+    // 4.14), the atfork handler below still detects children.
+    let _ = unsafe { memory::advise(page, SMALL_PAGE_BYTES, Advice::WipeOnFork) };
+    // Before the page is published: a process with marks has the handlers. Several threads, or a
+    // child that was forked in between, may register them again, and they may run twice.
+    // SAFETY: the handlers are async-signal-safe: they make stores and system calls.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    // Release publishes the advice. No acquire: `word` loads with acquire.
+    if SENTINEL.compare_exchange(ptr::null_mut(), page.cast(), Release, Relaxed).is_err() {
+        // SAFETY: mapped above and not published.
+        let _ = unsafe { memory::unmap(page, SMALL_PAGE_BYTES) };
+    }
+    word().expect("just published")
 }
 
 extern "C" fn before_fork() {

@@ -16,11 +16,11 @@
 //! return `Result` need no signal. Reads and writes of files in pools need it where the bytes are not
 //! there: in a file that was cut short, or on a disk that fails.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::signal::{self, FaultContext};
+use once_cell::race::OnceBox;
 
 use crate::arena::Arena;
 use crate::{VmError, guard, stack};
@@ -53,7 +53,7 @@ struct Router {
     previous_sigsegv: libc::sigaction,
 }
 
-static ROUTER: OnceLock<Router> = OnceLock::new();
+static ROUTER: OnceBox<Router> = OnceBox::new();
 static INSTALLING: Mutex<()> = Mutex::new(());
 /// Whether both handlers were installed: a child may have been forked between the two.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
@@ -70,10 +70,10 @@ pub fn install() -> Result<(), VmError> {
     if ROUTER.get().is_none() {
         // Record the previous handlers before replacing them, so that a foreign fault in between is
         // already passed on; and only once, or our own handler would be recorded as a previous one.
-        let _ = ROUTER.set(Router {
+        let _ = ROUTER.set(Box::new(Router {
             previous_sigbus: signal::installed(libc::SIGBUS).map_err(VmError::Handler)?,
             previous_sigsegv: signal::installed(libc::SIGSEGV).map_err(VmError::Handler)?,
-        });
+        }));
     }
     signal::install(libc::SIGBUS, on_fault).map_err(VmError::Handler)?;
     signal::install(libc::SIGSEGV, on_fault).map_err(VmError::Handler)?;

@@ -27,12 +27,12 @@
 //! killed; [`prepare_thread`] gives it an alternate stack.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::memory::{self, Protection};
 use aquifer_sys::signal;
+use once_cell::race::OnceBox;
 
 use crate::VmError;
 
@@ -63,14 +63,14 @@ unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
 
-static POOL: OnceLock<Pool> = OnceLock::new();
+static POOL: OnceBox<Pool> = OnceBox::new();
 
 /// Reserves the pool's address space.
 pub(crate) fn prepare_pool() -> Result<(), VmError> {
     if POOL.get().is_some() {
         return Ok(());
     }
-    let pool = Pool::reserve().map_err(VmError::Handler)?;
+    let pool = Box::new(Pool::reserve().map_err(VmError::Handler)?);
     if let Err(second) = POOL.set(pool) {
         // SAFETY: another thread was first; this mapping was never published.
         let _ = unsafe { memory::unmap(second.base, POOL_STACKS * STACK_BYTES) };

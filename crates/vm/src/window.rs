@@ -21,12 +21,17 @@
 use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
-use std::sync::OnceLock;
 
+use aquifer_sys::futex::Mutex;
 use aquifer_sys::pkey::{Key, Rights};
+use once_cell::race::OnceBox;
+
+use crate::fork::PerProcess;
 
 /// The key of the process; the error of its allocation otherwise.
-static KEY: OnceLock<Result<WindowKey, Option<i32>>> = OnceLock::new();
+static KEY: OnceBox<Result<WindowKey, Option<i32>>> = OnceBox::new();
+/// Two threads would allocate two keys, and there are few. A child has a lock of its own.
+static ALLOCATING: PerProcess<Mutex<()>> = PerProcess::new();
 
 /// Takes the rights away from a thread that was started inside a window of another one.
 pub fn give_up_inherited() {
@@ -50,8 +55,15 @@ impl WindowKey {
     /// # Errors
     /// Those of [`Key::allocate`]: the CPU or the kernel does not support keys, or all are in use.
     pub fn of_process() -> io::Result<WindowKey> {
-        let made = KEY
-            .get_or_init(|| Key::allocate().map(WindowKey).map_err(|error| error.raw_os_error()));
+        let allocate =
+            || Box::new(Key::allocate().map(WindowKey).map_err(|error| error.raw_os_error()));
+        let made = match KEY.get() {
+            Some(made) => made,
+            None => {
+                let _allocating = ALLOCATING.get().lock();
+                KEY.get_or_init(allocate)
+            }
+        };
         made.map_err(|errno| match errno {
             Some(errno) => io::Error::from_raw_os_error(errno),
             None => io::ErrorKind::Unsupported.into(),

@@ -38,11 +38,11 @@
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use io_uring::{Builder, IoUring, opcode, squeue, types};
+use once_cell::race::OnceBox;
 
 use super::super::state::FileState;
 use super::super::transfer::{Begun, Leg, Transfer, finish_blocking};
@@ -132,19 +132,21 @@ impl Drop for Place {
 
 /// Returns why the kernel refuses rings to this process, determined once; `None` if it grants them.
 pub(super) fn refusal() -> Option<&'static str> {
-    static REFUSAL: OnceLock<Option<&'static str>> = OnceLock::new();
-    *REFUSAL.get_or_init(|| match make(USUAL_ENTRIES) {
-        Ok(ring) => {
-            keep(ring);
-            None
-        }
-        Err(error) => match error.raw_os_error() {
-            Some(libc::ENOSYS) => Some("this kernel has no io_uring"),
-            Some(libc::EPERM | libc::EACCES) => Some("io_uring is not permitted"),
-            // Out of descriptors or memory: may be temporary, so it is not a permanent refusal.
-            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => None,
-            _ => Some("io_uring does not work here"),
-        },
+    static REFUSAL: OnceBox<Option<&'static str>> = OnceBox::new();
+    *REFUSAL.get_or_init(|| {
+        Box::new(match make(USUAL_ENTRIES) {
+            Ok(ring) => {
+                keep(ring);
+                None
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOSYS) => Some("this kernel has no io_uring"),
+                Some(libc::EPERM | libc::EACCES) => Some("io_uring is not permitted"),
+                // Out of descriptors or memory: may be temporary, so it is not a permanent refusal.
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => None,
+                _ => Some("io_uring does not work here"),
+            },
+        })
     })
 }
 
