@@ -181,6 +181,8 @@ fn client(
     if let Some(time) = time(Key::ReadTimeout)? {
         client = client.read_timeout(time);
     }
+    // By default the client ends a connection of which the server has read nothing for 30 seconds, whatever the timeout.
+    client = client.tcp_user_timeout(None);
     // Each device has connections of its own: as many as requests were in flight.
     client = client.pool_idle_timeout(time(Key::PoolIdleTimeout)?.unwrap_or(IDLE_LIMIT));
     if let Some(most) = number(text(Key::PoolMaxIdlePerHost))? {

@@ -385,6 +385,7 @@ pub(crate) fn unavailable(
         return RemoteError::BadAnswer { url, range, reason: TOO_LONG };
     }
     let reason = match (http_kind(error).or(seen.failure), status) {
+        (Some(HttpErrorKind::Timeout), _) if is_lost(error) => "the connection broke off",
         (Some(HttpErrorKind::Timeout), _) => {
             return RemoteError::TimedOut { url, range, timeout, status };
         }
@@ -403,6 +404,12 @@ pub(crate) fn unavailable(
 /// The failure of the connection among the causes of an error.
 pub(crate) fn http_kind(error: &object_store::Error) -> Option<HttpErrorKind> {
     cause(error).map(HttpError::kind)
+}
+
+/// Whether the system has given up a connection: no packet was answered, for a time that is not the caller's timeout.
+pub(crate) fn is_lost(error: &object_store::Error) -> bool {
+    let system = cause::<std::io::Error>(error).and_then(std::io::Error::raw_os_error);
+    system == Some(rustix::io::Errno::TIMEDOUT.raw_os_error())
 }
 
 /// Whether an answer was cut because it has no end in sight.
@@ -453,6 +460,21 @@ impl Drop for Outcome<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_callers_timeout_is_reported_as_it() {
+        let location = Location::parse("https://host/key").unwrap();
+        let timeout = Duration::from_secs(3600);
+        let named = |source: std::io::Error| {
+            let source = Box::new(HttpError::new(HttpErrorKind::Timeout, source));
+            let error = object_store::Error::Generic { store: "S3", source };
+            unavailable(&location, 0..1, &error, &Seen::default(), timeout)
+        };
+        let lost = named(rustix::io::Errno::TIMEDOUT.into());
+        assert!(matches!(lost, RemoteError::Unavailable { .. }), "{lost}");
+        let late = named(std::io::ErrorKind::TimedOut.into());
+        assert!(matches!(late, RemoteError::TimedOut { .. }), "{late}");
+    }
 
     /// A file's bytes come in pieces of 8 KiB.
     #[test]

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use aquifer_pool::{Pool, PoolError};
 use aquifer_remote::publish::{
@@ -562,6 +562,31 @@ fn a_file_is_replaced_only_on_request_and_not_in_use() {
     let refused = store.restore(place.directory.path(), &force);
     assert!(matches!(refused, Err(PublishError::File { .. })));
     assert_eq!(fs::read_dir(place.directory.path()).unwrap().count(), 3, "no files are left");
+}
+
+/// Of publishers that were killed. One that is at work needs its own.
+#[test]
+fn a_collection_removes_old_probes() {
+    let place = Place::new();
+    let pool = place.pool("a.pool", &[1]);
+    let store = place.store();
+    store.publish(&pool, &options()).unwrap();
+    assert_eq!(place.objects("probes"), [] as [PathBuf; 0]);
+    let folder = place.path("store/probes");
+    fs::create_dir_all(&folder).unwrap();
+    let two_days_ago = SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
+    for (name, is_old) in [("00ff00ff00ff00ff", true), ("1111111111111111", false), ("other", true)]
+    {
+        let file = fs::File::create(folder.join(name)).unwrap();
+        if is_old {
+            file.set_modified(two_days_ago).unwrap();
+        }
+    }
+    store.publish(&pool, &options().keep(1).grace(Duration::ZERO)).unwrap();
+    assert_eq!(
+        place.objects("probes"),
+        ["1111111111111111", "other"].map(|name| folder.join(name))
+    );
 }
 
 #[test]

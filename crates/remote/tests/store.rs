@@ -4,6 +4,8 @@
 mod support;
 
 use std::io::Read;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -441,7 +443,10 @@ fn a_caller_that_cancels_does_not_wait() {
         while server.asked().len() < 3 {
             std::thread::yield_now();
         }
+        // The system gives up none of these connections before the timeout, though the server reads nothing.
+        let limits = user_timeouts(&server);
         cancel.store(true, Ordering::SeqCst);
+        assert!(limits.len() >= 3 && limits.iter().all(|limit| *limit == 0), "{limits:?}");
         for error in [writing, reading, listing].map(|thread| thread.join().unwrap()) {
             assert!(matches!(error, RemoteError::Cancelled { .. }), "{error:?}");
         }
@@ -450,6 +455,24 @@ fn a_caller_that_cancels_does_not_wait() {
     drop(upload);
     assert_eq!(asked(&server, "DELETE", "uploadId="), 1);
     assert_eq!(server.get("bucket/new"), None);
+}
+
+/// How long, in milliseconds, the system lets data of each connection to the server wait; 0 is its usual time.
+fn user_timeouts(server: &Server) -> Vec<u32> {
+    let port: u16 = server.endpoint().rsplit(':').next().unwrap().parse().unwrap();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_to_server = |file: &BorrowedFd<'_>| {
+        let peer = rustix::net::getpeername(file).ok().flatten();
+        peer.and_then(|peer| SocketAddr::try_from(peer).ok())
+            .is_some_and(|peer| peer.port() == port)
+    };
+    numbers
+        // SAFETY: not -1. If it is closed meanwhile, the calls fail, or are about another file and change nothing.
+        .map(|number: i32| unsafe { BorrowedFd::borrow_raw(number) })
+        .filter(is_to_server)
+        .filter_map(|file| rustix::net::sockopt::tcp_user_timeout(file).ok())
+        .collect()
 }
 
 /// Whether the object is there is worth the time of a request, and not of a completion.

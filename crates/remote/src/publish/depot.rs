@@ -14,7 +14,7 @@ use super::PublishError;
 use super::layout::{Hash, Reference, Wrong, hash};
 use super::send::aside;
 use crate::connection::{Connector, NOTES, Seen, install_crypto};
-use crate::fetch::{TOO_LONG, http_kind, is_too_long};
+use crate::fetch::{TOO_LONG, http_kind, is_lost, is_too_long};
 use crate::location::{Location, Scheme};
 use crate::store::noted;
 use crate::{RemoteError, RemoteOptions};
@@ -38,6 +38,8 @@ impl Kind {
 }
 
 const LOG: &str = "log";
+/// Objects by which publishers find out whether the store heeds conditions.
+pub(super) const PROBES: &str = "probes";
 
 /// The name of an object that is named by its hash.
 pub(super) fn name_of(kind: Kind, hash: &Hash, epoch: u64) -> String {
@@ -310,6 +312,9 @@ impl Depot {
         let kind = error.as_ref().and_then(http_kind).or(seen.failure);
         let reason = match (&error, kind, seen.status) {
             (Some(error), ..) if is_too_long(error) => TOO_LONG,
+            (Some(error), Some(HttpErrorKind::Timeout), _) if is_lost(error) => {
+                "the connection broke off"
+            }
             (None, ..) | (_, Some(HttpErrorKind::Timeout), _) => {
                 "no complete answer within the timeout; raise it, or try again"
             }

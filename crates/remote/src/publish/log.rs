@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use super::PublishError;
-use super::depot::{Depot, Kind, log_name, name_of};
+use super::depot::{Depot, Kind, Listed, PROBES, log_name, name_of};
 use super::layout::{
     Body, Collection, Entry, Hash, MOST_ENTRY_BYTES, Reference, Snapshot, Wrong, decode_table,
 };
@@ -48,6 +48,10 @@ impl View {
         self.live.binary_search(&position).is_ok()
     }
 }
+
+/// The least age of a probe that is deleted. A publisher between its two requests needs its own, or would take the store for
+/// one that ignores conditions.
+const PROBE_AGE_S: i64 = 24 * 3600;
 
 impl Depot {
     /// Reads the entry at a position; `None` if there is none.
@@ -232,8 +236,22 @@ impl Depot {
         let removed: Vec<u64> = positions.iter().map(|(position, _)| *position).collect();
         let removed: Vec<u64> = removed.into_iter().filter(is_removed).collect();
         self.delete(removed.into_iter().map(log_name).collect()).await?;
+        self.delete_probes(now.saturating_sub(grace_s.max(PROBE_AGE_S))).await?;
         let snapshots = (view.live.len() - kept.len()) as u64;
         Ok(Some(Collected { snapshots, objects }))
+    }
+
+    /// Deletes the probes of publishers that were killed, or that may not delete.
+    async fn delete_probes(&self, until: i64) -> Result<(), PublishError> {
+        let mut old = Vec::new();
+        self.list(PROBES, |Listed { name, modified, .. }| {
+            let is_probe = name.len() == 16 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+            if is_probe && modified <= until {
+                old.push(format!("{PROBES}/{name}"));
+            }
+        })
+        .await?;
+        self.delete(old).await.map(drop)
     }
 
     async fn needed_by(

@@ -211,12 +211,25 @@ fn check_place(path: &Path, overwrite: bool) -> Result<(), PublishError> {
 fn keep_out(path: &Path) -> Result<Option<Pool>, PublishError> {
     match Pool::options().read_only(true).open(path) {
         Ok(pool) => check_unused(path).map(|()| Some(pool)),
-        Err(error @ (PoolError::Busy { .. } | PoolError::BusyElsewhere { .. })) => {
-            Err(error.into())
-        }
-        // Damaged, or anything else.
-        Err(_) => Ok(None),
+        Err(error) if has_no_pool(&error) => Ok(None),
+        Err(error) => Err(error.into()),
     }
+}
+
+/// Whether no process can have a pool there open that this program could harm: there is none, or none that can be read. Other
+/// failures may pass, and tell nothing of the pool.
+fn has_no_pool(error: &PoolError) -> bool {
+    matches!(
+        error,
+        PoolError::NotOpened(OpenError::Missing { .. } | OpenError::Empty { .. })
+            | PoolError::NotAPool { .. }
+            | PoolError::FutureVersion { .. }
+            | PoolError::LaterFeatures { .. }
+            | PoolError::Truncated { .. }
+            | PoolError::Damaged { .. }
+            | PoolError::Structure(_)
+            | PoolError::DamagedLog { .. }
+    )
 }
 
 /// Refuses to replace a pool that processes have open.
@@ -309,4 +322,28 @@ fn temporary(path: &Path) -> io::Result<PathBuf> {
 fn directory_of(path: &Path) -> &Path {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_may_pass_is_not_taken_for_the_lack_of_a_pool() {
+        let path = || PathBuf::from("/data/pool");
+        let system = || io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+        for error in [
+            PoolError::Mutex(system()),
+            PoolError::Open { path: path(), reason: "refused".into(), source: Some(system()) },
+            PoolError::NotOpened(OpenError::NoPermission { path: path(), writable: false }),
+            PoolError::Busy { path: path() },
+            PoolError::BusyElsewhere { path: path(), reason: "another container".into() },
+            PoolError::UnknownSegment { path: path(), uid: 1000 },
+            PoolError::Forked,
+        ] {
+            assert!(!has_no_pool(&error), "{error}");
+        }
+        let empty = PoolError::NotOpened(OpenError::Empty { path: path() });
+        assert!(has_no_pool(&empty) && has_no_pool(&PoolError::NotAPool { path: path() }));
+    }
 }

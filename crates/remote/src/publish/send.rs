@@ -9,7 +9,7 @@ use aquifer_pool::media::MediaError;
 use bytes::Bytes;
 use tokio::sync::OnceCell;
 
-use super::depot::{Depot, Kind, log_name, name_of};
+use super::depot::{Depot, Kind, PROBES, log_name, name_of};
 use super::frozen::Frozen;
 use super::layout::{
     Body, Entry, Hash, PAGE_BYTES, Reference, Snapshot, State, TABLE_CHUNKS, encode_chunk,
@@ -161,11 +161,11 @@ struct Sent {
 impl Depot {
     /// Finds out whether the store heeds conditions: creates an object twice.
     pub async fn check_conditions(&self) -> Result<(), PublishError> {
-        let name = format!("probes/{:016x}", nonce()?);
+        let name = format!("{PROBES}/{:016x}", nonce()?);
         // If it is there already, an earlier attempt of the request has created it: the name is random.
         self.create(&name, Bytes::from_static(b"probe")).await?;
         let was_created_again = self.create(&name, Bytes::from_static(b"probe")).await?;
-        // Publishing takes no permission to delete.
+        // Publishing takes no permission to delete: what stays, also of a publisher that was killed, is collected.
         let _ = self.delete(vec![name]).await;
         if was_created_again {
             return Err(PublishError::Unconditional { url: self.shown.clone() });

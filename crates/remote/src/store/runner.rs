@@ -81,7 +81,12 @@ impl<T> Pending<T> {
         if !self.is_current {
             return Err(RemoteError::Stopped { url: shown.to_owned() });
         }
-        received(&self.receiver, shown, cancel)?
+        let result = received(&self.receiver, shown, cancel)?;
+        // Of a caller that wants to stop, no failure says more.
+        result.map_err(|error| match cancel {
+            Some(cancel) if cancel() => RemoteError::Cancelled { url: shown.to_owned() },
+            _ => error,
+        })
     }
 }
 
@@ -111,5 +116,31 @@ impl<T> Drop for Pending<T> {
         if self.is_current {
             self.task.abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// The work fails before the caller asks again whether it was cancelled.
+    #[test]
+    fn a_failure_after_a_cancellation_is_reported_as_that() {
+        let runner = Runner::start("shown").unwrap();
+        let wait = |cancelled_after: u32| {
+            let url = "s3://bucket/key".to_owned();
+            let failed = runner.spawn::<()>(async { Err(RemoteError::Exists { url }) });
+            let asked = AtomicU32::new(0);
+            let is_cancelled = move || asked.fetch_add(1, Ordering::Relaxed) >= cancelled_after;
+            // It has failed.
+            while !failed.task.is_finished() {
+                std::thread::yield_now();
+            }
+            failed.wait("shown", Some(&(Arc::new(is_cancelled) as Cancel))).unwrap_err()
+        };
+        assert!(matches!(wait(1), RemoteError::Cancelled { .. }));
+        assert!(matches!(wait(2), RemoteError::Exists { .. }));
     }
 }
