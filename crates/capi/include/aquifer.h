@@ -1534,8 +1534,9 @@ int aq_file_writev(aq_file *file,
                    size_t *done);
 
 /**
- * Writes `size` bytes to the end of the file, and puts the offset where they are into `*offset`, which
- * may be null. Appends of several threads and processes do not overwrite each other.
+ * Writes all `size` bytes to the end of the file, and puts the offset where they are into `*offset`, which
+ * may be null. Appends of several threads and processes do not overwrite each other. If it fails, a part
+ * of the bytes may be at the end of the file, and `*offset` is as before.
  *
  * Threads: any. Errors and Durable: as `aq_file_write`.
  */
@@ -1576,8 +1577,8 @@ int aq_file_exchange_range(aq_file *file,
                            uint64_t size);
 
 /**
- * Copies a range of a file to `to_offset` of another, or of the same, and puts the number of bytes into
- * `*done`, which may be null.
+ * Copies a range of a file to `to_offset` of another, or of the same. `*done`, which may be null, gets the
+ * number of bytes copied, also if it fails: otherwise less only if the file ends before the range.
  *
  * Threads: any. Errors and Durable: as `aq_file_write`.
  */

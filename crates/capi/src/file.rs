@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::Permissions;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -339,8 +339,9 @@ unsafe fn vectors<'a>(buffers: *const libc::iovec, count: usize) -> Result<&'a [
     Ok(buffers)
 }
 
-/// Writes `size` bytes to the end of the file, and puts the offset where they are into `*offset`, which
-/// may be null. Appends of several threads and processes do not overwrite each other.
+/// Writes all `size` bytes to the end of the file, and puts the offset where they are into `*offset`, which
+/// may be null. Appends of several threads and processes do not overwrite each other. If it fails, a part
+/// of the bytes may be at the end of the file, and `*offset` is as before.
 ///
 /// Threads: any. Errors and Durable: as `aq_file_write`.
 #[unsafe(no_mangle)]
@@ -356,7 +357,7 @@ pub unsafe extern "C" fn aq_file_append(
             unsafe { (handle(file, "file")?, list(buffer.cast::<u8>(), size, "buffer")?) };
         let at = match source {
             [] => file.file.metadata()?.len(),
-            source => file.file.write_with(source, At::End, WriteHow::default())?.start,
+            source => file.file.write_with(source, At::End, WriteHow::default()).all()?.start,
         };
         // SAFETY: documented.
         unsafe { put_optional(offset, at) };
@@ -437,8 +438,8 @@ pub unsafe extern "C" fn aq_file_exchange_range(
     })
 }
 
-/// Copies a range of a file to `to_offset` of another, or of the same, and puts the number of bytes into
-/// `*done`, which may be null.
+/// Copies a range of a file to `to_offset` of another, or of the same. `*done`, which may be null, gets the
+/// number of bytes copied, also if it fails: otherwise less only if the file ends before the range.
 ///
 /// Threads: any. Errors and Durable: as `aq_file_write`.
 #[unsafe(no_mangle)]
@@ -451,10 +452,15 @@ pub unsafe extern "C" fn aq_file_copy_range(
 ) -> c_int {
     call(|| {
         // SAFETY: documented.
-        let (file, to) = unsafe { (handle(file, "file")?, handle(to, "to")?) };
-        let copied = file.file.copy_range(range.to_range()?, &to.file, to_offset)?;
+        unsafe { put_optional(done, 0) };
         // SAFETY: documented.
-        unsafe { put_optional(done, copied) };
+        let (file, to) = unsafe { (handle(file, "file")?, handle(to, "to")?) };
+        let range = range.to_range()?;
+        let copied = file.file.copy_range_with(range, &to.file, to_offset, WriteHow::default());
+        let Range { start, end } = copied.range();
+        // SAFETY: documented.
+        unsafe { put_optional(done, end - start) };
+        copied.all()?;
         Ok(())
     })
 }

@@ -59,6 +59,7 @@ pub use by_path::{DirBuilder, FileOptions, RenameMode};
 pub use error::{FsError, Result};
 pub use file::{
     At, Defragmented, FallocateMode, File, FileRun, HeldRange, Privileges, Synced, WriteHow,
+    Written,
 };
 pub use files::{Files, Space};
 pub use metadata::{FileTimes, FileType, Metadata};

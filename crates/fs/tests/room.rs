@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use aquifer_fs::{FallocateMode, File, FileOptions, Files, FsError, SetMode};
+use aquifer_fs::{At, FallocateMode, File, FileOptions, Files, FsError, SetMode, WriteHow};
 use aquifer_pool::{Pool, PoolError, PoolOptions, Reservation};
 use scratch::soundness::assert_sound;
 use scratch::{Scratch, read_all};
@@ -112,6 +112,47 @@ fn a_write_that_fills_the_pool_says_how_much_it_wrote() {
     let full = file.write_at(&bytes[written..], written as u64).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::StorageFull);
     assert!(file.write_all_at(&bytes, 0).is_err());
+    assert_sound(files.pool());
+}
+
+/// A caller that needs all bytes gets the error, and knows which bytes are there.
+#[test]
+fn a_write_that_ends_early_has_a_count_and_an_error() {
+    let (_scratch, files) = in_pieces();
+    let bytes = pattern(PIECES + 100);
+    let file = options(&files).open("big").unwrap();
+    let how = WriteHow::default();
+    for at in [At::Offset(0), At::End] {
+        file.set_len(0).unwrap();
+        let written = file.write_with(&bytes, at, how);
+        let range = written.range();
+        assert!(range.start == 0 && 0 < range.end && range.end < bytes.len() as u64, "{range:?}");
+        assert!(read_all(&files, "big").unwrap() == bytes[..range.end as usize]);
+        assert_eq!(written.all().unwrap_err().kind(), ErrorKind::StorageFull);
+    }
+    // As `write(2)`: what was written counts.
+    file.set_len(0).unwrap();
+    assert!(!file.write_with(&bytes, At::End, how).part().unwrap().is_empty());
+    assert!(file.write_with(&bytes, At::End, how).part().is_err());
+    assert_sound(files.pool());
+}
+
+#[test]
+fn a_copy_that_ends_early_has_a_count_and_an_error() {
+    let (_scratch, files) = in_pieces();
+    let from = options(&files).open("from").unwrap();
+    let bytes = pattern(PIECES - 200);
+    from.write_all_at(&bytes, PAGE as u64).unwrap();
+    let to = options(&files).open("to").unwrap();
+    // A hole comes first.
+    let range = 0..(bytes.len() + PAGE) as u64;
+    let copied = from.copy_range_with(range.clone(), &to, 0, WriteHow::default());
+    let end = copied.range().end;
+    assert!(PAGE as u64 * 65 < end && end < range.end, "{end}");
+    assert_eq!(copied.all().unwrap_err().kind(), ErrorKind::StorageFull);
+    let expected = [vec![0; PAGE], bytes].concat();
+    assert!(read_all(&files, "to").unwrap() == expected[..end as usize]);
+    assert!(from.copy_range(range, &to, 0).is_err());
     assert_sound(files.pool());
 }
 

@@ -75,13 +75,13 @@ fn a_write_keeps_the_times_if_it_is_told_to() {
     let (_scene, files) = scene();
     let file = old_file(&files, "/f", &[1; 10_000]);
     // In place; over what may be several pieces; into a hole; at the end; behind the end.
-    file.write_with(&[2; 100], At::Offset(50), KEEPS_TIMES).unwrap();
+    file.write_with(&[2; 100], At::Offset(50), KEEPS_TIMES).all().unwrap();
     let before = files.pool().metadata_version();
-    file.write_with(&[3; 5000], At::Offset(100), KEEPS_TIMES).unwrap();
+    file.write_with(&[3; 5000], At::Offset(100), KEEPS_TIMES).all().unwrap();
     assert_eq!(files.pool().metadata_version(), before, "nothing but bytes has changed");
-    assert_eq!(file.write_with(&[4; 7], At::End, KEEPS_TIMES).unwrap(), 10_000..10_007);
-    file.write_with(&[5; 3], At::Offset(50_000), KEEPS_TIMES).unwrap();
-    file.write_with(&[6; 3], At::Offset(30_000), KEEPS_TIMES).unwrap();
+    assert_eq!(file.write_with(&[4; 7], At::End, KEEPS_TIMES).all().unwrap(), 10_000..10_007);
+    file.write_with(&[5; 3], At::Offset(50_000), KEEPS_TIMES).all().unwrap();
+    file.write_with(&[6; 3], At::Offset(30_000), KEEPS_TIMES).all().unwrap();
     assert!(has_old_times(&file));
     let mut expected = vec![1; 10_000];
     expected[50..150].fill(2);
@@ -92,14 +92,14 @@ fn a_write_keeps_the_times_if_it_is_told_to() {
     expected[30_000..30_003].fill(6);
     assert!(files.read("/f").unwrap() == expected);
     // Also where it takes a transaction anyway.
-    assert_eq!(file.write_with(&[], At::End, KEEPS_TIMES).unwrap(), 0..0);
+    assert_eq!(file.write_with(&[], At::End, KEEPS_TIMES).all().unwrap(), 0..0);
     for at in [At::Offset(0), At::End] {
         let file = old_file(&files, "/g", &[1; 100]);
-        file.write_with(&[1], at, WriteHow::default()).unwrap();
+        file.write_with(&[1], at, WriteHow::default()).all().unwrap();
         assert!(!has_old_times(&file));
     }
     let held = files.nodes().hold(file.node()).unwrap();
-    let refused = held.write_with(&[1], At::End, KEEPS_TIMES).unwrap_err();
+    let refused = held.write_with(&[1], At::End, KEEPS_TIMES).all().unwrap_err();
     assert!(matches!(refused, FsError::NotOpenFor { .. }), "{refused}");
 }
 
@@ -108,7 +108,8 @@ fn a_write_inside_a_file_does_not_make_it_longer() {
     let (_scene, files) = scene();
     let file = files.create_file("/f").unwrap();
     file.write_all_at(b"0123456789", 0).unwrap();
-    let write = |bytes: &[u8], at| file.write_with(bytes, At::Inside(at), WriteHow::default());
+    let how = WriteHow::default();
+    let write = |bytes: &[u8], at| file.write_with(bytes, At::Inside(at), how).all();
     assert_eq!(write(b"ab", 3).unwrap(), 3..5);
     assert_eq!(write(&[b'x'; 5000], 8).unwrap(), 8..10);
     assert_eq!(write(b"cd", 10).unwrap(), 10..10);
@@ -128,7 +129,7 @@ fn appends_by_offset_and_by_end_mix() {
         .map(|thread| {
             let file = file.clone();
             std::thread::spawn(move || {
-                let write = |_| file.write_with(&[thread; 37], At::End, KEEPS_TIMES).unwrap();
+                let write = |_| file.write_with(&[thread; 37], At::End, KEEPS_TIMES).all().unwrap();
                 (0..100).map(write).collect::<Vec<_>>()
             })
         })
@@ -162,13 +163,13 @@ fn a_write_takes_privileges_if_it_is_told_to() {
             files.set_attribute("/f", "security.capability", b"x", Default::default()).unwrap();
             files.nodes().set(file.node(), &set, &by).unwrap();
             for (privileges, kept) in [(Privileges::Keep, 1), (Privileges::LoseCapabilities, 0)] {
-                file.write_with(b"x", at, how(privileges)).unwrap();
+                file.write_with(b"x", at, how(privileges)).all().unwrap();
                 assert_eq!(file.metadata().unwrap().mode() & MODE, before);
                 assert_eq!(files.attributes("/f").unwrap().len(), kept);
             }
             files.set_attribute("/f", "security.capability", b"x", Default::default()).unwrap();
             files.nodes().set(file.node(), &set, &by).unwrap();
-            file.write_with(b"x", at, how(Privileges::LoseAll)).unwrap();
+            file.write_with(b"x", at, how(Privileges::LoseAll)).all().unwrap();
             assert_eq!(file.metadata().unwrap().mode() & MODE, after, "{before:o} {at:?}");
             assert_eq!(files.attributes("/f").unwrap().len(), 0);
             assert!(has_old_times(&file));
@@ -205,7 +206,7 @@ fn a_noted_request_says_what_it_has_done() {
     let file = nodes.open_any(files.metadata("/f").unwrap().node()).unwrap();
     file.write_at(b"some", 0).unwrap();
     noted(&mut || {
-        let written = file.write_with(b" text", At::End, WriteHow::default()).unwrap();
+        let written = file.write_with(b" text", At::End, WriteHow::default()).all().unwrap();
         [written.start, written.end, 0]
     });
     noted(&mut || {
@@ -235,7 +236,7 @@ fn an_append_happens_once_wherever_the_server_dies() {
     for (id, point) in (1..).zip(POINTS) {
         let append = |files: &Files, line: &str| {
             let file = files.nodes().open_any(node).unwrap();
-            file.write_with(line.as_bytes(), At::End, WriteHow::default()).unwrap()
+            file.write_with(line.as_bytes(), At::End, WriteHow::default()).all().unwrap()
         };
         let line = format!("{point}\n");
         let note = new_note(id);
@@ -266,9 +267,9 @@ fn a_write_in_place_says_what_it_has_written() {
     for (id, point) in (1..).zip(POINTS) {
         let file = old_file(&files, &format!("/{point}"), &[1; 300]);
         // The handle knows the file's pages from here on.
-        file.write_with(b"y", At::Offset(0), KEEPS_TIMES).unwrap();
+        file.write_with(b"y", At::Offset(0), KEEPS_TIMES).all().unwrap();
         let note = new_note(id);
-        let write = || file.write_with(b"x", At::Offset(100), WriteHow::default()).map(drop);
+        let write = || file.write_with(b"x", At::Offset(100), WriteHow::default()).all().map(drop);
         assert!(end_thread_at(point, || files.pool().noting(note, write)).is_none(), "{point}");
         let found = published(&other, note);
         let has_new_times = !has_old_times(&other.nodes().open_any(file.node()).unwrap());
@@ -328,7 +329,7 @@ fn an_unlinked_file_outlives_the_server() {
     let (place, inode) = pins.iter().next().expect("one pin");
     assert_eq!(server.nodes().numbered(inode).unwrap(), node);
     let file = server.nodes().open_any(node).unwrap();
-    assert_eq!(file.write_with(b"!", At::End, WriteHow::default()).unwrap(), 4..5);
+    assert_eq!(file.write_with(b"!", At::End, WriteHow::default()).all().unwrap(), 4..5);
     drop(file);
     assert!(!server.nodes().reap(node).unwrap());
     pins.clear(place, inode);
@@ -504,8 +505,8 @@ fn a_range_is_copied_with_its_holes() {
             to.set_times(FileTimes::new().set_modified(UNIX_EPOCH)).unwrap();
             let unchanged = times(&to);
             let how = WriteHow { keeps_times: before > 0, ..WriteHow::default() };
-            let copied = from.copy_range_with(range.clone(), &to, at as u64, how).unwrap();
-            assert_eq!(copied, count as u64);
+            let copied = from.copy_range_with(range.clone(), &to, at as u64, how).all().unwrap();
+            assert_eq!(copied.end - copied.start, count as u64);
             assert_eq!(times(&to) == unchanged, how.keeps_times, "{range:?}");
             let mut expected = vec![9; before];
             expected.resize(before.max(at + count), 0);

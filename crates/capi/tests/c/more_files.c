@@ -228,8 +228,59 @@ static void names(aq_pool *pool) {
     aq_string_free(text);
 }
 
+/* Room in more pieces than one step of a write takes: all of the bytes, or the error. */
+static void pieces(const char *directory) {
+    enum { PIECES = 300, SIZE = 4 << 20 };
+    char path[4096], name[32];
+    snprintf(path, sizeof path, "%s/pieces.pool", directory);
+    aq_pool *pool;
+    aq_file *file, *copy;
+    OK(aq_pool_create(path, 16 << 20, NULL, &pool));
+    char *bytes = (char *)malloc(SIZE);
+    CHECK(bytes != NULL);
+    memset(bytes, 7, SIZE);
+    const int both = AQ_OPEN_READ | AQ_OPEN_WRITE | AQ_OPEN_CREATE;
+    for (int index = 0; index < 2 * PIECES; index++) {
+        snprintf(name, sizeof name, "/small%d", index);
+        OK(aq_file_open(pool, name, both, 0, &file));
+        OK(aq_file_write(file, bytes, 8192, 0));
+        aq_file_free(file);
+    }
+    OK(aq_file_open(pool, "/rest", both, 0, &file));
+    int full = 0;
+    for (uint64_t offset = 0; full == 0; offset += 8192) full = aq_file_write(file, bytes, 8192, offset);
+    CHECK(full == -ENOSPC);
+    aq_file_free(file);
+    for (int index = 0; index < PIECES; index++) {
+        snprintf(name, sizeof name, "/small%d", 2 * index);
+        OK(aq_path_unlink(pool, name));
+    }
+    OK(aq_pool_checkpoint(pool));
+    OK(aq_file_open(pool, "/big", both, 0, &file));
+    uint64_t offset = 77, done = 77;
+    FAILS(ENOSPC, aq_file_append(file, bytes, SIZE, &offset));
+    CHECK(offset == 77);
+    aq_file_status status = AQ_FILE_STATUS_INIT;
+    OK(aq_file_stat(file, &status));
+    CHECK(status.len_bytes > 0 && status.len_bytes < SIZE); /* a part, and the error says so */
+    OK(aq_file_set_len(file, 0));
+    OK(aq_pool_checkpoint(pool));
+    OK(aq_file_append(file, bytes, 1600 << 10, &offset));
+    CHECK(offset == 0);
+    OK(aq_file_open(pool, "/copy", both, 0, &copy));
+    aq_range range = {0, 1600 << 10};
+    FAILS(ENOSPC, aq_file_copy_range(file, range, copy, 0, &done));
+    OK(aq_file_stat(copy, &status));
+    CHECK(done > 0 && done == status.len_bytes);
+    aq_file_free(copy);
+    aq_file_free(file);
+    free(bytes);
+    aq_pool_free(pool);
+}
+
 int main(int count, char **arguments) {
     CHECK(count == 2);
+    pieces(arguments[1]);
     char path[4096];
     snprintf(path, sizeof path, "%s/more.pool", arguments[1]);
     aq_pool *pool;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 
 use super::write::{At, WriteHow};
+use super::written::Written;
 use super::{FallocateMode, File};
 use crate::error::{FsError, Result};
 
@@ -17,7 +18,7 @@ impl File {
     /// `copy_file_range`.
     ///
     /// The bytes are copied front to back, in parts; other calls may come in between. If the call
-    /// fails, the parts before that are there. In a [noted](aquifer_pool::Pool::noting) request, the
+    /// fails, the parts before that are there; [`File::copy_range_with`] tells how long they are. In a [noted](aquifer_pool::Pool::noting) request, the
     /// result of a transaction that makes a hole is that of the one before.
     ///
     /// ```
@@ -38,10 +39,12 @@ impl File {
     /// ([`FsError::OtherPool`]); [`FsError::NotOpenFor`] if `to` is open for appending; those of
     /// [`File::read_at`] and [`File::write_at`].
     pub fn copy_range(&self, range: Range<u64>, to: &File, at_bytes: u64) -> Result<u64> {
-        self.copy_range_with(range, to, at_bytes, WriteHow::default())
+        let copied = self.copy_range_with(range, to, at_bytes, WriteHow::default()).all()?;
+        Ok(copied.end - copied.start)
     }
 
-    /// As [`File::copy_range`], and writes `to` as `how` says.
+    /// As [`File::copy_range`], and writes `to` as `how` says. Returns the range of `to` that was
+    /// written, with the error that ended the copy early.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -54,20 +57,32 @@ impl File {
     /// let (from, to) = (files.open_file("/f")?, files.create_file("/g")?);
     /// let modified = to.metadata()?.modified()?;
     /// let how = WriteHow { keeps_times: true, ..WriteHow::default() };
-    /// assert_eq!(from.copy_range_with(0..4, &to, 0, how)?, 4);
+    /// assert_eq!(from.copy_range_with(0..4, &to, 0, how).all()?, 0..4);
     /// assert_eq!(to.metadata()?.modified()?, modified);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// # Errors
-    /// As for [`File::copy_range`].
+    /// The errors are those of [`File::copy_range`].
     pub fn copy_range_with(
         &self,
         range: Range<u64>,
         to: &File,
         at_bytes: u64,
         how: WriteHow,
-    ) -> Result<u64> {
+    ) -> Written {
+        Written::by(at_bytes..at_bytes, |written| self.copy_from(range, to, written, how))
+    }
+
+    /// As [`File::copy_range_with`], to the start of the empty range `written`, which becomes what was
+    /// written, also if the call fails.
+    fn copy_from(
+        &self,
+        range: Range<u64>,
+        to: &File,
+        written: &mut Range<u64>,
+        how: WriteHow,
+    ) -> Result<()> {
+        let at_bytes = written.start;
         self.check_reads()?;
         to.check_writes()?;
         if to.opened.flags.append {
@@ -86,14 +101,14 @@ impl File {
                 reason: "a range cannot be copied over itself",
             });
         }
-        let place = |offset_bytes: u64| at_bytes + (offset_bytes - range.start);
         let mut buffer = vec![0; COPIED_AT_ONCE_BYTES.min(len_bytes) as usize];
+        let at = |from_bytes: u64| at_bytes + (from_bytes - range.start);
         let mut done = range.start;
         while done < end {
             // What is not known to be a hole is copied.
             let data = self.next_data(done)?.filter(|data| data.start < end);
             let hole_end = data.as_ref().map_or(end, |data| data.start.max(done));
-            to.copy_hole(place(done)..place(hole_end), how)?;
+            to.copy_hole(at(hole_end), written, how)?;
             done = hole_end;
             let data_end = data.map_or(done, |data| data.end.min(end));
             while done < data_end {
@@ -101,29 +116,30 @@ impl File {
                 let count = self.read_at(part, done)?;
                 if count == 0 {
                     // It has become shorter.
-                    return Ok(done - range.start);
+                    return Ok(());
                 }
-                let mut part = &part[..count];
-                while !part.is_empty() {
-                    let at = At::Offset(place(done));
-                    let written = to.write_with(part, at, how)?;
-                    let count = written.end - written.start;
-                    (part, done) = (&part[count as usize..], done + count);
-                }
+                let copied = to.write_with(&part[..count], At::Offset(written.end), how);
+                written.end = copied.range().end;
+                copied.all()?;
+                done += count as u64;
             }
         }
-        Ok(done - range.start)
+        Ok(())
     }
 
-    /// Makes a range read as zeros, as a hole; it comes to lie inside the file.
-    fn copy_hole(&self, range: Range<u64>, how: WriteHow) -> Result<()> {
-        if range.is_empty() {
+    /// Makes what lies between the end of `written` and `end_bytes` read as zeros, as a hole; it comes
+    /// to lie inside the file. Extends `written` by it.
+    fn copy_hole(&self, end_bytes: u64, written: &mut Range<u64>, how: WriteHow) -> Result<()> {
+        if end_bytes <= written.end {
             return Ok(());
         }
+        // Also what lies behind the end: room that the file was given to grow. The length changes
+        // last, so that a failed copy does not make the file longer than it says.
+        let len_bytes = end_bytes - written.end;
+        self.allocate_with(FallocateMode::PunchHole, written.end, len_bytes, how)?;
         // Another writer may have made it longer meanwhile.
-        self.extend_to(range.end, how)?;
-        // Also what lay behind the end: room that the file was given to grow.
-        let len_bytes = range.end - range.start;
-        self.allocate_with(FallocateMode::PunchHole, range.start, len_bytes, how)
+        self.extend_to(end_bytes, how)?;
+        written.end = end_bytes;
+        Ok(())
     }
 }

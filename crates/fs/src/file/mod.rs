@@ -32,6 +32,7 @@ mod runs;
 mod space;
 mod std_io;
 mod write;
+mod written;
 
 use std::fmt;
 use std::fs::Permissions;
@@ -55,6 +56,7 @@ pub use runs::{Defragmented, FileRun};
 pub use space::FallocateMode;
 pub(crate) use write::Write;
 pub use write::{At, Privileges, WriteHow};
+pub use written::Written;
 
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FileTable};

@@ -12,6 +12,7 @@ use aquifer_pool::media::ByteRange;
 use aquifer_pool::{ChangeSlots, FileLock, InodeUse, PoolError, Reservation, Transaction, Turn};
 
 use super::File;
+use super::written::Written;
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
@@ -38,7 +39,8 @@ pub(super) const PIECES_AT_ONCE: usize = 64;
 
 impl File {
     /// Writes at `offset_bytes`, or at the end of a file that is open for appending, and returns
-    /// how many bytes were written: all, unless the pool becomes full. A gap between the end of the
+    /// how many bytes were written: all, unless an error ends the write early, for example because the
+    /// pool becomes full ([`File::write_with`] returns that error as well). A gap between the end of the
     /// file and `offset_bytes` reads as zeros. As
     /// [`FileExt::write_at`](std::os::unix::fs::FileExt::write_at).
     ///
@@ -83,12 +85,12 @@ impl File {
     /// As for [`File::write_at`]; a part of the bytes may have been written.
     pub fn write_all_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         let at = self.place_of_write(offset_bytes);
-        self.write_from(bytes, at, &mut (offset_bytes..offset_bytes), WriteHow::default())
+        self.write_with(bytes, at, WriteHow::default()).all().map(drop)
     }
 
     /// Writes as [`File::write_at`], at an offset or at the end of the file, however it was opened,
-    /// and returns the range that was written: for servers, whose clients say for each write what it
-    /// does. In a [noted](aquifer_pool::Pool::noting) request the result of each transaction begins
+    /// and returns the range that was written with the error that ended the write early: for servers,
+    /// whose clients say for each write what it does. In a [noted](aquifer_pool::Pool::noting) request the result of each transaction begins
     /// with this range, as it is then; a write inside the file's pages may need none, and if it needs
     /// one for the times, that comes behind the bytes.
     ///
@@ -100,27 +102,23 @@ impl File {
     /// use aquifer_fs::{At, WriteHow};
     ///
     /// let file = files.create_file("/f")?;
-    /// assert_eq!(file.write_with(b"text", At::End, WriteHow::default())?, 0..4);
+    /// assert_eq!(file.write_with(b"text", At::End, WriteHow::default()).all()?, 0..4);
     /// let modified = file.metadata()?.modified()?;
     /// let how = WriteHow { keeps_times: true, ..WriteHow::default() };
-    /// assert_eq!(file.write_with(b"ed", At::End, how)?, 4..6);
-    /// assert_eq!(file.write_with(b"T", At::Offset(0), how)?, 0..1);
+    /// assert_eq!(file.write_with(b"ed", At::End, how).all()?, 4..6);
+    /// assert_eq!(file.write_with(b"T", At::Offset(0), how).all()?, 0..1);
     /// assert_eq!(files.read("/f")?, b"Texted");
     /// assert_eq!(file.metadata()?.modified()?, modified);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// # Errors
-    /// As for [`File::write_at`].
-    pub fn write_with(&self, bytes: &[u8], at: At, how: WriteHow) -> Result<Range<u64>> {
-        let mut written = match at {
-            At::Offset(offset_bytes) | At::Inside(offset_bytes) => offset_bytes..offset_bytes,
-            At::End => 0..0,
+    /// The errors are those of [`File::write_at`].
+    pub fn write_with(&self, bytes: &[u8], at: At, how: WriteHow) -> Written {
+        let start = match at {
+            At::Offset(offset_bytes) | At::Inside(offset_bytes) => offset_bytes,
+            At::End => 0,
         };
-        match self.write_from(bytes, at, &mut written, how) {
-            Err(error) if written.is_empty() => Err(error),
-            _ => Ok(written),
-        }
+        Written::by(start..start, |written| self.write_from(bytes, at, written, how))
     }
 
     /// Where this handle writes if it is asked to write there.
@@ -130,10 +128,10 @@ impl File {
 
     /// As [`File::write_at`]; returns the range that was written.
     pub(super) fn write_somewhere(&self, bytes: &[u8], offset_bytes: u64) -> Result<Range<u64>> {
-        let written =
-            self.write_with(bytes, self.place_of_write(offset_bytes), WriteHow::default());
+        let at = self.place_of_write(offset_bytes);
+        let written = self.write_with(bytes, at, WriteHow::default()).part()?;
         // Without any bytes, not even the place counts.
-        written.map(|written| if bytes.is_empty() { offset_bytes..offset_bytes } else { written })
+        Ok(if bytes.is_empty() { offset_bytes..offset_bytes } else { written })
     }
 
     /// As [`File::write_all_at`], from the start of the empty range `written` on. Sets that to what

@@ -117,11 +117,13 @@ impl PoolFs {
                 let bytes = &data[(part.start - write.offset) as usize..];
                 let bytes = &bytes[..(part.end - part.start) as usize];
                 // Others may have cut the file off, which a page does not undo.
-                file.write_with(bytes, At::Inside(part.start), how)?;
+                file.write_with(bytes, At::Inside(part.start), how).all()?;
             }
             return Ok(WriteOut { size, padding: 0 });
         }
-        let written = file.write_with(data, at, how)?;
+        let written = file.write_with(data, at, how);
+        // A client writes the rest in another call. The kernel does not, and takes its page as written.
+        let written = if is_from_cache(write) { written.all()? } else { written.part()? };
         let size = (written.end - written.start) as u32;
         self.sync_written(&file, write, written, worker)?;
         Ok(WriteOut { size, padding: 0 })
@@ -212,8 +214,9 @@ impl PoolFs {
         let range = copy.offset_in..end.min(from.metadata()?.len()).max(copy.offset_in);
         let is_short = range.end - range.start < LONG_BYTES as u64;
         let how = WriteHow { keeps_times: self.kernel_has_times(), ..WriteHow::default() };
-        let copied = || from.copy_range_with(range, &to, copy.offset_out, how);
-        Ok(if is_short { copied()? } else { worker.blocking(copied)? })
+        let copied = || from.copy_range_with(range, &to, copy.offset_out, how).part();
+        let copied = if is_short { copied()? } else { worker.blocking(copied)? };
+        Ok(copied.end - copied.start)
     }
 
     pub(super) fn allocate(

@@ -1,11 +1,21 @@
 //! A pool without room.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
 
+use aquifer_fs::Files;
 use aquifer_fuse::Cache;
+use aquifer_sys::memory::{self, Protection};
 
-use crate::place::Place;
+use crate::place::{Place, alone};
+
+/// A piece of free room, and how many there are: more than one transaction takes, and too few for the
+/// bytes, which are one request.
+const PIECE_BYTES: usize = 8192;
+const PIECES: usize = 100;
+const LEN_BYTES: usize = 1 << 20;
 
 /// Writes until something says that there is no room: the write, or later a sync.
 fn fill(path: &std::path::Path) -> Option<i32> {
@@ -56,4 +66,64 @@ pub fn each_open_file_hears_of_a_full_pool_once() {
     writer.sync_all().expect("nothing is left to write");
     drop((writer, other));
     place.unmount().assert_sound();
+}
+
+/// Leaves the pool, which is not mounted, with [`PIECES`] pieces of free room.
+fn break_into_pieces(pool: &Path) {
+    let files = Files::new(alone().open(pool).expect("the pool opens"));
+    for index in 0..2 * PIECES {
+        files.write(format!("/small {index}"), [1; PIECE_BYTES]).expect("an empty pool");
+    }
+    let rest = files.create_file("/rest").expect("room for a name");
+    let mut offset_bytes = 0;
+    while rest.write_all_at(&[1; PIECE_BYTES], offset_bytes).is_ok() {
+        offset_bytes += PIECE_BYTES as u64;
+    }
+    for index in 0..PIECES {
+        files.remove_file(format!("/small {}", 2 * index)).expect("it was made");
+    }
+    files.pool().checkpoint().expect("removing needs no room");
+    let space = files.space().expect("the pool is open");
+    assert!(space.free_bytes < LEN_BYTES as u64, "{space:?}");
+    assert_eq!(space.largest_free_bytes, PIECE_BYTES as u64);
+}
+
+/// Bytes in which no two words are equal.
+fn pattern() -> Vec<u8> {
+    (0..LEN_BYTES / 8).flat_map(|word| (word as u64 + 1).to_le_bytes()).collect()
+}
+
+fn write_and_sync(path: &Path) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(&pattern())?;
+    file.sync_all()
+}
+
+fn store_and_sync(path: &Path) -> io::Result<()> {
+    let file = File::options().read(true).write(true).create_new(true).open(path)?;
+    file.set_len(LEN_BYTES as u64)?;
+    let start = memory::map_file(LEN_BYTES, Protection::ReadWrite, file.as_fd(), 0)?;
+    let bytes = pattern();
+    // SAFETY: as long as the mapping, and nothing else uses it.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, LEN_BYTES) };
+    // SAFETY: mapped above, and starts at a page.
+    let synced = unsafe { memory::sync(start, LEN_BYTES) };
+    // SAFETY: mapped above, and not used any more.
+    unsafe { memory::unmap(start, LEN_BYTES) }?;
+    synced
+}
+
+/// Whatever the room that is left looks like: a sync that succeeds has made all bytes durable.
+pub fn what_finds_only_some_room_is_not_synced() {
+    for cache in [Cache::WriteBack, Cache::WriteThrough, Cache::Shared] {
+        for save in [write_and_sync, store_and_sync] {
+            let Some(place) = Place::mount(16 << 20, cache) else { return };
+            let unmounted = place.unmount();
+            break_into_pieces(&unmounted.pool());
+            let place = unmounted.mount(cache);
+            let failed = save(&place.root().join("file")).expect_err("1 MiB in 800 KiB");
+            assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC), "{cache:?}");
+            place.unmount().assert_sound();
+        }
+    }
 }
