@@ -156,6 +156,28 @@ fn a_copy_that_ends_early_has_a_count_and_an_error() {
     assert_sound(files.pool());
 }
 
+/// Pages come first: without room for all of them, each byte stays as it is.
+#[test]
+fn a_range_that_finds_no_room_is_not_zeroed() {
+    for mode in [FallocateMode::ZeroRange, FallocateMode::ZeroKeepSize, FallocateMode::Extend] {
+        let (_scratch, files) = in_pieces();
+        let file = options(&files).open("big").unwrap();
+        let bytes = pattern(10);
+        file.write_all_at(&bytes, 0).unwrap();
+        let full = file.allocate(mode, 100, (PIECES * PAGE) as u64).unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::StorageFull);
+        assert!(read_all(&files, "big").unwrap() == bytes, "{mode:?}");
+        // What there is room for.
+        file.allocate(mode, 100, (9 * PAGE) as u64).unwrap();
+        let mut expected = bytes.clone();
+        if mode != FallocateMode::Extend {
+            expected[100..][..9 * PAGE].fill(0);
+        }
+        assert!(read_all(&files, "big").unwrap() == expected, "{mode:?}");
+        assert_sound(files.pool());
+    }
+}
+
 #[test]
 fn what_is_replaced_at_once_must_be_reserved_at_once() {
     let (_scratch, files) = in_pieces();

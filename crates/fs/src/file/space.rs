@@ -91,7 +91,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Pool`] if the pool is full, and then a part may have been done;
+    /// [`FsError::Pool`] if the pool is full: then holes inside the file may have got pages, and
+    /// no byte and no length has changed;
     /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`]; of a collapse or
     /// an insertion also [`FsError::NotPages`], and [`FsError::InUse`] if there is a
     /// [`ViewMut`](crate::ViewMut) of the file.
@@ -114,15 +115,31 @@ impl File {
             return Err(FsError::EmptyRange);
         }
         self.check_writes()?;
+        let end_bytes = offset_bytes.checked_add(len_bytes);
+        let end_bytes =
+            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
+        let range = FileBytes { offset_bytes, len_bytes };
+        let done = self.allocate_locked(mode, range, end_bytes, how);
+        if done.is_err() && matches!(mode, FallocateMode::Extend | FallocateMode::ZeroRange) {
+            // Pages behind the end, which has not moved. What is left is freed at the closing.
+            self.inode().note_ahead();
+            let _ = self.files().shared.close_written(self.inode());
+        }
+        done
+    }
+
+    fn allocate_locked(
+        &self,
+        mode: FallocateMode,
+        range: FileBytes,
+        end_bytes: u64,
+        how: WriteHow,
+    ) -> Result<()> {
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let mut write = Write { shared, lock, open: self.inode(), inode, table, how };
         write.check()?;
-        let end_bytes = offset_bytes.checked_add(len_bytes);
-        let end_bytes =
-            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
-        let range = FileBytes { offset_bytes, len_bytes };
         let keeps_size = matches!(mode, FallocateMode::KeepSize | FallocateMode::ZeroKeepSize);
         if keeps_size && end_bytes > write.inode.size_bytes {
             lock.note_room(self.inode().number, true);
@@ -131,14 +148,8 @@ impl File {
             FallocateMode::PunchHole => write.punch(range),
             FallocateMode::Extend => write.allocate(range, Some(end_bytes)),
             FallocateMode::KeepSize => write.allocate(range, None),
-            FallocateMode::ZeroRange => {
-                write.clear(range)?;
-                write.allocate(range, Some(end_bytes))
-            }
-            FallocateMode::ZeroKeepSize => {
-                write.clear(range)?;
-                write.allocate(range, None)
-            }
+            FallocateMode::ZeroRange => write.zero_range(range, Some(end_bytes)),
+            FallocateMode::ZeroKeepSize => write.zero_range(range, None),
             FallocateMode::CollapseRange => write.collapse(range),
             FallocateMode::InsertRange => write.insert(range),
         }
@@ -236,8 +247,31 @@ impl Write<'_> {
             if is_last {
                 return Ok(());
             }
-            (self.inode, self.table) = self.shared.table(self.open)?;
+            self.reload()?;
         }
+    }
+
+    /// Makes a range read as zeros and have pages. These come first: without room for them, no byte
+    /// and no length changes.
+    fn zero_range(&mut self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
+        let size_bytes = size_bytes.filter(|size| *size > self.inode.size_bytes);
+        let before = self.table.clone();
+        self.allocate(range, None)?;
+        self.reload()?;
+        // New pages are zero.
+        for piece in before.pieces(self.inside(range)).filter(|piece| piece.pool.is_some()) {
+            self.clear(piece.file)?;
+        }
+        match size_bytes {
+            Some(_) => self.allocate(range, size_bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes inode and table as they are after a transaction.
+    fn reload(&mut self) -> Result<()> {
+        (self.inode, self.table) = self.shared.table(self.open)?;
+        Ok(())
     }
 
     /// The part of a range that lies inside the file.
@@ -252,7 +286,7 @@ impl Write<'_> {
         self.zero(self.inside(range), &mut edit)?;
         if !edit.splices.is_empty() {
             self.commit(edit, Vec::new())?;
-            (self.inode, self.table) = self.shared.table(self.open)?;
+            self.reload()?;
         }
         Ok(())
     }
@@ -260,15 +294,17 @@ impl Write<'_> {
     fn punch(&mut self, range: FileBytes) -> Result<()> {
         let first = range.offset_bytes.div_ceil(PAGE_BYTES);
         let end = range.end_bytes() / PAGE_BYTES;
-        // Zero the parts that share a page with other bytes.
         if first >= end {
             self.clear(range)?;
             return self.commit(Edit::default(), Vec::new());
         }
+        // First, as a table in more pieces may take room.
+        self.remove(FilePages::between(FilePage(first), FilePage(end)))?;
+        self.reload()?;
+        // Zero the parts that share a page with other bytes.
         self.clear(FileBytes { len_bytes: first * PAGE_BYTES - range.offset_bytes, ..range })?;
         let len_bytes = range.end_bytes() - end * PAGE_BYTES;
-        self.clear(FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes })?;
-        self.remove(FilePages::between(FilePage(first), FilePage(end)))
+        self.clear(FileBytes { offset_bytes: end * PAGE_BYTES, len_bytes })
     }
 
     /// Makes a hole, in as many transactions as needed.
@@ -283,7 +319,7 @@ impl Write<'_> {
             if pages.pages == 0 {
                 return Ok(());
             }
-            (self.inode, self.table) = self.shared.table(self.open)?;
+            self.reload()?;
         }
     }
 
@@ -296,7 +332,7 @@ impl Write<'_> {
         self.check_not_viewed()?;
         if self.table.extents(pages).nth(self.runs_at_once()).is_some() {
             self.remove(pages)?;
-            (self.inode, self.table) = self.shared.table(self.open)?;
+            self.reload()?;
         }
         let size_bytes = self.inode.size_bytes - range.len_bytes;
         self.shift(Shift::Collapse(pages), pages.end(), size_bytes)

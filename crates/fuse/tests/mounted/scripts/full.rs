@@ -8,6 +8,8 @@ use std::path::Path;
 use aquifer_fs::Files;
 use aquifer_fuse::Cache;
 use aquifer_sys::memory::{self, Protection};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 
 use crate::place::{Place, alone};
 
@@ -125,5 +127,38 @@ pub fn what_finds_only_some_room_is_not_synced() {
             assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC), "{cache:?}");
             place.unmount().assert_sound();
         }
+    }
+}
+
+/// A call that finds no room changes nothing, or says how much it has done: programs see the bytes that
+/// the pool holds.
+pub fn what_finds_only_some_room_shows_what_the_pool_holds() {
+    for cache in [Cache::WriteBack, Cache::WriteThrough, Cache::Shared] {
+        let Some(place) = Place::mount(16 << 20, cache) else { return };
+        let unmounted = place.unmount();
+        break_into_pieces(&unmounted.pool());
+        let place = unmounted.mount(cache);
+        let (synced, copied) = (place.root().join("synced"), place.root().join("copied"));
+        fs::write(&synced, [5; 20_000]).expect("room for some");
+        let file = File::options().read(true).write(true).open(&synced).expect("it is there");
+        file.sync_all().expect("room for some");
+        let full = rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE, 100, LEN_BYTES as u64);
+        assert_eq!(full, Err(Errno::NOSPC), "{cache:?}");
+
+        let rest = File::open(place.root().join("rest")).expect("it is there");
+        let copy = File::create(&copied).expect("room for a name");
+        let copies = |len| rustix::fs::copy_file_range(&rest, None, &copy, None, len);
+        let count = copies(LEN_BYTES).expect("room for some");
+        assert!(0 < count && count < LEN_BYTES, "{count}");
+        let seen = [&synced, &copied].map(|path| fs::read(path).expect("it is there"));
+        assert!(seen == [vec![5; 20_000], vec![1; count]], "{cache:?}");
+        drop((file, rest, copy));
+        let unmounted = place.unmount();
+        unmounted.assert_sound();
+        let place = unmounted.mount(cache);
+        for (name, seen) in ["synced", "copied"].into_iter().zip(seen) {
+            assert!(fs::read(place.root().join(name)).expect("it is there") == seen, "{name}");
+        }
+        place.unmount().assert_sound();
     }
 }
