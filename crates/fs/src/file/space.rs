@@ -115,11 +115,7 @@ impl File {
             return Err(FsError::EmptyRange);
         }
         self.check_writes()?;
-        let end_bytes = offset_bytes.checked_add(len_bytes);
-        let end_bytes =
-            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
-        let range = FileBytes { offset_bytes, len_bytes };
-        let done = self.allocate_locked(mode, range, end_bytes, how);
+        let done = self.allocate_locked(mode, FileBytes { offset_bytes, len_bytes }, how);
         if done.is_err() && matches!(mode, FallocateMode::Extend | FallocateMode::ZeroRange) {
             // Pages behind the end, which has not moved. What is left is freed at the closing.
             self.inode().note_ahead();
@@ -128,18 +124,15 @@ impl File {
         done
     }
 
-    fn allocate_locked(
-        &self,
-        mode: FallocateMode,
-        range: FileBytes,
-        end_bytes: u64,
-        how: WriteHow,
-    ) -> Result<()> {
+    fn allocate_locked(&self, mode: FallocateMode, range: FileBytes, how: WriteHow) -> Result<()> {
         let shared = &self.files().shared;
         let lock = &shared.pool.lock_file(self.inode().number)?;
         let (inode, table) = shared.table(self.inode())?;
         let mut write = Write { shared, lock, open: self.inode(), inode, table, how };
         write.check()?;
+        let end_bytes = range.offset_bytes.checked_add(range.len_bytes);
+        let end_bytes =
+            end_bytes.filter(|end| *end <= MAX_FILE_BYTES).ok_or(FsError::FileTooLarge)?;
         let keeps_size = matches!(mode, FallocateMode::KeepSize | FallocateMode::ZeroKeepSize);
         if keeps_size && end_bytes > write.inode.size_bytes {
             lock.note_room(self.inode().number, true);
