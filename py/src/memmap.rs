@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aquifer::mapper::Advice as ViewAdvice;
 use aquifer::{
-    Advice, Backend, Bytes, Device as _, FileAccess, FileDevice, FileView, MapOptions, Mapping,
-    MappingMut,
+    Advice, Backend, Bytes, Device as _, FileDevice, FileView, MapOptions, Mapping, MappingMut,
+    Stores, ViewOptions,
 };
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -210,7 +210,8 @@ impl Region {
         let mapped = py.detach(|| -> Result<Mapped> {
             if backend == "auto" && is_writable {
                 let mapper = cache.mapper(mode != "c")?;
-                let view = mapper.map(&path, FileAccess::Write, offset..offset + length)?;
+                let private = ViewOptions::write().stores(Stores::Private);
+                let view = mapper.map(&path, private, offset..offset + length)?;
                 // From here on no thread can be kept from storing.
                 view.as_mut_ptr()?;
                 view.answer_faults_with_zeros()?;

@@ -45,8 +45,8 @@
 //! let mapper = Mapper::builder().build()?;
 //! let view = mapper.map(&path, FileAccess::Write, ..)?;
 //! let length = view.read(|bytes| bytes.len())?; //     an error if the file was truncated
-//! view.write_all_at(b"TEXT", 5)?; //                   private until
-//! view.flush()?; //                                    writes exactly what changed, durably
+//! view.write_all_at(b"TEXT", 5)?; //                   other processes see it
+//! view.flush()?; //                                    now it is durable
 //! assert_eq!((length, std::fs::read(&path)?), (9, b"some TEXT".to_vec()));
 //! # Ok(())
 //! # }
@@ -203,7 +203,9 @@ pub use aquifer_device::{
 pub use aquifer_fs::{self as fs, File, FileOptions, Files, FsError, Lease, View, ViewMut};
 #[cfg(feature = "fuse")]
 pub use aquifer_fuse as fuse;
-pub use aquifer_mapper::{self as mapper, FileAccess, FileView, MapError, Mapper, MapperBuilder};
+pub use aquifer_mapper::{
+    self as mapper, FileAccess, FileView, MapError, Mapper, MapperBuilder, Stores, ViewOptions,
+};
 pub use aquifer_object::heap::{HeapError, ObjectHeap};
 pub use aquifer_object::pointer::RelPtr;
 pub use aquifer_object::{

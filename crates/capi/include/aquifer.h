@@ -254,15 +254,18 @@
 #define AQ_ACCESS_READ 0
 
 /**
- * `aq_mapper_map`: to read and write; stores stay in this process until they are flushed.
+ * `aq_mapper_map`: to read and write, as by `MAP_SHARED`: other processes see stores at once, and the
+ * kernel writes them at any time. Right for files that several processes store to, and for files that are
+ * filled or changed in large parts.
  */
 #define AQ_ACCESS_WRITE 1
 
 /**
- * `aq_mapper_map`: to read and write, as by `MAP_SHARED`: other processes see stores at once, and the
- * kernel writes them at any time.
+ * `aq_mapper_map`, with `AQ_ACCESS_WRITE |`: stores stay in this process, in copies of pages, until they
+ * are flushed, and a flush writes exactly these pages. Right for few stores, scattered over a large file,
+ * of one process.
  */
-#define AQ_ACCESS_SHARED_WRITE 2
+#define AQ_STORES_PRIVATE 2
 
 /**
  * The cache chooses what serves the mapping.
@@ -791,7 +794,7 @@ typedef struct aq_mapper_options {
      */
     uint64_t write_back_bytes_per_second;
     /**
-     * Memory of pages that were stored to through views of AQ_ACCESS_WRITE, in bytes: beyond it some are written to
+     * Memory of pages that were stored to through views with AQ_STORES_PRIVATE, in bytes: beyond it some are written to
      * their files and dropped, and stores wait. System calls that store to such a view's memory may then fail with EFAULT, and
      * reading into it with O_DIRECT may lose what was read. Default: no limit.
      */
@@ -1982,7 +1985,8 @@ int aq_mapper_read_once(aq_mapper *mapper,
                         void *context);
 
 /**
- * Frees a view; null is fine. Stores that were not flushed are lost.
+ * Frees a view; null is fine. Stores that were not flushed are lost with `AQ_STORES_PRIVATE`, and in the
+ * file otherwise.
  *
  * Threads: none may be in a call with this handle, or use the memory.
  */
@@ -1998,7 +2002,7 @@ const void *aq_view_data(aq_view *view);
 
 /**
  * The first byte, to load and store; null if it cannot be stored to, with a failure to be asked for.
- * From now on the view keeps its copies of pages when it is flushed.
+ * From now on a view with `AQ_STORES_PRIVATE` keeps its copies of pages when it is flushed.
  *
  * Threads: any. Durable: stores before a call of `aq_view_flush` that returns 0.
  */
@@ -2044,13 +2048,15 @@ int aq_view_look(aq_view *view,
 int aq_view_write(aq_view *view, const void *buffer, size_t size, uint64_t offset);
 
 /**
- * Writes exactly the pages of a range that were stored to, and makes them durable. A length of
+ * Writes the pages of a range that were stored to, and makes them durable: of a view with
+ * `AQ_STORES_PRIVATE` exactly these, otherwise also what is dirty beside them. A length of
  * UINT64_MAX is all from the offset on. `written_bytes` may be null; otherwise it gets the number of
  * bytes written.
  *
  * Threads: any; stores during the call are in the file or wait for the next flush. Durable: every
  * store before the call, when it returns 0. Errors: -EROFS, -ENOSPC, -EIO, -ENODATA if the file was
- * truncated; the next flush writes again what was not written.
+ * truncated. The next flush of a view with `AQ_STORES_PRIVATE` writes again what was not written; of
+ * another view every later flush fails after one of the device's errors.
  */
 int aq_view_flush(aq_view *view,
                   aq_range range,
@@ -2058,7 +2064,8 @@ int aq_view_flush(aq_view *view,
 
 /**
  * Hands stores to the file, where other processes see them, without waiting for the disk.
- * `written_bytes` may be null; otherwise it gets the number of bytes handed over.
+ * `written_bytes` may be null; otherwise it gets the number of bytes handed over: 0 without
+ * `AQ_STORES_PRIVATE`.
  *
  * Threads: any. Errors: as `aq_view_flush`. Durable: after `aq_view_flush`.
  */

@@ -5,7 +5,7 @@ use std::future::Future;
 
 use aquifer::mapper::{Advice, MapError};
 use aquifer::metrics::Metrics;
-use aquifer::{Bytes, FileAccess, FileView, Mapper};
+use aquifer::{Bytes, FileView, Mapper, Stores, ViewOptions};
 
 use crate::call::{Failure, Result, always, call, system};
 use crate::file::{bounds, descriptor};
@@ -40,7 +40,7 @@ pub struct aq_mapper_options {
     pub resident_budget_bytes: u64,
     /// The rate at which stores are written to their files before a flush. Default: none is.
     pub write_back_bytes_per_second: u64,
-    /// Memory of pages that were stored to through views of AQ_ACCESS_WRITE, in bytes: beyond it some are written to
+    /// Memory of pages that were stored to through views with AQ_STORES_PRIVATE, in bytes: beyond it some are written to
     /// their files and dropped, and stores wait. System calls that store to such a view's memory may then fail with EFAULT, and
     /// reading into it with O_DIRECT may lose what was read. Default: no limit.
     pub private_budget_bytes: u64,
@@ -184,11 +184,14 @@ pub unsafe extern "C" fn aq_mapper_metrics(
 
 /// `aq_mapper_map`: to read.
 pub const AQ_ACCESS_READ: c_int = 0;
-/// `aq_mapper_map`: to read and write; stores stay in this process until they are flushed.
-pub const AQ_ACCESS_WRITE: c_int = 1;
 /// `aq_mapper_map`: to read and write, as by `MAP_SHARED`: other processes see stores at once, and the
-/// kernel writes them at any time.
-pub const AQ_ACCESS_SHARED_WRITE: c_int = 2;
+/// kernel writes them at any time. Right for files that several processes store to, and for files that are
+/// filled or changed in large parts.
+pub const AQ_ACCESS_WRITE: c_int = 1;
+/// `aq_mapper_map`, with `AQ_ACCESS_WRITE |`: stores stay in this process, in copies of pages, until they
+/// are flushed, and a flush writes exactly these pages. Right for few stores, scattered over a large file,
+/// of one process.
+pub const AQ_STORES_PRIVATE: c_int = 2;
 
 /// Maps `length` bytes of a file from `offset` on, or all from there if it is UINT64_MAX; `*view` is
 /// null if it fails.
@@ -243,12 +246,16 @@ pub unsafe extern "C" fn aq_mapper_map_fd(
     })
 }
 
-fn access(access: c_int) -> Result<FileAccess> {
+const AQ_PRIVATE_WRITE: c_int = AQ_ACCESS_WRITE | AQ_STORES_PRIVATE;
+
+fn access(access: c_int) -> Result<ViewOptions> {
     match access {
-        AQ_ACCESS_READ => Ok(FileAccess::Read),
-        AQ_ACCESS_WRITE => Ok(FileAccess::Write),
-        AQ_ACCESS_SHARED_WRITE => Ok(FileAccess::SharedWrite),
-        _ => Err(Failure::invalid("unknown access: use one of AQ_ACCESS_…")),
+        AQ_ACCESS_READ => Ok(ViewOptions::read()),
+        AQ_ACCESS_WRITE => Ok(ViewOptions::write()),
+        AQ_PRIVATE_WRITE => Ok(ViewOptions::write().stores(Stores::Private)),
+        _ => Err(Failure::invalid(
+            "unknown access: use AQ_ACCESS_READ, or AQ_ACCESS_WRITE with or without AQ_STORES_PRIVATE",
+        )),
     }
 }
 
@@ -292,7 +299,8 @@ pub unsafe extern "C" fn aq_mapper_read_once(
     })
 }
 
-/// Frees a view; null is fine. Stores that were not flushed are lost.
+/// Frees a view; null is fine. Stores that were not flushed are lost with `AQ_STORES_PRIVATE`, and in the
+/// file otherwise.
 ///
 /// Threads: none may be in a call with this handle, or use the memory.
 #[unsafe(no_mangle)]
@@ -313,7 +321,7 @@ pub unsafe extern "C" fn aq_view_data(view: *mut aq_view) -> *const c_void {
 }
 
 /// The first byte, to load and store; null if it cannot be stored to, with a failure to be asked for.
-/// From now on the view keeps its copies of pages when it is flushed.
+/// From now on a view with `AQ_STORES_PRIVATE` keeps its copies of pages when it is flushed.
 ///
 /// Threads: any. Durable: stores before a call of `aq_view_flush` that returns 0.
 #[unsafe(no_mangle)]
@@ -406,13 +414,15 @@ pub unsafe extern "C" fn aq_view_write(
     })
 }
 
-/// Writes exactly the pages of a range that were stored to, and makes them durable. A length of
+/// Writes the pages of a range that were stored to, and makes them durable: of a view with
+/// `AQ_STORES_PRIVATE` exactly these, otherwise also what is dirty beside them. A length of
 /// UINT64_MAX is all from the offset on. `written_bytes` may be null; otherwise it gets the number of
 /// bytes written.
 ///
 /// Threads: any; stores during the call are in the file or wait for the next flush. Durable: every
 /// store before the call, when it returns 0. Errors: -EROFS, -ENOSPC, -EIO, -ENODATA if the file was
-/// truncated; the next flush writes again what was not written.
+/// truncated. The next flush of a view with `AQ_STORES_PRIVATE` writes again what was not written; of
+/// another view every later flush fails after one of the device's errors.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aq_view_flush(
     view: *mut aq_view,
@@ -434,7 +444,8 @@ pub unsafe extern "C" fn aq_view_flush(
 }
 
 /// Hands stores to the file, where other processes see them, without waiting for the disk.
-/// `written_bytes` may be null; otherwise it gets the number of bytes handed over.
+/// `written_bytes` may be null; otherwise it gets the number of bytes handed over: 0 without
+/// `AQ_STORES_PRIVATE`.
 ///
 /// Threads: any. Errors: as `aq_view_flush`. Durable: after `aq_view_flush`.
 #[unsafe(no_mangle)]

@@ -201,10 +201,11 @@ pub enum FlushCause {
     /// They were written, and the device may have lost them.
     #[error("the device may have lost it: {}", io::Error::from_raw_os_error(*.0))]
     Lost(i32),
-    /// They were written, their copies were dropped to stay within
-    /// [`private_budget_bytes`](crate::MapperBuilder::private_budget_bytes), and then the device may
-    /// have lost them. The view shows what the file holds now.
-    #[error("the device may have lost it, and its copies were dropped under the budget: {}", io::Error::from_raw_os_error(*.0))]
+    /// The page cache held them, without a copy in this process, and the device may have lost them:
+    /// those of a shared view, and those whose copies were dropped to stay within
+    /// [`private_budget_bytes`](crate::MapperBuilder::private_budget_bytes). Every later flush of a
+    /// shared view fails as well.
+    #[error("the device may have lost it, and the view has no copy of it: {}", io::Error::from_raw_os_error(*.0))]
     Gone(i32),
 }
 
@@ -213,7 +214,9 @@ impl FlushCause {
         match self {
             FlushCause::Truncated => "map it again, or make it longer",
             FlushCause::NoSpace => "make room, and flush again",
-            FlushCause::Gone(_) => "store it again, elsewhere if the device keeps failing",
+            FlushCause::Gone(_) => {
+                "map the file again and store it again, elsewhere if the device keeps failing"
+            }
             FlushCause::Io(_) | FlushCause::Lost(_) => {
                 "flush again, which writes all of it again; if that fails too, write it elsewhere"
             }

@@ -15,8 +15,8 @@
 //!   unmapped in batches, with one TLB flush each ([`Unmap`]), and are not reused before that.
 //! * *Map-ahead* (`map_ahead`): a helper thread maps ranges advised as sequential before the reader
 //!   reaches them ([`FileView::advise`]).
-//! * *Exact flush* (`flush`): a writable view is private, and a flush writes exactly the pages that
-//!   were stored to. An ordinary shared mapping is available as well ([`FileAccess`]).
+//! * *Stores* ([`Stores`]): a writable view is a shared mapping. By name it is private, and a flush
+//!   writes exactly the pages that were stored to (`flush`).
 //! * *Prefetch* (`prefetch`): fetches many ranges at once, at the queue depth of the device
 //!   ([`FileView::prefetch`]).
 //! * *Read once* ([`read_once`]): a file that is read once is copied or mapped, whichever is
@@ -113,21 +113,86 @@ use populate::Span;
 use prefetch::{Prefetcher, prefetcher};
 use private_budget::PrivateBudget;
 use small::Packs;
-use stores::Stores;
+use stores::Stored;
 use write_back::WriteBack;
 
-/// What a view may do.
+/// How a program accesses a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileAccess {
-    /// Read.
+    /// It reads.
     Read,
-    /// Read and write. Stores stay in this process until they are flushed; unflushed stores are
-    /// lost (unless [`MapperBuilder::write_back_bytes_per_second`] is set).
+    /// It reads and stores, in the form of [`ViewOptions::stores`].
     Write,
-    /// Read and write, as an ordinary shared mapping: other processes see stores at once, the
-    /// kernel writes them at any time, and a store dirties the whole folio of the page cache, up to
-    /// megabytes.
-    SharedWrite,
+}
+
+/// Where the stores of a writable view go.
+///
+/// | | shared | private |
+/// |---|---|---|
+/// | other processes see a store | at once | after a flush |
+/// | two processes that store to one page | both keep their bytes | one version of the page survives, unless they store and flush in turns |
+/// | memory | page cache, which the kernel writes and reclaims | a copy of each page stored to, until a flush |
+/// | a flush writes | every dirty folio of the range, up to 2 MiB for one store, whichever process dirtied it | exactly the pages stored to |
+/// | a crash of the process | keeps all stores | loses those that were not flushed |
+/// | a flush that fails | the stores may be lost, and every later flush of the view fails | the next flush writes them again |
+///
+/// Shared is right for files that several processes store to, for files that are filled or changed
+/// in large parts, and wherever `mmap` or `numpy.memmap` was used before. Private is right for few
+/// stores, scattered over a large file, that other processes are to see together after a flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Stores {
+    /// An ordinary shared mapping (`MAP_SHARED`).
+    #[default]
+    Shared,
+    /// Private copies of the pages stored to, which a flush writes to the file. Unflushed stores are
+    /// lost, unless [`MapperBuilder::write_back_bytes_per_second`] is set.
+    Private,
+}
+
+/// How a file is mapped. A [`FileAccess`] converts to the options with the defaults.
+///
+/// ```
+/// use aquifer_mapper::{Mapper, Stores, ViewOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("index");
+/// # std::fs::write(&path, vec![0; 8192])?;
+/// let exact = ViewOptions::write().stores(Stores::Private);
+/// let view = Mapper::builder().build()?.map(&path, exact, ..)?;
+/// view.set(4096, 7_u64)?;
+/// assert_eq!(view.flush()?.bytes_written, 4096);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ViewOptions {
+    access: FileAccess,
+    stores: Stores,
+}
+
+impl ViewOptions {
+    /// A view to read.
+    pub const fn read() -> ViewOptions {
+        ViewOptions { access: FileAccess::Read, stores: Stores::Shared }
+    }
+
+    /// A view to read and store to, by a shared mapping.
+    pub const fn write() -> ViewOptions {
+        ViewOptions { access: FileAccess::Write, ..ViewOptions::read() }
+    }
+
+    /// Where stores go. A view to read ignores it.
+    pub const fn stores(mut self, stores: Stores) -> ViewOptions {
+        self.stores = stores;
+        self
+    }
+}
+
+impl From<FileAccess> for ViewOptions {
+    fn from(access: FileAccess) -> ViewOptions {
+        ViewOptions { access, ..ViewOptions::read() }
+    }
 }
 
 /// Configures a [`Mapper`].
@@ -211,7 +276,7 @@ impl MapperBuilder {
         self
     }
 
-    /// Bounds the memory of pages that were stored to through private views ([`FileAccess::Write`]).
+    /// Bounds the memory of pages that were stored to through private views ([`Stores::Private`]).
     /// When their copies come close to it, threads write some of them to their files and drop them:
     /// stores then stay in this process until they are flushed or the budget is used up. A write-out
     /// is not durable; the next flush makes it so, and reports what the device has lost since
@@ -333,18 +398,19 @@ impl Mapper {
     pub fn map(
         &self,
         path: impl AsRef<Path>,
-        access: FileAccess,
+        options: impl Into<ViewOptions>,
         range: impl RangeBounds<u64>,
     ) -> Result<FileView> {
+        let options = options.into();
         let path = path.as_ref();
         self.shared.check_process()?;
         let status = Status::of_path(path).map_err(MapError::open(path))?;
         let named = || path.to_owned();
         check_kind(named, &status)?;
-        if access != FileAccess::Read {
+        if options.access == FileAccess::Write {
             let file = mapped::open_to_store(path).map_err(MapError::open(path))?;
             let status = Status::of_file(&file).map_err(MapError::open(path))?;
-            return self.shared.map_stores(&file, &status, path.to_owned(), access, &range);
+            return self.shared.map_stores(&file, &status, path.to_owned(), options, &range);
         }
         let there = range_of(named, &range, status.len_bytes)?;
         if let Some(mapped) = self.shared.find(&status) {
@@ -366,16 +432,17 @@ impl Mapper {
     pub fn map_file(
         &self,
         file: &File,
-        access: FileAccess,
+        options: impl Into<ViewOptions>,
         range: impl RangeBounds<u64>,
     ) -> Result<FileView> {
+        let options = options.into();
         self.shared.check_process()?;
         let named = || path_of(file);
         let status =
             Status::of_file(file).map_err(|source| MapError::Open { path: named(), source })?;
         check_kind(named, &status)?;
-        if access != FileAccess::Read {
-            return self.shared.map_stores(file, &status, named(), access, &range);
+        if options.access == FileAccess::Write {
+            return self.shared.map_stores(file, &status, named(), options, &range);
         }
         let range = range_of(named, &range, status.len_bytes)?;
         let (opened, name) = Opened::given(file, status.id, &self.shared.duplicates);
@@ -538,13 +605,13 @@ impl Shared {
         file: &File,
         status: &Status,
         path: PathBuf,
-        access: FileAccess,
+        options: ViewOptions,
         range: &impl RangeBounds<u64>,
     ) -> Result<FileView> {
         check_kind(|| path.clone(), status)?;
         check_pages(|| path.clone(), file, status)?;
         let range = range_of(|| path.clone(), range, status.len_bytes)?;
-        let stores = Stores::map(self, file, &path, access, range.clone())?;
+        let stores = Stored::map(self, file, &path, options, range.clone())?;
         Ok(FileView::with_stores(self.clone(), stores, path, range))
     }
 

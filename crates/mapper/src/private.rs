@@ -27,10 +27,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockEr
 
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
+use super::Stores;
 use super::error::{MapError, Result};
 use super::flush::{Choice, Flushed, State};
 use super::private_budget::{self, Pressure};
-use super::writable::{Place, Sharing, Writable};
+use super::writable::{Place, Writable};
 use aquifer_vm::{PageRun, TrackerForm};
 use zerocopy::{Immutable, IntoBytes};
 
@@ -77,7 +78,7 @@ impl PrivateFile {
         options: PrivateOptions,
     ) -> Result<PrivateFile> {
         aquifer_vm::router::install()?;
-        let mapping = Writable::new(place, file, path, range, Sharing::Private)?;
+        let mapping = Writable::new(place, file, path, range, Stores::Private)?;
         let choice = Choice { forced_gap_pages: options.gap_pages, ..Choice::default() };
         // SAFETY: the mapping was made just now and is private, and only `State` drops pages of it.
         let state = unsafe { State::new(&mapping, options.form, choice) }?;
@@ -405,7 +406,7 @@ impl PrivateFile {
         self.state()?.dirty_bytes(&self.mapping)
     }
 
-    /// The size of the file's folios, if a flush has measured it. If it is one page, `SharedWrite`
+    /// The size of the file's folios, if a flush has measured it. If it is one page, a shared view
     /// is cheaper (see [`super::flush`]).
     pub fn folio_bytes(&self) -> Result<Option<u64>> {
         Ok(self.state()?.folio_bytes())

@@ -10,18 +10,25 @@
 //! SIGBUS.
 //!
 //! After a failed flush, stores since the previous flush may be lost on the device while the page
-//! cache still shows them, and no later flush reports that. Storing them again does not help on
+//! cache still shows them: the kernel marks pages clean that it could not write, and reports that
+//! once. So every later flush of the view fails as well. Storing the bytes again does not help on
 //! every file system (see [`super::flush`] about lost pages): write them to another file.
+//!
+//! A flush is a [`RangeSync`]: write-back of the range and then a commit, which makes newly allocated
+//! blocks and filled holes part of the file.
 
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
+use aquifer_sys::range_sync::RangeSync;
 
+use super::Stores;
 use super::error::{FlushCause, MapError, Result};
 use super::flush::Flushed;
-use super::writable::{Place, Sharing, Writable};
+use super::writable::{Place, Writable};
 use zerocopy::{Immutable, IntoBytes};
 
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
@@ -29,6 +36,9 @@ const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 /// A shared mapping of a range of a file. Can be shared freely between threads.
 pub(crate) struct SharedFile {
     mapping: Writable,
+    durable: RangeSync,
+    /// The system's error of the first flush that failed.
+    failed: OnceLock<i32>,
 }
 
 impl SharedFile {
@@ -41,7 +51,9 @@ impl SharedFile {
         range: Range<u64>,
     ) -> Result<SharedFile> {
         aquifer_vm::router::install()?;
-        Ok(SharedFile { mapping: Writable::new(place, file, path, range, Sharing::Shared)? })
+        let mapping = Writable::new(place, file, path, range, Stores::Shared)?;
+        let durable = RangeSync::of_file(mapping.file()).map_err(MapError::open(path))?;
+        Ok(SharedFile { mapping, durable, failed: OnceLock::new() })
     }
 
     /// The mapping, to read from.
@@ -74,7 +86,8 @@ impl SharedFile {
     /// Makes all stores durable.
     ///
     /// # Errors
-    /// [`MapError::Flush`]. See the module's documentation for what that means here.
+    /// [`MapError::Flush`]; after one of the device's errors, every later call returns
+    /// [`FlushCause::Gone`].
     pub fn flush(&self) -> Result<Flushed> {
         self.flush_range(0..self.mapping.len_bytes())
     }
@@ -98,11 +111,13 @@ impl SharedFile {
         };
         let pages = bytes.start / PAGE * PAGE..bytes.end.next_multiple_of(PAGE);
         let dirty_pages = self.dirty_pages(&pages);
-        // SAFETY: pages of this mapping.
-        unsafe {
-            memory::sync(self.mapping.address_of(pages.start), (pages.end - pages.start) as usize)
+        let synced = self.durable.make_durable(self.mapping.file(), std::slice::from_ref(&pages));
+        if let Err(error) = synced {
+            let _ = self.failed.set(error.raw_os_error().unwrap_or(libc::EIO));
         }
-        .map_err(|error| failed(FlushCause::of_sync(&error)))?;
+        if let Some(&errno) = self.failed.get() {
+            return Err(failed(FlushCause::Gone(errno)));
+        }
         // Stores behind the end of a file, in its last page, are in no file.
         if self.mapping.file_len_bytes().is_ok_and(|len_bytes| len_bytes < bytes.end) {
             return Err(failed(FlushCause::Truncated));

@@ -22,7 +22,7 @@ use super::random::RandomRanges;
 use super::shared::SharedFile;
 use super::view::FileView;
 use super::writable::{Place, Writable};
-use super::{FileAccess, Shared};
+use super::{Shared, Stores, ViewOptions};
 use aquifer_vm::ephemeral::Extent;
 use aquifer_vm::{FaultOwner, TrackerForm, VmError};
 use zerocopy::{Immutable, IntoBytes};
@@ -31,7 +31,7 @@ use zerocopy::{Immutable, IntoBytes};
 const LEAST_CAPACITY_BYTES: u64 = 64 << 20;
 
 /// A writable mapping, and the advice given about it.
-pub(super) struct Stores {
+pub(super) struct Stored {
     // Dropped before the ranges in it, which count its VMAs.
     pub file: StoredFile,
     pub random: RandomRanges,
@@ -64,31 +64,31 @@ unsafe impl Place for Extent {
     }
 }
 
-impl Stores {
+impl Stored {
     /// Maps a range of a file that is open for reading and writing.
     pub fn map(
         shared: &Shared,
         file: &File,
         path: &Path,
-        access: FileAccess,
+        options: ViewOptions,
         range: Range<u64>,
-    ) -> Result<Stores> {
+    ) -> Result<Stored> {
         let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
         let take = || shared.heap.take(wanted_bytes as usize).map_err(NotMapped::NoAddresses);
         let extent = shared.with_room(take);
         let place = Box::new(extent.map_err(|none| none.of(path.to_owned(), wanted_bytes))?);
         let random = RandomRanges::new(shared.heap.vmas().clone());
-        if access == FileAccess::SharedWrite {
+        if options.stores == Stores::Shared {
             let file = StoredFile::Shared(Arc::new(SharedFile::new(place, file, path, range)?));
-            return Ok(Stores { file, random });
+            return Ok(Stored { file, random });
         }
-        let options = PrivateOptions::default();
-        let private = Arc::new(PrivateFile::new(place, file, path, range, options)?);
+        let exact = PrivateOptions::default();
+        let private = Arc::new(PrivateFile::new(place, file, path, range, exact)?);
         shared.write_back.add(&private)?;
         if let Some(budget) = &shared.private_budget {
             budget.add(&private)?;
         }
-        Ok(Stores { file: StoredFile::Private(private), random })
+        Ok(Stored { file: StoredFile::Private(private), random })
     }
 }
 
@@ -193,17 +193,21 @@ impl FileView {
     /// Writes all stores since the last flush to the file, and makes them durable.
     ///
     /// # Errors
-    /// [`MapError::Flush`], with the first range that is not durable; it counts as stored to until
-    /// a flush succeeds. [`MapError::ReadOnly`].
+    /// [`MapError::Flush`], with the first range that is not durable. In a private view it counts as
+    /// stored to until a flush succeeds. A shared view has no copies to write again: once the device
+    /// has failed, every later flush of the view fails ([`FlushCause::Gone`]). [`MapError::ReadOnly`].
+    ///
+    /// [`FlushCause::Gone`]: crate::FlushCause::Gone
     ///
     /// ```
-    /// use aquifer_mapper::{FileAccess, Mapper};
+    /// use aquifer_mapper::{Mapper, Stores, ViewOptions};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("table");
     /// # std::fs::write(&path, vec![0; 1 << 20])?;
-    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Write, ..)?;
+    /// let options = ViewOptions::write().stores(Stores::Private);
+    /// let view = Mapper::builder().build()?.map(&path, options, ..)?;
     /// view.set(8, 7_u64)?; //              not visible to other processes yet
     /// view.grow(2 << 20)?; //              at the same addresses; the file grows with it
     /// view.set((2 << 20) - 8, 9_u64)?;
@@ -331,7 +335,7 @@ pub struct Tracking {
     /// How the pages stored to are found.
     pub form: TrackerForm,
     /// The size of the file's folios in the page cache, if a flush has measured it. If it is one
-    /// page, [`FileAccess::SharedWrite`] flushes as exactly, and faster.
+    /// page, [`Stores::Shared`] flushes as exactly, and faster.
     pub folio_bytes: Option<u64>,
     /// Bytes of private copies, as of the last flush.
     pub private_bytes: u64,

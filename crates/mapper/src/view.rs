@@ -10,7 +10,7 @@ use super::descriptors::FileName;
 use super::error::{FaultCause, MapError, Result};
 use super::mapped::Mapped;
 use super::small::Snapshot;
-use super::stores::{StoredFile, Stores};
+use super::stores::{Stored, StoredFile};
 use super::{Shared, Status};
 use aquifer_vm::bytes::Bytes;
 use zerocopy::FromBytes;
@@ -29,7 +29,7 @@ pub struct FileView {
     range: Range<u64>,
     pub(super) advised: Advised,
     /// Set for a writable view; `mapped` is then `None`.
-    pub(super) stores: Option<Stores>,
+    pub(super) stores: Option<Stored>,
 }
 
 impl FileView {
@@ -46,7 +46,7 @@ impl FileView {
     /// A writable view.
     pub(super) fn with_stores(
         shared: Arc<Shared>,
-        stores: Stores,
+        stores: Stored,
         path: PathBuf,
         range: Range<u64>,
     ) -> FileView {

@@ -53,6 +53,7 @@ use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::file_len_bytes;
 use aquifer_sys::signal::FaultContext;
 
+use super::Stores;
 use super::error::{FaultCause, MapError, Result};
 use super::identity::may_be_parked;
 use super::mapped::{is_unfilled, was_tried};
@@ -101,19 +102,12 @@ unsafe impl Place for Reservation {
     }
 }
 
-/// Whether stores stay in this process until they are flushed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sharing {
-    Private,
-    Shared,
-}
-
 /// A mapping that can be stored to.
 pub(crate) struct Writable {
     // Dropped before `faults`, to which it refers.
     place: Box<dyn Place>,
     faults: Box<Faults>,
-    sharing: Sharing,
+    stores: Stores,
     path: PathBuf,
     /// Bytes of the first page that lie before the view.
     lead_bytes: u64,
@@ -136,7 +130,7 @@ struct Faults {
     pages: usize,
     /// Replaced pages: one bit for each page of the place.
     replaced: Box<[AtomicU64]>,
-    sharing: Sharing,
+    stores: Stores,
     holds: Holds,
     gate: AtomicU32,
 }
@@ -301,11 +295,11 @@ impl Faults {
         let file = self.file.as_fd();
         // SAFETY: the pages belong to the place and hold only zeros that cannot be stored to.
         unsafe {
-            match self.sharing {
-                Sharing::Private => {
+            match self.stores {
+                Stores::Private => {
                     memory::map_private_file_at(address, length, access, file, offset)
                 }
-                Sharing::Shared => memory::map_file_at(address, length, access, file, offset),
+                Stores::Shared => memory::map_file_at(address, length, access, file, offset),
             }
         }?;
         keep_private(address, length).inspect_err(|_| {
@@ -369,7 +363,7 @@ impl Faults {
     /// Puts zeros under a load that no call guards, or behind the end of the file also under a store, which is lost there. A
     /// page that cannot be read is not made writable: a flush would take the zeros for stores.
     fn answer(&self, fault: &FaultContext) -> Served {
-        if !self.missed.is_wanted() || fault.fallible || self.sharing != Sharing::Private {
+        if !self.missed.is_wanted() || fault.fallible || self.stores != Stores::Private {
             return Served::No;
         }
         let page = (fault.address - self.start) / SMALL_PAGE_BYTES;
@@ -464,7 +458,7 @@ impl Faults {
             // SAFETY: a page of this mapping; populating changes no contents.
             unsafe { memory::advise(page, length, Advice::PopulateWrite) }
         };
-        if self.sharing == Sharing::Private {
+        if self.stores == Stores::Private {
             // Acquire, here and below, pairs with the releases in `Holds::hold` and `Held::drop`: a
             // changed or odd count means that the page was held at some point since the store.
             // Otherwise the store failed for another reason.
@@ -513,10 +507,10 @@ impl FaultOwner for Faults {
         let has_ended = guarded.has_many_gone && self.has_ended_before(first);
         let behind =
             if has_ended { (guarded.end - self.start) / SMALL_PAGE_BYTES } else { first + 1 };
-        match self.sharing {
-            Sharing::Private => self.replace_if_gone(first..behind, fault.address),
+        match self.stores {
+            Stores::Private => self.replace_if_gone(first..behind, fault.address),
             // Stores are in the file, whatever is mapped.
-            Sharing::Shared => match self.holds.hold() {
+            Stores::Shared => match self.holds.hold() {
                 Some(_held) => self.replace(first..behind, fault.address, has_ended),
                 None => Served::No,
             },
@@ -532,7 +526,7 @@ impl Writable {
         file: &File,
         path: &Path,
         range: Range<u64>,
-        sharing: Sharing,
+        stores: Stores,
     ) -> Result<Writable> {
         let capacity_bytes = place.capacity_bytes();
         let failed = |source| MapError::Map {
@@ -552,21 +546,21 @@ impl Writable {
         let (address, protection) = (place.address(), Protection::ReadWrite);
         if !may_be_parked(&file) {
             let map =
-                if sharing == Sharing::Private { memory::map_private } else { memory::map_file };
+                if stores == Stores::Private { memory::map_private } else { memory::map_file };
             let elsewhere = map(capacity_bytes, protection, file.as_fd(), first_byte);
             was_tried(elsewhere, capacity_bytes).map_err(failed)?;
         }
         // SAFETY: the caller passes ownership of the place to this mapping.
         let mapped = unsafe {
-            match sharing {
-                Sharing::Private => memory::map_private_file_at(
+            match stores {
+                Stores::Private => memory::map_private_file_at(
                     address,
                     capacity_bytes,
                     protection,
                     file.as_fd(),
                     first_byte,
                 ),
-                Sharing::Shared => memory::map_file_at(
+                Stores::Shared => memory::map_file_at(
                     address,
                     capacity_bytes,
                     protection,
@@ -587,7 +581,7 @@ impl Writable {
             missed: Missed::new(),
             pages: capacity_bytes / SMALL_PAGE_BYTES,
             replaced: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            sharing,
+            stores,
             holds: Holds::default(),
             gate: AtomicU32::new(OPEN),
         });
@@ -596,7 +590,7 @@ impl Writable {
         Ok(Writable {
             place,
             faults,
-            sharing,
+            stores,
             path: path.to_owned(),
             lead_bytes,
             len_bytes: AtomicU64::new(len_bytes),
@@ -695,7 +689,7 @@ impl Writable {
             return Ok(());
         }
         let fault = self.fault(&range);
-        if self.sharing == Sharing::Shared
+        if self.stores == Stores::Shared
             && !matches!(fault, MapError::Fault { cause: FaultCause::Truncated, .. })
         {
             // A system call reports why it fails.

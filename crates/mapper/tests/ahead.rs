@@ -12,9 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 
-use aquifer_mapper::{Advice, FaultCause, FileAccess, FileView, MapError, Mapper};
+use aquifer_mapper::{
+    Advice, FaultCause, FileAccess, FileView, MapError, Mapper, Stores, ViewOptions,
+};
 use aquifer_sys::memory;
 use tempfile::TempDir;
+
+/// A view whose stores are private until they are flushed.
+const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
 const PAGE: u64 = 4096;
 
@@ -88,12 +93,12 @@ fn scattered_ranges_come_in_by_all_three_ways() {
 
 #[test]
 fn a_prefetch_names_the_first_byte_that_is_gone() {
-    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+    for access in [ViewOptions::read(), PRIVATE, ViewOptions::write()] {
         names_what_is_gone(access);
     }
 }
 
-fn names_what_is_gone(access: FileAccess) {
+fn names_what_is_gone(access: ViewOptions) {
     let (directory, mapper) = (directory(), mapper());
     let view = view(&mapper, &directory, 512);
     // The second page of the file is the first of the view.
@@ -117,7 +122,7 @@ fn names_what_is_gone(access: FileAccess) {
 
 #[test]
 fn what_was_stored_stays_when_the_rest_is_brought_in() {
-    for access in [FileAccess::Write, FileAccess::SharedWrite] {
+    for access in [PRIVATE, ViewOptions::write()] {
         let (directory, mapper) = (directory(), mapper());
         let view = view(&mapper, &directory, 512);
         // Does not begin at a page boundary of the file.
@@ -174,7 +179,7 @@ fn advice_maps_ahead_changes_no_content_and_keeps_out_of_the_cache() {
 #[test]
 fn random_reads_nothing_ahead() {
     let mapper = mapper();
-    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+    for access in [ViewOptions::read(), PRIVATE, ViewOptions::write()] {
         let directory = directory();
         let path = directory.path().join("data");
         fs::write(&path, bytes((1024 * PAGE) as usize)).unwrap();

@@ -12,10 +12,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use aquifer_mapper::{Advice, FaultCause, FileAccess, FileView, MapError, Mapper, Unmap};
+use aquifer_mapper::{
+    Advice, FaultCause, FileAccess, FileView, MapError, Mapper, Stores, Unmap, ViewOptions,
+};
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
 use tempfile::TempDir;
+
+/// A view whose stores are private until they are flushed.
+const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
 const PAGE: usize = 4096;
 
@@ -119,7 +124,7 @@ fn a_file_of_huge_pages_is_refused_and_can_be_read_once() {
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(4 << 20).unwrap();
     let mapper = mapper();
-    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+    for access in [ViewOptions::read(), PRIVATE, ViewOptions::write()] {
         match mapper.map_file(&file, access, ..).unwrap_err() {
             MapError::NotMappable { kind, .. } => assert_eq!(kind, "a file of huge pages"),
             error => panic!("{error}"),
@@ -538,7 +543,7 @@ fn scattered_looks() {
     let file = File::create(&path).unwrap();
     let len_bytes = 80_000 * PAGE as u64;
     let mapper = mapper();
-    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+    for access in [ViewOptions::read(), PRIVATE, ViewOptions::write()] {
         for is_upwards in [true, false] {
             file.set_len(len_bytes).unwrap();
             let view = mapper.map(&path, access, ..).unwrap();
@@ -576,7 +581,7 @@ fn a_fault_that_has_passed_does_not_have_the_whole_file_read() {
     let path = directory.path().join("file");
     let file = File::create(&path).unwrap();
     let len_bytes = 16_384 * PAGE as u64;
-    for access in [FileAccess::Read, FileAccess::Write] {
+    for access in [ViewOptions::read(), PRIVATE] {
         file.set_len(len_bytes).unwrap();
         let view = mapper().map(&path, access, ..).unwrap();
         let error = view.read(|bytes| {
@@ -617,7 +622,7 @@ fn a_hole_on_a_full_file_system_in_memory_is_named_so() {
     let full = fs::write(&filler, [7; 1 << 20]).unwrap_err();
     assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
     let mapper = mapper();
-    for access in [FileAccess::Read, FileAccess::Write, FileAccess::SharedWrite] {
+    for access in [ViewOptions::read(), PRIVATE, ViewOptions::write()] {
         let view = mapper.map(&path, access, ..).unwrap();
         let mut target = [0; 8];
         for error in [

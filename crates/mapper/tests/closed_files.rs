@@ -4,9 +4,12 @@ use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
-use aquifer_mapper::{FileAccess, Mapper};
+use aquifer_mapper::{Mapper, Stores, ViewOptions};
 use aquifer_sys::clock;
 use aquifer_testkit::child;
+
+/// A view whose stores are private until they are flushed.
+const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
 /// The roles of children. Not a test by itself.
 #[test]
@@ -26,7 +29,7 @@ fn replaces() {
     let path = directory.path().join("file");
     fs::write(&path, vec![1; 8192]).unwrap();
     let mapper = Mapper::builder().build().unwrap();
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     view.set(0, 7u8).unwrap();
 
     let own = tempfile::tempfile().unwrap();

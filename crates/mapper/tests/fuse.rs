@@ -7,10 +7,15 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use aquifer_mapper::{FaultCause, FileAccess, FileView, FlushCause, MapError, Mapper};
+use aquifer_mapper::{
+    FaultCause, FileAccess, FileView, FlushCause, MapError, Mapper, Stores, ViewOptions,
+};
 use aquifer_testkit::child;
 use aquifer_testkit::faulty_files::FaultyFiles;
 use tempfile::TempDir;
+
+/// A view whose stores are private until they are flushed.
+const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -107,7 +112,7 @@ fn unreadable() {
     let snapshot = full.map(&small, FileAccess::Read, ..);
     names(snapshot, &small, 0..64 << 10, &eio);
     // A store to a private view reads the page first.
-    let writable = mapper.map(&large, FileAccess::Write, ..).unwrap();
+    let writable = mapper.map(&large, PRIVATE, ..).unwrap();
     writable.set(MIB, 7_u64).unwrap();
     names(writable.set(3 * MIB, 7_u64), &large, 3 * MIB..3 * MIB + 8, &eio);
     names(writable.read(|bytes| bytes.to_vec().len()), &large, bad, &eio);
@@ -139,7 +144,7 @@ fn hangs_up() {
     let (path, other) = (files.path("file"), files.path("other"));
     let mapper = mapper();
     let view = mapper.map(&path, FileAccess::Read, ..).unwrap();
-    let stored = mapper.map(&other, FileAccess::Write, ..).unwrap();
+    let stored = mapper.map(&other, PRIVATE, ..).unwrap();
     stored.set(0, 7_u64).unwrap();
     view.touch_many(&[0..PAGE]).unwrap();
     // The kernel must not already have fetched these pages by read-ahead.
@@ -161,7 +166,7 @@ fn hangs_up() {
     assert_eq!((stored.get::<u64>(0).unwrap(), stored.dirty_bytes().unwrap()), (7, PAGE));
     let refused = [
         mapper.map(&path, FileAccess::Read, ..).map(drop),
-        mapper.map(&path, FileAccess::Write, ..).map(drop),
+        mapper.map(&path, PRIVATE, ..).map(drop),
         mapper.read_once(&path, |_| ()),
         view.file_len_bytes().map(drop),
         mapper.forget(&path),
@@ -233,7 +238,7 @@ fn flush_error(view: &FileView) -> (Range<u64>, FlushCause) {
 fn unwritable() {
     let Some((files, _directory)) = mounted(&[("file", LARGE)]) else { return };
     let (path, mapper) = (files.path("file"), mapper());
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     let causes = [(libc::EIO, FlushCause::Io(libc::EIO)), (libc::ENOSPC, FlushCause::NoSpace)];
     for (version, (errno, cause)) in (1..).zip(causes) {
         let before = files.content("file");
@@ -297,7 +302,7 @@ fn what_the_server_does_not_take_stays_dirty_is_named_and_written_again() {
 fn no_room() {
     let Some((files, _directory)) = mounted(&[("file", LARGE)]) else { return };
     let mapper = Mapper::builder().private_budget_bytes(2 * MIB).build().unwrap();
-    let view = mapper.map(files.path("file"), FileAccess::Write, ..).unwrap();
+    let view = mapper.map(files.path("file"), PRIVATE, ..).unwrap();
     let (wanted, before) = (numbered(LARGE, 1), numbered(LARGE, 0));
     files.change("file", |file| file.unwritable = Some((0..u64::MAX, libc::ENOSPC)));
     let store = |page: u64| {
@@ -366,18 +371,25 @@ fn copies_that_cannot_be_written_out_stay_and_stores_say_why() {
 fn unwritable_shared() {
     let Some((files, _directory)) = mounted(&[("file", LARGE)]) else { return };
     let (path, mapper) = (files.path("file"), mapper());
-    let view = mapper.map(&path, FileAccess::SharedWrite, ..).unwrap();
+    let mut view = mapper.map(&path, FileAccess::Write, ..).unwrap();
     for (version, errno) in (1..).zip([libc::EIO, libc::ENOSPC]) {
         files.change("file", |file| file.unwritable = Some((pages(9..10), errno)));
         let wanted = store(&view, version);
-        let cause = match errno {
-            libc::ENOSPC => FlushCause::NoSpace,
-            _ => FlushCause::Lost(errno),
-        };
-        assert_eq!(flush_error(&view), (0..LARGE, cause));
+        let gone = FlushCause::Gone(errno);
+        assert_eq!(flush_error(&view), (0..LARGE, gone));
         assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted);
         files.change("file", |file| file.unwritable = None);
-        // The kernel marked the failed pages clean; stores made again dirty them again.
+        // The kernel has marked the failed pages clean: nothing writes them again.
+        for part in [0..LARGE, 0..PAGE] {
+            match view.flush_range(part.clone()) {
+                Err(MapError::Flush { range, cause, .. }) => {
+                    assert_eq!((range, cause), (part, gone))
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // A new view flushes what is stored through it.
+        view = mapper.map(&path, FileAccess::Write, ..).unwrap();
         store(&view, version);
         view.flush().unwrap();
         assert!(files.content("file") == wanted);
@@ -385,7 +397,7 @@ fn unwritable_shared() {
     // A page that cannot be read can still be stored to by a call: the server accepts the write.
     files.change("file", |file| file.unreadable = Some((3 * MIB..LARGE, libc::EIO)));
     drop(view);
-    let view = mapper.map(&path, FileAccess::SharedWrite, ..).unwrap();
+    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
     names(view.get::<u64>(3 * MIB), &path, 3 * MIB..3 * MIB + 8, &[libc::EIO]);
     view.set(3 * MIB, 9_u64).unwrap();
     assert!(files.content("file")[3 * MIB as usize..][..8] == 9_u64.to_ne_bytes());

@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use aquifer_mapper::{FileAccess, FileView, Mapper};
+use aquifer_mapper::{FileView, Mapper, Stores, ViewOptions};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::PrivateCopies;
+
+/// A view whose stores are private until they are flushed.
+const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
 const PAGE: usize = 4096;
 const MIB: u64 = 1 << 20;
@@ -59,7 +62,7 @@ fn copies_stay_within_the_budget_while_many_times_as_much_is_stored() {
     let len_bytes = 24 * BUDGET;
     for through_pointer in [true, false] {
         let (_directory, path, mapper) = scene(len_bytes);
-        let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+        let view = mapper.map(&path, PRIVATE, ..).unwrap();
         let base = if through_pointer { view.as_mut_ptr().unwrap() } else { std::ptr::null_mut() };
         let mut most = 0;
         for at in (0..len_bytes as usize).step_by(PAGE) {
@@ -100,7 +103,7 @@ fn nothing_is_written_after_the_view_is_gone() {
             };
             (0..len_bytes).step_by(16 * PAGE).filter(is_written).count()
         };
-        let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+        let view = mapper.map(&path, PRIVATE, ..).unwrap();
         let base = view.as_mut_ptr().unwrap();
         for at in (0..len_bytes as usize).step_by(PAGE) {
             // SAFETY: a word inside the view.
@@ -120,7 +123,7 @@ fn no_store_is_lost_or_seen_to_go_back_while_copies_are_dropped() {
     const THREADS: usize = 3;
     const PAGES: usize = 16 << 10;
     let (_directory, path, mapper) = scene((PAGES * PAGE) as u64);
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     let base = view.as_mut_ptr().unwrap().addr();
     let seed = seed(1);
     let is_done = AtomicBool::new(false);
@@ -183,7 +186,7 @@ fn no_store_is_lost_or_seen_to_go_back_while_copies_are_dropped() {
 fn a_smaller_budget_is_reached_without_another_store() {
     let (_directory, path, mapper) = scene(64 * MIB);
     assert!(mapper.set_private_budget(256 * MIB));
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     let base = view.as_mut_ptr().unwrap();
     for at in (0..64 << 20).step_by(PAGE) {
         // SAFETY: a word inside the view.
@@ -202,7 +205,7 @@ fn a_smaller_budget_is_reached_without_another_store() {
 fn a_flush_keeps_no_more_than_fits() {
     let (_directory, path, mapper) = scene(64 * MIB);
     mapper.set_private_budget(100 * MIB);
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     let base = view.as_mut_ptr().unwrap();
     let store = |from: usize, to: usize| {
         for at in (from..to).step_by(PAGE) {

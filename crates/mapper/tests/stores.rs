@@ -3,10 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 
-use aquifer_mapper::{Advice, FileAccess, MapError, Mapper};
+use aquifer_mapper::{Advice, FileAccess, MapError, Mapper, Stores, ViewOptions};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use tempfile::TempDir;
+
+/// A view whose stores are private until they are flushed.
+const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
 const PAGE: u64 = 4096;
 
@@ -20,7 +23,7 @@ fn scene(len: usize) -> (TempDir, PathBuf, Mapper) {
 #[test]
 fn private_stores_are_seen_by_others_after_a_flush_and_shared_ones_at_once() {
     let (_directory, path, mapper) = scene(10_000);
-    let private = mapper.map(&path, FileAccess::Write, 100..9000).unwrap();
+    let private = mapper.map(&path, PRIVATE, 100..9000).unwrap();
     private.set(0, 7u64).unwrap();
     private.write_all_at(b"text", 8000).unwrap();
     assert_eq!(private.get::<u64>(0).unwrap(), 7);
@@ -34,7 +37,7 @@ fn private_stores_are_seen_by_others_after_a_flush_and_shared_ones_at_once() {
     assert_eq!(private.dirty_bytes().unwrap(), 0);
     assert!(private.tracking().unwrap().is_some());
 
-    let shared = mapper.map(&path, FileAccess::SharedWrite, ..).unwrap();
+    let shared = mapper.map(&path, FileAccess::Write, ..).unwrap();
     shared.set(200, 9u8).unwrap();
     assert_eq!(reader.get::<u8>(200).unwrap(), 9);
     shared.flush_range(0..PAGE).unwrap();
@@ -47,11 +50,11 @@ fn private_stores_are_seen_by_others_after_a_flush_and_shared_ones_at_once() {
 #[test]
 fn what_is_not_flushed_is_given_up_and_write_out_hands_it_over() {
     let (_directory, path, mapper) = scene(10_000);
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     view.set(0, 7u8).unwrap();
     drop(view);
     assert_eq!(fs::read(&path).unwrap()[0], 1);
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     view.set(0, 7u8).unwrap();
     view.write_out().unwrap();
     drop(view);
@@ -70,7 +73,7 @@ fn a_view_for_reading_is_not_stored_to() {
 
 #[test]
 fn a_view_grows_where_it_is_from_nothing_on() {
-    for access in [FileAccess::Write, FileAccess::SharedWrite] {
+    for access in [PRIVATE, ViewOptions::write()] {
         let (_directory, path, mapper) = scene(0);
         let view = mapper.map(&path, access, ..).unwrap();
         assert!(view.is_empty());
@@ -91,7 +94,7 @@ fn a_view_grows_where_it_is_from_nothing_on() {
 #[test]
 fn the_file_is_what_was_flushed_last() {
     let (_directory, path, mapper) = scene(50 * PAGE as usize + 77);
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     let mut present = fs::read(&path).unwrap();
     let mut flushed = present.clone();
     let mut rng = Rng::new(seed(1));
@@ -123,7 +126,7 @@ fn threads() -> Vec<String> {
 #[test]
 fn without_being_asked_no_thread_writes_stores_before_they_are_flushed() {
     let (_directory, path, mapper) = scene(10 * PAGE as usize);
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     (0..10).for_each(|page| view.set(page * PAGE, 7u8).unwrap());
     let threads = threads();
     assert!(!threads.iter().any(|name| name.starts_with("aquifer-flush")), "{threads:?}");
@@ -137,7 +140,7 @@ fn without_being_asked_no_thread_writes_stores_before_they_are_flushed() {
 fn two_views_that_take_turns_see_and_keep_each_others_bytes() {
     let (_directory, path, mapper) = scene(10 * PAGE as usize);
     let other = Mapper::builder().build().unwrap();
-    let views = [&mapper, &other].map(|mapper| mapper.map(&path, FileAccess::Write, ..).unwrap());
+    let views = [&mapper, &other].map(|mapper| mapper.map(&path, PRIVATE, ..).unwrap());
     views[0].set(PAGE, [0u64; 3]).unwrap();
     views[0].flush().unwrap();
     for turn in 0..20 {
@@ -172,7 +175,7 @@ fn is_random(address: usize) -> bool {
 
 #[test]
 fn advice_about_views_that_can_be_stored_to_is_followed() {
-    for access in [FileAccess::Write, FileAccess::SharedWrite] {
+    for access in [PRIVATE, ViewOptions::write()] {
         let (_directory, path, mapper) = scene(1 << 20);
         let view = mapper.map(&path, access, PAGE..).unwrap();
         let at = |page: u64| view.as_ptr() as usize + (page * PAGE) as usize;
@@ -196,7 +199,7 @@ fn advice_about_views_that_can_be_stored_to_is_followed() {
 #[test]
 fn bare_accesses_of_missing_bytes_find_zeros_and_the_next_call_reports_it() {
     let (_directory, path, mapper) = scene(10 * PAGE as usize);
-    let view = mapper.map(&path, FileAccess::Write, PAGE..).unwrap();
+    let view = mapper.map(&path, PRIVATE, PAGE..).unwrap();
     view.answer_faults_with_zeros().unwrap();
     let data = view.as_mut_ptr().unwrap();
     let load = |at: u64| {
@@ -235,7 +238,7 @@ fn bare_accesses_of_missing_bytes_find_zeros_and_the_next_call_reports_it() {
 #[test]
 fn zeros_under_bare_stores_are_not_written() {
     let (_directory, path, mapper) = scene(10 * PAGE as usize);
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     view.answer_faults_with_zeros().unwrap();
     let data = view.as_mut_ptr().unwrap();
     let store = |at: u64, byte: u8| {
@@ -261,7 +264,7 @@ fn many_bare_accesses_of_many_threads_are_answered() {
     let (_directory, path, mapper) = scene(PAGE as usize);
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(PAGES * PAGE).unwrap();
-    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let view = mapper.map(&path, PRIVATE, ..).unwrap();
     view.answer_faults_with_zeros().unwrap();
     let address = view.as_mut_ptr().unwrap() as usize;
     file.set_len(PAGE).unwrap();

@@ -6,10 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aquifer_mapper::{FaultCause, FileAccess, FileView, MapError, Mapper, Unmap};
+use aquifer_mapper::{
+    FaultCause, FileAccess, FileView, MapError, Mapper, Stores, Unmap, ViewOptions,
+};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use tempfile::TempDir;
+
+/// A view whose stores are private until they are flushed.
+const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
 const PAGE: u64 = 4096;
 
@@ -165,7 +170,7 @@ fn a_file_that_is_being_replaced_is_shown_whole() {
             }
         });
         for step in 0..steps(20_000) {
-            let access = [FileAccess::Read, FileAccess::Write][usize::from(step % 8 == 7)];
+            let access = [ViewOptions::read(), PRIVATE][usize::from(step % 8 == 7)];
             let shown = content(&mapper.map(&path, access, ..).unwrap());
             assert!(shown == named(1, 100) || shown == named(1, 10_000), "{} bytes", shown.len());
         }
@@ -225,7 +230,7 @@ fn bytes_that_are_gone_are_an_error_and_come_back_with_the_file() {
 fn the_length_is_of_the_file_that_is_mapped() {
     let (directory, path) = scene_of(&named(1, 9000));
     let mapper = mapper();
-    for access in [FileAccess::Read, FileAccess::Write] {
+    for access in [ViewOptions::read(), PRIVATE] {
         fs::write(&path, named(1, 9000)).unwrap();
         let shown = mapper.map(&path, access, 0..10).unwrap();
         let new = directory.path().join("new");

@@ -61,7 +61,8 @@ int main(int count, char **arguments) {
 
     /* Stores are private until they are flushed, which writes their pages alone. */
     path = make_file(arguments[1], "stores", SIZE);
-    OK(aq_mapper_map(mapper, path, AQ_ACCESS_WRITE, 0, UINT64_MAX, &view));
+    FAILS(EINVAL, aq_mapper_map(mapper, path, AQ_STORES_PRIVATE, 0, UINT64_MAX, &view));
+    OK(aq_mapper_map(mapper, path, AQ_ACCESS_WRITE | AQ_STORES_PRIVATE, 0, UINT64_MAX, &view));
     OK(aq_view_write(view, "\1", 1, 5000));
     ((unsigned char *)aq_view_data_mut(view))[SIZE - 1] = 2;
     uint64_t bytes;
@@ -84,6 +85,16 @@ int main(int count, char **arguments) {
     OK(aq_view_write_out(view, NULL));
     OK(aq_view_grow(view, SIZE + 4096));
     CHECK(aq_view_len(view) == SIZE + 4096);
+    aq_view_free(view);
+
+    /* By default others see them at once. */
+    OK(aq_mapper_map(mapper, path, AQ_ACCESS_WRITE, 0, UINT64_MAX, &view));
+    OK(aq_view_write(view, "\4", 1, 6000));
+    file = fopen(path, "rb");
+    CHECK(file != NULL && fseek(file, 6000, SEEK_SET) == 0 && fgetc(file) == 4 && fclose(file) == 0);
+    OK(aq_view_flush(view, whole, NULL));
+    OK(aq_view_write_out(view, &bytes));
+    CHECK(bytes == 0);
     aq_view_free(view);
 
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);

@@ -156,6 +156,8 @@ pub(crate) enum Kind {
     Tmpfs,
     /// A device of 16 MiB.
     Ext4,
+    /// The same, with a journal.
+    Ext4Journal,
     /// A device of 64 MiB with less room than that: see [`SmallFileSystem::device`].
     Ext4OnSparse,
 }
@@ -176,17 +178,18 @@ impl SmallFileSystem {
         let outer = directory.path().to_str().unwrap().to_owned();
         let size = match kind {
             Kind::Tmpfs => "size=8M",
-            Kind::Ext4 | Kind::Ext4OnSparse => "size=20M",
+            Kind::Ext4 | Kind::Ext4Journal | Kind::Ext4OnSparse => "size=20M",
         };
         undo.run(&["mount", "-t", "tmpfs", "-o", size, "none", &outer], &["umount", "-l", &outer])?;
         let inner = format!("{outer}/inner");
         std::fs::create_dir(&inner).ok()?;
         if kind != Kind::Tmpfs {
             let backing = format!("{outer}/backing");
-            let len = if kind == Kind::Ext4 { 16 << 20 } else { 64 << 20 };
+            let len = if kind == Kind::Ext4OnSparse { 64 << 20 } else { 16 << 20 };
             File::create(&backing).ok()?.set_len(len).ok()?;
-            // No journal: it would be aborted permanently when the device fails.
-            undo.run(&["mkfs.ext4", "-q", "-F", "-O", "^has_journal", &backing], &[])?;
+            // No journal where the device fails: it would be aborted permanently.
+            let journal = if kind == Kind::Ext4Journal { "has_journal" } else { "^has_journal" };
+            undo.run(&["mkfs.ext4", "-q", "-F", "-O", journal, &backing], &[])?;
             let unmount = ["umount", "-l", inner.as_str()];
             undo.run(&["mount", "-o", "loop,errors=continue", &backing, &inner], &unmount)?;
         }
@@ -196,6 +199,19 @@ impl SmallFileSystem {
     /// The directory of its files.
     pub fn root(&self) -> PathBuf {
         self.directory.path().join("inner")
+    }
+
+    /// The file system as it is found after a power cut at this moment: a copy of its device, mounted.
+    pub fn after_a_power_cut(&self) -> SmallFileSystem {
+        let directory = tempfile::tempdir().unwrap();
+        let copy = directory.path().join("backing");
+        std::fs::copy(self.device().join("backing"), &copy).unwrap();
+        let inner = directory.path().join("inner");
+        std::fs::create_dir(&inner).unwrap();
+        let mut undo = Undo(Vec::new());
+        let (copy, inner) = (copy.to_str().unwrap(), inner.to_str().unwrap());
+        undo.run(&["mount", "-o", "loop", copy, inner], &["umount", "-l", inner]).unwrap();
+        SmallFileSystem { _undo: undo, directory }
     }
 
     /// The directory in which the backing store's space can be used up.

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 
 use super::*;
+use crate::Stores;
 use crate::error::{FaultCause, MapError};
 use crate::flush::test_support::*;
+use crate::writable::Writable;
 use crate::writable::test_support::{STORES_HELD_UP, interpose};
-use crate::writable::{Sharing, Writable};
 
 fn load(subject: &Subject, offset_bytes: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -315,7 +316,7 @@ fn zeros_that_two_threads_see_are_not_stored_to() {
 /// Several threads store at once to a page that shows zeros, and the load that has put them there ends.
 #[test]
 fn stores_of_several_threads_to_a_page_of_zeros_are_made() {
-    for sharing in [Sharing::Private, Sharing::Shared] {
+    for sharing in [Stores::Private, Stores::Shared] {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (file, path) = file.into_parts();
         file.set_len(8 * PAGE).unwrap();

@@ -1,5 +1,6 @@
 //! Stores that go to the file at once.
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use super::*;
@@ -54,6 +55,31 @@ fn a_view_grows_with_its_file_and_notices_that_it_was_cut() {
     view.flush_range(0..9000).unwrap();
     let mut byte = [0];
     assert!(view.mapping().read_into(15_000, &mut byte).is_err());
+}
+
+/// The device has what a flush returned for: also blocks that were allocated for it, and the length.
+#[test]
+fn stores_to_holes_and_new_blocks_survive_a_power_cut_after_their_flush() {
+    let Some(small) = SmallFileSystem::new(Kind::Ext4Journal) else { return };
+    let path = small.root().join("data");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    let file = open(&path);
+    file.set_len(1 << 20).unwrap();
+    aquifer_sys::io::allocate(file.as_fd(), 512 << 10, 64 << 10).unwrap();
+    file.sync_all().unwrap();
+    let view = SharedFile::new(place(4 << 20), &file, &path, 0..1 << 20).unwrap();
+    // A hole, a block without content, one with it; and behind them what the file did not have.
+    let stores = [300_000, 540_000, 10, (1 << 20) - 2];
+    for (step, at) in stores.into_iter().chain([(2 << 20) - 100]).enumerate() {
+        if step == stores.len() {
+            view.grow(2 << 20).unwrap();
+        }
+        view.write_at(at, &[7, 8]).unwrap();
+        view.flush_range(at..at + 2).unwrap();
+        let after = small.after_a_power_cut();
+        let there = std::fs::read(after.root().join("data")).unwrap();
+        assert_eq!(there.get(at as usize..at as usize + 2), Some(&[7, 8][..]), "{at}");
+    }
 }
 
 #[test]

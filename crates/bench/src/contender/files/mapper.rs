@@ -16,7 +16,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use aquifer::mapper::{Advice, Prefetch, Unmap};
-use aquifer::{FileAccess, FileView, Mapper};
+use aquifer::{FileAccess, FileView, Mapper, Stores, ViewOptions};
 
 use super::{Files, Mapped, Maps, Stored, WholeFile};
 use crate::job::Source;
@@ -215,7 +215,8 @@ impl WritableFile {
     /// Maps the first `len_bytes` of the file.
     pub fn open(path: &Path, len_bytes: usize) -> Result<Self> {
         let mapper = Mapper::builder().build()?;
-        Ok(Self { view: mapper.map(path, FileAccess::Write, ..len_bytes as u64)? })
+        let exact = ViewOptions::write().stores(Stores::Private);
+        Ok(Self { view: mapper.map(path, exact, ..len_bytes as u64)? })
     }
 }
 
