@@ -606,6 +606,7 @@ fn path_of(error: Cause<'_>) -> Option<&Path> {
             | MapError::Fault { path, .. }
             | MapError::ReadOnly { path }
             | MapError::Flush { path, .. }
+            | MapError::Allocate { path, .. }
             | MapError::GrowBeyond { path, .. }
             | MapError::Grow { path, .. } => Some(path),
             _ => None,
@@ -681,7 +682,7 @@ fn offset_of(error: Cause<'_>) -> Option<u64> {
         return match error {
             MapError::Range { start, .. } | MapError::OutsideView { start, .. } => Some(*start),
             MapError::Fault { offset_bytes, .. } => Some(*offset_bytes),
-            MapError::Flush { range, .. } => Some(range.start),
+            MapError::Flush { range, .. } | MapError::Allocate { range, .. } => Some(range.start),
             _ => None,
         };
     }

@@ -268,6 +268,13 @@
 #define AQ_STORES_PRIVATE 2
 
 /**
+ * `aq_mapper_map`, with `AQ_ACCESS_WRITE |`: disk blocks are reserved for the view when it is made and when
+ * it grows. Otherwise the file stays sparse, and a store may find the disk full: it stays in a copy of its
+ * page, and calls return -ENOSPC until a flush has written it.
+ */
+#define AQ_ALLOCATE 4
+
+/**
  * The cache chooses what serves the mapping.
  */
 #define AQ_BACKEND_AUTO 0

@@ -192,6 +192,10 @@ pub const AQ_ACCESS_WRITE: c_int = 1;
 /// are flushed, and a flush writes exactly these pages. Right for few stores, scattered over a large file,
 /// of one process.
 pub const AQ_STORES_PRIVATE: c_int = 2;
+/// `aq_mapper_map`, with `AQ_ACCESS_WRITE |`: disk blocks are reserved for the view when it is made and when
+/// it grows. Otherwise the file stays sparse, and a store may find the disk full: it stays in a copy of its
+/// page, and calls return -ENOSPC until a flush has written it.
+pub const AQ_ALLOCATE: c_int = 4;
 
 /// Maps `length` bytes of a file from `offset` on, or all from there if it is UINT64_MAX; `*view` is
 /// null if it fails.
@@ -246,15 +250,16 @@ pub unsafe extern "C" fn aq_mapper_map_fd(
     })
 }
 
-const AQ_PRIVATE_WRITE: c_int = AQ_ACCESS_WRITE | AQ_STORES_PRIVATE;
-
 fn access(access: c_int) -> Result<ViewOptions> {
-    match access {
-        AQ_ACCESS_READ => Ok(ViewOptions::read()),
-        AQ_ACCESS_WRITE => Ok(ViewOptions::write()),
-        AQ_PRIVATE_WRITE => Ok(ViewOptions::write().stores(Stores::Private)),
+    let allocates = access & AQ_ALLOCATE != 0;
+    match (access & !AQ_ALLOCATE & !AQ_STORES_PRIVATE, access & AQ_STORES_PRIVATE) {
+        (AQ_ACCESS_READ, 0) if !allocates => Ok(ViewOptions::read()),
+        (AQ_ACCESS_WRITE, 0) => Ok(ViewOptions::write().allocate(allocates)),
+        (AQ_ACCESS_WRITE, _) => {
+            Ok(ViewOptions::write().stores(Stores::Private).allocate(allocates))
+        }
         _ => Err(Failure::invalid(
-            "unknown access: use AQ_ACCESS_READ, or AQ_ACCESS_WRITE with or without AQ_STORES_PRIVATE",
+            "unknown access: use AQ_ACCESS_READ, or AQ_ACCESS_WRITE with AQ_STORES_PRIVATE, AQ_ALLOCATE, both or none",
         )),
     }
 }

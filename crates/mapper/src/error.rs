@@ -158,6 +158,21 @@ pub enum MapError {
         /// The system's error.
         source: io::Error,
     },
+    /// Blocks could not be reserved for the view ([`ViewOptions::allocate`](crate::ViewOptions::allocate)).
+    #[error(
+        "cannot reserve blocks for bytes {} to {} of {}: {source}; make room, or map it without `allocate`",
+        range.start,
+        range.end,
+        path.display()
+    )]
+    Allocate {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the file.
+        range: std::ops::Range<u64>,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The mapper belongs to the parent of this forked process.
     #[error("this process is a fork of the one that made the mapper; make a new one in the child")]
     Forked,

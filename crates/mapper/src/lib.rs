@@ -169,12 +169,13 @@ pub enum Stores {
 pub struct ViewOptions {
     access: FileAccess,
     stores: Stores,
+    allocate: bool,
 }
 
 impl ViewOptions {
     /// A view to read.
     pub const fn read() -> ViewOptions {
-        ViewOptions { access: FileAccess::Read, stores: Stores::Shared }
+        ViewOptions { access: FileAccess::Read, stores: Stores::Shared, allocate: false }
     }
 
     /// A view to read and store to, by a shared mapping.
@@ -185,6 +186,14 @@ impl ViewOptions {
     /// Where stores go. A view to read ignores it.
     pub const fn stores(mut self, stores: Stores) -> ViewOptions {
         self.stores = stores;
+        self
+    }
+
+    /// Reserves disk blocks for the view when it is made and when it grows, without writing them, so
+    /// that no store finds the disk full. Otherwise files stay sparse; only what a private view grows
+    /// by is reserved in any case. Blocks that a file shares with a reflinked one are not reserved.
+    pub const fn allocate(mut self, allocate: bool) -> ViewOptions {
+        self.allocate = allocate;
         self
     }
 }

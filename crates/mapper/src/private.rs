@@ -42,6 +42,8 @@ const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 pub(crate) struct PrivateOptions {
     /// The form of tracking; the best by default.
     pub form: Option<TrackerForm>,
+    /// Whether blocks are reserved for the view.
+    pub allocates: bool,
     /// Largest clean gap between pages that is written along with them; the cheapest by default.
     pub gap_pages: Option<u64>,
 }
@@ -78,7 +80,7 @@ impl PrivateFile {
         options: PrivateOptions,
     ) -> Result<PrivateFile> {
         aquifer_vm::router::install()?;
-        let mapping = Writable::new(place, file, path, range, Stores::Private)?;
+        let mapping = Writable::new(place, file, path, range, Stores::Private, options.allocates)?;
         let choice = Choice { forced_gap_pages: options.gap_pages, ..Choice::default() };
         // SAFETY: the mapping was made just now and is private, and only `State` drops pages of it.
         let state = unsafe { State::new(&mapping, options.form, choice) }?;

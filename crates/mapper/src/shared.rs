@@ -5,8 +5,10 @@
 //! MiB: where few pages of a large file are stored to, a private view flushes 5 times as fast, and
 //! writes a fraction (see [`super::flush`]). On files of small folios this view is faster.
 //!
-//! A store to a hole may find the disk full, and a store behind the end of a truncated file is in
-//! no file: the calls that return `Result` report an error, and a store through a pointer raises
+//! A store may find no block: in a hole of a full disk, beyond a quota, in a reflinked file. A call that
+//! stores reports that. A store through a pointer goes to a private copy of its page, which the next
+//! call reports and each flush tries to write ([`super::writable`], `full`). A store behind the end of
+//! a truncated file is in no file: a call reports an error, and a store through a pointer raises
 //! SIGBUS.
 //!
 //! After a failed flush, stores since the previous flush may be lost on the device while the page
@@ -43,15 +45,16 @@ pub(crate) struct SharedFile {
 
 impl SharedFile {
     /// Maps `range` of a file that is open for reading and writing. The view can grow into the
-    /// remaining room of the place.
+    /// remaining room of the place. With `allocates`, blocks are reserved for it and for its growth.
     pub fn new(
         place: Box<dyn Place>,
         file: &File,
         path: &Path,
         range: Range<u64>,
+        allocates: bool,
     ) -> Result<SharedFile> {
         aquifer_vm::router::install()?;
-        let mapping = Writable::new(place, file, path, range, Stores::Shared)?;
+        let mapping = Writable::new(place, file, path, range, Stores::Shared, allocates)?;
         let durable = RangeSync::of_file(mapping.file()).map_err(MapError::open(path))?;
         Ok(SharedFile { mapping, durable, failed: OnceLock::new() })
     }
@@ -65,8 +68,10 @@ impl SharedFile {
     ///
     /// # Errors
     /// [`MapError::OutsideView`]; [`MapError::Fault`], after which some of the bytes may have been
-    /// stored.
+    /// stored; [`MapError::Flush`] for an earlier store through the pointer that has found no block:
+    /// nothing was stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        self.mapping.report_copies()?;
         self.mapping.write_at(offset_bytes, bytes)
     }
 
@@ -109,6 +114,8 @@ impl SharedFile {
             range: bytes.clone(),
             cause,
         };
+        self.mapping.settle();
+        let copies = self.mapping.write_copies();
         let pages = bytes.start / PAGE * PAGE..bytes.end.next_multiple_of(PAGE);
         let dirty_pages = self.dirty_pages(&pages);
         let synced = self.durable.make_durable(self.mapping.file(), std::slice::from_ref(&pages));
@@ -122,12 +129,22 @@ impl SharedFile {
         if self.mapping.file_len_bytes().is_ok_and(|len_bytes| len_bytes < bytes.end) {
             return Err(failed(FlushCause::Truncated));
         }
+        // Everything else is durable.
+        copies?;
         Ok(Flushed { pages: dirty_pages, bytes_written: dirty_pages * PAGE })
     }
 
     fn dirty_pages(&self, bytes: &Range<u64>) -> u64 {
         memory::cachestat(self.mapping.file(), bytes.start, bytes.end - bytes.start)
             .map_or(0, |stat| stat.dirty)
+    }
+
+    /// Writes the copies of pages for which the file had no block.
+    ///
+    /// # Errors
+    /// [`MapError::Flush`].
+    pub fn write_out(&self) -> Result<()> {
+        self.mapping.write_copies()
     }
 
     /// Makes the view longer, at the same addresses, and extends the file if it ends before that;

@@ -79,10 +79,11 @@ impl Stored {
         let place = Box::new(extent.map_err(|none| none.of(path.to_owned(), wanted_bytes))?);
         let random = RandomRanges::new(shared.heap.vmas().clone());
         if options.stores == Stores::Shared {
-            let file = StoredFile::Shared(Arc::new(SharedFile::new(place, file, path, range)?));
+            let file = SharedFile::new(place, file, path, range, options.allocate)?;
+            let file = StoredFile::Shared(Arc::new(file));
             return Ok(Stored { file, random });
         }
-        let exact = PrivateOptions::default();
+        let exact = PrivateOptions { allocates: options.allocate, ..PrivateOptions::default() };
         let private = Arc::new(PrivateFile::new(place, file, path, range, exact)?);
         shared.write_back.add(&private)?;
         if let Some(budget) = &shared.private_budget {
@@ -176,6 +177,10 @@ impl FileView {
     /// Returns a pointer to the first byte, valid for stores to the length of the view. A store
     /// behind the end of the file raises SIGBUS.
     ///
+    /// A store through a shared view for which the file system has no block goes to a copy of its page
+    /// ([`FileView::take_missed_fault`]), as long as the process may have more mappings; after that it
+    /// raises SIGBUS. A system call that stores there fails with EFAULT.
+    ///
     /// From now on a private view keeps its copies of pages after a flush, because it can no longer
     /// tell when no thread stores. Changes by other processes to these pages stay in the file, but
     /// the view does not show them. A store that does not change the value of a byte in such a copy
@@ -237,7 +242,8 @@ impl FileView {
     }
 
     /// Makes the view this long, and extends the file to hold it. Addresses stay. Does nothing if
-    /// the view is that long already.
+    /// the view is that long already. The file of a shared view stays sparse without
+    /// [`ViewOptions::allocate`].
     ///
     /// # Errors
     /// [`MapError::GrowBeyond`] if the addresses reserved for the view end before that;
@@ -249,7 +255,7 @@ impl FileView {
         }
     }
 
-    /// From now on, bare loads of bytes of a private view that the file does not have any more, or that cannot be read, find
+    /// From now on, bare loads of bytes that the file does not have any more, or that cannot be read, find
     /// zeros instead of raising SIGBUS; stores behind the end of the file are lost. For run-times that cannot survive the
     /// signal, such as interpreters. A store to a page that cannot be read still raises it.
     ///
@@ -263,11 +269,13 @@ impl FileView {
     /// The first bare access since the last call that was answered with zeros, as an error
     /// ([`FileView::answer_faults_with_zeros`]). From here on loads find the file again, as far as it is there; also from the
     /// beginning of a flush on, which writes no such zeros.
+    ///
+    /// In a shared view also [`MapError::Flush`] for a bare store for which the file system had no block: its page is a copy of
+    /// this process, and nothing is lost. Each flush tries to write it; so does this call, which reports it only if it cannot.
     pub fn take_missed_fault(&self) -> Option<MapError> {
         match &self.stores.as_ref()?.file {
             StoredFile::Private(file) => file.take_missed(),
-            // Only private views answer faults.
-            StoredFile::Shared(_) => None,
+            StoredFile::Shared(file) => file.mapping().take_missed(),
         }
     }
 
@@ -300,7 +308,8 @@ impl FileView {
     }
 
     /// Hands stores to the file, where other processes see them, without waiting for the device.
-    /// Returns how many bytes that were; a shared view has nothing to hand over.
+    /// Returns how many bytes that were; of a shared view 0, and only stores that had found no block
+    /// are handed over.
     ///
     /// # Errors
     /// As for [`FileView::flush`].
@@ -308,7 +317,7 @@ impl FileView {
         self.shared.check_process()?;
         match self.stores()? {
             StoredFile::Private(file) => file.write_out(),
-            StoredFile::Shared(_) => Ok(0),
+            StoredFile::Shared(file) => file.write_out().map(|()| 0),
         }
     }
 

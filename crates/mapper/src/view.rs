@@ -155,6 +155,7 @@ impl FileView {
         let range = self.in_file(&range)?;
         if let Some(stores) = &self.stores {
             let mapping = stores.file.mapping();
+            mapping.report_copies()?;
             let len = (range.end - range.start) as usize;
             // SAFETY: mapped as long as `self` is borrowed; under the guard, a missing page is
             // replaced.
@@ -181,6 +182,7 @@ impl FileView {
     /// As for [`FileView::read_range`].
     pub fn read_exact_at(&self, target: &mut [u8], offset_bytes: u64) -> Result<()> {
         if let Some(stores) = &self.stores {
+            stores.file.mapping().report_copies()?;
             return stores.file.mapping().read_into(offset_bytes, target);
         }
         let end = offset_bytes.saturating_add(target.len() as u64);
@@ -263,8 +265,10 @@ impl Drop for FileView {
         if let Some(stores) = &self.stores {
             // End a request to map ahead: it would keep the mapping.
             self.advised.end(&*stores.file.fetched(), &stores.random);
-            if let StoredFile::Private(file) = &stores.file {
-                file.discard();
+            match &stores.file {
+                StoredFile::Private(file) => file.discard(),
+                // What cannot be written now never will be; `write_out` returns the error.
+                StoredFile::Shared(file) => drop(file.write_out()),
             }
         }
     }

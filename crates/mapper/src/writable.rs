@@ -61,6 +61,10 @@ use aquifer_vm::dirty::runs;
 use aquifer_vm::guard::{Replaceable, Trouble};
 use aquifer_vm::{FaultOwner, Missed, PageRun, ProcessMark, Reservation, Served, VmError};
 
+mod full;
+
+use full::{Copies, Marks};
+
 const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 
 /// Addresses owned by one mapping, unmapped when this is dropped or later.
@@ -108,6 +112,8 @@ pub(crate) struct Writable {
     place: Box<dyn Place>,
     faults: Box<Faults>,
     stores: Stores,
+    /// Blocks are reserved for what the view grows by.
+    allocates: bool,
     path: PathBuf,
     /// Bytes of the first page that lie before the view.
     lead_bytes: u64,
@@ -128,8 +134,9 @@ struct Faults {
     missed: Missed,
     /// Pages of the place.
     pages: usize,
-    /// Replaced pages: one bit for each page of the place.
-    replaced: Box<[AtomicU64]>,
+    /// Replaced pages.
+    replaced: Marks,
+    copies: Copies,
     stores: Stores,
     holds: Holds,
     gate: AtomicU32,
@@ -222,17 +229,13 @@ impl Faults {
         let (mut mapped, mut all) = (0, true);
         let mut from = pages.start;
         while from < pages.end {
-            // Relaxed: pages are replaced and mapped again only by the thread that holds them.
-            let is_taken = |page: usize| {
-                let bit = 1 << (page % 64);
-                self.replaced[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
-            };
-            let end = (from..pages.end).find(|page| !is_taken(*page)).unwrap_or(pages.end);
+            let end =
+                (from..pages.end).find(|page| !self.replaced.take(*page)).unwrap_or(pages.end);
             if end > from {
                 match self.map_file(from..end) {
                     Ok(()) => mapped += end - from,
                     Err(_) => {
-                        (from..end).for_each(|page| self.note_replaced(page));
+                        (from..end).for_each(|page| self.replaced.set(page));
                         all = false;
                     }
                 }
@@ -243,24 +246,12 @@ impl Faults {
     }
 
     fn is_replaced(&self, page: usize) -> bool {
-        // Relaxed: as in `map_again`.
-        self.replaced[page / 64].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
+        self.replaced.get(page)
     }
 
     /// The first replaced page of `pages`.
     fn next_replaced(&self, pages: Range<usize>) -> Option<usize> {
-        let mut from = pages.start;
-        while from < pages.end {
-            // Relaxed: as in `map_again`.
-            if from.is_multiple_of(64) && self.replaced[from / 64].load(Ordering::Relaxed) == 0 {
-                from += 64;
-            } else if self.is_replaced(from) {
-                return Some(from);
-            } else {
-                from += 1;
-            }
-        }
-        None
+        self.replaced.next(pages)
     }
 
     /// Makes pages writable, except those that show zeros, unless the gate is closed. The caller
@@ -282,20 +273,25 @@ impl Faults {
         true
     }
 
-    fn note_replaced(&self, page: usize) {
-        // Relaxed: as in `map_again`.
-        self.replaced[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
-    }
-
     /// Maps the file at replaced pages.
     fn map_file(&self, pages: Range<usize>) -> io::Result<()> {
+        // SAFETY: the pages belong to the place, and hold only zeros that cannot be stored to, or
+        // what the file holds.
+        unsafe { self.map_file_as(pages, self.stores) }
+    }
+
+    /// Maps the file at pages of the place.
+    ///
+    /// # Safety
+    /// The content of the pages is that of the file, or no longer needed.
+    unsafe fn map_file_as(&self, pages: Range<usize>, stores: Stores) -> io::Result<()> {
         let address = self.address_of(pages.start);
         let offset = self.first_byte + pages.start as u64 * PAGE;
         let (length, access) = (pages.len() * SMALL_PAGE_BYTES, Protection::ReadWrite);
         let file = self.file.as_fd();
-        // SAFETY: the pages belong to the place and hold only zeros that cannot be stored to.
+        // SAFETY: forwarded to the caller.
         unsafe {
-            match self.stores {
+            match stores {
                 Stores::Private => {
                     memory::map_private_file_at(address, length, access, file, offset)
                 }
@@ -313,7 +309,7 @@ impl Faults {
     /// caller holds them.
     fn replace(&self, pages: Range<usize>, address: usize, has_ended: bool) -> Served {
         for page in pages {
-            self.note_replaced(page);
+            self.replaced.set(page);
         }
         // SAFETY: guarded addresses of this mapping. The pages are the file's: a load from a
         // private copy cannot fail, no copy survives a truncation, and none can be made while the
@@ -363,7 +359,7 @@ impl Faults {
     /// Puts zeros under a load that no call guards, or behind the end of the file also under a store, which is lost there. A
     /// page that cannot be read is not made writable: a flush would take the zeros for stores.
     fn answer(&self, fault: &FaultContext) -> Served {
-        if !self.missed.is_wanted() || fault.fallible || self.stores != Stores::Private {
+        if !self.missed.is_wanted() || fault.fallible {
             return Served::No;
         }
         let page = (fault.address - self.start) / SMALL_PAGE_BYTES;
@@ -394,7 +390,7 @@ impl Faults {
             false => Protection::Read,
         };
         let pages = self.many_gone(&pages, protection).unwrap_or(pages);
-        pages.clone().for_each(|page| self.note_replaced(page));
+        pages.clone().for_each(|page| self.replaced.set(page));
         let (address, len_bytes) = (self.address_of(pages.start), pages.len() * SMALL_PAGE_BYTES);
         let addresses = address as usize..address as usize + len_bytes;
         // SAFETY: pages of this mapping, as for `replace`, whose content no code relies on: they cannot be read. A private copy
@@ -500,6 +496,9 @@ impl FaultOwner for Faults {
         if fault.signal == libc::SIGSEGV {
             return self.serve_store(fault);
         }
+        if self.stores == Stores::Shared && self.keep_store(fault) == Served::Yes {
+            return Served::Yes;
+        }
         let Some(guarded) = self.replaceable.guarded_in(fault) else { return self.answer(fault) };
         let first = (fault.address - self.start) / SMALL_PAGE_BYTES;
         // Replace one page at a time, so that a file that is extended again can be stored to.
@@ -520,13 +519,14 @@ impl FaultOwner for Faults {
 
 impl Writable {
     /// Maps `range` of a file that is open for reading and writing. It may end behind the end of
-    /// the file.
+    /// the file. With `allocates`, blocks are reserved for it, and for what it grows by.
     pub fn new(
         mut place: Box<dyn Place>,
         file: &File,
         path: &Path,
         range: Range<u64>,
         stores: Stores,
+        allocates: bool,
     ) -> Result<Writable> {
         let capacity_bytes = place.capacity_bytes();
         let failed = |source| MapError::Map {
@@ -543,6 +543,11 @@ impl Writable {
             return Err(failed(io::Error::from_raw_os_error(libc::ENOMEM)));
         };
         let file = own_description(file).map_err(MapError::open(path))?;
+        if allocates {
+            aquifer_sys::io::allocate_behind_end(file.as_fd(), range.start, len_bytes).map_err(
+                |source| MapError::Allocate { path: path.to_owned(), range: range.clone(), source },
+            )?;
+        }
         let (address, protection) = (place.address(), Protection::ReadWrite);
         if !may_be_parked(&file) {
             let map =
@@ -572,7 +577,6 @@ impl Writable {
         mapped.map_err(failed)?;
         keep_private(address, capacity_bytes).map_err(failed)?;
         let file = HeldFile::own(file.into()).map_err(MapError::open(path))?;
-        let words = capacity_bytes.div_ceil(64 * SMALL_PAGE_BYTES);
         let faults = Box::new(Faults {
             start: address as usize,
             file,
@@ -580,7 +584,11 @@ impl Writable {
             replaceable: Replaceable::new(),
             missed: Missed::new(),
             pages: capacity_bytes / SMALL_PAGE_BYTES,
-            replaced: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            replaced: Marks::new(capacity_bytes / SMALL_PAGE_BYTES),
+            copies: Copies::new(match stores {
+                Stores::Shared => capacity_bytes / SMALL_PAGE_BYTES,
+                Stores::Private => 0,
+            }),
             stores,
             holds: Holds::default(),
             gate: AtomicU32::new(OPEN),
@@ -591,6 +599,7 @@ impl Writable {
             place,
             faults,
             stores,
+            allocates,
             path: path.to_owned(),
             lead_bytes,
             len_bytes: AtomicU64::new(len_bytes),
@@ -729,15 +738,19 @@ impl Writable {
         self.faults.map_again(pages).is_some()
     }
 
-    /// From now on, bare loads of missing pages of a private mapping find zeros.
+    /// From now on, bare loads of missing pages find zeros.
     pub fn answer_faults(&self) {
         self.faults.missed.answer();
     }
 
-    /// The first bare access since the last call that was answered with zeros, as an error; maps the file again.
+    /// The first bare access since the last call that was answered with zeros or has found no block, as an error; maps the file
+    /// again.
     pub fn take_missed(&self) -> Option<MapError> {
         // In a child the mapping is its parent's.
         self.check_process().ok()?;
+        if let Err(error) = self.report_copies() {
+            return Some(error);
+        }
         let at = self.faults.missed.take()?;
         self.settle();
         Some(self.fault(&(at.max(self.view_in_file().start)..at + PAGE)))
@@ -858,8 +871,8 @@ impl Writable {
         fault(range.start, FaultCause::Passing)
     }
 
-    /// Makes the view longer, and extends the file if it ends before that, with blocks for all of
-    /// the new part.
+    /// Makes the view longer, and extends the file if it ends before that. A private view, and one
+    /// that allocates, gets blocks for all of the new part.
     ///
     /// Returns `Ok(Some(end))` if the view has grown, where `end` is the byte of the file at which
     /// it ended before.
@@ -890,14 +903,23 @@ impl Writable {
         self.file().try_clone_to_owned().map(File::from)
     }
 
-    /// Extends the file by allocating blocks rather than only setting the length: then no store to
-    /// them fails later, and the file is not truncated if another process extends it at the same
-    /// time. The length changes only once all blocks are allocated, and is never set back: bytes
-    /// that another process appends in the meantime stay.
+    /// Extends the file by allocating blocks rather than only setting the length: then the file is not
+    /// truncated if another process extends it at the same time. Where the file is to stay sparse,
+    /// that is the last block alone. Otherwise it is all of them, so that no store to them fails
+    /// later; the length changes only once all are allocated, and is never set back: bytes that
+    /// another process appends in the meantime stay.
     fn lengthen_file(&self, end: u64) -> io::Result<()> {
         let present = self.file_len_bytes()?;
         if present >= end {
             return Ok(());
+        }
+        if !self.allocates && self.stores == Stores::Shared {
+            return match aquifer_sys::io::allocate(self.file(), end - 1, 1) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    self.duplicate()?.set_len(end)
+                }
+                extended => extended,
+            };
         }
         let added_bytes = end - present;
         match aquifer_sys::io::allocate_behind_end(self.file(), present, added_bytes) {

@@ -183,7 +183,7 @@ static void mappers(const char *path) {
         for (size_t j = 0; j < COUNT; j++) {
             const aq_range range = {numbers[i], numbers[j]};
             aq_view *view;
-            for (int access = AQ_ACCESS_READ; access <= (AQ_ACCESS_WRITE | AQ_STORES_PRIVATE); access++) {
+            for (int access = AQ_ACCESS_READ; access <= (AQ_ACCESS_WRITE | AQ_STORES_PRIVATE | AQ_ALLOCATE); access++) {
                 SOUND(aq_mapper_map(mapper, path, access, numbers[i], numbers[j], &view));
                 aq_view_free(view);
             }

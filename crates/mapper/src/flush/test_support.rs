@@ -37,7 +37,7 @@ pub(crate) fn forms() -> Vec<TrackerForm> {
 pub(crate) const GAPS: [Option<u64>; 3] = [None, Some(0), Some(3)];
 
 pub(crate) fn options(form: TrackerForm, gap_pages: Option<u64>) -> PrivateOptions {
-    PrivateOptions { form: Some(form), gap_pages }
+    PrivateOptions { form: Some(form), gap_pages, ..PrivateOptions::default() }
 }
 
 /// A file with a view of a part of it, and its expected content after the next flush.

@@ -320,7 +320,8 @@ fn stores_of_several_threads_to_a_page_of_zeros_are_made() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (file, path) = file.into_parts();
         file.set_len(8 * PAGE).unwrap();
-        let mapping = Writable::new(place(8 * PAGE), &file, &path, 0..8 * PAGE, sharing).unwrap();
+        let mapping =
+            Writable::new(place(8 * PAGE), &file, &path, 0..8 * PAGE, sharing, false).unwrap();
         aquifer_vm::router::install().unwrap();
         let at = mapping.as_mut_ptr() as usize + 3 * PAGE as usize;
         for round in 0..aquifer_testkit::campaign::steps(1000) {

@@ -8,7 +8,7 @@ use crate::error::FaultCause;
 use crate::flush::test_support::{Ballast, Kind, SmallFileSystem, open, place};
 
 fn view(path: &Path, len_bytes: u64) -> SharedFile {
-    SharedFile::new(place(len_bytes), &open(path), path, 0..len_bytes).unwrap()
+    SharedFile::new(place(len_bytes), &open(path), path, 0..len_bytes, false).unwrap()
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn stores_to_holes_and_new_blocks_survive_a_power_cut_after_their_flush() {
     file.set_len(1 << 20).unwrap();
     aquifer_sys::io::allocate(file.as_fd(), 512 << 10, 64 << 10).unwrap();
     file.sync_all().unwrap();
-    let view = SharedFile::new(place(4 << 20), &file, &path, 0..1 << 20).unwrap();
+    let view = SharedFile::new(place(4 << 20), &file, &path, 0..1 << 20, false).unwrap();
     // A hole, a block without content, one with it; and behind them what the file did not have.
     let stores = [300_000, 540_000, 10, (1 << 20) - 2];
     for (step, at) in stores.into_iter().chain([(2 << 20) - 100]).enumerate() {
@@ -130,4 +130,167 @@ fn a_child_can_do_nothing_with_its_parents_view() {
     // SAFETY: waits for the child made above; `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
+}
+
+/// What a bare store finds on a full disk stays, is reported, and reaches the file when there is room.
+#[test]
+fn bare_stores_without_a_block_are_kept_reported_and_written_later() {
+    for kind in [Kind::Tmpfs, Kind::Ext4] {
+        let Some(small) = SmallFileSystem::new(kind) else { return };
+        let path = small.root().join("data");
+        std::fs::write(&path, [1; 4096]).unwrap();
+        let file = open(&path);
+        file.set_len(1 << 20).unwrap();
+        file.sync_all().unwrap();
+        let view = view(&path, 1 << 20);
+        let start = view.as_mut_ptr();
+        let store = |at: u64, byte: u8| {
+            // SAFETY: inside the view.
+            unsafe { start.add(at as usize).write_volatile(byte) }
+        };
+        // SAFETY: as above.
+        let load = |at: u64| unsafe { start.add(at as usize).read_volatile() };
+        let ballast = Ballast::fill(&small.root());
+        let copied = [500_000, 500_001, 504_100, 700_000];
+        copied.iter().for_each(|&at| store(at, 7));
+        store(5, 9);
+        assert!(copied.iter().all(|&at| load(at) == 7));
+        assert_eq!((load(500_002), load(5)), (0, 9));
+        assert!(aquifer_vm::has_missed_faults());
+        let full = |result: Option<MapError>| match result {
+            Some(MapError::Flush { range, cause: FlushCause::NoSpace, .. }) => range,
+            other => panic!("{kind:?}: {other:?}"),
+        };
+        let first = 499_712..507_904;
+        assert_eq!(full(view.mapping().take_missed()), first);
+        assert!(view.mapping().take_missed().is_none());
+        store(900_000, 7);
+        assert_eq!(full(view.write_at(5, &[3]).err()), first, "the next call reports it");
+        view.write_at(6, &[3]).unwrap();
+        for _ in 0..2 {
+            assert_eq!(full(view.flush().err()), first, "each flush does");
+        }
+        assert!(copied.iter().all(|&at| load(at) == 7));
+        drop(ballast);
+        view.flush().unwrap();
+        let there = std::fs::read(&path).unwrap();
+        for (at, &byte) in there.iter().enumerate().skip(4096) {
+            let is_stored = copied.contains(&(at as u64)) || at == 900_000;
+            assert_eq!(byte, if is_stored { 7 } else { 0 }, "{kind:?} {at}");
+        }
+        assert_eq!((there[5], there[6]), (9, 3));
+        // The pages are the file's again, both ways.
+        store(500_003, 8);
+        file.write_all_at(&[6], 700_001).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 500_003).unwrap();
+        assert_eq!((byte[0], load(700_001)), (8, 6), "{kind:?}");
+    }
+}
+
+/// More such pages, far apart, than a process should have mappings for.
+#[test]
+fn many_bare_stores_without_a_block_take_few_mappings() {
+    const PAGES: u64 = 6000;
+    let Some(small) = SmallFileSystem::new(Kind::Ext4) else { return };
+    let path = small.root().join("data");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    open(&path).set_len(2 * PAGES * 4096).unwrap();
+    let view = view(&path, 2 * PAGES * 4096);
+    let start = view.as_mut_ptr();
+    let ballast = Ballast::fill(&small.root());
+    let page = |page: u64| start.wrapping_add(2 * page as usize * 4096);
+    // SAFETY: inside the view.
+    (1..PAGES).for_each(|n| unsafe { page(n).cast::<u64>().write_volatile(n) });
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    assert!(maps < 4000, "{maps}");
+    // SAFETY: as above.
+    assert!((1..PAGES).all(|n| unsafe { page(n).cast::<u64>().read_volatile() } == n));
+    // The file system has no room for all of them: none of the pages is written in part.
+    open(&path).set_len(PAGES * 4096).unwrap();
+    drop(ballast);
+    assert!(matches!(
+        view.flush(),
+        Err(MapError::Flush { cause: FlushCause::Truncated | FlushCause::NoSpace, .. })
+    ));
+    let there = std::fs::read(&path).unwrap();
+    for n in 1..PAGES / 2 {
+        let at = 2 * n as usize * 4096;
+        let found = u64::from_ne_bytes(there[at..at + 8].try_into().unwrap());
+        assert!(found == n || found == 0, "{n} {found}");
+    }
+    assert_eq!(there.len() as u64, PAGES * 4096);
+}
+
+#[test]
+fn bare_accesses_behind_the_end_find_zeros_where_that_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data");
+    std::fs::write(&path, vec![1; 10 * 4096]).unwrap();
+    let view = view(&path, 10 * 4096);
+    view.mapping().answer_faults();
+    let at = |at: usize| view.as_mut_ptr().wrapping_add(at);
+    let file = open(&path);
+    file.set_len(5 * 4096).unwrap();
+    // SAFETY: inside the view.
+    unsafe {
+        assert_eq!((at(4096).read_volatile(), at(7 * 4096).read_volatile()), (1, 0));
+        at(8 * 4096).write_volatile(9);
+        at(4097).write_volatile(9);
+    }
+    let missed = view.mapping().take_missed();
+    let truncated = |error: &Option<MapError>| {
+        matches!(error, Some(MapError::Fault { cause: FaultCause::Truncated, .. }))
+    };
+    assert!(truncated(&missed), "{missed:?}");
+    file.set_len(10 * 4096).unwrap();
+    view.flush().unwrap();
+    // SAFETY: as above.
+    unsafe { at(8 * 4096 + 1).write_volatile(4) };
+    let there = std::fs::read(&path).unwrap();
+    assert_eq!((there[4097], there[8 * 4096], there[8 * 4096 + 1]), (9, 0, 4));
+    assert!(view.mapping().take_missed().is_none());
+}
+
+/// The disk blocks of a file, in bytes.
+fn allocated(path: &Path) -> u64 {
+    std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap()) * 512
+}
+
+#[test]
+fn files_stay_sparse_unless_blocks_are_asked_for() {
+    let Some(small) = SmallFileSystem::new(Kind::Ext4) else { return };
+    for allocates in [false, true] {
+        let path = small.root().join(format!("data {allocates}"));
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let place = place(1 << 40);
+        let make = |place, len| SharedFile::new(place, &open(&path), &path, 0..len, allocates);
+        let view = make(place, 1 << 20).unwrap();
+        let opened = allocated(&path);
+        view.grow(2 << 20).unwrap();
+        let grown = allocated(&path);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
+        if !allocates {
+            assert!(grown <= 64 << 10, "{grown}");
+            // More than the disk has.
+            view.grow(1 << 30).unwrap();
+            assert!(allocated(&path) <= 64 << 10);
+            continue;
+        }
+        assert!(opened >= 1 << 20 && grown >= 2 << 20, "{opened} {grown}");
+        let full = view.grow(1 << 30).unwrap_err();
+        assert!(matches!(full, MapError::Grow { .. }), "{full}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
+        // On a full disk, a store to a reserved block finds it.
+        let ballast = Ballast::fill(&small.root());
+        // SAFETY: inside the view.
+        unsafe { view.as_mut_ptr().add(1_500_000).write_volatile(7) };
+        view.flush().unwrap();
+        let longer = std::fs::File::create(small.root().join("other")).unwrap();
+        longer.set_len(4 << 20).unwrap();
+        let path = small.root().join("other");
+        let full = SharedFile::new(self::place(4 << 20), &open(&path), &path, 0..4 << 20, true);
+        assert!(matches!(full.err(), Some(MapError::Allocate { .. })));
+        drop(ballast);
+    }
 }
