@@ -307,7 +307,7 @@ fn kind_of_remote(_error: Cause<'_>) -> Option<ErrorKind> {
 fn kind_of_map(error: &MapError) -> Option<ErrorKind> {
     Some(match error {
         MapError::TooLong { .. } | MapError::TooManyMappings { .. } => ErrorKind::LimitReached,
-        MapError::NotMappable { .. } => ErrorKind::Unsupported,
+        MapError::NotMappable { .. } | MapError::SharedRefused { .. } => ErrorKind::Unsupported,
         MapError::Range { .. } | MapError::OutsideView { .. } | MapError::GrowBeyond { .. } => {
             ErrorKind::InvalidInput
         }
@@ -603,6 +603,7 @@ fn path_of(error: Cause<'_>) -> Option<&Path> {
             | MapError::Range { path, .. }
             | MapError::TooManyMappings { path, .. }
             | MapError::Map { path, .. }
+            | MapError::SharedRefused { path, .. }
             | MapError::Fault { path, .. }
             | MapError::ReadOnly { path }
             | MapError::Flush { path, .. }

@@ -98,6 +98,18 @@ pub enum MapError {
         /// The system's error.
         source: io::Error,
     },
+    /// The system does not map the file shared and writable: its file system cannot, or the file is
+    /// sealed. A private mapping works.
+    #[error(
+        "{} cannot be mapped shared and writable: {source}; map it with Stores::Private",
+        path.display()
+    )]
+    SharedRefused {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// Bytes of the file could not be accessed.
     #[error("cannot access byte {offset_bytes} of {}: {cause}", path.display())]
     Fault {

@@ -36,7 +36,8 @@
 //!
 //! # Threads and processes
 //! A [`Mapper`] and its views can be shared freely between threads. In a forked child they are
-//! inert: calls fail with [`MapError::Forked`], and the child must create its own mapper.
+//! inert: calls fail with [`MapError::Forked`], and the child must create its own mapper. The memory
+//! of a shared view stays mapped there, so that a child can load and store through its pointer.
 //!
 //! ```
 //! use aquifer_mapper::{FileAccess, Mapper};

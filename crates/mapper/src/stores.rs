@@ -23,8 +23,8 @@ use super::shared::SharedFile;
 use super::view::FileView;
 use super::writable::{Place, Writable};
 use super::{Shared, Stores, ViewOptions};
-use aquifer_vm::ephemeral::Extent;
-use aquifer_vm::{FaultOwner, TrackerForm, VmError};
+use aquifer_vm::ephemeral::{Extent, NoAddresses, VmaBudget};
+use aquifer_vm::{Arena, FaultOwner, Reservation, TrackerForm, VmError};
 use zerocopy::{Immutable, IntoBytes};
 
 /// Least address space reserved for a view to grow into: unused addresses cost nothing.
@@ -64,6 +64,64 @@ unsafe impl Place for Extent {
     }
 }
 
+/// Addresses of a shared view, which a forked child keeps: slots of the arena, since the other
+/// mappings of a heap's region are not inherited.
+struct Kept {
+    // Dropped before its VMA is given back.
+    slots: Option<Reservation>,
+    vmas: Arc<VmaBudget>,
+}
+
+impl Kept {
+    fn take(vmas: &Arc<VmaBudget>, len_bytes: usize) -> std::result::Result<Kept, NotMapped> {
+        if !vmas.try_take(1) {
+            let (used, limit) = (vmas.used(), vmas.limit());
+            return Err(NotMapped::NoAddresses(NoAddresses::Vmas { used, limit }));
+        }
+        // Gives the VMA back if there are no slots.
+        let mut kept = Kept { slots: None, vmas: vmas.clone() };
+        let slots = Arena::global().and_then(|arena| arena.allocate(len_bytes));
+        let no_room = |error| NotMapped::NoAddresses(NoAddresses::Memory(error));
+        kept.slots = Some(slots.map_err(no_room)?);
+        Ok(kept)
+    }
+
+    fn slots(&self) -> &Reservation {
+        self.slots.as_ref().expect("taken as long as it exists")
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.slots = None;
+        self.vmas.give_back(1);
+    }
+}
+
+// SAFETY: a reservation owns its addresses, and detects that it is in a child.
+unsafe impl Place for Kept {
+    fn address(&self) -> *mut u8 {
+        self.slots().address()
+    }
+
+    fn capacity_bytes(&self) -> usize {
+        self.slots().len_bytes()
+    }
+
+    fn keep_in_children(&self) {
+        self.slots().keep_in_children();
+    }
+
+    unsafe fn set_owner(
+        &mut self,
+        owner: *const dyn FaultOwner,
+    ) -> std::result::Result<(), VmError> {
+        let slots = self.slots.as_mut().expect("taken as long as it exists");
+        // SAFETY: forwarded to the caller.
+        unsafe { slots.set_owner(owner) }
+    }
+}
+
 impl Stored {
     /// Maps a range of a file that is open for reading and writing.
     pub fn map(
@@ -74,10 +132,17 @@ impl Stored {
         range: Range<u64>,
     ) -> Result<Stored> {
         let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
-        let take = || shared.heap.take(wanted_bytes as usize).map_err(NotMapped::NoAddresses);
-        let extent = shared.with_room(take);
-        let place = Box::new(extent.map_err(|none| none.of(path.to_owned(), wanted_bytes))?);
         let random = RandomRanges::new(shared.heap.vmas().clone());
+        let take = || -> std::result::Result<Box<dyn Place>, NotMapped> {
+            Ok(match options.stores {
+                Stores::Private => Box::new(
+                    shared.heap.take(wanted_bytes as usize).map_err(NotMapped::NoAddresses)?,
+                ),
+                Stores::Shared => Box::new(Kept::take(shared.heap.vmas(), wanted_bytes as usize)?),
+            })
+        };
+        let place =
+            shared.with_room(take).map_err(|none| none.of(path.to_owned(), wanted_bytes))?;
         if options.stores == Stores::Shared {
             let file = SharedFile::new(place, file, path, range, options.allocate)?;
             let file = StoredFile::Shared(Arc::new(file));
@@ -143,7 +208,15 @@ fetch_stores_of!(PrivateFile);
 fetch_stores_of!(SharedFile);
 
 impl FileView {
-    fn stores(&self) -> Result<&StoredFile> {
+    /// Where stores go; `None` for a view to read.
+    pub fn stores(&self) -> Option<Stores> {
+        self.stores.as_ref().map(|stores| match stores.file {
+            StoredFile::Private(_) => Stores::Private,
+            StoredFile::Shared(_) => Stores::Shared,
+        })
+    }
+
+    fn stored(&self) -> Result<&StoredFile> {
         self.stores
             .as_ref()
             .map(|stores| &stores.file)
@@ -157,7 +230,7 @@ impl FileView {
     /// the bytes may have been stored. [`MapError::Flush`] as of [`FileView::wait_for_room`]: nothing
     /// was stored.
     pub fn write_all_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => file.write_at(offset_bytes, bytes),
             StoredFile::Shared(file) => file.write_at(offset_bytes, bytes),
         }
@@ -168,7 +241,7 @@ impl FileView {
     /// # Errors
     /// As for [`FileView::write_all_at`].
     pub fn set<T: IntoBytes + Immutable>(&self, offset_bytes: u64, value: T) -> Result<()> {
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => file.set(offset_bytes, value),
             StoredFile::Shared(file) => file.set(offset_bytes, value),
         }
@@ -181,6 +254,10 @@ impl FileView {
     /// ([`FileView::take_missed_fault`]), as long as the process may have more mappings; after that it
     /// raises SIGBUS. A system call that stores there fails with EFAULT.
     ///
+    /// A forked child can load and store through the pointer of a shared view, as with `mmap`. Its
+    /// calls return [`MapError::Forked`], and a store there for which the file has no block or no byte
+    /// raises SIGBUS. A private view's memory is not there in a child.
+    ///
     /// From now on a private view keeps its copies of pages after a flush, because it can no longer
     /// tell when no thread stores. Changes by other processes to these pages stay in the file, but
     /// the view does not show them. A store that does not change the value of a byte in such a copy
@@ -189,7 +266,7 @@ impl FileView {
     /// # Errors
     /// [`MapError::ReadOnly`].
     pub fn as_mut_ptr(&self) -> Result<*mut u8> {
-        Ok(match self.stores()? {
+        Ok(match self.stored()? {
             StoredFile::Private(file) => file.as_mut_ptr(),
             StoredFile::Shared(file) => file.as_mut_ptr(),
         })
@@ -223,7 +300,7 @@ impl FileView {
     /// ```
     pub fn flush(&self) -> Result<Flushed> {
         self.shared.check_process()?;
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => file.flush(),
             StoredFile::Shared(file) => file.flush(),
         }
@@ -235,7 +312,7 @@ impl FileView {
     /// As for [`FileView::flush`]; [`MapError::OutsideView`].
     pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
         self.shared.check_process()?;
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => file.flush_range(range),
             StoredFile::Shared(file) => file.flush_range(range),
         }
@@ -249,7 +326,7 @@ impl FileView {
     /// [`MapError::GrowBeyond`] if the addresses reserved for the view end before that;
     /// [`MapError::Grow`]; [`MapError::ReadOnly`].
     pub fn grow(&self, len_bytes: u64) -> Result<()> {
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => file.grow(len_bytes),
             StoredFile::Shared(file) => file.grow(len_bytes),
         }
@@ -262,7 +339,7 @@ impl FileView {
     /// # Errors
     /// [`MapError::ReadOnly`].
     pub fn answer_faults_with_zeros(&self) -> Result<()> {
-        self.stores()?.mapping().answer_faults();
+        self.stored()?.mapping().answer_faults();
         Ok(())
     }
 
@@ -290,7 +367,7 @@ impl FileView {
     /// [`MapError::Flush`]: why copies of this view cannot be written out, after each attempt. They
     /// stay, and the budget is exceeded. [`MapError::ReadOnly`].
     pub fn wait_for_room(&self) -> Result<()> {
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => file.wait_for_room(),
             StoredFile::Shared(_) => Ok(()),
         }
@@ -301,7 +378,7 @@ impl FileView {
     /// # Errors
     /// [`MapError::ReadOnly`]; [`MapError::Memory`].
     pub fn dirty_bytes(&self) -> Result<u64> {
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => file.dirty_bytes(),
             StoredFile::Shared(file) => file.dirty_bytes(),
         }
@@ -315,7 +392,7 @@ impl FileView {
     /// As for [`FileView::flush`].
     pub fn write_out(&self) -> Result<u64> {
         self.shared.check_process()?;
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => file.write_out(),
             StoredFile::Shared(file) => file.write_out().map(|()| 0),
         }
@@ -326,7 +403,7 @@ impl FileView {
     /// # Errors
     /// [`MapError::ReadOnly`], [`MapError::Forked`].
     pub fn tracking(&self) -> Result<Option<Tracking>> {
-        match self.stores()? {
+        match self.stored()? {
             StoredFile::Private(file) => Ok(Some(Tracking {
                 form: file.form()?,
                 folio_bytes: file.folio_bytes()?,

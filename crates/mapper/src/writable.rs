@@ -77,6 +77,8 @@ pub(crate) unsafe trait Place: Send + Sync {
     fn address(&self) -> *mut u8;
     /// Length in bytes: whole pages.
     fn capacity_bytes(&self) -> usize;
+    /// Has forked children keep what is mapped, where the place allows that.
+    fn keep_in_children(&self) {}
     /// Sets the owner that serves the faults of these addresses.
     ///
     /// # Safety
@@ -95,6 +97,10 @@ unsafe impl Place for Reservation {
 
     fn capacity_bytes(&self) -> usize {
         self.len_bytes()
+    }
+
+    fn keep_in_children(&self) {
+        Reservation::keep_in_children(self);
     }
 
     unsafe fn set_owner(
@@ -298,6 +304,9 @@ impl Faults {
                 Stores::Shared => memory::map_file_at(address, length, access, file, offset),
             }
         }?;
+        if self.stores == Stores::Shared {
+            return Ok(());
+        }
         keep_private(address, length).inspect_err(|_| {
             // A page that a child would inherit must not be writable.
             // SAFETY: mapped above, and no store has reached it: stores are retried after the hold.
@@ -398,8 +407,10 @@ impl Faults {
         if !unsafe { self.replaceable.replace_bare(addresses, protection) } {
             return Served::No;
         }
-        // Without it a child would inherit zeros, which harms nothing.
-        let _ = keep_private(address, len_bytes);
+        if self.stores == Stores::Private {
+            // Without it a child would inherit zeros, which harms nothing.
+            let _ = keep_private(address, len_bytes);
+        }
         self.missed.note(self.first_byte + page as u64 * PAGE);
         Served::Yes
     }
@@ -542,6 +553,23 @@ impl Writable {
         let Some(len_bytes) = len_bytes else {
             return Err(failed(io::Error::from_raw_os_error(libc::ENOMEM)));
         };
+        let refused = |file: &File, source: io::Error| {
+            // The kernel says so in many ways: ENODEV, EINVAL, EPERM, EACCES, ETXTBSY.
+            let is_for_sharing = stores == Stores::Shared
+                && source.raw_os_error() != Some(libc::ENOMEM)
+                && memory::map_private(
+                    SMALL_PAGE_BYTES,
+                    Protection::ReadWrite,
+                    file.as_fd(),
+                    first_byte,
+                )
+                // SAFETY: mapped just now; its address is in no other hands.
+                .is_ok_and(|address| unsafe { memory::unmap(address, SMALL_PAGE_BYTES) }.is_ok());
+            match is_for_sharing {
+                true => MapError::SharedRefused { path: path.to_owned(), source },
+                false => failed(source),
+            }
+        };
         let file = own_description(file).map_err(MapError::open(path))?;
         if allocates {
             aquifer_sys::io::allocate_behind_end(file.as_fd(), range.start, len_bytes).map_err(
@@ -553,7 +581,10 @@ impl Writable {
             let map =
                 if stores == Stores::Private { memory::map_private } else { memory::map_file };
             let elsewhere = map(capacity_bytes, protection, file.as_fd(), first_byte);
-            was_tried(elsewhere, capacity_bytes).map_err(failed)?;
+            was_tried(elsewhere, capacity_bytes).map_err(|error| refused(&file, error))?;
+        }
+        if stores == Stores::Shared {
+            place.keep_in_children();
         }
         // SAFETY: the caller passes ownership of the place to this mapping.
         let mapped = unsafe {
@@ -574,8 +605,10 @@ impl Writable {
                 ),
             }
         };
-        mapped.map_err(failed)?;
-        keep_private(address, capacity_bytes).map_err(failed)?;
+        mapped.map_err(|error| refused(&file, error))?;
+        if stores == Stores::Private {
+            keep_private(address, capacity_bytes).map_err(failed)?;
+        }
         let file = HeldFile::own(file.into()).map_err(MapError::open(path))?;
         let faults = Box::new(Faults {
             start: address as usize,

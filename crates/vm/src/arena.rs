@@ -13,7 +13,7 @@
 //! Lock order: the slot bitmap's mutex is a leaf; the fault router never takes it.
 
 use std::io;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, Protection};
@@ -41,6 +41,8 @@ pub struct Arena {
     slots: usize,
     owners: Box<[AtomicPtr<OwnerCell>]>,
     taken: Mutex<Slots>,
+    /// Slots whose mapping a forked child keeps.
+    inherited: Box<[AtomicBool]>,
 }
 
 /// The slots that are taken, a bit each. Every change leaves what a child of a fork can use: slots of a reservation that its
@@ -103,8 +105,9 @@ unsafe impl Sync for Arena {}
 
 static ARENA: OnceBox<Arena> = OnceBox::new();
 
-/// Called in a forked child, where the arena is a hole: reserves it again, so that no foreign
-/// mapping is ever placed at addresses that stale pointers may use.
+/// Called in a forked child, where the arena is a hole but for the mappings that children keep:
+/// reserves it again, so that no foreign mapping is ever placed at addresses that stale pointers may
+/// use.
 ///
 /// # Safety
 /// The calling thread is the only thread of a process just forked.
@@ -116,9 +119,19 @@ pub(crate) unsafe fn reserve_again_in_child() {
         for owner in &arena.owners {
             owner.store(std::ptr::null_mut(), Ordering::Relaxed);
         }
-        let len = arena.slots * SLOT_BYTES;
-        // SAFETY: the range belongs to the arena and is a hole in this process.
-        let _ = unsafe { memory::map_anonymous_at(arena.base, len, Protection::None) };
+        // Relaxed: this is the only thread, and `fork` has ordered what the parent stored.
+        let is_kept = |slot: usize| arena.inherited[slot].load(Ordering::Relaxed);
+        let mut from = 0;
+        while from < arena.slots {
+            let end = (from..arena.slots).find(|&slot| is_kept(slot)).unwrap_or(arena.slots);
+            if end > from {
+                let start = arena.base.wrapping_add(from * SLOT_BYTES);
+                let len = (end - from) * SLOT_BYTES;
+                // SAFETY: the range belongs to the arena and is a hole in this process.
+                let _ = unsafe { memory::map_anonymous_at(start, len, Protection::None) };
+            }
+            from = end + 1;
+        }
     }
 }
 
@@ -167,6 +180,7 @@ impl Arena {
             slots,
             owners: (0..slots).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect(),
             taken: Mutex::new(Slots::new(slots)),
+            inherited: (0..slots).map(|_| AtomicBool::new(false)).collect(),
         })
     }
 
@@ -262,6 +276,21 @@ impl Reservation {
         }
     }
 
+    /// From now on, a forked child keeps what is mapped here, all of it, by a mapping without
+    /// `MADV_DONTFORK`. Its faults there are not served: they go to the handler that was installed
+    /// before.
+    pub fn keep_in_children(&self) {
+        self.set_inherited(true);
+    }
+
+    fn set_inherited(&self, is_kept: bool) {
+        for slot in &self.arena.inherited[self.first..self.first + self.count] {
+            // Relaxed: read in a child, whose only thread is the one that called `fork`. A mapping
+            // that another thread is just making or dropping is in use by none in the child.
+            slot.store(is_kept, Ordering::Relaxed);
+        }
+    }
+
     /// Sets the owner that serves the faults of this reservation, and installs the fault router.
     ///
     /// # Safety
@@ -298,6 +327,7 @@ impl Drop for Reservation {
         if restored.is_ok() {
             // SAFETY: as above.
             let _ = unsafe { memory::advise(self.address(), self.len_bytes(), Advice::DontFork) };
+            self.set_inherited(false);
             self.arena.taken.lock().free(self.first..self.first + self.count);
         }
         // Otherwise the slots stay taken: addresses are never given out with something mapped

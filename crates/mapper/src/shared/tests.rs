@@ -107,6 +107,85 @@ fn a_store_to_a_hole_says_that_the_disk_is_full() {
     }
 }
 
+/// Runs `body` in a forked child, and returns how it ended.
+fn status_of_child(body: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: the child makes a few calls and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_right = body();
+        // SAFETY: ends the child without running the parent's destructors or exit handlers.
+        unsafe { libc::_exit(i32::from(!is_right)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above; `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status
+}
+
+#[test]
+fn children_store_to_their_parents_view_and_make_their_own() {
+    const PAGES: usize = 4096;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data");
+    std::fs::write(&path, vec![1; PAGES * 4096]).unwrap();
+    let view = view(&path, (PAGES * 4096) as u64);
+    let other = directory.path().join("other");
+    std::fs::write(&other, vec![2; 5000]).unwrap();
+    let start = view.as_mut_ptr();
+    // Children of children too.
+    let store = |n: usize| {
+        // SAFETY: inside the view.
+        (0..PAGES).for_each(|page| unsafe { start.add(page * 4096 + n).write_volatile(7) });
+    };
+    for n in [0, 1] {
+        let status = status_of_child(|| {
+            store(2 * n);
+            let grandchild = status_of_child(|| {
+                store(2 * n + 1);
+                true
+            });
+            let own = self::view(&other, 5000);
+            grandchild == 0
+                && own.write_at(4999, &[n as u8 + 3]).is_ok()
+                && matches!(view.flush(), Err(MapError::Forked))
+        });
+        assert_eq!(status, 0);
+    }
+    // SAFETY: inside the view.
+    let bytes = |page: usize| unsafe { start.add(page * 4096).cast::<[u8; 5]>().read_volatile() };
+    assert!((0..PAGES).all(|page| bytes(page) == [7, 7, 7, 7, 1]));
+    assert_eq!(std::fs::read(&other).unwrap()[4999], 4);
+    view.flush().unwrap();
+    // A child whose store has no place in the file gets the signal, as with mmap; the parent is served.
+    open(&path).set_len(4096).unwrap();
+    view.mapping().answer_faults();
+    let status = status_of_child(|| {
+        // SAFETY: inside the view.
+        unsafe { start.add(2 * 4096).write_volatile(1) };
+        true
+    });
+    assert_eq!(libc::WTERMSIG(status), libc::SIGBUS);
+    // SAFETY: inside the view.
+    unsafe { start.add(2 * 4096).write_volatile(1) };
+    assert!(view.mapping().take_missed().is_some());
+}
+
+#[test]
+fn a_file_that_may_not_be_mapped_shared_is_refused_with_advice() {
+    // SAFETY: a NUL-terminated name.
+    let sealed = unsafe { libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
+    // SAFETY: a new descriptor, owned by nothing else.
+    let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(sealed) };
+    file.set_len(8192).unwrap();
+    // SAFETY: no memory is passed.
+    assert_eq!(unsafe { libc::fcntl(sealed, libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
+    let path = Path::new("sealed");
+    let refused = SharedFile::new(place(8192), &file, path, 0..8192, false).err();
+    assert!(matches!(refused, Some(MapError::SharedRefused { .. })), "{refused:?}");
+    let private = crate::private::PrivateOptions::default();
+    crate::private::PrivateFile::new(place(8192), &file, path, 0..8192, private).unwrap();
+}
+
 #[test]
 fn a_child_can_do_nothing_with_its_parents_view() {
     let directory = tempfile::tempdir().unwrap();
