@@ -16,12 +16,17 @@
 //! Only mappings of the file's own pages are entered: dropping pages of a private mapping would
 //! lose stores.
 //!
+//! Pages that are stored to through a shared view are written before they are dropped. The front hand
+//! starts their write-back when it unmaps them; the back hand waits for it, and then drops them. A page
+//! that is stored to meanwhile is dirty again, and the kernel drops no dirty page. An error of the
+//! write-back is the view's: its next flush returns it.
+//!
 //! Lock order: the table, then an entry. Neither is taken while the mapping cache is locked.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -30,12 +35,57 @@ use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing, FileIdentity};
 
-use super::descriptors::Kept;
 use super::error::{MapError, Result};
 use super::identity::FileId;
 use super::mapped::{self, Mapped};
 use aquifer_vm::drop_behind::{DropBehind, Droppable, Hands, PageTables};
 use aquifer_vm::worker::Worker;
+
+/// A mapping of a file's own pages.
+pub(crate) trait Pages: Send + Sync {
+    /// The bytes of the file that are mapped: whole pages.
+    fn range(&self) -> Range<u64>;
+    /// The address of one of them.
+    fn address_of(&self, file_byte: u64) -> *const u8;
+    /// Calls `call` with a descriptor of the file, if there is one.
+    fn with_file(&self, path: &Path, call: &mut dyn FnMut(Option<BorrowedFd<'_>>));
+    /// Unmaps pages; they stay in the page cache.
+    fn unmap(&self, bytes: &Range<u64>);
+    /// Whether they may be stored to.
+    fn is_writable(&self) -> bool;
+    /// Write-back by its descriptor has failed.
+    fn note_lost(&self, error: &io::Error);
+}
+
+impl Pages for Mapped {
+    fn range(&self) -> Range<u64> {
+        Mapped::range(self)
+    }
+
+    fn address_of(&self, file_byte: u64) -> *const u8 {
+        Mapped::address_of(self, file_byte)
+    }
+
+    fn with_file(&self, path: &Path, call: &mut dyn FnMut(Option<BorrowedFd<'_>>)) {
+        let kept = self.file_for_now(path);
+        call(kept.as_deref().map(|kept| kept.file().as_fd()));
+    }
+
+    fn unmap(&self, bytes: &Range<u64>) {
+        let address = self.address_of(bytes.start).cast_mut();
+        // SAFETY: a mapping of the file's own pages: no contents are lost. A failure leaves the pages
+        // in memory.
+        let _ = unsafe {
+            memory::advise(address, (bytes.end - bytes.start) as usize, Advice::DontNeed)
+        };
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn note_lost(&self, _error: &io::Error) {}
+}
 
 type Table = Mutex<HashMap<FileIdentity, Arc<Entry>>>;
 
@@ -43,6 +93,7 @@ type Table = Mutex<HashMap<FileIdentity, Arc<Entry>>>;
 pub(crate) struct ResidentBudget {
     table: Arc<Table>,
     files: Arc<DropBehind<Entry>>,
+    bytes: Arc<AtomicU64>,
     resident_pages: Arc<AtomicU64>,
     serial: AtomicU64,
     worker: Worker,
@@ -58,11 +109,13 @@ struct Entry {
     serial: AtomicU64,
     /// No pages of it are left to drop, unless it has been mapped again since.
     is_done: AtomicBool,
+    /// A shared view of it was made: pages may be dirty.
+    is_stored_to: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
-    mapped: Weak<Mapped>,
+    mapped: Vec<Weak<dyn Pages>>,
     path: PathBuf,
     /// The entry was removed from the table.
     is_gone: bool,
@@ -72,19 +125,31 @@ impl ResidentBudget {
     pub fn start(bytes: u64) -> Result<ResidentBudget> {
         let files = Arc::new(DropBehind::new());
         let resident_pages = Arc::new(AtomicU64::new(0));
+        let bytes = Arc::new(AtomicU64::new(bytes));
         let (thread_files, published) = (files.clone(), resident_pages.clone());
+        let bound = bytes.clone();
         let worker = Worker::new();
         let body = move || {
-            thread_files.run(|| bytes, |pages, _| published.store(pages, Ordering::Relaxed));
+            // Relaxed: a figure, read at every check.
+            let bound = || bound.load(Ordering::Relaxed);
+            thread_files.run(bound, |pages, _| published.store(pages, Ordering::Relaxed));
         };
         worker.start(c"aquifer-budget", body).map_err(MapError::Thread)?;
         Ok(ResidentBudget {
             table: Arc::default(),
             files,
+            bytes,
             resident_pages,
             serial: AtomicU64::new(0),
             worker,
         })
+    }
+
+    /// Changes the budget.
+    pub fn set(&self, bytes: u64) {
+        // Relaxed: a figure.
+        self.bytes.store(bytes, Ordering::Relaxed);
+        self.files.wake();
     }
 
     /// The memory of the files when the thread last measured it.
@@ -93,41 +158,53 @@ impl ResidentBudget {
     }
 
     /// Counts the pages of this file from now on.
-    pub fn add(&self, mapped: &Arc<Mapped>, file: &File, path: &Path, len_bytes: u64) {
+    pub fn add<P: Pages + 'static>(
+        &self,
+        mapped: &Arc<P>,
+        id: FileId,
+        file: BorrowedFd<'_>,
+        path: &Path,
+        len_bytes: u64,
+    ) {
         // A file in memory has no other copy of its pages: there is nothing to drop.
-        if !matches!(residency::backing(file.as_fd()), Ok(Backing::Storage)) {
+        if !matches!(residency::backing(file), Ok(Backing::Storage)) {
             return;
         }
-        let identity = mapped.id.identity();
+        let identity = id.identity();
         let len_bytes = len_bytes.next_multiple_of(SMALL_PAGE_BYTES as u64);
         // Relaxed: the numbers only have to differ.
         let serial = 1 + self.serial.fetch_add(1, Ordering::Relaxed);
         let mut table = self.table.lock();
-        if let Some(entry) = table.get(&identity) {
+        let known = table.get(&identity).cloned();
+        let entry = known.clone().unwrap_or_else(|| {
+            Arc::new(Entry {
+                table: self.table.clone(),
+                identity,
+                len_bytes: AtomicU64::new(0),
+                hands: Hands::default(),
+                serial: AtomicU64::new(0),
+                is_done: AtomicBool::new(false),
+                is_stored_to: AtomicBool::new(false),
+                state: Mutex::new(State { mapped: vec![], path: PathBuf::new(), is_gone: false }),
+            })
+        });
+        {
             let mut state = entry.state.lock();
-            state.mapped = Arc::downgrade(mapped);
+            state.mapped.retain(|mapped| mapped.strong_count() > 0);
+            let weak: Weak<P> = Arc::downgrade(mapped);
+            state.mapped.push(weak);
             path.clone_into(&mut state.path);
+            // Relaxed, here and below: the lock orders them.
             entry.len_bytes.store(len_bytes, Ordering::Relaxed);
             entry.is_done.store(false, Ordering::Relaxed);
             entry.serial.store(serial, Ordering::Relaxed);
-            return;
+            entry.is_stored_to.fetch_or(mapped.is_writable(), Ordering::Relaxed);
         }
-        let entry = Arc::new(Entry {
-            table: self.table.clone(),
-            identity,
-            len_bytes: AtomicU64::new(len_bytes),
-            hands: Hands::default(),
-            serial: AtomicU64::new(serial),
-            is_done: AtomicBool::new(false),
-            state: Mutex::new(State {
-                mapped: Arc::downgrade(mapped),
-                path: path.to_owned(),
-                is_gone: false,
-            }),
-        });
-        table.insert(identity, entry.clone());
-        drop(table);
-        self.files.add(entry);
+        if known.is_none() {
+            table.insert(identity, entry.clone());
+            drop(table);
+            self.files.add(entry);
+        }
     }
 
     /// Waits until the thread does not use a file, and removes its entry unless a view of it is
@@ -159,34 +236,54 @@ impl Entry {
     fn leave_if_unmapped(&self) {
         let mut table = self.table.lock();
         let mut state = self.state.lock();
-        if state.mapped.strong_count() == 0 && !state.is_gone {
+        let is_mapped = state.mapped.iter().any(|mapped| mapped.strong_count() > 0);
+        if !is_mapped && !state.is_gone {
             state.is_gone = true;
             table.remove(&self.identity);
         }
     }
 
-    /// Calls `call` with the mapping and a descriptor of the file, if available. Neither stays in
-    /// use.
-    fn with<T>(&self, call: impl FnOnce(Option<&Arc<Mapped>>, Option<&File>) -> T) -> Option<T> {
+    /// Calls `call` with the mappings and a descriptor of the file, if available. None stays in use.
+    fn with<T>(
+        &self,
+        call: impl FnOnce(&[Arc<dyn Pages>], Option<BorrowedFd<'_>>) -> T,
+    ) -> Option<T> {
         let state = self.state.lock();
         if state.is_gone {
             return None;
         }
-        let mapped = state.mapped.upgrade();
-        let file = match &mapped {
-            Some(mapped) => mapped.file_for_now(&state.path),
-            None => mapped::open(&state.path)
-                .ok()
-                .filter(|file| {
-                    residency::file_identity(file.as_fd()).is_ok_and(|found| found == self.identity)
-                })
-                .map(Kept::uncounted),
+        let mut mapped: Vec<_> = state.mapped.iter().filter_map(Weak::upgrade).collect();
+        // The first one's descriptor is used, and reports the errors of write-back.
+        mapped.sort_by_key(|mapped| !mapped.is_writable());
+        let (mut call, mut result) = (Some(call), None);
+        let mut run = |file: Option<BorrowedFd<'_>>| {
+            result = call.take().map(|call| call(&mapped, file));
         };
-        let result = call(mapped.as_ref(), file.as_deref().map(Kept::file));
-        // Before the lock is released. The mapping may be unmapped here.
-        drop((mapped, file));
+        match mapped.first() {
+            Some(first) => first.with_file(&state.path, &mut run),
+            None => {
+                let file = mapped::open(&state.path).ok().filter(|file| {
+                    residency::file_identity(file.as_fd()).is_ok_and(|found| found == self.identity)
+                });
+                run(file.as_ref().map(AsFd::as_fd));
+            }
+        }
+        // Before the lock is released. The mappings may be unmapped here.
+        drop(mapped);
         drop(state);
-        Some(result)
+        result
+    }
+
+    /// The part of a range of the file that a mapping shows.
+    fn inside(mapped: &dyn Pages, bytes: &Range<u64>) -> Option<Range<u64>> {
+        let there = mapped.range();
+        let inside = bytes.start.max(there.start)..bytes.end.min(there.end);
+        (inside.start < inside.end).then_some(inside)
+    }
+
+    fn is_stored_to(&self) -> bool {
+        // Relaxed: stores made since are written by the next sweep.
+        self.is_stored_to.load(Ordering::Relaxed)
     }
 }
 
@@ -196,7 +293,14 @@ impl Droppable for Entry {
     }
 
     fn len_bytes(&self) -> u64 {
-        self.len_bytes.load(Ordering::Relaxed)
+        let len_bytes = self.len_bytes.load(Ordering::Relaxed);
+        if !self.is_stored_to() {
+            return len_bytes;
+        }
+        // Shared views grow.
+        let state = self.state.lock();
+        let ends = state.mapped.iter().filter_map(Weak::upgrade).map(|mapped| mapped.range().end);
+        ends.fold(len_bytes, u64::max)
     }
 
     fn hands(&self) -> &Hands {
@@ -206,10 +310,10 @@ impl Droppable for Entry {
     fn cached(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
         let cached = self.with(|mapped, file| {
             let cached = match file {
-                Some(file) => memory::cachestat(file.as_fd(), offset_bytes, len_bytes).ok()?.cached,
+                Some(file) => memory::cachestat(file, offset_bytes, len_bytes).ok()?.cached,
                 None => 0,
             };
-            if cached == 0 && mapped.is_none() && (file.is_none() || len_bytes == 0) {
+            if cached == 0 && mapped.is_empty() && (file.is_none() || len_bytes == 0) {
                 self.is_done.store(true, Ordering::Relaxed);
             }
             Some(cached)
@@ -218,12 +322,12 @@ impl Droppable for Entry {
     }
 
     fn mapped(&self, tables: &mut PageTables) -> Option<u64> {
-        self.with(|mapped, _| match mapped {
-            Some(mapped) => {
+        self.with(|mapped, _| {
+            let of = |mapped: &Arc<dyn Pages>| {
                 let there = mapped.range();
                 tables.present_in(mapped.address_of(there.start), there.end - there.start)
-            }
-            None => Some(0),
+            };
+            mapped.iter().map(of).try_fold(0, |most: u64, pages| Some(most.max(pages?)))
         })
         .unwrap_or(Some(0))
     }
@@ -236,29 +340,28 @@ impl Droppable for Entry {
 
     fn present(&self, region: &Range<u64>, tables: &mut PageTables) -> Option<u64> {
         self.with(|mapped, _| {
-            let mapped = mapped?;
-            let there = mapped.range();
-            let inside = region.start >= there.start && region.end <= there.end;
-            let len_bytes = region.end - region.start;
-            inside.then(|| tables.present(mapped.address_of(region.start), len_bytes))?
+            let of = |mapped: &Arc<dyn Pages>| {
+                let inside = Entry::inside(&**mapped, region)?;
+                tables.present(mapped.address_of(inside.start), inside.end - inside.start)
+            };
+            mapped.iter().filter_map(of).max()
         })?
     }
 
     fn unmap(&self, pages: &Range<u64>) {
-        self.with(|mapped, _| {
-            let Some(mapped) = mapped else { return };
+        self.with(|mapped, file| {
             // The file may have been mapped again since, with a shorter length: addresses behind it
             // belong to another mapping.
-            let there = mapped.range();
-            let inside = pages.start.max(there.start)..pages.end.min(there.end);
-            if inside.is_empty() {
-                return;
+            for mapped in mapped {
+                if let Some(inside) = Entry::inside(&**mapped, pages) {
+                    mapped.unmap(&inside);
+                }
             }
-            let len = (inside.end - inside.start) as usize;
-            let address = mapped.address_of(inside.start).cast_mut();
-            // SAFETY: a mapping of the file's own pages, which `mapped` keeps alive: no contents are
-            // lost. A failure leaves the pages in memory.
-            let _ = unsafe { memory::advise(address, len, Advice::DontNeed) };
+            if let Some(file) = file.filter(|_| self.is_stored_to()) {
+                // A failure is repeated when it is waited for.
+                let _ =
+                    aquifer_sys::io::start_write_back(file, pages.start, pages.end - pages.start);
+            }
         });
     }
 
@@ -267,11 +370,18 @@ impl Droppable for Entry {
         self.with(|mapped, file| {
             if let Some(file) = file {
                 let len_bytes = pages.end - pages.start;
-                let _ = memory::drop_cached(file.as_fd(), pages.start, len_bytes);
+                if self.is_stored_to()
+                    && let Err(error) =
+                        aquifer_sys::io::finish_write_back(file, pages.start, len_bytes)
+                    && let Some(first) = mapped.first()
+                {
+                    first.note_lost(&error);
+                }
+                let _ = memory::drop_cached(file, pages.start, len_bytes);
             }
-            if mapped.is_none() && is_last {
+            if mapped.is_empty() && is_last {
                 // A region before this one may have been passed over.
-                let left = file.and_then(|file| memory::cachestat(file.as_fd(), 0, 0).ok());
+                let left = file.and_then(|file| memory::cachestat(file, 0, 0).ok());
                 if left.is_none_or(|left| left.cached == 0) {
                     self.is_done.store(true, Ordering::Relaxed);
                 }

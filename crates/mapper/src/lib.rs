@@ -114,7 +114,7 @@ use populate::Span;
 use prefetch::{Prefetcher, prefetcher};
 use private_budget::PrivateBudget;
 use small::Packs;
-use stores::Stored;
+use stores::{Stored, StoredFile};
 use write_back::WriteBack;
 
 /// How a program accesses a view.
@@ -275,9 +275,11 @@ impl MapperBuilder {
     }
 
     /// Bounds the page cache that the mapped files occupy. A thread returns their pages to the
-    /// system, first in, first out, so that streamed data drops behind. Pages that other processes
-    /// have mapped, or that are not written back yet, are kept until that changes. Files in memory
-    /// (tmpfs) have nothing to drop. By default only the system's own bound applies.
+    /// system, first in, first out, so that streamed data drops behind. Pages that were stored to
+    /// through shared views are written before they are dropped; where stores outpace the disk, pages
+    /// that are not written yet exceed the bound. Pages that other processes have mapped are kept
+    /// until that changes; [`MapperStats::resident_bytes`] includes them. Files in memory (tmpfs)
+    /// have nothing to drop. By default only the system's own bound applies.
     ///
     /// The bound holds on average: between two passes of the thread it can be exceeded, by what a
     /// device reads in a few milliseconds. Choose 64 MiB or more.
@@ -554,6 +556,14 @@ impl Mapper {
         Ok(())
     }
 
+    /// Changes the [resident budget](MapperBuilder::resident_budget_bytes). Returns false if the mapper
+    /// was built without one, or in a forked child. A smaller budget takes effect as fast as pages can
+    /// be written and dropped.
+    pub fn set_resident_budget(&self, bytes: u64) -> bool {
+        let budget = self.shared.budget.as_ref().filter(|_| self.shared.mark.is_current());
+        budget.map(|budget| budget.set(bytes)).is_some()
+    }
+
     /// Changes the [private budget](MapperBuilder::private_budget_bytes). Returns false if the mapper
     /// was built without one, or in a forked child. A smaller budget takes effect as fast as copies
     /// can be written.
@@ -622,6 +632,9 @@ impl Shared {
         check_pages(|| path.clone(), file, status)?;
         let range = range_of(|| path.clone(), range, status.len_bytes)?;
         let stores = Stored::map(self, file, &path, options, range.clone())?;
+        if let (Some(budget), StoredFile::Shared(view)) = (&self.budget, &stores.file) {
+            budget.add(view, status.id, file.as_fd(), &path, status.len_bytes);
+        }
         Ok(FileView::with_stores(self.clone(), stores, path, range))
     }
 
@@ -691,7 +704,7 @@ impl Shared {
             }
         };
         if let Some(budget) = &self.budget {
-            budget.add(&mapped, opened.file(), &path(), status.len_bytes);
+            budget.add(&mapped, status.id, opened.file().as_fd(), &path(), status.len_bytes);
         }
         let watched: Option<(Arc<dyn Span>, Range<usize>)> = self
             .detects_reading(opened.file(), range.end - range.start)

@@ -20,7 +20,9 @@
 //! blocks and filled holes part of the file.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -28,6 +30,7 @@ use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
 use aquifer_sys::range_sync::RangeSync;
 
 use super::Stores;
+use super::budget::Pages;
 use super::error::{FlushCause, MapError, Result};
 use super::flush::Flushed;
 use super::writable::{Place, Writable};
@@ -162,6 +165,33 @@ impl SharedFile {
     pub fn dirty_bytes(&self) -> Result<u64> {
         self.mapping.check_process()?;
         Ok(self.dirty_pages(&self.mapping.view_in_file()) * PAGE)
+    }
+}
+
+impl Pages for SharedFile {
+    fn range(&self) -> Range<u64> {
+        let end = self.mapping.view_in_file().end;
+        self.mapping.first_byte()..end.next_multiple_of(PAGE)
+    }
+
+    fn address_of(&self, file_byte: u64) -> *const u8 {
+        self.mapping.address_of(file_byte)
+    }
+
+    fn with_file(&self, _path: &Path, call: &mut dyn FnMut(Option<BorrowedFd<'_>>)) {
+        call(Some(self.mapping.file()));
+    }
+
+    fn unmap(&self, bytes: &Range<u64>) {
+        self.mapping.unmap_shared(bytes);
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn note_lost(&self, error: &io::Error) {
+        let _ = self.failed.set(error.raw_os_error().unwrap_or(libc::EIO));
     }
 }
 

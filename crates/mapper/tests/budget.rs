@@ -1,5 +1,6 @@
 //! The resident budget bounds the page cache of mapped files.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, FromRawFd};
 use std::os::unix::fs::FileExt;
@@ -9,6 +10,8 @@ use std::time::{Duration, Instant};
 use aquifer_mapper::{FileAccess, FileView, Mapper, MapperBuilder};
 use aquifer_sys::memory::{self, REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing};
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::rng::Rng;
 
 const BUDGET: u64 = 24 << 20;
 const STEP: u64 = REGION_BYTES as u64;
@@ -120,6 +123,48 @@ fn files_that_are_streamed_through_drop_behind_also_after_they_were_unmapped() {
             }
         }
     }
+}
+
+/// Beyond the budget: what may not be written yet, or is stored between two looks of the thread.
+const SLACK: u64 = 64 << 20;
+
+/// Stores through a shared view of eight times the budget, in the order of `places`, eight bytes at a time.
+fn store_all(path: &Path, places: impl Iterator<Item = u64>) {
+    let file = File::create(path).unwrap();
+    file.set_len(8 * BUDGET).unwrap();
+    let mapper = builder().build().unwrap();
+    let view = mapper.map(path, FileAccess::Write, ..).unwrap();
+    let start = view.as_mut_ptr().unwrap();
+    let mut last = HashMap::new();
+    for (count, at) in places.enumerate() {
+        // SAFETY: inside the view, aligned.
+        unsafe { start.add(at as usize).cast::<u64>().write_volatile(count as u64 + 1) };
+        last.insert(at, count as u64 + 1);
+        if count % 256 == 0 {
+            wait_until("it is written and drops behind", || cached_bytes(&file) <= BUDGET + SLACK);
+        }
+    }
+    wait_until("all of it", || cached_bytes(&file) <= BUDGET);
+    view.flush().unwrap();
+    let there = std::fs::read(path).unwrap();
+    for (at, value) in last {
+        let at = at as usize;
+        assert_eq!(there[at..at + 8], value.to_ne_bytes(), "at {at}");
+    }
+}
+
+#[test]
+fn a_file_of_eight_times_the_budget_is_filled_within_it() {
+    let Some(directory) = directory() else { return };
+    store_all(&directory.path().join("file"), (0..8 * BUDGET).step_by(2048));
+}
+
+#[test]
+fn random_stores_over_eight_times_the_budget_stay_within_it() {
+    let Some(directory) = directory() else { return };
+    let mut rng = Rng::new(seed(3));
+    let places = (0..steps(20_000)).map(|_| rng.below(8 * BUDGET / 8) * 8);
+    store_all(&directory.path().join("file"), places);
 }
 
 #[test]

@@ -270,6 +270,27 @@ impl Writable {
         }
     }
 
+    /// Unmaps the pages of a range of the file, except copies, which exist nowhere else. They stay in
+    /// the page cache.
+    pub fn unmap_shared(&self, bytes: &Range<u64>) {
+        let faults = &*self.faults;
+        // No copy is made meanwhile. This is no signal handler.
+        let Some(_held) = faults.holds.hold() else { return };
+        let page = |byte: u64| ((byte - self.first_byte()) / PAGE) as usize;
+        let (mut from, end) = (page(bytes.start), page(bytes.end));
+        while from < end {
+            let copy = faults.copies.copied.next(from..end).unwrap_or(end);
+            if from < copy {
+                let len_bytes = (copy - from) * SMALL_PAGE_BYTES;
+                // SAFETY: pages that are mapped shared, or show zeros: no contents are lost. A
+                // failure leaves them in memory.
+                let _ =
+                    unsafe { memory::advise(faults.address_of(from), len_bytes, Advice::DontNeed) };
+            }
+            from = copy + 1;
+        }
+    }
+
     /// The bytes of the file that a page shows of the view.
     fn bytes_of(&self, page: usize) -> Range<u64> {
         let (start, view) = (self.first_byte() + page as u64 * PAGE, self.view_in_file());
