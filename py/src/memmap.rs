@@ -1,7 +1,12 @@
 //! `Region`: a mapped file that exports its bytes as a buffer.
 //!
-//! NumPy builds arrays over the buffer. As long as one of them lives, so does the export, and with it the mapping: closing
-//! is refused. The memory is inert in a forked child, where calls raise `ForkedError`.
+//! NumPy builds arrays over the buffer. As long as one of them lives, so does the export, and with it the addresses. Pointers
+//! to them may be left in code that Python cannot see, so closing unmaps nothing: [`Region::retire`] puts zeros in place of the
+//! file, which stay until the last reference to the region is gone. The memory is inert in a forked child, where calls raise
+//! `ForkedError`.
+//!
+//! [`register`] makes `Buffered`, the class between `ndarray` and `memmap`: Python before 3.12 has no way to refuse a buffer in
+//! a class of its own.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -9,7 +14,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use aquifer::mapper::Advice as ViewAdvice;
 use aquifer::{
@@ -19,7 +24,7 @@ use aquifer::{
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::cache::NativeCache;
 use crate::error::{Failure, Result};
@@ -113,9 +118,11 @@ impl Mapped {
 }
 
 /// A mapped file, whose bytes are a buffer.
-#[pyclass(frozen, module = "aquifer._native")]
+#[pyclass(frozen, weakref, module = "aquifer._native")]
 pub(crate) struct Region {
     pub mapped: Held<Mapped>,
+    /// Whether zeros are in place of the file.
+    is_retired: AtomicBool,
     exports: AtomicUsize,
     is_writable: bool,
     /// Whether stores belong into the file: not in mode `c`.
@@ -157,10 +164,15 @@ impl Region {
         Ok(self.mapped.mapping().map_or(Ok(true), |mapping| mapping.is_resident(range))?)
     }
 
+    fn is_retired(&self) -> bool {
+        // Relaxed: with the interpreter's lock, or by the last reference.
+        self.is_retired.load(Ordering::Relaxed)
+    }
+
     /// A mapping of a cache writes its pages back by itself when it is dropped.
     fn hand_over(&self) -> Result {
         match &*self.mapped {
-            Mapped::View(view) if self.keeps_stores => {
+            Mapped::View(view) if self.keeps_stores && !self.is_retired() => {
                 // Reported behind the rest: what was stored elsewhere is not lost with it.
                 let missed = self.mapped.check_faults();
                 // What cannot be written stays dirty, without an error: a flush says why.
@@ -233,6 +245,7 @@ impl Region {
         })?;
         Ok(Region {
             exports: AtomicUsize::new(0),
+            is_retired: AtomicBool::new(false),
             is_writable,
             keeps_stores: is_writable && mode != "c",
             identity: (status.dev(), status.ino()),
@@ -257,6 +270,7 @@ impl Region {
         let mapping = py.detach(|| cache.cache.map_with(device, options))?;
         Ok(Region {
             exports: AtomicUsize::new(0),
+            is_retired: AtomicBool::new(false),
             is_writable: false,
             keeps_stores: false,
             identity: (0, 0),
@@ -304,17 +318,49 @@ impl Region {
         self.identity
     }
 
-    /// In a forked child: maps the file at the same addresses again, for reading only, so that arrays stay valid. False if
-    /// its path leads to another file now, or the memory is the user backend's: then loads raise SIGSEGV.
+    /// Path of the file, or a name for messages.
+    #[getter]
+    fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    /// Ends the region in place: loads of its memory find zeros, and stores go to no file. No access in between finds nothing
+    /// there. The user backend's pages stay, as other arrays share them.
+    fn retire(&self) -> Result {
+        // The interpreter's lock is kept, so that nothing refers to the memory anew.
+        match &*self.mapped {
+            Mapped::View(view) => view.retire()?,
+            mapped => {
+                if !mapped.mapping().map_or(Ok(false), Mapping::retire)? {
+                    return Ok(());
+                }
+            }
+        }
+        self.is_retired.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// In a forked child: maps the file at the same addresses again, for reading only, so that arrays stay valid; zeros, if it
+    /// was retired. False if its path leads to another file now, or the memory is the user backend's: then loads raise SIGSEGV.
     fn map_in_child(&self) -> Result<bool> {
         if self.mapped.mapping().is_some_and(|mapping| mapping.backend() == Backend::User) {
             return Ok(false);
         }
-        let Ok(file) = File::open(&self.path) else { return Ok(false) };
-        let status = file.metadata()?;
-        if (status.dev(), status.ino()) != self.identity {
+        let file = if self.is_retired() { None } else { File::open(&self.path).ok() };
+        let is_same = |file: &File| -> Result<bool> {
+            let status = file.metadata()?;
+            Ok((status.dev(), status.ino()) == self.identity)
+        };
+        if !self.is_retired() && !file.as_ref().map_or(Ok(false), is_same)? {
             return Ok(false);
         }
+        let (protection, flags) = match &file {
+            Some(_) => (libc::PROT_READ, libc::MAP_SHARED),
+            None => (
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            ),
+        };
         // Views begin anywhere in a page.
         let lead = self.offset % PAGE;
         let address = self.data().wrapping_sub(lead as usize).cast_mut();
@@ -325,9 +371,9 @@ impl Region {
             libc::mmap(
                 address.cast(),
                 len,
-                libc::PROT_READ,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                file.as_raw_fd(),
+                protection,
+                flags | libc::MAP_FIXED,
+                file.as_ref().map_or(-1, |file| file.as_raw_fd()),
                 (self.offset - lead) as libc::off_t,
             )
         };
@@ -475,7 +521,62 @@ fn faulted() -> bool {
     aquifer::has_missed_faults() || aquifer::mapper::is_any_exceeded()
 }
 
+/// Exports an array of `Buffered`: the buffer is one of the plain array that its `_exported` returns, so that `close` sees it;
+/// or the method raises.
+///
+/// # Safety
+/// Called by the interpreter.
+unsafe extern "C" fn export_plain(
+    array: *mut ffi::PyObject,
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> c_int {
+    Python::attach(|py| {
+        // SAFETY: the interpreter's reference, which it keeps during the call.
+        let array = unsafe { Bound::from_borrowed_ptr(py, array) };
+        match array.call_method0("_exported") {
+            // SAFETY: the interpreter's view; a failure leaves it without an object, and an exception.
+            Ok(plain) => unsafe { ffi::PyObject_GetBuffer(plain.as_ptr(), view, flags) },
+            Err(raised) => {
+                if !view.is_null() {
+                    // SAFETY: the interpreter's view.
+                    unsafe { (*view).obj = std::ptr::null_mut() };
+                }
+                raised.restore(py);
+                -1
+            }
+        }
+    })
+}
+
+/// A subclass of `ndarray` whose buffers are [`export_plain`]'s.
+fn buffered<'py>(ndarray: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = ndarray.py();
+    let mut slots = [
+        ffi::PyType_Slot {
+            slot: ffi::Py_bf_getbuffer,
+            pfunc: export_plain as ffi::getbufferproc as *mut std::ffi::c_void,
+        },
+        ffi::PyType_Slot { slot: 0, pfunc: std::ptr::null_mut() },
+    ];
+    let mut spec = ffi::PyType_Spec {
+        name: c"aquifer._native.Buffered".as_ptr(),
+        // That of the base.
+        basicsize: 0,
+        itemsize: 0,
+        flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_BASETYPE) as std::ffi::c_uint,
+        slots: slots.as_mut_ptr(),
+    };
+    let bases = PyTuple::new(py, [ndarray])?;
+    // SAFETY: the slots end with an empty one; the interpreter copies what it keeps, but the name, which is static.
+    let class = unsafe { ffi::PyType_FromSpecWithBases(&raw mut spec, bases.as_ptr()) };
+    // SAFETY: a new reference, or null and an exception.
+    unsafe { Bound::from_owned_ptr_or_err(py, class) }
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let ndarray = module.py().import("numpy")?.getattr("ndarray")?;
+    module.add("Buffered", buffered(&ndarray)?)?;
     module.add_function(wrap_pyfunction!(faulted, module)?)?;
     module.add_function(wrap_pyfunction!(features, module)?)?;
     module.add_class::<Region>()

@@ -372,6 +372,23 @@ impl Mapping {
             Served::Kernel(file, _) => Some(file.bare_fault_error(bare_fault(file.id)?)),
         }
     }
+
+    /// Ends a mapping of the kernel backend in place, for programs in which pointers to its memory may be left that nothing can
+    /// revoke. The addresses stay reserved until the mapping is dropped: loads find zeros, and stores are discarded. Afterwards
+    /// only drop the mapping.
+    ///
+    /// Returns false for a mapping of the user backend: other mappings of the device share its pages, which stay valid until it
+    /// is dropped.
+    ///
+    /// # Errors
+    /// [`CacheError::Forked`]; [`CacheError::Vm`]: the process has no room for one more mapping.
+    pub fn retire(&self) -> Result<bool> {
+        self.check_process()?;
+        let Served::Kernel(file, _) = &self.served else { return Ok(false) };
+        self.running.drop_manager()?.remove(file);
+        file.retire()?;
+        Ok(true)
+    }
 }
 
 impl Drop for Mapping {

@@ -373,6 +373,20 @@ impl FileView {
         }
     }
 
+    /// Ends the view in place, for programs in which pointers to its memory may be left that nothing can revoke. Its addresses
+    /// stay reserved until the view is dropped: loads find zeros, and stores go to no file. Stores of a private view that were
+    /// not flushed are discarded. Flush before; afterwards only drop the view.
+    ///
+    /// # Errors
+    /// [`MapError::ReadOnly`], [`MapError::Forked`]; [`MapError::Map`]: the process has no room for one more mapping.
+    pub fn retire(&self) -> Result<()> {
+        let stores = self.stored()?;
+        if let StoredFile::Private(file) = stores {
+            file.discard();
+        }
+        stores.mapping().retire()
+    }
+
     /// Bytes of the pages stored to since they were last written.
     ///
     /// # Errors

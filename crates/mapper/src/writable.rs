@@ -789,6 +789,30 @@ impl Writable {
         Some(self.fault(&(at.max(self.view_in_file().start)..at + PAGE)))
     }
 
+    /// Replaces the file by zeros, at once and at the same addresses. They stay until this is dropped;
+    /// stores to them are in no file.
+    pub fn retire(&self) -> Result<()> {
+        self.check_process()?;
+        let (address, len_bytes) = (self.base(), self.place.capacity_bytes());
+        let _held = self.faults.holds.hold();
+        // SAFETY: the place is this mapping's, and its bytes are not borrowed as references. The
+        // kernel replaces the mapping under its lock: no access in between finds none.
+        let mapped = unsafe { memory::map_anonymous_at(address, len_bytes, Protection::ReadWrite) };
+        // A child keeps what it kept of the file.
+        let is_private = self.stores == Stores::Private;
+        mapped
+            .and_then(|()| if is_private { keep_private(address, len_bytes) } else { Ok(()) })
+            .map_err(|source| MapError::Map {
+                path: self.path.clone(),
+                len_bytes: len_bytes as u64,
+                source,
+            })?;
+        // Nothing maps the file again, or writes copies to it.
+        self.faults.replaced.clear();
+        self.forget_copies();
+        Ok(())
+    }
+
     /// Maps the file again where bare accesses were answered with zeros.
     pub fn settle(&self) {
         self.faults.replaceable.settle(|hull| self.map_again(hull));

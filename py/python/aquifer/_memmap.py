@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import errno
+import functools
 import itertools
 import math
 import operator
@@ -21,7 +23,7 @@ import numpy.typing as npt
 
 from . import _native
 from ._cache import Cache, Stats, default_cache
-from ._errors import NotFoundError, ReadOnlyError
+from ._errors import ForkedError, NotFoundError, ReadOnlyError
 from ._indices import Indices, bytes_in, checked_rows, row_numbers, taken, target_of
 from ._remote import Remote, is_url, open_remote
 from ._sizes import bytes_of, lengths_of
@@ -126,12 +128,11 @@ def _in_child() -> None:
     Those of the kernel show the file, without stores that the parent has not flushed, and cannot be stored to. Those of the user
     backend are not there.
     """
+    for region in list(_regions):
+        with contextlib.suppress(OSError):
+            region.map_in_child()
     for source in list(_sources):
         source.forked = True
-        try:
-            source.region.map_in_child()
-        except OSError:
-            continue
         whole = source.whole() if source.whole is not None else None
         if whole is not None:
             whole.flags.writeable = False
@@ -140,21 +141,26 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-# Stores that nothing has flushed when the interpreter ends belong into their files, as with an ordinary mapping.
+# Open ones.
 _sources: weakref.WeakSet[_Source] = weakref.WeakSet()
+# What views of any kind keep, also where the array and its source are gone.
+_regions: weakref.WeakSet[_native.Region] = weakref.WeakSet()
 
 
 @atexit.register
 def _at_exit() -> None:
-    for source in list(_sources):
-        if source.mode in ("r+", "w+") and not source.forked:
-            try:
-                source.region.write_out()
-            except OSError as error:
-                print(f"aquifer: {source.path}: stores were not written: {error}", file=sys.stderr)
+    """Stores that nothing has flushed when the interpreter ends belong into their files, as with an ordinary mapping."""
+    for region in list(_regions):
+        try:
+            region.write_out()
+        except ForkedError:
+            # The parent's.
+            continue
+        except OSError as error:
+            print(f"aquifer: {os.fspath(region.path)}: stores were not written: {error}", file=sys.stderr)
 
 
-class memmap(np.ndarray[Any, np.dtype[Any]]):
+class memmap(_native.Buffered):
     """A file as an array: `numpy.memmap`, under a budget of memory, with batches, exact flushes and exceptions.
 
     Parameters
@@ -348,6 +354,7 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         array = source.array(kind, shape, dtype, offset, order)
         source.whole = weakref.ref(array)
         _sources.add(source)
+        _regions.add(region)
         return cast(Self, array)
 
     # ---- what it is -----------------------------------------------------------------------------
@@ -407,6 +414,30 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
     @budget.setter
     def budget(self, budget: int | str) -> None:
         self._open().cache.budget = bytes_of(budget)
+
+    # ---- views that close sees ------------------------------------------------------------------
+
+    def _exported(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """A plain array of the same memory. What is made of it refers to the memory, and not to this object."""
+        return np.ndarray.view(self, np.ndarray)
+
+    def view(self, *args: Any, **kwargs: Any) -> Any:
+        for kind in (*args, kwargs.get("type")):
+            if isinstance(kind, type) and issubclass(kind, np.ndarray) and not issubclass(kind, memmap):
+                return self._exported().view(*args, **kwargs)
+        return super().view(*args, **kwargs)
+
+    @property  # type: ignore[misc]
+    def flat(self) -> Any:
+        """As that of `numpy.ndarray`."""
+        return self._exported().flat
+
+    @flat.setter
+    def flat(self, value: Any) -> None:
+        self._exported().flat = value
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._exported().__dlpack__(**options)
 
     # ---- indexing -------------------------------------------------------------------------------
 
@@ -664,15 +695,17 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         return self._source is not None and self._source.closed
 
     def close(self) -> None:
-        """Flushes, and ends the array, which is empty from then on. Closing twice is fine.
+        """Flushes, and ends the array: any other use of it raises `ValueError` from then on. Closing twice is fine.
 
-        The file is unmapped when the array object itself is gone, so that no memory is lost under a `memoryview` or a tensor
-        that was made of it.
+        The file is unmapped. Code that has the address of the memory and that `close` cannot see (a `numpy.nditer`, a tensor made
+        by a C extension, `numpy.asarray` of the closed array) reads zeros there, and its stores are discarded, until the last
+        object that refers to the array is gone. The pages of `backend="cache"` and of a URL belong to all arrays of the file
+        or object in the cache, and stay for such code as they are.
 
         Raises
         ------
         BufferError:
-            A slice or another array over the memory still exists. Nothing has changed.
+            A slice, another array, a `memoryview` or a DLPack tensor over the memory still exists. Nothing has changed.
         FaultError and others of `flush`:
             The array stays open.
         """
@@ -681,19 +714,24 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
             return
         if not _is_whole(self, source):
             raise ValueError("only the whole array can be closed, not a slice")
-        for flushed in (False, True):
-            # Once more afterwards: a flush lets other threads run.
+        if _references(source) != _ALONE:
+            raise BufferError(f"cannot close {source.path}: slices or other arrays over its memory exist")
+        self.flush()
+        if source.mode == "r":
+            # Gives the memory back now, also that of a backend which cannot be retired.
+            source.region.advise(0, len(source.region), "dontneed")
+        is_of = type(self)
+        self.__class__ = _closed_class(cast(Any, is_of))
+        try:
+            # Once more: a flush lets other threads run. From here on they find the array closed.
             if _references(source) != _ALONE:
                 raise BufferError(f"cannot close {source.path}: slices or other arrays over its memory exist")
-            if not flushed:
-                self.flush()
-        # Gives the memory back now. Addresses stay as long as this object, whose source has the root: a memoryview or a tensor,
-        # which cannot be seen from here, may refer to it.
-        if source.mode == "r":
-            source.region.advise(0, len(source.region), "dontneed")
+            source.region.retire()
+        except BaseException:
+            self.__class__ = is_of
+            raise
         source.closed = True
         _sources.discard(source)
-        np.ndarray.__setstate__(self, cast(Any, (1, (0,) * self.ndim, self.dtype, False, b"")))
 
     def __enter__(self) -> Self:
         return self
@@ -754,7 +792,60 @@ class memmap(np.ndarray[Any, np.dtype[Any]]):
         return source.array(type(self), shape, dtype, offset, strides=strides)
 
     def __deepcopy__(self, memo: object) -> np.ndarray[Any, Any]:  # type: ignore[override]
-        return self.view(np.ndarray).copy()
+        return self._exported().copy()
+
+
+# What can be asked of a closed array.
+_OF_CLOSED = {
+    "__array_finalize__",
+    "__class_getitem__",
+    "__delattr__",
+    "__doc__",
+    "__exit__",
+    "__getattribute__",
+    "__hash__",
+    "__len__",
+    "__new__",
+    "__repr__",
+    "__setattr__",
+    "__sizeof__",
+    "__str__",
+    "base",
+    "dtype",
+    "flags",
+    "itemsize",
+    "nbytes",
+    "ndim",
+    "shape",
+    "size",
+    "strides",
+}
+
+
+@functools.cache
+def _closed_class(kind: Any) -> type[memmap]:
+    """The class of closed arrays of a class: everything that reaches elements raises. An open array need not be asked at each
+    index whether it is open."""
+
+    def refuse(self: memmap, *_args: Any, **_kwargs: Any) -> Any:
+        assert self._source is not None
+        raise ValueError(f"the array of {self._source.path} is closed")
+
+    def finalize(self: memmap, _obj: object) -> None:
+        # A copy of zeros, made by code that asks no array.
+        self.__class__ = kind
+        self._source = None
+
+    def shown(self: memmap) -> str:
+        assert self._source is not None
+        return f"<closed {kind.__name__} of {self._source.path}>"
+
+    members: dict[str, Any] = {"__repr__": shown, "__str__": shown, "__array_finalize__": finalize, "__slots__": (), "__doc__": kind.__doc__}
+    for name in {*vars(np.ndarray), "__array_function__", "__array_ufunc__", "__enter__", "__reduce_ex__", "_exported"} - _OF_CLOSED:
+        members[name] = refuse if callable(getattr(np.ndarray, name, refuse)) else property(refuse, refuse)
+    members["__module__"] = kind.__module__
+    members["__qualname__"] = kind.__qualname__
+    return type(kind.__name__, (kind,), members)
 
 
 def _is_whole(array: memmap, source: _Source) -> bool:

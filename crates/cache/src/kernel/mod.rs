@@ -236,6 +236,13 @@ impl KernelFile {
         self.missed.answer();
     }
 
+    /// Replaces the file by zeros, at once and at the same addresses.
+    pub fn retire(&self) -> Result<()> {
+        // Whole pages are mapped.
+        let len_bytes = self.geometry.pages() as usize * SMALL_PAGE_BYTES;
+        Ok(self.reservation.map_anonymous(len_bytes, Protection::ReadWrite)?)
+    }
+
     /// The first bare load since the last call that found zeros, as an error; maps the file again.
     pub fn take_missed(&self) -> Option<CacheError> {
         let offset_bytes = self.missed.take()?;

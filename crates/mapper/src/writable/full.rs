@@ -67,6 +67,12 @@ impl Marks {
         self.0[page / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
     }
 
+    /// Removes all marks.
+    pub fn clear(&self) {
+        let marked = self.0.iter().filter(|word| word.load(Ordering::Relaxed) != 0);
+        marked.for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     /// The first marked page of `pages`.
     pub fn next(&self, pages: Range<usize>) -> Option<usize> {
         let mut from = pages.start;
@@ -185,6 +191,15 @@ impl Writable {
             true => self.write_copies(),
             false => Ok(()),
         }
+    }
+
+    /// Discards the copies: their pages were replaced. The caller holds the pages.
+    pub(super) fn forget_copies(&self) {
+        let copies = &self.faults.copies;
+        copies.unreported.take();
+        copies.copied.clear();
+        // Relaxed: only a thread that holds the pages changes it.
+        copies.made.store(0, Ordering::Relaxed);
     }
 
     /// Writes the pages for which the file had no block, and maps them shared again. Nothing is made
