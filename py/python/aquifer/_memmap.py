@@ -427,13 +427,13 @@ class memmap(_native.Buffered):
                 return self._exported().view(*args, **kwargs)
         return super().view(*args, **kwargs)
 
-    @property  # type: ignore[misc]
+    @property
     def flat(self) -> Any:
         """As that of `numpy.ndarray`."""
         return self._exported().flat
 
     @flat.setter
-    def flat(self, value: Any) -> None:
+    def flat(self, value: Any) -> None:  # type: ignore[misc]
         self._exported().flat = value
 
     def __dlpack__(self, **options: Any) -> Any:
