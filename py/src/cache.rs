@@ -1,8 +1,8 @@
 //! `Cache`: one budget of memory for many arrays.
 //!
-//! Reading arrays, and those of the user backend, are mappings of an [`aquifer::Cache`]. Writable arrays are private views of an
-//! [`aquifer::Mapper`] with the same budget, which is made with the first of them. Mode `c` has one without a budget: its copies
-//! must not be written out.
+//! Reading arrays, and those of the user backend, are mappings of an [`aquifer::Cache`]. Writable arrays are views of an
+//! [`aquifer::Mapper`], which is made with the first of them. Its budget is the same, and bounds the pages of shared views; the
+//! copies of private views, and of mode `c`, come on top.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,37 +18,27 @@ use crate::error::Result;
 #[pyclass(frozen, module = "aquifer._native")]
 pub(crate) struct NativeCache {
     pub cache: aquifer::Cache,
-    /// Made when first needed: they have threads of their own.
-    mappers: Mutex<Mappers>,
-}
-
-#[derive(Default)]
-struct Mappers {
-    bounded: Option<Mapper>,
-    unbounded: Option<Mapper>,
+    /// Made when first needed: it has threads of its own.
+    mapper: Mutex<Option<Mapper>>,
 }
 
 impl NativeCache {
-    /// What maps writable arrays. `writes_out` says whether their stores may be written to the file before they are flushed, so
-    /// that they stay within the budget.
-    pub fn mapper(&self, writes_out: bool) -> Result<Mapper> {
-        let mut mappers = self.mappers.lock().unwrap_or_else(PoisonError::into_inner);
-        // Views are private and never parked: there is nothing to keep for reuse.
-        let mut builder = Mapper::builder().mapping_cache_bytes(0);
-        let place = if writes_out {
-            builder = builder.private_budget_bytes(self.cache.stats().budget_bytes);
-            &mut mappers.bounded
-        } else {
-            &mut mappers.unbounded
-        };
-        match place {
+    /// What maps writable arrays.
+    pub fn mapper(&self) -> Result<Mapper> {
+        let mut place = self.mapper.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*place {
             Some(mapper) => Ok(mapper.clone()),
-            None => Ok(place.insert(builder.build()?).clone()),
+            None => {
+                // Writable views are never parked: there is nothing to keep for reuse.
+                let builder = Mapper::builder().mapping_cache_bytes(0);
+                let budget_bytes = self.cache.stats().budget_bytes;
+                Ok(place.insert(builder.resident_budget_bytes(budget_bytes).build()?).clone())
+            }
         }
     }
 
-    fn bounded(&self) -> Option<Mapper> {
-        self.mappers.lock().unwrap_or_else(PoisonError::into_inner).bounded.clone()
+    fn mapper_if_made(&self) -> Option<Mapper> {
+        self.mapper.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -78,13 +68,13 @@ impl NativeCache {
             builder = builder.io_threads(threads);
         }
         let cache = py.detach(|| builder.build())?;
-        Ok(NativeCache { cache, mappers: Mutex::default() })
+        Ok(NativeCache { cache, mapper: Mutex::default() })
     }
 
     fn resize(&self, py: Python<'_>, budget_bytes: u64) -> Result {
         py.detach(|| self.cache.resize(budget_bytes))?;
-        if let Some(mapper) = self.bounded() {
-            mapper.set_private_budget(budget_bytes);
+        if let Some(mapper) = self.mapper_if_made() {
+            mapper.set_resident_budget(budget_bytes);
         }
         Ok(())
     }
@@ -97,8 +87,8 @@ impl NativeCache {
     fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.cache.stats());
         let figures = figures(py, &stats)?;
-        let dropped = self.bounded().map_or(0, |mapper| mapper.stats().private_bytes_dropped);
-        figures.set_item("private_dropped_bytes", dropped)?;
+        let stored_to = self.mapper_if_made().map_or(0, |mapper| mapper.stats().resident_bytes);
+        figures.set_item("writable_resident_bytes", stored_to)?;
         Ok(figures)
     }
 }

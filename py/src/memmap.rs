@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use aquifer::mapper::Advice as ViewAdvice;
 use aquifer::{
-    Advice, Backend, Bytes, Device as _, FileDevice, FileView, MapOptions, Mapping, MappingMut,
-    Stores, ViewOptions,
+    Advice, Backend, Bytes, Device as _, FileDevice, FileView, MapError, MapOptions, Mapping,
+    MappingMut, Stores, ViewOptions,
 };
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -46,7 +46,7 @@ pub(crate) enum Mapped {
     Read(Mapping),
     /// Writable, user-backed.
     Write(MappingMut),
-    /// A private view of a mapper: mode `r+`, `w+`, and `c`, which is never flushed.
+    /// A writable view of a mapper: mode `r+`, `w+`, and `c`, which is private and never flushed.
     View(FileView),
 }
 
@@ -150,13 +150,25 @@ impl Region {
         }
     }
 
-    /// What a bare access has met, or why stores exceed their budget. Waits while they do.
-    fn check_stores(&self) -> Result {
-        self.mapped.check_faults()?;
+    /// Where stores go, if it is a view.
+    fn stores_of_view(&self) -> Option<Stores> {
         match &*self.mapped {
-            Mapped::View(view) if self.keeps_stores => Ok(view.wait_for_room()?),
-            _ => Ok(()),
+            Mapped::View(view) => view.stores(),
+            _ => None,
         }
+    }
+
+    /// In a forked child, which has inherited the shared mapping and nothing else of the mapper: makes the file of these bytes
+    /// durable.
+    fn flush_in_child(&self, range: Range<u64>) -> Result {
+        let start = self.data().addr() + range.start as usize;
+        let page = start - start % PAGE as usize;
+        let len = self.data().addr() + range.end as usize - page;
+        // SAFETY: the region's memory, which the child has inherited; the call changes none of it.
+        if unsafe { libc::msync(page as *mut libc::c_void, len, libc::MS_SYNC) } == 0 {
+            return Ok(());
+        }
+        Err(std::io::Error::last_os_error().into())
     }
 
     /// Whether a load of these bytes waits for nothing, at the moment.
@@ -177,7 +189,7 @@ impl Region {
                 let missed = self.mapped.check_faults();
                 // What cannot be written stays dirty, without an error: a flush says why.
                 view.write_out()?;
-                if view.dirty_bytes()? > 0 {
+                if view.stores() == Some(Stores::Private) && view.dirty_bytes()? > 0 {
                     view.flush()?;
                 }
                 missed
@@ -206,6 +218,7 @@ impl Drop for Region {
 impl Region {
     /// Maps a file from an offset on, for a length.
     #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "those of `memmap`, passed on in one place")]
     fn open(
         py: Python<'_>,
         cache: &Bound<'_, NativeCache>,
@@ -214,6 +227,8 @@ impl Region {
         backend: &str,
         place: (u64, u64),
         zeros: bool,
+        private: bool,
+        allocate: bool,
     ) -> Result<Region> {
         let (offset, length) = place;
         let cache = cache.get();
@@ -221,9 +236,15 @@ impl Region {
         let is_writable = mode != "r";
         let mapped = py.detach(|| -> Result<Mapped> {
             if backend == "auto" && is_writable {
-                let mapper = cache.mapper(mode != "c")?;
-                let private = ViewOptions::write().stores(Stores::Private);
-                let view = mapper.map(&path, private, offset..offset + length)?;
+                let mapper = cache.mapper()?;
+                let map = |stores| {
+                    let options = ViewOptions::write().stores(stores).allocate(allocate);
+                    mapper.map(&path, options, offset..offset + length)
+                };
+                let view = match map(if private { Stores::Private } else { Stores::Shared }) {
+                    Err(MapError::SharedRefused { .. }) => map(Stores::Private),
+                    mapped => mapped,
+                }?;
                 // From here on no thread can be kept from storing.
                 view.as_mut_ptr()?;
                 view.answer_faults_with_zeros()?;
@@ -343,6 +364,10 @@ impl Region {
     /// In a forked child: maps the file at the same addresses again, for reading only, so that arrays stay valid; zeros, if it
     /// was retired. False if its path leads to another file now, or the memory is the user backend's: then loads raise SIGSEGV.
     fn map_in_child(&self) -> Result<bool> {
+        if self.stores_of_view() == Some(Stores::Shared) {
+            // Inherited, to store to as well.
+            return Ok(true);
+        }
         if self.mapped.mapping().is_some_and(|mapping| mapping.backend() == Backend::User) {
             return Ok(false);
         }
@@ -400,9 +425,13 @@ impl Region {
         self.data().addr()
     }
 
-    /// Hands stores to the file, without making them durable: what the end of an ordinary mapping does.
+    /// Hands stores to the file: what the end of an ordinary mapping does. For views that are alive when the process ends.
     fn write_out(&self, py: Python<'_>) -> Result {
-        py.detach(|| self.hand_over())
+        py.detach(|| match &*self.mapped {
+            // Nothing drops it.
+            Mapped::Write(mapping) => Ok(mapping.flush_all()?),
+            _ => self.hand_over(),
+        })
     }
 
     /// Writes what changed in `length` bytes from `offset` on to the file and makes it durable; the bytes written, where that
@@ -412,8 +441,22 @@ impl Region {
         py.detach(|| match &*self.mapped {
             Mapped::Read(_) => Ok(Some(0)),
             Mapped::Write(mapping) => Ok(mapping.flush(range).map(|()| None)?),
-            Mapped::View(view) => Ok(Some(view.flush_range(range)?.bytes_written)),
+            Mapped::View(view) => match view.flush_range(range.clone()) {
+                Err(MapError::Forked) if view.stores() == Some(Stores::Shared) => {
+                    self.flush_in_child(range).map(|()| None)
+                }
+                flushed => Ok(Some(flushed?.bytes_written)),
+            },
         })
+    }
+
+    /// Where stores go: `shared` or `private`; None where there is no choice.
+    #[getter]
+    fn stores(&self) -> Option<&'static str> {
+        match self.stores_of_view()? {
+            Stores::Shared => Some("shared"),
+            Stores::Private => Some("private"),
+        }
     }
 
     /// Advice about a range.
@@ -440,20 +483,21 @@ impl Region {
         })
     }
 
-    /// Raises what a load or a store through the memory met since the last call. Waits while stores exceed their budget.
+    /// Raises what a load or a store through the memory met since the last call.
     fn check(&self, py: Python<'_>) -> Result {
         if self.is_remote && faulted() {
             // The server is asked again, for its error.
             let mapped = self.mapped.share();
             return waiting(py, vec![], move |_| mapped.check_faults());
         }
-        py.detach(|| self.check_stores())
+        py.detach(|| self.mapped.check_faults())
     }
 
     /// Figures of this file alone.
     fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let figures = PyDict::new(py);
         figures.set_item("backend", self.backend())?;
+        figures.set_item("stores", self.stores())?;
         if let Mapped::View(view) = &*self.mapped {
             let (dirty, tracking) =
                 py.detach(|| -> Result<_> { Ok((view.dirty_bytes()?, view.tracking()?)) })?;
@@ -514,11 +558,11 @@ fn features(py: Python<'_>) -> Vec<(&'static str, bool, &'static str, String)> {
         .collect()
 }
 
-/// Whether a load or a store has met missing bytes in any array, and no call has raised that yet; or the stores of some array
-/// exceed their budget. Then arrays are to be checked.
+/// Whether a load or a store has met missing bytes in any array, or a store a full disk, and no call has raised that yet. Then
+/// arrays are to be checked.
 #[pyfunction]
 fn faulted() -> bool {
-    aquifer::has_missed_faults() || aquifer::mapper::is_any_exceeded()
+    aquifer::has_missed_faults()
 }
 
 /// Exports an array of `Buffered`: the buffer is one of the plain array that its `_exported` returns, so that `close` sees it;

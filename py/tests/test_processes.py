@@ -41,7 +41,7 @@ def in_child(body: Callable[[], None]) -> None:
 @pytest.mark.parametrize("offset", [0, 3 * 8 + 4096])
 def test_a_forked_child_reads_the_file(path: str, table: Table, mode: str, offset: int) -> None:
     expected = table.reshape(-1)[offset // 8 :]
-    array = aquifer.memmap(path, np.int64, mode, offset, budget="64MiB")
+    array = aquifer.memmap(path, np.int64, mode, offset, budget="64MiB", stores="private" if mode == "r+" else None)
     half = array[len(array) // 2 :]
     if mode != "r":
         array[3] = -1  # not flushed
@@ -73,7 +73,7 @@ def test_a_forked_child_reads_the_file(path: str, table: Table, mode: str, offse
 
 
 def test_a_childs_end_changes_nothing(path: str, table: Table) -> None:
-    array = aquifer.memmap(path, np.int64, "r+", budget="64MiB")
+    array = aquifer.memmap(path, np.int64, "r+", budget="64MiB", stores="private")
     array[3] = -1
 
     def body() -> None:

@@ -1,6 +1,6 @@
 """Aquifer: storage as memory, under control.
 
-Arrays of files larger than memory (`memmap`), with a budget, batched random reads, exact flushes, and exceptions in place of
+Arrays of files larger than memory (`memmap`), with a budget, batched random reads, and exceptions in place of
 SIGBUS.
 """
 

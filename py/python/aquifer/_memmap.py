@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from . import _native
 from ._cache import Cache, Stats, default_cache
-from ._errors import ForkedError, NotFoundError, ReadOnlyError
+from ._errors import FaultError, ForkedError, NotFoundError, ReadOnlyError
 from ._indices import Indices, bytes_in, checked_rows, row_numbers, taken, target_of
 from ._remote import Remote, is_url, open_remote
 from ._sizes import bytes_of, lengths_of
@@ -123,10 +123,10 @@ class _Source:
 
 
 def _in_child() -> None:
-    """What np.memmap's users rely on: arrays of the parent can be read in a forked child.
+    """What np.memmap's users rely on: arrays of the parent can be used in a forked child.
 
-    Those of the kernel show the file, without stores that the parent has not flushed, and cannot be stored to. Those of the user
-    backend are not there.
+    Shared stores are inherited, as with np.memmap. Other arrays of the kernel show the file, without stores that the parent has not
+    flushed, and cannot be stored to. Those of the user backend are not there.
     """
     for region in list(_regions):
         with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ def _in_child() -> None:
     for source in list(_sources):
         source.forked = True
         whole = source.whole() if source.whole is not None else None
-        if whole is not None:
+        if whole is not None and source.region.stores != "shared":
             whole.flags.writeable = False
 
 
@@ -161,7 +161,7 @@ def _at_exit() -> None:
 
 
 class memmap(_native.Buffered):
-    """A file as an array: `numpy.memmap`, under a budget of memory, with batches, exact flushes and exceptions.
+    """A file as an array: `numpy.memmap`, under a budget of memory, with batches and exceptions.
 
     Parameters
     ----------
@@ -171,8 +171,8 @@ class memmap(_native.Buffered):
     dtype:
         Type of the elements, without Python objects.
     mode:
-        `"r"`: read. `"r+"`: read and write. `"w+"`: create or overwrite, then as `"r+"`. `"c"`: copy on write: stores stay
-        in this array. Permission to write the file is needed for all but `"r"`. By default `"r+"`, and `"r"` for a URL, for
+        `"r"`: read. `"r+"`: read and write; other processes see stores at once (`stores`). `"w+"`: create or overwrite, then as
+        `"r+"`. `"c"`: copy on write: stores stay in this array. Permission to write the file is needed for all but `"r"`. By default `"r+"`, and `"r"` for a URL, for
         which it is the only one.
     offset:
         Where the array begins in the file, in bytes.
@@ -183,8 +183,8 @@ class memmap(_native.Buffered):
     budget:
         Memory for this array's pages: bytes, or a text like `"4GiB"`. Without it the array shares the budget of `cache`, or
         of one cache for the process with a quarter of the memory. It bounds what `"r"` and `backend="cache"` keep in memory,
-        and, separately, the pages that were stored to in `"r+"` and `"w+"`: beyond it some are written to the file, and
-        stores wait. Stores of `"c"` come on top.
+        and, separately, the page cache of `"r+"` and `"w+"`: beyond it pages are written to the file and dropped. Stores of
+        `"c"` and of `stores="private"` come on top.
     cache:
         A `Cache` that the array shares with others.
     policy:
@@ -195,6 +195,15 @@ class memmap(_native.Buffered):
         `"auto"`: pages are served by the kernel, and system calls work on the memory in every mode. `"cache"`: by Aquifer,
         with an exact budget, and write-back of stores under it; but system calls on pages that are not in memory fail with
         EFAULT (`tofile`, `os.write` and `readinto` on this memory; a copy is safe). Objects of a URL are always served so.
+    stores:
+        For `"r+"` and `"w+"`: `"shared"`, the default, maps the file as `numpy.memmap` does: other processes see stores at once,
+        and keep their own to the same page. `"private"` keeps a copy of each page stored to in this process, until `flush`
+        writes exactly these pages: for few stores, scattered over a large file. No other process may store to the file
+        meanwhile, as the last version of a page wins, and the copies use memory beyond the budget until the end of the array.
+        A file system that refuses shared writable mappings gets `"private"`; `repr` says so.
+    allocate:
+        For `"r+"` and `"w+"`: reserves the blocks of the array on disk at the opening, so that no store finds the disk full.
+        Without it a new file is sparse.
     storage_options:
         For a URL: a dictionary with `endpoint`, `region`, `allow_http`, `anonymous`, `unversioned`, `timeout` in seconds,
         `retries`, `in_flight`, `largest_request_bytes`, `buffer_bytes`, `hedge`, `prices` (of a million requests and of a GiB),
@@ -214,6 +223,9 @@ class memmap(_native.Buffered):
 
     Raises
     ------
+    NoSpaceError:
+        A store found no room on the disk. Nothing is lost: the pages are copies in this process, which each flush tries to
+        write. With `allocate`, at the opening.
     FaultError:
         A call, an index or a ufunc met bytes that the file does not have any more, or that cannot be read. `filename` and
         `offset` say where. Other code that touches such bytes sees zeros, and the next call here raises. With
@@ -231,11 +243,12 @@ class memmap(_native.Buffered):
     A plain index of bytes that are not in memory waits for the disk with the interpreter's lock held. `take`, indexing with
     an array and `take_async` release it, and read many rows at once.
 
-    Stores of `"r+"` and `"w+"` stay in this process until `flush`, `close`, or the end of the array, or until the budget is
-    used up. A system call that stores to the memory (`readinto`) may fail with EFAULT then, and can be repeated.
+    Stores of `"r+"` and `"w+"` are in the page cache: they outlive the process, and a `flush` makes them durable. Those of
+    `stores="private"` stay in this process until `flush`, `close` or the end of the array.
 
-    Arrays pickle by path. In a forked child, arrays of `backend="auto"` can be read: they show the file, without stores that
-    the parent has not flushed, and cannot be stored to; bytes that the file does not have any more end the child by SIGBUS.
+    Arrays pickle by path. In a forked child, shared arrays of `"r+"` and `"w+"` can be loaded from, stored to and flushed as
+    before. Other arrays of `backend="auto"` can be read: they show the file, without stores that the parent has not flushed, and
+    cannot be stored to. Bytes that the file does not have any more, and stores that find the disk full, end the child by SIGBUS.
     Other calls raise `ForkedError`. Memory of `backend="cache"` is not there in a child. Open the file again there for anything else.
     """
 
@@ -258,6 +271,8 @@ class memmap(_native.Buffered):
         storage_options: Mapping[str, Any] | None = None,
         tier: TierArgument = None,
         on_error: Literal["signal", "zeros"] = "signal",
+        stores: Literal["shared", "private"] | None = None,
+        allocate: bool = False,
     ) -> Self:
         remote: Remote | None = filename if isinstance(filename, Remote) else None
         is_remote = remote is not None or is_url(filename)
@@ -282,6 +297,10 @@ class memmap(_native.Buffered):
             raise ValueError(f'on_error {on_error!r}: use "signal" or "zeros"')
         if on_error == "zeros" and backend == "cache" and mode != "r":
             raise ValueError('on_error="zeros" is for arrays that are only read, as stores to zeros would be lost')
+        if stores not in (None, "shared", "private"):
+            raise ValueError(f'stores {stores!r}: use "shared" or "private"')
+        if (stores is not None or allocate) and (mode not in ("r+", "w+") or backend == "cache"):
+            raise ValueError('`stores` and `allocate` are for modes "r+" and "w+" of the default backend')
         if cache is not None and (budget is not None or policy is not None):
             raise ValueError("a cache has its own budget and policy: give one or the other")
         if policy is not None and budget is None:
@@ -335,6 +354,7 @@ class memmap(_native.Buffered):
             "advice": advice,
             "backend": backend,
             "on_error": on_error,
+            "stores": stores,
         }
         # A mapping of a cache is one of the whole file.
         is_view = mode != "r" and backend == "auto"
@@ -347,7 +367,10 @@ class memmap(_native.Buffered):
             kind = RemoteArray
             region = _native.Region.open_remote(cache._native, remote.native, on_error == "zeros")
         else:
-            region = _native.Region.open(cache._native, path, mode, backend, (begin, needed - begin), on_error == "zeros")
+            is_private = mode == "c" or stores == "private"
+            region = _native.Region.open(
+                cache._native, path, mode, backend, (begin, needed - begin), on_error == "zeros", is_private, allocate
+            )
         if advice is not None:
             region.advise(0, len(region), advice)
         source = _Source(cache, own_cache, region, begin, path, mode, made_of, remote)
@@ -402,6 +425,19 @@ class memmap(_native.Buffered):
         return source.begin + int(self.__array_interface__["data"][0]) - source.region.address
 
     @property
+    def stores(self) -> str | None:
+        """Where stores of `"r+"` and `"w+"` go: `"shared"` or `"private"`. Private also where the file system refuses shared ones."""
+        return None if self._source is None or self._source.mode not in ("r+", "w+") else self._source.region.stores
+
+    def __repr__(self) -> str:
+        shown, source = super().__repr__(), self._backed()
+        if source is None:
+            return shown
+        stores = f", stores={self.stores!r}" if self.stores is not None else ""
+        budget = f"{source.cache.budget / (1 << 20):.0f} MiB"
+        return f"{shown.removesuffix(')')}, file={source.path!r}, mode={source.mode!r}{stores}, budget={budget!r})"
+
+    @property
     def cache(self) -> Cache:
         """The cache whose budget the array uses."""
         return self._open().cache
@@ -433,8 +469,8 @@ class memmap(_native.Buffered):
         return self._exported().flat
 
     @flat.setter
-    def flat(self, value: Any) -> None:  # type: ignore[misc]
-        self._exported().flat = value
+    def flat(self, value: Any) -> None:
+        self._exported().flat = value  # type: ignore[misc]
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._exported().__dlpack__(**options)
@@ -650,19 +686,30 @@ class memmap(_native.Buffered):
     # ---- the file -------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Writes what was changed in this array or slice to the file, exactly the pages stored to, and makes it durable.
+        """Writes what was changed in this array or slice to the file, and makes it durable.
 
-        Mode `"c"` has nothing to flush. Waits for the device without the interpreter's lock.
+        With `stores="private"` exactly the pages that were stored to. Mode `"c"` has nothing to flush. Waits for the device
+        without the interpreter's lock.
 
         Raises
         ------
-        FaultError, NoSpaceError, NotDurableError:
-            What was not written stays changed, and the next flush tries again; the error says what to do.
+        NoSpaceError:
+            Stores for which the disk has no room stay changed, and the next flush tries again.
+        NotDurableError:
+            The device has failed, and stores since the last flush may be lost. So every later flush of the array raises as well:
+            write the array to another file. With `stores="private"` the pages stay changed, and the next flush tries again.
+        FaultError:
+            The file ends before the array.
         """
         source = self._open()
         if source.mode in ("r+", "w+"):
             begin, end = _bounds(self, source)
-            source.region.flush_range(begin, end - begin)
+            try:
+                source.region.flush_range(begin, end - begin)
+            except FaultError:
+                # A load or a store that met the end of the file names the place.
+                self.check()
+                raise
         self.check()
 
     def advise(self, advice: Advice) -> None:
@@ -672,7 +719,8 @@ class memmap(_native.Buffered):
         source.region.advise(begin, end - begin, advice)
 
     def check(self) -> None:
-        """Raises the fault that code without exceptions has met in this array's file since the last call here."""
+        """Raises what code without exceptions has met in this array's file since the last call here: bytes that cannot be read, or
+        a store without room on the disk."""
         self._open().region.check()
 
     def _raise_fault(self) -> None:
