@@ -48,7 +48,11 @@ def test_processes_that_fill_elements_of_their_own_lose_none(tmp_path: pathlib.P
         assert process.stdout is not None and process.stdout.readline() == "\n"
     for process in processes:
         # All of them have the file mapped.
-        process.communicate("go\n", timeout=120)
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=120)
         assert process.returncode == 0
     assert (np.fromfile(path, np.int64) == np.arange(1, ELEMENTS + 1)).all()
 
