@@ -83,7 +83,7 @@ impl PoolFs {
     fn plus(&self, entry: &NodeEntry, is_plus: bool) -> Result<Entry> {
         match &entry.metadata {
             Some(found) if is_plus && entry.name != b"." && entry.name != b".." => {
-                self.entry(found)
+                self.entry(None, found)
             }
             _ => Ok(Entry::new_zeroed()),
         }

@@ -15,14 +15,19 @@ impl PoolFs {
             Err(Errno(libc::ENOENT)) if !self.options.is_shared() => {
                 let _ = answer.value(&Entry::none(self.options.valid_s()));
             }
-            found => self.remember(answer, found),
+            found => self.remember_in(answer, Some(directory), found),
         }
     }
 
-    /// The entry of an inode, which is counted as given to the kernel.
-    pub(super) fn entry(&self, found: &Metadata) -> Result<Entry> {
+    /// The entry of an inode, which is counted as given to the kernel. `directory` is the node ID of the
+    /// directory in which it was found, if it may be a directory that others move.
+    pub(super) fn entry(&self, directory: Option<u64>, found: &Metadata) -> Result<Entry> {
         let node = found.node();
-        let nodeid = self.table.remember(node).map_err(|error| Errno(error.raw_os_error()))?;
+        let nodeid = match directory.filter(|_| self.options.is_shared() && found.is_dir()) {
+            Some(directory) => self.table.remember_in(directory, node),
+            None => self.table.remember(node),
+        };
+        let nodeid = nodeid.map_err(|error| Errno(error.raw_os_error()))?;
         Ok(Entry {
             nodeid,
             generation: node.generation,
@@ -36,7 +41,17 @@ impl PoolFs {
 
     /// Gives the kernel an inode.
     pub(super) fn remember(&self, answer: Answer<'_>, found: Result<Metadata>) {
-        self.remember_with(answer, found, &[0_u8; 0]);
+        self.remember_in(answer, None, found);
+    }
+
+    /// As [`PoolFs::remember`], with what [`PoolFs::entry`] wants to know.
+    pub(super) fn remember_in(
+        &self,
+        answer: Answer<'_>,
+        directory: Option<u64>,
+        found: Result<Metadata>,
+    ) {
+        self.give_entry(answer, found.and_then(|found| self.entry(directory, &found)), &[0_u8; 0]);
     }
 
     /// As [`PoolFs::remember`], for a client that opens it with the same request.
@@ -48,13 +63,13 @@ impl PoolFs {
     ) {
         let opened = found.and_then(|found| Ok((self.opened_file(unique, found.node())?, found)));
         match opened {
-            Ok((opened, found)) => self.remember_with(answer, Ok(found), &opened),
+            Ok((opened, found)) => self.give_entry(answer, self.entry(None, &found), &opened),
             Err(error) => self.remember(answer, Err(error)),
         }
     }
 
-    fn remember_with(&self, answer: Answer<'_>, found: Result<Metadata>, more: &impl Bytes) {
-        match found.and_then(|found| self.entry(&found)) {
+    fn give_entry(&self, answer: Answer<'_>, entry: Result<Entry>, more: &impl Bytes) {
+        match entry {
             Ok(entry) => {
                 if answer.values(&entry, more) == Delivered::ClientGone {
                     self.forget(entry.nodeid, 1);

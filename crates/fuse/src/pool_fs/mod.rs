@@ -267,7 +267,8 @@ impl PoolFs {
                 self.remember(answer, self.make_node(request, name, mode, rdev, umask));
             }
             Op::MakeDirectory { name, mode, umask } => {
-                self.remember(answer, self.make_directory(request, name, mode, umask));
+                let made = self.make_directory(request, name, mode, umask);
+                self.remember_in(answer, Some(node), made);
             }
             Op::Link { node: linked, name } => self.remember(answer, self.link(linked, node, name)),
             Op::Create { name, flags, mode, umask } => {

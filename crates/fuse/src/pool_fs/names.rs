@@ -163,10 +163,28 @@ impl PoolFs {
             WHITEOUT_NOREPLACE => RenameMode::WhiteoutNoReplace,
             _ => return Err(Errno(libc::EINVAL)),
         };
-        let (from, to, by) = (self.node(request.node)?, self.node(to)?, caller(request));
+        let (into, from, to) = (to, self.node(request.node)?, self.node(to)?);
+        let by = caller(request);
         self.removing(|keep| {
             self.nodes.rename((from, name), (to, new_name), mode, &by, keep).map(drop)
-        })
+        })?;
+        if self.options.is_shared() && request.node != into {
+            self.note_moved(into, to, new_name);
+            if mode == RenameMode::Exchange {
+                self.note_moved(request.node, from, name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that the kernel is about to move a directory. If others have moved it meanwhile, the kernel
+    /// will find it elsewhere, as another node.
+    fn note_moved(&self, id: u64, directory: Node, name: &[u8]) {
+        if let Ok(found) = self.nodes.lookup(directory, name)
+            && found.is_dir()
+        {
+            self.table.moved(id, found.node());
+        }
     }
 
     /// Removes a name, and keeps the inode that thereby loses its last one if the kernel knows it.

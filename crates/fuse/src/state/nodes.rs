@@ -1,7 +1,7 @@
 //! The inodes that the kernel knows, and how often it was given each.
 //!
 //! ```text
-//!  inode number ──► 5 words:  lookups │ generation │ epoch │ pin │ opens
+//!  inode number ──► 7 words:  lookups │ generation │ epoch │ first epoch │ parent │ pin │ opens
 //!  node ID       =  epoch │ inode number
 //! ```
 //!
@@ -14,13 +14,20 @@
 //! its inode is free, and in a shared mount another process frees inodes that this kernel still has. So
 //! a node ID has the inode number in its low bits and the *epoch* of the number above them. The epoch is
 //! one higher for each generation that the table meets while the kernel still has an earlier one.
-//! Node IDs of earlier epochs name inodes that are gone: each request for one gets `ESTALE`, and its
-//! `FORGET` changes nothing. Where the kernel has forgotten the earlier generation, the epoch stays. The
-//! first epoch is 0, so the root, which is never freed, is its own number.
+//! Node IDs of epochs before the first one of a generation name inodes that are gone: each request for
+//! one gets `ESTALE`, and its `FORGET` changes nothing. Where the kernel has forgotten the earlier
+//! generation, the epoch stays. The first epoch is 0, so the root, which is never freed, is its own number.
+//!
+//! A directory that is found in another parent than where the kernel was given it, because another
+//! process has moved it, begins an epoch as well, and all node IDs of its generation name it. The kernel
+//! has one place for each directory that it knows, and cannot always move it in a lookup: in a `rename`
+//! between directories, and beside one, the lookup would fail with `ESTALE`. So the kernel knows a moved
+//! directory as two, of which the one at the old place goes when nothing uses it. *Parent* is the node ID of
+//! the directory in which the kernel was given it last, or has moved it to.
 //!
 //! An epoch never comes again: a number whose epochs are used up gets `EOVERFLOW` for every further
 //! generation. All bits that no inode number needs are the epoch's, at least 31, and each epoch takes the
-//! removal of an inode, a new one and a lookup. With 2²⁰ slots and a microsecond for all three, the
+//! removal of an inode, a new one and a lookup, or a move and a lookup. With 2²⁰ slots and a microsecond for all three, the
 //! epochs of a number last three months; an epoch really takes hundreds of microseconds.
 //!
 //! Generations of a number grow. An answer that is late, for an inode that was removed and whose number
@@ -53,15 +60,19 @@ use rustix::io::Errno;
 use crate::point;
 
 /// Words of an inode.
-const WORDS: usize = 5;
+const WORDS: usize = 7;
 const LOOKUPS: usize = 0;
 const GENERATION: usize = 1;
 const EPOCH: usize = 2;
+/// The epoch in which the kernel was first given this generation.
+const FIRST_EPOCH: usize = 3;
+/// Of a directory of a shared mount; 0 while that is not known.
+const PARENT: usize = 4;
 /// The place of the pin that keeps the inode, and 1; 0 without one. What has a pin is not freed, so the
 /// pin is of the generation that the table knows.
-const PIN: usize = 3;
+const PIN: usize = 5;
 /// In a shared mount, how often it is open ([`COUNT`]); and [`KEPT`], [`MAPPED`], [`REMOVED`].
-const OPENS: usize = 4;
+const OPENS: usize = 6;
 const COUNT: u64 = u32::MAX as u64;
 /// Its last name was, or is being, removed.
 const REMOVED: u64 = 1 << 61;
@@ -129,11 +140,10 @@ impl NodeTable {
     /// number has been given again.
     pub fn number(&self, id: u64) -> Option<u64> {
         let (number, epoch) = self.parts(id);
-        // Acquire: pairs with the Release in `adopt`.
-        (self.words(number)?[EPOCH].load(Acquire) == epoch).then_some(number)
+        is_in_epochs(self.words(number)?, epoch).then_some(number)
     }
 
-    /// The node ID that the kernel knows an inode by; `None` for another generation than the table has.
+    /// The node ID that the kernel was given last for an inode; `None` for another generation than the table has.
     pub fn id(&self, node: Node) -> Option<u64> {
         // Both words are of one moment.
         let _changing = self.lock();
@@ -225,15 +235,15 @@ impl NodeTable {
     pub fn node(&self, id: u64) -> Option<Node> {
         let (number, epoch) = self.parts(id);
         let words = self.words(number)?;
-        // Acquire: pairs with the Release in `adopt`. The epoch is looked at behind the generation, which
-        // is stored behind it: so a later generation is never found with an earlier epoch.
+        // Acquire: pairs with the Release in `adopt_locked`. The epochs are looked at behind the generation,
+        // which is stored behind them: so a later generation is never found with an earlier epoch.
         let generation = words[GENERATION].load(Acquire);
-        let is_known = words[EPOCH].load(Acquire) == epoch && generation != 0;
         // Generations start at 1.
+        let is_known = is_in_epochs(words, epoch) && generation != 0;
         is_known.then_some(Node { number, generation })
     }
 
-    /// The inode that the table knows by a number, with its node ID.
+    /// The inode that the table knows by a number, with the node ID that the kernel was given last.
     pub fn numbered(&self, number: u64) -> Option<(u64, Node)> {
         let _changing = self.lock();
         let words = self.words(number)?;
@@ -251,8 +261,46 @@ impl NodeTable {
     pub fn remember(&self, node: Node) -> Result<u64, Errno> {
         let _changing = self.lock();
         let words = self.adopt_locked(node)?;
+        Ok(self.count_locked(node, words))
+    }
+
+    /// As [`NodeTable::remember`], for a directory that is found in the one with the node ID `parent`, in
+    /// a shared mount.
+    ///
+    /// # Errors
+    /// As [`NodeTable::remember`].
+    pub fn remember_in(&self, parent: u64, node: Node) -> Result<u64, Errno> {
+        let _changing = self.lock();
+        let words = self.adopt_locked(node)?;
+        let before = words[PARENT].load(Acquire);
+        let has_moved = before != parent && before != 0 && words[LOOKUPS].load(Acquire) > 0;
+        // Without another epoch, a `rename` may fail.
+        if has_moved && let Some(next) = self.next_epoch(words) {
+            words[EPOCH].store(next, Release);
+        }
+        words[PARENT].store(parent, Release);
+        Ok(self.count_locked(node, words))
+    }
+
+    /// Notes that the kernel is about to move a directory to the one with the node ID `parent`.
+    pub fn moved(&self, parent: u64, node: Node) {
+        let _changing = self.lock();
+        if let Some(words) = self.words(node.number)
+            && words[GENERATION].load(Acquire) == node.generation
+        {
+            words[PARENT].store(parent, Release);
+        }
+    }
+
+    fn count_locked(&self, node: Node, words: &[AtomicU64]) -> u64 {
         words[LOOKUPS].fetch_add(1, AcqRel);
-        Ok(self.id_of(node.number, words[EPOCH].load(Acquire)))
+        self.id_of(node.number, words[EPOCH].load(Acquire))
+    }
+
+    /// `None` if there is none.
+    fn next_epoch(&self, words: &[AtomicU64]) -> Option<u64> {
+        let next = words[EPOCH].load(Acquire) + 1;
+        (next >> (u64::BITS - self.number_bits) == 0).then_some(next)
     }
 
     /// Makes this the inode that the table knows by its number, before anything is noted of it that is
@@ -272,18 +320,16 @@ impl NodeTable {
             return Err(Errno::STALE);
         }
         if node.generation > before {
-            let epoch = words[EPOCH].load(Acquire);
             if words[LOOKUPS].load(Acquire) > 0 {
-                let next = epoch + 1;
-                if next >> (u64::BITS - self.number_bits) != 0 {
-                    return Err(Errno::OVERFLOW);
-                }
+                let next = self.next_epoch(words).ok_or(Errno::OVERFLOW)?;
                 // First: a server that dies behind this has used up an epoch and nothing else. Release,
                 // here and below: the next server finds the stores in this order, as far as they came.
                 words[EPOCH].store(next, Release);
                 point("epoch");
+                words[FIRST_EPOCH].store(next, Release);
                 words[LOOKUPS].store(0, Release);
             }
+            words[PARENT].store(0, Release);
             // What was noted of the inode before. Its opens were closed, or it would have a pin; those
             // that are just failing take back what they have counted.
             words[OPENS].fetch_and(COUNT, AcqRel);
@@ -326,6 +372,12 @@ impl NodeTable {
         }
         is_last.then_some(number)
     }
+}
+
+/// Whether an epoch of a number is one of the generation that the table knows.
+fn is_in_epochs(words: &[AtomicU64], epoch: u64) -> bool {
+    // Acquire: pairs with the Release in `adopt_locked` and `remember_in`.
+    (words[FIRST_EPOCH].load(Acquire)..=words[EPOCH].load(Acquire)).contains(&epoch)
 }
 
 fn place_of(word: u64) -> Option<PinPlace> {
@@ -385,6 +437,27 @@ mod tests {
         words[EPOCH].store(u64::MAX >> table.number_bits, Release);
         assert_eq!(table.remember(generation(15)), Err(Errno::OVERFLOW));
         assert!(table.remember(generation(14)).is_ok());
+    }
+
+    #[test]
+    fn a_directory_that_others_move_is_known_by_each_of_its_node_ids() {
+        let table = NodeTable::new(8).unwrap();
+        let node = Node { number: 5, generation: 9 };
+        let find = |parent| table.remember_in(parent, node).unwrap();
+        assert_eq!([find(1), find(1)], [5, 5]);
+        let moved = find(3);
+        assert!(moved != 5 && find(3) == moved);
+        assert_eq!([5, moved].map(|id| table.node(id)), [Some(node); 2]);
+        // The kernel has moved it itself.
+        table.moved(1, node);
+        assert_eq!((find(1), table.lookups(5)), (moved, 5));
+        assert_eq!([table.forget(5, 2), table.forget(moved, 2)], [None; 2]);
+        assert_eq!(table.forget(moved, 1), Some(5));
+        assert_eq!(find(3), moved);
+        // Another inode is none of them.
+        let next = table.remember_in(3, Node { generation: 10, ..node }).unwrap();
+        assert_eq!([5, moved].map(|id| table.node(id)), [None; 2]);
+        assert!(table.node(next).is_some() && next != moved && next != 5);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use aquifer_fs::FsError;
 use aquifer_fuse::{Cache, MountError};
 use aquifer_testkit::child;
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, mknodat, open};
+use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, fstat, mknodat, open, renameat_with};
 
 use crate::place::{How, Place};
 use crate::{both, end, mount_again};
@@ -144,6 +144,54 @@ pub fn a_number_that_is_used_again_is_another_inode() {
         }
     }
     drop(files);
+    end(place);
+}
+
+pub fn a_directory_that_others_have_moved_is_renamed() {
+    let Some((place, files)) = both() else { return };
+    let at = |name: &str| place.root().join(name);
+    for name in ["a", "b", "c", "a/d", "a/d/sub"] {
+        fs::create_dir(at(name)).expect("a new directory");
+    }
+    let number = fs::metadata(at("a/d/sub")).expect("it is there").ino();
+    // In use where it was.
+    let held = open(at("a/d/sub"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).expect("there");
+    let others = |from: &str, to: &str| files.rename(from, to).expect("it is there");
+    for round in 0..20 {
+        fs::metadata(at("a/d/sub")).expect("it is there");
+        // Nothing looks it up before.
+        others("/a/d", "/b/d");
+        fs::rename(at("b/d"), at("c/d")).unwrap_or_else(|error| panic!("{round}: {error}"));
+        assert_eq!(errno(fs::metadata(at("a/d"))), Some(libc::ENOENT));
+        // What is in it, and back to where it was.
+        others("/c/d", "/b/e");
+        fs::rename(at("b/e/sub"), at("c/sub")).unwrap_or_else(|error| panic!("{round}: {error}"));
+        others("/c/sub", "/b/sub");
+        fs::rename(at("b/sub"), at("b/e/sub")).unwrap_or_else(|error| panic!("{round}: {error}"));
+        others("/b/e", "/c/e");
+        fs::rename(at("c/e"), at("a/d")).unwrap_or_else(|error| panic!("{round}: {error}"));
+        // And what is moved here, there, by exchange.
+        fs::create_dir(at("b/x")).expect("a new directory");
+        others("/a/d", "/c/d");
+        let exchanged = renameat_with(CWD, at("b/x"), CWD, at("c/d"), RenameFlags::EXCHANGE);
+        exchanged.unwrap_or_else(|error| panic!("{round}: {error}"));
+        assert_eq!(fs::metadata(at("b/x/sub")).expect("it is there").ino(), number);
+        fs::remove_dir(at("c/d")).expect("it is empty");
+        fs::rename(at("b/x"), at("a/d")).expect("it is there");
+        // It is the same one wherever the kernel knows it.
+        fs::write(at("a/d/sub/f"), round.to_string()).expect("a new file");
+        let through = |name: &str| format!("/proc/self/fd/{}/{name}", held.as_raw_fd());
+        assert_eq!(fs::read_to_string(through("f")).expect("it is there"), round.to_string());
+        assert_eq!(errno(fs::rename(at("a/d"), through("d"))), Some(libc::EINVAL));
+    }
+    // A directory that is moved here stays the one that it is: what uses it finds its way up.
+    let up =
+        |name: &str| fs::metadata(format!("/proc/self/fd/{name}/..")).expect("it is there").ino();
+    let d = open(at("a/d"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).expect("it is there");
+    fs::rename(at("a/d"), at("c/d")).expect("it is there");
+    fs::metadata(at("c/d")).expect("it is there");
+    assert_eq!(up(&d.as_raw_fd().to_string()), fs::metadata(at("c")).expect("there").ino());
+    drop((d, held, files));
     end(place);
 }
 
