@@ -714,7 +714,16 @@ impl Write<'_> {
         self.check()?;
         let mut edit = Edit { size_bytes: Some(size_bytes), also, ..Edit::default() };
         self.zero_behind_end(size_bytes, &mut edit)?;
+        self.note_resized(also.is_some());
         self.commit(edit, Vec::new())
+    }
+
+    /// In a [noted](aquifer_pool::Pool::noting) request, the next transaction sets the length that was
+    /// asked for: its result is the inode.
+    fn note_resized(&self, is_last: bool) {
+        if is_last {
+            self.shared.pool.note_result([self.open.number, self.open.generation, 0]);
+        }
     }
 
     /// Shortens the file, in as many transactions as needed; each one makes it shorter, and the last
@@ -725,6 +734,7 @@ impl Write<'_> {
         loop {
             let from = self.table.start_of_last_runs(self.runs_at_once()).0.max(kept_pages);
             let is_last = from == kept_pages;
+            self.note_resized(is_last);
             let edit = Edit {
                 splices: vec![(FilePages::all_from(FilePage(from)), Vec::new())],
                 size_bytes: Some(if is_last {

@@ -167,6 +167,10 @@ impl PoolFs {
             }
             Shape::Linked | Shape::Born => self.remember(answer, self.settled_inode(done)),
             Shape::BornOpen => self.remember_open(answer, unique, self.settled_inode(done)),
+            Shape::Resized => {
+                let [number, _] = done.inode;
+                reply(answer, self.attributes(number));
+            }
             Shape::Appended => {
                 let [start, end] = done.inode;
                 reply(answer, Ok(WriteOut { size: (end - start) as u32, padding: 0 }));

@@ -16,7 +16,8 @@ use crate::answer::Delivered;
 use crate::options::Cache;
 use crate::state::{Memory, Word};
 use crate::wire::{
-    self, AttributesOut, Entry, InHeader, LockIn, OutHeader, ROOT, ReleaseIn, WriteIn, lock, parse,
+    self, AttributesOut, Entry, InHeader, LockIn, OutHeader, ROOT, ReleaseIn, SetAttributesIn,
+    WriteIn, lock, parse, set,
 };
 
 const RESENT: u64 = 1 << 63;
@@ -192,6 +193,9 @@ fn requests(fs: &PoolFs) -> Vec<Sent> {
     fs.handles.close_all();
     let flags = (libc::O_WRONLY | libc::O_APPEND) as u32;
     let append = WriteIn { size: 8, flags, ..WriteIn::new_zeroed() };
+    let resized =
+        |size| SetAttributesIn { valid: set::SIZE, size, ..SetAttributesIn::new_zeroed() };
+    let (longer, as_it_is) = (resized(5000), resized(0));
     let exchange = [[2_u32, 0].as_bytes(), b"a\0d\0"].concat();
     vec![
         of(6, ROOT, &[b"new\0target\0"]),
@@ -210,6 +214,8 @@ fn requests(fs: &PoolFs) -> Vec<Sent> {
         of(13, ROOT, &[unnamed.as_bytes(), b"new\0"]),
         of(51, ROOT, &[create.as_bytes()]),
         of(16, x, &[append.as_bytes(), b"appended"]),
+        of(4, x, &[longer.as_bytes()]),
+        of(4, a, &[as_it_is.as_bytes()]),
     ]
 }
 
@@ -386,6 +392,34 @@ fn what_is_not_handed_out_again_is_answered() {
         assert_eq!(fs.files.exists("/new").unwrap(), expected == 0);
         let near = answers.iter().filter(|answer| answer.len() == size_of::<OutHeader>()).count();
         assert!(near > 2000, "{near}");
+    }
+}
+
+/// The kernel would keep the length and the pages of before.
+#[test]
+fn a_length_that_was_set_is_answered_although_it_is_not_handed_out_again() {
+    for (point, expected) in [("note-counted", libc::EIO), ("packed-published", 0)] {
+        let scene = Scene::new(Cache::WriteBack);
+        let first = scene.server();
+        let resized =
+            SetAttributesIn { valid: set::SIZE, size: 5000, ..SetAttributesIn::new_zeroed() };
+        let node = look_up(first, b"x");
+        let sent = Sent { opcode: 4, node, body: resized.as_bytes().to_vec() };
+        assert!(end_thread_at(point, || send(first, 20_000, &sent)).is_none());
+        let fs = scene.server();
+        let client = Client::default();
+        fs.answer_left(&[&client]);
+        let answers = client.0.into_inner().unwrap();
+        let answer = answers.iter().find_map(|answer| {
+            let (header, rest) = OutHeader::read_from_prefix(answer).unwrap();
+            (header.unique == 20_000).then_some((-header.error, rest))
+        });
+        let (errno, rest) = answer.expect("it is answered");
+        assert_eq!(errno, expected);
+        if errno == 0 {
+            let (out, _) = AttributesOut::read_from_prefix(rest).expect("attributes");
+            assert_eq!(out.attributes.size, 5000);
+        }
     }
 }
 

@@ -15,7 +15,7 @@
 //!
 //! A request that has happened is answered from there and not done again; one that has not is done.
 //! Only requests need it that would fail, or do something else, the second time: those of
-//! [`Shape::of`]. Reading, writing at an offset, setting attributes may be done again as long as they
+//! [`Shape::of`]. Reading, writing at an offset, setting attributes but the length may be done again as long as they
 //! are not answered, because the client waits for them, and so does what the kernel orders behind them.
 //!
 //! A request that was under way when two servers died by themselves is not tried a third time: it gets
@@ -36,7 +36,7 @@ use aquifer_sys::shared_words::SharedWords;
 use super::memory::{NOTE_COUNT, NOTE_WORDS, NOTES, SETTLED, SETTLED_COUNT, SETTLED_WORDS, Word};
 use super::{Memory, Waits};
 use crate::point;
-use crate::wire::{Operation, Request, write};
+use crate::wire::{Operation, Request, set, write};
 
 /// How much a death counts: of a server by itself, and of one that was killed from outside.
 const DEATHS: (u64, u64) = (50, 1);
@@ -77,6 +77,9 @@ pub enum Shape {
     Linked,
     /// How many bytes were written.
     Appended,
+    /// The attributes of a file that got a length. May be done again, but must not fail when it has
+    /// happened: the kernel would keep the length and the pages of before.
+    Resized,
     /// Nothing: a process has closed a descriptor. May be done again, but not left out.
     Flushed,
     /// Nothing: an open file was closed. As well.
@@ -103,6 +106,7 @@ impl Shape {
             | Op::Rename { .. }
             | Op::SetXattr { .. }
             | Op::RemoveXattr { .. } => Shape::Empty,
+            Op::SetAttributes(wanted) if wanted.valid & set::SIZE != 0 => Shape::Resized,
             Op::Flush { .. } => Shape::Flushed,
             Op::Release(_) => Shape::Released,
             _ => Shape::Repeatable,
@@ -116,6 +120,7 @@ impl Shape {
             Shape::BornOpen,
             Shape::Linked,
             Shape::Appended,
+            Shape::Resized,
             Shape::Flushed,
             Shape::Released,
         ]
@@ -330,7 +335,8 @@ impl Notes {
         // A transaction that has made no inode only prepared the one that does.
         let is_done = match shape {
             Shape::Repeatable | Shape::Flushed | Shape::Released => false,
-            Shape::Born | Shape::BornOpen => number != 0,
+            // Nor one that only made a file somewhat shorter.
+            Shape::Born | Shape::BornOpen | Shape::Resized => number != 0,
             Shape::Empty | Shape::Linked => published.transactions > 0,
             // If not all of it, the client gets a short count.
             Shape::Appended => published.transactions > 0 && generation > number,

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use aquifer_fs::Files;
@@ -160,5 +161,29 @@ pub fn what_finds_only_some_room_shows_what_the_pool_holds() {
             assert!(fs::read(place.root().join(name)).expect("it is there") == seen, "{name}");
         }
         place.unmount().assert_sound();
+    }
+}
+
+/// The kernel cannot be told how long a file may be.
+pub fn a_write_behind_the_longest_file_is_an_error() {
+    let longest = aquifer_pool::format::file::MAX_FILE_BYTES;
+    for cache in [Cache::WriteBack, Cache::WriteThrough, Cache::Shared] {
+        let Some(place) = Place::mount(16 << 20, cache) else { return };
+        let file = File::create(place.root().join("file")).expect("room for a name");
+        let written = file.write_all_at(b"x", longest);
+        if cache == Cache::WriteBack {
+            written.expect("it stays in the page cache");
+            let failed = file.sync_all().expect_err("it is too far");
+            assert_eq!(failed.raw_os_error(), Some(libc::EFBIG));
+        } else {
+            let failed = written.expect_err("it is too far");
+            assert_eq!(failed.raw_os_error(), Some(libc::EFBIG), "{cache:?}");
+        }
+        drop(file);
+        let unmounted = place.unmount();
+        unmounted.assert_sound();
+        let place = unmounted.mount(cache);
+        assert!(fs::read(place.root().join("file")).expect("it is there").is_empty());
+        place.unmount();
     }
 }
