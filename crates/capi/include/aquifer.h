@@ -793,19 +793,14 @@ typedef struct aq_mapper_options {
      */
     uint64_t mapping_cache_bytes;
     /**
-     * Page cache that the files mapped here may occupy, in bytes. Default: no limit.
+     * Page cache that the files mapped here may occupy, in bytes; pages that were stored to through views
+     * without `AQ_STORES_PRIVATE` are written and then dropped. Default: no limit.
      */
     uint64_t resident_budget_bytes;
     /**
      * The rate at which stores are written to their files before a flush. Default: none is.
      */
     uint64_t write_back_bytes_per_second;
-    /**
-     * Memory of pages that were stored to through views with AQ_STORES_PRIVATE, in bytes: beyond it some are written to
-     * their files and dropped, and stores wait. System calls that store to such a view's memory may then fail with EFAULT, and
-     * reading into it with O_DIRECT may lose what was read. Default: no limit.
-     */
-    uint64_t private_budget_bytes;
 } aq_mapper_options;
 
 /**
@@ -3311,7 +3306,7 @@ int aq_rows_get_stats(aq_rows *rows, aq_rows_stats *stats);
 #define AQ_MAP_OPTIONS_INIT {sizeof(aq_map_options), 0, 0}
 #define AQ_ROWS_OPTIONS_INIT {sizeof(aq_rows_options), 0, 0, 0}
 #define AQ_ROWS_STATS_INIT {sizeof(aq_rows_stats), 0, 0, 0, 0, 0, 0, 0}
-#define AQ_MAPPER_OPTIONS_INIT {sizeof(aq_mapper_options), 0, 0, 0, 0}
+#define AQ_MAPPER_OPTIONS_INIT {sizeof(aq_mapper_options), 0, 0, 0}
 #define AQ_MAPPER_STATS_INIT {sizeof(aq_mapper_stats), 0, 0, 0, 0, 0}
 #define AQ_DEVICE_FUNCTIONS_INIT \
     {sizeof(aq_device_functions), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL}

@@ -36,20 +36,16 @@ pub struct aq_mapper_options {
     pub size: usize,
     /// Bytes of mappings that are kept for reuse; 1 for none. Default: half of the machine's memory.
     pub mapping_cache_bytes: u64,
-    /// Page cache that the files mapped here may occupy, in bytes. Default: no limit.
+    /// Page cache that the files mapped here may occupy, in bytes; pages that were stored to through views
+    /// without `AQ_STORES_PRIVATE` are written and then dropped. Default: no limit.
     pub resident_budget_bytes: u64,
     /// The rate at which stores are written to their files before a flush. Default: none is.
     pub write_back_bytes_per_second: u64,
-    /// Memory of pages that were stored to through views with AQ_STORES_PRIVATE, in bytes: beyond it some are written to
-    /// their files and dropped, and stores wait. System calls that store to such a view's memory may then fail with EFAULT, and
-    /// reading into it with O_DIRECT may lose what was read. Default: no limit.
-    pub private_budget_bytes: u64,
 }
 sized!(aq_mapper_options {
     mapping_cache_bytes: u64,
     resident_budget_bytes: u64,
     write_back_bytes_per_second: u64,
-    private_budget_bytes: u64,
 });
 
 /// Creates a mapper; `*mapper` is null if it fails. `options` may be null.
@@ -76,9 +72,6 @@ pub unsafe extern "C" fn aq_mapper_new(
         }
         if options.write_back_bytes_per_second != 0 {
             builder = builder.write_back_bytes_per_second(options.write_back_bytes_per_second);
-        }
-        if options.private_budget_bytes != 0 {
-            builder = builder.private_budget_bytes(options.private_budget_bytes);
         }
         place.give(aq_mapper { mapper: builder.build()? });
         Ok(())

@@ -228,10 +228,8 @@ pub enum FlushCause {
     /// They were written, and the device may have lost them.
     #[error("the device may have lost it: {}", io::Error::from_raw_os_error(*.0))]
     Lost(i32),
-    /// The page cache held them, without a copy in this process, and the device may have lost them:
-    /// those of a shared view, and those whose copies were dropped to stay within
-    /// [`private_budget_bytes`](crate::MapperBuilder::private_budget_bytes). Every later flush of a
-    /// shared view fails as well.
+    /// The page cache held them, without a copy in this process, and the device may have lost them.
+    /// Every later flush of this shared view fails as well.
     #[error("the device may have lost it, and the view has no copy of it: {}", io::Error::from_raw_os_error(*.0))]
     Gone(i32),
 }

@@ -25,8 +25,6 @@
 //!   memory that many files share.
 //! * *Resident budget* (`budget`): drops streamed pages from the page cache
 //!   ([`MapperBuilder::resident_budget_bytes`]).
-//! * *Private budget* (`private_budget`): writes out and drops private copies of pages that were
-//!   stored to ([`MapperBuilder::private_budget_bytes`]).
 //! * *Faults as errors*: [`FileView::read`] survives a file that is truncated or unreadable, and
 //!   reports the offset.
 //!
@@ -71,7 +69,6 @@ mod parked;
 mod populate;
 mod prefetch;
 mod private;
-mod private_budget;
 mod random;
 pub mod read_once;
 mod shared;
@@ -95,7 +92,6 @@ pub use flush::Flushed;
 pub use map_ahead::{MapAheadLimits, MapAheadStats};
 pub use parked::CacheStats;
 pub use prefetch::Prefetch;
-pub use private_budget::is_any_exceeded;
 pub use stores::Tracking;
 pub use view::FileView;
 
@@ -112,7 +108,6 @@ use mapped::{Mapped, NotMapped};
 use parked::{Limits, Parked};
 use populate::Span;
 use prefetch::{Prefetcher, prefetcher};
-use private_budget::PrivateBudget;
 use small::Packs;
 use stores::{Stored, StoredFile};
 use write_back::WriteBack;
@@ -132,7 +127,7 @@ pub enum FileAccess {
 /// |---|---|---|
 /// | other processes see a store | at once | after a flush |
 /// | two processes that store to one page | both keep their bytes | one version of the page survives, unless they store and flush in turns |
-/// | memory | page cache, which the kernel writes and reclaims | a copy of each page stored to, until a flush |
+/// | memory | page cache, which the kernel writes and reclaims, within [`MapperBuilder::resident_budget_bytes`] | a copy of each page stored to, until a flush; once the program has a pointer to store through, two copies as long as the view |
 /// | a flush writes | every dirty folio of the range, up to 2 MiB for one store, whichever process dirtied it | exactly the pages stored to |
 /// | a crash of the process | keeps all stores | loses those that were not flushed |
 /// | a flush that fails | the stores may be lost, and every later flush of the view fails | the next flush writes them again |
@@ -214,7 +209,6 @@ pub struct MapperBuilder {
     detect_reading: bool,
     write_back_bytes_per_second: u64,
     resident_budget_bytes: Option<u64>,
-    private_budget_bytes: Option<u64>,
     mappings_limit: Option<usize>,
 }
 
@@ -227,7 +221,6 @@ impl Default for MapperBuilder {
             detect_reading: true,
             write_back_bytes_per_second: 0,
             resident_budget_bytes: None,
-            private_budget_bytes: None,
             mappings_limit: None,
         }
     }
@@ -288,30 +281,6 @@ impl MapperBuilder {
         self
     }
 
-    /// Bounds the memory of pages that were stored to through private views ([`Stores::Private`]).
-    /// When their copies come close to it, threads write some of them to their files and drop them:
-    /// stores then stay in this process until they are flushed or the budget is used up. A write-out
-    /// is not durable; the next flush makes it so, and reports what the device has lost since
-    /// ([`FlushCause::Gone`]). By default there is no bound, and copies stay until a flush, or as
-    /// long as the view after [`FileView::as_mut_ptr`].
-    ///
-    /// A store waits while the budget is exceeded: one by a call at once, one through a pointer when
-    /// it is exceeded by an eighth, at least 16 MiB. What is stored between two looks of the thread,
-    /// some milliseconds, comes on top. Choose 32 MiB or more.
-    ///
-    /// For programs that store through pointers, there are restrictions once seven eighths of the
-    /// budget are used up, and during a flush once half of it is. A system call that stores to the
-    /// view's memory (`read` into it) may fail with EFAULT or be cut short, and can be repeated.
-    /// Reading into it with O_DIRECT may lose what was read. Threads that store must not block
-    /// SIGSEGV.
-    ///
-    /// If copies cannot be written (the disk is full), they stay, the budget is exceeded, and stores
-    /// by calls return the error from time to time ([`FileView::wait_for_room`]).
-    pub fn private_budget_bytes(mut self, bytes: u64) -> Self {
-        self.private_budget_bytes = Some(bytes);
-        self
-    }
-
     /// For tests: overrides the limit of mappings of the process.
     #[doc(hidden)]
     pub fn mappings_limit(mut self, mappings: usize) -> Self {
@@ -333,7 +302,6 @@ impl MapperBuilder {
         heap.let_go_besides(move || unused.close_unused());
         let parked = Parked::new(limits);
         let budget = self.resident_budget_bytes.map(ResidentBudget::start).transpose()?;
-        let private_budget = self.private_budget_bytes.map(PrivateBudget::new).transpose()?;
         Ok(Mapper {
             shared: Arc::new(Shared {
                 heap,
@@ -341,7 +309,6 @@ impl MapperBuilder {
                 duplicates,
                 packs: Packs::default(),
                 budget,
-                private_budget,
                 ahead: MapAhead::new(self.map_ahead),
                 detect_reading: self.detect_reading,
                 write_back: WriteBack::new(self.write_back_bytes_per_second),
@@ -368,7 +335,6 @@ pub(crate) struct Shared {
     pub prefetcher: Prefetcher,
     pub packs: Packs,
     pub budget: Option<ResidentBudget>,
-    pub private_budget: Option<PrivateBudget>,
     pub mark: ProcessMark,
 }
 
@@ -387,12 +353,6 @@ pub struct MapperStats {
     /// The page cache that the files occupy, as last measured; 0 without a [resident
     /// budget](MapperBuilder::resident_budget_bytes).
     pub resident_bytes: u64,
-    /// Private copies of pages that were stored to, as last measured; 0 without a [private
-    /// budget](MapperBuilder::private_budget_bytes). It is measured only when it may have come close
-    /// to the budget.
-    pub private_bytes: u64,
-    /// Private copies that were dropped to stay within that budget.
-    pub private_bytes_dropped: u64,
 }
 
 impl Mapper {
@@ -564,14 +524,6 @@ impl Mapper {
         budget.map(|budget| budget.set(bytes)).is_some()
     }
 
-    /// Changes the [private budget](MapperBuilder::private_budget_bytes). Returns false if the mapper
-    /// was built without one, or in a forked child. A smaller budget takes effect as fast as copies
-    /// can be written.
-    pub fn set_private_budget(&self, bytes: u64) -> bool {
-        let budget = self.shared.private_budget.as_ref().filter(|_| self.shared.mark.is_current());
-        budget.map(|budget| budget.set(bytes)).is_some()
-    }
-
     /// Returns the statistics; all zero in a forked child.
     pub fn stats(&self) -> MapperStats {
         let shared = &*self.shared;
@@ -584,11 +536,6 @@ impl Mapper {
             map_ahead: shared.ahead.stats(),
             snapshot_bytes: shared.packs.bytes(),
             resident_bytes: shared.budget.as_ref().map_or(0, ResidentBudget::resident_bytes),
-            private_bytes: shared.private_budget.as_ref().map_or(0, PrivateBudget::used_bytes),
-            private_bytes_dropped: shared
-                .private_budget
-                .as_ref()
-                .map_or(0, PrivateBudget::dropped_bytes),
         }
     }
 }

@@ -14,23 +14,19 @@
 //! Dropping the view discards unflushed stores, as with any private mapping.
 //! [`write_out`](PrivateFile::write_out) hands them to the file without waiting for the device.
 //!
-//! Under a budget of private copies ([`super::private_budget`]) copies are written out and
-//! dropped by a thread, also while the program stores through a pointer.
-//!
 //! Lock order: `State`, then `stores`.
 
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use super::Stores;
 use super::error::{MapError, Result};
 use super::flush::{Choice, Flushed, State};
-use super::private_budget::{self, Pressure};
 use super::writable::{Place, Writable};
 use aquifer_vm::{PageRun, TrackerForm};
 use zerocopy::{Immutable, IntoBytes};
@@ -59,12 +55,6 @@ pub(crate) struct PrivateFile {
     stores: RwLock<()>,
     /// Whether the program has a pointer to store through: then no lock can keep stores out.
     is_exposed: AtomicBool,
-    /// The budget that its copies count towards.
-    pressure: OnceLock<Arc<Pressure>>,
-    /// Memory for the last written content of copies, as of the last flush.
-    base_bytes: AtomicU64,
-    /// Why its copies could not be written out; the next store or call says so.
-    trouble: Mutex<Option<MapError>>,
     /// Whether the view is gone: what was not written is discarded.
     is_gone: AtomicBool,
 }
@@ -89,9 +79,6 @@ impl PrivateFile {
             mapping,
             stores: RwLock::new(()),
             is_exposed: AtomicBool::new(false),
-            pressure: OnceLock::new(),
-            base_bytes: AtomicU64::new(0),
-            trouble: Mutex::default(),
             is_gone: AtomicBool::new(false),
         })
     }
@@ -139,13 +126,9 @@ impl PrivateFile {
     /// # Errors
     /// [`MapError::OutsideView`](super::MapError::OutsideView);
     /// [`MapError::Fault`](super::MapError::Fault), after which some of the bytes may have been
-    /// stored. Under a budget that cannot be kept, [`MapError::Flush`] from time to time: nothing was
-    /// stored then.
+    /// stored.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         self.mapping.check_process()?;
-        if private_budget::is_any_exceeded() {
-            self.wait_for_room()?;
-        }
         let _storing = self.stores.read().unwrap_or_else(PoisonError::into_inner);
         self.mapping.write_at(offset_bytes, bytes)
     }
@@ -197,140 +180,16 @@ impl PrivateFile {
         let mut state = self.state()?;
         // Relaxed: it is set under the lock of the state.
         let is_exposed = self.is_exposed.load(Ordering::Relaxed);
-        let keeps_copies = is_exposed && self.has_room_to_keep();
-        let flushed = state.flush(&self.mapping, pages, keeps_copies);
+        let flushed = state.flush(&self.mapping, pages, is_exposed);
         // Also after an error: the pages that are durable no longer need their copies.
-        if is_exposed && !keeps_copies {
-            let keep_out = |pages, drop: &mut dyn FnMut()| self.keep_out(pages, drop);
-            // SAFETY: `keep_out` keeps stores out.
-            unsafe { state.drop_durable(&self.mapping, pages, &keep_out) };
-        } else if !keeps_copies {
+        if !is_exposed {
             let _alone = self.stores.write().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: `stores` is held exclusively, and every store takes it unless the program has
             // a pointer. `is_exposed` is false, and only changes under the lock of the state, which
             // is held.
             unsafe { state.drop_copies(&self.mapping) };
         }
-        self.note_bases(&state);
-        if flushed.is_ok() {
-            self.take_trouble();
-        }
         flushed
-    }
-
-    /// Runs `call` while no store reaches the pages: those through a pointer wait in the fault
-    /// handler, others for a lock. Does not run it if that is not possible.
-    fn keep_out(&self, pages: PageRun, call: &mut dyn FnMut()) {
-        // Relaxed: it is set under the lock of the state, which the caller has.
-        if self.is_exposed.load(Ordering::Relaxed) {
-            self.mapping.held(pages, call);
-        } else {
-            let _alone = self.stores.write().unwrap_or_else(PoisonError::into_inner);
-            call();
-        }
-    }
-
-    /// Whether what a flush keeps in memory of each copy fits into the budget.
-    fn has_room_to_keep(&self) -> bool {
-        self.pressure.get().is_none_or(|pressure| pressure.has_room_for_twice())
-    }
-
-    fn note_bases(&self, state: &State) {
-        // Relaxed: a figure.
-        self.base_bytes.store(state.base_bytes(), Ordering::Relaxed);
-    }
-
-    /// Counts its copies towards a budget from now on.
-    pub fn count_towards(&self, pressure: &Arc<Pressure>) {
-        let _ = self.pressure.set(pressure.clone());
-    }
-
-    /// Memory for the last written content of copies.
-    pub fn base_bytes(&self) -> u64 {
-        self.base_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Writes out and drops up to `most_bytes` of private copies, while `goes_on`, and returns how many bytes it has
-    /// dropped; `None` if a flush is in progress.
-    ///
-    /// # Errors
-    /// [`MapError::Flush`]: what could not be written stays. It is also what the next store or call
-    /// returns. [`MapError::Memory`].
-    pub fn make_room(&self, most_bytes: u64, goes_on: &dyn Fn() -> bool) -> Option<Result<u64>> {
-        let mut state = self.try_state()?;
-        let goes_on = || goes_on() && !self.is_gone.load(Ordering::Relaxed);
-        let made = self.make_room_in(&mut state, most_bytes, &goes_on);
-        if made.as_ref().is_ok_and(|&dropped| dropped > 0) {
-            // It is over.
-            self.take_trouble();
-        }
-        if let Err(MapError::Flush { path, range, cause }) = &made {
-            let (path, range, cause) = (path.clone(), range.clone(), *cause);
-            let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-            if trouble.replace(MapError::Flush { path, range, cause }).is_none() {
-                private_budget::note_trouble();
-            }
-        }
-        Some(made)
-    }
-
-    fn make_room_in(
-        &self,
-        state: &mut State,
-        most_bytes: u64,
-        goes_on: &dyn Fn() -> bool,
-    ) -> Result<u64> {
-        let keep_out = |pages, drop: &mut dyn FnMut()| self.keep_out(pages, drop);
-        let most_pages = most_bytes.div_ceil(PAGE);
-        // SAFETY: `keep_out` keeps stores out.
-        let room = unsafe { state.make_room(&self.mapping, most_pages, &keep_out, goes_on) };
-        self.note_bases(state);
-        let room = room?;
-        match room.failed {
-            Some((range, cause)) if room.dropped_pages == 0 => {
-                Err(MapError::Flush { path: self.mapping.path().to_owned(), range, cause })
-            }
-            _ => Ok(room.dropped_pages * PAGE),
-        }
-    }
-
-    /// Has stores through pointers wait, or go on. Those by calls wait in [`PrivateFile::write_at`].
-    pub fn let_store(&self, may_store: bool) {
-        // Relaxed: a view that is exposed just now is looked at again soon.
-        if may_store || !self.is_exposed.load(Ordering::Relaxed) {
-            self.mapping.open();
-        } else {
-            self.mapping.close();
-        }
-    }
-
-    /// Waits while the copies exceed their budget.
-    ///
-    /// # Errors
-    /// [`MapError::Flush`]: why they cannot be written out, once for each attempt. Nothing is lost:
-    /// they stay, and the budget is exceeded.
-    pub fn wait_for_room(&self) -> Result<()> {
-        let Some(pressure) = self.pressure.get() else { return Ok(()) };
-        if self.mapping.check_process().is_err() {
-            // A forked child has no stores to keep within the budget.
-            return Ok(());
-        }
-        loop {
-            if let Some(error) = self.take_trouble() {
-                return Err(error);
-            }
-            if !pressure.wait() {
-                return Ok(());
-            }
-        }
-    }
-
-    fn take_trouble(&self) -> Option<MapError> {
-        let error = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if error.is_some() {
-            private_budget::forget_trouble();
-        }
-        error
     }
 
     /// Writes dirty pages to the file, where other processes see them, without making them durable.
@@ -339,17 +198,7 @@ impl PrivateFile {
     /// None for pages that cannot be written: they stay dirty.
     pub fn write_out(&self) -> Result<u64> {
         let mut state = self.state()?;
-        let before = state.dirty_bytes(&self.mapping)?;
-        if self.has_room_to_keep() {
-            let written = state.write_back(&self.mapping, u64::MAX);
-            self.note_bases(&state);
-            return written;
-        }
-        match self.make_room_in(&mut state, u64::MAX, &|| true) {
-            Ok(_) | Err(MapError::Flush { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(before.saturating_sub(state.dirty_bytes(&self.mapping)?))
+        state.write_back(&self.mapping, u64::MAX)
     }
 
     /// As [`write_out`](PrivateFile::write_out), but up to `most_bytes`, continuing where the last
@@ -393,8 +242,7 @@ impl PrivateFile {
         let offset_bytes = tail.start - view.start;
         self.mapping.read_into(offset_bytes, &mut here[..len])?;
         if here[..len] != there[..len] {
-            // The thread that makes room would wait for the lock of the state.
-            self.mapping.exempt(|| self.mapping.write_at(offset_bytes, &there[..len]))?;
+            self.mapping.write_at(offset_bytes, &there[..len])?;
             state.take_in(&self.mapping, tail.start, &there[..len]);
         }
         Ok(())
@@ -422,12 +270,6 @@ impl PrivateFile {
     /// Bytes of private copies, as of the last flush.
     pub fn private_bytes(&self) -> Result<u64> {
         Ok(self.state()?.private_pages() * PAGE)
-    }
-}
-
-impl Drop for PrivateFile {
-    fn drop(&mut self) {
-        self.take_trouble();
     }
 }
 

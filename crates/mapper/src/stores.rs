@@ -151,9 +151,6 @@ impl Stored {
         let exact = PrivateOptions { allocates: options.allocate, ..PrivateOptions::default() };
         let private = Arc::new(PrivateFile::new(place, file, path, range, exact)?);
         shared.write_back.add(&private)?;
-        if let Some(budget) = &shared.private_budget {
-            budget.add(&private)?;
-        }
         Ok(Stored { file: StoredFile::Private(private), random })
     }
 }
@@ -227,8 +224,9 @@ impl FileView {
     ///
     /// # Errors
     /// [`MapError::ReadOnly`], [`MapError::OutsideView`]; [`MapError::Fault`], after which some of
-    /// the bytes may have been stored. [`MapError::Flush`] as of [`FileView::wait_for_room`]: nothing
-    /// was stored.
+    /// the bytes may have been stored.
+    /// [`MapError::Flush`] for an earlier store through the pointer of a shared view that has found no
+    /// block: nothing was stored.
     pub fn write_all_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         match self.stored()? {
             StoredFile::Private(file) => file.write_at(offset_bytes, bytes),
@@ -353,23 +351,6 @@ impl FileView {
         match &self.stores.as_ref()?.file {
             StoredFile::Private(file) => file.take_missed(),
             StoredFile::Shared(file) => file.mapping().take_missed(),
-        }
-    }
-
-    /// Waits while private copies exceed their budget ([`MapperBuilder::private_budget_bytes`]), for
-    /// programs that store through a pointer and would rather wait here. [`is_any_exceeded`] says
-    /// whether there may be something to wait for.
-    ///
-    /// [`MapperBuilder::private_budget_bytes`]: crate::MapperBuilder::private_budget_bytes
-    /// [`is_any_exceeded`]: crate::is_any_exceeded
-    ///
-    /// # Errors
-    /// [`MapError::Flush`]: why copies of this view cannot be written out, after each attempt. They
-    /// stay, and the budget is exceeded. [`MapError::ReadOnly`].
-    pub fn wait_for_room(&self) -> Result<()> {
-        match self.stored()? {
-            StoredFile::Private(file) => file.wait_for_room(),
-            StoredFile::Shared(_) => Ok(()),
         }
     }
 

@@ -20,20 +20,11 @@
 //! Zeros then cannot overwrite a store, because there is none, and none can be made. A store to a
 //! held page faults and is repeated.
 //!
-//! # The gate
-//! The budget of private copies ([`super::private_budget`]) keeps stores out in two ways. A page
-//! whose copy is dropped is held, for some 60 µs ([`Writable::held`]). When stores are made faster
-//! than copies can be written and dropped, the *gate* is closed: the whole mapping is
-//! write-protected, and a store waits in the fault handler until the gate is open. A system call
-//! that stores to such pages cannot wait: it fails with EFAULT, or is cut short.
-//!
 //! # Invariants
 //! * A page is marked in `replaced` before zeros appear there, and unmarked before the file is
 //!   back.
 //! * A page of a private mapping is held, replaced and mapped again by one thread at a time
 //!   ([`Holds`]).
-//! * The gate is closed and opened by a thread with that lock. While it is closed, no page is made
-//!   writable but one that is mapped again.
 //! * `len_bytes` only grows, under `growing`.
 
 use std::fs::File;
@@ -42,12 +33,10 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use aquifer_sys::fallible;
-use aquifer_sys::futex;
 use aquifer_sys::high_fd::HeldFile;
 use aquifer_sys::memory::{self, Advice, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::file_len_bytes;
@@ -145,19 +134,7 @@ struct Faults {
     copies: Copies,
     stores: Stores,
     holds: Holds,
-    gate: AtomicU32,
 }
-
-/// Threads that wait at closed gates, in the fault handler: each on one of the handler's stacks.
-static AT_GATES: AtomicU32 = AtomicU32::new(0);
-/// How many of them keep their stack: the others leave it to faults that need not wait.
-const MOST_AT_GATES: u32 = 128;
-
-/// States of a gate.
-const OPEN: u32 = 0;
-const CLOSED: u32 = 1;
-/// Open, and not to be closed.
-const EXEMPT: u32 = 2;
 
 /// A lock, held by the thread that holds pages of a mapping, replaces them or maps the file there
 /// again.
@@ -260,14 +237,8 @@ impl Faults {
         self.replaced.next(pages)
     }
 
-    /// Makes pages writable, except those that show zeros, unless the gate is closed. The caller
-    /// holds them.
+    /// Makes pages writable, except those that show zeros. The caller holds them.
     fn allow_stores(&self, pages: Range<usize>) -> bool {
-        // Relaxed: only changed by a thread that holds pages.
-        self.gate.load(Ordering::Relaxed) == CLOSED || self.unprotect(pages)
-    }
-
-    fn unprotect(&self, pages: Range<usize>) -> bool {
         let mut from = pages.start;
         while from < pages.end {
             let end = self.next_replaced(from..pages.end).unwrap_or(pages.end);
@@ -444,21 +415,6 @@ impl Faults {
         if fault.write != Some(true) {
             return Served::No;
         }
-        // Acquire pairs with the release in `Writable::open`: the pages are writable.
-        if self.gate.load(Ordering::Acquire) == CLOSED {
-            let is_one_of_many = AT_GATES.fetch_add(1, Ordering::Relaxed) >= MOST_AT_GATES;
-            let patience =
-                if is_one_of_many { Duration::from_millis(1) } else { Duration::from_secs(1) };
-            while self.gate.load(Ordering::Acquire) == CLOSED {
-                futex::wait(&self.gate, CLOSED, Some(patience));
-                if is_one_of_many {
-                    // The store faults again, on another stack.
-                    break;
-                }
-            }
-            AT_GATES.fetch_sub(1, Ordering::Relaxed);
-            return Served::Yes;
-        }
         let index = (fault.address - self.start) / SMALL_PAGE_BYTES;
         let populate = || {
             let (page, length) = (self.address_of(index), SMALL_PAGE_BYTES);
@@ -624,7 +580,6 @@ impl Writable {
             }),
             stores,
             holds: Holds::default(),
-            gate: AtomicU32::new(OPEN),
         });
         // SAFETY: `faults` is boxed, so its address is stable, and it is dropped after `place`.
         unsafe { place.set_owner(&raw const *faults as *const dyn FaultOwner) }?;
@@ -816,83 +771,6 @@ impl Writable {
     /// Maps the file again where bare accesses were answered with zeros.
     pub fn settle(&self) {
         self.faults.replaceable.settle(|hull| self.map_again(hull));
-    }
-
-    /// Runs `call` while no store reaches `pages`. Stores of the process's code wait; those of system
-    /// calls fail. Returns false, without having run it, if the pages cannot be protected.
-    pub fn held(&self, pages: PageRun, call: &mut dyn FnMut()) -> bool {
-        // This thread stores nothing, so no handler of it holds pages.
-        let Some(_held) = self.faults.holds.hold() else { return false };
-        let range = pages.first.0 as usize..pages.end().0 as usize;
-        let is_held = self.faults.protect(&range, Protection::Read);
-        if is_held {
-            call();
-        }
-        // Also after a failure, which may have protected a part. This merges what the first call
-        // divided, so it fails only while the kernel has no memory at all.
-        while !self.faults.allow_stores(range.clone()) {
-            std::thread::yield_now();
-        }
-        is_held
-    }
-
-    /// Makes stores wait until [`Writable::open`], if none is exempt. The caller is not a thread that
-    /// stores.
-    pub fn close(&self) {
-        let gate = &self.faults.gate;
-        let Some(_held) = self.faults.holds.hold() else { return };
-        // Before the pages are protected: a store that faults finds it closed. Relaxed: the first
-        // load in `serve_store` that misses it repeats the store.
-        if gate.compare_exchange(OPEN, CLOSED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-            && !self.faults.protect(&(0..self.faults.pages), Protection::Read)
-        {
-            self.open_to(OPEN);
-        }
-    }
-
-    /// Lets stores go on.
-    pub fn open(&self) {
-        // Relaxed: only this caller closes it.
-        if self.faults.gate.load(Ordering::Relaxed) == CLOSED {
-            let Some(_held) = self.faults.holds.hold() else { return };
-            if self.faults.gate.load(Ordering::Relaxed) == CLOSED {
-                self.open_to(OPEN);
-            }
-        }
-    }
-
-    /// The caller has the lock of `holds`.
-    fn open_to(&self, state: u32) {
-        while !self.faults.unprotect(0..self.faults.pages) {
-            std::thread::yield_now();
-        }
-        // Release pairs with the acquire in `serve_store`.
-        self.faults.gate.store(state, Ordering::Release);
-        futex::wake(&self.faults.gate, u32::MAX);
-    }
-
-    /// Runs `call`, which may store, while the gate is open: for a caller with a lock that whatever
-    /// would open the gate waits for.
-    pub fn exempt<T>(&self, call: impl FnOnce() -> T) -> T {
-        /// Restored also after a panic.
-        struct Exempt<'a>(&'a Writable);
-        impl Drop for Exempt<'_> {
-            fn drop(&mut self) {
-                // Relaxed: nothing was protected in the meantime.
-                self.0.faults.gate.store(OPEN, Ordering::Relaxed);
-            }
-        }
-        if let Some(_held) = self.faults.holds.hold() {
-            self.open_to(EXEMPT);
-        }
-        let _exempt = Exempt(self);
-        call()
-    }
-
-    /// The addresses of the whole place.
-    pub fn addresses(&self) -> Range<usize> {
-        let start = self.base().addr();
-        start..start + self.place.capacity_bytes()
     }
 
     /// Leaves out the pages that show zeros instead of the file.

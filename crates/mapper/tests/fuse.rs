@@ -29,7 +29,6 @@ fn child() {
         ("hangs up", hangs_up),
         ("changes", changes),
         ("unwritable", unwritable),
-        ("no room", no_room),
         ("unwritable shared", unwritable_shared),
     ]);
 }
@@ -295,77 +294,6 @@ fn unwritable() {
 #[test]
 fn what_the_server_does_not_take_stays_dirty_is_named_and_written_again() {
     child::succeeds_with_mounts("unwritable");
-}
-
-/// Copies that cannot be written out stay, and stores say why; those that the server loses later are
-/// named by the next flush.
-fn no_room() {
-    let Some((files, _directory)) = mounted(&[("file", LARGE)]) else { return };
-    let mapper = Mapper::builder().private_budget_bytes(2 * MIB).build().unwrap();
-    let view = mapper.map(files.path("file"), PRIVATE, ..).unwrap();
-    let (wanted, before) = (numbered(LARGE, 1), numbered(LARGE, 0));
-    files.change("file", |file| file.unwritable = Some((0..u64::MAX, libc::ENOSPC)));
-    let store = |page: u64| {
-        let bytes = pages(page..page + 1);
-        view.write_all_at(&wanted[bytes.start as usize..bytes.end as usize], bytes.start)
-    };
-    let refusal = (0..LARGE / PAGE).find_map(|page| {
-        if view.dirty_bytes().unwrap() > 3 * MIB {
-            // The thread of the budget looks again.
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        store(page).err()
-    });
-    let started = std::time::Instant::now();
-    let refusal = refusal.or_else(|| {
-        while started.elapsed() < std::time::Duration::from_secs(60) {
-            if let Err(error) = view.wait_for_room() {
-                return Some(error);
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        None
-    });
-    match refusal {
-        Some(MapError::Flush { cause: FlushCause::NoSpace, .. }) => {}
-        other => panic!("{other:?}"),
-    }
-    assert!(files.content("file") == before && view.dirty_bytes().unwrap() > MIB);
-    files.change("file", |file| file.unwritable = None);
-    view.flush().unwrap();
-    for page in 0..LARGE / PAGE {
-        store(page).expect("what is over is not reported");
-    }
-    assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted);
-    let started = std::time::Instant::now();
-    while mapper.stats().private_bytes_dropped < MIB {
-        assert!(started.elapsed() < std::time::Duration::from_secs(60), "copies are dropped");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-
-    // Written out, and not made durable.
-    files.change("file", |file| file.sync_error = Some(libc::EIO));
-    let (_, cause) = flush_error(&view);
-    assert_eq!(cause, FlushCause::Gone(libc::EIO));
-    files.change("file", |file| file.sync_error = None);
-    while view.flush().is_err() {}
-    assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted);
-    assert!(files.content("file") == wanted);
-
-    // All of it is written out, and a flush still has to make it durable.
-    store(0).unwrap();
-    mapper.set_private_budget(0);
-    while view.dirty_bytes().unwrap() > 0 {
-        assert!(started.elapsed() < std::time::Duration::from_secs(60), "pages are written out");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-    files.change("file", |file| file.sync_error = Some(libc::EIO));
-    assert_eq!(flush_error(&view).1, FlushCause::Gone(libc::EIO));
-}
-
-#[test]
-fn copies_that_cannot_be_written_out_stay_and_stores_say_why() {
-    child::succeeds_with_mounts("no room");
 }
 
 fn unwritable_shared() {

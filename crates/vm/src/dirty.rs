@@ -67,7 +67,7 @@ use std::sync::{Arc, OnceLock};
 
 use aquifer_sys::features;
 use aquifer_sys::memory::{self, Advice, Range, SMALL_PAGE_BYTES};
-use aquifer_sys::pagemap::{Categories, Pagemap, Protect};
+use aquifer_sys::pagemap::{Pagemap, Protect};
 use once_cell::race::OnceBool;
 
 use crate::VmError;
@@ -454,39 +454,8 @@ impl DirtyTracker {
         self.drop_from = drop_from;
         // SAFETY: the victims are clean private copies of pages of a file, and the caller guarantees
         // that no thread stores.
-        unsafe { self.discard(&victims) }.1?;
+        unsafe { self.discard(&victims) }?;
         Ok(count)
-    }
-
-    /// As [`drop_clean`](DirtyTracker::drop_clean), for the clean copies of a few pages, and
-    /// looking at these alone: for a caller that keeps stores out of them for only a moment.
-    ///
-    /// # Safety
-    /// As for `drop_clean`, for these pages.
-    pub unsafe fn drop_clean_in(
-        &mut self,
-        pages: PageRun,
-        is_changed: &mut dyn FnMut(PageIndex) -> bool,
-        may_drop: &mut dyn FnMut(PageIndex) -> bool,
-    ) -> Result<Dropped, VmError> {
-        self.check_process()?;
-        if self.kind == TrackedKind::Anonymous {
-            return Ok(Dropped::default());
-        }
-        let addresses = self.range.address_of(pages);
-        let Some(clean) = self.clean(|scan| scan.clean_in(&self.map, addresses))? else {
-            return Ok(Dropped::default());
-        };
-        let mut victims = Vec::new();
-        for page in pages.pages().filter(|&page| self.known.contains(page)) {
-            if self.is_clean(page, &clean, is_changed) && may_drop(page) {
-                runs::push(&mut victims, PageRun { first: page, count: 1 });
-            }
-        }
-        // SAFETY: as in `drop_clean`.
-        let (gone, _) = unsafe { self.discard(&victims) };
-        let kept = runs::subtract(&victims, &gone);
-        Ok(Dropped { gone, kept })
     }
 
     /// What a scan finds clean; nothing where pages are compared one by one. `None` if the state is
@@ -513,12 +482,11 @@ impl DirtyTracker {
             }
     }
 
-    /// Drops private copies, and returns those that are gone, and why others are not: their memory is
-    /// locked.
+    /// Drops private copies. Those of locked memory stay, with an error.
     ///
     /// # Safety
     /// They are clean copies of pages of a file, and no thread stores to them.
-    unsafe fn discard(&mut self, victims: &[PageRun]) -> (Vec<PageRun>, Result<(), VmError>) {
+    unsafe fn discard(&mut self, victims: &[PageRun]) -> Result<(), VmError> {
         let mut gone = Vec::new();
         let mut failed = Ok(());
         for chunk in victims.chunks(RANGES_AT_A_TIME) {
@@ -540,63 +508,7 @@ impl DirtyTracker {
             }
         }
         gone.iter().for_each(|&run| self.known.remove_run(run));
-        (gone, failed)
-    }
-
-    /// The pages that had a private copy at the last take, without those dropped since; normalised.
-    pub fn known_private(&self) -> Vec<PageRun> {
-        self.known.runs()
-    }
-}
-
-/// What became of clean private copies. Both are normalised.
-#[derive(Debug, Clone, Default)]
-pub struct Dropped {
-    /// They were dropped.
-    pub gone: Vec<PageRun>,
-    /// They were to be dropped, but their memory is locked.
-    pub kept: Vec<PageRun>,
-}
-
-/// Counts private copies in mappings of this process, while their trackers are in use elsewhere.
-#[derive(Debug)]
-pub struct PrivateCopies {
-    map: Arc<Pagemap>,
-    can_scan: bool,
-}
-
-impl PrivateCopies {
-    /// # Errors
-    /// [`VmError::Tracking`] if `/proc/self/pagemap` cannot be opened.
-    pub fn new() -> Result<PrivateCopies, VmError> {
-        let map = shared_pagemap()?;
-        Ok(PrivateCopies { can_scan: map.can_scan().is_ok(), map })
-    }
-
-    /// How many pages of some addresses have a private copy in memory: 8 ns for each page that is
-    /// present; 45 ns for each page without PAGEMAP_SCAN, which then also counts copies that are
-    /// swapped out.
-    ///
-    /// # Errors
-    /// [`VmError::Tracking`].
-    pub fn count(&self, addresses: std::ops::Range<usize>) -> Result<u64, VmError> {
-        let mut bytes = 0;
-        if self.can_scan {
-            let mut each = |region: aquifer_sys::pagemap::Region| {
-                // Others are markers.
-                if region.categories.intersects(Categories::PRESENT) {
-                    bytes += region.end - region.start;
-                }
-            };
-            self.map
-                .scan(addresses, scan::PRIVATE, Protect::No, &mut each)
-                .map_err(|source| tracking("PAGEMAP_SCAN", source))?;
-        } else {
-            self.map
-                .private_pages(addresses, &mut |run| bytes += run.len() as u64)
-                .map_err(|source| tracking("reading /proc/self/pagemap", source))?;
-        }
-        Ok(bytes / SMALL_PAGE_BYTES as u64)
+        failed
     }
 }
 

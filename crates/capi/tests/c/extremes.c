@@ -173,7 +173,6 @@ static void caches(const char *path) {
 static void mappers(const char *path) {
     aq_mapper_options options = AQ_MAPPER_OPTIONS_INIT;
     options.mapping_cache_bytes = options.resident_budget_bytes = options.write_back_bytes_per_second = UINT64_MAX;
-    options.private_budget_bytes = UINT64_MAX;
     aq_mapper *mapper;
     SOUND(aq_mapper_new(&options, &mapper));
     aq_mapper_free(mapper);

@@ -75,12 +75,11 @@ AT(aq_file_status, changed_ns, 72, int64_t);
 AT(aq_file_status, generation, 80, uint64_t);
 AT(aq_file_status, device, 88, uint64_t);
 
-SIZE(aq_mapper_options, 40);
+SIZE(aq_mapper_options, 32);
 AT(aq_mapper_options, size, 0, size_t);
 AT(aq_mapper_options, mapping_cache_bytes, 8, uint64_t);
 AT(aq_mapper_options, resident_budget_bytes, 16, uint64_t);
 AT(aq_mapper_options, write_back_bytes_per_second, 24, uint64_t);
-AT(aq_mapper_options, private_budget_bytes, 32, uint64_t);
 
 SIZE(aq_mapper_stats, 48);
 AT(aq_mapper_stats, size, 0, size_t);

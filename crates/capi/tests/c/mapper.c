@@ -15,7 +15,6 @@ int main(int count, char **arguments) {
     CHECK(count == 2);
     aq_mapper_options options = AQ_MAPPER_OPTIONS_INIT;
     options.resident_budget_bytes = 64 << 20;
-    options.private_budget_bytes = 32 << 20;
     aq_mapper *mapper;
     OK(aq_mapper_new(&options, &mapper));
     const char *path = make_file(arguments[1], "file", SIZE);

@@ -88,11 +88,6 @@ impl Bases {
         Some(unsafe { std::slice::from_raw_parts(place, SMALL_PAGE_BYTES) })
     }
 
-    /// The memory in use, unused pages of chunks included.
-    pub fn bytes(&self) -> u64 {
-        self.chunks.iter().map(|chunk| chunk.len_bytes as u64).sum()
-    }
-
     /// Whether any of these pages has a base.
     pub fn has_any(&self, run: PageRun) -> bool {
         !self.places.is_empty() && run.pages().any(|page| self.places.contains_key(&page))

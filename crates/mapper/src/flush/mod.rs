@@ -45,16 +45,6 @@
 //! costs a copy in memory of each flushed page, and 0.6 µs to make it, some 4 µs if that memory was
 //! never used before.
 //!
-//! # Under a budget
-//! Where private copies exceed their budget ([`super::private_budget`]), they are written as by a
-//! flush and dropped before they are synced ([`State::make_room`]). Such a page is *handed over*: the
-//! next flush of it syncs it as well. If that fails, there is no copy to write again, and the flush
-//! that covers the page says so, once.
-//!
-//! A copy is dropped while stores to it are kept out for a moment, and only if the tracker reports no
-//! store since the take whose content was written. So what appears in its place is what it held, or
-//! what another process wrote there since.
-//!
 //! Lock order: `State`, then the lock that keeps stores out.
 
 mod base;
@@ -112,33 +102,7 @@ pub(super) struct State {
     durable: RangeSync,
     /// Where the next write-back begins.
     next_page: PageIndex,
-    /// Written and without a copy any more, and not known to be durable. May contain pages between
-    /// them.
-    handed_over: Vec<PageRun>,
-    /// Those that the device may have lost, and why; no flush has said so yet.
-    gone: Option<(Vec<PageRun>, FlushCause)>,
-    /// Where making room goes on.
-    next_victim: PageIndex,
 }
-
-/// Pages written before their copies are dropped: few, so that few are stored to again in between.
-const STEP_PAGES: u64 = 2048;
-/// Pages that are held at a time, for some 60 µs.
-const HELD_PAGES: u64 = 64;
-/// Most runs of pages handed over: beyond that their hull is kept.
-const HANDED_OVER_RUNS: usize = 1 << 16;
-
-/// What [`State::make_room`] did.
-#[derive(Debug, Default)]
-pub(super) struct Room {
-    /// Copies dropped.
-    pub dropped_pages: u64,
-    /// The first bytes that could not be written.
-    pub failed: Option<(Range<u64>, FlushCause)>,
-}
-
-/// Runs its second argument while no store reaches the pages.
-pub(super) type KeepOut<'a> = &'a dyn Fn(PageRun, &mut dyn FnMut());
 
 impl State {
     /// # Safety
@@ -163,9 +127,6 @@ impl State {
             choice,
             durable,
             next_page: PageIndex(0),
-            handed_over: Vec::new(),
-            gone: None,
-            next_victim: PageIndex(0),
         })
     }
 
@@ -267,7 +228,6 @@ impl State {
     /// Makes the written pages of a range durable.
     fn sync(&mut self, mapping: &Writable, pages: PageRun) -> Result<()> {
         let mut written = within(&self.unsynced, pages);
-        written.extend(within(&self.handed_over, pages));
         runs::normalise(&mut written);
         let view = mapping.view_in_file();
         let ranges: Vec<Range<u64>> = written
@@ -281,9 +241,8 @@ impl State {
         match self.durable.make_durable(mapping.file(), &ranges) {
             Ok(()) => {
                 self.unsynced = runs::subtract(&self.unsynced, &written);
-                self.handed_over = runs::subtract(&self.handed_over, &written);
                 self.lost = runs::subtract(&self.lost, &written);
-                self.say_what_is_gone(mapping, pages)
+                Ok(())
             }
             Err(error) => {
                 // The error may concern any page that was written, and the kernel reports it only
@@ -295,15 +254,6 @@ impl State {
                     runs.extend_from_slice(&lost);
                     runs::normalise(runs);
                 }
-                if !self.handed_over.is_empty() {
-                    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                    let (mut gone, _) =
-                        self.gone.take().unwrap_or((Vec::new(), FlushCause::Gone(errno)));
-                    gone.append(&mut self.handed_over);
-                    runs::normalise(&mut gone);
-                    self.gone = Some((gone, FlushCause::Gone(errno)));
-                    self.say_what_is_gone(mapping, pages)?;
-                }
                 let (first, last) = (ranges.first(), ranges.last());
                 Err(MapError::Flush {
                     path: mapping.path().to_owned(),
@@ -312,134 +262,6 @@ impl State {
                 })
             }
         }
-    }
-
-    /// Reports, once, pages of a range that were handed over and then lost.
-    fn say_what_is_gone(&mut self, mapping: &Writable, pages: PageRun) -> Result<()> {
-        let Some((gone, cause)) = &mut self.gone else { return Ok(()) };
-        let said = within(gone, pages);
-        let (Some(first), Some(last)) = (said.first(), said.last()) else { return Ok(()) };
-        let byte = |page: PageIndex| mapping.first_byte() + page.0 * PAGE;
-        let (range, cause) = (byte(first.first)..byte(last.end()), *cause);
-        *gone = runs::subtract(gone, &said);
-        if gone.is_empty() {
-            self.gone = None;
-        }
-        Err(MapError::Flush { path: mapping.path().to_owned(), range, cause })
-    }
-
-    /// Drops up to `most_pages` private copies, continuing where the last call ended, after those
-    /// that are dirty have been written and their I/O started. Copies that are stored to meanwhile
-    /// stay, and so do those that cannot be written. Stops at the first failure.
-    ///
-    /// # Safety
-    /// While `keep_out` runs its argument, no thread stores to the pages.
-    pub unsafe fn make_room(
-        &mut self,
-        mapping: &Writable,
-        most_pages: u64,
-        keep_out: KeepOut<'_>,
-        goes_on: &dyn Fn() -> bool,
-    ) -> Result<Room> {
-        self.collect(mapping)?;
-        // Lost pages are left to a flush, as in `write_back`.
-        let copies = runs::subtract(&self.tracker.known_private(), &self.lost);
-        let copies = mapping.without_replaced(&copies);
-        let mut room = Room::default();
-        let mut exact = Choice { forced_gap_pages: Some(0), ..self.choice };
-        for step in steps(&choose(&copies, self.next_victim, most_pages)) {
-            if !goes_on() {
-                break;
-            }
-            self.next_victim = step.last().map_or(self.next_victim, |run| run.end());
-            let dirty: Vec<_> = step.iter().flat_map(|&run| within(&self.dirty, run)).collect();
-            let written = self.write(mapping, &dirty, false, &mut exact);
-            // SAFETY: forwarded to the caller.
-            room.dropped_pages += unsafe { self.drop_held(mapping, &step, true, keep_out) };
-            room.failed = written.failed;
-            if room.failed.is_some() {
-                break;
-            }
-        }
-        Ok(room)
-    }
-
-    /// Drops the copies among `pages`, normalised, that are clean, and durable unless
-    /// `hands_over`. Returns how many.
-    ///
-    /// # Safety
-    /// As for [`State::make_room`].
-    unsafe fn drop_held(
-        &mut self,
-        mapping: &Writable,
-        pages: &[PageRun],
-        hands_over: bool,
-        keep_out: KeepOut<'_>,
-    ) -> u64 {
-        let State { tracker, dirty, unsynced, lost, contents, bases, .. } = self;
-        let mut dropped = Vec::new();
-        for window in windows(pages) {
-            let hull = PageRun::new(window[0].first.0..window[window.len() - 1].end().0);
-            keep_out(hull, &mut || {
-                let mut is_changed = |page| {
-                    load(mapping, page).is_none_or(|page_now| contents.is_changed(page, &page_now))
-                };
-                let mut may_drop = |page| {
-                    runs::contains(&window, page)
-                        && !runs::contains(dirty, page)
-                        && !runs::contains(lost, page)
-                        && (hands_over || !runs::contains(unsynced, page))
-                };
-                // SAFETY: `keep_out` keeps stores out. The dropped pages were written; if the file
-                // differs now, its content is newer.
-                let done = unsafe { tracker.drop_clean_in(hull, &mut is_changed, &mut may_drop) };
-                // Otherwise those that could be dropped are found by the next take.
-                let done = done.unwrap_or_default();
-                dropped.extend(done.gone);
-                // They hold what was written.
-                for page in done.kept.iter().flat_map(|run| run.pages()) {
-                    if let Some(page_now) = load(mapping, page) {
-                        bases.set(page, &page_now);
-                    }
-                }
-            });
-        }
-        runs::normalise(&mut dropped);
-        self.bases.forget(&dropped);
-        self.contents.forget(&dropped);
-        let unsynced: Vec<_> =
-            dropped.iter().flat_map(|&run| within(&self.unsynced, run)).collect();
-        if !unsynced.is_empty() {
-            self.unsynced = runs::subtract(&self.unsynced, &unsynced);
-            self.handed_over.extend(unsynced);
-            runs::normalise(&mut self.handed_over);
-            if let [first, .., last] = self.handed_over[..]
-                && self.handed_over.len() > HANDED_OVER_RUNS
-            {
-                self.handed_over = vec![PageRun::new(first.first.0..last.end().0)];
-            }
-        }
-        dropped.iter().map(|run| run.count).sum()
-    }
-
-    /// Drops the copies of a range that are clean and durable, while stores go on. Others stay.
-    ///
-    /// # Safety
-    /// As for [`State::make_room`].
-    pub unsafe fn drop_durable(
-        &mut self,
-        mapping: &Writable,
-        pages: PageRun,
-        keep_out: KeepOut<'_>,
-    ) {
-        let copies = within(&self.tracker.known_private(), pages);
-        // SAFETY: forwarded to the caller.
-        unsafe { self.drop_held(mapping, &copies, false, keep_out) };
-    }
-
-    /// Memory for the last written content of copies.
-    pub fn base_bytes(&self) -> u64 {
-        self.bases.bytes()
     }
 
     /// Writes up to `most_bytes` of dirty pages, continuing where the last call ended, and starts
@@ -539,50 +361,4 @@ fn choose(runs: &[PageRun], from: PageIndex, most_pages: u64) -> Vec<PageRun> {
         }
     }
     chosen
-}
-
-/// Cuts the result of [`choose`] into normalised sets of about [`STEP_PAGES`].
-fn steps(chosen: &[PageRun]) -> Vec<Vec<PageRun>> {
-    let mut steps: Vec<Vec<PageRun>> = Vec::new();
-    let mut pages = 0;
-    for run in chosen {
-        for from in (run.first.0..run.end().0).step_by(STEP_PAGES as usize) {
-            let part = PageRun::new(from..run.end().0.min(from + STEP_PAGES));
-            match steps.last_mut() {
-                Some(step)
-                    if pages + part.count <= STEP_PAGES
-                        && step.last().is_some_and(|last| last.end() <= part.first) =>
-                {
-                    step.push(part);
-                    pages += part.count;
-                }
-                _ => {
-                    steps.push(vec![part]);
-                    pages = part.count;
-                }
-            }
-        }
-    }
-    steps
-}
-
-/// Cuts a normalised set at multiples of [`HELD_PAGES`].
-fn windows(pages: &[PageRun]) -> Vec<Vec<PageRun>> {
-    let mut windows: Vec<Vec<PageRun>> = Vec::new();
-    let mut last = u64::MAX;
-    for run in pages {
-        let mut from = run.first.0;
-        while from < run.end().0 {
-            let window = from / HELD_PAGES;
-            let to = run.end().0.min((window + 1) * HELD_PAGES);
-            let part = PageRun::new(from..to);
-            match windows.last_mut() {
-                Some(parts) if window == last => parts.push(part),
-                _ => windows.push(vec![part]),
-            }
-            last = window;
-            from = to;
-        }
-    }
-    windows
 }
