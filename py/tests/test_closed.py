@@ -45,10 +45,10 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["r", "r+", "w+", "c"])
+@pytest.mark.parametrize("mode", ["r", "r+", "w+", "c", "private"])
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_what_close_cannot_see_reads_zeros(path: str, mode: str, kind: str) -> None:
-    array = opened(path, mode)
+    array = opened(path, "r+", stores="private") if mode == "private" else opened(path, mode)
     if mode == "r" and kind == "nditer to store":
         pytest.skip("nothing is stored in it")
     if mode == "w+":
@@ -212,7 +212,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 """
 
 
-@pytest.mark.parametrize("options", [{}], ids=["auto"])
+@pytest.mark.parametrize("options", [{}, {"stores": "private"}, {"backend": "cache"}], ids=["shared", "private", "cache"])
 @pytest.mark.parametrize("kind", ["plain", "recarray", "DLPack", "memoryview", "nditer", "hidden"])
 def test_stores_through_views_that_live_at_the_end_reach_the_file(path: str, kind: str, options: dict[str, str]) -> None:
     subprocess.run([sys.executable, "-c", _HELD_AT_EXIT, path, kind, repr(options)], check=True)
