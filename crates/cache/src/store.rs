@@ -596,6 +596,16 @@ impl<M: PageMemory> Store<M> {
         self.loaded.iter()
     }
 
+    /// The pages of a run whose regions pages were loaded into; the other ones are absent.
+    pub fn ever_loaded(&self, pages: Range<u64>) -> impl Iterator<Item = u64> + '_ {
+        let last = pages.end.max(pages.start + 1) - 1;
+        let regions = self.geometry.region_of(pages.start)..self.geometry.region_of(last) + 1;
+        self.loaded.iter_in(regions).flat_map(move |region| {
+            let of_region = self.geometry.pages_of_region(region);
+            of_region.start.max(pages.start)..of_region.end.min(pages.end)
+        })
+    }
+
     /// Undoes a failed load whose frame was taken.
     pub fn give_up(&self, page: u64, frame: FrameId) {
         count(&self.engine.counters.load_errors, 1);

@@ -127,10 +127,10 @@ impl Store<MappedMemory> {
             Advice::WillNeed => self.prefetch_runs(vec![pages]),
             Advice::DontNeed => {
                 let _ = self.write_back(pages.clone());
-                self.discard_clean(pages);
+                self.discard_clean(self.ever_loaded(pages));
             }
             Advice::Cold => {
-                for seen in pages.map(|page| self.seen(page)) {
+                for seen in self.ever_loaded(pages).map(|page| self.seen(page)) {
                     if seen.is_resident() {
                         self.pool().demoted(seen.frame());
                     }

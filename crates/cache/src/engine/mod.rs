@@ -93,6 +93,10 @@ pub(crate) struct Engine {
     shares: Mutex<Shares>,
     kernel_share_bytes: AtomicU64,
     pub kernel_resident_pages: AtomicU64,
+    /// Batches of read-ahead that kernel-backed mappings requested: the count of mapped pages does not include their pages.
+    pub kernel_batches_asked: AtomicU64,
+    /// Pages of their files that were read past the page cache.
+    pub kernel_pages_read_past: AtomicU64,
     /// System pages dropped from kernel-backed mappings so far.
     pub kernel_dropped_pages: AtomicU64,
     stores: Mutex<Stores>,
@@ -144,6 +148,8 @@ impl Engine {
             shares: Mutex::new(Shares::new(&options)),
             kernel_share_bytes: AtomicU64::new(0),
             kernel_resident_pages: AtomicU64::new(0),
+            kernel_batches_asked: AtomicU64::new(0),
+            kernel_pages_read_past: AtomicU64::new(0),
             kernel_dropped_pages: AtomicU64::new(0),
             stores: Mutex::default(),
             reclaim: Default::default(),

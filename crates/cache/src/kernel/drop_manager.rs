@@ -92,12 +92,12 @@ impl Droppable for KernelFile {
         KernelFile::take_asked(self, region)
     }
 
-    fn asked(&self) -> u64 {
-        self.batches_asked.load(Ordering::Relaxed)
+    fn asked_of(files: &[Arc<KernelFile>]) -> u64 {
+        files.first().map_or(0, |file| file.engine.kernel_batches_asked.load(Ordering::Relaxed))
     }
 
-    fn read_past(&self) -> u64 {
-        self.pages_read_past.load(Ordering::Relaxed)
+    fn read_past_of(files: &[Arc<KernelFile>]) -> u64 {
+        files.first().map_or(0, |file| file.engine.kernel_pages_read_past.load(Ordering::Relaxed))
     }
 
     fn observe(

@@ -28,7 +28,7 @@ pub(crate) use drop_manager::DropManager;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use aquifer_device::Device;
 use aquifer_sys::fallible;
@@ -91,10 +91,6 @@ pub(crate) struct KernelFile {
     pins: Mutex<Pins>,
     /// Where the drop manager is.
     pub hands: Hands,
-    /// Read-ahead batches requested so far: the count of mapped pages does not include their pages.
-    pub batches_asked: AtomicU64,
-    /// Pages that were read past the page cache.
-    pub pages_read_past: AtomicU64,
     /// Pages of each region for which read-ahead was requested since the region was unmapped.
     asked: LazyArray<AtomicU32>,
     /// Scattered pages were prefetched.
@@ -149,8 +145,6 @@ impl KernelFile {
             }),
             pins: Mutex::new(Pins::default()),
             hands: Hands::default(),
-            batches_asked: AtomicU64::new(0),
-            pages_read_past: AtomicU64::new(0),
             asked,
             is_scattered: AtomicBool::new(false),
         });
@@ -484,7 +478,7 @@ impl KernelFile {
                     count += 1;
                 }
             }
-            self.batches_asked.fetch_add(1, Ordering::Relaxed);
+            self.engine.kernel_batches_asked.fetch_add(1, Ordering::Relaxed);
             // SAFETY: our own mapping; the advice does not change its contents.
             let advised =
                 unsafe { memory::advise_many(&vector[..count], memory::Advice::WillNeed) };

@@ -250,10 +250,11 @@ impl Source for KernelVisit<'_> {
         // Relaxed: counts, which publish nothing.
         if self.device().alignment_bytes() > 1 {
             // Direct reads, which fill nothing.
-            self.file.pages_read_past.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+            let read_past = &self.file.engine().kernel_pages_read_past;
+            read_past.fetch_add(pages.end - pages.start, Ordering::Relaxed);
         } else {
             // They fill the page cache: the drop manager is to look.
-            self.file.batches_asked.fetch_add(1, Ordering::Relaxed);
+            self.file.engine().kernel_batches_asked.fetch_add(1, Ordering::Relaxed);
         }
         0
     }

@@ -124,8 +124,18 @@ pub trait Droppable: Send + Sync {
     fn asked(&self) -> u64 {
         0
     }
-    /// Pages of the file that this process has read past the page cache.
-    fn read_past(&self) -> u64 {
+    /// [`Droppable::asked`] of all files, of which there may be thousands, at every check.
+    fn asked_of(files: &[Arc<Self>]) -> u64
+    where
+        Self: Sized,
+    {
+        files.iter().map(|file| file.asked()).fold(0, u64::wrapping_add)
+    }
+    /// Pages of all files that this process has read past the page cache.
+    fn read_past_of(_files: &[Arc<Self>]) -> u64
+    where
+        Self: Sized,
+    {
         0
     }
     /// Number of pages that this process has mapped in; `None` if unknown. Used where
@@ -172,14 +182,15 @@ impl Hands {
 
 /// The files, and the commands to the thread. See the module documentation.
 pub struct DropBehind<F> {
-    files: Mutex<Vec<Arc<F>>>,
+    /// Shared with the thread during a check, which then takes no reference to each file.
+    files: Mutex<Arc<Vec<Arc<F>>>>,
     removals: AtomicU64,
     bell: Bell,
 }
 
 impl<F> Default for DropBehind<F> {
     fn default() -> Self {
-        DropBehind { files: Mutex::new(vec![]), removals: AtomicU64::new(0), bell: Bell::new() }
+        DropBehind { files: Mutex::default(), removals: AtomicU64::new(0), bell: Bell::new() }
     }
 }
 
@@ -193,7 +204,7 @@ impl<F: Droppable> DropBehind<F> {
     pub fn add(&self, file: Arc<F>) {
         let is_first = {
             let mut files = self.files.lock();
-            files.push(file);
+            Arc::make_mut(&mut files).push(file);
             files.len() == 1
         };
         // Later files need no wake-up: the thread checks again before much can be brought in.
@@ -209,7 +220,7 @@ impl<F: Droppable> DropBehind<F> {
             let at = files.iter().position(|other| Arc::ptr_eq(other, file));
             // Relaxed, here and below: changed and loaded with the lock held.
             self.removals.fetch_add(1, Ordering::Relaxed);
-            at.map(|at| files.swap_remove(at))
+            at.map(|at| Arc::make_mut(&mut files).swap_remove(at))
         };
         drop(removed);
         self.wake();
@@ -268,7 +279,7 @@ impl<F: Droppable> DropBehind<F> {
             files[..state.turn.min(files.len())].iter().filter(|file| is_gone(file)).count();
         let mut files = self.files.lock();
         self.removals.fetch_add(1, Ordering::Relaxed);
-        files.retain(|file| !is_gone(file));
+        Arc::make_mut(&mut files).retain(|file| !is_gone(file));
     }
 
     /// Checks once, drops the excess, and returns when to check again.

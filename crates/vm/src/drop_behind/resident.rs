@@ -167,12 +167,11 @@ impl Residency {
 
     fn activity<F: Droppable>(&self, files: &[Arc<F>]) -> Activity {
         let read_bytes = self.reads.as_ref().and_then(|reads| reads.read().ok()).unwrap_or(0);
-        let asked = files.iter().map(|file| file.asked());
-        let read_past: u64 = files.iter().map(|file| file.read_past()).sum();
+        let read_pages = read_bytes / SMALL_PAGE_BYTES as u64;
         Activity {
-            read: (read_bytes / SMALL_PAGE_BYTES as u64).saturating_sub(read_past),
+            read: read_pages.saturating_sub(F::read_past_of(files)),
             mapped: self.mapped(),
-            asked: asked.fold(0, u64::wrapping_add),
+            asked: F::asked_of(files),
         }
     }
 

@@ -289,3 +289,27 @@ fn a_file_may_become_shorter() {
         behind.check(&mut state, std::slice::from_ref(&fake), BOUND, &|_, _| ());
     }
 }
+
+/// There may be thousands, and checks are many a second.
+#[test]
+fn a_check_takes_no_reference_to_each_file() {
+    let files = Arc::new(DropBehind::new());
+    let file = empty(1);
+    files.add(file.clone());
+    let (counts, counted) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn({
+        let (files, file) = (files.clone(), Arc::downgrade(&file));
+        move || {
+            let bound = || {
+                let _ = counts.send(file.strong_count());
+                1 << 30
+            };
+            files.run(bound, |_, _| {});
+        }
+    });
+    // This one and that of the list.
+    let count = counted.recv().unwrap();
+    files.stop();
+    thread.join().unwrap();
+    assert_eq!(count, 2);
+}
