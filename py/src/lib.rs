@@ -12,6 +12,7 @@ mod credentials;
 mod error;
 mod file;
 mod files;
+mod list;
 mod memmap;
 mod object;
 mod pool;

@@ -32,7 +32,7 @@ use crate::remote::{Held, RemoteObject, waiting};
 use crate::take::Ranges;
 
 /// A page of the system.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// What [`Region::bring`] brings in between two looks at whether it goes on.
 const BROUGHT_BYTES: u64 = 32 << 20;
@@ -89,19 +89,35 @@ impl Mapped {
             return Ok(());
         }
         let Mapped::View(view) = self else { return Ok(()) };
-        // Brought in together, a batch at a time, so that a long list does not fill memory before the first copy.
+        // Brought in together, a batch at a time, so that a long list does not fill memory before the first copy. Those on the
+        // same page, or on the next one, are read as one.
         let mut sorted: Vec<usize> = (0..ranges.len()).collect();
         sorted.sort_unstable_by_key(|&index| ranges.range(index).start);
         for batch in sorted.chunks(1024) {
             if !go_on() {
                 return Ok(());
             }
-            let wanted: Vec<_> = batch.iter().map(|&index| ranges.range(index)).collect();
+            let mut end = 0;
+            let join = |&before: &usize, &next: &usize| {
+                end = ranges.range(before).end.max(end);
+                ranges.range(next).start / PAGE <= end / PAGE
+            };
+            let runs: Vec<_> = batch.chunk_by(join).collect();
+            let span = |run: &[usize]| {
+                let end = run.iter().map(|&index| ranges.range(index).end).max();
+                ranges.range(run[0]).start..end.unwrap_or(0)
+            };
+            let wanted: Vec<_> = runs.iter().map(|run| span(run)).collect();
             view.touch_many(&wanted)?;
-            for &index in batch {
-                let range = ranges.range(index);
-                let start = range.start;
-                view.read_range(range, |bytes| visit(index, start, bytes))?;
+            for (run, span) in runs.into_iter().zip(wanted) {
+                let first = span.start;
+                view.read_range(span, |bytes| {
+                    for &index in run {
+                        let Range { start, end } = ranges.range(index);
+                        let its = bytes.slice((start - first) as usize..(end - first) as usize);
+                        visit(index, start, its);
+                    }
+                })?;
             }
         }
         Ok(())
@@ -142,7 +158,7 @@ impl Region {
         self.mapped.len()
     }
 
-    fn data(&self) -> *const u8 {
+    pub fn data(&self) -> *const u8 {
         match &*self.mapped {
             Mapped::Read(mapping) => mapping.as_ptr(),
             Mapped::Write(mapping) => mapping.as_ptr(),

@@ -25,7 +25,7 @@ use pyo3::types::PyDict;
 use crate::cache::NativeCache;
 use crate::credentials::Provider;
 use crate::error::Result;
-use crate::take::{Piece, pieces};
+use crate::take::{Listing, Piece};
 
 /// How often a wait looks for signals.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -267,36 +267,16 @@ impl RemoteReader {
         parts.sort_unstable_by_key(|part| part.page);
         parts
     }
-}
 
-#[pymethods]
-impl RemoteReader {
-    #[staticmethod]
-    fn open(
-        py: Python<'_>,
-        cache: &Bound<'_, NativeCache>,
-        object: &Bound<'_, RemoteObject>,
-    ) -> Result<RemoteReader> {
-        let (cache, device) = (cache.get(), object.get().device.share());
-        let pages = py.detach(|| cache.cache.pages(device))?;
-        Ok(RemoteReader { pages: Held::new(pages) })
-    }
-
-    fn __len__(&self) -> usize {
-        self.pages.len_bytes() as usize
-    }
-
-    /// Copies `lengths` bytes from each of `starts` on to `out`, one after the other.
-    fn read_ranges(
+    /// Copies to the memory of `out`.
+    fn read_pieces(
         &self,
         py: Python<'_>,
-        starts: PyBuffer<i64>,
-        lengths: PyBuffer<i64>,
+        pieces: &[Piece],
+        target: Target,
         out: &Bound<'_, PyAny>,
     ) -> Result {
-        let len_bytes = self.pages.len_bytes();
-        let (pieces, target) = pieces(&starts, &lengths, len_bytes, &PyBuffer::get(out)?)?;
-        let (parts, target) = (self.parts(&pieces), Target(target));
+        let parts = self.parts(pieces);
         let mut wanted: Vec<_> = parts.iter().map(|part| part.page).collect();
         wanted.dedup();
         let mut is_here = true;
@@ -329,6 +309,38 @@ impl RemoteReader {
             return py.detach(|| copy(Wanted::new()));
         }
         waiting(py, vec![out.clone().unbind()], copy)
+    }
+}
+
+#[pymethods]
+impl RemoteReader {
+    #[staticmethod]
+    fn open(
+        py: Python<'_>,
+        cache: &Bound<'_, NativeCache>,
+        object: &Bound<'_, RemoteObject>,
+    ) -> Result<RemoteReader> {
+        let (cache, device) = (cache.get(), object.get().device.share());
+        let pages = py.detach(|| cache.cache.pages(device))?;
+        Ok(RemoteReader { pages: Held::new(pages) })
+    }
+
+    fn __len__(&self) -> usize {
+        self.pages.len_bytes() as usize
+    }
+
+    /// Copies `lengths` bytes from each of `starts` on to `out`, one after the other.
+    fn read_ranges(
+        &self,
+        py: Python<'_>,
+        starts: PyBuffer<i64>,
+        lengths: PyBuffer<i64>,
+        out: &Bound<'_, PyAny>,
+    ) -> Result {
+        let buffer = PyBuffer::get(out)?;
+        let listing = Listing::check(py, &starts, &lengths, self.pages.len_bytes())?;
+        let target = listing.target(&buffer)?;
+        listing.in_steps(py, |pieces| self.read_pieces(py, &pieces, Target(target), out))
     }
 
     /// Starts bringing in `length` bytes from `offset` on, and does not wait.

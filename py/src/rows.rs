@@ -15,8 +15,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Result;
+use crate::list::{List, Listed};
 use crate::remote::{RemoteObject, waiting};
-use crate::take::{Completions, Signals, numbers, row_of, target_of};
+use crate::take::{Completions, Signals, target_of};
 
 /// What is read between two looks at signals, or at whether a prefetch goes on: as many rows as these at most, and one at
 /// least. A list that is longer is read sorted, so that neighbours still come together.
@@ -81,6 +82,7 @@ impl Drop for NativeRows {
 }
 
 /// Where rows are copied to.
+#[derive(Clone, Copy)]
 struct Target {
     start: *mut u8,
     row_bytes: usize,
@@ -88,9 +90,11 @@ struct Target {
 
 // SAFETY: one thread at a time copies, each row to its own place; the caller keeps the target alive.
 unsafe impl Send for Target {}
+// SAFETY: as above.
+unsafe impl Sync for Target {}
 
 impl Target {
-    fn copy(&mut self, position: usize, bytes: &[u8]) {
+    fn copy(&self, position: usize, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.row_bytes);
         let place = self.start.wrapping_add(position * self.row_bytes);
         // SAFETY: inside the target, which has room for as many rows as there are positions; it is Python's memory, and the
@@ -130,8 +134,9 @@ impl NativeRows {
     }
 
     /// The rows that `indices` names; negative ones count from the end.
-    fn checked(&self, indices: &PyBuffer<i64>) -> Result<Vec<u64>> {
-        numbers(indices)?.map(|index| row_of(index, self.count)).collect()
+    fn checked(&self, py: Python<'_>, indices: &PyBuffer<i64>) -> Result<Vec<u64>> {
+        let rows = List::check(py, indices, self.count)?;
+        py.detach(|| rows.all().collect())
     }
 
     /// `out`, which has room for this many rows.
@@ -144,16 +149,14 @@ impl NativeRows {
 /// Copies rows in the order of the file, a batch at a time. `go_on` is told whether batches are long, and ends it.
 fn copy_sorted(
     rows: &aquifer::Rows,
-    wanted: Vec<u64>,
+    mut listed: Vec<Listed>,
     mut copy: impl FnMut(usize, &[u8]),
     mut go_on: impl FnMut(bool) -> bool,
 ) -> Result {
     let batch_rows = batch_rows(rows);
-    let mut sorted: Vec<(u64, usize)> =
-        wanted.into_iter().enumerate().map(|(position, row)| (row, position)).collect();
-    sorted.sort_unstable();
-    let mut wanted = Vec::with_capacity(batch_rows.min(sorted.len()));
-    for batch in sorted.chunks(batch_rows) {
+    listed.sort_unstable();
+    let mut wanted = Vec::with_capacity(batch_rows.min(listed.len()));
+    for batch in listed.chunks(batch_rows) {
         wanted.clear();
         wanted.extend(batch.iter().map(|&(row, _)| row));
         rows.get_many(&wanted, |place, bytes| copy(batch[place].1, bytes))?;
@@ -201,34 +204,40 @@ impl NativeRows {
 
     /// Copies rows to `out`.
     fn take(&self, py: Python<'_>, indices: PyBuffer<i64>, out: &Bound<'_, PyAny>) -> Result {
-        let wanted = self.checked(&indices)?;
-        let mut target = self.target(&PyBuffer::get(out)?, wanted.len())?;
-        let rows = self.get().clone();
-        if self.is_remote {
-            return waiting(py, vec![out.clone().unbind()], move |call| {
-                let copy = |position, bytes: &[u8]| {
-                    call.while_wanted(|| target.copy(position, bytes));
-                };
-                copy_sorted(&rows, wanted, copy, |_| call.go_on())
-            });
-        }
-        if wanted.len() <= batch_rows(&rows) {
+        let wanted = List::check(py, &indices, self.count)?;
+        let buffer = PyBuffer::get(out)?;
+        let target = self.target(&buffer, wanted.len())?;
+        let rows = self.get();
+        if !self.is_remote && wanted.len() <= batch_rows(rows) {
+            let wanted = wanted.all().collect::<Result<Vec<_>>>()?;
             return py.detach(|| {
                 Ok(rows.get_many(&wanted, |position, bytes| target.copy(position, bytes))?)
             });
         }
-        let mut signals = Signals::new();
-        let copied = py.detach(|| {
-            let go_on = |is_long| if is_long { signals.look_now() } else { signals.look() };
-            copy_sorted(&rows, wanted, |position, bytes: &[u8]| target.copy(position, bytes), go_on)
-        });
-        signals.result().and(copied)
+        wanted.in_steps(py, true, |listed| {
+            if self.is_remote {
+                let rows = rows.clone();
+                return waiting(py, vec![out.clone().unbind()], move |call| {
+                    let copy = |position, bytes: &[u8]| {
+                        call.while_wanted(|| target.copy(position, bytes));
+                    };
+                    copy_sorted(&rows, listed, copy, |_| call.go_on())
+                });
+            }
+            let mut signals = Signals::new();
+            let copied = py.detach(|| {
+                let go_on = |is_long| if is_long { signals.look_now() } else { signals.look() };
+                let copy = |position, bytes: &[u8]| target.copy(position, bytes);
+                copy_sorted(rows, listed, copy, go_on)
+            });
+            signals.result().and(copied)
+        })
     }
 
     /// Starts reading rows, and does not wait: the first of them, as many as the budget holds with those that prefetches
     /// before have still to read.
     fn prefetch(&self, py: Python<'_>, indices: PyBuffer<i64>) -> Result {
-        let mut wanted = self.checked(&indices)?;
+        let mut wanted = self.checked(py, &indices)?;
         self.check_process()?;
         let Coming { rows: coming, .. } = &*self.coming;
         let room = self.get().stats().capacity_rows.saturating_sub(coming.load(Ordering::Relaxed));
@@ -309,8 +318,8 @@ impl Completions {
         out: &Bound<'_, PyAny>,
     ) -> Result {
         let cache = rows.get();
-        let wanted = cache.checked(&indices)?;
-        let mut target = cache.target(&PyBuffer::<u8>::get(out)?, wanted.len())?;
+        let wanted = cache.checked(py, &indices)?;
+        let target = cache.target(&PyBuffer::<u8>::get(out)?, wanted.len())?;
         let own = cache.get().clone();
         let uses = vec![out.clone().unbind(), rows.clone().into_any().unbind()];
         self.start(py, token, uses, async move {

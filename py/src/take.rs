@@ -10,16 +10,18 @@
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 use std::os::fd::AsRawFd as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer::{Bytes, Ready};
+use aquifer::{Bytes, Mapping, Ready};
+use aquifer_sys::memory;
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error::{Failure, Result};
-use crate::memmap::{Mapped, Region};
+use crate::list::{List, Listed, Numbers, STEP_ROWS};
+use crate::memmap::{Mapped, PAGE, Region};
 use crate::remote::{Wanted, waiting};
 
 /// How often a long call looks for signals.
@@ -89,6 +91,14 @@ impl Ranges {
         (0..self.len()).map(|index| self.range(index))
     }
 
+    /// Where a piece goes.
+    #[expect(clippy::mut_from_ref, reason = "the memory is the target's, not that of the list")]
+    fn target_of(&self, index: usize) -> &mut [u8] {
+        let piece = &self.pieces[index];
+        // SAFETY: inside the target, whose length was checked; the pieces are disjoint, and one thread copies.
+        unsafe { std::slice::from_raw_parts_mut(self.target.add(piece.at), piece.len) }
+    }
+
     /// Copies bytes of a piece that lie at `offset`.
     pub fn copy(&self, index: usize, offset: u64, bytes: Bytes<'_>) {
         let piece = &self.pieces[index];
@@ -103,18 +113,6 @@ fn invalid(text: &str) -> Failure {
     PyValueError::new_err(text.to_owned()).into()
 }
 
-/// Numbers of a buffer. Another thread of Python may store to it: each is old or new, and checked by the caller.
-pub(crate) fn numbers(buffer: &PyBuffer<i64>) -> Result<impl Iterator<Item = i64> + '_> {
-    if !buffer.is_c_contiguous() {
-        return Err(invalid("numbers must be contiguous"));
-    }
-    let first = buffer.buf_ptr().cast::<i64>().cast_const();
-    Ok((0..buffer.item_count()).map(move |place| {
-        // SAFETY: inside the buffer, which is borrowed and contiguous.
-        unsafe { first.add(place).read_volatile() }
-    }))
-}
-
 /// The address of a target of this many bytes.
 pub(crate) fn target_of(out: &PyBuffer<u8>, len: Option<usize>) -> Result<*mut u8> {
     if out.readonly() || !out.is_c_contiguous() {
@@ -126,62 +124,106 @@ pub(crate) fn target_of(out: &PyBuffer<u8>, len: Option<usize>) -> Result<*mut u
     Ok(out.buf_ptr().cast())
 }
 
-/// Ranges of what has `len_bytes`, which go to `out` one after the other, and its address.
-pub(crate) fn pieces(
-    starts: &PyBuffer<i64>,
-    lengths: &PyBuffer<i64>,
+/// Ranges that a call reads, which go to its target one after the other.
+pub(crate) struct Listing<'a> {
+    starts: Numbers<'a>,
+    lengths: Numbers<'a>,
+    /// Of what they are ranges of.
     len_bytes: u64,
-    out: &PyBuffer<u8>,
-) -> Result<(Vec<Piece>, *mut u8)> {
-    if starts.item_count() != lengths.item_count() {
-        return Err(invalid("there must be as many lengths as starts"));
-    }
-    let mut at = 0_usize;
-    let mut pieces = Vec::with_capacity(starts.item_count());
-    for (start, len) in numbers(starts)?.zip(numbers(lengths)?) {
-        let (Ok(start), Ok(len)) = (u64::try_from(start), usize::try_from(len)) else {
-            return Err(invalid("a range has a negative number"));
-        };
-        if start.checked_add(len as u64).is_none_or(|end| end > len_bytes) {
-            return Err(invalid("a range ends behind what is read"));
+    /// Of all ranges together.
+    total_bytes: usize,
+}
+
+impl<'a> Listing<'a> {
+    /// Checks all ranges of what has `len_bytes`.
+    pub fn check(
+        py: Python<'_>,
+        starts: &'a PyBuffer<i64>,
+        lengths: &'a PyBuffer<i64>,
+        len_bytes: u64,
+    ) -> Result<Listing<'a>> {
+        let (starts, lengths) = (Numbers::of(starts)?, Numbers::of(lengths)?);
+        if starts.len() != lengths.len() {
+            return Err(invalid("there must be as many lengths as starts"));
         }
-        pieces.push(Piece { start, len, at });
-        // Ranges may overlap: all together they may be longer than any memory.
-        at = at.checked_add(len).ok_or_else(|| invalid("the ranges have too many bytes"))?;
+        let mut listing = Listing { starts, lengths, len_bytes, total_bytes: usize::MAX };
+        let mut end = 0;
+        for first in (0..starts.len()).step_by(STEP_ROWS) {
+            end = py.detach(|| listing.pieces(first, end, |_| ()))?;
+            py.check_signals()?;
+        }
+        listing.total_bytes = end;
+        Ok(listing)
     }
-    Ok((pieces, target_of(out, Some(at))?))
+
+    /// Passes on the ranges of a step, from the place `first` on, whose bytes go to `at` and behind; the end of the last one.
+    fn pieces(&self, first: usize, mut at: usize, mut each: impl FnMut(Piece)) -> Result<usize> {
+        for place in first..self.starts.len().min(first + STEP_ROWS) {
+            let (start, len) = (self.starts.get(place), self.lengths.get(place));
+            let (Ok(start), Ok(len)) = (u64::try_from(start), usize::try_from(len)) else {
+                return Err(invalid("a range has a negative number"));
+            };
+            if start.checked_add(len as u64).is_none_or(|end| end > self.len_bytes) {
+                return Err(invalid("a range ends behind what is read"));
+            }
+            // Ranges may overlap: all together they may be longer than any memory. And another thread may have changed them.
+            let end = at.checked_add(len).filter(|&end| end <= self.total_bytes);
+            let end = end.ok_or_else(|| invalid("the ranges have too many bytes"))?;
+            each(Piece { start, len, at });
+            at = end;
+        }
+        Ok(at)
+    }
+
+    /// The address of a target that has room for all ranges.
+    pub fn target(&self, out: &PyBuffer<u8>) -> Result<*mut u8> {
+        target_of(out, Some(self.total_bytes))
+    }
+
+    /// Calls `step` with all ranges, at most [`STEP_ROWS`] a time.
+    ///
+    /// # Errors
+    /// Those of `step`, or what the handler of a signal has raised between two steps.
+    pub fn in_steps(&self, py: Python<'_>, mut step: impl FnMut(Vec<Piece>) -> Result) -> Result {
+        let mut at = 0;
+        for first in (0..self.starts.len()).step_by(STEP_ROWS) {
+            if first > 0 {
+                py.check_signals()?;
+            }
+            let mut pieces = Vec::with_capacity(STEP_ROWS.min(self.starts.len() - first));
+            at = self.pieces(first, at, |piece| pieces.push(piece))?;
+            step(pieces)?;
+        }
+        Ok(())
+    }
 }
 
-/// The row of this index among `rows`; a negative one counts from the end.
-pub(crate) fn row_of(index: i64, rows: u64) -> Result<u64> {
-    let row = if index < 0 { index.checked_add_unsigned(rows) } else { Some(index) };
-    let row = row.and_then(|row| u64::try_from(row).ok()).filter(|&row| row < rows);
-    row.ok_or_else(|| {
-        let text = format!("index {index} is out of bounds for axis 0 with size {rows}");
-        PyIndexError::new_err(text).into()
-    })
-}
-
-/// The rows that `indices` names, and the target of a call, checked against each other. Negative indices count from the end.
-fn checked(
-    region: &Region,
+/// The rows of a call, whose pieces have one length.
+#[derive(Clone, Copy)]
+struct Chosen {
     layout: Layout,
-    indices: &PyBuffer<i64>,
-    out: Option<&PyBuffer<u8>>,
-) -> Result<Ranges> {
-    let row_bytes = usize::try_from(layout.row_bytes).map_err(|_| invalid("rows are too long"))?;
-    let target = match out {
-        None => std::ptr::null_mut(),
-        Some(out) => target_of(out, row_bytes.checked_mul(indices.item_count()))?,
-    };
-    let pieces = numbers(indices)?.enumerate().map(|(place, index)| {
-        let row = row_of(index, layout.rows)?;
-        let start = layout
-            .start_of(row, region.len())
-            .ok_or_else(|| invalid("the rows end behind the mapping"))?;
-        Ok(Piece { start, len: row_bytes, at: place * row_bytes })
-    });
-    Ok(Ranges { pieces: pieces.collect::<Result<_>>()?, target })
+    row_bytes: usize,
+    /// Of the mapping.
+    len_bytes: u64,
+}
+
+impl Chosen {
+    fn of(layout: Layout, region: &Region) -> Result<Chosen> {
+        let row_bytes =
+            usize::try_from(layout.row_bytes).map_err(|_| invalid("rows are too long"))?;
+        Ok(Chosen { layout, row_bytes, len_bytes: region.len() })
+    }
+
+    /// The address of a target that has room for this many rows.
+    fn target(&self, out: &PyBuffer<u8>, rows: usize) -> Result<*mut u8> {
+        target_of(out, self.row_bytes.checked_mul(rows))
+    }
+
+    fn piece(&self, (row, place): Listed) -> Result<Piece> {
+        let start = self.layout.start_of(row, self.len_bytes);
+        let start = start.ok_or_else(|| invalid("the rows end behind the mapping"))?;
+        Ok(Piece { start, len: self.row_bytes, at: place * self.row_bytes })
+    }
 }
 
 /// Looks for signals now and then; what the handler of one raised.
@@ -221,7 +263,55 @@ impl Signals {
 }
 
 impl Region {
-    /// Copies to the memory of `out`.
+    /// Whether rows are in memory, at the moment.
+    fn has_rows(&self, layout: Layout, rows: Range<u64>) -> Result<bool> {
+        let at = |row| {
+            let start = layout.start_of(row, self.len());
+            start.ok_or_else(|| invalid("the rows end behind the mapping"))
+        };
+        let (first, last) = (at(rows.start)?, at(rows.end - 1)?);
+        let bytes = first.min(last)..first.max(last) + layout.row_bytes;
+        if self.mapped.mapping().is_some() {
+            return self.has(bytes);
+        }
+        let mut resident = [0; 4096];
+        let end = self.data().addr() + bytes.end as usize;
+        let start = self.data().addr() + bytes.start as usize;
+        for page in (start - start % PAGE as usize..end).step_by(resident.len() * PAGE as usize) {
+            let pages = (end - page).div_ceil(PAGE as usize).min(resident.len());
+            let address = std::ptr::without_provenance(page);
+            memory::residency(address, pages * PAGE as usize, &mut resident)?;
+            if resident[..pages].iter().any(|page| page & 1 == 0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies rows that are in memory, or most of them: one after the other, as they are listed.
+    fn copy_each(&self, py: Python<'_>, ranges: &Ranges) -> Result {
+        let mut signals = Signals::new();
+        let copied = py.detach(|| {
+            for index in 0..ranges.len() {
+                let start = ranges.range(index).start;
+                let target = ranges.target_of(index);
+                match &*self.mapped {
+                    Mapped::View(view) => view.read_exact_at(target, start)?,
+                    mapped => {
+                        let copy = |mapping: &Mapping| mapping.read_exact_at(target, start);
+                        mapped.mapping().map_or(Ok(()), copy)?;
+                    }
+                }
+                if !signals.go_on() {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        signals.result().and(copied)
+    }
+
+    /// Copies to the memory of `out`. Interrupted by signals as it goes, so that one call of it may take long.
     fn copy_all(&self, py: Python<'_>, ranges: Ranges, out: &Bound<'_, PyAny>) -> Result {
         let mut wait = false;
         if self.is_remote {
@@ -256,9 +346,19 @@ impl Region {
         indices: PyBuffer<i64>,
         out: &Bound<'_, PyAny>,
     ) -> Result {
-        let target = PyBuffer::<u8>::get(out)?;
-        let ranges = checked(self, layout, &indices, Some(&target))?;
-        self.copy_all(py, ranges, out)
+        let buffer = PyBuffer::<u8>::get(out)?;
+        let rows = List::check(py, &indices, layout.rows)?;
+        let chosen = Chosen::of(layout, self)?;
+        let target = chosen.target(&buffer, rows.len())?;
+        let is_here = rows.is_long() && self.has_rows(layout, rows.span())?;
+        rows.in_steps(py, !is_here, |listed| {
+            let pieces = listed.into_iter().map(|listed| chosen.piece(listed));
+            let ranges = Ranges { pieces: pieces.collect::<Result<_>>()?, target };
+            if is_here {
+                return self.copy_each(py, &ranges);
+            }
+            self.copy_all(py, ranges, out)
+        })
     }
 
     /// Copies `lengths` bytes from each of `starts` on to `out`, one after the other.
@@ -269,13 +369,15 @@ impl Region {
         lengths: PyBuffer<i64>,
         out: &Bound<'_, PyAny>,
     ) -> Result {
-        let (pieces, target) = pieces(&starts, &lengths, self.len(), &PyBuffer::get(out)?)?;
-        self.copy_all(py, Ranges { pieces, target }, out)
+        let buffer = PyBuffer::<u8>::get(out)?;
+        let listing = Listing::check(py, &starts, &lengths, self.len())?;
+        let target = listing.target(&buffer)?;
+        listing.in_steps(py, |pieces| self.copy_all(py, Ranges { pieces, target }, out))
     }
 
     /// Starts reading rows, and does not wait.
     fn prefetch(&self, py: Python<'_>, layout: Layout, indices: PyBuffer<i64>) -> Result {
-        let ranges = checked(self, layout, &indices, None)?;
+        let ranges = all_of(py, self, layout, &indices, None)?;
         py.detach(|| {
             let mut wanted: Vec<_> = ranges.all().collect();
             wanted.sort_unstable_by_key(|range| range.start);
@@ -288,6 +390,27 @@ impl Region {
     }
 }
 
+/// All rows of a list at once, for calls that return before they are read.
+fn all_of(
+    py: Python<'_>,
+    region: &Region,
+    layout: Layout,
+    indices: &PyBuffer<i64>,
+    out: Option<&PyBuffer<u8>>,
+) -> Result<Ranges> {
+    let rows = List::check(py, indices, layout.rows)?;
+    let chosen = Chosen::of(layout, region)?;
+    let target = out.map_or(Ok(std::ptr::null_mut()), |out| chosen.target(out, rows.len()))?;
+    let mut pieces = Vec::with_capacity(rows.len());
+    rows.in_steps(py, false, |listed| {
+        for listed in listed {
+            pieces.push(chosen.piece(listed)?);
+        }
+        Ok(())
+    })?;
+    Ok(Ranges { pieces, target })
+}
+
 /// Calls under way, whose completions make a descriptor readable.
 #[pyclass(frozen, module = "aquifer._native")]
 pub(crate) struct Completions {
@@ -297,8 +420,16 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    fn held(&self) -> MutexGuard<'_, HashMap<u64, Vec<Py<PyAny>>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Keeps what a call uses, or drops it: without the lock, as the end of an object may be code of Python, which may come
+    /// here again.
+    fn hold(&self, token: u64, uses: Option<Vec<Py<PyAny>>>) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = match uses {
+            Some(uses) => held.insert(token, uses),
+            None => held.remove(&token),
+        };
+        drop(held);
+        drop(before);
     }
 
     /// Adds a call, which begins when its future is polled: not before it is accepted. Keeps what it uses until it has
@@ -310,10 +441,10 @@ impl Completions {
         uses: Vec<Py<PyAny>>,
         call: impl Future<Output = std::result::Result<(), aquifer::Error>> + Send + 'static,
     ) -> Result {
-        self.held().insert(token, uses);
+        self.hold(token, Some(uses));
         let added = py.detach(|| self.ready.add(token, call));
         if added.is_err() {
-            self.held().remove(&token);
+            self.hold(token, None);
         }
         Ok(added?)
     }
@@ -360,7 +491,7 @@ impl Completions {
         out: &Bound<'_, PyAny>,
     ) -> Result {
         let target = PyBuffer::<u8>::get(out)?;
-        let ranges = checked(region.get(), layout, &indices, Some(&target))?;
+        let ranges = all_of(py, region.get(), layout, &indices, Some(&target))?;
         let mapped = region.get().mapped.share();
         // The object, not its buffer: the engine's threads must drop nothing of Python.
         let uses = vec![out.clone().unbind(), region.clone().into_any().unbind()];
@@ -392,7 +523,7 @@ impl Completions {
         let done = py.detach(|| self.ready.take(usize::MAX));
         done.into_iter()
             .map(|(token, result)| {
-                self.held().remove(&token);
+                self.hold(token, None);
                 (token, result.err().map(|error| Failure::from(error).into()))
             })
             .collect()

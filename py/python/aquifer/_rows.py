@@ -47,8 +47,8 @@ class Rows:
         Where the first row begins in the file, in bytes.
     budget:
         Memory for rows and their bookkeeping (10 bytes a row): bytes, or a text like `"4GiB"`; a quarter of the memory by
-        default. Each call that reads takes up to 4 MiB besides, or a row if that is longer, and up to 80 bytes for each row
-        of its list.
+        default. Each call that reads takes up to 4 MiB besides, or a row if that is longer, and 4 bytes for each row
+        of a long list, of up to 8 million at once.
     storage_options, tier:
         For a URL, as for `memmap`.
 
