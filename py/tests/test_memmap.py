@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import io
 import os
 import pathlib
 import pickle
 import socket
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,9 +55,133 @@ def test_what_is_computed_is_an_ordinary_array(path: str, table: Table) -> None:
     out: Any = (np.empty(64, np.int64), None)
     low, high = np.divmod(array[5], 7, out=out)
     assert (low == table[5] // 7).all() and (high == table[5] % 7).all()
-    copied = array.copy()
+    copied = np.array(array, subok=True)
     with pytest.raises(ValueError, match="lies in memory"):
         copied.prefetch([1])
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_what_is_made_of_an_array_is_as_numpys(path: str, table: Table, mode: str) -> None:
+    array, plain = opened(path, mode), table
+    rows = [5, 3, -1]
+    methods: list[Callable[[Any], Any]] = [
+        lambda a: a.copy(),
+        lambda a: a.astype(np.float32),
+        lambda a: a.flatten(),
+        lambda a: a.T.ravel(),
+        lambda a: a.T.reshape(-1, 2),
+        lambda a: a.repeat(2),
+        lambda a: a.byteswap(),
+        lambda a: a.compress([True, False, True], axis=0),
+        lambda a: a.argsort(axis=0),
+        lambda a: a.argpartition(3, axis=0)[:, 0].shape,
+        lambda a: a.dot(np.ones(64, np.int64)),
+        lambda a: a.round(-1),
+        lambda a: a.clip(5, 90),
+        lambda a: a.cumsum(axis=0),
+        lambda a: copy.copy(a),
+        lambda a: np.sort(a, axis=0),
+        lambda a: np.partition(a, 3)[:, 3],
+        lambda a: np.roll(a, 3),
+        lambda a: np.tile(a, 2),
+        lambda a: np.repeat(a, 2),
+        lambda a: np.zeros_like(a),
+        lambda a: np.nan_to_num(a),
+        lambda a: np.median(a, axis=0),
+        lambda a: np.take(np.sort(a), rows),
+        lambda a: np.take(a.astype("f8"), rows, axis=0),
+        lambda a: a.copy().take(rows),
+        lambda a: np.split(a.copy(), 2)[1],
+        lambda a: np.unique(a % 7),
+    ]
+    for method in methods:
+        found, expected = method(array), method(plain)
+        assert type(found) is type(expected) and np.array_equal(found, expected), method
+    # What is of the file stays so, and an array that is given is given back.
+    for view in (array.T, array.reshape(-1), array.ravel(), np.flip(array), np.expand_dims(array, 0), array.diagonal()):
+        assert isinstance(view, aquifer.memmap) and view.filename == path
+    out = np.empty_like(table)
+    assert np.cumsum(array, axis=0, out=out) is out
+    # What keeps subclasses keeps this one, without a file.
+    copied: Any = np.array(array, subok=True)
+    assert type(copied) is aquifer.memmap and copied.filename is None
+    copied.flush()
+    assert np.array_equal(np.take(copied, rows), np.take(plain, rows)) and np.array_equal(copied.take(rows), plain[rows])
+    assert np.array_equal(copied.take(rows, axis=1), plain[:, rows]) and type(copied.take(rows)) is np.ndarray
+
+
+def test_an_array_of_one_number_is_an_index(tmp_path: pathlib.Path) -> None:
+    words = np.array(["one", "two", "three"])
+    for number, dtype in enumerate(("U5", "S5", "i4")):
+        name = tmp_path / str(number)
+        expected = words.astype(dtype) if dtype != "i4" else np.arange(3, dtype=dtype)
+        expected.tofile(name)
+        array = aquifer.memmap(name, dtype, "r")
+        assert array[(np.array(1),)] == expected[1] == array[np.array(1)]
+        with pytest.raises(IndexError):
+            array[np.array(1), 0:1]
+        pairs = aquifer.memmap(name, dtype, "r", shape=(3, 1))
+        assert np.array_equal(pairs[(np.array(1),)], expected.reshape(3, 1)[1]) and pairs[np.array(1), 0:1] == expected[1:2]
+
+
+def test_what_is_wrong_is_refused_before_the_file_is_emptied(path: str, table: Table) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"order": "K"},
+        {"advice": "often"},
+        {"budget": "much"},
+        {"budget": "16MiB", "policy": "mru"},
+        {"cache": object()},
+        {"shape": (1,) * 65},
+        {"shape": 1 << 61},
+        {"shape": (1 << 59) - 1},
+    ]
+    for options in wrong:
+        with pytest.raises((ValueError, TypeError, OSError)):
+            aquifer.memmap(path, np.int64, "w+", **{"shape": (4,), **options})
+        assert os.path.getsize(path) == table.nbytes, options
+
+
+def test_an_array_without_axes(path: str, table: Table) -> None:
+    with aquifer.memmap(path, np.int64, "r+", offset=8 * 5, shape=()) as array:
+        assert array.shape == () and array[()] == 5 and int(array) == 5 and array.offset == 40
+        array[...] = 7
+        array.flush()
+        assert np.array_equal(array + 1, 8) and array.take([0], axis=None) == [7]
+        assert pickle.loads(pickle.dumps(array)) == 7
+    assert np.fromfile(path, np.int64)[5] == 7
+
+
+def test_an_offset_behind_the_end_is_named(path: str, table: Table) -> None:
+    with pytest.raises(ValueError, match=f"has {table.nbytes} bytes: the offset 1000000000 is behind its end"):
+        aquifer.memmap(path, np.int64, "r", offset=1_000_000_000)
+
+
+def test_file_objects_are_accepted(path: str, table: Table) -> None:
+    with open(path, "r+b") as file:
+        array = aquifer.memmap(file, np.int64, "r+", shape=table.shape)
+    array[0, 0] = 9
+    array.close()
+    with open(path, "rb") as file:
+        assert array.filename == path and aquifer.memmap(file, np.int64, "r")[0] == 9
+        with pytest.raises(aquifer.ReadOnlyError, match="opened for reading"):
+            aquifer.memmap(file, np.int64, "r+")
+    with tempfile.TemporaryFile() as unnamed:
+        unnamed.write(table[:2].tobytes())
+        of_unnamed = aquifer.memmap(unnamed, np.int64, "r")
+    assert np.array_equal(of_unnamed, table[:2].reshape(-1))
+    # As with numpy.memmap, what is open already is not emptied.
+    with open(path, "r+b") as file:
+        for of in (np.memmap, aquifer.memmap):
+            assert of(file, np.int64, "w+", shape=(2, 64))[1, 0] == 64
+    with pytest.raises(TypeError, match="BytesIO has no file"):
+        aquifer.memmap(io.BytesIO(b"12345678"), np.int64, "r")
+
+
+def test_it_is_shown_with_its_file(path: str, table: Table) -> None:
+    array = opened(path)
+    shown = repr(array[0])
+    assert shown.startswith("memmap([ 0,  1,") and f"file={path!r}, mode='r', budget='64 MiB')" in shown
+    assert "file" not in repr(array.copy()) and "file" not in repr(np.array(array, subok=True))
 
 
 def test_rows_by_their_numbers(path: str, table: Table) -> None:
@@ -267,7 +394,7 @@ def test_a_slice_that_is_made_during_the_flush_is_seen(path: str, table: Table) 
 def test_copies_are_not_of_the_file(path: str, table: Table) -> None:
     array = opened(path)
     copies = [array.copy(), array.astype(np.int32), np.sort(array), copy.copy(array), array[3:].T.copy(), np.copy(array, subok=True)]
-    copies += [np.empty_like(array), array.take([3]), array[np.ix_([1], [2])], array.T.reshape(-1), array.flatten()]
+    copies += [np.empty_like(array), array.take([3]), array[np.ix_([1], [2])], array.T.reshape(-1), array.flatten(), np.array(array, subok=True)]
     for made in copies:
         assert not np.shares_memory(made, array)
         if isinstance(made, aquifer.memmap):
@@ -278,7 +405,7 @@ def test_copies_are_not_of_the_file(path: str, table: Table) -> None:
         assert isinstance(view, aquifer.memmap) and view.filename == path and view[..., -1:].filename == path
     del views, view
     array.close()
-    assert (copies[0] == table).all() and copies[0].close() is None
+    assert (copies[0] == table).all() and copies[-1].close() is None
 
 
 def test_an_array_is_closed_when_its_buffers_are_released(path: str, table: Table) -> None:

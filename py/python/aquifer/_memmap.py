@@ -14,15 +14,15 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, SupportsIndex, cast
+from typing import IO, Any, Literal, Self, SupportsIndex, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from ._cache import Cache, Stats, default_cache
+from ._cache import Cache, Stats, _shown, default_cache
 from ._errors import FaultError, ForkedError, NotFoundError, ReadOnlyError
 from ._indices import Indices, bytes_in, checked_rows, row_numbers, taken, target_of
 from ._remote import Remote, is_url, open_remote
@@ -39,6 +39,7 @@ _Place = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]
 
 _MODES = {"readonly": "r", "readwrite": "r+", "write": "w+", "copyonwrite": "c"}
 _BACKENDS = ("auto", "kernel", "cache")
+_ADVICE = (None, *get_args(Advice))
 
 # Looked up once: indexing is the hot path.
 _getitem = np.ndarray.__getitem__
@@ -166,7 +167,7 @@ class memmap(_native.Buffered):
     Parameters
     ----------
     filename:
-        Path of a regular file; or the URL of an object in a store or on a server: `s3://`, `gs://`, `az://`, `http://`,
+        Path of a regular file, or an open file object, which may be closed afterwards; or the URL of an object in a store or on a server: `s3://`, `gs://`, `az://`, `http://`,
         `https://` or `file://`.
     dtype:
         Type of the elements, without Python objects.
@@ -256,7 +257,7 @@ class memmap(_native.Buffered):
 
     def __new__(
         cls,
-        filename: str | bytes | os.PathLike[str] | os.PathLike[bytes] | Remote,
+        filename: str | bytes | os.PathLike[str] | os.PathLike[bytes] | IO[Any] | Remote,
         dtype: npt.DTypeLike = np.uint8,
         mode: str | None = None,
         offset: int = 0,
@@ -275,12 +276,19 @@ class memmap(_native.Buffered):
         allocate: bool = False,
     ) -> Self:
         remote: Remote | None = filename if isinstance(filename, Remote) else None
+        is_open = False
         is_remote = remote is not None or is_url(filename)
         if mode is None:
             mode = "r" if is_remote else "r+"
         mode = _MODES.get(mode, mode)
         if mode not in _MODES.values():
             raise ValueError(f'mode {mode!r}: use "r", "r+", "w+" or "c"')
+        if order not in ("C", "F"):
+            raise ValueError(f'order {order!r}: use "C" or "F"')
+        if advice not in _ADVICE:
+            raise ValueError(f"advice {advice!r}: use normal, sequential, random, willneed or dontneed")
+        if cache is not None and not isinstance(cache, Cache):
+            raise TypeError(f"cache is a {type(cache).__name__}; it is an aquifer.Cache")
         if backend not in _BACKENDS:
             raise ValueError(f'backend {backend!r}: use "auto", "kernel" or "cache"')
         if backend == "kernel" and mode != "r":
@@ -319,14 +327,17 @@ class memmap(_native.Buffered):
         if remote is not None:
             path, present = remote.shown, remote.version[1]
         else:
-            path = os.path.abspath(os.fsdecode(cast(Any, filename)))
-            present = _size_of(path) if mode != "w+" else 0
+            path, is_open = _path_of(filename, mode)
+            # As numpy.memmap does, the content of a file that is open already is kept.
+            present = _size_of(path) if mode != "w+" or is_open else 0
 
         if shape is None and mode == "w+":
             raise ValueError('mode "w+" needs a shape')
         if shape is None:
-            count, rest = divmod(max(present - offset, 0), dtype.itemsize)
-            if rest or present < offset:
+            if present < offset:
+                raise ValueError(f"{path} has {present} bytes: the offset {offset} is behind its end")
+            count, rest = divmod(present - offset, dtype.itemsize)
+            if rest:
                 raise ValueError(f"{present - offset} bytes behind the offset are no whole elements of {dtype.itemsize} bytes")
             shape = (count,)
         else:
@@ -336,16 +347,17 @@ class memmap(_native.Buffered):
         needed = offset + math.prod(shape) * dtype.itemsize
         if needed == offset:
             raise ValueError("an array of a file cannot be empty")
-        if needed > present:
-            if mode in ("r", "c"):
-                raise ValueError(f"{path} has {present} bytes, and shape {shape} needs {needed}: use a smaller shape")
-            _lengthen(path, needed, created=mode == "w+")
-
+        # What is wrong is refused before the file is changed.
+        np.broadcast_to(np.empty((), dtype), shape)
         own_cache = budget is not None
         if own_cache:
             cache = Cache(budget, policy=policy)
         elif cache is None:
             cache = default_cache()
+        if needed > present:
+            if mode in ("r", "c"):
+                raise ValueError(f"{path} has {present} bytes, and shape {shape} needs {needed}: use a smaller shape")
+            _lengthen(path, needed, created=mode == "w+" and not is_open)
         made_of = {
             "dtype": dtype,
             "offset": offset,
@@ -405,6 +417,11 @@ class memmap(_native.Buffered):
             raise ValueError("this array lies in memory, and not in a file: use numpy's own functions")
         return source
 
+    def _is_in_memory(self) -> bool:
+        """Whether it is no array of a file: what code has made of one that keeps subclasses, such as `numpy.array(…, subok=True)`."""
+        source = self._source
+        return source is None or not (source.closed or source.holds(self))
+
     @property
     def filename(self) -> str | None:
         """The file's absolute path; None for an array in memory."""
@@ -434,7 +451,7 @@ class memmap(_native.Buffered):
         if source is None:
             return shown
         stores = f", stores={self.stores!r}" if self.stores is not None else ""
-        budget = f"{source.cache.budget / (1 << 20):.0f} MiB"
+        budget = _shown("budget_bytes", source.cache.budget or source.budget)
         return f"{shown.removesuffix(')')}, file={source.path!r}, mode={source.mode!r}{stores}, budget={budget!r})"
 
     @property
@@ -496,10 +513,11 @@ class memmap(_native.Buffered):
         elif isinstance(index, tuple) and index and isinstance(index[0], (list, np.ndarray)) and self.ndim > 0:
             first = np.asarray(index[0])
             # Only where the other axes are sliced is this the same as one index after the other.
-            if first.dtype.kind in "iu" and all(isinstance(other, slice) for other in index[1:]):
+            if first.dtype.kind in "iu" and all(isinstance(other, slice) for other in index[1:]) and len(index) <= self.ndim:
                 if self._backed() is not None:
                     rows = self.take(first)
-                    return rows[(slice(None),) * first.ndim + index[1:]]
+                    # One element of text has indices of its own.
+                    return rows[(slice(None),) * first.ndim + index[1:]] if len(index) > 1 else rows
         found = _getitem(self, index)
         if _faulted():
             self._raise_fault()
@@ -541,6 +559,15 @@ class memmap(_native.Buffered):
         if return_scalar:
             return array[()]
         return array.view(np.ndarray)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        operands = (*args, *kwargs.values())
+        result = super().__array_function__(func, types, args, kwargs)
+        if _faulted():
+            # It may have loaded bytes without a ufunc.
+            for array in _arrays_of(operands):
+                array._raise_fault()
+        return _ordinary(result, operands)
 
     # ---- many rows at once ----------------------------------------------------------------------
 
@@ -595,6 +622,8 @@ class memmap(_native.Buffered):
         FaultError:
             A row that could not be read; `out` may have others already.
         """
+        if self._is_in_memory():
+            return np.take(self.view(np.ndarray), cast(Any, indices), axis, cast(Any, out), cast(Any, mode))
         source = self._open()
         along = None if axis is None else operator.index(axis)
         if along is None and self.ndim == 1:
@@ -688,8 +717,8 @@ class memmap(_native.Buffered):
     def flush(self) -> None:
         """Writes what was changed in this array or slice to the file, and makes it durable.
 
-        With `stores="private"` exactly the pages that were stored to. Mode `"c"` has nothing to flush. Waits for the device
-        without the interpreter's lock.
+        With `stores="private"` exactly the pages that were stored to. Mode `"c"` and arrays in memory have nothing to flush. Waits
+        for the device without the interpreter's lock.
 
         Raises
         ------
@@ -701,6 +730,8 @@ class memmap(_native.Buffered):
         FaultError:
             The file ends before the array.
         """
+        if self._is_in_memory():
+            return
         source = self._open()
         if source.mode in ("r+", "w+"):
             begin, end = _bounds(self, source)
@@ -923,6 +954,63 @@ def _references_of_one() -> tuple[int, int]:
 _ALONE = _references_of_one()
 
 
+def _arrays_of(values: Iterable[Any]) -> Iterator[memmap]:
+    """The arrays of files among operands."""
+    for value in values:
+        if isinstance(value, memmap):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _arrays_of(value)
+
+
+def _ordinary(found: Any, given: Iterable[Any]) -> Any:
+    """What a call has computed, as ordinary arrays: all that does not lie in a file, and was not given to the call, as `out` is."""
+    if isinstance(found, memmap):
+        if found._backed() is not None or any(found is one for one in given):
+            return found
+        return found.view(np.ndarray)
+    if isinstance(found, (list, tuple)) and any(isinstance(one, memmap) for one in found):
+        made = (_ordinary(one, given) for one in found)
+        return cast(Any, found)._make(made) if hasattr(found, "_make") else type(found)(made)
+    return found
+
+
+def _making_ordinary(name: str) -> Callable[..., Any]:
+    method = getattr(np.ndarray, name)
+
+    @functools.wraps(method)
+    def called(self: memmap, *args: Any, **kwargs: Any) -> Any:
+        found = method(self, *args, **kwargs)
+        if _faulted():
+            self._raise_fault()
+        return _ordinary(found, (*args, *kwargs.values()))
+
+    return called
+
+
+# The methods of `numpy.ndarray` that make arrays of the class of their array, which need not be in its file. The others are
+# ufuncs and functions.
+for _name in (
+    "__copy__",
+    "argpartition",
+    "argsort",
+    "astype",
+    "byteswap",
+    "choose",
+    "compress",
+    "conj",
+    "conjugate",
+    "copy",
+    "diagonal",
+    "dot",
+    "flatten",
+    "ravel",
+    "repeat",
+    "reshape",
+):
+    setattr(memmap, _name, _making_ordinary(_name))
+
+
 def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, memmap) else value
 
@@ -949,11 +1037,36 @@ def _size_of(path: str) -> int:
         raise NotFoundError(errno.ENOENT, f"there is no file {path}", path=path) from error
 
 
+def _path_of(filename: Any, mode: str) -> tuple[str, bool]:
+    """The absolute path of a file, and whether it was given as a file object."""
+    if not hasattr(filename, "read") or isinstance(filename, os.PathLike):
+        return os.path.abspath(os.fsdecode(filename)), False
+    try:
+        descriptor = filename.fileno()
+    except (AttributeError, OSError):
+        raise TypeError(f"a {type(filename).__name__} has no file that can be mapped: give a path, a URL or an open file") from None
+    if mode in ("r+", "w+") and not filename.writable():
+        raise ReadOnlyError(errno.EROFS, f"mode {mode!r}: the file object was opened for reading; open it for writing as well")
+    if filename.writable():
+        filename.flush()
+    name, status = getattr(filename, "name", None), os.fstat(descriptor)
+    if isinstance(name, (str, bytes)):
+        path = os.path.abspath(os.fsdecode(name))
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), status):
+                return path, True
+    # It has no name, or another file has that now.
+    return f"/proc/self/fd/{descriptor}", True
+
+
 def _lengthen(path: str, length: int, *, created: bool) -> None:
     """Creates a file, empty before, or makes it longer."""
-    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if created else 0)
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if created else 0), 0o666)
     try:
+        # First, as a length that is refused must not cost the content.
+        os.ftruncate(descriptor, max(length, os.fstat(descriptor).st_size))
+        if created:
+            os.ftruncate(descriptor, 0)
         os.ftruncate(descriptor, length)
     finally:
         os.close(descriptor)

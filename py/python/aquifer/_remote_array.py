@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, cast
 import numpy as np
 
 from ._errors import ForkedError
-from ._memmap import _bounds, _faulted, _Source, memmap
+from ._memmap import _arrays_of, _bounds, _faulted, _Source, memmap
 from ._remote import Version, open_version
 
 __all__ = ["RemoteArray"]
@@ -82,14 +82,8 @@ class RemoteArray(memmap):
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        operands = (*args, *kwargs.values())
-        _bring_all(operands)
-        result = super().__array_function__(func, types, args, kwargs)
-        if _faulted():
-            # It may have loaded bytes without a ufunc.
-            for array in _of_objects(operands):
-                array._raise_fault()
-        return result
+        _bring_all((*args, *kwargs.values()))
+        return super().__array_function__(func, types, args, kwargs)
 
     def __reduce__(self) -> Any:
         source = self._backed()
@@ -115,17 +109,10 @@ def _is_basic(part: object) -> bool:
     return isinstance(part, SupportsIndex) and not isinstance(part, (bool, np.bool_, np.ndarray))
 
 
-def _of_objects(values: Iterable[Any]) -> Iterator[RemoteArray]:
-    for value in values:
-        if isinstance(value, RemoteArray):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _of_objects(value)
-
-
 def _bring_all(values: Iterable[Any]) -> None:
-    for array in _of_objects(values):
-        array._bring()
+    for array in _arrays_of(values):
+        if isinstance(array, RemoteArray):
+            array._bring()
 
 
 def _unpickled(
