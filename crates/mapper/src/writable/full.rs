@@ -47,9 +47,10 @@ pub(super) struct Marks(Box<[AtomicU64]>);
 impl Marks {
     pub fn new(pages: usize) -> Marks {
         // `calloc`: the kernel provides zeros where they are touched.
-        let words = Box::<[AtomicU64]>::new_zeroed_slice(pages.div_ceil(64));
-        // SAFETY: a word of zeros is an `AtomicU64`.
-        Marks(unsafe { words.assume_init() })
+        let words = Box::into_raw(vec![0_u64; pages.div_ceil(64)].into_boxed_slice());
+        // SAFETY: made just now; an `AtomicU64` has the size and the values of a `u64`, and on the
+        // supported systems, of 64 bits, its alignment.
+        Marks(unsafe { Box::from_raw(words as *mut [AtomicU64]) })
     }
 
     // Relaxed, throughout: only the thread that holds the pages changes marks, and `Holds` orders it.
