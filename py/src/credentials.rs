@@ -2,22 +2,30 @@
 //!
 //! Requests wait for credentials, and the function for the interpreter's lock. A load from an array's memory may hold that lock while
 //! it waits for a request. So what the function supplied is kept here, the library's question is answered with it as long as it is
-//! good, and a thread asks the function for the next ones in time: a request waits for the function only when there are none.
-//! The first ones are asked for while the object is opened, without the lock.
+//! good, and a thread asks the function for the next ones in time: so early, if they live long enough, that no load that waits for
+//! its timeout keeps the thread from the lock until their end. The first ones are asked for while the object is opened, without the
+//! lock.
+//!
+//! When they have expired all the same, a request waits for the thread, but not for all of its time: if the request is that of a
+//! load with the lock, the thread waits for it. Then the expired ones are tried, which a server may take for a while.
 //!
 //! What the function raises is dropped, as it may contain secrets.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use aquifer::remote::Credentials;
 use aquifer_sys::thread;
 use aquifer_vm::ProcessMark;
 use pyo3::prelude::*;
 
-/// How long before their end credentials are replaced, if they live twice as long.
+/// The least time before their end at which credentials are replaced, if they live twice as long.
 const MARGIN: Duration = Duration::from_secs(300);
+/// How much longer than its timeout a load waits at most.
+const GRACE: Duration = Duration::from_secs(10);
+/// The longest wait of a request for credentials to replace expired ones.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two calls of the function.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Most of one wait, so that a clock that was set is noticed.
@@ -40,6 +48,10 @@ impl std::error::Error for Failed {}
 /// What is kept of one object's function. The lock is held for moments, and never with the interpreter's.
 struct Kept {
     supply: Py<PyAny>,
+    /// How long before their end credentials are replaced.
+    margin: Duration,
+    /// How long a request waits for new ones when these have expired.
+    patience: Duration,
     mark: ProcessMark,
     state: Mutex<State>,
     changed: Condvar,
@@ -48,6 +60,8 @@ struct Kept {
 #[derive(Default)]
 struct State {
     last: Option<Supplied>,
+    /// How often the keeper's calls have failed.
+    failures: u64,
     has_keeper: bool,
     is_ended: bool,
 }
@@ -92,7 +106,7 @@ impl Kept {
         let end = SystemTime::UNIX_EPOCH.checked_add(since).ok_or(Failed)?;
         // Those of the past are none.
         let life = end.duration_since(began).map_err(|_| Failed)?;
-        let renewal = end - MARGIN.min(life / 2);
+        let renewal = end - self.margin.min(life / 2);
         Ok(Supplied { credentials: credentials.expires(end), times: Some((renewal, end)) })
     }
 
@@ -115,11 +129,38 @@ impl Kept {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
             drop(state);
-            // After a failure the old ones stay, until their end.
-            if let Ok(supplied) = self.ask() {
-                self.keep(supplied);
+            match self.ask() {
+                Ok(supplied) => self.keep(supplied),
+                // The old ones stay, until their end.
+                Err(Failed) => {
+                    self.lock().failures += 1;
+                    self.changed.notify_all();
+                }
             }
             earliest = SystemTime::now() + PAUSE;
+        }
+    }
+}
+
+impl Kept {
+    /// Waits for the keeper to replace what has expired. If it neither succeeds nor fails in time, the expired ones are
+    /// returned.
+    fn replaced(&self, mut state: MutexGuard<'_, State>) -> Result<Credentials, Failed> {
+        let failures = state.failures;
+        // It may be asleep until the end, if the clock was set or the machine slept.
+        self.changed.notify_all();
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let last = state.last.as_ref().ok_or(Failed)?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if last.is_good() || left.is_zero() {
+                return Ok(last.credentials.clone());
+            }
+            if state.failures > failures {
+                return Err(Failed);
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -128,9 +169,12 @@ impl Kept {
 pub(crate) struct Provider(Arc<Kept>);
 
 impl Provider {
-    pub fn new(supply: Py<PyAny>) -> Provider {
+    /// For requests with this timeout.
+    pub fn new(supply: Py<PyAny>, timeout: Duration) -> Provider {
         Provider(Arc::new(Kept {
             supply,
+            margin: MARGIN.max(timeout.saturating_add(GRACE).saturating_mul(2)),
+            patience: PATIENCE.min(timeout / 2),
             mark: ProcessMark::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -143,9 +187,14 @@ impl Provider {
             // A thread of the parent may have had the lock, and there is none to renew them.
             return Ok(kept.ask()?.credentials);
         }
-        if let Some(last) = kept.lock().last.as_ref().filter(|last| last.is_good()) {
+        let state = kept.lock();
+        if let Some(last) = state.last.as_ref().filter(|last| last.is_good()) {
             return Ok(last.credentials.clone());
         }
+        if state.has_keeper {
+            return Ok(kept.replaced(state)?);
+        }
+        drop(state);
         let supplied = kept.ask()?;
         kept.keep(supplied.clone());
         let is_first =

@@ -27,6 +27,8 @@ use crate::credentials::Provider;
 use crate::error::Result;
 use crate::take::{Listing, Piece};
 
+/// As in the library.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a wait looks for signals.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -145,11 +147,11 @@ impl Options {
         let mut options = RemoteDevice::options();
         given!(options, self, endpoint, region, allow_http, anonymous, unversioned);
         given!(options, self, retries, in_flight, largest_request_bytes, buffer_bytes, hedge);
-        if let Some(seconds) = self.timeout {
-            // One that is no duration is as long as possible: Python has refused what is not positive.
-            let timeout = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-            options = options.timeout(timeout);
-        }
+        // One that is no duration is as long as possible: Python has refused what is not positive.
+        let timeout = self.timeout.map_or(DEFAULT_TIMEOUT, |seconds| {
+            Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+        });
+        options = options.timeout(timeout);
         if let Some((per_million, per_gib)) = self.prices {
             options = options.prices(per_million, per_gib);
         }
@@ -157,7 +159,7 @@ impl Options {
             options = options.tier(&tier.get().0);
         }
         if let Some(supply) = self.credentials {
-            let provider = Provider::new(supply);
+            let provider = Provider::new(supply, timeout);
             options = options.credentials(move || provider.get());
         }
         for (key, value) in self.config {

@@ -88,6 +88,22 @@ def test_two_functions_are_two(server: ObjectServer) -> None:
     assert set(named(server)) == {"first", "second"}
 
 
+def test_opening_again_takes_those_of_the_environment_now(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(name: str) -> aquifer.memmap:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", name)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+        return aquifer.memmap(URL, np.int64, shape=SHAPE, budget="16MiB", storage_options={"endpoint_url": server.endpoint})
+
+    old = opened("first")
+    assert (old.take([5]) == CONTENT[5]).all() and named(server)[-1] == "first"
+    new = opened("second")
+    assert (new.take([2000]) == CONTENT[2000]).all() and named(server)[-1] == "second"
+    again = opened("second")
+    # They are one object, of which the page is there.
+    before = len(server.headers)
+    assert (again.take([2000]) == CONTENT[2000]).all() and len(server.headers) == before + 1
+
+
 @pytest.mark.parametrize("form", ["datetime", "text", "seconds"])
 def test_they_are_replaced_before_they_expire(server: ObjectServer, form: str) -> None:
     numbers = itertools.count()
@@ -235,6 +251,40 @@ assert len(ends) > 1
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_load_that_holds_the_lock_over_their_end_tries_the_expired_ones(server: ObjectServer) -> None:
+    server.put(KEY, bytes(16 << 20))
+    program = f"""
+import ctypes, time
+import numpy as np
+import aquifer
+end = 0
+def function():
+    global end
+    end = time.time() + 6
+    return {{"access_key_id": "name", "secret_access_key": "x", "expiration": end}}
+options = {{"endpoint_url": {server.endpoint!r}, "credentials": function, "timeout": 8}}
+array = aquifer.memmap({URL!r}, np.uint8, budget="64MiB", storage_options=options, advice="random")
+load = ctypes.PyDLL(None).memcmp
+load.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+address = array.__array_interface__["data"][0]
+input()
+print(end, flush=True)
+# Two pages, one after the other, in one call that keeps the interpreter's lock.
+assert load(address, address + (8 << 20), 1) == 0
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        wait_until(lambda: len(server.headers) > 0)
+        server.hold(0)
+        child.stdin.write("\n")  # type: ignore[union-attr]
+        child.stdin.flush()  # type: ignore[union-attr]
+        end = float(child.stdout.readline())  # type: ignore[union-attr]
+        wait_until(lambda: time.time() > end + 1)
+        server.released.set()
+        _, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
 
 
 def test_they_are_pickled_by_name(server: ObjectServer) -> None:

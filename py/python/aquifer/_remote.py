@@ -1,7 +1,7 @@
 """Objects of stores and HTTP servers: their URLs, options and versions.
 
-An object is open once in a process for all arrays and rows of one URL, options and version: they share the pages that are in
-memory. What travels to other processes is the URL, the version and the options without secrets.
+An object is open once in a process for all arrays and rows of one URL, options, environment and version: they share the pages that
+are in memory. What travels to other processes is the URL, the version and the options without secrets.
 """
 
 from __future__ import annotations
@@ -236,12 +236,19 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+def _environment_of(url: str) -> str:
+    """A digest of what the environment says about a kind of store. A device reads it once, when it is opened."""
+    prefix = {"s3": "AWS_", "az": "AZURE_", "gs": "GOOGLE_"}.get(url.split(":", 1)[0].lower())
+    found = sorted((name, value) for name, value in os.environ.items() if prefix is not None and name.startswith(prefix))
+    return hashlib.sha256(repr(found).encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def _key(url: str, options: dict[str, Any], tier: TierArgument, budget: int | None) -> tuple[object, ...]:
     # A small cache lowers the buffers of what it reads from, which is therefore not shared with caches of very other budgets.
     budget_class = min(budget or _LARGE_BUDGET, _LARGE_BUDGET).bit_length() // 2
     # A function is one of its own, whatever it looks like; the object keeps it, so that no other has its number.
     given = sorted((name, id(value) if callable(value) else repr(value)) for name, value in options.items())
-    return (budget_class, url, repr(tier), os.environ.get("AQUIFER_TIER"), *given)
+    return (budget_class, url, repr(tier), os.environ.get("AQUIFER_TIER"), _environment_of(url), *given)
 
 
 def open_remote(
