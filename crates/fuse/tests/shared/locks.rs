@@ -145,6 +145,11 @@ pub fn a_deadlock_is_not_noticed() {
     fcntl_lock(&first, FlockOperation::LockExclusive).expect("it is free");
     let other = child::command("lock-other").env(AT, place.root()).spawn();
     let mut other = other.expect("this program");
+    // Until the child has the other file.
+    while fcntl_lock(&second, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        fcntl_lock(&second, FlockOperation::Unlock).expect("it is this process's");
+        std::thread::yield_now();
+    }
     until_waiting(&place, 1);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| fcntl_lock(&second, FlockOperation::LockExclusive));
