@@ -152,6 +152,84 @@ def test_arguments_that_do_not_fit(url: str, path: str, table: Table) -> None:
         assert "hunter2" not in str(raised.value) + str(raised.value.filename)
 
 
+def test_storage_options_of_the_wrong_type_are_named(url: str) -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("endpoint", 5),
+        ("region", b"eu"),
+        ("timeout", "soon"),
+        ("timeout", [1]),
+        ("retries", "many"),
+        ("retries", -1),
+        ("retries", 1.5),
+        ("in_flight", 1 << 70),
+        ("largest_request_bytes", "big"),
+        ("largest_request_bytes", -1),
+        ("buffer_bytes", 1.5),
+        ("prices", (1,)),
+        ("prices", "ab"),
+        ("prices", 3),
+        ("allow_http", "no"),
+        ("credentials", 5),
+    ]
+    for name, value in wrong:
+        with pytest.raises(aquifer.InvalidInputError, match=f"storage option '{name}'"):
+            aquifer.memmap(url, np.int64, storage_options={name: value})
+    for given in ([("timeout", 5)], "timeout", {5: 5}):
+        with pytest.raises(aquifer.InvalidInputError, match="storage option"):
+            aquifer.memmap(url, np.int64, storage_options=given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "http", "https", "ftp"])
+def test_secrets_with_a_slash_are_not_shown(scheme: str) -> None:
+    for secret in ["hun/ter2", "hun?ter2", "hun#ter2", "12/ter2", "hun@ter2/ter2", "hun:ter2/"]:
+        if scheme in ("http", "https") and secret[0] == "1":
+            # A port, and a path that may have an @.
+            continue
+        for options in ({}, {"timeout": 0}):
+            with pytest.raises(aquifer.InvalidInputError) as raised:
+                aquifer.memmap(f"{scheme}://user:{secret}@bucket/key", np.int64, storage_options=options)
+            assert "ter2" not in f"{raised.value} {raised.value.filename}", secret
+
+
+def test_plain_addresses_are_shown() -> None:
+    for plain in ["http://127.0.0.1:80/a@b", "s3://bucket/a@b", "https://[::1]:80/a", "https://host/a:b@c"]:
+        with pytest.raises(aquifer.InvalidInputError) as raised:
+            aquifer.memmap(plain, np.int64, storage_options={"timeout": 0})
+        assert raised.value.filename == plain
+
+
+def test_it_is_told_which_option_is_missing(server: ObjectServer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    s3 = f"s3://{KEY}"
+    with pytest.raises(aquifer.InvalidInputError, match="allow_http"):
+        aquifer.memmap(s3, np.int64, storage_options={"endpoint": server.endpoint, "anonymous": True})
+    without: dict[str, Any] = {"endpoint": server.endpoint, "allow_http": True, "retries": 0}
+    # Instead of the address that machines of Amazon have.
+    without["aws_metadata_endpoint"] = "http://127.0.0.1:1"
+    with pytest.raises(aquifer.AquiferError, match="there are no credentials.*`anonymous`") as raised:
+        aquifer.memmap(s3, np.int64, storage_options=without)
+    assert "bytes" not in str(raised.value)
+
+
+def test_errors_of_an_open_name_no_bytes(server: ObjectServer, url: str) -> None:
+    for status in (400, 403, 500):
+        server.statuses[KEY] = status
+        with pytest.raises(aquifer.AquiferError) as raised:
+            aquifer.memmap(url, np.int64, storage_options={"retries": 0})
+        assert "bytes 0 to 1" not in str(raised.value)
+
+
+def test_a_tier_in_the_home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert aquifer.Tier("~/given").path == str(tmp_path / "given")
+    monkeypatch.setenv("AQUIFER_TIER", "~/named")
+    assert aquifer.Tier().path == str(tmp_path / "named")
+    assert sorted(os.listdir(tmp_path)) == ["given", "named"]
+
+
 def test_the_interface_of_s3(server: ObjectServer, url: str, content: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("AWS_"):

@@ -42,9 +42,7 @@ pub enum RemoteError {
         url: String,
     },
     /// The object is not the one that was opened. Final for the device: open the object again.
-    #[error(
-        "{url}: bytes {} to {}: the object changed since it was opened ({what}); open it again", range.start, range.end
-    )]
+    #[error("{url}{}: the object changed since it was opened ({what}); open it again", at(range))]
     Changed {
         /// The URL.
         url: String,
@@ -97,8 +95,9 @@ pub enum RemoteError {
         /// 401 or 403.
         status: u16,
     },
-    /// The provider of [`RemoteOptions::credentials`](crate::RemoteOptions::credentials) supplied none that the store takes.
-    #[error("{url}: bytes {} to {}: {reason}", range.start, range.end)]
+    /// The provider of [`RemoteOptions::credentials`](crate::RemoteOptions::credentials) supplied none that the store takes; or
+    /// there is no provider, and none were found.
+    #[error("{url}{}: {reason}", at(range))]
     NoCredentials {
         /// The URL.
         url: String,
@@ -109,8 +108,8 @@ pub enum RemoteError {
     },
     /// The server answered a request for a range with the whole object.
     #[error(
-        "{url}: bytes {} to {}: the server ignores ranges, and would send the whole object each time; download it \
-         and open the file", range.start, range.end
+        "{url}{}: the server ignores ranges, and would send the whole object each time; download it and open the file",
+        at(range)
     )]
     RangesIgnored {
         /// The URL.

@@ -172,8 +172,10 @@ impl Fetcher {
         };
         let version = match tokio::time::timeout(self.timeout, opened).await {
             Ok(Ok(version)) => version,
-            Ok(Err(error)) => return Err(self.classify(first, &error, &seen(&notes), None)),
-            Err(_) => return Err(self.timed_out(first, seen(&notes).status)),
+            // About the object, and not the byte that was asked for.
+            Ok(Err(error)) => return Err(self.classify(0..0, &error, &seen(&notes), None)),
+            // Also where the machine or a function is slow to supply credentials.
+            Err(_) => return Err(self.timed_out(0..0, seen(&notes).status)),
         };
         if version.strong_etag().is_none() && !self.unversioned {
             return Err(RemoteError::Unversioned { url: self.location.shown.clone() });
@@ -369,6 +371,14 @@ impl Fetcher {
     }
 }
 
+const UNSIGNED: &str = "no request was sent, as there are no credentials: neither the options nor the environment have any, \
+    and the machine supplies none; set them, or `anonymous` for an object that anyone may read";
+
+/// Whether a request that failed was not even attempted: the library asks the machine for credentials where it was given none.
+fn is_unsigned(location: &Location, seen: &Seen) -> bool {
+    seen.attempts == 0 && matches!(location.scheme, Scheme::S3 | Scheme::Gcs | Scheme::Azure)
+}
+
 /// A failure that no particular answer explains.
 pub(crate) fn unavailable(
     location: &Location,
@@ -383,6 +393,9 @@ pub(crate) fn unavailable(
     }
     if is_too_long(error) {
         return RemoteError::BadAnswer { url, range, reason: TOO_LONG };
+    }
+    if is_unsigned(location, seen) {
+        return RemoteError::NoCredentials { url, range, reason: UNSIGNED };
     }
     let reason = match (http_kind(error).or(seen.failure), status) {
         (Some(HttpErrorKind::Timeout), _) if is_lost(error) => "the connection broke off",

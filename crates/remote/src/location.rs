@@ -100,6 +100,14 @@ impl Location {
             let shown = if is_plain { format!("{scheme}://…") } else { "…".to_owned() };
             return Err(invalid(shown, "not a URL; give one such as s3://bucket/key"));
         };
+        if matches!(url.scheme(), "s3" | "gs" | "az") && url.port().is_some() {
+            // Rather a user name and a secret with a slash in it, behind which it goes on.
+            let shown = format!("{}://…", url.scheme());
+            return Err(invalid(
+                shown,
+                "has a port in it, or a password; name the bucket and the key",
+            ));
+        }
         let shown = shown(&url);
         let scheme = match url.scheme() {
             "s3" => Scheme::S3,
@@ -114,7 +122,8 @@ impl Location {
         };
         if !url.username().is_empty() || url.password().is_some() {
             let reason = "has a user name or password in it; give credentials by the environment or by options";
-            return Err(invalid(shown, reason));
+            // A password may have an `@`, behind which its rest would be taken for the host.
+            return Err(invalid(format!("{}://…", url.scheme()), reason));
         }
         if url.fragment().is_some() || (scheme != Scheme::Http && url.query().is_some()) {
             let reason = "has a query or a fragment; write `?` and `#` of a key as %3F and %23";
@@ -271,6 +280,8 @@ impl Location {
             }
             keys
         };
+        const PLAIN_HTTP: &str = "the endpoint is http://, over which all is sent unencrypted; set this option if it is to be so, \
+            or use https://";
         const UNKNOWN: &str = "unknown to this kind of store; see `object_store`'s keys";
         // The four builders have the same methods, but no trait in common.
         macro_rules! configured {
@@ -306,9 +317,18 @@ impl Location {
         // The library's message may repeat values.
         const REFUSED: &str = "the store refused the configuration; check endpoint, region, credentials and the environment";
         macro_rules! built {
-            ($builder:expr $(, $key:expr)*) => {{
+            ($builder:expr, $client:expr $(, $key:expr)*) => {{
                 let builder = $builder;
-                let server = [$(builder.get_config_value(&$key)),*].into_iter().flatten().collect();
+                let server = [$(builder.get_config_value(&$key)),*].into_iter().flatten();
+                let server: Vec<String> = server.collect();
+                let may_use_http = builder.get_config_value(&$client(ClientConfigKey::AllowHttp));
+                let is_http = server.iter().any(|at| at.to_ascii_lowercase().starts_with("http://"));
+                let refuses = |allow: String| {
+                    ["0", "false", "off", "no", "n"].contains(&allow.to_ascii_lowercase().as_str())
+                };
+                if is_http && may_use_http.is_none_or(refuses) {
+                    return Err(invalid("allow_http", PLAIN_HTTP));
+                }
                 let store = builder.build().map_err(|_| invalid("config", REFUSED))?;
                 Ok(Configured { store: Arc::new(store), server })
             }};
@@ -321,18 +341,28 @@ impl Location {
                 if let Some(region) = &options.region {
                     builder = builder.with_region(region);
                 }
-                built!(builder, AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint)
+                built!(
+                    builder,
+                    AmazonS3ConfigKey::Client,
+                    AmazonS3ConfigKey::S3Endpoint,
+                    AmazonS3ConfigKey::Endpoint
+                )
             }
             Scheme::Gcs => {
                 let builder = GoogleCloudStorageBuilder::from_env().with_url(url);
                 let builder = signing!(builder, GoogleConfigKey, gcp, |at| with_base_url(at));
-                built!(builder, GoogleConfigKey::BaseUrl)
+                built!(builder, GoogleConfigKey::Client, GoogleConfigKey::BaseUrl)
             }
             Scheme::Azure => {
                 let builder = MicrosoftAzureBuilder::from_env().with_url(url);
                 let builder =
                     signing!(builder, AzureConfigKey, azure, |at| with_endpoint(at.clone()));
-                built!(builder, AzureConfigKey::AccountName, AzureConfigKey::Endpoint)
+                built!(
+                    builder,
+                    AzureConfigKey::Client,
+                    AzureConfigKey::AccountName,
+                    AzureConfigKey::Endpoint
+                )
             }
             Scheme::Http => {
                 let builder = HttpBuilder::new().with_url(url);

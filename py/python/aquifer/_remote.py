@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import operator
 import os
 import re
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -54,7 +55,43 @@ _PLAIN = frozenset(
     ]
 )
 _FLAGS = frozenset(["allow_http", "anonymous", "unversioned", "hedge"])
-_SIZES = frozenset(["largest_request_bytes", "buffer_bytes"])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _count(value: Any) -> int:
+    count = operator.index(value)
+    if isinstance(value, bool) or not 0 <= count < 1 << 31:
+        raise ValueError
+    return count
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bool)):
+        raise TypeError
+    return float(value)
+
+
+def _prices(value: Any) -> tuple[float, float]:
+    per_million, per_gib = value
+    return _number(per_million), _number(per_gib)
+
+
+# What makes an option of what is given, and what that is to be.
+_TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "endpoint": (_text, "a text, the URL of a server"),
+    "region": (_text, "a text"),
+    "timeout": (_number, "a number of seconds above 0"),
+    "retries": (_count, "a number of retries"),
+    "in_flight": (_count, "a number of requests"),
+    "largest_request_bytes": (bytes_of, "a number of bytes, or a text like '4MiB'"),
+    "buffer_bytes": (bytes_of, "a number of bytes, or a text like '4MiB'"),
+    "prices": (_prices, "two numbers: the prices of a million requests and of a GiB"),
+}
 # What file systems of fsspec (s3fs, gcsfs, adlfs) call the same.
 _SYNONYMS = {
     "s3": {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"},
@@ -87,7 +124,9 @@ def _invalid(url: str, text: str) -> InvalidInputError:
 
 def shown_url(url: str) -> str:
     """A URL without what may be secret, for messages."""
-    plain = re.sub(r"//[^/?#]*@", "//", url)
+    # A password may have any characters, written as they are: all up to the last @ goes, unless the colon is that of a port.
+    has_password = re.match(r"(?!https?:)[^/?#]*//[^/?#@]*:|[^/?#]*//[^/?#@\[]*:(?!\d{1,5}(?:[/?#]|$))", url, re.IGNORECASE)
+    plain = re.sub(r"//.*@" if has_password else r"//[^/?#]*@", "//", url, count=1, flags=re.DOTALL)
     return re.sub(r"[?#].*", "?…", plain, count=1, flags=re.DOTALL)
 
 
@@ -121,10 +160,13 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
             options[name] = value
         elif name in _FLAGS:
             options[name] = flag(name, value)
-        elif name in _SIZES:
-            options[name] = bytes_of(value)
         elif name in _PLAIN:
-            options[name] = value
+            of_type, wanted = _TYPES[name]
+            try:
+                options[name] = of_type(value)
+            except (TypeError, ValueError, OverflowError):
+                text = f"storage option {name!r} is a {type(value).__name__} that does not fit; it is {wanted}"
+                raise _invalid(url, text) from None
         elif isinstance(value, (str, int, float)):
             text = str(value).lower() if isinstance(value, bool) else str(value)
             config[_SYNONYMS.get(scheme, {}).get(name, name)] = text
@@ -137,15 +179,14 @@ def options_of(url: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
             raise _invalid(url, f"storage option {name!r} is a {type(value).__name__}; it is a flag: True or False")
         return bool(value)
 
+    if given is not None and not isinstance(given, Mapping):
+        raise _invalid(url, f"storage options are a {type(given).__name__}; they are a dictionary")
     for name, value in (given or {}).items():
+        if not isinstance(name, str):
+            raise _invalid(url, f"storage option {name!r} is no text; options are named by texts")
         add(name, value)
-    if options["timeout"] is not None:
-        options["timeout"] = float(options["timeout"])
-        if not options["timeout"] > 0:
-            raise _invalid(url, f"a timeout of {options['timeout']} seconds; it is a number of seconds above 0")
-    if options["prices"] is not None:
-        per_million, per_gib = options["prices"]
-        options["prices"] = float(per_million), float(per_gib)
+    if options["timeout"] is not None and not options["timeout"] > 0:
+        raise _invalid(url, f"a timeout of {options['timeout']} seconds; it is a number of seconds above 0")
     options["config"] = sorted(config.items())
     return options
 

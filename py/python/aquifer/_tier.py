@@ -34,7 +34,8 @@ class Tier:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, budget: int | str | None = None) -> None:
-        self._native = _native.NativeTier.open(None if path is None else os.fspath(path))
+        path = path or os.environ.get(_VARIABLE) or None
+        self._native = _native.NativeTier.open(None if path is None else os.path.expanduser(os.fspath(path)))
         if budget is not None:
             self.budget = bytes_of(budget)
 
