@@ -131,9 +131,10 @@ impl Stored {
         options: ViewOptions,
         range: Range<u64>,
     ) -> Result<Stored> {
-        let wanted_bytes = (range.end - range.start).saturating_mul(2).max(LEAST_CAPACITY_BYTES);
+        let lead_bytes = range.start % SMALL_PAGE_BYTES as u64;
+        let len_bytes = (range.end - range.start).saturating_add(lead_bytes);
         let random = RandomRanges::new(shared.heap.vmas().clone());
-        let take = || -> std::result::Result<Box<dyn Place>, NotMapped> {
+        let take = |wanted_bytes: u64| -> std::result::Result<Box<dyn Place>, NotMapped> {
             Ok(match options.stores {
                 Stores::Private => Box::new(
                     shared.heap.take(wanted_bytes as usize).map_err(NotMapped::NoAddresses)?,
@@ -141,8 +142,11 @@ impl Stored {
                 Stores::Shared => Box::new(Kept::take(shared.heap.vmas(), wanted_bytes as usize)?),
             })
         };
-        let place =
-            shared.with_room(take).map_err(|none| none.of(path.to_owned(), wanted_bytes))?;
+        // Where the addresses do not suffice for twice the file, the view cannot grow.
+        let roomy_bytes = len_bytes.saturating_mul(2).max(LEAST_CAPACITY_BYTES);
+        let place = (shared.with_room(|| take(roomy_bytes)))
+            .or_else(|_| shared.with_room(|| take(len_bytes)))
+            .map_err(|none| none.of(path.to_owned(), len_bytes))?;
         if options.stores == Stores::Shared {
             let file = SharedFile::new(place, file, path, range, options.allocate)?;
             let file = StoredFile::Shared(Arc::new(file));

@@ -513,3 +513,23 @@ fn a_child_that_drops_what_it_inherited_unmaps_nothing_of_its_own() {
     assert_eq!(status, 0, "11 is SIGSEGV");
     assert_eq!(content(&shown), b"text");
 }
+
+#[test]
+fn a_file_of_more_than_half_of_the_addresses_can_be_stored_to() {
+    const LEN_BYTES: u64 = 9 << 40;
+    let (_directory, path) = scene_of(b"");
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    if let Err(error) = file.set_len(LEN_BYTES) {
+        return eprintln!("skipped: no file of 9 TiB here: {error}");
+    }
+    for access in [PRIVATE, ViewOptions::write()] {
+        let view = mapper().map(&path, access, ..).unwrap();
+        view.write_all_at(b"end", LEN_BYTES - 3).unwrap();
+        view.flush().unwrap();
+        let mut end = [0; 3];
+        File::open(&path).unwrap().read_exact_at(&mut end, LEN_BYTES - 3).unwrap();
+        assert_eq!(&end, b"end");
+        let error = view.grow(2 * LEN_BYTES).unwrap_err();
+        assert!(matches!(error, MapError::GrowBeyond { .. }), "{error}");
+    }
+}
