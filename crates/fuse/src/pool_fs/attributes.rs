@@ -161,7 +161,10 @@ impl PoolFs {
     }
 
     pub(super) fn attributes(&self, node: u64) -> Result<AttributesOut> {
-        let node = self.node(node)?;
+        self.attributes_of(self.node(node)?)
+    }
+
+    pub(super) fn attributes_of(&self, node: Node) -> Result<AttributesOut> {
         self.attributes_out(node.number, || Ok(self.nodes.metadata(node)?))
     }
 

@@ -168,8 +168,8 @@ impl PoolFs {
             Shape::Linked | Shape::Born => self.remember(answer, self.settled_inode(done)),
             Shape::BornOpen => self.remember_open(answer, unique, self.settled_inode(done)),
             Shape::Resized => {
-                let [number, _] = done.inode;
-                reply(answer, self.attributes(number));
+                let [number, generation] = done.inode;
+                reply(answer, self.attributes_of(Node { number, generation }));
             }
             Shape::Appended => {
                 let [start, end] = done.inode;

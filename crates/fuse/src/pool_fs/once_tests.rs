@@ -423,6 +423,26 @@ fn a_length_that_was_set_is_answered_although_it_is_not_handed_out_again() {
     }
 }
 
+/// Also where the number of the inode is not its node ID.
+#[test]
+fn a_length_that_was_set_is_answered_by_the_inode_and_not_by_its_number() {
+    let scene = Scene::new(Cache::Shared);
+    let first = scene.server();
+    let number = look_up(first, b"a");
+    let others = Files::new(scene.keeper.clone());
+    others.remove_file("/a").unwrap();
+    others.create_file("/n").unwrap();
+    let next = look_up(first, b"n");
+    assert!(next != number && first.table.number(next) == Some(number));
+    let resized = SetAttributesIn { valid: set::SIZE, size: 5000, ..SetAttributesIn::new_zeroed() };
+    let sent = Sent { opcode: 4, node: next, body: resized.as_bytes().to_vec() };
+    assert!(end_thread_at("packed-published", || send(first, 20_000, &sent)).is_none());
+    let (errno, bytes) = send(scene.server(), 20_000 | RESENT, &sent);
+    assert_eq!(errno, 0);
+    let (out, _) = AttributesOut::read_from_prefix(&bytes).expect("attributes");
+    assert_eq!((out.attributes.size, out.attributes.ino), (5000, number));
+}
+
 /// Gets its answer later: never, as its server dies.
 struct Waiting;
 
