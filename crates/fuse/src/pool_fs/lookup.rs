@@ -96,11 +96,13 @@ impl PoolFs {
         unknown.iter().for_each(|number| self.is_forgotten(*number));
     }
 
-    fn is_forgotten(&self, number: u64) {
+    pub(super) fn is_forgotten(&self, number: u64) {
         point("forgotten");
-        self.mappings.ended(number);
+        // This thread may be late: the kernel may have been given it, or what has its number now, again.
+        let is_known = || self.table.lookups(number) > 0;
+        self.mappings.ended(number, is_known);
         if let Some(locks) = &self.locks {
-            locks.forgotten(number);
+            locks.forgotten(number, is_known);
         }
         drop(self.handles.take(number));
         self.orphans.release(&self.table, &self.nodes, number);

@@ -138,9 +138,13 @@ impl Mappings {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel drops the pages of a file that is mapped or opened again.
-    pub fn ended(&self, number: u64) {
-        self.lock().of.remove(&number);
+    /// The kernel drops the pages of a file that is mapped or opened again. Unless it `is_used` again, as
+    /// told while no file begins to be watched.
+    pub fn ended(&self, number: u64, is_used: impl FnOnce() -> bool) {
+        let mut mappings = self.lock();
+        if !is_used() {
+            mappings.of.remove(&number);
+        }
     }
 }
 

@@ -316,9 +316,7 @@ impl PoolFs {
                     && !request.unique.is_resent()
                 {
                     self.orphans.close(&self.table, &self.nodes, number);
-                    if !self.table.is_kept(number) {
-                        self.mappings.ended(number);
-                    }
+                    self.mappings.ended(number, || self.table.is_kept(number));
                 }
             }
             Op::ReleaseDirectory | Op::Destroy => done(answer, Ok(())),

@@ -256,6 +256,21 @@ fn a_wait_goes_on_when_its_process_closes_another_descriptor() {
     assert_eq!(scene.client.answer(waits).0, libc::EINTR);
 }
 
+/// Another thread was told that the kernel had forgotten it, and the kernel has been given it again since.
+#[test]
+fn what_the_kernel_knows_again_keeps_its_locks_and_is_watched() {
+    let scene = Scene::new();
+    scene.locks(1, lock::FLOCK);
+    let read = ReadIn { size: 4096, ..ReadIn::new_zeroed() };
+    assert_eq!(scene.ask(opcode::READ, scene.node, read.as_bytes()).0, 0);
+    scene.fs.is_forgotten(scene.node);
+    assert!(scene.is_locked(&LockArea::File));
+    foreign(&scene).write("/f", [1; 5000]).unwrap();
+    assert_eq!(scene.fs.changed_mappings(), [scene.node]);
+    scene.send(opcode::FORGET, scene.node, 1_u64.as_bytes());
+    assert!(!scene.is_locked(&LockArea::File) && scene.fs.changed_mappings().is_empty());
+}
+
 #[test]
 fn locks_outlive_a_server_that_ends_in_order() {
     let scene = Scene::new();
