@@ -58,6 +58,7 @@ impl PoolFs {
         if !self.options.is_shared() {
             return Ok(OpenOut { fh: 0, open_flags: open::KEEP_CACHE, backing_id: 0 });
         }
+        debug_assert!(self.table.knows(node), "the last FORGET would take what is opened");
         self.orphans.open(&self.table, &self.nodes, node).inspect_err(|_| {
             self.table.closed(node.number);
         })?;

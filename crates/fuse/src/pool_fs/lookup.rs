@@ -61,9 +61,16 @@ impl PoolFs {
         unique: Unique,
         found: Result<Metadata>,
     ) {
-        let opened = found.and_then(|found| Ok((self.opened_file(unique, found.node())?, found)));
+        // Counted before it is opened: the last `FORGET` of an inode takes its opens, and the kernel may
+        // be forgetting what had its number before.
+        let opened = found.and_then(|found| {
+            let entry = self.entry(None, &found)?;
+            let opened = self.opened_file(unique, found.node());
+            let opened = opened.inspect_err(|_| self.forget(entry.nodeid, 1))?;
+            Ok((entry, opened))
+        });
         match opened {
-            Ok((opened, found)) => self.give_entry(answer, self.entry(None, &found), &opened),
+            Ok((entry, opened)) => self.give_entry(answer, Ok(entry), &opened),
             Err(error) => self.remember(answer, Err(error)),
         }
     }
