@@ -91,8 +91,9 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`FsError::Pool`] if the pool is full: then holes inside the file may have got pages, and
-    /// no byte and no length has changed;
+    /// [`FsError::Pool`] if the pool is full: then holes inside the file may have got pages, no byte
+    /// and no length has changed, and of a range of many pieces that was to become a hole a part may
+    /// be one;
     /// [`FsError::NotOpenFor`], [`FsError::FileTooLarge`], [`FsError::Immutable`]; of a collapse or
     /// an insertion also [`FsError::NotPages`], and [`FsError::InUse`] if there is a
     /// [`ViewMut`](crate::ViewMut) of the file.

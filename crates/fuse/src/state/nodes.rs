@@ -41,7 +41,8 @@
 //! be kept: only `FORGET` tells when its last user has gone.
 //!
 //! A lookup and the removal of the last name cannot miss each other: the kernel holds the lock of
-//! the directory, shared for one and exclusively for the other.
+//! the directory, shared for one and exclusively for the other. A directory with two node IDs has two
+//! such locks: a lookup that misses a removal there is answered with `ESTALE`.
 //!
 //! A `FORGET` and such a removal cannot either. One lowers the count, and then looks for a pin; the
 //! other notes the pin, and then looks at the count. Between both steps of both there is a fence, so at
