@@ -475,11 +475,18 @@ impl FaultOwner for Faults {
             if has_ended { (guarded.end - self.start) / SMALL_PAGE_BYTES } else { first + 1 };
         match self.stores {
             Stores::Private => self.replace_if_gone(first..behind, fault.address),
-            // Stores are in the file, whatever is mapped.
-            Stores::Shared => match self.holds.hold() {
-                Some(_held) => self.replace(first..behind, fault.address, has_ended),
-                None => Served::No,
-            },
+            Stores::Shared => {
+                #[cfg(test)]
+                test_support::before_hold();
+                let Some(_held) = self.holds.hold() else { return Served::No };
+                // Stores are in the file, whatever is mapped, or in copies: those stay.
+                if self.is_kept(first) {
+                    return Served::Yes;
+                }
+                let has_ended = has_ended && self.has_ended_before(first);
+                let behind = if has_ended { behind } else { first + 1 };
+                self.replace(first..behind, fault.address, has_ended)
+            }
         }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::*;
 use crate::error::FaultCause;
 use crate::flush::test_support::{Ballast, Kind, SmallFileSystem, open, place};
+use crate::writable::test_support::interpose;
 
 fn view(path: &Path, len_bytes: u64) -> SharedFile {
     SharedFile::new(place(len_bytes), &open(path), path, 0..len_bytes, false).unwrap()
@@ -267,6 +269,33 @@ fn bare_stores_without_a_block_are_kept_reported_and_written_later() {
         file.read_exact_at(&mut byte, 500_003).unwrap();
         assert_eq!((byte[0], load(700_001)), (8, 6), "{kind:?}");
     }
+}
+
+/// On a full tmpfs a load of a hole fails as well, and its page is replaced by zeros; but not once it is
+/// the copy of a store.
+#[test]
+fn a_load_that_failed_does_not_replace_the_copy_of_a_store() {
+    static ADDRESS: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+    const AT: u64 = 500_000;
+    let Some(small) = SmallFileSystem::new(Kind::Tmpfs) else { return };
+    let path = small.root().join("data");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    open(&path).set_len(1 << 20).unwrap();
+    let view = view(&path, 1 << 20);
+    ADDRESS.store(view.as_mut_ptr().wrapping_add(AT as usize), Ordering::SeqCst);
+    let ballast = Ballast::fill(&small.root());
+    // SAFETY: inside the view, which the test keeps; as below.
+    let store = || unsafe { ADDRESS.load(Ordering::SeqCst).write_volatile(7) };
+    interpose(Some(store), None);
+    let seen = view.mapping().guarded(&(AT..AT + 1), || {
+        // SAFETY: as above.
+        unsafe { ADDRESS.load(Ordering::SeqCst).read_volatile() }
+    });
+    assert!(view.mapping().take_missed().is_some());
+    drop(ballast);
+    view.flush().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[AT as usize], 7);
+    assert_eq!(seen.unwrap(), 7, "the load found it");
 }
 
 /// More such pages, far apart, than a process should have mappings for.

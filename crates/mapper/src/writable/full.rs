@@ -142,6 +142,15 @@ impl Faults {
         Served::No
     }
 
+    /// Whether a page is mapped privately and can be read: it may hold a store. The caller holds it.
+    pub(super) fn is_kept(&self, page: usize) -> bool {
+        let (address, len_bytes) = (self.address_of(page), SMALL_PAGE_BYTES);
+        self.copies.copied.get(page)
+            && !self.is_replaced(page)
+            // SAFETY: a page of this mapping; populating changes no contents.
+            && unsafe { memory::advise(address, len_bytes, Advice::PopulateRead) }.is_ok()
+    }
+
     fn can_store(&self, page: usize) -> bool {
         // SAFETY: a page of this mapping; populating changes no contents.
         unsafe { memory::advise(self.address_of(page), SMALL_PAGE_BYTES, Advice::PopulateWrite) }
