@@ -19,7 +19,8 @@
 //! Pages that are stored to through a shared view are written before they are dropped. The front hand
 //! starts their write-back when it unmaps them; the back hand waits for it, and then drops them. A page
 //! that is stored to meanwhile is dirty again, and the kernel drops no dirty page. An error of the
-//! write-back is the view's: its next flush returns it.
+//! write-back is the view's: its next flush returns it. From then on the pages of its file stay, as long as
+//! the view: they may be the only copy of what was stored.
 //!
 //! Lock order: the table, then an entry. Neither is taken while the mapping cache is locked.
 
@@ -55,6 +56,8 @@ pub(crate) trait Pages: Send + Sync {
     fn is_writable(&self) -> bool;
     /// Write-back by its descriptor has failed.
     fn note_lost(&self, error: &io::Error);
+    /// Whether that, or a flush, has failed: what was stored may be in the page cache alone.
+    fn has_lost(&self) -> bool;
 }
 
 impl Pages for Mapped {
@@ -85,6 +88,10 @@ impl Pages for Mapped {
     }
 
     fn note_lost(&self, _error: &io::Error) {}
+
+    fn has_lost(&self) -> bool {
+        false
+    }
 }
 
 type Table = Mutex<HashMap<FileIdentity, Arc<Entry>>>;
@@ -377,7 +384,10 @@ impl Droppable for Entry {
                 {
                     first.note_lost(&error);
                 }
-                let _ = memory::drop_cached(file, pages.start, len_bytes);
+                // The kernel takes pages that it could not write for clean.
+                if !mapped.iter().any(|mapped| mapped.has_lost()) {
+                    let _ = memory::drop_cached(file, pages.start, len_bytes);
+                }
             }
             if mapped.is_empty() && is_last {
                 // A region before this one may have been passed over.

@@ -193,6 +193,10 @@ impl Pages for SharedFile {
     fn note_lost(&self, error: &io::Error) {
         let _ = self.failed.set(error.raw_os_error().unwrap_or(libc::EIO));
     }
+
+    fn has_lost(&self) -> bool {
+        self.failed.get().is_some()
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use aquifer_mapper::{
@@ -30,6 +31,7 @@ fn child() {
         ("changes", changes),
         ("unwritable", unwritable),
         ("unwritable shared", unwritable_shared),
+        ("unwritable within a budget", unwritable_within_a_budget),
     ]);
 }
 
@@ -329,6 +331,34 @@ fn unwritable_shared() {
     names(view.get::<u64>(3 * MIB), &path, 3 * MIB..3 * MIB + 8, &[libc::EIO]);
     view.set(3 * MIB, 9_u64).unwrap();
     assert!(files.content("file")[3 * MIB as usize..][..8] == 9_u64.to_ne_bytes());
+}
+
+/// The kernel takes for clean what it could not write: the page cache has the only copy.
+fn unwritable_within_a_budget() {
+    let Some((files, _directory)) = mounted(&[("file", LARGE), ("other", LARGE)]) else { return };
+    let mapper = Mapper::builder().resident_budget_bytes(64 * PAGE).build().unwrap();
+    let view = mapper.map(files.path("file"), FileAccess::Write, ..).unwrap();
+    files.change("file", |file| file.unwritable = Some((0..LARGE, libc::EIO)));
+    let wanted = store(&view, 1);
+    assert_eq!(flush_error(&view), (0..LARGE, FlushCause::Gone(libc::EIO)));
+    assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted);
+    let other = mapper.map(files.path("other"), FileAccess::Read, ..).unwrap();
+    let file = fs::File::open(files.path("other")).unwrap();
+    let cached =
+        || aquifer_sys::memory::cachestat(file.as_fd(), 0, 0).map_or(0, |stat| stat.cached);
+    // Again and again, the budget's thread has passed all files when the other one is gone.
+    for _ in 0..20 {
+        assert_eq!(other.read(|bytes| bytes.to_vec().len()).unwrap() as u64, LARGE);
+        while cached() > 64 {
+            std::thread::yield_now();
+        }
+    }
+    assert!(view.read(|bytes| bytes.to_vec()).unwrap() == wanted, "it can be written elsewhere");
+}
+
+#[test]
+fn what_the_server_did_not_take_stays_in_memory_beyond_the_budget() {
+    child::succeeds_with_mounts("unwritable within a budget");
 }
 
 #[test]
