@@ -177,6 +177,26 @@ def test_file_objects_are_accepted(path: str, table: Table) -> None:
         aquifer.memmap(io.BytesIO(b"12345678"), np.int64, "r")
 
 
+def test_an_array_of_a_file_without_a_name_is_pickled_by_value(path: str, table: Table) -> None:
+    with tempfile.TemporaryFile() as unnamed:
+        table.tofile(unnamed)
+        with aquifer.memmap(unnamed, np.int64, "r+", shape=(4096, 64)) as array:
+            parts = pickle.dumps((array, array[3:5]))
+            number = unnamed.fileno()
+    # The number is another file's now.
+    descriptor = os.open(path, os.O_RDWR)
+    os.dup2(descriptor, number)
+    try:
+        whole, part = pickle.loads(parts)
+        whole[:] = 0
+        np.testing.assert_array_equal(part, table[3:5])
+        np.testing.assert_array_equal(np.fromfile(path, np.int64).reshape(4096, 64), table)
+    finally:
+        os.close(descriptor)
+        if number != descriptor:
+            os.close(number)
+
+
 def test_it_is_shown_with_its_file(path: str, table: Table) -> None:
     array = opened(path)
     shown = repr(array[0])

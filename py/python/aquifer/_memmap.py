@@ -40,6 +40,8 @@ _Place = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]
 _MODES = {"readonly": "r", "readwrite": "r+", "write": "w+", "copyonwrite": "c"}
 _BACKENDS = ("auto", "kernel", "cache")
 _ADVICE = (None, *get_args(Advice))
+# Paths of files without a name.
+_DESCRIPTORS = "/proc/self/fd/"
 
 # Looked up once: indexing is the hot path.
 _getitem = np.ndarray.__getitem__
@@ -824,8 +826,8 @@ class memmap(_native.Buffered):
 
     def __reduce__(self) -> Any:
         source = self._backed()
-        if source is None or source.mode == "c":
-            # Stores of mode "c" are nowhere else.
+        if source is None or source.mode == "c" or source.path.startswith(_DESCRIPTORS):
+            # Stores of mode "c" are nowhere else; and a descriptor's number is another file's, elsewhere and later.
             return self.view(np.ndarray).copy().__reduce__()
         mode = "r" if source.mode == "r" else "r+"
         return _opened, (source.path, mode, *self._made_of(source))
@@ -1056,7 +1058,7 @@ def _path_of(filename: Any, mode: str) -> tuple[str, bool]:
             if os.path.samestat(os.stat(path), status):
                 return path, True
     # It has no name, or another file has that now.
-    return f"/proc/self/fd/{descriptor}", True
+    return f"{_DESCRIPTORS}{descriptor}", True
 
 
 def _lengthen(path: str, length: int, *, created: bool) -> None:
