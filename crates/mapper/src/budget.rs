@@ -380,6 +380,8 @@ impl Droppable for Entry {
                 if self.is_stored_to()
                     && let Err(error) =
                         aquifer_sys::io::finish_write_back(file, pages.start, len_bytes)
+                    // Where a sandbox forbids the call, dirty pages stay until the kernel has written them.
+                    && error.raw_os_error() != Some(libc::ENOSYS)
                     && let Some(first) = mapped.first()
                 {
                     first.note_lost(&error);
