@@ -6,6 +6,7 @@ import _thread
 import functools
 import operator
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,8 +27,13 @@ LONG = 3 << 20
 
 def interrupted(call: Callable[[], object]) -> None:
     """Runs a native call when Ctrl-C has been pressed, and no line of Python comes between."""
-    with pytest.raises(KeyboardInterrupt):
-        list(map(operator.call, [_thread.interrupt_main, call]))
+    # A shell starts programs in the background with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(map(operator.call, [_thread.interrupt_main, call]))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def opened(path: str, kind: str) -> Any:
