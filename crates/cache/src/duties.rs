@@ -69,13 +69,13 @@ impl Height {
         self.above.fetch_max((below + 1).min(MOST_HEIGHT), Relaxed);
     }
 
-    /// Whether the store's device was found to use memory of a cache that refuses this.
+    /// Returns `true` if the store's device was found to use memory of a cache that refuses this.
     pub fn is_under_itself(&self) -> bool {
         // Acquire pairs with the release in `refuse`; a call of the device finds what it made true.
         self.is_under_itself.load(Acquire)
     }
 
-    /// Whether the calling thread is inside of a call of a device of this store's cache, which refuses this.
+    /// Returns `true` if the calling thread is inside a call of a device of this store's cache, which refuses that.
     pub fn is_in_a_refused_call(&self) -> bool {
         self.callers.as_ref().is_some_and(|callers| is_in_a_call() && callers.refuse(this_thread()))
     }

@@ -1,4 +1,4 @@
-//! What is mapped costs little until it is resident. A single test: it looks at the page tables of the process.
+//! Mappings cost little until their pages are resident. A single test: it looks at the page tables of the process.
 
 use aquifer_cache::{Advice, Cache};
 use aquifer_device::{Device, DeviceError};

@@ -369,7 +369,7 @@ fn a_cache_under_itself() {
         is_refused(top.touch_mut(0));
         is_refused(top.read_exact_at(&mut [0; 10], 5));
         drop(top);
-        // What is below works by itself, and under a cache of its own.
+        // The lower mapping works by itself, and under a cache of its own.
         let below = cache.map_mut(bottom).unwrap();
         assert_eq!(load(&below, 1), bytes[1]);
         let above = Cache::builder().budget_bytes(BUDGET as u64).build().unwrap();

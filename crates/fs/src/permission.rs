@@ -35,7 +35,7 @@ fn of_attribute(inode: &FileInode, name: &[u8]) -> Option<Permission> {
     }
 }
 
-/// Whether a user other than the owner may write to a file, if it is in each group.
+/// Returns `true` if a user other than the owner may write to a file, taken for a member of each group.
 fn others_may_write(mode: u32, list: Option<&Acl>, uid: u32) -> bool {
     const WRITE: u16 = 2;
     let Some(list) = list else { return mode & (libc::S_IWGRP | libc::S_IWOTH) != 0 };

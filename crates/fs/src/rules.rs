@@ -31,7 +31,7 @@ const SET_USER: u32 = libc::S_ISUID;
 const SET_GROUP: u32 = libc::S_ISGID;
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// Whether the caller can set the set-group-ID bit of files of this group. A client's decision about a
+/// Returns `true` if the caller can set the set-group-ID bit of files of this group. A client's decision about a
 /// caller that is [enforced](Caller::enforced) may be about an earlier group of the file. For a directory
 /// it counts nevertheless: there the bit gives no rights.
 fn may_set_group_id(by: &Caller, kind: FileKind, group: u32) -> bool {

@@ -167,7 +167,7 @@ fn a_range_that_finds_no_room_is_not_zeroed() {
         let full = file.allocate(mode, 100, (PIECES * PAGE) as u64).unwrap_err();
         assert_eq!(full.kind(), ErrorKind::StorageFull);
         assert!(read_all(&files, "big").unwrap() == bytes, "{mode:?}");
-        // What there is room for.
+        // A range that finds room.
         file.allocate(mode, 100, (9 * PAGE) as u64).unwrap();
         let mut expected = bytes.clone();
         if mode != FallocateMode::Extend {

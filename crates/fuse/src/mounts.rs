@@ -132,8 +132,8 @@ pub(crate) fn announce(connection: u32) -> Option<Listener> {
     Listener::bind_name(name.as_bytes()).ok()
 }
 
-/// Whether a keeper of this process's user keeps connections of processes of that user: any process can
-/// connect, and only these users can unmount.
+/// Returns `true` if a keeper of this process's user keeps connections of processes of that user: any
+/// process can connect, and only these users can unmount.
 pub(crate) fn may_wait(user: u32) -> bool {
     user == 0 || user == credentials::effective().uid
 }

@@ -67,7 +67,7 @@ pub(super) struct Plan {
     pub program: Program,
     pub segment_directory: Option<PathBuf>,
     pub segment_mode: Option<u32>,
-    /// Whether the mount follows, and the directory that is to show it.
+    /// `true` if the mount follows, and the directory that is to show it.
     pub is_detached: bool,
     /// Whether a descriptor follows whose end is that of the mount.
     pub has_lifeline: bool,

@@ -518,7 +518,7 @@ fn an_inode_whose_number_is_used_again_is_gone_and_the_next_one_is_another() {
     others.set_permissions("/g", std::fs::Permissions::from_mode(0o600)).unwrap();
     let next = scene.look_up(b"g");
     assert_eq!(next.attributes.ino, scene.node, "the pool uses the number again");
-    // What the kernel still has of the first one changes nothing of the second.
+    // The node ID of the first one changes nothing of the second.
     assert_eq!(scene.change_mode(scene.node, 0o666), libc::ESTALE);
     assert_eq!(others.metadata("/g").unwrap().mode() & 0o777, 0o600);
     let attributes = [0_u64; 2];

@@ -331,7 +331,7 @@ impl NodeTable {
                 words[LOOKUPS].store(0, Release);
             }
             words[PARENT].store(0, Release);
-            // What was noted of the inode before. Its opens were closed, or it would have a pin; those
+            // Clears the notes of the earlier inode. Its opens were closed, or it would have a pin; those
             // that are just failing take back what they have counted.
             words[OPENS].fetch_and(COUNT, AcqRel);
             // Release: a thread that finds the generation finds the inode as it was looked up.
@@ -340,7 +340,7 @@ impl NodeTable {
         Ok(words)
     }
 
-    /// Whether the kernel was given this inode and has not forgotten it.
+    /// Returns `true` if the kernel was given this inode and has not forgotten it.
     pub fn knows(&self, node: Node) -> bool {
         self.id(node).is_some() && self.lookups(node.number) > 0
     }
