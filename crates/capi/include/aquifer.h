@@ -3306,7 +3306,7 @@ int aq_rows_get_stats(aq_rows *rows, aq_rows_stats *stats);
 #define AQ_MAP_OPTIONS_INIT {sizeof(aq_map_options), 0, 0}
 #define AQ_ROWS_OPTIONS_INIT {sizeof(aq_rows_options), 0, 0, 0}
 #define AQ_ROWS_STATS_INIT {sizeof(aq_rows_stats), 0, 0, 0, 0, 0, 0, 0}
-#define AQ_MAPPER_OPTIONS_INIT {sizeof(aq_mapper_options), 0, 0, 0, 0}
+#define AQ_MAPPER_OPTIONS_INIT {sizeof(aq_mapper_options), 0, 0, 0}
 #define AQ_MAPPER_STATS_INIT {sizeof(aq_mapper_stats), 0, 0, 0, 0, 0}
 #define AQ_DEVICE_FUNCTIONS_INIT \
     {sizeof(aq_device_functions), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL}
