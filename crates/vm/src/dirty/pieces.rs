@@ -19,6 +19,7 @@
 //! unknown, as in the ski rental problem: the piece is armed when its scans have cost as much as
 //! arming it at most costs. So the total is at most twice the optimum.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
@@ -112,11 +113,13 @@ struct Piece {
     count: u64,
 }
 
-/// The states of all pieces.
+/// The states of all pieces. Memory is used for those in which a scan found pages.
 #[derive(Debug)]
 pub(super) struct Pieces {
     range: TrackedRange,
-    pieces: Vec<Piece>,
+    known: BTreeMap<usize, Piece>,
+    /// The state of every other piece: `Cold`, or `Armed` once all are.
+    rest: Piece,
     /// Cold pieces to be armed by this take.
     chosen: Vec<usize>,
     takes: u64,
@@ -134,12 +137,17 @@ pub(super) struct Segment {
     pub armed: Range<usize>,
 }
 
+/// Consecutive numbers of an ascending list, as ranges.
+fn runs_of(pieces: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    pieces.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1)
+}
+
 impl Pieces {
     pub fn new(range: TrackedRange) -> Pieces {
-        let cold = Piece { state: State::Cold, backoff: 0, count: 0 };
         Pieces {
             range,
-            pieces: vec![cold; range.pieces()],
+            known: BTreeMap::new(),
+            rest: Piece { state: State::Cold, backoff: 0, count: 0 },
             chosen: Vec::new(),
             takes: 0,
             next_look: u64::MAX,
@@ -149,36 +157,54 @@ impl Pieces {
 
     #[cfg(test)]
     pub fn state(&self, piece: usize) -> State {
-        self.pieces[piece].state
+        self.get(piece).state
+    }
+
+    fn get(&self, piece: usize) -> Piece {
+        self.known.get(&piece).copied().unwrap_or(self.rest)
+    }
+
+    fn get_mut(&mut self, piece: usize) -> &mut Piece {
+        self.known.entry(piece).or_insert(self.rest)
+    }
+
+    fn known_in(&self, is_wanted: impl Fn(&Piece) -> bool) -> Vec<usize> {
+        let wanted = self.known.iter().filter(|(_, piece)| is_wanted(piece));
+        wanted.map(|(&index, _)| index).collect()
     }
 
     pub fn plan(&mut self) -> Vec<Segment> {
         if self.plan.is_empty() {
-            let is_full = |piece: &Piece| piece.state == State::Full;
-            let mut first = 0;
-            for chunk in self.pieces.chunk_by(|a, b| is_full(a) == is_full(b)) {
-                let armed = |piece: &Piece| piece.state == State::Armed;
-                let armed = match chunk.iter().position(armed) {
-                    Some(from) => {
-                        let to = chunk.iter().rposition(armed).unwrap_or(from);
-                        self.range.addresses_of(first + from..first + to + 1)
-                    }
-                    None => 0..0,
-                };
-                self.plan.push(Segment {
-                    addresses: self.range.addresses_of(first..first + chunk.len()),
-                    full: is_full(&chunk[0]),
-                    armed,
-                });
-                first += chunk.len();
+            let full = self.known_in(|piece| piece.state == State::Full);
+            let mut from = 0;
+            for run in runs_of(&full) {
+                self.plan_mixture(from..run.start);
+                from = run.end;
+                let addresses = self.range.addresses_of(run);
+                self.plan.push(Segment { addresses, full: true, armed: 0..0 });
             }
+            self.plan_mixture(from..self.all().end);
         }
         self.plan.clone()
     }
 
-    fn set(&mut self, piece: usize, state: State) {
-        self.pieces[piece].state = state;
-        self.plan.clear();
+    /// Plans a run of pieces that are not full.
+    fn plan_mixture(&mut self, pieces: Range<usize>) {
+        if pieces.is_empty() {
+            return;
+        }
+        let known = self.known.range(pieces.clone());
+        let mut armed = known.filter(|(_, piece)| piece.state == State::Armed).map(|(&at, _)| at);
+        let armed = match armed.next() {
+            _ if self.rest.state == State::Armed => self.range.addresses_of(pieces.clone()),
+            Some(from) => {
+                let to = armed.next_back().unwrap_or(from);
+                self.range.addresses_of(from..to + 1)
+            }
+            None => 0..0,
+        };
+        let addresses = self.range.addresses_of(pieces);
+        self.plan.push(Segment { addresses, full: false, armed });
     }
 
     /// Records that a scan of untracked memory found private pages.
@@ -198,9 +224,9 @@ impl Pieces {
             return;
         }
         let missing = self.range.pages_of(piece).saturating_sub(pages);
-        let visits = self.pieces[piece].count.saturating_add(pages);
-        if self.pieces[piece].state == State::Cold {
-            self.pieces[piece].count = visits;
+        let visits = self.get(piece).count.saturating_add(pages);
+        if self.get(piece).state == State::Cold {
+            self.get_mut(piece).count = visits;
         }
         if visits >= ARMING_VISITS + missing * LOST_FAULT_VISITS {
             self.choose(piece);
@@ -223,43 +249,59 @@ impl Pieces {
         let mut chosen = std::mem::take(&mut self.chosen);
         chosen.sort_unstable();
         chosen.dedup();
-        chosen.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1).collect()
+        runs_of(&chosen).collect()
     }
 
     /// How many runs would be tracked if `more` were too.
     pub fn tracked_runs_with(&self, more: &[Range<usize>]) -> usize {
-        let mut tracked: Vec<bool> =
-            self.pieces.iter().map(|piece| piece.state != State::Cold).collect();
-        more.iter().for_each(|run| tracked[run.clone()].fill(true));
-        tracked.chunk_by(|a, b| a == b).filter(|chunk| chunk[0]).count()
+        if self.rest.state != State::Cold {
+            return 1;
+        }
+        let mut tracked = self.known_in(|piece| piece.state != State::Cold);
+        tracked.extend(more.iter().cloned().flatten());
+        tracked.sort_unstable();
+        tracked.dedup();
+        runs_of(&tracked).count()
     }
 
     pub fn all(&self) -> Range<usize> {
-        0..self.pieces.len()
+        0..self.range.pieces()
     }
 
     /// Records that pieces were registered.
     pub fn arm(&mut self, pieces: Range<usize>) {
+        if pieces == self.all() {
+            let cold = self.known_in(|piece| piece.state == State::Cold);
+            cold.into_iter().for_each(|piece| self.await_full(piece, 0));
+            if self.rest.state == State::Cold {
+                self.rest = self.armed(0);
+                self.plan.clear();
+            }
+            return;
+        }
         for piece in pieces {
-            if self.pieces[piece].state == State::Cold {
+            if self.get(piece).state == State::Cold {
                 self.await_full(piece, 0);
             }
         }
     }
 
-    /// Makes a piece armed, to be checked again some takes later.
-    fn await_full(&mut self, piece: usize, backoff: u8) {
+    /// An armed piece, to be checked again some takes later.
+    fn armed(&mut self, backoff: u8) -> Piece {
         let due = self.takes + (FIRST_LOOK_TAKES << backoff);
         self.next_look = self.next_look.min(due);
-        self.set(piece, State::Armed);
-        self.pieces[piece].count = due;
-        self.pieces[piece].backoff = backoff;
+        Piece { state: State::Armed, backoff, count: due }
+    }
+
+    fn await_full(&mut self, piece: usize, backoff: u8) {
+        *self.get_mut(piece) = self.armed(backoff);
+        self.plan.clear();
     }
 
     /// Records that an entry of a full piece was empty: its page was evicted from the page cache.
     pub fn not_full(&mut self, page: PageIndex) {
         let piece = self.range.piece_of(page);
-        if self.pieces[piece].state == State::Full {
+        if self.get(piece).state == State::Full {
             self.await_full(piece, LONGEST_BACKOFF / 2);
         }
     }
@@ -270,13 +312,15 @@ impl Pieces {
         if self.takes < self.next_look {
             return Vec::new();
         }
-        let due: Vec<usize> = (0..self.pieces.len())
-            .filter(|&index| {
-                let piece = &self.pieces[index];
-                piece.state == State::Armed && piece.count <= self.takes
-            })
-            .collect();
-        due.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1).collect()
+        let takes = self.takes;
+        let is_due = |piece: &Piece| piece.state == State::Armed && piece.count <= takes;
+        if !is_due(&self.rest) {
+            return runs_of(&self.known_in(is_due)).collect();
+        }
+        let mut from = 0;
+        let others = self.known_in(|piece| !is_due(piece)).into_iter().chain([self.all().end]);
+        let between = others.map(|other| std::mem::replace(&mut from, other + 1)..other);
+        between.filter(|pieces| !pieces.is_empty()).collect()
     }
 
     /// Marks those of `pieces` full that lie entirely in `entries`, which has no empty entry.
@@ -288,12 +332,13 @@ impl Pieces {
             entries.start.div_ceil(REGION_BYTES) - first
         };
         let to = if entries.end >= self.range.end() {
-            self.pieces.len()
+            self.all().end
         } else {
             entries.end / REGION_BYTES - first
         };
         for piece in from.max(pieces.start)..to.min(pieces.end) {
-            self.set(piece, State::Full);
+            self.get_mut(piece).state = State::Full;
+            self.plan.clear();
         }
     }
 
@@ -303,17 +348,25 @@ impl Pieces {
             return;
         }
         self.next_look = u64::MAX;
-        for index in 0..self.pieces.len() {
-            let piece = self.pieces[index];
-            if piece.state != State::Armed {
-                continue;
-            }
-            if piece.count <= self.takes {
-                self.await_full(index, (piece.backoff + 1).min(LONGEST_BACKOFF));
-            } else {
-                self.next_look = self.next_look.min(piece.count);
+        for index in self.known_in(|piece| piece.state == State::Armed) {
+            if let Some(again) = self.look_again(self.get(index)) {
+                *self.get_mut(index) = again;
             }
         }
+        if self.rest.state == State::Armed
+            && let Some(again) = self.look_again(self.rest)
+        {
+            self.rest = again;
+        }
+    }
+
+    /// An armed piece after a check of those that were due; `None` if it was not.
+    fn look_again(&mut self, piece: Piece) -> Option<Piece> {
+        if piece.count <= self.takes {
+            return Some(self.armed((piece.backoff + 1).min(LONGEST_BACKOFF)));
+        }
+        self.next_look = self.next_look.min(piece.count);
+        None
     }
 }
 
@@ -360,6 +413,36 @@ mod tests {
         }
         assert_eq!(takes_until_armed, [2, 4, 54]);
         assert_eq!(pieces.state(3), State::Cold);
+    }
+
+    /// As with random stores to a large mapping.
+    #[test]
+    fn of_pieces_that_are_all_armed_only_those_with_pages_take_memory() {
+        let mut pieces = pieces(0, (1 << 20) * PAGES);
+        let range = pieces.range;
+        pieces.saw_others(7, 1);
+        pieces.saw_private(PageRun::new(9 * PAGES..9 * PAGES + 1));
+        let chosen = pieces.chosen();
+        pieces.arm(pieces.all());
+        assert_eq!(pieces.tracked_runs_with(&chosen), 1);
+        assert_eq!(pieces.plan().len(), 1);
+        assert_eq!(pieces.plan()[0].armed, range.addresses());
+        assert!(pieces.due().is_empty());
+        assert_eq!(pieces.due(), [pieces.all()]);
+        pieces.found_full(&pieces.all(), range.addresses_of(9..10));
+        pieces.looked();
+        let states = [7, 8, 9].map(|piece| pieces.state(piece));
+        assert_eq!(states, [State::Armed, State::Armed, State::Full]);
+        let armed: Vec<_> = pieces.plan().into_iter().map(|segment| segment.armed).collect();
+        let (before, after) = (range.addresses_of(0..9), range.addresses_of(10..1 << 20));
+        assert_eq!(armed, [before, 0..0, after]);
+        // The others are checked again after twice as many takes.
+        assert!((1..4).all(|_| pieces.due().is_empty()));
+        assert_eq!(pieces.due(), [0..9, 10..1 << 20]);
+        pieces.looked();
+        pieces.not_full(PageIndex(9 * PAGES));
+        assert_eq!(pieces.plan()[0].armed, range.addresses());
+        assert_eq!(pieces.known.len(), 2);
     }
 
     #[test]

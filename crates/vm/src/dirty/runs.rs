@@ -103,6 +103,8 @@ pub(super) fn clusters(runs: &[PageRun], gap: u64) -> impl Iterator<Item = PageR
 /// touched.
 pub struct PageBits {
     words: Vec<u64>,
+    /// One bit per word: it is not zero.
+    summary: Vec<u64>,
     count: u64,
     /// Words outside this range are zero: searching a large set with few, clustered pages does not
     /// scan all of it.
@@ -118,7 +120,9 @@ impl std::fmt::Debug for PageBits {
 impl PageBits {
     /// An empty set of pages below `pages`.
     pub fn new(pages: u64) -> PageBits {
-        PageBits { words: vec![0; pages.div_ceil(64) as usize], count: 0, used: 0..0 }
+        let words = pages.div_ceil(64) as usize;
+        let summary = vec![0; words.div_ceil(64)];
+        PageBits { words: vec![0; words], summary, count: 0, used: 0..0 }
     }
 
     /// Number of pages in the set.
@@ -137,6 +141,7 @@ impl PageBits {
             let word = &mut self.words[index];
             self.count += u64::from((mask & !*word).count_ones());
             *word |= mask;
+            self.summary[index / 64] |= u64::from(*word != 0) << (index % 64);
             self.used = if self.used.is_empty() {
                 index..index + 1
             } else {
@@ -151,6 +156,9 @@ impl PageBits {
             let word = &mut self.words[index];
             self.count -= u64::from((mask & *word).count_ones());
             *word &= !mask;
+            if *word == 0 {
+                self.summary[index / 64] &= !(1 << (index % 64));
+            }
         }
         if self.count == 0 {
             self.used = 0..0;
@@ -173,7 +181,12 @@ impl PageBits {
 
     /// Removes all pages.
     pub fn clear(&mut self) {
-        self.words[self.used.clone()].fill(0);
+        let mut from = self.used.start;
+        while let Some(index) = self.next_word(from, self.used.end) {
+            self.words[index] = 0;
+            self.summary[index / 64] &= !(1 << (index % 64));
+            from = index + 1;
+        }
         self.count = 0;
         self.used = 0..0;
     }
@@ -203,11 +216,23 @@ impl PageBits {
         let mut index = (page.0 / 64) as usize;
         let mut word = (words.get(index)? ^ flip) & (u64::MAX << (page.0 % 64));
         while word == 0 {
-            index += 1;
+            let is_set_wanted = flip == 0;
+            index = if is_set_wanted { self.next_word(index + 1, words.len())? } else { index + 1 };
             word = *words.get(index)? ^ flip;
         }
         let found = PageIndex(index as u64 * 64 + u64::from(word.trailing_zeros()));
         (found < end).then_some(found)
+    }
+
+    /// The first word from `from` on and before `end` that is not zero.
+    fn next_word(&self, from: usize, end: usize) -> Option<usize> {
+        let mut at = from / 64;
+        let mut bits = self.summary.get(at)? & (u64::MAX << (from % 64));
+        while bits == 0 {
+            at += 1;
+            bits = *self.summary.get(at).filter(|_| at * 64 < end)?;
+        }
+        Some(at * 64 + bits.trailing_zeros() as usize).filter(|&word| word < end)
     }
 }
 
@@ -279,5 +304,41 @@ mod tests {
             model.retain(|page| !(50..120).contains(page));
             assert_eq!(bits.count(), model.len() as u64);
         }
+    }
+
+    /// Few pages of a large set, which are found by its summary.
+    #[test]
+    fn far_bits_are_found() {
+        const PAGES: u64 = 1 << 22;
+        let mut rng = Rng::new(11);
+        let (mut bits, mut model) = (PageBits::new(PAGES), BTreeSet::new());
+        for step in 0..2000 {
+            let page = if rng.chance(0.5) { rng.below(PAGES) } else { rng.below(200) };
+            let run = PageRun::new(page..page + 1);
+            if rng.chance(0.6) {
+                bits.insert_run(run);
+                model.insert(page);
+            } else {
+                // One that is there, if any follows.
+                let page = model.range(page..).next().copied().unwrap_or(page);
+                bits.remove_run(PageRun::new(page..page + 1));
+                model.remove(&page);
+            }
+            if step % 500 == 499 {
+                assert_eq!(pages(&bits.runs()), model.iter().copied().collect::<Vec<_>>());
+                bits.clear();
+                model.clear();
+            }
+            let from = rng.below(PAGES);
+            let next = model.range(from..).next().copied().map(PageIndex);
+            assert_eq!(bits.next_from(PageIndex(from)), next);
+            let mut inside = vec![];
+            bits.split(PageRun::new(from..(from + 100_000).min(PAGES)), &mut |part, is_set| {
+                inside.extend(part.pages().filter(|_| is_set).map(|page| page.0));
+            });
+            let expected = model.range(from..(from + 100_000).min(PAGES)).copied();
+            assert_eq!(inside, expected.collect::<Vec<_>>());
+        }
+        assert!(bits.summary.iter().all(|&word| word == 0) == model.is_empty());
     }
 }

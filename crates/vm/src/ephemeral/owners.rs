@@ -1,15 +1,15 @@
-//! The owner of the faults at each address of a region: two levels, like a page table.
+//! The owner of the faults at each address of a region: three levels, like a page table.
 //!
 //! ```text
-//!  blocks of 2 MiB        granules of 32 KiB
-//!  ┌──────────────┐       ┌───────┐
-//!  │ owner, table ├──────▶│ owner │ × 64
-//!  │ owner, table │       └───────┘
-//!  └──────────────┘
+//!  parts of 1 GiB         blocks of 2 MiB        granules of 32 KiB
+//!  ┌──────────────┐       ┌──────────────┐       ┌───────┐
+//!  │ owner, table ├──────▶│ owner, table ├──────▶│ owner │ × 64
+//!  │ owner, table │       │      …       │       └───────┘
+//!  └──────────────┘       └──────────────┘ × 512
 //! ```
-//! A mapping that covers a whole block is entered in the block, so that one of 1 GiB takes 512
-//! stores. Tables are allocated when a block is first divided, and stay. A look-up takes two or
-//! three loads: it runs in the fault handler.
+//! A mapping that covers a whole part or block is entered there, so that one of 1 GiB takes one
+//! store, and one of 1 TiB a table of 32 KiB. Tables are allocated when a part or block is first
+//! divided, and stay. A look-up takes two to four loads: it runs in the fault handler.
 //!
 //! An entry is two words, a pointer and its vtable. Both are set before the mapping is used and
 //! cleared when it is retired, so a fault in a mapping in use finds both. A stray access that races
@@ -22,9 +22,10 @@ use std::sync::atomic::{AtomicPtr, Ordering, fence};
 use aquifer_sys::memory::REGION_BYTES as BLOCK_BYTES;
 use aquifer_sys::signal::FaultContext;
 
-use super::GRANULE_BYTES;
+use super::{GRANULE_BYTES, REGION_BYTES as PART_BYTES};
 use crate::{FaultOwner, Served};
 
+const BLOCKS_A_PART: usize = PART_BYTES / BLOCK_BYTES;
 const GRANULES_A_BLOCK: usize = BLOCK_BYTES / GRANULE_BYTES;
 
 /// The words of `*const dyn FaultOwner`.
@@ -79,6 +80,16 @@ struct Block {
     granules: OnceLock<Box<[Entry; GRANULES_A_BLOCK]>>,
 }
 
+#[derive(Default)]
+struct Part {
+    whole: Entry,
+    blocks: OnceLock<Box<[Block]>>,
+}
+
+fn blocks() -> Box<[Block]> {
+    (0..BLOCKS_A_PART).map(|_| Block::default()).collect()
+}
+
 fn granules() -> Box<[Entry; GRANULES_A_BLOCK]> {
     Box::new(std::array::from_fn(|_| Entry::default()))
 }
@@ -86,14 +97,14 @@ fn granules() -> Box<[Entry; GRANULES_A_BLOCK]> {
 /// The owners of a range of addresses.
 pub(super) struct Owners {
     base: usize,
-    blocks: Box<[Block]>,
+    parts: Box<[Part]>,
 }
 
 impl Owners {
     /// Creates a table without owners for `len_bytes` from `base`.
     pub fn new(base: usize, len_bytes: usize) -> Owners {
-        let blocks = len_bytes.div_ceil(BLOCK_BYTES);
-        Owners { base, blocks: (0..blocks).map(|_| Block::default()).collect() }
+        let parts = len_bytes.div_ceil(PART_BYTES);
+        Owners { base, parts: (0..parts).map(|_| Part::default()).collect() }
     }
 
     /// Sets the owner that serves the faults of whole granules.
@@ -113,7 +124,13 @@ impl Owners {
     fn for_each(&self, address: usize, len_bytes: usize, mut visit: impl FnMut(&Entry)) {
         let (mut at, end) = (address - self.base, address - self.base + len_bytes);
         while at < end {
-            let block = &self.blocks[at / BLOCK_BYTES];
+            let part = &self.parts[at / PART_BYTES];
+            if at % PART_BYTES == 0 && end - at >= PART_BYTES {
+                visit(&part.whole);
+                at += PART_BYTES;
+                continue;
+            }
+            let block = &part.blocks.get_or_init(blocks)[at % PART_BYTES / BLOCK_BYTES];
             if at % BLOCK_BYTES == 0 && end - at >= BLOCK_BYTES {
                 visit(&block.whole);
                 at += BLOCK_BYTES;
@@ -127,12 +144,13 @@ impl Owners {
 
     fn owner_of(&self, address: usize) -> Option<*const dyn FaultOwner> {
         let at = address.checked_sub(self.base)?;
-        let block = self.blocks.get(at / BLOCK_BYTES)?;
-        let granule = block
-            .granules
-            .get()
-            .and_then(|granules| granules[at % BLOCK_BYTES / GRANULE_BYTES].get());
-        granule.or_else(|| block.whole.get())
+        let part = self.parts.get(at / PART_BYTES)?;
+        let block = part.blocks.get().map(|blocks| &blocks[at % PART_BYTES / BLOCK_BYTES]);
+        let granules = block.and_then(|block| block.granules.get());
+        granules
+            .and_then(|granules| granules[at % BLOCK_BYTES / GRANULE_BYTES].get())
+            .or_else(|| block?.whole.get())
+            .or_else(|| part.whole.get())
     }
 }
 
@@ -198,6 +216,23 @@ mod tests {
             expected.fill(false);
         }
         assert!(!is_served(&owners, 0));
-        assert!(!is_served(&owners, len), "behind the end");
+        assert!(!is_served(&owners, PART_BYTES), "behind the end");
+    }
+
+    #[test]
+    fn a_large_mapping_is_entered_in_few_places() {
+        let owners = Owners::new(BASE, 5 * PART_BYTES);
+        let named = Named;
+        // From a granule before a part to one behind another.
+        let (from, to) = (PART_BYTES - GRANULE_BYTES, 4 * PART_BYTES + GRANULE_BYTES);
+        // SAFETY: it outlives the table.
+        unsafe { owners.set(BASE + from, to - from, &raw const named) };
+        let inside = [from, PART_BYTES, 3 * PART_BYTES + BLOCK_BYTES + 9, to - 1];
+        assert_eq!(inside.map(|at| is_served(&owners, at)), [true; 4]);
+        assert_eq!([0, from - 1, to, 5 * PART_BYTES].map(|at| is_served(&owners, at)), [false; 4]);
+        let divided = owners.parts.iter().map(|part| part.blocks.get().is_some());
+        assert_eq!(divided.collect::<Vec<_>>(), [true, false, false, false, true]);
+        owners.clear(BASE + from, to - from);
+        assert_eq!(inside.map(|at| is_served(&owners, at)), [false; 4]);
     }
 }
