@@ -54,6 +54,10 @@ impl<M: PageMemory> AttachedStore for Store<M> {
     }
 
     fn forget(&self, page: PageId, slot: FrameId) {
+        // The page may be of an earlier, larger store with this identifier.
+        if page.0 >= self.geometry.pages() {
+            return;
+        }
         let word = self.word(page.0);
         if word.begin_forget(slot).is_ok() {
             word.finish_evict(None);
