@@ -17,6 +17,7 @@ use crate::bounce::Bounce;
 use crate::duties;
 use crate::engine::Cleaning;
 use crate::ids::FrameId;
+use crate::jobs::Hint;
 use crate::page_word::State;
 use crate::stats::count;
 use crate::store::{Access, MAX_RUN_PAGES, PageMemory, Refused, Store, check_length};
@@ -107,6 +108,12 @@ impl<M: PageMemory> Store<M> {
             missed: vec![],
             failed: None,
         }
+    }
+
+    /// Has a worker load absent pages of `runs`, as a hint.
+    pub fn hint(&self, runs: Vec<Range<u64>>) {
+        let most_pages = self.pool().capacity() as u64;
+        self.engine.jobs.push_hint(Hint { store: self.id, runs }, most_pages);
     }
 
     /// Loads absent pages of `ranges`, as a hint.

@@ -32,6 +32,20 @@ pub(crate) struct Hint {
     pub runs: Vec<Range<u64>>,
 }
 
+impl Hint {
+    fn pages(&self) -> u64 {
+        let lengths = self.runs.iter().map(|run| run.end.saturating_sub(run.start));
+        lengths.fold(0, u64::saturating_add)
+    }
+}
+
+/// Hints that wait, and the number of pages that they name.
+#[derive(Default)]
+struct Hints {
+    waiting: VecDeque<Hint>,
+    pages: u64,
+}
+
 thread_local! {
     /// The queues that the thread serves, if it is a worker.
     static SERVED: Cell<*const Jobs> = const { Cell::new(ptr::null()) };
@@ -50,7 +64,7 @@ pub(crate) enum Job {
 /// The queues of a cache's workers.
 pub(crate) struct Jobs {
     prefetches: ArrayQueue<Prefetch>,
-    hints: Mutex<VecDeque<Hint>>,
+    hints: Mutex<Hints>,
     tasks: Mutex<VecDeque<Task>>,
     posted: Bell,
 }
@@ -72,25 +86,40 @@ impl Jobs {
     }
 
     /// Requests a prefetch of many runs. Together with the request before it, if that still waits: together they fill the
-    /// device's queue.
-    pub fn push_hint(&self, hint: Hint) {
+    /// device's queue. Does nothing if those that wait name `most_pages` already, which is what the pool can hold.
+    pub fn push_hint(&self, mut hint: Hint, most_pages: u64) {
+        hint.runs.retain(|run| !run.is_empty());
+        let pages = hint.pages();
         let mut hints = self.hints();
-        match hints.back_mut() {
+        if pages == 0 || hints.pages >= most_pages {
+            return;
+        }
+        hints.pages = hints.pages.saturating_add(pages);
+        match hints.waiting.back_mut() {
             Some(last) if last.store == hint.store && last.runs.len() < MOST_JOINED => {
                 last.runs.extend(hint.runs);
             }
-            _ => hints.push_back(hint),
+            _ => hints.waiting.push_back(hint),
         }
         drop(hints);
         self.posted.ring();
     }
 
-    /// Drops the hints about a store that is about to be detached.
-    pub fn forget_hints(&self, store: StoreId) {
-        self.hints().retain(|hint| hint.store != store);
+    fn next_hint(&self) -> Option<Hint> {
+        let mut hints = self.hints();
+        let hint = hints.waiting.pop_front()?;
+        hints.pages = hints.pages.saturating_sub(hint.pages());
+        Some(hint)
     }
 
-    fn hints(&self) -> MutexGuard<'_, VecDeque<Hint>> {
+    /// Drops the hints about a store that is about to be detached.
+    pub fn forget_hints(&self, store: StoreId) {
+        let mut hints = self.hints();
+        hints.waiting.retain(|hint| hint.store != store);
+        hints.pages = hints.waiting.iter().map(Hint::pages).fold(0, u64::saturating_add);
+    }
+
+    fn hints(&self) -> MutexGuard<'_, Hints> {
         self.hints.lock().expect("nothing panics inside the lock")
     }
 
@@ -145,10 +174,36 @@ impl Jobs {
             if let Some(prefetch) = self.next_prefetch() {
                 return Some(Job::Prefetch(prefetch));
             }
-            if let Some(hint) = self.hints().pop_front() {
+            if let Some(hint) = self.next_hint() {
                 return Some(Job::Hint(hint));
             }
             self.posted.sleep(ticket, None);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_that_wait_name_little_more_than_the_pool_holds() {
+        let jobs = Jobs::new();
+        let push = |store, runs: &[Range<u64>]| {
+            jobs.push_hint(Hint { store: StoreId(store), runs: runs.to_vec() }, 100);
+        };
+        for call in 0..1000 {
+            push(call % 2, &[0..3, 5..5]);
+        }
+        jobs.forget_hints(StoreId(0));
+        push(1, &[]);
+        let waiting: Vec<_> = std::iter::from_fn(|| jobs.next_hint()).collect();
+        assert_eq!(waiting.iter().map(Hint::pages).sum::<u64>(), 17 * 3);
+        assert!(waiting.iter().all(|hint| hint.runs.iter().all(|run| *run == (0..3))));
+        push(0, &[0..u64::MAX, 0..1]);
+        push(0, std::slice::from_ref(&(7..8)));
+        assert_eq!(jobs.next_hint().map(|hint| hint.runs.len()), Some(2));
+        push(0, std::slice::from_ref(&(7..8)));
+        assert_eq!(jobs.next_hint().map(|hint| hint.pages()), Some(1));
     }
 }

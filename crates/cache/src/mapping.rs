@@ -321,10 +321,11 @@ impl Mapping {
     ///
     /// A hint: the access that needs a page loads it if the prefetch did not, and reports errors. All ranges are one piece of
     /// work. If the budget cannot hold them, the first ones take half of it, or what is free, and the other pages there stay.
+    /// While requests wait that name as many pages as the budget holds, further ones are dropped.
     pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<()> {
         let pages = self.page_ranges(ranges)?;
         match &self.served {
-            Served::User(store, _) => store.prefetch_runs(pages),
+            Served::User(store, _) => store.hint(pages),
             Served::Kernel(file, _) => file.will_need(ranges),
         }
         Ok(())

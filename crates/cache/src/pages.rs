@@ -25,7 +25,6 @@ use crate::engine::{InUse, Kind};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::PageId;
-use crate::jobs::Hint;
 use crate::page_word::{PinKind, Seen, State};
 use crate::running::Running;
 use crate::store::{Access, PageMemory, Refused, Store};
@@ -198,7 +197,7 @@ impl Pages {
     pub fn prefetch(&self, first: PageId, count: u64) -> Result<()> {
         self.check(first)?;
         let run = first.0..first.0.saturating_add(count);
-        self.running.engine.jobs.push_hint(Hint { store: self.store.id, runs: vec![run] });
+        self.store.hint(vec![run]);
         Ok(())
     }
 

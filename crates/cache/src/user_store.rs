@@ -29,7 +29,6 @@ use crate::engine::{BareCause, BareFault, Engine, Kind};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::PageId;
-use crate::jobs::Hint;
 use crate::map_options::Advice;
 use crate::mapped_memory::MappedMemory;
 use crate::page_word::{PinKind, State};
@@ -113,18 +112,13 @@ impl Store<MappedMemory> {
         self.touch_many(pages).map_err(|(page, refused)| self.error(page, refused))
     }
 
-    /// Starts loading many runs of pages.
-    pub fn prefetch_runs(&self, runs: Vec<Range<u64>>) {
-        self.engine.jobs.push_hint(Hint { store: self.id, runs });
-    }
-
     /// Applies advice to a run of pages.
     pub fn advise(&self, pages: Range<u64>, advice: Advice) {
         match advice {
             Advice::Normal => self.readahead.set_pattern(Pattern::Detect),
             Advice::Sequential => self.readahead.set_pattern(Pattern::Sequential),
             Advice::Random => self.readahead.set_pattern(Pattern::Random),
-            Advice::WillNeed => self.prefetch_runs(vec![pages]),
+            Advice::WillNeed => self.hint(vec![pages]),
             Advice::DontNeed => {
                 let _ = self.write_back(pages.clone());
                 self.discard_clean(self.ever_loaded(pages));
