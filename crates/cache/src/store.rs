@@ -596,14 +596,19 @@ impl<M: PageMemory> Store<M> {
         self.loaded.iter()
     }
 
-    /// The pages of a run whose regions pages were loaded into; the other ones are absent.
-    pub fn ever_loaded(&self, pages: Range<u64>) -> impl Iterator<Item = u64> + '_ {
-        let last = pages.end.max(pages.start + 1) - 1;
-        let regions = self.geometry.region_of(pages.start)..self.geometry.region_of(last) + 1;
-        self.loaded.iter_in(regions).flat_map(move |region| {
-            let of_region = self.geometry.pages_of_region(region);
-            of_region.start.max(pages.start)..of_region.end.min(pages.end)
-        })
+    /// The pages of a run that may be resident, in order: all, or where there are fewer frames, those that have one.
+    pub fn may_be_resident(&self, pages: Range<u64>) -> impl Iterator<Item = u64> + use<M> {
+        let frames = self.pool().granted();
+        let (run, in_frames) = if frames.len() as u64 >= pages.end - pages.start {
+            (pages, vec![])
+        } else {
+            let owners = frames.filter_map(|frame| self.pool().owner(frame));
+            let own = owners.filter(|key| key.store == self.id && pages.contains(&key.page.0));
+            let mut own: Vec<_> = own.map(|key| key.page.0).collect();
+            own.sort_unstable();
+            (0..0, own)
+        };
+        run.chain(in_frames)
     }
 
     /// Undoes a failed load whose frame was taken.

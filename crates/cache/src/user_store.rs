@@ -121,10 +121,10 @@ impl Store<MappedMemory> {
             Advice::WillNeed => self.hint(vec![pages]),
             Advice::DontNeed => {
                 let _ = self.write_back(pages.clone());
-                self.discard_clean(self.ever_loaded(pages));
+                self.discard_clean(self.may_be_resident(pages));
             }
             Advice::Cold => {
-                for seen in self.ever_loaded(pages).map(|page| self.seen(page)) {
+                for seen in self.may_be_resident(pages).map(|page| self.seen(page)) {
                     if seen.is_resident() {
                         self.pool().demoted(seen.frame());
                     }
@@ -388,6 +388,24 @@ mod tests {
         assert_eq!(mapping.get::<u8>(4096).unwrap(), 7);
         // SAFETY: as above.
         assert_eq!(unsafe { mapping.as_ptr().add(4096).read_volatile() }, 7);
+    }
+
+    #[test]
+    fn few_pages_of_a_large_mapping_are_found_by_their_frames() {
+        const REGIONS: u64 = 300;
+        let cache = Cache::builder().budget_bytes(8 << 20).build().unwrap();
+        let device = MemoryDevice::new(REGIONS as usize * (2 << 20)).unwrap();
+        let mapping = cache.map(device).unwrap();
+        mapping.advise(0..mapping.len(), Advice::Random).unwrap();
+        let store = store_of(&mapping);
+        let touched: Vec<_> = (0..REGIONS).map(|region| region * 512 + region % 7).collect();
+        for page in touched.iter().rev() {
+            mapping.get::<u8>(page * 4096).unwrap();
+        }
+        let pages = store.geometry.pages();
+        assert_eq!(store.may_be_resident(0..pages).collect::<Vec<_>>(), touched);
+        assert_eq!(store.may_be_resident(1..pages - 512).collect::<Vec<_>>(), touched[1..299]);
+        assert_eq!(store.may_be_resident(512..514).collect::<Vec<_>>(), [512, 513]);
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl FramePool {
     }
 
     /// The frames below the limit that were granted. All others are free.
-    pub fn granted(&self) -> impl Iterator<Item = FrameId> + use<> {
+    pub fn granted(&self) -> impl ExactSizeIterator<Item = FrameId> + use<> {
         // Acquire pairs with the release in `grant_next`: a frame that a page owns was granted
         // before.
         let granted = self.granted.load(Ordering::Acquire).min(self.limit());
