@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use aquifer_sys::uffd::FaultMessage;
 
 use crate::duties::Height;
-use crate::engine::{AttachedStore, Cleaning, Evicted, Keeps};
+use crate::engine::{Answer, AttachedStore, Cleaning, Evicted, Keeps};
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
 use crate::store::{PageMemory, Store};
@@ -81,7 +81,11 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         self.memory.addresses()
     }
 
-    fn answer(&self, fault: &FaultMessage, may_wait: bool) -> bool {
+    fn answer(&self, fault: &FaultMessage, may_wait: bool) -> Answer {
         M::answer(self, fault, may_wait)
+    }
+
+    fn try_again(&self, address: usize) {
+        M::try_again(self, address);
     }
 }

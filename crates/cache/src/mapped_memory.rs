@@ -15,7 +15,7 @@ use aquifer_sys::uffd::{FaultMessage, Installed};
 use aquifer_vm::{Arena, Missed, Reservation};
 
 use crate::bits::Bits;
-use crate::engine::{Engine, Kind};
+use crate::engine::{Answer, Engine, Kind};
 use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
 use crate::geometry::{Geometry, MAX_REGION_PAGES};
@@ -110,7 +110,8 @@ impl MappedMemory {
         unsafe { self.uffd().zeros(self.address(page), self.page_bytes) }
     }
 
-    /// Discards what [`MappedMemory::install_zeros`] installed at a page that is Loading and owned by the caller.
+    /// Discards what [`MappedMemory::install_zeros`] or [`MappedMemory::poison`] installed at a page that is Loading and owned by
+    /// the caller.
     pub fn discard_zeros(&self, page: u64) {
         // A load of the page discards what this could not.
         let _ = self.discard_each(std::slice::from_ref(&(page..page + 1)));
@@ -233,7 +234,11 @@ impl PageMemory for MappedMemory {
         first..first + self.len_bytes
     }
 
-    fn answer(store: &Store<MappedMemory>, fault: &FaultMessage, may_wait: bool) -> bool {
+    fn answer(store: &Store<MappedMemory>, fault: &FaultMessage, may_wait: bool) -> Answer {
         store.answer_message(fault, may_wait)
+    }
+
+    fn try_again(store: &Store<MappedMemory>, address: usize) {
+        store.take_poison(store.page_at(address));
     }
 }

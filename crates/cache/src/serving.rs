@@ -11,7 +11,8 @@
 //! One thread, the *reader*, waits for nothing but the next fault: neither for a page, a frame nor a device. So a thread that
 //! stores to a page which is there goes on whatever the others wait for. *Servers* call devices; while all of them are busy
 //! the reader starts further ones, up to [`MOST_SERVERS`]. A fault for which no frame can be freed does not keep its server:
-//! it is put aside until there is one.
+//! it is put aside until there is one, or another thread has
+//! brought its page.
 //!
 //! A thread that faults may hold what a server needs, except where it is itself inside of a call of the cache's device:
 //! then its page could need the frames, or the server, that wait for that device. Such a device is refused
@@ -23,12 +24,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use aquifer_sys::futex::Mutex;
 use aquifer_sys::uffd::FaultMessage;
 use aquifer_vm::worker::{Bell, Worker};
 
-use crate::engine::{Cleaning, Engine};
+use crate::engine::{Answer, Cleaning, Engine};
 use crate::error::{CacheError, Result};
 use crate::frames::BATCH;
 use crate::running::{FatalPanic, Running};
@@ -38,7 +40,10 @@ use crate::stats::count;
 const MOST_SERVERS: usize = 64;
 /// How long the reader waits for a fault before it checks whether the cache stops.
 const IDLE_MS: i32 = 100;
-/// How long it waits before it looks for frames for stalled faults.
+/// How long a fault that failed leaves its mark, at least.
+const FAILED: Duration = Duration::from_millis(50);
+/// How often it looks at stalled faults.
+const STALLED: Duration = Duration::from_millis(STALLED_MS as u64);
 const STALLED_MS: i32 = 20;
 
 /// The faults that servers answer.
@@ -47,6 +52,8 @@ struct Queue {
     waiting: VecDeque<FaultMessage>,
     /// Faults for which no frame could be freed.
     stalled: Vec<FaultMessage>,
+    /// Addresses of faults that failed, and when.
+    failed: Vec<(Instant, usize)>,
     /// Servers that were started, and those that are answering a fault.
     started: usize,
     busy: usize,
@@ -99,26 +106,51 @@ impl Serving {
     /// The loop of the reader, which alone starts servers.
     fn read(self: &Arc<Self>) {
         let uffd = self.engine.uffd_if_open().expect("opened before this thread");
+        let mut looked = Instant::now();
         while !self.engine.is_stopping() {
             let is_stalled = !self.queue.lock().stalled.is_empty();
-            match uffd.next_fault(if is_stalled { STALLED_MS } else { IDLE_MS }) {
-                Ok(Some(fault)) => self.take(fault),
-                _ if is_stalled => {
-                    // Clean pages, at no cost but that; the evictor writes the others back.
-                    self.engine.evict(&self.engine.mapped, BATCH, Cleaning::No);
-                    self.engine.wake_evictor();
-                }
-                _ => {}
+            if let Ok(Some(fault)) = uffd.next_fault(if is_stalled { STALLED_MS } else { IDLE_MS })
+            {
+                self.take(fault);
             }
-            if is_stalled && self.engine.mapped.free() > 0 {
-                let mut queue = self.queue.lock();
-                let Queue { waiting, stalled, .. } = &mut *queue;
-                waiting.extend(stalled.drain(..));
-                drop(queue);
-                self.posted.ring_all();
+            if is_stalled && looked.elapsed() >= STALLED {
+                self.look_at_stalled();
+                looked = Instant::now();
             }
+            self.let_failed_try_again();
         }
         self.end();
+    }
+
+    /// Takes away the marks that faults have left which failed a while ago: system calls would fail there until the page is
+    /// loaded. A thread that has not met its mark yet faults again.
+    fn let_failed_try_again(&self) {
+        let mut queue = self.queue.lock();
+        let old = queue.failed.partition_point(|(since, _)| since.elapsed() >= FAILED);
+        let old: Vec<_> = queue.failed.drain(..old).collect();
+        drop(queue);
+        for (_, address) in old {
+            if let Some(store) = self.engine.store_at(address) {
+                store.try_again(address);
+            }
+        }
+    }
+
+    /// Answers the stalled faults whose pages other threads have brought, and queues the others again if there are frames.
+    fn look_at_stalled(&self) {
+        // Clean pages, at no cost but that; the evictor writes the others back.
+        self.engine.evict(&self.engine.mapped, BATCH, Cleaning::No);
+        self.engine.wake_evictor();
+        let mut stalled = std::mem::take(&mut self.queue.lock().stalled);
+        stalled.retain(|fault| !self.answer(fault, false));
+        let mut queue = self.queue.lock();
+        if self.engine.mapped.free() > 0 {
+            queue.waiting.extend(stalled);
+        } else {
+            queue.stalled.extend(stalled);
+        }
+        drop(queue);
+        self.posted.ring_all();
     }
 
     /// Answers a fault, or queues it.
@@ -172,14 +204,17 @@ impl Serving {
     fn answer(&self, fault: &FaultMessage, may_wait: bool) -> bool {
         let engine = &self.engine;
         // The thread that faulted may have been interrupted and have dropped the mapping: then there is no store.
-        let is_answered =
-            engine.store_at(fault.address).is_none_or(|store| store.answer(fault, may_wait));
-        if is_answered {
+        let store = engine.store_at(fault.address);
+        let answer = store.map_or(Answer::Served, |store| store.answer(fault, may_wait));
+        if answer == Answer::Failed {
+            self.queue.lock().failed.push((Instant::now(), fault.address));
+        }
+        if answer != Answer::Waits {
             // Last, without the store: the thread may drop the mapping as soon as it is awake.
             let page = fault.address & !(engine.options.page_bytes - 1);
             let uffd = engine.uffd_if_open().expect("a fault was read from it");
             let _ = uffd.wake(page as *mut u8, engine.options.page_bytes);
         }
-        is_answered
+        answer != Answer::Waits
     }
 }

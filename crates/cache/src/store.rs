@@ -31,7 +31,7 @@ use crate::bits::Bits;
 use crate::bounce::Bounce;
 use crate::dirty::DirtyMap;
 use crate::duties::{self, Height};
-use crate::engine::{BareCause, Cleaning, Engine, Kind, NoFrame};
+use crate::engine::{Answer, BareCause, Cleaning, Engine, Kind, NoFrame};
 use crate::error::{CacheError, Result};
 use crate::frames::{BATCH, FramePool};
 use crate::gate::Gates;
@@ -99,12 +99,20 @@ pub(crate) trait PageMemory: Send + Sync + 'static {
     }
 
     /// Answers a fault of another thread at one of the addresses; see `AttachedStore::answer`.
-    fn answer(store: &Store<Self>, fault: &FaultMessage, may_wait: bool) -> bool
+    fn answer(store: &Store<Self>, fault: &FaultMessage, may_wait: bool) -> Answer
     where
         Self: Sized,
     {
         let _ = (store, may_wait);
         unreachable!("a fault at {:#x}, where no page is", fault.address);
+    }
+
+    /// See `AttachedStore::try_again`.
+    fn try_again(_store: &Store<Self>, address: usize)
+    where
+        Self: Sized,
+    {
+        unreachable!("a fault at {address:#x}, where no page is");
     }
 }
 

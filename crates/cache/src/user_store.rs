@@ -25,7 +25,7 @@ use aquifer_sys::uffd::FaultMessage;
 use aquifer_vm::readahead::Pattern;
 use aquifer_vm::{FaultOwner, Served};
 
-use crate::engine::{BareCause, BareFault, Engine, Kind};
+use crate::engine::{Answer, BareCause, BareFault, Engine, Kind};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::PageId;
@@ -238,8 +238,7 @@ impl FaultOwner for UserStore {
         if fault.signal == libc::SIGSEGV || !self.engine.mark.is_current() {
             return Served::No;
         }
-        let offset = fault.address - self.memory.address(0) as usize;
-        let page = (offset / self.geometry.page_bytes) as u64;
+        let page = self.page_at(fault.address);
         if page >= self.geometry.pages() {
             return Served::No;
         }
@@ -265,24 +264,29 @@ impl FaultOwner for UserStore {
 }
 
 impl Store<MappedMemory> {
+    /// The page at an address of the mapping.
+    pub fn page_at(&self, address: usize) -> u64 {
+        ((address - self.memory.address(0) as usize) / self.geometry.page_bytes) as u64
+    }
+
     /// Answers a fault message; see `AttachedStore::answer`.
-    pub fn answer_message(&self, fault: &FaultMessage, may_wait: bool) -> bool {
-        let page =
-            ((fault.address - self.memory.address(0) as usize) / self.geometry.page_bytes) as u64;
+    pub fn answer_message(&self, fault: &FaultMessage, may_wait: bool) -> Answer {
+        let page = self.page_at(fault.address);
         let write = fault.write || fault.write_protected;
         // A store to memory that is only read raises SIGSEGV: such a message is about a mapping that was here before.
         if write && !self.writable() {
-            return true;
+            return Answer::Served;
         }
         if !may_wait {
-            return self.is_served_at_once(page, write);
+            let is_served = self.is_served_at_once(page, write);
+            return if is_served { Answer::Served } else { Answer::Waits };
         }
         match self.serve_page(page, write, false, false) {
-            Ok(()) => true,
-            Err(Refused::NoFrame(_)) => false,
+            Ok(()) => Answer::Served,
+            Err(Refused::NoFrame(_)) => Answer::Waits,
             Err(_) => {
                 self.poison(page);
-                true
+                Answer::Failed
             }
         }
     }
@@ -315,6 +319,16 @@ impl Store<MappedMemory> {
         let seen = word.load();
         if seen.state() == State::Absent && word.begin_load(seen).is_ok() {
             let _ = self.memory.poison(page);
+            word.abort_load();
+        }
+    }
+
+    /// Undoes [`Store::poison`]: the next access to the page raises no SIGBUS before it was tried to load it.
+    pub fn take_poison(&self, page: u64) {
+        let word = self.word(page);
+        let seen = word.load();
+        if seen.state() == State::Absent && word.begin_load(seen).is_ok() {
+            self.memory.discard_zeros(page);
             word.abort_load();
         }
     }

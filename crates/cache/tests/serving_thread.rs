@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use aquifer_cache::{Advice, Cache, CacheError, Mapping};
+use aquifer_cache::{Advice, Cache, CacheError, MapOptions, Mapping, Pinned};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 
 use support::{Hooked, OverMapping, child, load, memory, store, wait_until};
@@ -35,9 +35,11 @@ fn child() {
     child::play(&[
         ("failing load", failing_load),
         ("failing system call", failing_system_call),
+        ("zeros after a failing system call", zeros_after_a_failing_system_call),
         ("mappings that come and go", mappings_that_come_and_go),
         ("a slow device", a_slow_device),
         ("a full budget", a_full_budget),
+        ("a page that another thread brings", a_page_that_another_thread_brings),
         ("many faults", many_faults),
         ("more faults than servers", more_faults_than_servers),
         ("a cache under itself", a_cache_under_itself),
@@ -132,9 +134,9 @@ fn an_error_is_not_for_ever() {
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
     assert!(matches!(mapping.last_fault_error(), Some(CacheError::Load { offset_bytes: 0, .. })));
     control.clear();
+    wait_until("a system call that tries again", || out() == PAGE as isize);
     assert_eq!(mapping.get::<u8>(1).unwrap(), bytes[1]);
     assert_eq!(load(&mapping, 2), bytes[2]);
-    assert_eq!(out(), PAGE as isize);
     store(&mapping, 0, 1);
     mapping.flush_all().unwrap();
 }
@@ -168,6 +170,32 @@ fn failing_system_call() {
     // SAFETY: the kernel checks the address itself.
     let written = unsafe { libc::write(1, mapping.as_ptr().cast(), 1) };
     assert_eq!(written, -1);
+}
+
+/// A page that could not be loaded for a system call is marked; a mapping of the same pages whose missing bytes are answered with
+/// zeros finds them there too.
+#[test]
+fn zeros_replace_the_mark_of_a_failed_access() {
+    if cache().is_none() {
+        return;
+    }
+    child::succeeds("zeros after a failing system call");
+}
+
+fn zeros_after_a_failing_system_call() {
+    let Some(cache) = cache() else { return };
+    let device = Faulty::new(MemoryDevice::from_bytes(&[7; PAGE]).unwrap());
+    let control = device.control();
+    control.inject(FaultRule::new(FaultTarget::Reads, Fault::Errno(libc::EIO)));
+    let device: Arc<dyn Device> = Arc::new(device);
+    let mapping = cache.map(device.clone()).unwrap();
+    // SAFETY: the kernel checks the address itself.
+    assert_eq!(unsafe { libc::write(1, mapping.as_ptr().cast(), 1) }, -1);
+    let answered = cache.map_with(device, MapOptions::new().zeros_for_missing(true)).unwrap();
+    assert_eq!(load(&answered, 0), 0);
+    control.clear();
+    assert!(matches!(answered.take_missed_fault(), Some(CacheError::Load { .. })));
+    assert_eq!(load(&answered, 0), 7);
 }
 
 /// The faulting thread goes on when its page is there, and may drop the mapping at once: the server must be done with it.
@@ -304,6 +332,43 @@ fn a_fault_that_waits_for_a_frame_holds_up_no_pin_holder() {
         return;
     }
     child::succeeds("a full budget");
+    child::succeeds("a page that another thread brings");
+}
+
+/// Pins pages from the front on until no frame is left.
+fn pin_all(mapping: &Mapping) -> Vec<Pinned<'_>> {
+    let mut pins = vec![];
+    loop {
+        let page = pins.len() as u64 * PAGE as u64;
+        match mapping.pin(page..page + 1) {
+            Ok(pin) => pins.push(pin),
+            Err(CacheError::Exhausted { .. }) => return pins,
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+/// A thread that holds all frames brings the page of a fault for which there was none, and drops its pins only when that thread has
+/// gone on.
+fn a_page_that_another_thread_brings() {
+    let Some(cache) = cache() else { return };
+    let (device, bytes) = memory(2 * BUDGET, 1);
+    let mapping = cache.map(device).unwrap();
+    let mut pins = pin_all(&mapping);
+    let before = cache.stats().stalls;
+    let at = 2 * BUDGET - PAGE;
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| load(&mapping, at));
+        wait_until("a fault that finds no frame", || cache.stats().stalls > before);
+        // Calls that give up later than the fault.
+        for _ in 0..3 {
+            let none = mapping.pin(at as u64 - PAGE as u64..at as u64);
+            assert!(matches!(none, Err(CacheError::Exhausted { .. })));
+        }
+        pins.pop();
+        let _pin = mapping.pin(at as u64..at as u64 + 1).unwrap();
+        assert_eq!(loading.join().unwrap(), bytes[at]);
+    });
 }
 
 /// A thread that holds the pins of a full budget stores to a page, and drops the pins only then.
@@ -311,15 +376,7 @@ fn a_full_budget() {
     let Some(cache) = cache() else { return };
     let (device, bytes) = memory(2 * BUDGET, 1);
     let mapping = cache.map_mut(device).unwrap();
-    let mut pins = vec![];
-    let refused = loop {
-        let page = pins.len() as u64 * PAGE as u64;
-        match mapping.pin(page..page + 1) {
-            Ok(pin) => pins.push(pin),
-            Err(refused) => break refused,
-        }
-    };
-    assert!(matches!(refused, CacheError::Exhausted { .. }), "{refused}");
+    let pins = pin_all(&mapping);
     let before = cache.stats().signals;
     std::thread::scope(|scope| {
         for page in 0..3 {

@@ -34,7 +34,7 @@ use aquifer_vm::worker::Bell;
 
 pub(crate) use self::budget::Kind;
 pub(crate) use self::reclaim::NoFrame;
-pub(crate) use self::registry::{AttachedStore, Cleaning, Evicted, InUse, Keeps};
+pub(crate) use self::registry::{Answer, AttachedStore, Cleaning, Evicted, InUse, Keeps};
 
 use self::budget::Shares;
 use self::reclaim::Reclaim;

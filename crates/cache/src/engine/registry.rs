@@ -98,9 +98,22 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// The addresses of its pages; empty if their bytes are in frames.
     fn addresses(&self) -> Range<usize>;
 
-    /// Answers a fault of another thread at one of its addresses: if this returns true, that thread can be woken, and finds the
-    /// page, gets SIGBUS, or faults again. False if that takes a wait and `may_wait` is not set, or no frame can be freed.
-    fn answer(&self, fault: &FaultMessage, may_wait: bool) -> bool;
+    /// Answers a fault of another thread at one of its addresses.
+    fn answer(&self, fault: &FaultMessage, may_wait: bool) -> Answer;
+
+    /// Has the next access to an address try again after [`Answer::Failed`].
+    fn try_again(&self, address: usize);
+}
+
+/// What became of the fault of another thread. Unless it waits, that thread can be woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The thread finds the page, or faults again.
+    Served,
+    /// Accesses raise SIGBUS, and fail in system calls, until the page is loaded.
+    Failed,
+    /// It takes a wait that was not allowed, or no frame can be freed.
+    Waits,
 }
 
 /// A reference to a store beyond its owner's: [`Engine::detach`] waits until it is dropped.
