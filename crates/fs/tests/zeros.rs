@@ -140,3 +140,48 @@ fn long_ranges_are_zeroed_by_other_pages() {
     assert!(is_zero(&file, 6 * MIB, 2 * MIB));
     scratch::soundness::assert_sound(scene.files.pool());
 }
+
+/// A file in as many pieces as an inode names, on a pool that has zeros and no free inode. The last piece is
+/// long, and lies behind the end of the file unless it `is_inside`. Returns the length up to its end.
+fn file_without_free_inodes(is_inside: bool) -> (Scene, File, u64) {
+    const SINGLE: u64 = 39;
+    const LONG: u64 = 8 * MIB;
+    let media = Arc::new(CrashMedia::new(24 * MIB, PersistenceDomain::PageCache).unwrap());
+    let options = Pool::options().inodes(100).log_bytes(MIB).exclusive(true).background(false);
+    let scene = Scene { files: Files::new(options.create_on(media.clone()).unwrap()), media };
+    scene.use_all_space();
+    let [file, other] = ["/f", "/other"].map(|path| scene.create(path));
+    for page in 0..SINGLE {
+        for file in [&file, &other] {
+            file.allocate(FallocateMode::Extend, page * PAGE, PAGE).unwrap();
+        }
+    }
+    let mode = if is_inside { FallocateMode::Extend } else { FallocateMode::KeepSize };
+    file.allocate(mode, SINGLE * PAGE, LONG).unwrap();
+    file.write_all_at(&vec![1; file.metadata().unwrap().len() as usize], 0).unwrap();
+    assert_eq!(file.runs().unwrap().len() as u64, SINGLE + u64::from(is_inside));
+    scene.zero_pages(1400);
+    let mut made = 0;
+    while scene.files.create_file(format!("/{made}")).is_ok() {
+        made += 1;
+    }
+    (scene, file, SINGLE * PAGE + LONG)
+}
+
+/// Other pages take more pieces. A range of a file is zeroed without them, or nothing is.
+#[test]
+fn a_range_for_which_no_inode_is_left_is_zeroed_or_stays_as_it_is() {
+    let (scene, file, len) = file_without_free_inodes(true);
+    file.allocate(FallocateMode::ZeroRange, 0, len).unwrap();
+    assert!(is_zero(&file, 0, len));
+    scratch::soundness::assert_sound(scene.files.pool());
+    let (scene, file, len) = file_without_free_inodes(false);
+    let before = scene.files.read("/f").unwrap();
+    let done = file.allocate(FallocateMode::ZeroRange, 0, len);
+    if done.is_err() {
+        assert!(scene.files.read("/f").unwrap() == before);
+    } else {
+        assert!(is_zero(&file, 0, len));
+    }
+    scratch::soundness::assert_sound(scene.files.pool());
+}

@@ -245,21 +245,17 @@ impl Write<'_> {
         }
     }
 
-    /// Makes a range read as zeros and have pages. These come first: without room for them, no byte
-    /// and no length changes.
+    /// Makes a range read as zeros and have pages. These come first, with the length: without room for
+    /// all of them, no byte and no length changes.
     fn zero_range(&mut self, range: FileBytes, size_bytes: Option<u64>) -> Result<()> {
-        let size_bytes = size_bytes.filter(|size| *size > self.inode.size_bytes);
-        let before = self.table.clone();
-        self.allocate(range, None)?;
+        let (inside, before) = (self.inside(range), self.table.clone());
+        self.allocate(range, size_bytes)?;
         self.reload()?;
         // New pages are zero.
-        for piece in before.pieces(self.inside(range)).filter(|piece| piece.pool.is_some()) {
+        for piece in before.pieces(inside).filter(|piece| piece.pool.is_some()) {
             self.clear(piece.file)?;
         }
-        match size_bytes {
-            Some(_) => self.allocate(range, size_bytes),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Takes inode and table as they are after a transaction.
@@ -278,11 +274,15 @@ impl Write<'_> {
     fn clear(&mut self, range: FileBytes) -> Result<()> {
         let mut edit = Edit::default();
         self.zero(self.inside(range), &mut edit)?;
-        if !edit.splices.is_empty() {
-            self.commit(edit, Vec::new())?;
-            self.reload()?;
+        if edit.splices.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        // A table in more pieces may find no room. A part of the range is zero by now.
+        if self.commit(edit, Vec::new()).is_err() {
+            let mut pieces = self.table.pieces(self.inside(range)).filter_map(|piece| piece.pool);
+            return pieces.try_for_each(|place| self.store_zeros(place));
+        }
+        self.reload()
     }
 
     fn punch(&mut self, range: FileBytes) -> Result<()> {
