@@ -8,7 +8,7 @@
 //! unmounts. Where there is none, for a process that
 //! serves a mount by itself, the pool tells which processes have it open.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -151,17 +151,33 @@ fn keepers_of(mounted: &MountedPool) -> Vec<Connection> {
     let is_keeper = |connection: &Connection| {
         connection.peer().is_ok_and(|peer| Some(peer.uid) == mounted.user)
     };
-    let until = Instant::now() + CONNECT;
-    let left = || until.saturating_duration_since(Instant::now());
-    // Sockets with full queues, which other users may have made, hold up no others.
-    let at_once = names.into_iter().map(|name| {
-        let connected = Connection::connect_name(&name, Duration::ZERO);
-        connected.map_err(|_| name)
-    });
-    let (keepers, full): (Vec<_>, Vec<_>) = at_once.partition(Result::is_ok);
-    let later = full.into_iter().filter_map(Result::err);
-    let later = later.filter_map(|name| Connection::connect_name(&name, left()).ok());
-    keepers.into_iter().filter_map(Result::ok).chain(later).filter(is_keeper).collect()
+    let connections = connect_all(names, CONNECT, Connection::connect_name);
+    connections.into_iter().filter(is_keeper).collect()
+}
+
+/// Connects to these sockets, as far as that is possible `within` some time. Those with full queues, which
+/// other users may have made, are waited for in turns that grow, so that they hold up no others.
+fn connect_all<C>(
+    mut names: BTreeSet<Vec<u8>>,
+    within: Duration,
+    connect: impl Fn(&[u8], Duration) -> io::Result<C>,
+) -> Vec<C> {
+    const FIRST_TURN: Duration = Duration::from_millis(1);
+    let until = Instant::now() + within;
+    let (mut connections, mut turn) = (Vec::new(), Duration::ZERO);
+    loop {
+        names.retain(|name| match connect(name, turn) {
+            Ok(connection) => {
+                connections.push(connection);
+                false
+            }
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        });
+        if names.is_empty() || !turn.is_zero() && Instant::now() >= until {
+            return connections;
+        }
+        turn = (turn * 2).max(FIRST_TURN);
+    }
 }
 
 /// Unmounts the pool that a directory shows, and waits until the processes that served it have closed
@@ -390,6 +406,21 @@ mod tests {
         {
             assert_eq!(parse(other), None);
         }
+    }
+
+    #[test]
+    fn sockets_with_full_queues_hold_up_no_others() {
+        let connect = |name: &[u8], wait: Duration| {
+            if name == b"full" {
+                std::thread::sleep(wait);
+            } else if !wait.is_zero() {
+                // Its queue has room for a process that waits.
+                return Ok(());
+            }
+            Err(io::ErrorKind::WouldBlock.into())
+        };
+        let names = [&b"full"[..], b"keeper"].map(<[u8]>::to_vec);
+        assert_eq!(connect_all(names.into(), CONNECT, connect).len(), 1);
     }
 
     #[test]
