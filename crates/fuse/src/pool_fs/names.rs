@@ -165,21 +165,32 @@ impl PoolFs {
         };
         let (into, from, to) = (to, self.node(request.node)?, self.node(to)?);
         let by = caller(request);
+        let moves = self.options.is_shared() && request.node != into;
+        let exchanges = mode == RenameMode::Exchange;
+        // Lookups meanwhile, and those behind a death of this server, may find it at either place.
+        if moves {
+            self.note_moved(None, from, name);
+            if exchanges {
+                self.note_moved(None, to, new_name);
+            }
+        }
         self.removing(|keep| {
             self.nodes.rename((from, name), (to, new_name), mode, &by, keep).map(drop)
         })?;
-        if self.options.is_shared() && request.node != into {
-            self.note_moved(into, to, new_name);
-            if mode == RenameMode::Exchange {
-                self.note_moved(request.node, from, name);
+        if moves {
+            self.note_moved(Some(into), to, new_name);
+            if exchanges {
+                self.note_moved(Some(request.node), from, name);
             }
         }
         Ok(())
     }
 
-    /// Notes that the kernel is about to move a directory. If others have moved it meanwhile, the kernel
-    /// will find it elsewhere, as another node.
-    fn note_moved(&self, id: u64, directory: Node, name: &[u8]) {
+    /// Notes that the kernel moves the directory with a name, as [`NodeTable::moved`]. If others have
+    /// moved it meanwhile, the kernel will find it elsewhere, as another node.
+    ///
+    /// [`NodeTable::moved`]: crate::state::NodeTable::moved
+    fn note_moved(&self, id: Option<u64>, directory: Node, name: &[u8]) {
         if let Ok(found) = self.nodes.lookup(directory, name)
             && found.is_dir()
         {

@@ -577,3 +577,30 @@ fn the_next_server_gives_no_node_id_to_another_inode() {
     let again = scene.server();
     assert_eq!((look_up(again, b"n"), again.node(first).is_err()), (next, true));
 }
+
+/// The kernel moves the one that it knows.
+#[test]
+fn a_directory_that_was_moved_as_its_server_died_is_the_same_node() {
+    for (opcode, flags) in [(12, &[][..]), (45, [2_u32, 0].as_bytes())] {
+        let scene = Scene::new(Cache::Shared);
+        let first = scene.server();
+        let mut directories = vec![look_up(first, b"d")];
+        for (parent, name) in [(ROOT, b"e\0"), (directories[0], b"x\0")] {
+            let (errno, made) = ask(first, 9, parent, &[[0o755_u32, 0].as_bytes(), name]);
+            assert_eq!(errno, 0);
+            directories.push(node_of(&made));
+        }
+        let [d, e, x] = directories[..] else { unreachable!() };
+        let look_up_in = |fs, parent, name: &[u8]| node_of(&ask(fs, 1, parent, &[name]).1);
+        assert_eq!((look_up_in(first, ROOT, b"e\0"), look_up_in(first, d, b"x\0")), (e, x));
+        let body = [d.as_bytes(), flags, b"e\0x\0"].concat();
+        let moved = Sent { opcode, node: ROOT, body };
+        assert!(end_thread_at("packed-published", || send(first, 20_000, &moved)).is_none());
+        let fs = scene.server();
+        assert_eq!(send(fs, 20_000 | RESENT, &moved).0, 0);
+        assert_eq!(look_up_in(fs, d, b"x\0"), e);
+        if opcode == 45 {
+            assert_eq!(look_up_in(fs, ROOT, b"e\0"), x);
+        }
+    }
+}

@@ -283,13 +283,14 @@ impl NodeTable {
         Ok(self.count_locked(node, words))
     }
 
-    /// Notes that the kernel is about to move a directory to the one with the node ID `parent`.
-    pub fn moved(&self, parent: u64, node: Node) {
+    /// Notes that the kernel moves a directory to the one with the node ID `parent`; `None` while the
+    /// directory may be found at either place.
+    pub fn moved(&self, parent: Option<u64>, node: Node) {
         let _changing = self.lock();
         if let Some(words) = self.words(node.number)
             && words[GENERATION].load(Acquire) == node.generation
         {
-            words[PARENT].store(parent, Release);
+            words[PARENT].store(parent.unwrap_or(0), Release);
         }
     }
 
@@ -450,9 +451,11 @@ mod tests {
         assert!(moved != 5 && find(3) == moved);
         assert_eq!([5, moved].map(|id| table.node(id)), [Some(node); 2]);
         // The kernel has moved it itself.
-        table.moved(1, node);
+        table.moved(Some(1), node);
         assert_eq!((find(1), table.lookups(5)), (moved, 5));
-        assert_eq!([table.forget(5, 2), table.forget(moved, 2)], [None; 2]);
+        table.moved(None, node);
+        assert_eq!(find(3), moved);
+        assert_eq!([table.forget(5, 2), table.forget(moved, 3)], [None; 2]);
         assert_eq!(table.forget(moved, 1), Some(5));
         assert_eq!(find(3), moved);
         // Another inode is none of them.
