@@ -468,6 +468,35 @@ fn stores_of_several_threads_to_copies_are_kept_while_they_are_flushed() {
     }
 }
 
+/// The kernel reports an error once: here to the budget's thread.
+#[test]
+fn an_error_of_another_sync_at_the_same_time_fails_the_flush() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data");
+    std::fs::write(&path, [1; 5000]).unwrap();
+    let view = view(&path, 5000);
+    let is_syncing = AtomicBool::new(false);
+    let flushed = std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| {
+            while !is_syncing.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            view.flush()
+        });
+        Pages::sync(&view, &mut || {
+            is_syncing.store(true, Ordering::SeqCst);
+            // No reader gets in while a writer waits.
+            while !flushing.is_finished() && view.syncing.try_read().is_ok() {
+                std::thread::yield_now();
+            }
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        });
+        flushing.join().unwrap()
+    });
+    let gone = matches!(flushed, Err(MapError::Flush { cause: FlushCause::Gone(libc::EIO), .. }));
+    assert!(gone, "{flushed:?}");
+}
+
 /// More such pages, far apart, than a process should have mappings for.
 #[test]
 fn many_bare_stores_without_a_block_take_few_mappings() {
