@@ -22,13 +22,13 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
-use aquifer_sys::range_sync::RangeSync;
+use aquifer_sys::range_sync::{RangeSync, sync_range};
 
 use super::Stores;
 use super::budget::Pages;
@@ -43,7 +43,7 @@ const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 pub(crate) struct SharedFile {
     mapping: Writable,
     durable: RangeSync,
-    /// The system's error of the first write-back that failed, or 0.
+    /// The system's error of the first write-back that failed, or 0. A forked child has its own.
     failed: AtomicI32,
     /// Held shared by each sync until its error is in `failed`: of several at the same time, the kernel
     /// reports an error to one.
@@ -106,12 +106,12 @@ impl SharedFile {
 
     /// As [`flush`](SharedFile::flush), for the pages that a range of the view touches. Reports the
     /// number of dirty pages that the page cache had there, whichever process dirtied them; 0 where
-    /// the kernel does not tell (before Linux 6.5).
+    /// the kernel does not tell (before Linux 6.5). Also in a forked child.
     ///
     /// # Errors
     /// As for `flush`; [`MapError::OutsideView`].
     pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
-        self.mapping.check_process()?;
+        let is_child = self.mapping.check_process().is_err();
         let bytes = self.mapping.in_file(&range)?;
         if bytes.is_empty() {
             return Ok(Flushed::default());
@@ -122,14 +122,27 @@ impl SharedFile {
             cause,
         };
         let pages = bytes.start / PAGE * PAGE..bytes.end.next_multiple_of(PAGE);
-        self.mapping.settle();
-        let copies = self.mapping.write_copies();
+        let copies = match is_child {
+            // Locks may be held by a thread that only the parent has.
+            true => self.mapping.check_copies(&bytes),
+            false => {
+                self.mapping.settle();
+                self.mapping.write_copies()
+            }
+        };
         let dirty_pages = self.dirty_pages(&pages);
-        self.sync(&mut || {
-            self.durable.make_durable(self.mapping.file(), std::slice::from_ref(&pages))
-        });
-        // Waits for other syncs: one of them may have got the error of these pages.
-        drop(self.syncing.write().unwrap_or_else(PoisonError::into_inner));
+        if is_child {
+            // The kernel reports an error to each open file description once: the parent gets it as well.
+            let own = aquifer_sys::io::reopen(self.mapping.file(), libc::O_RDWR);
+            let file = own.as_ref().map_or(self.mapping.file(), AsFd::as_fd);
+            self.note(sync_range(file, pages));
+        } else {
+            self.sync(&mut || {
+                self.durable.make_durable(self.mapping.file(), std::slice::from_ref(&pages))
+            });
+            // Waits for other syncs: one of them may have got the error of these pages.
+            drop(self.syncing.write().unwrap_or_else(PoisonError::into_inner));
+        }
         // Relaxed, as in `note`: the lock orders it.
         let errno = self.failed.load(Ordering::Relaxed);
         if errno != 0 {

@@ -268,6 +268,22 @@ impl Writable {
         }
     }
 
+    /// In a forked child: an error if a range of the file has a copy, which is not the child's to write.
+    ///
+    /// # Errors
+    /// [`MapError::Flush`].
+    pub fn check_copies(&self, bytes: &Range<u64>) -> Result<()> {
+        let page = |byte: u64| ((byte - self.first_byte()) / PAGE) as usize;
+        match self.faults.copies.copied.next(page(bytes.start)..page(bytes.end - 1) + 1) {
+            None => Ok(()),
+            Some(page) => Err(MapError::Flush {
+                path: self.path().to_owned(),
+                range: self.bytes_of(page),
+                cause: FlushCause::NoSpace,
+            }),
+        }
+    }
+
     /// As [`Writable::write_copies`], for adjacent copies. The caller holds them.
     fn write_run(
         &self,
