@@ -224,7 +224,8 @@ impl Pages for SharedFile {
     }
 
     fn has_lost(&self) -> bool {
-        self.failed.load(Ordering::Relaxed) != 0
+        // A sync in progress may have got an error that it has not noted yet.
+        self.syncing.try_write().is_err() || self.failed.load(Ordering::Relaxed) != 0
     }
 }
 

@@ -500,7 +500,7 @@ fn an_error_of_another_sync_at_the_same_time_fails_the_flush() {
     let path = directory.path().join("data");
     std::fs::write(&path, [1; 5000]).unwrap();
     let view = view(&path, 5000);
-    let is_syncing = AtomicBool::new(false);
+    let (is_syncing, mut is_spared) = (AtomicBool::new(false), false);
     let flushed = std::thread::scope(|scope| {
         let flushing = scope.spawn(|| {
             while !is_syncing.load(Ordering::SeqCst) {
@@ -509,6 +509,7 @@ fn an_error_of_another_sync_at_the_same_time_fails_the_flush() {
             view.flush()
         });
         Pages::sync(&view, &mut || {
+            is_spared = view.has_lost();
             is_syncing.store(true, Ordering::SeqCst);
             // No reader gets in while a writer waits.
             while !flushing.is_finished() && view.syncing.try_read().is_ok() {
@@ -520,6 +521,7 @@ fn an_error_of_another_sync_at_the_same_time_fails_the_flush() {
     });
     let gone = matches!(flushed, Err(MapError::Flush { cause: FlushCause::Gone(libc::EIO), .. }));
     assert!(gone, "{flushed:?}");
+    assert!(is_spared, "the budget drops no page of which the error is not known yet");
 }
 
 /// More such pages, far apart, than a process should have mappings for.
