@@ -174,19 +174,6 @@ impl Region {
         }
     }
 
-    /// In a forked child, which has inherited the shared mapping and nothing else of the mapper: makes the file of these bytes
-    /// durable.
-    fn flush_in_child(&self, range: Range<u64>) -> Result {
-        let start = self.data().addr() + range.start as usize;
-        let page = start - start % PAGE as usize;
-        let len = self.data().addr() + range.end as usize - page;
-        // SAFETY: the region's memory, which the child has inherited; the call changes none of it.
-        if unsafe { libc::msync(page as *mut libc::c_void, len, libc::MS_SYNC) } == 0 {
-            return Ok(());
-        }
-        Err(std::io::Error::last_os_error().into())
-    }
-
     /// Whether a load of these bytes waits for nothing, at the moment.
     pub fn has(&self, range: Range<u64>) -> Result<bool> {
         Ok(self.mapped.mapping().map_or(Ok(true), |mapping| mapping.is_resident(range))?)
@@ -457,12 +444,7 @@ impl Region {
         py.detach(|| match &*self.mapped {
             Mapped::Read(_) => Ok(Some(0)),
             Mapped::Write(mapping) => Ok(mapping.flush(range).map(|()| None)?),
-            Mapped::View(view) => match view.flush_range(range.clone()) {
-                Err(MapError::Forked) if view.stores() == Some(Stores::Shared) => {
-                    self.flush_in_child(range).map(|()| None)
-                }
-                flushed => Ok(Some(flushed?.bytes_written)),
-            },
+            Mapped::View(view) => Ok(Some(view.flush_range(range)?.bytes_written)),
         })
     }
 

@@ -54,8 +54,8 @@ pub(crate) trait Pages: Send + Sync {
     fn unmap(&self, bytes: &Range<u64>);
     /// Whether they may be stored to.
     fn is_writable(&self) -> bool;
-    /// Write-back by its descriptor has failed.
-    fn note_lost(&self, error: &io::Error);
+    /// Calls `sync`, which writes pages back by its descriptor, and keeps its error for the next flush.
+    fn sync(&self, sync: &mut dyn FnMut() -> io::Result<()>);
     /// Whether that, or a flush, has failed: what was stored may be in the page cache alone.
     fn has_lost(&self) -> bool;
 }
@@ -87,7 +87,10 @@ impl Pages for Mapped {
         false
     }
 
-    fn note_lost(&self, _error: &io::Error) {}
+    fn sync(&self, sync: &mut dyn FnMut() -> io::Result<()>) {
+        // No flush returns the error.
+        let _ = sync();
+    }
 
     fn has_lost(&self) -> bool {
         false
@@ -377,14 +380,17 @@ impl Droppable for Entry {
         self.with(|mapped, file| {
             if let Some(file) = file {
                 let len_bytes = pages.end - pages.start;
-                if self.is_stored_to()
-                    && let Err(error) =
-                        aquifer_sys::io::finish_write_back(file, pages.start, len_bytes)
-                    // Where a sandbox forbids the call, dirty pages stay until the kernel has written them.
-                    && error.raw_os_error() != Some(libc::ENOSYS)
-                    && let Some(first) = mapped.first()
-                {
-                    first.note_lost(&error);
+                let mut finish = || {
+                    match aquifer_sys::io::finish_write_back(file, pages.start, len_bytes) {
+                        // Where a sandbox forbids the call, dirty pages stay until the kernel has written them.
+                        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+                        finished => finished,
+                    }
+                };
+                match mapped.first() {
+                    _ if !self.is_stored_to() => {}
+                    Some(first) => first.sync(&mut finish),
+                    None => drop(finish()),
                 }
                 // The kernel takes pages that it could not write for clean.
                 if !mapped.iter().any(|mapped| mapped.has_lost()) {

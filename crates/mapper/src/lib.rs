@@ -35,7 +35,8 @@
 //! # Threads and processes
 //! A [`Mapper`] and its views can be shared freely between threads. In a forked child they are
 //! inert: calls fail with [`MapError::Forked`], and the child must create its own mapper. The memory
-//! of a shared view stays mapped there, so that a child can load and store through its pointer.
+//! of a shared view stays mapped there, so that a child can load and store through its pointer, and
+//! flush it.
 //!
 //! ```
 //! use aquifer_mapper::{FileAccess, Mapper};

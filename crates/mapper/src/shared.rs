@@ -22,12 +22,13 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 use aquifer_sys::memory::{self, SMALL_PAGE_BYTES};
-use aquifer_sys::range_sync::RangeSync;
+use aquifer_sys::range_sync::{RangeSync, sync_range};
 
 use super::Stores;
 use super::budget::Pages;
@@ -42,8 +43,11 @@ const PAGE: u64 = SMALL_PAGE_BYTES as u64;
 pub(crate) struct SharedFile {
     mapping: Writable,
     durable: RangeSync,
-    /// The system's error of the first flush that failed.
-    failed: OnceLock<i32>,
+    /// The system's error of the first write-back that failed, or 0. A forked child has its own.
+    failed: AtomicI32,
+    /// Held shared by each sync until its error is in `failed`: of several at the same time, the kernel
+    /// reports an error to one.
+    syncing: RwLock<()>,
 }
 
 impl SharedFile {
@@ -59,7 +63,7 @@ impl SharedFile {
         aquifer_vm::router::install()?;
         let mapping = Writable::new(place, file, path, range, Stores::Shared, allocates)?;
         let durable = RangeSync::of_file(mapping.file()).map_err(MapError::open(path))?;
-        Ok(SharedFile { mapping, durable, failed: OnceLock::new() })
+        Ok(SharedFile { mapping, durable, failed: AtomicI32::new(0), syncing: RwLock::new(()) })
     }
 
     /// The mapping, to read from.
@@ -102,12 +106,12 @@ impl SharedFile {
 
     /// As [`flush`](SharedFile::flush), for the pages that a range of the view touches. Reports the
     /// number of dirty pages that the page cache had there, whichever process dirtied them; 0 where
-    /// the kernel does not tell (before Linux 6.5).
+    /// the kernel does not tell (before Linux 6.5). Also in a forked child.
     ///
     /// # Errors
     /// As for `flush`; [`MapError::OutsideView`].
     pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
-        self.mapping.check_process()?;
+        let is_child = self.mapping.check_process().is_err();
         let bytes = self.mapping.in_file(&range)?;
         if bytes.is_empty() {
             return Ok(Flushed::default());
@@ -117,15 +121,31 @@ impl SharedFile {
             range: bytes.clone(),
             cause,
         };
-        self.mapping.settle();
-        let copies = self.mapping.write_copies();
         let pages = bytes.start / PAGE * PAGE..bytes.end.next_multiple_of(PAGE);
+        let copies = match is_child {
+            // Locks may be held by a thread that only the parent has.
+            true => self.mapping.check_copies(&bytes),
+            false => {
+                self.mapping.settle();
+                self.mapping.write_copies()
+            }
+        };
         let dirty_pages = self.dirty_pages(&pages);
-        let synced = self.durable.make_durable(self.mapping.file(), std::slice::from_ref(&pages));
-        if let Err(error) = synced {
-            let _ = self.failed.set(error.raw_os_error().unwrap_or(libc::EIO));
+        if is_child {
+            // The kernel reports an error to each open file description once: the parent gets it as well.
+            let own = aquifer_sys::io::reopen(self.mapping.file(), libc::O_RDWR);
+            let file = own.as_ref().map_or(self.mapping.file(), AsFd::as_fd);
+            self.note(sync_range(file, pages));
+        } else {
+            self.sync(&mut || {
+                self.durable.make_durable(self.mapping.file(), std::slice::from_ref(&pages))
+            });
+            // Waits for other syncs: one of them may have got the error of these pages.
+            drop(self.syncing.write().unwrap_or_else(PoisonError::into_inner));
         }
-        if let Some(&errno) = self.failed.get() {
+        // Relaxed, as in `note`: the lock orders it.
+        let errno = self.failed.load(Ordering::Relaxed);
+        if errno != 0 {
             return Err(failed(FlushCause::Gone(errno)));
         }
         // Stores behind the end of a file, in its last page, are in no file.
@@ -135,6 +155,14 @@ impl SharedFile {
         // Everything else is durable.
         copies?;
         Ok(Flushed { pages: dirty_pages, bytes_written: dirty_pages * PAGE })
+    }
+
+    /// Keeps an error for all later flushes.
+    fn note(&self, synced: io::Result<()>) {
+        if let Err(error) = synced {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            let _ = self.failed.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
     fn dirty_pages(&self, bytes: &Range<u64>) -> u64 {
@@ -190,12 +218,14 @@ impl Pages for SharedFile {
         true
     }
 
-    fn note_lost(&self, error: &io::Error) {
-        let _ = self.failed.set(error.raw_os_error().unwrap_or(libc::EIO));
+    fn sync(&self, sync: &mut dyn FnMut() -> io::Result<()>) {
+        let _syncing = self.syncing.read().unwrap_or_else(PoisonError::into_inner);
+        self.note(sync());
     }
 
     fn has_lost(&self) -> bool {
-        self.failed.get().is_some()
+        // A sync in progress may have got an error that it has not noted yet.
+        self.syncing.try_write().is_err() || self.failed.load(Ordering::Relaxed) != 0
     }
 }
 

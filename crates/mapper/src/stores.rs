@@ -256,8 +256,8 @@ impl FileView {
     /// ([`FileView::take_missed_fault`]), as long as the process may have more mappings; after that it
     /// raises SIGBUS. A system call that stores there fails with EFAULT.
     ///
-    /// A forked child can load and store through the pointer of a shared view, as with `mmap`. Its
-    /// calls return [`MapError::Forked`], and a store there for which the file has no block or no byte
+    /// A forked child can load and store through the pointer of a shared view, as with `mmap`, and
+    /// flush it. Its other calls return [`MapError::Forked`], and a store there for which the file has no block or no byte
     /// raises SIGBUS. A private view's memory is not there in a child.
     ///
     /// From now on a private view keeps its copies of pages after a flush, because it can no longer
@@ -301,7 +301,6 @@ impl FileView {
     /// # }
     /// ```
     pub fn flush(&self) -> Result<Flushed> {
-        self.shared.check_process()?;
         match self.stored()? {
             StoredFile::Private(file) => file.flush(),
             StoredFile::Shared(file) => file.flush(),
@@ -313,7 +312,6 @@ impl FileView {
     /// # Errors
     /// As for [`FileView::flush`]; [`MapError::OutsideView`].
     pub fn flush_range(&self, range: Range<u64>) -> Result<Flushed> {
-        self.shared.check_process()?;
         match self.stored()? {
             StoredFile::Private(file) => file.flush_range(range),
             StoredFile::Shared(file) => file.flush_range(range),

@@ -438,12 +438,16 @@ impl Faults {
                 return Served::Yes;
             }
         }
-        // A guarded load of this thread would put the zeros there again, and the store would fault
-        // forever.
-        if self.replaceable.guarded_around(fault.address).is_some() {
-            return Served::No;
+        #[cfg(test)]
+        if self.stores == Stores::Shared {
+            test_support::met_hold();
         }
         let Some(_held) = self.holds.hold() else { return Served::No };
+        // A guarded load of this thread would put the zeros there again, and the store would fault
+        // forever.
+        if self.is_replaced(index) && self.replaceable.guarded_around(fault.address).is_some() {
+            return Served::No;
+        }
         match self.map_again(index..index + 1) {
             Some(1..) => Served::Yes,
             // Another thread has mapped the page again. Retry if it is the file's page; a store behind

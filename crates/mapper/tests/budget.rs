@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -165,6 +166,50 @@ fn random_stores_over_eight_times_the_budget_stay_within_it() {
     let mut rng = Rng::new(seed(3));
     let places = (0..steps(20_000)).map(|_| rng.below(8 * BUDGET / 8) * 8);
     store_all(&directory.path().join("file"), places);
+}
+
+/// They stay, are counted, and keep no others in memory.
+#[test]
+fn pages_that_another_process_has_mapped_are_beyond_the_budget() {
+    let Some(directory) = directory() else { return };
+    let path = directory.path().join("file");
+    let file = stored(&path, 3 * BUDGET);
+    let mapper = builder().build().unwrap();
+    let view = mapper.map(&path, FileAccess::Write, ..).unwrap();
+    let (mut told, mut tells) = std::io::pipe().unwrap();
+    let (hold, held) = std::io::pipe().unwrap();
+    // SAFETY: the child loads from memory that it has inherited, writes, reads, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(held);
+        let start = view.as_mut_ptr().unwrap();
+        for at in (0..BUDGET + STEP).step_by(SMALL_PAGE_BYTES) {
+            // SAFETY: inside the view.
+            unsafe { start.add(at as usize).read_volatile() };
+        }
+        let _ = tells.write_all(&[1]);
+        // Until the parent has closed its end.
+        let _ = { hold }.read(&mut [0]);
+        // SAFETY: ends the child without running the parent's destructors or exit handlers.
+        unsafe { libc::_exit(0) };
+    }
+    told.read_exact(&mut [0]).unwrap();
+    for at in (BUDGET + STEP..3 * BUDGET).step_by(STEP as usize) {
+        view.set(at, 7_u64).unwrap();
+        view.touch_many(&[at..at + STEP]).unwrap();
+        let cached = || memory::cachestat(file.as_fd(), BUDGET + STEP, 0).unwrap().cached;
+        let cached_bytes = || cached() * SMALL_PAGE_BYTES as u64;
+        wait_until("others drop behind", || cached_bytes() <= BUDGET);
+    }
+    // Counted when this process has brought pages in.
+    wait_until("it is told", || mapper.stats().resident_bytes > BUDGET);
+    assert!(cached_bytes(&file) > BUDGET);
+    drop(held);
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    wait_until("all drop behind", || cached_bytes(&file) <= BUDGET);
 }
 
 #[test]

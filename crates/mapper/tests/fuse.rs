@@ -31,6 +31,7 @@ fn child() {
         ("changes", changes),
         ("unwritable", unwritable),
         ("unwritable shared", unwritable_shared),
+        ("unwritable after a fork", unwritable_after_a_fork),
         ("unwritable within a budget", unwritable_within_a_budget),
     ]);
 }
@@ -331,6 +332,39 @@ fn unwritable_shared() {
     names(view.get::<u64>(3 * MIB), &path, 3 * MIB..3 * MIB + 8, &[libc::EIO]);
     view.set(3 * MIB, 9_u64).unwrap();
     assert!(files.content("file")[3 * MIB as usize..][..8] == 9_u64.to_ne_bytes());
+}
+
+/// The kernel reports an error once to each open file description.
+fn unwritable_after_a_fork() {
+    let Some((files, _directory)) = mounted(&[("file", LARGE)]) else { return };
+    let view = mapper().map(files.path("file"), FileAccess::Write, ..).unwrap();
+    files.change("file", |file| file.unwritable = Some((0..LARGE, libc::EIO)));
+    // SAFETY: the child stores, flushes, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: inside the view.
+        unsafe { view.as_mut_ptr().unwrap().write_volatile(7) };
+        let is_gone = |flushed| {
+            let gone = FlushCause::Gone(libc::EIO);
+            matches!(flushed, Err(MapError::Flush { cause, .. }) if cause == gone)
+        };
+        let is_refused = is_gone(view.flush()) && is_gone(view.flush_range(0..PAGE));
+        // SAFETY: ends the child without running the parent's destructors or exit handlers.
+        unsafe { libc::_exit(i32::from(!is_refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above; `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    files.change("file", |file| file.unwritable = None);
+    for _ in 0..2 {
+        assert_eq!(flush_error(&view), (0..LARGE, FlushCause::Gone(libc::EIO)));
+    }
+}
+
+#[test]
+fn a_child_and_its_parent_both_learn_that_a_write_back_has_failed() {
+    child::succeeds_with_mounts("unwritable after a fork");
 }
 
 /// The kernel takes for clean what it could not write: the page cache has the only copy.

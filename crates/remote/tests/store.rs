@@ -3,14 +3,15 @@
 
 mod support;
 
-use std::io::Read;
-use std::net::SocketAddr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use aquifer_remote::publish::SnapshotStore;
 use aquifer_remote::{RemoteError, RemoteStore};
 
 use support::{Answer, PATH, Server, pattern, quick};
@@ -350,6 +351,39 @@ fn an_endless_answer_to_a_listing_or_a_write_is_an_error() {
     assert!(matches!(error, RemoteError::BadAnswer { .. }), "{error}");
     let sent_bytes = server.counts("", "").sent_bytes;
     assert!(sent_bytes < 256 << 20, "{sent_bytes}");
+}
+
+/// The server ignores which page it is asked for.
+#[test]
+fn a_listing_that_begins_again_is_an_error() {
+    const PAGE: &str = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>\
+        <Contents><Key>dir/a</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified><Size>1</Size></Contents>\
+        <Contents><Key>dir/b</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified><Size>1</Size></Contents>\
+        </ListBucketResult>";
+    // Of its proxy settings and credentials.
+    let server = Server::new(vec![]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    // It ends with the test.
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = BufReader::new(connection.unwrap());
+            let mut line = String::new();
+            while connection.read_line(&mut line).is_ok_and(|len| len > 2) {
+                line.clear();
+            }
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close", PAGE.len());
+            let _ = write!(connection.get_mut(), "{head}\r\n\r\n{PAGE}");
+        }
+    });
+    let options = server.s3().endpoint(&endpoint);
+    let error = options.clone().store("s3://bucket").unwrap().list("dir").unwrap_err();
+    assert!(matches!(error, RemoteError::BadAnswer { .. }), "{error}");
+    assert!(error.to_string().contains("begins again"), "{error}");
+    let store = SnapshotStore::open_with("s3://bucket/dir", &options).unwrap();
+    let error = store.snapshots().unwrap_err();
+    assert!(error.to_string().contains("begins again"), "{error}");
 }
 
 #[test]

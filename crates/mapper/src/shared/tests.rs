@@ -2,12 +2,17 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use aquifer_testkit::campaign::{seed, steps};
+use aquifer_testkit::rng::Rng;
 
 use super::*;
 use crate::error::FaultCause;
 use crate::flush::test_support::{Ballast, Kind, SmallFileSystem, open, place};
-use crate::writable::test_support::interpose;
+use crate::writable::test_support::{STORES_HELD_UP, interpose};
 
 fn view(path: &Path, len_bytes: u64) -> SharedFile {
     SharedFile::new(place(len_bytes), &open(path), path, 0..len_bytes, false).unwrap()
@@ -149,7 +154,8 @@ fn children_store_to_their_parents_view_and_make_their_own() {
             let own = self::view(&other, 5000);
             grandchild == 0
                 && own.write_at(4999, &[n as u8 + 3]).is_ok()
-                && matches!(view.flush(), Err(MapError::Forked))
+                && view.flush().is_ok()
+                && view.flush_range(0..1 << 40).is_err()
         });
         assert_eq!(status, 0);
     }
@@ -189,7 +195,7 @@ fn a_file_that_may_not_be_mapped_shared_is_refused_with_advice() {
 }
 
 #[test]
-fn a_child_can_do_nothing_with_its_parents_view() {
+fn a_child_can_only_flush_its_parents_view() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("data");
     std::fs::write(&path, vec![1; 5000]).unwrap();
@@ -198,12 +204,13 @@ fn a_child_can_do_nothing_with_its_parents_view() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let results = [
-            view.flush().map(drop),
+            view.write_out(),
             view.write_at(0, &[3]),
             view.grow(9000),
             view.dirty_bytes().map(drop),
         ];
         let refused = results.iter().all(|result| matches!(result, Err(MapError::Forked)));
+        let refused = refused && view.flush().is_ok();
         // SAFETY: ends the child without running the parent's destructors or exit handlers.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
@@ -296,6 +303,225 @@ fn a_load_that_failed_does_not_replace_the_copy_of_a_store() {
     view.flush().unwrap();
     assert_eq!(std::fs::read(&path).unwrap()[AT as usize], 7);
     assert_eq!(seen.unwrap(), 7, "the load found it");
+}
+
+/// The parent has the copies: what a child stores to one is in no file.
+#[test]
+fn a_child_does_not_flush_what_is_in_copies() {
+    let Some(small) = SmallFileSystem::new(Kind::Ext4) else { return };
+    let path = small.root().join("data");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    open(&path).set_len(1 << 20).unwrap();
+    let view = view(&path, 1 << 20);
+    let _ballast = Ballast::fill(&small.root());
+    // SAFETY: inside the view, as below.
+    unsafe { view.as_mut_ptr().add(500_000).write_volatile(7) };
+    let status = status_of_child(|| {
+        // SAFETY: as above.
+        unsafe { view.as_mut_ptr().add(500_001).write_volatile(8) };
+        let is_full = |range| {
+            let flushed = view.flush_range(range);
+            matches!(flushed, Err(MapError::Flush { cause: FlushCause::NoSpace, .. }))
+        };
+        is_full(0..1 << 20) && is_full(500_000..500_001) && !is_full(0..4096)
+    });
+    assert_eq!(status, 0);
+}
+
+/// The file is cut short, which ends the copy, and others write to it again: the zeros in place of the copy
+/// are no stores.
+#[test]
+fn zeros_in_place_of_a_copy_that_was_cut_off_are_not_written() {
+    const AT: usize = 500_000;
+    let Some(small) = SmallFileSystem::new(Kind::Ext4) else { return };
+    let path = small.root().join("data");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    let file = open(&path);
+    file.set_len(1 << 20).unwrap();
+    let view = view(&path, 1 << 20);
+    view.mapping().answer_faults();
+    let byte = view.as_mut_ptr().wrapping_add(AT);
+    let ballast = Ballast::fill(&small.root());
+    // SAFETY: inside the view, as below.
+    unsafe { byte.write_volatile(7) };
+    file.set_len(4096).unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { byte.read_volatile() }, 0);
+    drop(ballast);
+    file.write_all_at(&vec![2; 1 << 20], 0).unwrap();
+    view.mapping().take_missed();
+    assert!(std::fs::read(&path).unwrap().iter().all(|&byte| byte == 2));
+    view.flush().unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { byte.read_volatile() }, 2);
+}
+
+/// There is room again while a hole of a file in memory is filled for a store, and another thread stores to
+/// the page.
+#[test]
+fn a_store_while_a_hole_is_filled_for_another_one_is_kept() {
+    static ADDRESS: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+    static BALLAST: Mutex<Option<Ballast>> = Mutex::new(None);
+    static OTHER: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
+    const AT: usize = 500_000;
+    let Some(small) = SmallFileSystem::new(Kind::Tmpfs) else { return };
+    let path = small.root().join("data");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    open(&path).set_len(1 << 20).unwrap();
+    let view = view(&path, 1 << 20);
+    ADDRESS.store(view.as_mut_ptr().wrapping_add(AT), Ordering::SeqCst);
+    *BALLAST.lock().unwrap() = Some(Ballast::fill(&small.root()));
+    // SAFETY: inside the view, which the test keeps.
+    let store = |at| unsafe { ADDRESS.load(Ordering::SeqCst).add(at).write_volatile(7) };
+    let meanwhile = || {
+        drop(BALLAST.lock().unwrap().take());
+        let before = STORES_HELD_UP.load(Ordering::SeqCst);
+        // SAFETY: as above.
+        let other = || unsafe { ADDRESS.load(Ordering::SeqCst).add(1).write_volatile(8) };
+        let storing = std::thread::spawn(other);
+        while STORES_HELD_UP.load(Ordering::SeqCst) == before && !storing.is_finished() {
+            std::thread::yield_now();
+        }
+        *OTHER.lock().unwrap() = Some(storing);
+    };
+    interpose(None, Some(meanwhile));
+    store(0);
+    OTHER.lock().unwrap().take().unwrap().join().unwrap();
+    view.flush().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[AT..AT + 2], [7, 8]);
+}
+
+/// Also a store of a call that guards loads of the page.
+#[test]
+fn a_store_to_a_copy_that_is_being_written_waits() {
+    static VIEW: AtomicPtr<SharedFile> = AtomicPtr::new(std::ptr::null_mut());
+    static OTHER: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
+    const AT: u64 = 500_000;
+    let Some(small) = SmallFileSystem::new(Kind::Ext4) else { return };
+    let path = small.root().join("data");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    open(&path).set_len(1 << 20).unwrap();
+    let view = view(&path, 1 << 20);
+    VIEW.store((&raw const view).cast_mut(), Ordering::SeqCst);
+    let ballast = Ballast::fill(&small.root());
+    // SAFETY: inside the view, as below.
+    unsafe { view.as_mut_ptr().add(AT as usize).write_volatile(7) };
+    drop(ballast);
+    let meanwhile = || {
+        let before = STORES_HELD_UP.load(Ordering::SeqCst);
+        let storing = std::thread::spawn(|| {
+            // SAFETY: the test joins this thread before it drops the view.
+            let view = unsafe { &*VIEW.load(Ordering::SeqCst) };
+            // SAFETY: as above.
+            let store = || unsafe { view.as_mut_ptr().add(AT as usize + 1).write_volatile(8) };
+            view.mapping().guarded(&(AT..AT + 2), store).unwrap();
+        });
+        while STORES_HELD_UP.load(Ordering::SeqCst) == before && !storing.is_finished() {
+            std::thread::yield_now();
+        }
+        *OTHER.lock().unwrap() = Some(storing);
+    };
+    interpose(None, Some(meanwhile));
+    view.flush().unwrap();
+    OTHER.lock().unwrap().take().unwrap().join().unwrap();
+    // The standard library's handler, to which other faults go, removes this one before it returns.
+    assert!(aquifer_vm::router::is_installed());
+    let there = std::fs::read(&path).unwrap();
+    assert_eq!(there[AT as usize..AT as usize + 2], [7, 8]);
+}
+
+/// Threads store to holes, several to each page, while the disk becomes full and has room again and all is
+/// flushed.
+#[test]
+fn stores_of_several_threads_to_copies_are_kept_while_they_are_flushed() {
+    /// A round is on holes of its own.
+    const PAGES: u64 = 64;
+    const THREADS: u64 = 3;
+    let rounds = steps(10) as u64;
+    for kind in [Kind::Ext4, Kind::Tmpfs] {
+        let Some(small) = SmallFileSystem::new(kind) else { return };
+        let path = small.root().join("data");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        open(&path).set_len(rounds * PAGES * PAGE).unwrap();
+        let view = view(&path, rounds * PAGES * PAGE);
+        let start = view.as_mut_ptr().addr();
+        let round = AtomicU64::new(0);
+        let store_all = |thread: u64| {
+            let mut rng = Rng::new(seed(thread));
+            let mut last = vec![0_u64; (rounds * PAGES) as usize];
+            for count in 1.. {
+                let round = match round.load(Ordering::SeqCst) {
+                    0 => continue,
+                    round if round > rounds => break,
+                    round => round - 1,
+                };
+                let page = round * PAGES + rng.below(PAGES);
+                let at = start + (page * PAGE + 8 * thread) as usize;
+                // SAFETY: inside the view, aligned; threads store to bytes of their own.
+                unsafe { (at as *mut u64).write_volatile(count) };
+                last[page as usize] = count;
+            }
+            last
+        };
+        let mut stored = vec![];
+        std::thread::scope(|scope| {
+            let store_all = &store_all;
+            let threads: Vec<_> =
+                (0..THREADS).map(|thread| scope.spawn(move || store_all(thread))).collect();
+            for _ in 0..rounds {
+                let ballast = Ballast::fill(&small.root());
+                round.fetch_add(1, Ordering::SeqCst);
+                while view.flush().is_ok() {}
+                for _ in 0..50 {
+                    let _ = view.flush();
+                }
+                drop(ballast);
+                view.flush().unwrap();
+            }
+            round.fetch_add(1, Ordering::SeqCst);
+            stored = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        });
+        view.flush().unwrap();
+        let there = std::fs::read(&path).unwrap();
+        for (thread, last) in stored.iter().enumerate() {
+            for (page, &count) in last.iter().enumerate() {
+                let at = page * PAGE as usize + 8 * thread;
+                let found = u64::from_ne_bytes(there[at..at + 8].try_into().unwrap());
+                assert_eq!(found, count, "{kind:?}: thread {thread}, page {page}");
+            }
+        }
+    }
+}
+
+/// The kernel reports an error once: here to the budget's thread.
+#[test]
+fn an_error_of_another_sync_at_the_same_time_fails_the_flush() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data");
+    std::fs::write(&path, [1; 5000]).unwrap();
+    let view = view(&path, 5000);
+    let (is_syncing, mut is_spared) = (AtomicBool::new(false), false);
+    let flushed = std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| {
+            while !is_syncing.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            view.flush()
+        });
+        Pages::sync(&view, &mut || {
+            is_spared = view.has_lost();
+            is_syncing.store(true, Ordering::SeqCst);
+            // No reader gets in while a writer waits.
+            while !flushing.is_finished() && view.syncing.try_read().is_ok() {
+                std::thread::yield_now();
+            }
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        });
+        flushing.join().unwrap()
+    });
+    let gone = matches!(flushed, Err(MapError::Flush { cause: FlushCause::Gone(libc::EIO), .. }));
+    assert!(gone, "{flushed:?}");
+    assert!(is_spared, "the budget drops no page of which the error is not known yet");
 }
 
 /// More such pages, far apart, than a process should have mappings for.

@@ -173,21 +173,33 @@ impl Faults {
     /// Maps zeros at a copy that a file in memory has no page for: there, even a private mapping
     /// allocates the page of the file first.
     fn fill_hole(&self, page: usize) -> bool {
+        let (pages, address) = (page..page + 1, self.address_of(page));
+        // Another thread may store to the page as soon as there is room again.
+        if !self.protect(&pages, Protection::Read) {
+            return false;
+        }
+        #[cfg(test)]
+        super::test_support::held();
+        // SAFETY: a page of this mapping; populating changes no contents.
+        if unsafe { memory::advise(address, SMALL_PAGE_BYTES, Advice::PopulateRead) }.is_ok() {
+            // The store is made again.
+            return self.allow_stores(pages);
+        }
         let mut there = [0; SMALL_PAGE_BYTES];
         let offset = self.first_byte + page as u64 * PAGE;
         let is_zero = aquifer_sys::io::read_at(self.file.as_fd(), &mut there, offset).is_ok()
             && there == [0; SMALL_PAGE_BYTES];
-        // SAFETY: a page of this mapping that is marked as a copy, has shown zeros, and has taken no
+        // SAFETY: a page of this mapping that is marked as a copy, has shown zeros, and can take no
         // store.
-        is_zero
+        let is_filled = is_zero
             && unsafe {
-                memory::map_anonymous_at(
-                    self.address_of(page),
-                    SMALL_PAGE_BYTES,
-                    Protection::ReadWrite,
-                )
+                memory::map_anonymous_at(address, SMALL_PAGE_BYTES, Protection::ReadWrite)
             }
-            .is_ok()
+            .is_ok();
+        is_filled || {
+            self.allow_stores(pages);
+            false
+        }
     }
 }
 
@@ -256,6 +268,22 @@ impl Writable {
         }
     }
 
+    /// In a forked child: an error if a range of the file has a copy, which is not the child's to write.
+    ///
+    /// # Errors
+    /// [`MapError::Flush`].
+    pub fn check_copies(&self, bytes: &Range<u64>) -> Result<()> {
+        let page = |byte: u64| ((byte - self.first_byte()) / PAGE) as usize;
+        match self.faults.copies.copied.next(page(bytes.start)..page(bytes.end - 1) + 1) {
+            None => Ok(()),
+            Some(page) => Err(MapError::Flush {
+                path: self.path().to_owned(),
+                range: self.bytes_of(page),
+                cause: FlushCause::NoSpace,
+            }),
+        }
+    }
+
     /// As [`Writable::write_copies`], for adjacent copies. The caller holds them.
     fn write_run(
         &self,
@@ -265,6 +293,8 @@ impl Writable {
     ) {
         let faults = &*self.faults;
         let is_protected = faults.protect(&run, Protection::Read);
+        #[cfg(test)]
+        super::test_support::held();
         let start = faults.address_of(run.start).addr();
         let mut stored = vec![false; run.len()];
         let found = pagemap.is_some_and(|pagemap| {
@@ -277,6 +307,8 @@ impl Writable {
         });
         for page in run.clone() {
             let written = match !found || stored[page - run.start] {
+                // Zeros in place of a copy that was lost when the file was cut short.
+                _ if faults.is_replaced(page) => Ok(()),
                 _ if !is_protected => Err((self.bytes_of(page), FlushCause::Io(libc::ENOMEM))),
                 true => self.write_copy(page),
                 false => Ok(()),

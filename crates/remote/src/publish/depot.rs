@@ -16,7 +16,7 @@ use super::send::aside;
 use crate::connection::{Connector, NOTES, Seen, install_crypto};
 use crate::fetch::{TOO_LONG, http_kind, is_lost, is_too_long};
 use crate::location::{Location, Scheme};
-use crate::store::noted;
+use crate::store::{FirstListed, LISTED_AGAIN, noted};
 use crate::{RemoteError, RemoteOptions};
 
 /// The kinds of objects that are named by their hash, and their folders.
@@ -248,9 +248,17 @@ impl Depot {
         mut each: impl FnMut(Listed),
     ) -> Result<(), PublishError> {
         let root = self.path(folder);
-        let mut listing = self.store.list(Some(&root));
+        let (mut listing, mut first) = (self.store.list(Some(&root)), FirstListed::default());
         loop {
             match noted(self.timeout, async { listing.try_next().await }).await {
+                Ok(Some(ObjectMeta { location, .. })) if first.comes_again(&location) => {
+                    return Err(PublishError::Store {
+                        object: self.url(folder),
+                        action: "list",
+                        reason: LISTED_AGAIN,
+                        status: None,
+                    });
+                }
                 Ok(Some(ObjectMeta { location, last_modified, size: len_bytes, .. })) => {
                     let Some(parts) = location.prefix_match(&root) else { continue };
                     let parts: Vec<String> = parts.map(|part| part.as_ref().to_owned()).collect();

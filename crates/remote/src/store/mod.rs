@@ -87,6 +87,24 @@ pub struct RemoteObject {
     pub modified: SystemTime,
 }
 
+pub(crate) const LISTED_AGAIN: &str = "its listing begins again instead of ending; check that the endpoint is that of an object store";
+
+/// Finds out that a listing has no end, because the server ignores which page it is asked for.
+#[derive(Default)]
+pub(crate) struct FirstListed(Option<Path>);
+
+impl FirstListed {
+    pub fn comes_again(&mut self, listed: &Path) -> bool {
+        match &self.0 {
+            Some(first) => first == listed,
+            None => {
+                self.0 = Some(listed.clone());
+                false
+            }
+        }
+    }
+}
+
 impl RemoteObject {
     fn of(meta: ObjectMeta) -> RemoteObject {
         RemoteObject {
@@ -223,12 +241,16 @@ impl RemoteStore {
         let (at, timeout) = (location.clone(), self.shared.options.timeout);
         let mut stream = self.shared.store.list(Some(&location.path));
         let listing = async move {
-            let mut found = vec![];
+            let (mut found, mut first) = (vec![], FirstListed::default());
             loop {
                 // A page of the listing at a time.
                 let next = in_time(&at, 0..0, timeout, async { stream.next().await.transpose() });
                 match next.await {
                     Ok(None) => return Ok(found),
+                    Ok(Some(meta)) if first.comes_again(&meta.location) => {
+                        let (url, reason) = (at.shown, LISTED_AGAIN);
+                        return Err(RemoteError::BadAnswer { url, range: 0..0, reason });
+                    }
                     Ok(Some(meta)) if meta.location != at.path => {
                         found.push(RemoteObject::of(meta))
                     }
