@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::raw::{AlignedBuffer, PAGE_BYTES, drop_cache, load_word, open_direct};
 use crate::rng::{Rng, mix};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// The offset in a page where the write benches store their byte.
 pub const STORE_OFFSET_BYTES: usize = 16;
@@ -153,13 +153,13 @@ pub fn scratch_file(directory: &Path) -> Result<(File, tempfile::TempPath)> {
 
 /// Checks the free space, rather than letting a long write end in ENOSPC.
 pub fn check_space(directory: &Path, needed_bytes: u64) -> Result<()> {
-    let free_bytes = aquifer_host::free_bytes(directory)?;
+    let free_bytes = aquifer_sys::machine::free_bytes(directory)?;
     ensure!(
         needed_bytes <= free_bytes,
         "{} has {} free, but the data file needs {}: choose another --dir or a smaller --size",
         directory.display(),
-        aquifer_host::Bytes(free_bytes),
-        aquifer_host::Bytes(needed_bytes),
+        aquifer_sys::units::Bytes(free_bytes),
+        aquifer_sys::units::Bytes(needed_bytes),
     );
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::raw::{cached_bytes, fill_cache};
 use crate::rng::Rng;
 use crate::scratch::Scratch;
 use crate::sum::sum_words;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// The files, removed when dropped.
 #[derive(Debug)]

@@ -142,11 +142,6 @@ pub enum Work {
         /// Number of threads.
         threads: u32,
     },
-    /// Sums all words of a data file, several times.
-    Passes {
-        /// How often.
-        passes: u32,
-    },
     /// Consecutive durable commits.
     Commit(CommitWork),
     /// Durable commits by several threads at once, each to its own array.

@@ -19,7 +19,7 @@
 //! is always its best form. The report notes what is impossible on a machine (limiting memory,
 //! keeping it awake, a contender).
 //!
-//! A program that calls [`main`] or [`demo`] must do so again when it is started with the same
+//! A program that calls [`main`] must do so again when it is started with the same
 //! arguments: contenders run in separate processes of the same program.
 
 mod benches;
@@ -28,11 +28,13 @@ mod contender;
 mod contenders;
 mod data;
 mod file_set;
+mod floors;
 mod graph;
 mod harness;
 mod job;
 mod kernels;
 mod options;
+mod place;
 mod pooled_set;
 mod raw;
 mod report;
@@ -41,6 +43,7 @@ mod row_file;
 mod scratch;
 mod source_tree;
 mod stats;
+mod suite;
 mod sum;
 mod threads;
 mod workload;
@@ -51,42 +54,17 @@ use std::io::Write;
 use anyhow::Result;
 
 pub use benches::BenchArgs;
-pub use options::DemoArgs;
 
 /// Runs the bench named by `args` and prints its report to standard output.
 pub fn main(args: &BenchArgs) -> Result<()> {
-    if harness::run_if_child(run_job)? {
+    if harness::run_if_child(run_job)? || aquifer_demo::run_if_child()? {
         return Ok(());
     }
-    let report = args.bench.run()?;
-    let mut output = std::io::stdout().lock();
-    if args.bench.common.json {
-        serde_json::to_writer_pretty(&mut output, &report)?;
-        writeln!(output)?;
-    } else {
-        write!(output, "{}", report.to_text())?;
-    }
-    Ok(())
+    let text = args.bench.run()?;
+    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }
 
 /// The work of a child.
 fn run_job(job: &job::Job) -> Result<job::Measured> {
     workload::run(job, benches::contender(&job.contender)?)
-}
-
-/// Runs the demonstration: a search and repeated passes over a file larger than memory, through
-/// Aquifer and through mmap, and prints a table of both to standard output.
-pub fn demo(args: &DemoArgs) -> Result<()> {
-    if harness::run_if_child(run_job)? {
-        return Ok(());
-    }
-    let shown = benches::demo(args)?;
-    let mut output = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut output, &shown.report)?;
-        writeln!(output)?;
-    } else {
-        write!(output, "{}", shown.text)?;
-    }
-    Ok(())
 }

@@ -1,9 +1,9 @@
-//! The command line: the options that several benches have, and the demonstration's. Those of a
-//! single bench are declared with it.
+//! The command line: the options that several benches have. Those of a single bench are declared
+//! with it.
 
 use std::path::PathBuf;
 
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use clap::{Args, ValueEnum};
 
 /// What all benches understand.
@@ -30,6 +30,18 @@ pub struct Common {
     /// How often everything is measured; medians are reported
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
+
+    /// The number of the first round: each round has other accesses
+    #[arg(skip)]
+    pub first_round: u32,
+
+    /// Measure further rounds until each floor is certainly met or missed
+    #[arg(long)]
+    pub until_sure: bool,
+
+    /// The time after which --until-sure begins no further rounds
+    #[arg(long, value_name = "MINUTES", default_value_t = 10, requires = "until_sure")]
+    pub limit_minutes: u64,
 
     /// Seed of data and accesses
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -77,29 +89,4 @@ pub enum Device {
     Disk,
     /// A compressed memory device, made for the run and removed after it; needs root
     Zram,
-}
-
-/// Arguments of `aquifer demo`.
-#[derive(Debug, Clone, Args)]
-#[command(after_help = "\
-Examples:
-  aquifer demo                                    a graph in this directory
-  aquifer demo --dir /mnt/nvme --size 1G          a larger graph on another disk
-  aquifer demo --json                             as one JSON object, in the form of the benches")]
-pub struct DemoArgs {
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
-
-    /// Directory for the graph file; it is removed afterwards
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub dir: PathBuf,
-
-    /// Length of the graph file
-    #[arg(long, value_name = "BYTES", default_value = "128M")]
-    pub size: Bytes,
-
-    /// Memory that Aquifer and mmap each get for the search [default: a quarter of the size]
-    #[arg(long, value_name = "BYTES")]
-    pub budget: Option<Bytes>,
 }

@@ -14,7 +14,7 @@ use crate::file_set::{FileSet, file_path, fill_content};
 use crate::rng::Rng;
 use crate::scratch::{POOL, Scratch};
 use crate::source_tree::{SourceTree, folders_below};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// The length of a pool with room for `content_bytes` in `files` files.
 pub fn pool_bytes(content_bytes: u64, files: u64) -> u64 {

@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 pub use files::{
-    Usage, device_written_bytes, keep_to_processors, len_at, minor_faults, open_at, open_directory,
+    Usage, device_written_bytes, keep_to_processors, len_at, open_at, open_directory,
     raise_file_limit,
 };
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 use crate::data::scratch_file;
 use crate::raw::drop_cache;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::data::check_space;
 use crate::scratch::Scratch;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// The file name extensions of source code.
 const EXTENSIONS: &[&str] = &[

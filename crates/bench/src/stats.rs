@@ -5,6 +5,8 @@
 //! bounds the error of a quantile at about 3 %. A histogram is a fixed array; recording does not
 //! allocate.
 
+use crate::rng::Rng;
+
 /// The number of buckets per power of two, as a power of two.
 const SUB_BITS: u32 = 5;
 const SUB: usize = 1 << SUB_BITS;
@@ -89,10 +91,57 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// Random selections of rounds, with repetition: a bootstrap. All rows of a report are selected alike,
+/// because their rounds are interleaved.
+pub struct Bootstrap {
+    rounds: usize,
+    left: u32,
+    rng: Rng,
+}
+
+impl Bootstrap {
+    /// Selections of this many rounds; none of fewer than three, which give no interval.
+    pub fn of(rounds: usize) -> Self {
+        Self::seeded(rounds, 1)
+    }
+
+    /// The same with a seed, for selections that are independent of each other.
+    pub fn seeded(rounds: usize, seed: u64) -> Self {
+        Self { rounds, left: if rounds < 3 { 0 } else { 1000 }, rng: Rng::new(seed) }
+    }
+
+    /// The 95 % interval of values that were computed from the selections.
+    pub fn interval(mut values: Vec<f64>) -> [f64; 2] {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
+        [at(0.025), at(0.975)]
+    }
+}
+
+impl Iterator for Bootstrap {
+    type Item = Vec<usize>;
+
+    fn next(&mut self) -> Option<Vec<usize>> {
+        self.left = self.left.checked_sub(1)?;
+        Some((0..self.rounds).map(|_| self.rng.below(self.rounds as u64) as usize).collect())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Rng;
+
+    #[test]
+    fn an_interval_covers_the_values_of_the_rounds_and_no_others() {
+        let values = [1.0, 2.0, 3.0, 4.0, 5.0];
+        let medians = Bootstrap::of(5)
+            .map(|picked| median(&picked.iter().map(|&round| values[round]).collect::<Vec<_>>()));
+        let [low, high] = Bootstrap::interval(medians.map(Option::unwrap).collect());
+        assert!((1.0..=2.0).contains(&low) && (4.0..=5.0).contains(&high), "{low} to {high}");
+        let same = Bootstrap::of(5).map(|_| 7.0).collect();
+        assert_eq!(Bootstrap::interval(same), [7.0, 7.0]);
+        assert_eq!(Bootstrap::of(2).count(), 0);
+    }
 
     #[test]
     fn medians() {

@@ -582,45 +582,48 @@ fn mount() {
     assert!(!none.status.success() && message.contains("`speed` is no metric"), "{message}");
 }
 
-fn demo_output(arguments: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_aquifer-bench"))
-        .args(["demo", "--size", "64M", "--dir", env!("CARGO_TARGET_TMPDIR")])
-        .args(arguments)
-        .output()
-        .expect("the program was built for this test");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text")
-}
-
-#[test]
-fn demo_as_json() {
-    let report: Value = serde_json::from_str(&demo_output(&["--json"])).expect("one JSON object");
-    assert_eq!(report["bench"], "demo");
-    assert!(report["config"]["vertices"].as_u64().unwrap() > 0);
-    assert!(report["config"]["passes_budget_bytes"].as_u64().unwrap() > 0);
-    let measured = ["search", "passes"].map(|metric| systems_of(&report, metric));
-    for names in &measured {
-        // On a slow disk it is in the notes.
-        assert_contains(names, &["mapping_visited"], &report);
-    }
-    if report["config"]["memory_limit"] == "none" {
-        assert_eq!(report["ratios"], serde_json::json!({}), "ratios without a memory limit");
-        return eprintln!("skipped: ratios, memory cannot be limited here");
-    }
-    for (ratio, names) in ["visit_vs_mmap_search", "visit_vs_mmap_passes"].iter().zip(measured) {
-        // Contenders that were stopped have no row, and what has only one side is no ratio.
-        let is_there = |name: &str| names.iter().any(|found| found.starts_with(name));
-        let value = report["ratios"][ratio].as_f64();
-        assert_eq!(value.is_some(), is_there("mmap") && is_there("mapping_visited"), "{ratio}");
-        assert!(value.is_none_or(|value| value > 0.0), "{ratio}");
-    }
-}
-
 #[test]
 fn demo() {
-    let text = demo_output(&[]);
-    let ours = text.lines().find(|line| line.starts_with("Aquifer")).expect("a line about us");
-    assert!(ours.contains(" s ") && ours.ends_with(" s"), "{text}");
+    let report = report(&["demo"]);
+    for task in ["walk", "passes"] {
+        // On a slow disk it is in the notes.
+        assert_contains(&systems_of(&report, task), &["mapping_visited"], &report);
+    }
+}
+
+#[test]
+fn further_rounds_are_added_until_the_floors_are_decided() {
+    let report = report(&["hit", "--rounds", "3", "--until-sure", "--limit-minutes", "0"]);
+    let judged = report["floors"]["pages_vs_user_cache"].as_object().unwrap();
+    assert_eq!(judged["floor"], 3.0);
+    assert!(["met", "missed", "unsure"].contains(&judged["verdict"].as_str().unwrap()));
+    let interval = report["intervals"]["pages_vs_user_cache"].as_array().unwrap();
+    let [low, high] = [&interval[0], &interval[1]].map(|value| value.as_f64().unwrap());
+    let ratio = report["ratios"]["pages_vs_user_cache"].as_f64().unwrap();
+    assert!(low <= ratio && ratio <= high, "{low} {ratio} {high}");
+}
+
+#[test]
+fn all_resumes_compares_and_makes_a_scoreboard() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let out = directory.path().join("out");
+    let out = out.to_str().unwrap();
+    let all = |only: &str| {
+        let output = bench(&["all", "--quick", "--only", only, "--out", out]);
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert!(all("hit").0);
+    let (done, message) = all("hit,unmap");
+    assert!(done && message.contains("hit: is in"), "{message}");
+    let (done, message) = all("nonsense");
+    assert!(!done && message.contains("out-of-core-zram"), "{message}");
+    let output = bench(&["all", "--compare", out, out]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("too few rounds"), "{text}");
+    let output = bench(&["scoreboard", out]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("## unmap") && text.contains("| `pages_vs_user_cache` |"), "{text}");
+    assert!(!bench(&["scoreboard", "/no/such/directory"]).status.success());
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! `aquifer bench` and `aquifer demo`: they start `aquifer-bench`, a separate program, so that the
-//! command can be built without the systems Aquifer is compared with.
+//! `aquifer bench` starts `aquifer-bench`, a separate program, so that the command can be built without the
+//! systems Aquifer is compared with.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,14 +20,14 @@ pub struct Args {
     arguments: Vec<OsString>,
 }
 
-/// Replaces this process by `aquifer-bench` with the arguments of `name`; returns only on an error.
-pub fn run(name: &str, args: &Args) -> Result<()> {
+/// Replaces this process by `aquifer-bench` ; returns only on an error.
+pub fn run(args: &Args) -> Result<()> {
     // Next to this command, where both are built and installed; otherwise on the path.
     let own = std::env::current_exe().ok();
     let directory = own.as_deref().and_then(Path::parent);
     let beside = directory.map(|directory| directory.join(PROGRAM));
     for program in beside.into_iter().chain([PathBuf::from(PROGRAM)]) {
-        let error = Command::new(&program).arg(name).args(&args.arguments).exec();
+        let error = Command::new(&program).arg("bench").args(&args.arguments).exec();
         if error.kind() != io::ErrorKind::NotFound {
             bail!("cannot start {}: {error}", program.display());
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail};
 use aquifer::device::Device;
 use aquifer::remote::{RemoteError, RemoteOptions, Tier, TierObject};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use crate::remote::StoreArgs;

@@ -25,7 +25,9 @@ mod cache;
 mod completions;
 mod credentials;
 mod doctor;
+mod failure;
 mod files;
+mod keep;
 mod man;
 mod mount;
 mod object;
@@ -69,7 +71,7 @@ Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.";
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Search and read a file larger than memory, next to mmap under the same limit
-    Demo(bench::Args),
+    Demo(aquifer_demo::DemoArgs),
     /// Show which mechanisms this machine offers, which form each takes, and their cost
     Doctor(doctor::Args),
     /// Show the caches of running processes, or the metadata of files in a pool
@@ -107,7 +109,7 @@ enum Command {
 
 fn run(command: &Command) -> Result<()> {
     match command {
-        Command::Demo(args) => bench::run("demo", args),
+        Command::Demo(args) => aquifer_demo::main(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Pool(args) => pool::run(args),
@@ -117,7 +119,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => mount::umount::run(args),
         Command::Run(args) => mount::run::run(args),
-        Command::Bench(args) => bench::run("bench", args),
+        Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Version(args) => version::run(args),
         Command::Man(args) => man::run(args, Cli::command()),

@@ -6,8 +6,8 @@
 use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
+pub use crate::failure::{is_closed_pipe, print_error};
 use anyhow::{Context, Result};
-pub use aquifer_host::failure::{is_closed_pipe, print_error};
 use serde::Serialize;
 
 /// The context of a write error on standard output.

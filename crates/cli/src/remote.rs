@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use aquifer::remote::{RemoteOptions, Tier};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 use crate::credentials::{Program, ProgramError};
 use crate::files::TierWay;

@@ -38,10 +38,13 @@ pub mod file_system;
 pub mod fuse;
 pub mod futex;
 pub mod high_fd;
+pub mod interrupt;
 pub mod io;
 pub mod lease;
+pub mod limit;
 pub mod local_socket;
 pub mod lock;
+pub mod machine;
 pub mod memory;
 pub mod mount;
 pub mod namespace;
@@ -61,6 +64,7 @@ pub mod shared_words;
 pub mod signal;
 pub mod thread;
 pub mod uffd;
+pub mod units;
 pub mod waits;
 
 #[cfg(feature = "tracing")]

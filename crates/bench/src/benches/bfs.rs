@@ -62,7 +62,7 @@ impl Bench for Bfs {
             .wanted(SYSTEMS)
             .map(|contender| run.search_cell("search", ("ms", 1e6), contender, deadline_ms));
         let rows = run.measure(cells.collect())?;
-        Ok(run.report(rows, &definitions()))
+        Ok(run.report(rows, definitions()))
     }
 }
 

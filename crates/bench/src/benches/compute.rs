@@ -20,9 +20,9 @@ use crate::harness::Cell;
 use crate::job::{ComputeWork, Job, Work};
 use crate::kernels::{KernelName, Scale, Sizes, find};
 use crate::options::{Common, count};
-use crate::report::Report;
+use crate::report::{Report, Row};
 use crate::scratch::scratch_directory;
-use aquifer_host::machine::cores;
+use aquifer_sys::machine::cores;
 
 const DURABLE: &[&Contender] = &[OBJECT, MSYNC];
 const VOLATILE: &[&Contender] = &[MEMORY];
@@ -105,22 +105,26 @@ impl Bench for Compute {
             answers.check(work.kernel, measured)
         })?;
 
-        let mut found = BTreeMap::new();
-        for rate_hz in rates.iter().copied() {
-            for (name, other) in [("overhead", MSYNC), ("overhead_vs_memory", MEMORY)] {
-                let each = ratios(&overheads(name, kernels, rate_hz, other), &rows);
-                if each.len() == kernels.len() {
-                    let mean = geometric_mean(each.values().copied());
-                    found.insert(format!("{name}_geomean_{rate_hz}hz"), mean);
+        let (all_kernels, all_rates) = (kernels.to_vec(), rates.clone());
+        let compare = move |rows: &[Row]| {
+            let mut found = BTreeMap::new();
+            for rate_hz in all_rates.iter().copied() {
+                for (name, other) in [("overhead", MSYNC), ("overhead_vs_memory", MEMORY)] {
+                    let each = ratios(&overheads(name, &all_kernels, rate_hz, other), rows);
+                    if each.len() == all_kernels.len() {
+                        let mean = geometric_mean(each.values().copied());
+                        found.insert(format!("{name}_geomean_{rate_hz}hz"), mean);
+                    }
+                    found.extend(each);
                 }
-                found.extend(each);
             }
-        }
+            found
+        };
         let scales: BTreeMap<_, _> =
             kernels.iter().map(|&kernel| (kernel.name(), scale(kernel))).collect();
         let config =
             [("threads", json!(threads)), ("rates_hz", json!(rates)), ("scales", json!(scales))];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, compare, config))
     }
 }
 

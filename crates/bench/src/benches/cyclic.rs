@@ -25,7 +25,7 @@ use crate::job::{Job, Measured, Work};
 use crate::options::{CacheOptions, Common};
 use crate::report::Report;
 use crate::workload::{READ_BYTES, lane_pages};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const SCANNERS: &[&Contender] =
     &[MMAP, MMAP_SEQUENTIAL, MAPPING, MAPPING_KERNEL, MAPPING_USER, PAGES];
@@ -84,7 +84,7 @@ impl Bench for Cyclic {
             }
         }
         let rows = setting.measure(&data, cells, check)?;
-        Ok(setting.report(rows, &definitions()))
+        Ok(setting.report(rows, definitions()))
     }
 }
 

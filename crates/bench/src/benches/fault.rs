@@ -10,8 +10,6 @@
 //!
 //! So the parts add up to `total`, a miss with a full cache.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Result, ensure};
 
 use super::declaration::{Bench, Contenders};
@@ -59,7 +57,7 @@ impl Bench for Fault {
         })?;
         let limited = setting.limiter.is_some();
         let parts = SYSTEMS.iter().flat_map(|contender| parts_of(&rows, contender.name, limited));
-        Ok(setting.report(parts.collect(), &[]))
+        Ok(setting.report(parts.collect(), Vec::new()))
     }
 }
 
@@ -91,12 +89,8 @@ fn parts_of(rows: &[Row], system: &str, limited: bool) -> Vec<Row> {
     let (Some(anatomy), Some(roomy), Some(full)) = (find(ANATOMY), find(ROOMY), find(FULL)) else {
         return Vec::new();
     };
-    let part = |metric: &str, median: f64| Row {
-        metric: metric.to_owned(),
-        median,
-        values: Vec::new(),
-        details: BTreeMap::new(),
-        ..anatomy.clone()
+    let part = |metric: &str, median| {
+        Row::of(system, metric, anatomy.unit.clone(), vec![median], Vec::new())
     };
     let measured = |name: &str| anatomy.details.get(name).copied().unwrap_or(0.0);
     let (trap, lookup, install) = (measured("trap"), measured("lookup"), measured("install"));
@@ -116,19 +110,14 @@ fn parts_of(rows: &[Row], system: &str, limited: bool) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Round;
 
     #[test]
     fn the_parts_add_up() {
-        let row = |metric: &str, median: f64, details: &[(&str, f64)]| Row {
-            system: "s".to_owned(),
-            metric: metric.to_owned(),
-            unit: "ns",
-            median,
-            p99: None,
-            p999: None,
-            rounds: 1,
-            values: vec![median],
-            details: details.iter().map(|&(name, ns)| (name.to_owned(), ns)).collect(),
+        let row = |metric: &str, median: f64, details: &[(&str, f64)]| {
+            let details = details.iter().map(|&(name, ns)| (name.to_owned(), ns)).collect();
+            let round = Round { details, ..Round::default() };
+            Row::of("s", metric, "ns", vec![median], vec![round])
         };
         let details = [("trap", 1.0), ("lookup", 2.0), ("install", 3.0)];
         let rows = [row(ANATOMY, 6.0, &details), row(ROOMY, 30.0, &[]), row(FULL, 50.0, &[])];

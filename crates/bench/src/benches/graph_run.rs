@@ -1,4 +1,4 @@
-//! Shared code of `bfs` and the demo: a graph file, and jobs on it under a limit.
+//! A graph file, and searches of it under a limit.
 
 use anyhow::Result;
 use serde_json::json;
@@ -57,33 +57,6 @@ impl GraphRun {
         let budget_bytes = self.setting.budget_bytes;
         let limit_bytes = budget_bytes + state_bytes(&self.graph());
         let work = Work::Bfs { threads: self.threads() };
-        self.cell(metric, unit, contender, work, [limit_bytes, budget_bytes], deadline_ms)
-    }
-
-    /// Passes over the file with this memory.
-    pub fn passes_cell(
-        &self,
-        metric: &str,
-        unit: (&'static str, f64),
-        contender: &Contender,
-        passes: u32,
-        memory_bytes: u64,
-        deadline_ms: u64,
-    ) -> Cell {
-        let memory = [memory_bytes, memory_bytes];
-        self.cell(metric, unit, contender, Work::Passes { passes }, memory, deadline_ms)
-    }
-
-    /// `memory`: the limit, and the part of it for the data and what keeps it in memory.
-    fn cell(
-        &self,
-        metric: &str,
-        unit: (&'static str, f64),
-        contender: &Contender,
-        work: Work,
-        [limit_bytes, budget_bytes]: [u64; 2],
-        deadline_ms: u64,
-    ) -> Cell {
         let setting = &self.setting;
         let limit_bytes = Some(limit_bytes);
         let mut job = Job::new(contender.name, self.file.path(), setting.stage.seed, work);
@@ -107,11 +80,11 @@ impl GraphRun {
     }
 
     /// The report on `rows`, with the size of the graph.
-    pub fn report(&self, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
+    pub fn report(&self, rows: Vec<Row>, definitions: Vec<Ratio>) -> Report {
         let mut report = self.setting.report(rows, definitions);
-        report.config.insert("vertices", json!(self.graph().vertices));
-        report.config.insert("entries", json!(self.graph().entries));
-        report.config.insert("threads", json!([self.threads()]));
+        report.config.insert("vertices".into(), json!(self.graph().vertices));
+        report.config.insert("entries".into(), json!(self.graph().entries));
+        report.config.insert("threads".into(), json!([self.threads()]));
         report
     }
 }

@@ -24,16 +24,17 @@ mod rows;
 mod setting;
 mod stage;
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Subcommand};
 
-pub use demo::demo;
-
 use crate::contender::Contender;
 use crate::options::Common;
-use crate::report::Report;
+use crate::suite::{self, AllArgs, ScoreboardArgs};
 use declaration::Entry;
+use stage::DEFAULT_ROUNDS;
 
 /// All benches, in the order of the help.
 static ALL: &[Entry] = &[
@@ -58,6 +59,7 @@ static ALL: &[Entry] = &[
     Entry::of::<files::pooled::shared::Shared>(),
     Entry::of::<files::pooled::metadata::Metadata>(),
     Entry::of::<files::pooled::pswap::Pswap>(),
+    Entry::of::<demo::Demo>(),
     Entry::of::<open::Open>(),
     Entry::of::<mount::Mount>(),
     #[cfg(feature = "remote")]
@@ -98,27 +100,64 @@ Examples:
   aquifer bench open --files 1000000              opening a pool, and whole commands
   aquifer bench mount --metrics stat,fsync_4k     a mounted pool beside the file system of the disk
   aquifer bench remote                            an object of a server, beside object_store, s3fs and rclone
+  aquifer bench all                               all of them, with reports in a directory
+  aquifer bench all --compare OLD NEW             what changed between two such directories
+  aquifer bench flush --until-sure                as many rounds as its floors take
 
 Out-of-core benches limit memory with a control group, which needs root or a delegated group:
   systemd-run --user --scope -p Delegate=yes aquifer bench out-of-core";
 
-/// A bench as chosen on the command line, with its options.
+/// What was chosen on the command line, with its options.
+#[derive(Debug, Clone)]
+pub enum Chosen {
+    /// A bench.
+    One(One),
+    /// All of them.
+    All(AllArgs),
+    /// A page about all of them.
+    Scoreboard(ScoreboardArgs),
+}
+
+/// A bench, with its options.
 #[derive(Clone)]
-pub struct Chosen {
+pub struct One {
     bench: &'static Entry,
-    /// The options that all benches have.
-    pub common: Common,
+    common: Common,
     matches: ArgMatches,
 }
 
 impl Chosen {
-    /// Runs it.
-    pub fn run(&self) -> Result<Report> {
-        (self.bench.run)(&self.common, &self.matches)
+    /// Runs it, and returns what is to be printed.
+    pub fn run(&self) -> Result<String> {
+        match self {
+            Self::One(one) => one.run(),
+            Self::All(args) => {
+                suite::all(args, &ALL.iter().map(|bench| bench.name).collect::<Vec<_>>())
+            }
+            Self::Scoreboard(args) => suite::scoreboard(args),
+        }
     }
 }
 
-impl std::fmt::Debug for Chosen {
+impl One {
+    fn run(&self) -> Result<String> {
+        let started = Instant::now();
+        let mut report = (self.bench.run)(&self.common, &self.matches)?;
+        let mut common = self.common.clone();
+        let limit = Duration::from_secs(60 * common.limit_minutes);
+        while common.until_sure && !report.is_decided() && started.elapsed() < limit {
+            common.first_round += common.rounds.unwrap_or(DEFAULT_ROUNDS);
+            report.absorb((self.bench.run)(&common, &self.matches)?);
+        }
+        if common.json {
+            Ok(serde_json::to_string_pretty(&report)? + "\n")
+        } else {
+            Ok(report.to_text())
+        }
+    }
+}
+
+impl std::fmt::Debug for One {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(self.bench.name)
     }
@@ -126,13 +165,17 @@ impl std::fmt::Debug for Chosen {
 
 impl FromArgMatches for Chosen {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let chosen = matches.subcommand().and_then(|(name, matches)| {
-            Some((ALL.iter().find(|bench| bench.name == name)?, matches))
-        });
-        let (bench, matches) =
-            chosen.ok_or_else(|| Error::raw(ErrorKind::MissingSubcommand, "no bench is named"))?;
-        let common = Common::from_arg_matches(matches)?;
-        Ok(Self { bench, common, matches: matches.clone() })
+        let missing = || Error::raw(ErrorKind::MissingSubcommand, "no bench is named");
+        let (name, matches) = matches.subcommand().ok_or_else(missing)?;
+        match name {
+            "all" => AllArgs::from_arg_matches(matches).map(Self::All),
+            "scoreboard" => ScoreboardArgs::from_arg_matches(matches).map(Self::Scoreboard),
+            _ => {
+                let bench = ALL.iter().find(|bench| bench.name == name).ok_or_else(missing)?;
+                let common = Common::from_arg_matches(matches)?;
+                Ok(Self::One(One { bench, common, matches: matches.clone() }))
+            }
+        }
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -143,7 +186,11 @@ impl FromArgMatches for Chosen {
 
 impl Subcommand for Chosen {
     fn augment_subcommands(command: Command) -> Command {
-        command.subcommands(ALL.iter().map(Entry::command))
+        let all = AllArgs::augment_args(Command::new("all"))
+            .about("All benches, one after the other, or a comparison of two such runs");
+        let scoreboard = ScoreboardArgs::augment_args(Command::new("scoreboard"))
+            .about("Print all ratios of reports as a page in Markdown");
+        command.subcommands(ALL.iter().map(Entry::command)).subcommands([all, scoreboard])
     }
 
     fn augment_subcommands_for_update(command: Command) -> Command {
@@ -151,7 +198,7 @@ impl Subcommand for Chosen {
     }
 
     fn has_subcommand(name: &str) -> bool {
-        ALL.iter().any(|bench| bench.name == name)
+        matches!(name, "all" | "scoreboard") || ALL.iter().any(|bench| bench.name == name)
     }
 }
 

@@ -194,11 +194,16 @@ impl Bench for Mount {
         let mut rows = Vec::new();
         if !operations.is_empty() {
             let names = if common.quick { u64::from(QUICK) } else { single::NAMES };
-            each(&homes, "writing files", |housed| single::prepare(housed.path(), names))?;
+            let works: Vec<_> =
+                operations.iter().filter_map(|metric| single_work(metric.2)).collect();
+            let write = |housed: &Housed| single::prepare(housed.path(), names, &works);
+            each(&homes, "writing files", write)?;
             rows.extend(measure(&stage, &homes, &operations, 0)?);
         }
         if !commands.is_empty() {
-            let template = template(&stage, options, files)?;
+            let works: Vec<_> =
+                commands.iter().filter_map(|metric| program_work(metric.2)).collect();
+            let template = template(&stage, options, files, &works)?;
             let copy = |housed: &Housed| programs::prepare(template.path(), housed.path());
             each(&homes, "copying trees", copy)?;
             let times = if common.quick { 1 } else { options.times };
@@ -208,9 +213,9 @@ impl Bench for Mount {
             }
         }
         rows.extend(measure(&stage, &homes, &wanted(DATABASES), 0)?);
-        let found = ratios(&definitions(stage.place.file_system()), &rows);
+        let definitions = definitions(stage.place.file_system());
         let config = [("files", json!(files)), ("times", json!(options.times))];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| ratios(&definitions, rows), config))
     }
 }
 
@@ -225,7 +230,7 @@ fn check_names(names: &[String]) -> Result<()> {
 
 /// The directory in memory, if there is one.
 fn memory(stage: &Stage, options: &Options) -> Option<PathBuf> {
-    let place = aquifer_host::Place::directory(&options.memory.tmpfs_dir, false);
+    let place = crate::place::Place::directory(&options.memory.tmpfs_dir, false);
     let place = place.ok().filter(|place| place.file_system() == "tmpfs");
     if place.is_none() {
         stage.note("--tmpfs-dir is no tmpfs");
@@ -247,12 +252,36 @@ fn each(
     Ok(())
 }
 
-/// The tree, its part, and what is made of them.
-fn template(stage: &Stage, options: &Options, files: u32) -> Result<Scratch> {
+const fn single_work(work: MountedWork) -> Option<SingleWork> {
+    match work {
+        MountedWork::Single(work) => Some(work),
+        _ => None,
+    }
+}
+
+const fn program_work(work: MountedWork) -> Option<ProgramWork> {
+    match work {
+        MountedWork::Program(work) => Some(work),
+        _ => None,
+    }
+}
+
+/// The tree, its part, and what is made of them: as much of it as these programs take.
+fn template(
+    stage: &Stage,
+    options: &Options,
+    files: u32,
+    works: &[ProgramWork],
+) -> Result<Scratch> {
     let template = scratch_directory(stage.place.path())?;
     let roots = if options.tree.is_empty() { usual_roots() } else { options.tree.clone() };
     let bar = progress_bar(u64::from(files), "{pos}/{len} copying source files");
-    for (name, files) in [(programs::TREE, files), (programs::PART, files.min(PART_FILES))] {
+    let takes = |what: fn(ProgramWork) -> bool| works.iter().any(|work| what(*work));
+    let trees = [
+        (programs::TREE, files, takes(ProgramWork::takes_tree)),
+        (programs::PART, files.min(PART_FILES), takes(ProgramWork::takes_part)),
+    ];
+    for (name, files, _) in trees.into_iter().filter(|(_, _, is_taken)| *is_taken) {
         let tree =
             SourceTree::copy(scratch_directory(stage.place.path())?, &roots, files, || bar.inc(1))?;
         std::fs::rename(tree.path(), template.path().join(name))?;
@@ -260,7 +289,7 @@ fn template(stage: &Stage, options: &Options, files: u32) -> Result<Scratch> {
         std::fs::create_dir(tree.path())?;
     }
     bar.finish_and_clear();
-    programs::prepare_template(template.path())?;
+    programs::prepare_template(template.path(), works)?;
     Ok(template)
 }
 

@@ -67,7 +67,7 @@ impl Bench for OutOfCore {
         if cached_bytes(&data.open()?)?.is_none() {
             setting.stage.note("this kernel has no cachestat (6.5): cold starts were not checked");
         }
-        Ok(setting.report(rows, &definitions(&setting.threads)))
+        Ok(setting.report(rows, definitions(&setting.threads)))
     }
 }
 

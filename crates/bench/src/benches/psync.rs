@@ -30,10 +30,12 @@ use crate::contenders::{
 use crate::harness::Cell;
 use crate::job::{CommitWork, Domain, Job, LaneAnswer, Measured, Work};
 use crate::options::{Common, count};
+use crate::place::Place;
 use crate::raw::PAGE_BYTES;
 use crate::report::Report;
 use crate::scratch::{Scratch, scratch_directory};
-use aquifer_host::{Bytes, Place, free_bytes};
+use aquifer_sys::machine::free_bytes;
+use aquifer_sys::units::Bytes;
 
 const SYSTEMS: &[&Contender] =
     &[OBJECT, OBJECT_RANGES, OBJECT_HEAP, LMDB, SQLITE, REDB, LIBPMEMOBJ, MSYNC, LOG_ALONE];
@@ -124,7 +126,7 @@ impl Bench for Psync {
         };
         let answers = Answers::default();
         let rows = stage.measure(None, before, cells, |job, found| answers.check(job, found))?;
-        let found = ratios(&definitions(options), &rows);
+        let definitions = definitions(options);
         let config = [
             ("size_bytes", json!(size_bytes)),
             ("pages", json!(options.pages)),
@@ -133,7 +135,7 @@ impl Bench for Psync {
             ("commits", json!(options.commits)),
             ("threads", json!(options.threads)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| ratios(&definitions, rows), config))
     }
 }
 

@@ -90,28 +90,17 @@ pub fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
 mod tests {
     use super::*;
     use crate::contenders::{MAPPING, MMAP, MMAP_RANDOM, MMAP_WILLNEED, PAGES};
+    use crate::report::Round;
 
-    fn row(system: &str, metric: &str, median: f64, p999: Option<f64>) -> Row {
-        Row {
-            system: system.to_owned(),
-            metric: metric.to_owned(),
-            unit: "ns",
-            median,
-            p99: None,
-            p999,
-            rounds: 1,
-            values: vec![median],
-            details: BTreeMap::new(),
-        }
+    fn row(system: &str, median: f64, p999: f64) -> Row {
+        let tails = Round { tails: [None, Some(p999)], ..Round::default() };
+        Row::of(system, "read", "ns", vec![median], vec![tails])
     }
 
     #[test]
     fn a_ratio_takes_the_best_of_the_others_and_needs_both_sides() {
-        let rows = [
-            row("mmap", "read", 80.0, Some(100.0)),
-            row("mmap_random", "read", 60.0, Some(300.0)),
-            row("mapping", "read", 30.0, Some(50.0)),
-        ];
+        let rows =
+            [row("mmap", 80.0, 100.0), row("mmap_random", 60.0, 300.0), row("mapping", 30.0, 50.0)];
         let others: &[&Contender] = &[MMAP, MMAP_RANDOM, MMAP_WILLNEED];
         let median = Ratio::new("m", others, MAPPING, "read");
         let tail = Ratio { name: "t".into(), figure: Figure::P999, ..median.clone() };

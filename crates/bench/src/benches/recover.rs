@@ -18,7 +18,7 @@ use crate::options::Common;
 use crate::raw::PAGE_BYTES;
 use crate::report::Report;
 use crate::scratch::scratch_directory;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const SYSTEMS: &[&Contender] = &[OBJECT, LMDB, SQLITE, REDB, LIBPMEMOBJ];
 
@@ -97,7 +97,7 @@ impl Bench for Recover {
             ("size_bytes", json!(bytes(&sizes))),
             ("pages_a_commit", json!(COMMIT_PAGES)),
         ];
-        Ok(stage.report(rows, Default::default(), config))
+        Ok(stage.report(rows, |_| Default::default(), config))
     }
 }
 

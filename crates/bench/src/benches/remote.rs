@@ -17,7 +17,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use aquifer_host::{Bytes, Limiter};
+use aquifer_sys::limit::Limiter;
+use aquifer_sys::units::Bytes;
 use aquifer_testkit::object_server::Server;
 use clap::Args;
 use serde_json::json;
@@ -195,8 +196,7 @@ impl Bench for RemoteBench {
         }
         let mut rows = measure(&stage, limiter.as_ref().ok(), &scratch, cells)?;
         rows.extend(line_rows(options.line_rate, size_bytes));
-        let found =
-            if limiter.is_ok() { ratios(&definitions(), &rows) } else { Default::default() };
+        let definitions = if limiter.is_ok() { definitions() } else { Vec::new() };
         let config = [
             ("size_bytes", json!(size_bytes)),
             ("budget_bytes", json!(budget_bytes)),
@@ -204,7 +204,7 @@ impl Bench for RemoteBench {
             ("line_bytes_per_second", json!(options.line_rate)),
             ("in_flight", json!(options.in_flight)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| ratios(&definitions, rows), config))
     }
 }
 
@@ -271,17 +271,7 @@ fn check_downloaded(work: &RemoteWork, downloaded_bytes: f64) -> Result<()> {
 /// What the line takes for the bytes.
 fn line_rows(line_rate: u64, size_bytes: u64) -> Vec<Row> {
     let batch_ms = BATCH_ROWS as f64 * ROW_BYTES as f64 / line_rate as f64 * 1e3;
-    let row = |metric: &str, unit, median| Row {
-        system: LINE.name.to_owned(),
-        metric: metric.to_owned(),
-        unit,
-        median,
-        p99: None,
-        p999: None,
-        rounds: 1,
-        values: vec![median],
-        details: [].into(),
-    };
+    let row = |metric: &str, unit, value| Row::of(LINE.name, metric, unit, vec![value], Vec::new());
     let pass_s = size_bytes as f64 / line_rate as f64;
     vec![row("random_cold", "ms", batch_ms), row("epoch", "s", pass_s)]
 }

@@ -59,7 +59,7 @@ impl Bench for RowsBench {
         let before = || Ok(drop_cache(&file.open()?)?);
         let limiter = setting.limiter.as_ref();
         let rows = setting.stage.measure(limiter, before, cells(&setting, &file), check)?;
-        Ok(setting.report(rows, &definitions()))
+        Ok(setting.report(rows, definitions()))
     }
 }
 

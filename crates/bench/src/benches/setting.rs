@@ -1,7 +1,5 @@
 //! The setting of the cache benches in addition to a stage: sizes, threads, limits.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Result, ensure};
 use serde_json::json;
 
@@ -15,8 +13,9 @@ use crate::job::{Job, Measured, Work};
 use crate::options::{CacheOptions, Common};
 use crate::raw::{PAGE_BYTES, drop_cache};
 use crate::report::{Report, Row};
-use aquifer_host::machine::cores;
-use aquifer_host::{Bytes, Limiter};
+use aquifer_sys::limit::Limiter;
+use aquifer_sys::machine::cores;
+use aquifer_sys::units::Bytes;
 
 /// Below this the process itself needs most of the memory.
 const BUDGET_MIN_BYTES: u64 = 32 << 20;
@@ -149,9 +148,10 @@ impl Setting {
     }
 
     /// The report on `rows`. There are no ratios if memory must be scarce and there is no limit.
-    pub fn report(&self, rows: Vec<Row>, definitions: &[Ratio]) -> Report {
-        let comparable = !self.scarce || self.limiter.is_some();
-        let found = if comparable { ratios(definitions, &rows) } else { BTreeMap::new() };
+    pub fn report(&self, rows: Vec<Row>, mut definitions: Vec<Ratio>) -> Report {
+        if self.scarce && self.limiter.is_none() {
+            definitions.clear();
+        }
         let mut config = vec![
             ("size_bytes", json!(self.size_bytes)),
             ("threads", json!(self.threads)),
@@ -162,7 +162,7 @@ impl Setting {
             config.push(("own_cache_bytes", json!(self.cache_bytes())));
             config.push(("page_cache_bytes", json!(self.page_cache_bytes())));
         }
-        self.stage.report(rows, found, config)
+        self.stage.report(rows, move |rows| ratios(&definitions, rows), config)
     }
 }
 

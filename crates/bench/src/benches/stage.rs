@@ -14,10 +14,16 @@ use crate::data::{DataFile, check_space};
 use crate::harness::{Cell, Schedule, progress_bar};
 use crate::job::{Job, LaneAnswer, Measured};
 use crate::options::{Common, Device};
+use crate::place::Place;
 use crate::raw::PAGE_BYTES;
-use crate::report::{Report, Row};
-use aquifer_host::machine::Awake;
-use aquifer_host::{Limiter, Machine, Place, interrupt};
+use crate::report::{Compare, Report, Row};
+use aquifer_sys::interrupt;
+use aquifer_sys::limit::Limiter;
+use aquifer_sys::machine::Awake;
+use aquifer_sys::machine::Machine;
+
+/// How often everything is measured by default.
+pub const DEFAULT_ROUNDS: u32 = 5;
 
 /// The environment of a bench. Fields are dropped, and so undone, in this order.
 #[derive(Debug)]
@@ -25,6 +31,7 @@ pub struct Stage {
     bench: &'static str,
     /// How often everything is measured.
     pub rounds: u32,
+    first_round: u32,
     /// Seed of data and accesses.
     pub seed: u64,
     /// Whether this is the quick form, which tests run.
@@ -71,7 +78,8 @@ impl Stage {
         }
         Ok(Self {
             bench,
-            rounds: common.rounds.unwrap_or(if common.quick { 1 } else { 5 }),
+            rounds: common.rounds.unwrap_or(if common.quick { 1 } else { DEFAULT_ROUNDS }),
+            first_round: common.first_round,
             seed: common.seed,
             quick: common.quick,
             only,
@@ -112,18 +120,19 @@ impl Stage {
     ) -> Result<Vec<Row>> {
         let schedule = Schedule {
             limiter,
-            rounds: self.rounds,
+            rounds: self.first_round..self.first_round + self.rounds,
             before: Box::new(before),
             check: Box::new(check),
         };
         schedule.run(cells, &mut self.notes.borrow_mut())
     }
 
-    /// The report on `rows`; `config` is this bench's addition to the common configuration.
+    /// The report on `rows`, with the ratios that `compare` finds in them; `config` is this bench's
+    /// addition to the common configuration.
     pub fn report(
         &self,
         rows: Vec<Row>,
-        ratios: BTreeMap<String, f64>,
+        compare: impl Fn(&[Row]) -> BTreeMap<String, f64> + 'static,
         config: impl IntoIterator<Item = (&'static str, Value)>,
     ) -> Report {
         let mut all = BTreeMap::<&'static str, Value>::from([
@@ -133,15 +142,32 @@ impl Stage {
             ("cpu_kept_awake", json!(self.awake.is_some())),
         ]);
         all.extend(config);
-        Report {
-            bench: self.bench,
-            machine: Machine::describe(&self.place),
-            config: all,
+        let mut report = Report {
+            bench: self.bench.into(),
+            commit: env!("AQUIFER_BENCH_COMMIT").to_owned(),
+            date: today(),
+            arguments: std::env::args().skip(1).collect(),
+            machine: Machine {
+                device: self.place.device().to_owned(),
+                ..Machine::describe(self.place.path())
+            },
+            config: all.into_iter().map(|(name, value)| (name.into(), value)).collect(),
             rows,
-            ratios,
+            ratios: BTreeMap::new(),
+            intervals: BTreeMap::new(),
+            floors: BTreeMap::new(),
             notes: self.notes(),
-        }
+            compare: Compare::by(compare),
+        };
+        report.judge();
+        report
     }
+}
+
+/// The day, in UTC.
+fn today() -> String {
+    let now = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    now.split('T').next().unwrap_or_default().to_owned()
 }
 
 /// Writes a data file, with a bar.

@@ -1,13 +1,12 @@
-//! The benches and the demonstration, started by `aquifer bench` and `aquifer demo`. A separate
-//! program, since it depends on the systems Aquifer is compared with.
+//! The benches, started by `aquifer bench`. A separate program, since it depends on the systems Aquifer is
+//! compared with.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
-use aquifer_host::failure;
 use clap::{Parser, Subcommand};
 
-/// Benchmarks and demonstration of Aquifer
+/// Benchmarks of Aquifer
 #[derive(Parser)]
 #[command(name = "aquifer-bench", bin_name = "aquifer", version, after_help = EXAMPLES)]
 struct Cli {
@@ -17,7 +16,6 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer demo                      search and read a file larger than memory, next to mmap
   aquifer bench hit                 compare random loads from resident memory
   aquifer bench out-of-core --json  compare reads of a file larger than memory, as one JSON object";
 
@@ -25,8 +23,6 @@ Examples:
 enum Command {
     /// Compare Aquifer with mmap, direct reads, user-space caches and databases
     Bench(aquifer_bench::BenchArgs),
-    /// Search and read a file larger than memory, next to mmap under the same limit
-    Demo(aquifer_bench::DemoArgs),
     /// Serves a mount, by other processes: started by `bench mount`
     #[command(hide = true)]
     MountKeeper,
@@ -38,15 +34,14 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(args) => aquifer_bench::main(&args),
-        Command::Demo(args) => aquifer_bench::demo(&args),
         Command::MountKeeper => return aquifer_fuse::keeper_main(),
         Command::MountServer => return aquifer_fuse::server_main(),
     };
     match done {
-        Err(error) if !failure::is_closed_pipe(&error) => {
-            failure::print_error(&error);
+        Err(error) => {
+            eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
-        _ => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::SUCCESS,
     }
 }

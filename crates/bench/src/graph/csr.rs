@@ -22,8 +22,8 @@ use anyhow::{Context, Result, ensure};
 use super::rmat::Rmat;
 use crate::data::scratch_file;
 use crate::raw::{PAGE_BYTES, drop_cache, load_word};
-use aquifer_host::interrupt;
-use aquifer_host::machine::cores;
+use aquifer_sys::interrupt;
+use aquifer_sys::machine::cores;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"aquifgr1");
 const HEADER_WORDS: usize = 5;

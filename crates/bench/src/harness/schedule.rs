@@ -1,7 +1,7 @@
 //! The parent's side: starts children round by round, checks their answers, makes rows of them.
 
-use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
+use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -11,10 +11,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::child::CHILD_VARIABLE;
 use crate::job::{Job, Measured, Outcome, Unavailable};
-use crate::report::{Row, median_details};
-use crate::stats::median;
-use aquifer_host::Limiter;
-use aquifer_host::interrupt;
+use crate::report::{Round, Row};
+use aquifer_sys::interrupt;
+use aquifer_sys::limit::Limiter;
 
 /// One line of the result: a contender and a metric, with the job that measures it.
 #[derive(Debug, Clone)]
@@ -40,8 +39,8 @@ impl Cell {
 pub struct Schedule<'a> {
     /// Creates the limited groups; `None` if that is not permitted, and then no child is limited.
     pub limiter: Option<&'a Limiter>,
-    /// The number of rounds.
-    pub rounds: u32,
+    /// The numbers of the rounds.
+    pub rounds: Range<u32>,
     /// Called before each child, for example to drop caches.
     pub before: Before<'a>,
     /// Checks the answer of a child; the error describes what is wrong.
@@ -58,8 +57,8 @@ impl Schedule<'_> {
     pub fn run(&self, mut cells: Vec<Cell>, notes: &mut Vec<String>) -> Result<Vec<Row>> {
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); cells.len()];
         let mut absent = vec![false; cells.len()];
-        let bar = progress_bar(cells.len() as u64 * u64::from(self.rounds), "{pos}/{len} {msg}");
-        for round in 0..self.rounds {
+        let bar = progress_bar(cells.len() as u64 * self.rounds.len() as u64, "{pos}/{len} {msg}");
+        for round in self.rounds.clone() {
             for step in 0..cells.len() {
                 // Rotate: each round starts with a different contender.
                 let index = (step + round as usize) % cells.len();
@@ -179,23 +178,12 @@ pub fn run_to_its_death(job: &Job) -> Result<()> {
 
 fn row(cell: &Cell, rounds: &[Measured]) -> Row {
     let (unit, unit_ns) = cell.unit;
-    let values: Vec<f64> = rounds.iter().map(|round| round.mean_ns / unit_ns).collect();
-    let tail = |of: fn(&Measured) -> Option<f64>| {
-        let found: Vec<f64> = rounds.iter().filter_map(of).map(|ns| ns / unit_ns).collect();
-        median(&found)
-    };
-    let details: Vec<BTreeMap<_, _>> = rounds.iter().map(|round| round.details.clone()).collect();
-    Row {
-        system: cell.job.contender.clone(),
-        metric: cell.metric.clone(),
-        unit,
-        median: median(&values).expect("at least one round"),
-        p99: tail(|round| round.p99_ns),
-        p999: tail(|round| round.p999_ns),
-        rounds: values.len(),
-        values,
-        details: median_details(&details),
-    }
+    let values = rounds.iter().map(|round| round.mean_ns / unit_ns).collect();
+    let each = rounds.iter().map(|round| Round {
+        tails: [round.p99_ns, round.p999_ns].map(|tail| tail.map(|ns| ns / unit_ns)),
+        details: round.details.clone(),
+    });
+    Row::of(&*cell.job.contender, &*cell.metric, unit, values, each.collect())
 }
 
 /// A bar on standard error, hidden if that is not a terminal. `tail` is the end of its

@@ -71,18 +71,13 @@ pub fn keep_to_processors(count: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Minor page faults of this process so far.
-pub fn minor_faults() -> io::Result<u64> {
-    Ok(Usage::of_this_process()?.minor_faults)
-}
-
 /// What processes used so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Time on a processor, in user space and in the kernel.
     pub cpu: Duration,
-    /// Page faults without I/O.
-    pub minor_faults: u64,
+    /// Page faults, with and without I/O.
+    pub faults: u64,
 }
 
 impl Usage {
@@ -106,16 +101,13 @@ impl Usage {
         };
         Ok(Self {
             cpu: duration(usage.ru_utime) + duration(usage.ru_stime),
-            minor_faults: usage.ru_minflt as u64,
+            faults: (usage.ru_minflt + usage.ru_majflt) as u64,
         })
     }
 
     /// What was used since `before`.
     pub fn since(self, before: Self) -> Self {
-        Self {
-            cpu: self.cpu.saturating_sub(before.cpu),
-            minor_faults: self.minor_faults - before.minor_faults,
-        }
+        Self { cpu: self.cpu.saturating_sub(before.cpu), faults: self.faults - before.faults }
     }
 }
 

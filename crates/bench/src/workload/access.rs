@@ -28,7 +28,7 @@ use crate::contender::{Lane, PageFile};
 use crate::data::{STORE_OFFSET_BYTES, sample};
 use crate::file_set::{expect_cold, expect_warm};
 use crate::job::{Job, LaneAnswer, Measured, Work};
-use crate::raw::{PAGE_BYTES, cached_bytes, fill_cache, load_word, storage_reads};
+use crate::raw::{PAGE_BYTES, Usage, cached_bytes, fill_cache, load_word, storage_reads};
 use crate::rng::{Rng, mix};
 use crate::stats::Histogram;
 use crate::threads::join_all;
@@ -386,6 +386,7 @@ fn warm_loads<F: PageFile>(contender: &F, job: &Job, file: &File) -> Result<Meas
         expect_warm(cached, file_bytes)?;
     }
     drop(lane);
+    let before = faults_and_misses(contender)?;
     let mut measured = run_lanes(contender, job, 1, |lane, number| {
         let mut rng = Rng::for_lane(job.seed, job.round, number);
         let words = job.source.pages * (PAGE_BYTES as u64 / 8);
@@ -404,8 +405,20 @@ fn warm_loads<F: PageFile>(contender: &F, job: &Job, file: &File) -> Result<Meas
         let answer = LaneAnswer { accesses: job.accesses, checksum };
         Ok(LaneResult { answer, elapsed, ..LaneResult::default() })
     })?;
+    let missed = faults_and_misses(contender)? - before;
+    ensure!(
+        missed <= job.accesses as f64 / 1000.0,
+        "{missed} of {} loads were page faults or misses: not everything was resident",
+        job.accesses
+    );
     measured.details.extend(contender.details()?);
     Ok(measured)
+}
+
+/// Page faults of the process, and misses that the contender counts.
+fn faults_and_misses<F: PageFile>(contender: &F) -> Result<f64> {
+    let misses = contender.details()?.get("misses").copied().unwrap_or(0.0);
+    Ok(Usage::of_this_process()?.faults as f64 + misses)
 }
 
 /// All pages, each once, in random order (Fisher and Yates).

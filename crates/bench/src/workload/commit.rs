@@ -22,7 +22,7 @@ use crate::job::{CommitWork, Job, LaneAnswer, Measured};
 use crate::rng::Rng;
 use crate::stats::Histogram;
 use crate::threads::join_all;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// The array of one job.
 pub fn array_of(job: &Job) -> Result<CellArray> {

@@ -17,7 +17,7 @@ use crate::contender::regions::{Home, Region, Regions, Written};
 use crate::job::{ComputeWork, Domain, Job, LaneAnswer, Measured};
 use crate::kernels::{self, Kernel, team};
 use crate::raw::PAGE_BYTES;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// Runs the job.
 pub fn run(job: &Job, work: &ComputeWork, contender: Regions) -> Result<Measured> {

@@ -37,7 +37,7 @@ pub fn run<F: PageFile>(job: &Job, contender: &F, threads: u32) -> Result<Measur
 }
 
 /// Running out of time is not a failure but a note in the report.
-pub(super) fn out_of_time(error: Error, job: &Job) -> Error {
+fn out_of_time(error: Error, job: &Job) -> Error {
     match error.downcast::<Overtime>() {
         Ok(overtime) => Unavailable(format!("{overtime} ({} s)", job.deadline_ms / 1000)).into(),
         Err(error) => error,
@@ -45,7 +45,7 @@ pub(super) fn out_of_time(error: Error, job: &Job) -> Error {
 }
 
 /// Bytes that this process caused to be read from devices so far; 0 if that is not to be had.
-pub(super) fn read_bytes() -> f64 {
+fn read_bytes() -> f64 {
     let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
     let line = io.lines().find_map(|line| line.strip_prefix("read_bytes: "));
     line.and_then(|bytes| bytes.parse().ok()).unwrap_or(0.0)

@@ -8,7 +8,6 @@ mod files;
 mod graph;
 pub mod mounted;
 mod open;
-mod passes;
 mod pooled;
 mod recover;
 #[cfg(feature = "remote")]
@@ -39,8 +38,7 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
         | Work::Batch { .. }
         | Work::Write { .. }
         | Work::Miss
-        | Work::Bfs { .. }
-        | Work::Passes { .. } => contender.role(roles.pages)?(job),
+        | Work::Bfs { .. } => contender.role(roles.pages)?(job),
         Work::Rows(_) => contender.role(roles.rows)?(job),
         Work::Anatomy => contender.role(roles.anatomy)?(job),
         Work::Commit(work) => commit::alone(job, &work, contender.role(roles.commits)?),
@@ -75,7 +73,6 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Measured> {
 pub fn pages<F: PageFile>(job: &Job, file: &F) -> Result<Measured> {
     match job.work {
         Work::Bfs { threads } => graph::run(job, file, threads),
-        Work::Passes { passes } => passes::run(job, file, passes),
         _ => access::run(job, file),
     }
 }

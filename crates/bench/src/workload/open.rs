@@ -29,7 +29,7 @@ const TIMES: &str = "times";
 /// The least number of times, if so many are wanted.
 const LEAST: u64 = 6;
 /// Page faults, as a detail.
-const FAULTS: &str = "minor_faults";
+const FAULTS: &str = "page_faults";
 
 /// Runs the job: the parent of the processes, or one of them.
 pub fn run(job: &Job, work: OpenWork, contender: Opening) -> Result<Measured> {
@@ -138,7 +138,7 @@ fn is_older(program: &Path) -> bool {
 }
 
 fn measured(elapsed: Duration, used: Usage, checksum: u64) -> Measured {
-    let details = [(CPU_MS, used.cpu.as_secs_f64() * 1e3), (FAULTS, used.minor_faults as f64)];
+    let details = [(CPU_MS, used.cpu.as_secs_f64() * 1e3), (FAULTS, used.faults as f64)];
     Measured {
         mean_ns: elapsed.as_nanos() as f64,
         lanes: vec![LaneAnswer { accesses: 1, checksum }],
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn the_faster_half_counts() {
         let one = |ms: u64, faults| {
-            let used = Usage { cpu: Duration::from_millis(ms), minor_faults: faults };
+            let used = Usage { cpu: Duration::from_millis(ms), faults };
             measured(Duration::from_millis(ms), used, 7)
         };
         let half = faster_half(vec![one(9, 1), one(1, 5), one(3, 3)]).unwrap();

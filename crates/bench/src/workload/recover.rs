@@ -18,7 +18,7 @@ use crate::contender::stores::{CellStore, Commits};
 use crate::harness::run_to_its_death;
 use crate::job::{CommitWork, Job, LaneAnswer, Measured, Work};
 use crate::raw::{drop_cache, kill_this_process};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// The process that crashes: makes the job's commits and kills itself.
 pub fn crash(job: &Job, work: &CommitWork, contender: Commits) -> Result<Measured> {

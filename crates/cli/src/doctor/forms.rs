@@ -10,9 +10,9 @@ use aquifer::mapper::read_once::calibrate;
 use aquifer::{
     Cache, Device, FileAccess, FileDevice, Mapper, MemoryDevice, PersistenceDomain, Pool,
 };
-use aquifer_host::Bytes;
 use aquifer_sys::copy::CopyForm;
 use aquifer_sys::uffd::{Delivery, Uffd};
+use aquifer_sys::units::Bytes;
 use aquifer_sys::{features, pkey};
 
 use super::report::Mechanism;

@@ -19,8 +19,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use aquifer::pool::Pool;
-use aquifer_host::{Limiter, Machine, Place};
 use aquifer_sys::features;
+use aquifer_sys::limit::Limiter;
+use aquifer_sys::machine::Machine;
 
 use crate::output;
 use report::{Feature, Left, Report};
@@ -53,12 +54,16 @@ const DATA_BYTES: usize = 16 << 20;
 
 /// Examines the machine and prints the report.
 pub fn run(args: &Args) -> Result<()> {
-    let place = Place::directory(&args.dir, false)
-        .map_err(|error| anyhow!("{error}; choose an existing directory with --dir"))?;
-    let data = data_file(place.path())?;
+    let directory = args.dir.canonicalize().map_err(|error| {
+        anyhow!(
+            "cannot use the directory {}: {error}; choose an existing directory with --dir",
+            args.dir.display()
+        )
+    })?;
+    let data = data_file(&directory)?;
     let report = Report {
-        machine: Machine::describe(&place),
-        directory: place.path().display().to_string(),
+        machine: Machine::describe(&directory),
+        directory: directory.display().to_string(),
         features: features(),
         limits: features::limits().into(),
         mechanisms: forms::all(data.path())?,

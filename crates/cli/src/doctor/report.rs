@@ -4,8 +4,9 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
 use aquifer::pool::LeftMemory;
-use aquifer_host::{Bytes, Machine};
 use aquifer_sys::features;
+use aquifer_sys::machine::Machine;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use crate::output;

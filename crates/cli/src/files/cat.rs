@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use aquifer::remote::RemoteStore;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 use super::failure::{At, Failures};
 use super::object::{ObjectReader, TierWay};

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use aquifer_host::interrupt::{self, Interrupted};
+use aquifer_sys::interrupt::{self, Interrupted};
 use serde::Serialize;
 
 use super::Place;

@@ -93,7 +93,7 @@ pub fn ends_everything(error: &Error) -> bool {
     let is_final = |number| {
         matches!(number, libc::ENOSPC | libc::EDQUOT | libc::EROFS | libc::EIO | libc::EPIPE)
     };
-    number.is_some_and(is_final) || error.is::<aquifer_host::interrupt::Interrupted>()
+    number.is_some_and(is_final) || error.is::<aquifer_sys::interrupt::Interrupted>()
 }
 
 /// The failures so far of several independent operations.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use aquifer::Files;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use super::entry::{self, Device, Entry};

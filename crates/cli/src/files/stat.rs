@@ -3,7 +3,7 @@
 use anyhow::Result;
 use aquifer::Files;
 use aquifer::fs::LockMode;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use super::entry::{self, Device, Entry};

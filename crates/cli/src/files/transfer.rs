@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use aquifer::remote::RemoteStore;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 use super::copying::{self, CopyArgs};
 use super::spot::Spot;

@@ -16,9 +16,9 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use crate::keep::notify_ready;
 use anyhow::{Context, Result};
 use aquifer::fuse::MountedPool;
-use aquifer_host::keep::notify_ready;
 use serde::Serialize;
 
 use crate::files::entry::as_json;

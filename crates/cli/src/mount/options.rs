@@ -4,8 +4,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::keep::shared_mode;
 use aquifer::fuse::{Cache, MountOptions, Mounting};
-use aquifer_host::keep::shared_mode;
 
 /// What the kernel caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use aquifer::{CreateObject, Objects};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 use super::describe;
 use super::keys::{NEW_KEYS_HELP, NewKeysArgs};

@@ -4,7 +4,7 @@ use anyhow::Result;
 use aquifer::pool::format::inode::Inode;
 use aquifer::pool::{Holder, LockMode};
 use aquifer::{ObjectInfo, ObjectState, Objects};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use crate::output;

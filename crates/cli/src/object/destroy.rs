@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use aquifer::Objects;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 use super::describe;
 use super::keys::{self, KeyArgs, ONE_KEY_HELP};

@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use aquifer::Attachment;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 use super::keys::{self, KeyArgs, ONE_KEY_HELP};
 use super::open_to_read;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use aquifer::{Objects, Resized};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use super::describe;

@@ -14,7 +14,7 @@ use aquifer::check::{
 };
 use aquifer::pool::format::PAGE_BYTES;
 use aquifer::pool::media;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use super::{Part, format_note};

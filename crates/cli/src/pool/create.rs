@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Error, Result, anyhow, bail, ensure};
 use aquifer::pool::media::{self, OpenError};
 use aquifer::{PersistenceDomain, Pool, PoolError};
-use aquifer_host::Bytes;
 use aquifer_sys::devdax;
+use aquifer_sys::units::Bytes;
 
 use super::info::Report;
 use super::undo::Undo;
@@ -157,7 +157,7 @@ fn check_place(args: &Args) -> Result<()> {
 fn check_room(args: &Args, metadata: &Metadata) -> Result<()> {
     /// The unit of `st_blocks` on every file system.
     const BLOCK_BYTES: u64 = 512;
-    let Ok(free_bytes) = aquifer_host::free_bytes(&args.path) else { return Ok(()) };
+    let Ok(free_bytes) = aquifer_sys::machine::free_bytes(&args.path) else { return Ok(()) };
     let there_bytes = free_bytes.saturating_add(metadata.blocks() * BLOCK_BYTES);
     ensure!(
         args.size.0 <= there_bytes,

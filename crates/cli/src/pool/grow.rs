@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Error, Result, anyhow};
 use aquifer::pool::media::MediaError;
 use aquifer::{Pool, PoolError};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use super::undo::Undo;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use aquifer::pool::format::{FORMAT_VERSION, PAGE_BYTES};
 use aquifer::{PersistenceDomain, Pool, PoolInfo};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use super::{Part, as_text, explain_domain, format_note};

@@ -3,9 +3,9 @@
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use crate::keep::{keep, notify_ready, shared_mode};
 use anyhow::{Context, Result};
 use aquifer::{Pool, PoolOptions};
-use aquifer_host::keep::{keep, notify_ready, shared_mode};
 use aquifer_sys::signal;
 
 use crate::output;

@@ -19,7 +19,7 @@ use std::fmt::Display;
 use anyhow::Result;
 use aquifer::PersistenceDomain;
 use aquifer::pool::media::ByteRange;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::{Serialize, Serializer};
 
 /// Arguments of `aquifer pool`.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use aquifer::remote::publish::{Progress, PublishError, PublishOptions, Published, SnapshotStore};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use crate::access::ReadAccess;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use aquifer::remote::publish::{Progress, RestoreOptions, SnapshotInfo, SnapshotStore};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 use serde::Serialize;
 
 use crate::remote::StoreArgs;

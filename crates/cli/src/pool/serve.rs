@@ -9,11 +9,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::keep::shared_mode;
 use anyhow::{Context, Result};
 use aquifer::pool::broker::Asked;
 use aquifer::pool::{AccessKey, Broker};
 use aquifer::{Pool, PoolOptions};
-use aquifer_host::keep::shared_mode;
 use aquifer_sys::signal;
 
 use crate::output;

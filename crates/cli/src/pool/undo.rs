@@ -10,7 +10,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Error, anyhow};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 use crate::{output, progress};
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use aquifer::metrics::{CacheFigures, Metrics};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 use super::Seen;
 use super::sample::{Device, Sample};

@@ -21,7 +21,7 @@ use crate::options::Common;
 use crate::raw::{PAGE_BYTES, device_written_bytes};
 use crate::report::Report;
 use crate::workload::flushed_stores;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const SYSTEMS: &[&Contender] = &[MSYNC, MAPPER];
 
@@ -80,13 +80,13 @@ impl Bench for Flush {
             .iter()
             .filter_map(|row| {
                 let metric = format!("store_and_{}", row.metric);
-                row_of_detail(row, metric, row.unit, "with_stores_ms")
+                row_of_detail(row, metric, row.unit.clone(), "with_stores_ms")
             })
             .collect();
         rows.extend(with_stores);
-        let found = ratios(&definitions(options), &rows);
+        let definitions = definitions(options);
         let config = [("size_bytes", json!(size_bytes)), ("dirty_percent", json!(options.dirty))];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| ratios(&definitions, rows), config))
     }
 }
 

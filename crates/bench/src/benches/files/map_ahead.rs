@@ -29,8 +29,8 @@ use crate::job::FilesWork;
 use crate::options::{Common, Memory};
 use crate::raw::PAGE_BYTES;
 use crate::report::{Report, Row};
-use aquifer_host::Bytes;
-use aquifer_host::machine::memory_bytes;
+use aquifer_sys::machine::memory_bytes;
+use aquifer_sys::units::Bytes;
 
 const STREAM: &[&Contender] = &[MMAP, MMAP_POPULATE, MAPPER, MAPPER_UNADVISED];
 const COLD: &[&Contender] = &[MMAP, MMAP_POPULATE, MMAP_SEQUENTIAL, MMAP_WILLNEED, MAPPER];
@@ -85,13 +85,13 @@ impl Bench for MapAhead {
         if grounds.iter().all(Ground::is_in_memory) {
             stage.note("nothing was read from a device: choose a --dir on a disk");
         }
-        let found = lowest_ratios(&definitions(&grounds), &rows);
+        let definitions = definitions(&grounds);
         let config = [
             ("size_bytes", json!(size_bytes)),
             ("cold_bytes", json!(size_bytes.min(COLD_BYTES))),
             ("file_systems", file_systems(&grounds)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| lowest_ratios(&definitions, rows), config))
     }
 }
 

@@ -23,7 +23,7 @@ use crate::job::FilesWork;
 use crate::options::{Common, Memory};
 use crate::report::{Report, Row};
 use crate::workload::summed_files;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const SYSTEMS: &[&Contender] = &[MMAP, MMAP_POPULATE, READ, MAPPER, MAPPER_READ_ONCE];
 const ANY_MMAP: &[&Contender] = &[MMAP, MMAP_POPULATE];
@@ -95,7 +95,7 @@ impl Bench for MappingCache {
                 rows.extend(block.run()?);
             }
         }
-        let found = lowest_ratios(&definitions(options, &grounds), &rows);
+        let definitions = definitions(options, &grounds);
         let config = [
             ("file_sizes", json!(options.sizes.iter().map(|size| size.0).collect::<Vec<_>>())),
             ("files", json!(counts)),
@@ -103,7 +103,7 @@ impl Bench for MappingCache {
             ("mapping_cache_bytes", json!(options.mapping_cache.map(|bytes| bytes.0))),
             ("file_systems", file_systems(&grounds)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| lowest_ratios(&definitions, rows), config))
     }
 }
 

@@ -16,6 +16,7 @@ pub mod pooled;
 pub mod search;
 pub mod unmap;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -29,10 +30,10 @@ use crate::file_set::FileSet;
 use crate::harness::{Cell, progress_bar};
 use crate::job::{FilesWork, Job, Measured, Work};
 use crate::options::Memory;
+use crate::place::Place;
 use crate::report::Row;
 use crate::scratch::scratch_directory;
-use aquifer_host::Place;
-use aquifer_host::machine::available_memory_bytes;
+use aquifer_sys::machine::available_memory_bytes;
 
 /// A directory for files, and the name of its file system in metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,48 +172,31 @@ fn warm_bytes() -> u64 {
 }
 
 /// A row made from a detail of another row.
-fn row_of_detail(row: &Row, metric: String, unit: &'static str, detail: &str) -> Option<Row> {
-    let median = *row.details.get(detail)?;
-    Some(Row {
-        metric,
-        unit,
-        median,
-        p99: None,
-        p999: None,
-        values: vec![median],
-        rounds: 1,
-        details: BTreeMap::new(),
-        ..row.clone()
-    })
+fn row_of_detail(
+    row: &Row,
+    metric: String,
+    unit: impl Into<Cow<'static, str>>,
+    detail: &str,
+) -> Option<Row> {
+    let values: Vec<_> =
+        row.each.iter().filter_map(|round| round.details.get(detail).copied()).collect();
+    (!values.is_empty()).then(|| Row::of(&*row.system, metric, unit, values, Vec::new()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::contenders::{MAPPER, MMAP, READ};
-
-    fn row(system: &str, metric: &str, median: f64) -> Row {
-        Row {
-            system: system.to_owned(),
-            metric: metric.to_owned(),
-            unit: "µs",
-            median,
-            p99: None,
-            p999: None,
-            rounds: 1,
-            values: vec![median],
-            details: BTreeMap::from([("second".to_owned(), 7.0)]),
-        }
-    }
+    use crate::report::Round;
 
     #[test]
     fn a_ratio_over_file_systems_is_the_lowest() {
         let ground = |name: &str| Ground { path: "/x".into(), file_system: name.to_owned() };
         let rows = [
-            row("mmap", "sum_ext4", 6.0),
-            row("mapper", "sum_ext4", 2.0),
-            row("mmap", "sum_tmpfs", 8.0),
-            row("mapper", "sum_tmpfs", 2.0),
+            Row::single("mmap", "sum_ext4", 6.0),
+            Row::single("mapper", "sum_ext4", 2.0),
+            Row::single("mmap", "sum_tmpfs", 8.0),
+            Row::single("mapper", "sum_tmpfs", 2.0),
         ];
         let grounds = [ground("ext4"), ground("tmpfs"), ground("xfs")];
         let one = Lowest::everywhere("a", &[MMAP], MAPPER, "sum", &grounds);
@@ -224,7 +208,9 @@ mod tests {
 
     #[test]
     fn a_detail_becomes_a_row() {
-        let row = row("mmap", "first", 6.0);
+        let details = BTreeMap::from([("second".to_owned(), 7.0)]);
+        let each = vec![Round { details, ..Round::default() }];
+        let row = Row::of("mmap", "first", "µs", vec![6.0], each);
         let made = row_of_detail(&row, "again".to_owned(), "ms", "second").unwrap();
         assert_eq!((&*made.system, &*made.metric, made.median), ("mmap", "again", 7.0));
         assert!(row_of_detail(&row, "again".to_owned(), "ms", "third").is_none());

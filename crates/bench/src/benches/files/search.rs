@@ -33,7 +33,7 @@ use crate::pooled_set;
 use crate::report::Report;
 use crate::scratch::scratch_directory;
 use crate::source_tree::{SourceTree, usual_roots};
-use aquifer_host::machine::cores;
+use aquifer_sys::machine::cores;
 
 const SYSTEMS: &[&Contender] =
     &[READ_LOOP, READ, MMAP, MMAP_POPULATE, MAPPER, MAPPER_READ_ONCE, VIEW];
@@ -116,7 +116,7 @@ impl Bench for Search {
                 tree.repeated, tree.files
             ));
         }
-        let found = ratios(&definitions(), &rows);
+        let definitions = definitions();
         let config = [
             ("files", json!(tree.files)),
             ("bytes", json!(tree.bytes)),
@@ -125,7 +125,7 @@ impl Bench for Search {
             ("needle", json!(options.needle)),
             ("threads", json!(threads)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| ratios(&definitions, rows), config))
     }
 }
 

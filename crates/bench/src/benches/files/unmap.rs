@@ -18,7 +18,7 @@ use crate::harness::Cell;
 use crate::job::FilesWork;
 use crate::options::{Common, Memory, count};
 use crate::report::{Report, Row};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const SYSTEMS: &[&Contender] = &[MMAP, MMAP_POPULATE, READ, MAPPER_SYNC, MAPPER_ASYNC];
 const ANY_MMAP: &[&Contender] = &[MMAP, MMAP_POPULATE];
@@ -83,7 +83,7 @@ impl Bench for Unmap {
         for ground in &grounds {
             rows.extend(block(options, &stage, ground, options.files * most)?);
         }
-        let found = lowest_ratios(&definitions(options, &grounds), &rows);
+        let definitions = definitions(options, &grounds);
         let config = [
             ("file_bytes", json!(options.file_size.0)),
             ("files_a_thread", json!(options.files)),
@@ -91,7 +91,7 @@ impl Bench for Unmap {
             ("maps_a_thread", json!(maps(&stage, options))),
             ("file_systems", file_systems(&grounds)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| lowest_ratios(&definitions, rows), config))
     }
 }
 

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use aquifer_fs::Files;
-use aquifer_host::interrupt;
 use aquifer_pool::Pool;
+use aquifer_sys::interrupt;
 
 use super::{FILE, NAMES_A_DIRECTORY, Opened, Opening, TEXT};
 use crate::data::check_space;

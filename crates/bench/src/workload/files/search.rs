@@ -24,7 +24,7 @@ use crate::scratch::POOL;
 use crate::source_tree::{Folder, folders_below};
 use crate::stats::median;
 use crate::threads::join_all;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// Files a thread takes at a time.
 const RUN: usize = 32;

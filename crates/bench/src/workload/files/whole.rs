@@ -20,7 +20,7 @@ use crate::rng::Rng;
 use crate::sum::sum_words;
 use crate::threads::join_all;
 use crate::zipf::{EXPONENT, Zipf};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// Makes files other than the first ones popular.
 const POPULARITY_SEED: u64 = 0x7a69_7066;

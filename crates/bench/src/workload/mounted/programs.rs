@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{faster_half, single};
 use crate::job::{Job, Measured, ProgramWork, Unavailable};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// The tree that is looked at.
 pub const TREE: &str = "tree";
@@ -29,11 +29,25 @@ const ROWS: u64 = 10;
 /// Keys of RocksDB, for each transaction of SQLite.
 const KEYS: u64 = 100;
 
-/// Makes what the programs work on, from the tree in `directory`: a repository with all of it, and an
-/// archive of the part.
-pub fn prepare_template(directory: &Path) -> Result<()> {
-    finished(Command::new("tar").current_dir(directory).args(["-cf", ARCHIVE, PART]))?;
-    if !exists("git") {
+impl ProgramWork {
+    /// Whether it works on the tree.
+    pub fn takes_tree(self) -> bool {
+        matches!(self, Self::GitStatus | Self::Search)
+    }
+
+    /// Whether it works on the part of the tree, or on an archive of it.
+    pub fn takes_part(self) -> bool {
+        matches!(self, Self::Copy | Self::Unpack)
+    }
+}
+
+/// Makes what these programs work on, from the trees in `directory`: a repository, and an archive of the
+/// part.
+pub fn prepare_template(directory: &Path, programs: &[ProgramWork]) -> Result<()> {
+    if programs.contains(&ProgramWork::Unpack) {
+        finished(Command::new("tar").current_dir(directory).args(["-cf", ARCHIVE, PART]))?;
+    }
+    if !programs.contains(&ProgramWork::GitStatus) || !exists("git") {
         return Ok(());
     }
     let git = |arguments: &[&str]| finished(git(arguments).current_dir(directory));
@@ -211,6 +225,8 @@ fn micros(text: &str, name: &str) -> Option<f64> {
 
 fn git(arguments: &[&str]) -> Command {
     let mut command = Command::new("git");
+    // Maintenance in the background would hold the lock, and disturb what is measured.
+    command.args(["-c", "gc.auto=0", "-c", "maintenance.auto=false"]);
     command.args(["--git-dir", REPOSITORY, "--work-tree", TREE]).args(arguments);
     // Nothing of this user's or this machine's.
     command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");

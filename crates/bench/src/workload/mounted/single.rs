@@ -23,8 +23,8 @@ const LARGE_BYTES: u64 = 16 << 20;
 /// The names in the directory that is listed.
 pub const NAMES: u64 = 10_000;
 
-/// What is made in a directory for these operations.
-pub fn prepare(directory: &Path, names: u64) -> Result<()> {
+/// Makes in a directory what these operations work on; `names` are listed.
+pub fn prepare(directory: &Path, names: u64, works: &[SingleWork]) -> Result<()> {
     for folder in ["files", "names", "made"] {
         fs::create_dir(directory.join(folder))?;
     }
@@ -33,8 +33,10 @@ pub fn prepare(directory: &Path, names: u64) -> Result<()> {
         fill(&mut content, file);
         fs::write(directory.join(name_of(file)), &content)?;
     }
-    for name in 0..names {
-        File::create(directory.join(format!("names/{name:08}")))?;
+    if works.contains(&SingleWork::List) {
+        for name in 0..names {
+            File::create(directory.join(format!("names/{name:08}")))?;
+        }
     }
     let mut content = vec![0; LARGE_BYTES as usize];
     fill(&mut content, FILES);

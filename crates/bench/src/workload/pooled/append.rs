@@ -13,7 +13,7 @@ use crate::contender::pooled::CreateGrowing;
 use crate::file_set::fill_content;
 use crate::job::{AppendWork, Job, Measured};
 use crate::sum::sum_words;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// Runs the job.
 pub fn run(job: &Job, work: &AppendWork, growing: CreateGrowing) -> Result<Measured> {

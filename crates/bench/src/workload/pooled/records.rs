@@ -14,7 +14,7 @@ use crate::harness::wait_to_go;
 use crate::job::{Job, Measured, RecordWork};
 use crate::rng::{Rng, mix};
 use crate::sum::sum_words;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// Bytes touched at a time before the clock starts.
 const WARM_BYTES: usize = 256 << 10;

@@ -15,7 +15,7 @@ use crate::contender::pooled::{OpenPair, open_pool};
 use crate::job::{Job, Measured};
 use crate::raw::{cache_state, system_page_bytes};
 use crate::scratch::POOL;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// Runs the job.
 pub fn run(job: &Job, pair: OpenPair, file_bytes: u64) -> Result<Measured> {

@@ -14,7 +14,7 @@ use super::file_names;
 use crate::contender::pooled::open_pool;
 use crate::harness::{Member, wait_to_go};
 use crate::job::{Job, LaneAnswer, Measured, PooledWork, Work};
-use crate::raw::{PAGE_BYTES, minor_faults};
+use crate::raw::{PAGE_BYTES, Usage};
 
 /// Runs the job: the parent of the two processes, or one of them.
 pub fn run(job: &Job, file_bytes: u64, member: Option<u32>) -> Result<Measured> {
@@ -47,11 +47,11 @@ fn read(file_bytes: u64) -> Result<Measured> {
     let name: PathBuf = file_names(1).remove(0);
     let file = files.open_file(name)?;
     let mut sum = word(&file, 0)?;
-    let before = minor_faults()?;
+    let before = Usage::of_this_process()?.faults;
     for offset_bytes in (0..file_bytes).step_by(PAGE_BYTES) {
         sum = sum.wrapping_add(word(&file, offset_bytes)?);
     }
-    let faults = minor_faults()? - before;
+    let faults = Usage::of_this_process()?.faults - before;
     wait_to_go()?;
     let lanes = vec![LaneAnswer { accesses: file_bytes / PAGE_BYTES as u64, checksum: sum }];
     // A count, reported in place of a time.

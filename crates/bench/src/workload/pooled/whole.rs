@@ -17,7 +17,7 @@ use crate::job::{Job, LaneAnswer, Measured};
 use crate::rng::Rng;
 use crate::sum::sum_words;
 use crate::threads::join_all;
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 
 /// Sums all files.
 pub fn sum<F: Files>(

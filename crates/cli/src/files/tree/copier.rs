@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use aquifer_host::interrupt;
+use aquifer_sys::interrupt;
 use serde::Serialize;
 
 use super::{Attributes, Content, Item, Kind, New, Tree};

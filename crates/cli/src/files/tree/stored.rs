@@ -21,7 +21,7 @@ use anyhow::{Error, Result, anyhow, bail};
 use aquifer::fs::SpecialFile;
 use aquifer::remote::store::{Finishing, Opening, RemoteReader, Upload};
 use aquifer::remote::{RemoteError, RemoteStore};
-use aquifer_host::interrupt::Interrupted;
+use aquifer_sys::interrupt::Interrupted;
 
 use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::failure::shown;

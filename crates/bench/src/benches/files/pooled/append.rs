@@ -28,7 +28,7 @@ use crate::job::{AppendWork, PooledWork};
 use crate::options::{Common, Memory};
 use crate::report::{Report, Row};
 use crate::scratch::scratch_directory;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const SYSTEMS: &[&Contender] = &[SYSCALLS, MMAP, MMAP_POPULATE, POOL, VIEW];
 /// How often the file grows.
@@ -81,13 +81,13 @@ impl Bench for Append {
         for ground in &grounds {
             rows.extend(block(options, &stage, ground, size_bytes)?);
         }
-        let found = lowest_ratios(&definitions(options, &grounds), &rows);
+        let definitions = definitions(options, &grounds);
         let config = [
             ("size_bytes", json!(size_bytes)),
             ("pieces", json!(options.pieces.iter().map(|piece| piece.0).collect::<Vec<_>>())),
             ("file_systems", file_systems(&grounds)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| lowest_ratios(&definitions, rows), config))
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
-use aquifer_host::place::MountGuard;
+use crate::place::MountGuard;
 
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 /// The default huge page size on the supported machines.

@@ -34,7 +34,7 @@ use crate::file_set::FileSet;
 use crate::harness::progress_bar;
 use crate::pooled_set::{self, Age};
 use crate::scratch::scratch_directory;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const ANY_MMAP: &[&Contender] = &[MMAP, MMAP_POPULATE];
 

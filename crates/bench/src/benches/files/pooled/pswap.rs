@@ -25,7 +25,7 @@ use crate::job::PooledWork;
 use crate::options::{Common, Memory};
 use crate::pooled_set::Age;
 use crate::report::{Report, Row};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const SYSTEMS: &[&Contender] = &[SYSCALLS, MMAP, MMAP_POPULATE, POOL_COPY, POOL];
 const COPIES: &[&Contender] = &[SYSCALLS, MMAP, MMAP_POPULATE, POOL_COPY];
@@ -67,9 +67,12 @@ impl Bench for Pswap {
             rows.extend(block(&stage, ground, size_bytes)?);
         }
         let ratio = Lowest::everywhere("pswap_vs_copy", COPIES, POOL, "replace", &grounds);
-        let found = lowest_ratios(&[ratio], &rows);
         let config = [("size_bytes", json!(size_bytes)), ("file_systems", file_systems(&grounds))];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(
+            rows,
+            move |rows| lowest_ratios(std::slice::from_ref(&ratio), rows),
+            config,
+        ))
     }
 }
 

@@ -28,7 +28,7 @@ use crate::job::PooledWork;
 use crate::options::{Common, Memory, count};
 use crate::pooled_set::Age;
 use crate::report::{Report, Row};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const SYSTEMS: &[&Contender] = &[READ, MMAP, MMAP_POPULATE, POOL, VIEW];
 const OTHERS: &[&Contender] = &[READ, MMAP, MMAP_POPULATE];
@@ -114,7 +114,7 @@ impl Bench for ReadOnce {
                 rows.extend(block(options, &stage, ground, *shape)?);
             }
         }
-        let found = lowest_ratios(&definitions(options, &shapes, &grounds), &rows);
+        let definitions = definitions(options, &shapes, &grounds);
         let bytes = |of: fn(&Shape) -> u64| json!(shapes.iter().map(of).collect::<Vec<_>>());
         let config = [
             ("file_sizes", bytes(|shape| shape.size.0)),
@@ -124,7 +124,7 @@ impl Bench for ReadOnce {
             ("passes", json!(options.passes)),
             ("file_systems", file_systems(&grounds)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| lowest_ratios(&definitions, rows), config))
     }
 }
 

@@ -22,7 +22,7 @@ use crate::options::{Common, Memory};
 use crate::pooled_set::Age;
 use crate::report::{Report, Row};
 use crate::workload::record_files;
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 /// Contenders that have records.
 pub const SYSTEMS: &[&Contender] = &[SYSCALLS, MMAP, MMAP_POPULATE, POOL];
@@ -76,13 +76,13 @@ impl Bench for Repetitive {
         for ground in &grounds {
             rows.extend(block(&stage, ground, size_bytes, records)?);
         }
-        let found = lowest_ratios(&definitions(&grounds), &rows);
+        let definitions = definitions(&grounds);
         let config = [
             ("size_bytes", json!(size_bytes)),
             ("records", json!(records)),
             ("file_systems", file_systems(&grounds)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| lowest_ratios(&definitions, rows), config))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::job::PooledWork;
 use crate::options::{Common, Memory};
 use crate::pooled_set::Age;
 use crate::report::{Report, Row};
-use aquifer_host::Bytes;
+use aquifer_sys::units::Bytes;
 
 const OPENERS: &[&Contender] = &[MMAP, VIEW];
 const READERS: &[&Contender] = &[READ, MMAP, MMAP_POPULATE, POOL, VIEW];
@@ -81,14 +81,14 @@ impl Bench for View {
                 rows.extend(aged(&stage, ground, size, set_bytes)?);
             }
         }
-        let found = lowest_ratios(&definitions(options, large, &grounds), &rows);
+        let definitions = definitions(options, large, &grounds);
         let config = [
             ("large_bytes", json!(large.0)),
             ("file_sizes", json!(options.sizes.iter().map(|size| size.0).collect::<Vec<_>>())),
             ("set_bytes", json!(set_bytes)),
             ("file_systems", file_systems(&grounds)),
         ];
-        Ok(stage.report(rows, found, config))
+        Ok(stage.report(rows, move |rows| lowest_ratios(&definitions, rows), config))
     }
 }
 

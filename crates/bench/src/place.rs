@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::limit::Mount;
+use aquifer_sys::machine::file_system_of;
 
 /// The reason why a place could not be prepared.
 #[derive(Debug, thiserror::Error)]
@@ -79,8 +79,7 @@ impl Place {
     pub fn directory(path: &Path, scarce: bool) -> Result<Self, PlaceError> {
         let directory = fs::canonicalize(path)
             .map_err(PlaceError::system(format!("use the directory {}", path.display())))?;
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let (file_system, device) = file_system_of(&mounts, &directory);
+        let (file_system, device) = file_system_of(&directory);
         if scarce && matches!(file_system.as_str(), "tmpfs" | "ramfs") {
             return Err(PlaceError::InMemory { path: directory, file_system });
         }
@@ -112,34 +111,6 @@ impl Place {
     pub fn device(&self) -> &str {
         &self.device
     }
-}
-
-/// Returns type and source of the file system that holds `path`, by the longest mount point above
-/// it.
-fn file_system_of(mountinfo: &str, path: &Path) -> (String, String) {
-    mountinfo
-        .lines()
-        .filter_map(Mount::parse)
-        .filter(|mount| path.starts_with(mount.point))
-        // Later mounts hide earlier ones at the same point, and `max_by_key` keeps the last
-        // maximum.
-        .max_by_key(|mount| mount.point.len())
-        .map_or_else(
-            || ("unknown".to_owned(), "unknown".to_owned()),
-            |mount| (mount.file_system.to_owned(), mount.source.to_owned()),
-        )
-}
-
-/// Returns how many bytes an unprivileged user can still write below `directory`.
-pub fn free_bytes(directory: &Path) -> io::Result<u64> {
-    let path = CString::new(directory.as_os_str().as_bytes())?;
-    // SAFETY: all-zero is a valid `statvfs`: it holds integers only.
-    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a terminated string and a structure of the right type, both outliving the call.
-    if unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// A zram device with a mounted file system. Fields are dropped, and so undone, in this order.
@@ -282,25 +253,16 @@ impl Drop for MountGuard {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use aquifer_sys::machine::free_bytes;
 
-    #[test]
-    fn the_longest_and_latest_mount_point_counts() {
-        let mounts = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n\
-                      2 1 0:2 / /data rw - tmpfs first rw\n\
-                      3 1 0:3 / /data rw - xfs /dev/sdb rw\n";
-        let of = |path: &str| file_system_of(mounts, Path::new(path));
-        assert_eq!(of("/data/x"), ("xfs".to_owned(), "/dev/sdb".to_owned()));
-        assert_eq!(of("/database"), ("ext4".to_owned(), "/dev/sda1".to_owned()));
-    }
+    use super::*;
 
     #[test]
     fn missing_and_in_memory_directories_are_refused() {
         let missing = Place::directory(Path::new("/no/such/directory"), false);
         assert!(matches!(missing, Err(PlaceError::System { .. })), "{missing:?}");
         let shm = Path::new("/dev/shm");
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        if file_system_of(&mounts, shm).0 != "tmpfs" {
+        if file_system_of(shm).0 != "tmpfs" {
             return eprintln!("skipped: /dev/shm is not a tmpfs here");
         }
         assert!(matches!(Place::directory(shm, true), Err(PlaceError::InMemory { .. })));

@@ -1,14 +1,14 @@
 //! The machine on which figures are measured, and keeping its CPUs awake during measurements.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
+use std::path::Path;
 
-use serde::Serialize;
-
-use crate::place::Place;
+use crate::limit::Mount;
 
 /// The machine, as printed in the report.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Machine {
     /// Model of the processor.
     pub cpu: String,
@@ -25,16 +25,18 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Collects the description from the system.
-    pub fn describe(place: &Place) -> Self {
+    /// Collects the description from the system, with the file system that holds `directory`, an
+    /// absolute path without symbolic links.
+    pub fn describe(directory: &Path) -> Self {
+        let (file_system, device) = file_system_of(directory);
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Self {
             cpu: field(&cpuinfo, "model name").unwrap_or("unknown").to_owned(),
             cores: cores(),
             memory_bytes: memory_bytes(),
             kernel: kernel_release(),
-            file_system: place.file_system().to_owned(),
-            device: place.device().to_owned(),
+            file_system,
+            device,
         }
     }
 }
@@ -77,6 +79,33 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
+/// Returns how many bytes an unprivileged user can still write below `directory`.
+pub fn free_bytes(directory: &Path) -> io::Result<u64> {
+    let found = rustix::fs::statvfs(directory)?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+/// Returns type and source of the file system that holds `path`, by the longest mount point above
+/// it.
+pub fn file_system_of(path: &Path) -> (String, String) {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    file_system_among(&mounts, path)
+}
+
+fn file_system_among(mountinfo: &str, path: &Path) -> (String, String) {
+    mountinfo
+        .lines()
+        .filter_map(Mount::parse)
+        .filter(|mount| path.starts_with(mount.point))
+        // Later mounts hide earlier ones at the same point, and `max_by_key` keeps the last
+        // maximum.
+        .max_by_key(|mount| mount.point.len())
+        .map_or_else(
+            || ("unknown".to_owned(), "unknown".to_owned()),
+            |mount| (mount.file_system.to_owned(), mount.source.to_owned()),
+        )
+}
+
 /// Keeps idle processors out of deep sleep states while it lives: otherwise a thread that waits for
 /// a device also waits for its processor to wake up, and the figures reflect power saving more than
 /// I/O.
@@ -97,6 +126,16 @@ impl Awake {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longest_and_latest_mount_point_counts() {
+        let mounts = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                      2 1 0:2 / /data rw - tmpfs first rw\n\
+                      3 1 0:3 / /data rw - xfs /dev/sdb rw\n";
+        let of = |path: &str| file_system_among(mounts, Path::new(path));
+        assert_eq!(of("/data/x"), ("xfs".to_owned(), "/dev/sdb".to_owned()));
+        assert_eq!(of("/database"), ("ext4".to_owned(), "/dev/sda1".to_owned()));
+    }
 
     #[test]
     fn some_of_the_memory_is_available() {

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use aquifer_pool::Pool;
+use aquifer::Pool;
 use aquifer_sys::credentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
