@@ -17,10 +17,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::FormatError;
-use crate::inode::{SLOT_BYTES, SlotBytes};
 use crate::run::{RawRun, Run};
 use crate::run_list::{pack, unpack};
-use crate::slot::{UNSEALED, check, seal};
+use crate::slot_bytes::{SLOT_BYTES, SlotBytes, UNSEALED, check, seal};
 
 /// The magic of such a slot.
 pub const MAGIC: [u8; 4] = *b"AQFI";

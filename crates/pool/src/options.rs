@@ -3,10 +3,24 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::fresh::FRESH_STEP_PAGES;
 use crate::media::{self, PersistenceDomain, WriteWindows};
 use crate::mutant::Mutant;
-use crate::sole::Company;
+
+/// By how much the head is raised at a time: a gigabyte, or up to the end of a smaller pool.
+pub(crate) const FRESH_STEP_PAGES: u64 = 1 << 18;
+
+/// What a writer is to other writers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Company {
+    /// It joins them.
+    Among,
+    /// It keeps them out, and tells them this.
+    Sole(String),
+    /// It belongs to the sole writer that has this nonce.
+    Beside(u64),
+    /// It changes no files.
+    Passive,
+}
 
 /// How to create or open a pool: as [`std::fs::OpenOptions`], from
 /// [`Pool::options`](crate::Pool::options). Each setter takes the options and returns them.
