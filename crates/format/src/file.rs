@@ -8,8 +8,6 @@
 //! | named pipe, socket | | | | | | |
 //! | device | | | | | | its number |
 //!
-//! The last two rows need the feature [`SPECIAL`](crate::superblock::SPECIAL) of the pool.
-//!
 //! An inode without links is in use as long as a process has it open, and is removed when the pool
 //! is recovered.
 

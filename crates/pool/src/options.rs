@@ -48,7 +48,6 @@ pub struct PoolOptions {
     pub(crate) segment_mode: u32,
     pub(crate) segment_directory: Option<PathBuf>,
     pub(crate) zero_bytes_per_second: u64,
-    pub(crate) zeroed_bytes: u64,
     pub(crate) inodes: Option<u64>,
     pub(crate) log_bytes: Option<u64>,
     pub(crate) overwrite: bool,
@@ -82,7 +81,6 @@ impl Default for PoolOptions {
             segment_mode: 0o600,
             segment_directory: None,
             zero_bytes_per_second: 256 << 20,
-            zeroed_bytes: 1 << 30,
             inodes: None,
             log_bytes: None,
             overwrite: false,
@@ -228,13 +226,6 @@ impl PoolOptions {
     /// turns this off. An allocation that needs zeros and finds none zeroes pages itself.
     pub fn zero_bytes_per_second(mut self, zero_bytes_per_second: u64) -> Self {
         self.zero_bytes_per_second = zero_bytes_per_second;
-        self
-    }
-
-    /// How many bytes of free pages to keep zeroed in the background; 1 GiB by default. Pages that
-    /// were never used count.
-    pub fn zeroed_bytes(mut self, zeroed_bytes: u64) -> Self {
-        self.zeroed_bytes = zeroed_bytes;
         self
     }
 

@@ -193,8 +193,7 @@ impl ChangeSlots for Transaction<'_> {
         // A part stores no generation, so the slot's own value is not enough. But the record of
         // this transaction will lie at the head or behind it, and so advances the head: a later
         // inode in the slot gets a higher number. Positions are never reused, not even that of a
-        // record lost in a power cut (`recovery`). Numbers that earlier programs counted are lower:
-        // each took a record.
+        // record lost in a power cut (`recovery`).
         Ok(self.generation(number)?.max(self.locked.control().appends.head_lsn()).wrapping_add(1))
     }
 

@@ -12,7 +12,7 @@ use crate::format::inode::{HEAD_SLOT, PoolHead};
 use crate::format::layout::{Layout, MIN_LOG_PAGES, MIN_POOL_BYTES};
 use crate::format::run::{MAX_PAGES, Run};
 use crate::format::saved::SavedLayout;
-use crate::format::superblock::{COPIES, SAVED, SPECIAL, Superblock};
+use crate::format::superblock::{COPIES, SAVED, Superblock};
 use crate::log::superblocks::write_superblocks;
 use crate::media::lock_file::LockFile;
 use crate::media::{ByteRange, Media};
@@ -60,6 +60,16 @@ pub(crate) fn lock_to_format(
     recovery::lock_for_one(media, &alone, locks)
 }
 
+/// Whether a pool is long enough for pages of a saved state.
+pub(crate) fn has_room_for_saved(layout: &Layout) -> bool {
+    const MIN_SAVED_BYTES: u64 = 4 << 20;
+    /// The saved state may take this part of the data.
+    const MOST_PART: u64 = 16;
+    let data_pages = layout.page_count - layout.data_start_page;
+    layout.len_bytes() >= MIN_SAVED_BYTES
+        && SavedLayout::new(layout).pages() <= data_pages / MOST_PART
+}
+
 impl PoolOptions {
     /// The positions of the parts of a new pool of `len_bytes`.
     ///
@@ -94,12 +104,8 @@ impl PoolOptions {
 
     /// The features of a new pool, and the pages of its saved state: the first ones of the data.
     fn form(&self, layout: &Layout) -> (u64, Run) {
-        const MIN_SAVED_BYTES: u64 = 4 << 20;
-        const MOST_PART: u64 = 16;
+        let features = self.features.unwrap_or(if has_room_for_saved(layout) { SAVED } else { 0 });
         let pages = SavedLayout::new(layout).pages();
-        let data_pages = layout.page_count - layout.data_start_page;
-        let has_room = layout.len_bytes() >= MIN_SAVED_BYTES && pages <= data_pages / MOST_PART;
-        let features = self.features.unwrap_or(if has_room { SAVED | SPECIAL } else { SPECIAL });
         match features & SAVED {
             0 => (features, Run::EMPTY),
             _ => (features, Run { start_page: layout.data_start_page, pages }),

@@ -4,11 +4,14 @@
 //!   1. recover                        the log is empty, everything is at its place
 //!   2. zero what the file has already behind the pool, make the file longer, both durably
 //!   3. superblocks with the new number of pages, one after the other
-//!   4. a longer run for the saved state, which grows with the pool (`upgrade`)
+//!   4. a longer run for the saved state, which grows with the pool
+//!      - its pages are reserved: the head records durably that they are not fresh
+//!      - superblocks that name it, one after the other
 //! ```
 //!
 //! A crash before 3 leaves the old pool in a longer file, which is harmless; during 3 each copy
-//! describes a whole pool of one size or the other. The head is not changed: its first fresh page
+//! describes a whole pool of one size or the other; so it is in 4, before which no superblock names
+//! the reserved pages, and they are free. The head is not changed: its first fresh page
 //! lies in the old pool or at its end, and everything from there on is still zero.
 //!
 //! A pool does not shrink: objects lie wherever there was room.
@@ -19,12 +22,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::error::{PoolError, Result};
 use crate::format::PAGE_BYTES;
 use crate::format::layout::Layout;
+use crate::format::saved::SavedLayout;
 use crate::format::superblock::{SAVED, Superblock};
 use crate::log::superblocks::write_superblocks;
 use crate::media::{ByteRange, Media};
 use crate::metadata::core::Core;
+use crate::open::create::has_room_for_saved;
 use crate::open::recovery;
-use crate::open::upgrade;
 use crate::options::PoolOptions;
 
 /// Enlarges a closed pool: see [`Pool::grow`](crate::Pool::grow).
@@ -36,7 +40,6 @@ pub(crate) fn grow(
 ) -> Result<Layout> {
     let options = options.to_convert();
     let core = recovery::open(media.clone(), &options, None, None)?.core;
-    let has_saved = core.handle.features & SAVED != 0;
     let grown = match core.prepare_to_grow(len_bytes, progress) {
         Ok(Some(superblock)) => {
             let written = write_superblocks(&*core.handle.media, &superblock, 0, options.mutant);
@@ -53,15 +56,33 @@ pub(crate) fn grow(
             core.handle.layout
         }
     };
+    let wants_saved = core.handle.features & SAVED != 0 || has_room_for_saved(&grown);
     drop(core);
-    if !has_saved {
+    if !wants_saved {
         return Ok(grown);
     }
-    match upgrade::upgrade_to(media, &options, 0) {
+    match place_saved(media, &options) {
         // Fragmented, and hardly longer than before: it works without a saved state.
         Err(PoolError::Full { .. }) => Ok(grown),
-        upgraded => upgraded.map(|_| grown),
+        placed => placed.map(|()| grown),
     }
+}
+
+/// Gives the saved state of a closed pool a run, if it needs more pages than it has.
+fn place_saved(media: Arc<dyn Media>, options: &PoolOptions) -> Result<()> {
+    let core = recovery::open(media.clone(), options, None, None)?.core;
+    let placed = core.place_saved();
+    if let Ok(false) = placed {
+        core.close();
+        return Ok(());
+    }
+    // There is nothing that closing would have to write, and closing would name the old run.
+    core.handle.members.locks.leave_slot(core.handle.control());
+    drop(core);
+    placed?;
+    // Closes with the new one.
+    recovery::open(media, options, None, None)?.core.close();
+    Ok(())
 }
 
 impl Core {
@@ -97,6 +118,27 @@ impl Core {
         }
         let tail_lsn = self.handle.control().tail_lsn.load(Relaxed);
         Ok(Some(Superblock { layout: new, ..self.handle.superblock(tail_lsn) }))
+    }
+
+    /// Writes superblocks with a longer run for the saved state. Returns false if it is long enough.
+    fn place_saved(&self) -> Result<bool> {
+        let handle = &self.handle;
+        let pages = SavedLayout::new(&handle.layout).pages();
+        if pages <= handle.saved.pages {
+            return Ok(false);
+        }
+        let reservation = self.space.reserve_pages(pages, 1, false)?;
+        let saved = reservation.whole();
+        // Their bytes will not be zero.
+        self.use_fresh_pages(saved.end_page())?;
+        // Nothing else was handed out: the rest stays fresh.
+        self.lower_fresh()?;
+        self.checkpoint()?;
+        let tail_lsn = handle.control().tail_lsn.load(Relaxed);
+        let features = handle.features | SAVED;
+        let superblock = Superblock { features, saved, ..handle.superblock(tail_lsn) };
+        write_superblocks(&*handle.media, &superblock, 0, handle.mutant)?;
+        Ok(true)
     }
 }
 

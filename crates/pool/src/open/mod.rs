@@ -8,5 +8,4 @@ pub(crate) mod create;
 pub(crate) mod grow;
 pub(crate) mod recovery;
 pub(crate) mod sole;
-pub(crate) mod upgrade;
 pub(crate) mod workers;

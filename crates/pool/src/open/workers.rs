@@ -19,6 +19,9 @@ use crate::metadata::zero::CHUNK_PAGES;
 use crate::options::PoolOptions;
 use crate::shared::heartbeat::PERIOD;
 
+/// How many bytes of free pages to keep zeroed. Pages that were never used count.
+const STOCK_BYTES: u64 = 1 << 30;
+
 /// Prepares the threads of an open pool.
 pub(crate) fn prepare(core: &Arc<Core>, options: &PoolOptions) {
     if !core.handle.members.is_writable || !options.background {
@@ -55,11 +58,11 @@ fn heartbeat(core: &Arc<Core>) -> Worker {
 }
 
 fn zeroer(core: &Arc<Core>, options: &PoolOptions) -> Zeroer {
-    let (stock_bytes, rate) = (options.zeroed_bytes, options.zero_bytes_per_second);
+    let rate = options.zero_bytes_per_second;
     let core = Arc::downgrade(core);
     let worker = Worker::new(c"aquifer-zero", move |bell| {
         let Some(core) = core.upgrade() else { return false };
-        while core.space.lacks_zeros(stock_bytes) {
+        while core.space.lacks_zeros(STOCK_BYTES) {
             let most_pages = CHUNK_PAGES.min(rate.div_ceil(PAGE_BYTES));
             // The allocation that needs the pages reports the failure.
             let zeroed = core.space.zero_some(most_pages).unwrap_or(0);
@@ -70,7 +73,7 @@ fn zeroer(core: &Arc<Core>, options: &PoolOptions) -> Zeroer {
         }
         true
     });
-    Zeroer { worker, stock_bytes }
+    Zeroer { worker, stock_bytes: STOCK_BYTES }
 }
 
 /// Emits an event for a checkpoint. The caller holds no lock.

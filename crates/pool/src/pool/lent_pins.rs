@@ -208,22 +208,6 @@ impl BorrowedPins {
         Err(PoolError::TooManyPins { limit: count * BLOCK_PINS })
     }
 
-    /// Returns an error if the lender is gone, as of now: then the pins keep nothing.
-    ///
-    /// # Errors
-    /// As for [`Pool::borrow_pins`].
-    pub fn check_lent(&self) -> Result<()> {
-        self.pool.check_kept()?;
-        let (words, locks) = (self.pool.shared_blocks()?, &self.pool.core().handle.members.locks);
-        // Its locks go together.
-        match self.blocks.iter().next() {
-            Some(block) if !words.is_lent_by_other(locks, block, self.lender.load(Relaxed)) => {
-                Err(refused(block, GONE))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Removes the pin of an inode; nothing if there is none at that place. The caller then frees the
     /// inode if it has no names.
     pub fn clear(&self, place: PinPlace, inode: u64) {

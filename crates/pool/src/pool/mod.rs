@@ -25,7 +25,7 @@ pub use self::left_memory::LeftMemory;
 pub use self::lent_pins::{BorrowedPins, PinPlace};
 pub use self::pins::OwnedPin;
 use crate::background::Worker;
-use crate::error::{PoolError, Result};
+use crate::error::Result;
 use crate::format::layout::Layout;
 use crate::log::replay::Committed;
 use crate::media::Media;
@@ -77,22 +77,9 @@ impl Pool {
         self.core().handle.uuid
     }
 
-    /// The features that the pool uses beyond the first form of format version 1, as bits:
-    /// [`SAVED`](crate::format::superblock::SAVED), [`SPECIAL`](crate::format::superblock::SPECIAL).
-    /// [`Pool::upgrade`] adds them to a pool of an earlier program.
+    /// What the pool has that not all have, as bits: [`SAVED`](crate::format::superblock::SAVED).
     pub fn features(&self) -> u64 {
         self.core().handle.features
-    }
-
-    /// Returns an error if the pool does not have these features, which `what` needs.
-    ///
-    /// # Errors
-    /// [`PoolError::NeedsUpgrade`].
-    pub fn check_features(&self, features: u64, what: &'static str) -> Result<()> {
-        if self.features() & features == features {
-            return Ok(());
-        }
-        Err(PoolError::NeedsUpgrade { path: self.media().path().to_path_buf(), what })
     }
 
     /// Whether it was opened for writing.

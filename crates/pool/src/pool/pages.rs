@@ -130,6 +130,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Media`], [`PoolError::Stalled`].
+    #[cfg(feature = "mutants")]
+    #[doc(hidden)]
     pub fn zero_free_pages(&self, pages: u64) -> Result<u64> {
         let mut zeroed = 0;
         while zeroed < pages {
