@@ -327,7 +327,6 @@ fn kind_of_pool(error: &PoolError) -> Option<ErrorKind> {
         PoolError::NotAPool { .. } | PoolError::Parameter { .. } => ErrorKind::InvalidInput,
         PoolError::FutureVersion { .. }
         | PoolError::LaterFeatures { .. }
-        | PoolError::NeedsUpgrade { .. }
         | PoolError::Domain { .. } => ErrorKind::Unsupported,
         PoolError::Truncated { .. } => ErrorKind::Truncated,
         PoolError::Damaged { .. } | PoolError::DamagedLog { .. } => ErrorKind::Damaged,
@@ -619,7 +618,6 @@ fn path_of(error: Cause<'_>) -> Option<&Path> {
             | PoolError::NotAPool { path }
             | PoolError::FutureVersion { path, .. }
             | PoolError::LaterFeatures { path, .. }
-            | PoolError::NeedsUpgrade { path, .. }
             | PoolError::Truncated { path, .. }
             | PoolError::Damaged { path, .. }
             | PoolError::DamagedLog { path, .. }

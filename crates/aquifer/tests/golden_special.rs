@@ -1,5 +1,5 @@
-//! A pool of format version 1 with the features that came after the first pools: the saved state of a
-//! clean close, special files; and access control lists, and a file whose pages have moved.
+//! A pool of format version 1 that was closed cleanly, with its saved state, special files, access
+//! control lists, and a file whose pages have moved.
 //!
 //! It is stored as the first golden pool is. `make_the_pool` made it:
 //!
@@ -26,7 +26,7 @@ const POOL_BYTES: u64 = 8 << 20;
 const FILES: u64 = 200;
 
 fn blocks_path() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/version-1-features-3.blocks")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/version-1-closed.blocks")
 }
 
 fn special() -> [(&'static str, SpecialFile, FileKind, u64); 5] {
@@ -140,7 +140,7 @@ fn it_stays_readable() {
     assert_clean(&path);
     for options in [Pool::options().read_only(true), Pool::options(), Pool::options()] {
         let pool = options.open(&path).unwrap();
-        assert_eq!(pool.features(), 3);
+        assert_eq!(pool.features(), 1);
         let info = pool.info().unwrap();
         assert_eq!((info.special_files, info.recovered_records), (5, 0), "it was closed cleanly");
         assert_files(&Files::new(pool));

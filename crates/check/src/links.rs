@@ -3,9 +3,9 @@
 
 use aquifer_format::directory::{Node, NodeContent};
 use aquifer_format::file::{FileInode, FileKind};
-use aquifer_format::inode::SlotBytes;
 use aquifer_format::layout::Layout;
 use aquifer_format::links::LinkInconsistency;
+use aquifer_format::slot_bytes::SlotBytes;
 
 use super::metadata::place_of;
 use super::report::{FindingKind, Severity};

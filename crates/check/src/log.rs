@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_format::inode::{HEAD_SLOT, PoolHead, SLOT_BYTES, SlotBytes};
+use aquifer_format::inode::{HEAD_SLOT, PoolHead};
 use aquifer_format::layout::Layout;
 use aquifer_format::owners::Owners;
 use aquifer_format::record::{Entry, Header, LogIdentity, RECORD_UNIT_BYTES, Record};
 use aquifer_format::slot::Slot;
+use aquifer_format::slot_bytes::{SLOT_BYTES, SlotBytes};
 use aquifer_format::superblock::Superblock;
 use aquifer_format::{ByteRange, Checksum, FormatError, PAGE_BYTES};
 use aquifer_pool::PoolError;

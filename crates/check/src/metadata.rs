@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_format::inode::{HEAD_SLOT, Inode, PoolHead, SLOT_BYTES, SlotBytes};
+use aquifer_format::inode::{HEAD_SLOT, Inode, PoolHead};
 use aquifer_format::layout::Layout;
 use aquifer_format::links::LinkCounts;
 use aquifer_format::owners::{Inconsistency, Owners};
 use aquifer_format::run::Run;
 use aquifer_format::slot::Slot;
+use aquifer_format::slot_bytes::{SLOT_BYTES, SlotBytes};
 use aquifer_format::superblock::Superblock;
 use aquifer_format::{ByteRange, PAGE_BYTES};
 use aquifer_vm::fixed::WINDOW;

@@ -319,7 +319,7 @@ impl Findings {
         }
     }
 
-    pub fn has_damage(&self) -> bool {
+    pub(crate) fn has_damage(&self) -> bool {
         self.listed.iter().any(|finding| finding.severity == Severity::Damage)
     }
 

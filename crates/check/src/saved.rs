@@ -2,14 +2,15 @@
 //! what the slots say.
 
 use aquifer_format::file::{LINKS_WORD, is_unlinked};
-use aquifer_format::inode::{PoolHead, SlotBytes};
+use aquifer_format::inode::PoolHead;
 use aquifer_format::layout::{Layout, SLOTS_PER_PAGE};
 use aquifer_format::run::Run;
 use aquifer_format::saved::{
     HEADER_BYTES, MAPS, Map, SavedHeader, SavedLayout, block_sum, header_sum, page_digest,
     table_sum,
 };
-use aquifer_format::slot::{is_free_slot, is_object_slot, word};
+use aquifer_format::slot::{is_free_slot, is_object_slot};
+use aquifer_format::slot_bytes::{SlotBytes, word};
 use aquifer_format::superblock::Superblock;
 use aquifer_format::{ByteRange, PAGE_BYTES};
 

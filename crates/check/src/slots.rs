@@ -3,9 +3,8 @@
 use std::cell::RefCell;
 
 use aquifer_format::PAGE_BYTES;
-use aquifer_format::inode::{SLOT_BYTES, SlotBytes};
 use aquifer_format::layout::{Layout, SLOTS_PER_PAGE};
-use aquifer_format::slot::{from_media, to_media};
+use aquifer_format::slot_bytes::{SLOT_BYTES, SlotBytes, from_media, to_media};
 use aquifer_format::slots::ReadSlots;
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{PoolError, Result};

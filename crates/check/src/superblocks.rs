@@ -101,7 +101,7 @@ impl Checker<'_> {
                 place_of(0),
                 text(
                     format!("The pool uses features {bits:#x} that this program does not know"),
-                    "A later program made or upgraded it, so it cannot be checked here",
+                    "A later program made it, so it cannot be checked here",
                     "Use that program",
                 ),
             );

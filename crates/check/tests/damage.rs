@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity, check, repair};
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::format::saved::{Map, SavedHeader};
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::{fuzz, seed, steps};

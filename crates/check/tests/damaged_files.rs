@@ -10,7 +10,7 @@ mod support;
 use aquifer_check::{CheckOptions, FindingKind, check};
 use aquifer_fs::Files;
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::format::inode::SLOT_BYTES;
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
 use support::damaged::{exercise, read_if_possible, with_unreadable_page};

@@ -45,7 +45,7 @@ fn every_command_has_help_with_an_example() {
         let examples = help.matches(&format!("\n  aquifer {command} ")).count();
         assert!(examples >= 2, "{command} shows {examples} examples: {help}");
     }
-    let pool = &["create", "info", "check", "grow", "upgrade"][..];
+    let pool = &["create", "info", "check", "grow"][..];
     let object = &["create", "list", "info", "resize", "destroy", "dump"][..];
     for (group, commands) in [("pool", pool), ("object", object)] {
         let all = works(&[group, "--help"]);

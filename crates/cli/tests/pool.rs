@@ -45,7 +45,7 @@ fn a_pool_is_made_and_described() {
     let [data_bytes, saved_bytes] = ["data", "saved"].map(|part| info[part]["len_bytes"].as_u64());
     assert_eq!(info["free_bytes"], data_bytes.unwrap() - saved_bytes.unwrap());
     assert_eq!(info["largest_free_bytes"], info["free_bytes"]);
-    assert_eq!(info["features"], 3);
+    assert_eq!(info["features"], 1);
     assert_eq!(info["processes"], serde_json::json!([]));
     assert!(info["generation"].is_u64() && info["created_ns"].is_u64(), "{info}");
     assert_eq!(info["uuid"].as_str().unwrap().len(), 36);
@@ -531,23 +531,6 @@ fn a_pool_grows() {
     says(&fails(&grow("20M"), 1), &[&path, "open elsewhere"]);
     drop(objects);
     works(&grow("20M"));
-}
-
-/// The pool that a program of version 1 made before there were features.
-#[test]
-fn a_pool_of_an_earlier_program_is_upgraded() {
-    let place = Place::new();
-    let path = place.text("old.pool");
-    drop(quiet().features(0).create(&path, 4 << 20).unwrap());
-    assert_eq!(json(&["pool", "info", &path, "--json"])["features"], 0);
-    says(&works(&["pool", "upgrade", &path]), &["upgraded", &path]);
-    let info = json(&["pool", "info", &path, "--json"]);
-    assert_eq!((&info["features"], &info["saved"]["len_bytes"]), (&3.into(), &(6 * 4096).into()));
-    assert_eq!(json(&["pool", "upgrade", &path, "--json"])["was_upgraded"], false);
-    works(&["pool", "check", &path, "--full"]);
-    let pool = quiet().open(&path).unwrap();
-    says(&fails(&["pool", "upgrade", &path], 1), &[&path, "open elsewhere"]);
-    drop(pool);
 }
 
 #[test]

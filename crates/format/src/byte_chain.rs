@@ -12,8 +12,7 @@ use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::FormatError;
-use crate::inode::{SLOT_BYTES, SlotBytes};
-use crate::slot::{self, seal};
+use crate::slot_bytes::{self, SLOT_BYTES, SlotBytes, seal};
 use crate::slots::{ChangeSlots, ReadSlots, StructureError};
 
 /// The magic of such a slot.
@@ -88,7 +87,7 @@ impl ByteChain {
     /// # Errors
     /// What is wrong with it.
     pub fn decode(bytes: &SlotBytes, number: u64) -> Result<ByteChain, FormatError> {
-        slot::check(bytes, MAGIC, number)?;
+        slot_bytes::check(bytes, MAGIC, number)?;
         let raw = RawChain::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
         let (len, next) = (usize::from(raw.len_bytes.get()), raw.next.get());
         check_len(len, next)?;

@@ -8,8 +8,6 @@
 //! | named pipe, socket | | | | | | |
 //! | device | | | | | | its number |
 //!
-//! The last two rows need the feature [`SPECIAL`](crate::superblock::SPECIAL) of the pool.
-//!
 //! An inode without links is in use as long as a process has it open, and is removed when the pool
 //! is recovered.
 
@@ -17,10 +15,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::FormatError;
-use crate::inode::{SLOT_BYTES, SlotBytes};
 use crate::run::{RawRun, Run};
 use crate::run_list::{pack, unpack};
-use crate::slot::{UNSEALED, check, seal};
+use crate::slot_bytes::{SLOT_BYTES, SlotBytes, UNSEALED, check, seal};
 
 /// The magic of such a slot.
 pub const MAGIC: [u8; 4] = *b"AQFI";

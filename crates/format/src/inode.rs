@@ -12,10 +12,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::FormatError;
 use crate::layout::Layout;
 use crate::run::{RawRun, Run};
-use crate::slot::{check_sum, checksum_of};
+use crate::slot_bytes::{SLOT_BYTES, SlotBytes, check_sum, checksum_of};
 
-/// Bytes of a slot.
-pub const SLOT_BYTES: usize = 512;
 /// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 /// The most runs in a slot.
@@ -126,9 +124,6 @@ const KNOWN_FLAGS: u16 = RELOCATABLE | HAS_READ_KEY | HAS_WRITE_KEY | HEAP;
 
 const KIND_FREE: u16 = 0;
 const KIND_OBJECT: u16 = 1;
-
-/// Bytes of one slot.
-pub type SlotBytes = [u8; SLOT_BYTES];
 
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
@@ -402,7 +397,7 @@ mod tests {
         let free = Inode::free(9, 4);
         let mut bytes = [7; SLOT_BYTES];
         Inode::make_free(&mut bytes, 9, 4);
-        crate::slot::seal(&mut bytes);
+        crate::slot_bytes::seal(&mut bytes);
         assert_eq!(Ok(bytes), free.encode());
     }
 

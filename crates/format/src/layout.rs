@@ -1,7 +1,7 @@
 //! The places of a pool's parts, computed from its size at creation and checked when it is opened.
 
-use crate::inode::SLOT_BYTES;
 use crate::run::MAX_PAGES;
+use crate::slot_bytes::SLOT_BYTES;
 use crate::{ByteRange, FormatError, PAGE_BYTES};
 
 /// The first page of the metadata: after both superblocks.

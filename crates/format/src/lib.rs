@@ -17,10 +17,14 @@
 //! ```text
 //!   owners ── links                       whether all slots together can be believed
 //!      │
+//!     slot                                what any slot is, and the runs that it names
+//!      │
 //!   directory   file_table   byte_chain   structures over slots, each written against `slots`
 //!      │
-//!   superblock  inode  file  run_list     slots, the log's records, and what they are made of
-//!   slot  slot_change  record  patch  run  layout  saved
+//!   inode  file  run_list  superblock     slots, the log's records, and what they are made of
+//!   record  patch  saved
+//!      │
+//!   slot_change  layout  slot_bytes  run
 //! ```
 //!
 //! ```
@@ -48,6 +52,7 @@ pub mod run;
 pub mod run_list;
 pub mod saved;
 pub mod slot;
+pub mod slot_bytes;
 pub mod slot_change;
 pub mod slots;
 pub mod superblock;

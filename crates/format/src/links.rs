@@ -34,9 +34,10 @@ use std::collections::BTreeSet;
 use crate::FormatError;
 use crate::directory::NodeContent;
 use crate::file::{FileKind, ROOT_INODE};
-use crate::inode::{HEAD_SLOT, SLOT_BYTES, SlotBytes};
+use crate::inode::HEAD_SLOT;
 use crate::run::Run;
 use crate::slot::Slot;
+use crate::slot_bytes::{SLOT_BYTES, SlotBytes};
 
 /// An inconsistency between slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -26,11 +26,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::inode::{HEAD_SLOT, PoolHead, SlotBytes};
+use crate::inode::{HEAD_SLOT, PoolHead};
 use crate::layout::Layout;
 use crate::links::{Extent, LinkCounts, LinkInconsistency, Links};
 use crate::run::Run;
 use crate::slot::Slot;
+use crate::slot_bytes::SlotBytes;
 use crate::{ByteRange, FormatError, PAGE_BYTES};
 
 /// An inconsistency in the metadata.
@@ -306,7 +307,8 @@ impl Owners {
 mod tests {
     use super::*;
     use crate::file::{FileInode, FileKind};
-    use crate::inode::{Inode, InodeKind, SLOT_BYTES};
+    use crate::inode::{Inode, InodeKind};
+    use crate::slot_bytes::SLOT_BYTES;
 
     const LAYOUT: Layout = Layout {
         page_count: 200,

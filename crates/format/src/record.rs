@@ -27,7 +27,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::inode::SlotBytes;
+use crate::slot_bytes::SlotBytes;
 use crate::slot_change::{SETTABLE_WORDS, SlotChange, SlotWords};
 use crate::{ByteRange, FormatError, PAGE_BYTES, checksum, patch};
 

@@ -8,9 +8,8 @@ use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::FormatError;
-use crate::inode::{SLOT_BYTES, SlotBytes};
 use crate::run::{RawRun, Run};
-use crate::slot::{check, seal};
+use crate::slot_bytes::{SLOT_BYTES, SlotBytes, check, seal};
 
 /// The magic of such a slot.
 pub const MAGIC: [u8; 4] = *b"AQRN";

@@ -28,10 +28,9 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::inode::SLOT_BYTES;
 use crate::layout::Layout;
 use crate::run::Run;
-use crate::slot::{check_sum, checksum_of};
+use crate::slot_bytes::{SLOT_BYTES, check_sum, checksum_of};
 use crate::superblock::Superblock;
 use crate::{FormatError, PAGE_BYTES, checksum};
 

@@ -14,11 +14,10 @@
 //! The first change of a slot after the tail of the log is whole. So replay does not need the
 //! slot's content on media: that may be of any later moment, torn, or damaged, because a checkpoint
 //! writes slots before it moves the tail. A whole change leaves its slot
-//! [`UNSEALED`](crate::slot::UNSEALED). A patch leaves the checksum unchanged: it does not make an
+//! [`UNSEALED`](crate::slot_bytes::UNSEALED). A patch leaves the checksum unchanged: it does not make an
 //! invalid slot valid.
 
-use crate::inode::{SLOT_BYTES, SlotBytes};
-use crate::slot::{CHECKSUM_OFFSET, word};
+use crate::slot_bytes::{CHECKSUM_OFFSET, SLOT_BYTES, SlotBytes, word};
 
 /// Words of a slot.
 pub const SLOT_WORDS: usize = SLOT_BYTES / 8;
@@ -141,7 +140,7 @@ impl<'a> SlotChange<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slot::{UNSEALED, seal};
+    use crate::slot_bytes::{UNSEALED, seal};
 
     fn change<'a>(words: SlotWords, after: &SlotBytes, bytes: &'a mut Vec<u8>) -> SlotChange<'a> {
         bytes.resize(words.len_bytes() as usize, 0);

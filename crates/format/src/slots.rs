@@ -6,8 +6,8 @@
 //! their tests.
 
 use crate::file::MAX_FILE_BYTES;
-use crate::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
-use crate::slot;
+use crate::inode::MAX_NAME_BYTES;
+use crate::slot_bytes::{self, SLOT_BYTES, SlotBytes};
 
 /// Reads slots, all as of one moment.
 pub trait ReadSlots {
@@ -38,7 +38,7 @@ pub trait ReadSlots {
     /// As [`ReadSlots::slot`].
     #[inline]
     fn word(&self, number: u64, index: usize) -> Result<[u8; 8], Self::Error> {
-        Ok(slot::word(&self.slot(number)?, index))
+        Ok(slot_bytes::word(&self.slot(number)?, index))
     }
 
     /// How often a slot has been used, if it is an inode or free; 0 for a part.
@@ -46,12 +46,18 @@ pub trait ReadSlots {
     /// # Errors
     /// As [`ReadSlots::slot`].
     fn generation(&self, number: u64) -> Result<u64, Self::Error> {
-        if slot::has_generation(self.word(number, 0)?) {
-            Ok(u64::from_le_bytes(self.word(number, slot::INCARNATION_WORD)?))
+        if has_generation(self.word(number, 0)?) {
+            Ok(u64::from_le_bytes(self.word(number, slot_bytes::INCARNATION_WORD)?))
         } else {
             Ok(0)
         }
     }
+}
+
+/// Whether a slot with this first word has a generation.
+#[inline]
+fn has_generation(first_word: [u8; 8]) -> bool {
+    matches!(first_word[..4].try_into(), Ok(crate::inode::INODE_MAGIC | crate::file::MAGIC))
 }
 
 impl<S: ReadSlots + ?Sized> ReadSlots for &S {

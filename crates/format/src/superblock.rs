@@ -41,7 +41,7 @@ pub struct Superblock {
     /// that life lasts, everything that was written is present, whichever processes have died. 0 if
     /// the life is unknown; [`ANY_BOOT`] once all of it is durable.
     pub boot: u64,
-    /// What the pool uses beyond the first form of version 1: [`SAVED`], [`SPECIAL`].
+    /// What the pool has that not all have: [`SAVED`].
     pub features: u64,
     /// The pages of the [saved state](crate::saved); empty without [`SAVED`]. They lie in the data,
     /// and no slot names them.
@@ -53,10 +53,8 @@ pub struct Superblock {
 
 /// The feature of pools that have pages for a [saved state](crate::saved).
 pub const SAVED: u64 = 1;
-/// The feature of pools that may contain named pipes, sockets and devices.
-pub const SPECIAL: u64 = 2;
 /// The features that this program knows. It refuses a pool with any other.
-pub const KNOWN_FEATURES: u64 = SAVED | SPECIAL;
+pub const KNOWN_FEATURES: u64 = SAVED;
 
 /// Replaces the number of a life: it is not known whether what was written is present.
 pub const UNKNOWN_BOOT: u64 = 0;
@@ -305,7 +303,7 @@ mod tests {
     fn features_and_the_saved_state_are_kept() {
         let superblock = superblock();
         let page = superblock.encode(0);
-        assert_eq!(page[120..128], 3u64.to_le_bytes());
+        assert_eq!(page[120..128], 1u64.to_le_bytes());
         assert_eq!(page[144..152], 30u64.to_le_bytes());
         assert_eq!(page[152..160], 6u64.to_le_bytes());
         assert_eq!(page[160..168], 77u64.to_le_bytes());
@@ -340,7 +338,7 @@ mod tests {
         refused(|it| it.saved.start_page = it.layout.page_count - 5);
         refused(|it| it.saved.start_page = u64::MAX);
         refused(|it| it.saved.pages = u64::MAX);
-        refused(|it| it.features = SPECIAL);
+        refused(|it| it.features = 0);
         refused(|it| (it.features, it.saved) = (0, Run::EMPTY));
     }
 }

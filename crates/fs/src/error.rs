@@ -539,7 +539,6 @@ fn errno_of_pool(error: &PoolError) -> i32 {
         | PoolError::AlreadyLocked { .. } => libc::EBUSY,
         PoolError::TooManyReservations { .. } => libc::EAGAIN,
         PoolError::TooManyRuns { .. } => libc::E2BIG,
-        PoolError::NeedsUpgrade { .. } => libc::EOPNOTSUPP,
         PoolError::Stalled { .. } => libc::ETIMEDOUT,
         PoolError::LocksLost => libc::EBADF,
         PoolError::CannotLock { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquifer_pool::format::file::{FileInode, FileKind, FileState};
-use aquifer_pool::format::inode::{SLOT_BYTES, SlotBytes};
 use aquifer_pool::format::run::Run;
+use aquifer_pool::format::slot_bytes::{SLOT_BYTES, SlotBytes};
 use aquifer_pool::format::slot_change::{SlotChange, SlotWords};
 use aquifer_pool::modelled::{
     ImageSlot, ImageVersion, before_bytes_are_stored, change, has_layout, image_slot, state_of_file,

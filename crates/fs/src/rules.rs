@@ -116,7 +116,7 @@ impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
         }
         match attributes::get(inode, self.slots, name.as_bytes()) {
             Err(FsError::NoAttribute { .. }) => Ok(None),
-            // An earlier version may have stored anything.
+            // A damaged list counts as none.
             value => Ok(Acl::decode(&value?).ok().flatten()),
         }
     }

@@ -4,13 +4,11 @@
 use std::path::Path;
 
 use aquifer_pool::format::file::FileKind;
-use aquifer_pool::format::superblock::SPECIAL;
 
-use crate::by_path::RenameMode;
 use crate::caller::Caller;
 use crate::error::Result;
 use crate::file::{File, OpenFlags};
-use crate::files::{Files, Shared};
+use crate::files::Files;
 use crate::names::New;
 use crate::walk::{Last, bytes_of, walk};
 
@@ -51,18 +49,6 @@ impl SpecialFile {
     }
 }
 
-impl Shared {
-    /// Fails if the pool cannot contain special files.
-    pub(crate) fn check_special(&self) -> Result<()> {
-        Ok(self.pool.check_features(SPECIAL, "named pipes, sockets and devices")?)
-    }
-
-    /// Fails if the pool cannot contain what a rename in this mode leaves.
-    pub(crate) fn check_rename(&self, mode: RenameMode) -> Result<()> {
-        if mode.leaves_whiteout() { self.check_special() } else { Ok(()) }
-    }
-}
-
 impl Files {
     /// Creates a named pipe, a socket or a device with these permissions, less the process's umask:
     /// `mknod`. Any process may make any of them, because none can be opened in a pool
@@ -83,8 +69,7 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// As for [`Files::create_dir`]; [`PoolError::NeedsUpgrade`](aquifer_pool::PoolError::NeedsUpgrade)
-    /// in a pool that an earlier version made.
+    /// As for [`Files::create_dir`].
     pub fn create_special(
         &self,
         path: impl AsRef<Path>,
@@ -92,7 +77,7 @@ impl Files {
         mode: u32,
     ) -> Result<()> {
         let path = bytes_of(path.as_ref());
-        let new = self.new_special(special, mode, &self.shared.caller)?;
+        let new = new_special(special, mode, &self.shared.caller);
         self.shared.change(|names| {
             let place = walk(names.slots, path, Last::Name)?;
             names.make(&place, path, new).map(drop)
@@ -106,12 +91,11 @@ impl Files {
     /// # Errors
     /// As for [`Files::create_special`], without those of the path.
     pub fn create_special_unnamed(&self, special: SpecialFile, mode: u32) -> Result<File> {
-        let new = self.new_special(special, mode, &self.shared.caller)?;
+        let new = new_special(special, mode, &self.shared.caller);
         self.make_unnamed(new, None, OpenFlags::default(), |_| Ok(()))
     }
+}
 
-    fn new_special<'a>(&self, special: SpecialFile, mode: u32, by: &'a Caller) -> Result<New<'a>> {
-        self.shared.check_special()?;
-        Ok(New { device: special.device(), ..New::of(special.kind(), mode, &[], by) })
-    }
+fn new_special(special: SpecialFile, mode: u32, by: &Caller) -> New<'_> {
+    New { device: special.device(), ..New::of(special.kind(), mode, &[], by) }
 }

@@ -10,8 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use aquifer_pool::format::file::{DirectoryFields, FileInode, FileKind, FileState, ROOT_INODE};
-use aquifer_pool::format::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
-use aquifer_pool::format::slot;
+use aquifer_pool::format::inode::MAX_NAME_BYTES;
+use aquifer_pool::format::slot_bytes::{self, SLOT_BYTES, SlotBytes};
 use aquifer_pool::{PoolError, ReadSlots};
 
 use crate::byte_chain;
@@ -162,7 +162,7 @@ fn load_state(
     bytes: &mut SlotBytes,
 ) -> Result<Option<FileState>> {
     slots.load(number, bytes)?;
-    Ok(FileState::read(|offset| u64::from_le_bytes(slot::word(bytes, offset / 8))))
+    Ok(FileState::read(|offset| u64::from_le_bytes(slot_bytes::word(bytes, offset / 8))))
 }
 
 /// Decodes the inode that a name refers to, and checks that it has the kind that the name has.

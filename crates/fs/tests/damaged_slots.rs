@@ -7,8 +7,8 @@ use aquifer_fs::FsError;
 use aquifer_fs::attributes::{self, SetMode};
 use aquifer_fs::file_table::{self, FilePage, FilePages, FileTable};
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::format::run::Run;
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use common::SlotMap;
 use proptest::prelude::*;
 

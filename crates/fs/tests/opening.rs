@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use aquifer_check::{CheckOptions, Finding, Severity, check, repair};
 use aquifer_fs::node::{Cookie, NodeEntry};
 use aquifer_fs::{Files, FsError};
-use aquifer_pool::format::inode::SLOT_BYTES;
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use aquifer_pool::format::superblock::{COPIES, Superblock};
 use aquifer_pool::{Mutant, Pool, PoolError, PoolOptions};
 use scratch::{Scratch, read_all};

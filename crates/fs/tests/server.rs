@@ -417,7 +417,7 @@ fn a_removed_directory_stays_if_it_is_kept() {
         let other = Files::new(options().open(&scene.path).unwrap());
         assert!(!other.reap_orphans());
         is_there(&other, 0o711);
-        // An earlier program sees a file without names, and so does the check.
+        // The check sees a file without names.
         assert_eq!(files.pool().orphans().unwrap(), [node.number]);
         let copy = scene.path.with_extension("copy");
         std::fs::copy(&scene.path, &copy).unwrap();

@@ -6,9 +6,8 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 
 use aquifer_check::{CheckOptions, check};
-use aquifer_fs::node::NewNode;
-use aquifer_fs::{FileKind, Files, FsError, RenameMode, SetMode, SpecialFile};
-use aquifer_pool::{Pool, PoolError};
+use aquifer_fs::{FileKind, Files, FsError, SetMode, SpecialFile};
+use aquifer_pool::Pool;
 use scratch::Scratch;
 use scratch::soundness::assert_sound;
 
@@ -89,30 +88,4 @@ fn one_without_a_name_gets_everything_first() {
     assert_eq!((metadata.uid(), metadata.gid(), metadata.nlink()), (5, 6, 1));
     drop(files.create_special_unnamed(SpecialFile::Socket, 0o600).unwrap());
     assert_eq!(files.pool().info().unwrap().special_files, 1, "one without a name is gone");
-}
-
-#[test]
-fn a_pool_of_an_earlier_version_refuses_them() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("pool");
-    drop(Pool::options().features(0).create(&path, 1 << 20).unwrap());
-    let files = Files::open(&path).unwrap();
-    for (path, special) in ALL {
-        let refused = files.create_special(path, special, 0o640).unwrap_err();
-        let is_right = matches!(refused, FsError::Pool(PoolError::NeedsUpgrade { .. }));
-        assert!(is_right, "{refused}");
-        assert_eq!(refused.errno(), libc::EOPNOTSUPP);
-        let unnamed = files.create_special_unnamed(special, 0o640);
-        let (nodes, new) = (files.nodes(), NewNode::special(special, 0o640));
-        let made = nodes.make(nodes.root().unwrap(), b"by node", &new, &files.caller());
-        assert!(unnamed.is_err() && made.is_err() && !files.exists(path).unwrap());
-    }
-    files.create_file("/f").unwrap();
-    let (nodes, by) = (files.nodes(), files.caller());
-    let root = nodes.root().unwrap();
-    for mode in [RenameMode::Whiteout, RenameMode::WhiteoutNoReplace] {
-        let renamed = nodes.rename((root, b"f"), (root, b"g"), mode, &by, |_| Ok(false));
-        assert!(renamed.is_err() && files.rename_with("/f", "/g", mode).is_err());
-        assert!(files.exists("/f").unwrap() && !files.exists("/g").unwrap());
-    }
 }

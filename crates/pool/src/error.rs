@@ -58,7 +58,7 @@ pub enum PoolError {
     },
     /// The pool uses features that this program does not know.
     #[error(
-        "{} uses features {bits:#x} that this program does not know: a later program made or upgraded it; use that program",
+        "{} uses features {bits:#x} that this program does not know: a later program made it; use that program",
         path.display()
     )]
     LaterFeatures {
@@ -66,17 +66,6 @@ pub enum PoolError {
         path: PathBuf,
         /// The unknown features, one bit for each.
         bits: u64,
-    },
-    /// The pool was made by an earlier program, and its form has no place for this.
-    #[error(
-        "{} was made by an earlier program, whose form has no {what}; `aquifer pool upgrade` converts it",
-        path.display()
-    )]
-    NeedsUpgrade {
-        /// The file.
-        path: PathBuf,
-        /// What it has no place for.
-        what: &'static str,
     },
     /// The file is shorter than the pool in it.
     #[error(

@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use crate::error::Result;
 use crate::format::owners::Owners;
 use crate::format::superblock::Superblock;
-use crate::image_slots;
-use crate::life;
+use crate::log::superblocks::{Superblocks, read_superblocks, write_superblocks};
 use crate::media::Media;
+use crate::metadata::image_slots;
+use crate::open::recovery::{self, OnlyOne};
 use crate::options::PoolOptions;
 use crate::pool::Pool;
-use crate::recovery::{self, OnlyOne};
-use crate::segment_place::{Owner, Places};
-use crate::superblocks::{Superblocks, read_superblocks, write_superblocks};
+use crate::shared::life;
+use crate::shared::segment_place::{Owner, Places};
 
-pub use crate::log_reader::{Counted, LogEnd, LogReader, UNMARKED};
-pub use crate::presence::Presence;
-pub use crate::replay::most_copied_bytes;
+pub use crate::log::reader::{Counted, LogEnd, LogReader, UNMARKED};
+pub use crate::log::replay::most_copied_bytes;
+pub use crate::shared::presence::Presence;
 
 /// Keeps all other openers of a pool out until it is dropped.
 pub struct Alone {

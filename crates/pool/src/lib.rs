@@ -1,21 +1,23 @@
 //! Pools: a formatted file or device that holds named, persistent things.
 //!
 //! ```text
-//!   pool                                       create, open, close, and the methods of each subject
+//!   pool         the methods of `Pool`, by subject
 //!     │
-//!   core ── transaction ── checkpoint ── recovery ── grow       what needs several parts
+//!   broker       write access for processes that may only read
+//!   open         create, recover, grow and close a pool; its background threads
 //!     │
-//!   space ── reservation ── turn ── zero       free pages, as this handle takes them
-//!   pins                                       what keeps freed pages
-//!   image                                      reading the metadata, without locks
-//!   log ── log_writer ── packed ── commit ── replay ── repair       the one redo log, and its mutexes
-//!     │           apply ── alloc ── freed      metadata and pages, changed with the metadata mutex
+//!   metadata     the image of the slots, pages, transactions, checkpoints
 //!     │
-//!   handle ── members ── segment ── broker     what the processes of a pool share at run time
-//!     │          advisory                      locks of files, for their users
+//!   pins         what keeps freed pages
+//!   log          the one redo log, and its mutexes; commits
 //!     │
-//!   aquifer_format    media                            bytes on media; how they become durable
+//!   shared       what the processes of a pool share at run time: segment, members, locks
+//!     │
+//!   media        bytes on media; how they become durable
 //! ```
+//!
+//! A folder uses those below it and never one above it; nor do the files of a folder use each other
+//! in a circle. Files beside the folders are for all of them. `.ci/layers` checks both.
 //!
 //! # Durability
 //! A transaction or a commit that has returned survives everything the media survives. After a
@@ -57,108 +59,60 @@
 //! ```
 
 mod access_error;
-mod advisory;
-mod alloc;
-mod appends;
-mod apply;
 mod background;
-mod base;
 mod bitmap;
 pub mod broker;
-mod buffers;
-mod checkpoint;
-mod claims;
-mod closing;
-mod commit;
-mod core;
-mod create;
-mod dead_holders;
 mod error;
-mod failure;
-mod freed;
-mod fresh;
-mod grow;
-mod handle;
-mod heartbeat;
-mod image;
-mod image_slots;
-mod image_words;
-mod inode_lock;
 #[doc(hidden)]
 pub mod internals;
-mod left_memory;
-mod life;
-mod lock_file;
 mod log;
-mod log_reader;
-mod log_writer;
-mod logged_page;
 #[cfg(all(test, loom))]
 mod loom_models;
 pub mod media;
-mod members;
-mod membership;
 mod memory;
+mod metadata;
 mod mutant;
-mod note;
-mod object_names;
+mod open;
 mod options;
-mod packed;
 mod pins;
 mod point;
 mod pool;
-mod presence;
 mod random;
-mod recovery;
-mod repair;
-mod replay;
-mod reservation;
-mod saved;
-mod segment;
-mod segment_place;
-mod signal;
-mod sole;
-mod space;
-mod superblocks;
+mod shared;
 mod sync;
-mod transaction;
-mod turn;
-mod upgrade;
-mod zero;
 
 /// What the models of crates above are made of.
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod modelled {
-    pub use crate::image_words::{
-        ImageSlot, ImageVersion, before_bytes_are_stored, change, has_layout, image_slot,
-        state_of_file,
+    pub use crate::shared::image_words::{
+        ImageSlot, ImageVersion, change, has_layout, image_slot, state_of_file,
     };
+    pub use crate::sync::before_bytes_are_stored;
 }
 
 pub use aquifer_format as format;
 use aquifer_format::{owners, slots};
 
-pub use advisory::{AdvisoryLocks, HeldLock, LockArea};
 pub use broker::{AccessError, AccessKey, Broker};
-pub use commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
 pub use error::{PoolError, Result};
 pub use format::patch::Patches;
 pub use format::slots::{ChangeSlots, ReadSlots};
-pub use image::View as MetadataView;
-pub use inode_lock::{Holder, InodeLock, LockMode};
-pub use left_memory::LeftMemory;
+pub use log::commit::{Commit, CommitContent, CommitCopied, CommitPages, CommitPatches};
+pub use metadata::image::View as MetadataView;
+pub use metadata::reservation::Reservation;
+pub use metadata::space::Room;
+pub use metadata::transaction::Transaction;
+pub use metadata::turn::Turn;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::Mutant;
-pub use note::{Published, TransactionNote, Unpublished};
 pub use options::PoolOptions;
-pub use pins::{BorrowedPins, InodeUse, LentPins, Pin, PinPlace};
+pub use pins::{InodeUse, LentPins, Pin};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use point::{POINTS, end_thread_at, pass_other};
-pub use pool::{FileLock, OwnedPin, Pool, PoolInfo};
-pub use reservation::Reservation;
-pub use space::Room;
-pub use transaction::Transaction;
-pub use turn::Turn;
+pub use pool::{BorrowedPins, FileLock, LeftMemory, OwnedPin, PinPlace, Pool, PoolInfo};
+pub use shared::advisory::{AdvisoryLocks, HeldLock, LockArea};
+pub use shared::inode_lock::{Holder, InodeLock, LockMode};
+pub use shared::note::{Published, TransactionNote, Unpublished};

@@ -9,7 +9,7 @@
 //! a page that a reader accesses under a pin is a cell whose every access loom checks for races.
 //!
 //! Not modelled is what happens only under the metadata mutex, in one process at a time: which
-//! pages are free, held or moved ([`freed`](crate::freed)), where records are placed, and what is
+//! pages are free, held or moved ([`freed`](crate::metadata::freed)), where records are placed, and what is
 //! repaired after a death. The tests with killed processes and the crash tests cover that.
 
 use std::sync::Arc;
@@ -20,18 +20,17 @@ use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::thread;
 
-use crate::appends::{Appends, NewAppend, append, at_place, note_at_place};
-use crate::dead_holders::DeadHolders;
 use crate::format::file::{FileInode, FileKind};
-use crate::format::inode::{SLOT_BYTES, SlotBytes};
-use crate::format::slot::word;
+use crate::format::slot_bytes::{SLOT_BYTES, SlotBytes, word};
 use crate::format::slot_change::{SlotChange, SlotWords};
-use crate::image_words::{
+use crate::pins::{InodeUse, PinSet, PinValue, PinWord};
+use crate::shared::appends::{Appends, NewAppend, append, at_place, note_at_place};
+use crate::shared::dead_holders::DeadHolders;
+use crate::shared::image_words::{
     ImageSlot, ImageVersion, change, has_layout, image_slot, pin_in_time, state_of_file,
     version_of_file,
 };
-use crate::pins::{InodeUse, PinSet, PinValue, PinWord};
-use crate::signal::Signal;
+use crate::shared::signal::Signal;
 use crate::sync::AtomicU64;
 
 /// Explores every schedule with at most this many preemptions: all the bugs these models were tried
@@ -146,7 +145,7 @@ impl Image {
     fn seen(&self) -> Seen {
         let (inode, runs) = self.slots();
         let state = state_of_file(inode).expect("it is a file's");
-        let run = u64::from_ne_bytes(crate::image_words::word(runs, RUN_WORD));
+        let run = u64::from_ne_bytes(crate::shared::image_words::word(runs, RUN_WORD));
         (state.size_bytes / 4096, state.layout_version, run)
     }
 }

@@ -3,10 +3,24 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::fresh::FRESH_STEP_PAGES;
 use crate::media::{self, PersistenceDomain, WriteWindows};
 use crate::mutant::Mutant;
-use crate::sole::Company;
+
+/// By how much the head is raised at a time: a gigabyte, or up to the end of a smaller pool.
+pub(crate) const FRESH_STEP_PAGES: u64 = 1 << 18;
+
+/// What a writer is to other writers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Company {
+    /// It joins them.
+    Among,
+    /// It keeps them out, and tells them this.
+    Sole(String),
+    /// It belongs to the sole writer that has this nonce.
+    Beside(u64),
+    /// It changes no files.
+    Passive,
+}
 
 /// How to create or open a pool: as [`std::fs::OpenOptions`], from
 /// [`Pool::options`](crate::Pool::options). Each setter takes the options and returns them.
@@ -34,7 +48,6 @@ pub struct PoolOptions {
     pub(crate) segment_mode: u32,
     pub(crate) segment_directory: Option<PathBuf>,
     pub(crate) zero_bytes_per_second: u64,
-    pub(crate) zeroed_bytes: u64,
     pub(crate) inodes: Option<u64>,
     pub(crate) log_bytes: Option<u64>,
     pub(crate) overwrite: bool,
@@ -68,7 +81,6 @@ impl Default for PoolOptions {
             segment_mode: 0o600,
             segment_directory: None,
             zero_bytes_per_second: 256 << 20,
-            zeroed_bytes: 1 << 30,
             inodes: None,
             log_bytes: None,
             overwrite: false,
@@ -214,13 +226,6 @@ impl PoolOptions {
     /// turns this off. An allocation that needs zeros and finds none zeroes pages itself.
     pub fn zero_bytes_per_second(mut self, zero_bytes_per_second: u64) -> Self {
         self.zero_bytes_per_second = zero_bytes_per_second;
-        self
-    }
-
-    /// How many bytes of free pages to keep zeroed in the background; 1 GiB by default. Pages that
-    /// were never used count.
-    pub fn zeroed_bytes(mut self, zeroed_bytes: u64) -> Self {
-        self.zeroed_bytes = zeroed_bytes;
         self
     }
 

@@ -18,6 +18,15 @@ pub(crate) fn fence_behind_locked_instruction() {
     fence(std::sync::atomic::Ordering::SeqCst);
 }
 
+/// Must be called before storing bytes to a page that may have had another owner: a reader that
+/// loads one of the bytes then sees the change that took the page from that owner. No instruction
+/// on hardware that keeps stores in order, such as x86.
+#[inline]
+pub fn before_bytes_are_stored() {
+    // Release: pairs with the fence in `image_words::has_layout`.
+    fence(std::sync::atomic::Ordering::Release);
+}
+
 #[cfg(not(loom))]
 mod waiting {
     pub(crate) use aquifer_sys::futex::wait_shared;

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::unguarded::{UnguardedMedia, UnguardedPool};
-use aquifer_pool::format::inode::{Inode, SLOT_BYTES};
+use aquifer_pool::format::inode::Inode;
 use aquifer_pool::format::run::Run;
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use aquifer_pool::format::superblock::Superblock;
 use aquifer_pool::format::{FormatError, PAGE_BYTES};
 use aquifer_pool::media::{ByteRange, Media};

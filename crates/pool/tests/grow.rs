@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use aquifer_check::{CheckOptions, check};
 use aquifer_crashkit::{CrashMedia, Fault, Plan, Trigger, explore};
-use aquifer_pool::format::superblock::KNOWN_FEATURES;
+use aquifer_pool::format::superblock::{KNOWN_FEATURES, SAVED};
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 use aquifer_pool::{Pool, PoolError};
 use support::*;
 
 const POOL_BYTES: usize = 512 << 10;
 const GROWN_BYTES: u64 = 800 << 10;
+/// Long enough for a saved state.
+const LONG_BYTES: u64 = 4 << 20;
 
 fn grow(media: &Arc<FileMedia>, len_bytes: u64) -> Result<u64, PoolError> {
     Pool::grow_on(media.clone(), len_bytes, &Pool::options(), &mut |_, _| {})
@@ -60,6 +62,73 @@ fn a_size_that_is_refused_leaves_the_saved_state() {
         assert!(matches!(grow(&media, len_bytes), Err(PoolError::Parameter { .. })));
         assert!(is_saved(), "{len_bytes}");
     }
+}
+
+fn assert_sound(media: &Arc<FileMedia>) {
+    let options = CheckOptions { fresh_pages: true, ..CheckOptions::default() };
+    assert_eq!(check(media.clone(), &options).unwrap().findings, []);
+}
+
+#[test]
+fn pages_of_the_saved_state_grow_with_the_pool() {
+    let media = FileMedia::of(&vec![0; POOL_BYTES]);
+    drop(small(alone()).features(KNOWN_FEATURES).create_on(media.clone()).unwrap());
+    let before = forge::superblock(&media.image()).saved;
+    // One block of its map stands for 128 MiB.
+    grow(&media, 200 << 20).unwrap();
+    let after = forge::superblock(&media.image()).saved;
+    assert_eq!(after.pages, before.pages + 1);
+    assert_sound(&media);
+    let pool = alone().open_on(media.clone()).unwrap();
+    let info = pool.info().unwrap();
+    let data_pages = info.layout.page_count - info.layout.data_start_page;
+    assert_eq!(info.free_pages, data_pages - after.pages, "the first ones are free");
+}
+
+#[test]
+fn a_pool_that_becomes_long_enough_gets_a_saved_state() {
+    let media = FileMedia::of(&sample::crashed_image(POOL_BYTES));
+    assert_eq!(forge::superblock(&media.image()).features, 0);
+    grow(&media, LONG_BYTES).unwrap();
+    let superblock = forge::superblock(&media.image());
+    assert_eq!(superblock.features, SAVED);
+    assert!(superblock.saved.start_page >= superblock.layout.data_start_page);
+    assert!(superblock.saved_sum != 0, "it was closed with one");
+    assert_sound(&media);
+    let pool = alone().open_on(media.clone()).unwrap();
+    sample::assert_complete(&pool);
+    let info = pool.info().unwrap();
+    let inodes = pool.inodes().unwrap();
+    let named: u64 = inodes.iter().flat_map(|inode| inode.all_runs()).map(|run| run.pages).sum();
+    let data_pages = info.layout.page_count - info.layout.data_start_page;
+    assert_eq!(info.free_pages + named + info.saved.pages, data_pages);
+    // Its pages are for nothing else.
+    for index in 0.. {
+        let largest = pool.info().unwrap().largest_free_pages;
+        match sample::create(&pool, &format!("all {index}"), largest.max(1), 0) {
+            Ok(_) => {}
+            Err(PoolError::Full { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    drop(pool);
+    assert_sound(&media);
+}
+
+/// The pages behind those of the saved state stay known to be zero.
+#[test]
+fn a_new_saved_state_leaves_fresh_pages_fresh() {
+    let media = FileMedia::of(&vec![0; 64 << 20]);
+    let pool = small(alone()).features(0).create_on(media.clone()).unwrap();
+    sample::create(&pool, "alpha", 3, 0).unwrap();
+    drop(pool);
+    let fresh_pages =
+        || check(media.clone(), &CheckOptions::default()).unwrap().pool.unwrap().fresh_pages;
+    let before = fresh_pages();
+    grow(&media, 65 << 20).unwrap();
+    let saved = forge::superblock(&media.image()).saved;
+    assert_eq!(fresh_pages(), before + (1 << 20) / 4096 - saved.pages);
+    assert_sound(&media);
 }
 
 #[test]
@@ -145,55 +214,74 @@ fn a_damaged_pool_is_not_grown() {
 #[test]
 fn media_that_fail_leave_the_pool_as_it_was() {
     let image = sample::crashed_image(POOL_BYTES);
-    for operation in [MediaOperation::Resize, MediaOperation::WriteDurable, MediaOperation::Write] {
-        for nth in 1..8 {
+    let operations = [
+        MediaOperation::Resize,
+        MediaOperation::WriteDurable,
+        MediaOperation::Write,
+        MediaOperation::Flush,
+    ];
+    let lengths = [(GROWN_BYTES, 8), (LONG_BYTES, 16)];
+    for (operation, (len_bytes, most)) in
+        operations.into_iter().flat_map(|operation| lengths.map(|length| (operation, length)))
+    {
+        for nth in 1..most {
             let media = CrashMedia::from_image(&image, PersistenceDomain::PageCache).unwrap();
             let media = Arc::new(media);
             media.fail(Fault::no_space(Trigger::on(operation).nth(nth)));
-            let outcome =
-                Pool::grow_on(media.clone(), GROWN_BYTES, &Pool::options(), &mut |_, _| {});
+            let outcome = Pool::grow_on(media.clone(), len_bytes, &Pool::options(), &mut |_, _| {});
             media.clear_faults();
             let pool = alone().open_on(media.clone()).unwrap();
             sample::assert_complete(&pool);
             if let Ok(layout) = outcome {
                 assert_eq!(layout.len_bytes(), pool.layout().len_bytes());
+                assert_eq!(pool.features() == SAVED, len_bytes == LONG_BYTES);
             }
         }
     }
 }
 
-/// After any power cut there is a whole pool, of one length or the other.
-fn survives_crashes(domain: PersistenceDomain) {
+/// After any power cut there is a whole pool, of one length or the other, with a saved state or
+/// without.
+fn survives_crashes(domain: PersistenceDomain, len_bytes: u64) {
     let mut image = sample::crashed_image(POOL_BYTES);
     // There are bytes after the pool: growing has to zero them first.
     image.resize(POOL_BYTES + 8192, 0xdd);
     let media = Arc::new(CrashMedia::from_image(&image, domain).unwrap());
-    Pool::grow_on(media.clone(), GROWN_BYTES, &Pool::options(), &mut |_, _| {}).unwrap();
-    let mut lengths = std::collections::BTreeSet::new();
+    Pool::grow_on(media.clone(), len_bytes, &Pool::options(), &mut |_, _| {}).unwrap();
+    let mut forms = std::collections::BTreeSet::new();
     let plan = Plan { depth: 0, budget: 2000, seed: 1 };
     let explored = explore(&media.recording(), plan, |state| {
         let media = Arc::new(state.media()?);
         let options = Pool::options().exclusive(true).background(false);
-        let pool = options.open_on(media)?;
-        lengths.insert(pool.layout().len_bytes());
+        let pool = options.open_on(media.clone())?;
+        forms.insert((pool.layout().len_bytes(), pool.features()));
         sample::assert_complete(&pool);
         let largest = pool.info()?.largest_free_pages;
         sample::create(&pool, "new", largest, 0)?;
         let new = sample::find(&pool, "new")?;
         assert!(sample::read(&pool, &new)?.iter().all(|&byte| byte == 0));
+        drop(pool);
+        assert!(check(media, &CheckOptions::default())?.is_sound());
         Ok(None)
     });
     let explored = explored.unwrap_or_else(|failure| panic!("{failure}"));
     assert!(explored.states() > 100, "{explored:?}");
-    assert!(lengths.into_iter().eq([POOL_BYTES as u64, GROWN_BYTES]));
+    let mut expected = vec![(POOL_BYTES as u64, 0), (len_bytes, 0)];
+    expected.extend((len_bytes == LONG_BYTES).then_some((len_bytes, SAVED)));
+    assert!(forms.iter().eq(&expected), "{forms:?}");
 }
 
 #[test]
 fn a_crash_while_a_pool_on_a_disk_grows_leaves_it_whole() {
-    survives_crashes(PersistenceDomain::PageCache);
+    survives_crashes(PersistenceDomain::PageCache, GROWN_BYTES);
+}
+
+#[test]
+fn a_crash_while_a_pool_gets_a_saved_state_leaves_it_whole() {
+    survives_crashes(PersistenceDomain::PageCache, LONG_BYTES);
 }
 
 #[test]
 fn a_crash_while_a_pool_in_persistent_memory_grows_leaves_it_whole() {
-    survives_crashes(PersistenceDomain::Dax);
+    survives_crashes(PersistenceDomain::Dax, GROWN_BYTES);
 }

@@ -10,7 +10,7 @@ use aquifer_check::{CheckOptions, check};
 use aquifer_fs::{FileKind, Files};
 use aquifer_pool::Pool;
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::format::inode::SLOT_BYTES;
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use aquifer_pool::media::Media;
 
 use super::closed_with_saved_state;

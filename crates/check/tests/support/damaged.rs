@@ -7,7 +7,7 @@ use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity};
 use aquifer_fs::Files;
 use aquifer_pool::PoolError;
 use aquifer_pool::format::PAGE_BYTES;
-use aquifer_pool::format::inode::SLOT_BYTES;
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use aquifer_pool::media::Media;
 
 use super::pool::{FileMedia, alone, forge, reading};

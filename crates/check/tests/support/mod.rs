@@ -14,8 +14,8 @@ use std::ops::Range;
 
 use aquifer_fs::{FallocateMode, Files, FsError, RenameMode, SetMode, SpecialFile};
 use aquifer_pool::format::file::{FileInode, FileKind};
-use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_pool::format::slot::Slot;
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use aquifer_pool::format::superblock::KNOWN_FEATURES;
 use aquifer_pool::format::{PAGE_BYTES, checksum};
 use aquifer_testkit::rng::Rng;

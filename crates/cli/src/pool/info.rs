@@ -38,7 +38,7 @@ pub(super) struct Report {
     path: String,
     uuid: String,
     format_version: u32,
-    /// Bits of what it uses beyond the first form of that version.
+    /// Bits of what it has that not all pools have.
     features: u64,
     created_ns: u64,
     #[serde(serialize_with = "as_text")]

@@ -1,4 +1,4 @@
-//! `aquifer pool`: creates, inspects, verifies, grows, upgrades, keeps, serves, publishes and restores pools.
+//! `aquifer pool`: creates, inspects, verifies, grows, keeps, serves, publishes and restores pools.
 //!
 //! `info` and `check` open the pool read-only, so they work on a pool that is in use and on one
 //! without write permission.
@@ -12,7 +12,6 @@ mod publish;
 mod restore;
 mod serve;
 mod undo;
-mod upgrade;
 
 use std::fmt::Display;
 
@@ -36,7 +35,6 @@ Examples:
   aquifer pool info data.pool                   show its properties and use of space
   aquifer pool check data.pool                  verify it
   aquifer pool grow data.pool --size 2G         make it longer
-  aquifer pool upgrade data.pool                let it open at once, however many files it has
   aquifer pool keep data.pool                   keep it open, so that commands start faster
   aquifer pool serve data.pool                  give processes that have its key write access
   aquifer pool publish data.pool s3://bucket/data      keep a snapshot of it in an object store
@@ -52,8 +50,6 @@ enum Command {
     Check(check::Args),
     /// Make a pool longer
     Grow(grow::Args),
-    /// Convert a pool of an earlier program to the newest form
-    Upgrade(upgrade::Args),
     /// Keep a pool open, so that processes that open it only join
     Keep(keep::Args),
     /// Give write access to processes of other users that have the key
@@ -73,7 +69,6 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(args),
         Command::Grow(args) => grow::run(args),
-        Command::Upgrade(args) => upgrade::run(args),
         Command::Keep(args) => keep::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Publish(args) => publish::run(args),

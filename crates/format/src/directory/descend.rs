@@ -1,7 +1,7 @@
 //! Descending from the root to a leaf.
 
 use super::{MAX_LEVEL, NodeView, Tree};
-use crate::inode::SlotBytes;
+use crate::slot_bytes::SlotBytes;
 use crate::slots::ReadSlots;
 
 /// An interior node on the path.

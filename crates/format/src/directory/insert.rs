@@ -5,7 +5,8 @@ use super::{
     Child, ENTRY_BYTES, Entries, Interior, Key, MAX_CHILDREN, MAX_LEVEL, NODE_BYTES, Referent,
     Tree, check_name,
 };
-use crate::inode::{MAX_NAME_BYTES, SLOT_BYTES};
+use crate::inode::MAX_NAME_BYTES;
+use crate::slot_bytes::SLOT_BYTES;
 use crate::slots::{ChangeSlots, StructureError};
 
 /// A full leaf and the longest entry.

@@ -76,8 +76,8 @@ mod remove;
 mod tests;
 
 use crate::file::FileKind;
-use crate::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
-use crate::slot;
+use crate::inode::MAX_NAME_BYTES;
+use crate::slot_bytes::{self, SLOT_BYTES, SlotBytes};
 use crate::slots::{ChangeSlots, ReadSlots, StructureError};
 
 pub use check::{Checked, Found, Inconsistency, InconsistencyKind};
@@ -225,7 +225,7 @@ impl Tree {
         bytes: &'b SlotBytes,
         number: u64,
     ) -> Result<NodeView<'b>, StructureError> {
-        slot::check(bytes, MAGIC, number).map_err(|error| self.damaged(number, error))?;
+        slot_bytes::check(bytes, MAGIC, number).map_err(|error| self.damaged(number, error))?;
         self.view(bytes, number)
     }
 

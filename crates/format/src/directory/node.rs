@@ -28,8 +28,8 @@ pub use view::{Entries, EntryView, NodeView, Place};
 
 use crate::FormatError;
 use crate::file::FileKind;
-use crate::inode::{MAX_NAME_BYTES, SLOT_BYTES, SlotBytes};
-use crate::slot::{UNSEALED, check, seal};
+use crate::inode::MAX_NAME_BYTES;
+use crate::slot_bytes::{SLOT_BYTES, SlotBytes, UNSEALED, check, seal};
 
 /// The magic of such a slot.
 pub const MAGIC: [u8; 4] = *b"AQDN";

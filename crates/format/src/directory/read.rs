@@ -6,7 +6,7 @@
 //! removed in between may or may not be seen, as with any directory.
 
 use super::{DirectoryEntry, Tree};
-use crate::inode::SLOT_BYTES;
+use crate::slot_bytes::SLOT_BYTES;
 use crate::slots::ReadSlots;
 
 /// A batch of names of a directory, as of one moment.

@@ -2,7 +2,7 @@
 
 use super::descend::Step;
 use super::{Interior, Key, Leaf, MAX_CHILDREN, NODE_BYTES, Referent, Tree};
-use crate::inode::SLOT_BYTES;
+use crate::slot_bytes::SLOT_BYTES;
 use crate::slots::ChangeSlots;
 
 /// A leaf with more bytes is not merged.

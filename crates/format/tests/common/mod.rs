@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_format::StructureError;
-use aquifer_format::inode::{Inode, SLOT_BYTES, SlotBytes};
-use aquifer_format::slot::{self, Slot};
+use aquifer_format::inode::Inode;
+use aquifer_format::slot::Slot;
+use aquifer_format::slot_bytes::{self, SLOT_BYTES, SlotBytes};
 use aquifer_format::slots::{ChangeSlots, ReadSlots};
 
 /// The first slot that can be taken.
@@ -67,7 +68,7 @@ impl<E: Errors> SlotMap<E> {
         let slot = self.slots.get_mut(&number).expect("a used slot");
         slot[offset..offset + bytes.len()].copy_from_slice(bytes);
         if is_sealed {
-            slot::seal(slot);
+            slot_bytes::seal(slot);
         }
     }
 

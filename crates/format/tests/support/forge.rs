@@ -2,12 +2,12 @@
 
 use aquifer_format::PAGE_BYTES;
 use aquifer_format::checksum;
-use aquifer_format::inode::SLOT_BYTES;
 use aquifer_format::layout::Layout;
 use aquifer_format::record::{HEADER_BYTES, Header, LogIdentity};
 use aquifer_format::saved::{
     self, Map, SavedHeader, SavedLayout, block_sum, header_sum, page_digest, table_sum,
 };
+use aquifer_format::slot_bytes::SLOT_BYTES;
 use aquifer_format::superblock::{SUPERBLOCK_BYTES, Superblock};
 
 const PAGE: usize = PAGE_BYTES as usize;

@@ -8,13 +8,14 @@ use aquifer_format::PAGE_BYTES;
 use aquifer_format::byte_chain::{CHAIN_BYTES, MAGIC as BYTE_CHAIN_MAGIC};
 use aquifer_format::directory::{MAX_CHILDREN, MAX_LEVEL, Node, NodeContent, NodeView};
 use aquifer_format::file::{FILE_RUNS, MAGIC as FILE_MAGIC};
-use aquifer_format::inode::{Inode, PoolHead, SLOT_BYTES, SlotBytes};
+use aquifer_format::inode::{Inode, PoolHead};
 use aquifer_format::layout::Layout;
 use aquifer_format::record::{Entry, HEADER_BYTES, Header, LogIdentity, MIN_CLOSE_BYTES, Record};
 use aquifer_format::run::MAX_PAGES;
 use aquifer_format::run_list::{LIST_RUNS, MAGIC as RUN_LIST_MAGIC};
 use aquifer_format::saved::{self, SavedHeader, SavedLayout};
 use aquifer_format::slot::Slot;
+use aquifer_format::slot_bytes::{SLOT_BYTES, SlotBytes};
 use aquifer_format::superblock::{KNOWN_FEATURES, SUPERBLOCK_BYTES, Superblock};
 
 use super::forge;

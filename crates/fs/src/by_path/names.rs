@@ -314,8 +314,7 @@ impl Files {
     /// ```
     ///
     /// # Errors
-    /// As for [`Files::rename`]; [`FsError::Exists`] for [`RenameMode::NoReplace`]; for a whiteout
-    /// also those of [`Files::create_special`].
+    /// As for [`Files::rename`]; [`FsError::Exists`] for [`RenameMode::NoReplace`].
     pub fn rename_with(
         &self,
         from: impl AsRef<Path>,
@@ -324,7 +323,6 @@ impl Files {
     ) -> Result<()> {
         let (from, to) = (bytes_of(from.as_ref()), bytes_of(to.as_ref()));
         let shared = &self.shared;
-        shared.check_rename(mode)?;
         let gone = shared.change(|names| {
             let source = walk(names.slots, from, Last::Name)?;
             let target = walk(names.slots, to, Last::Name)?;

@@ -15,7 +15,7 @@ mod remove;
 mod rename;
 
 use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
-use aquifer_pool::format::inode::SlotBytes;
+use aquifer_pool::format::slot_bytes::SlotBytes;
 use aquifer_pool::{ChangeSlots, PoolError};
 
 use crate::byte_chain;

@@ -12,11 +12,11 @@ use uuid::Uuid;
 
 use super::key::AccessKey;
 use super::message::{Answer, Request, Status};
-use super::socket_of;
+use super::socket::socket_of;
 use crate::access_error::AccessError;
 use crate::error::Result;
+use crate::open::recovery::Shared;
 use crate::options::PoolOptions;
-use crate::recovery::Shared;
 
 /// What a broker has granted.
 pub(crate) struct Granted {

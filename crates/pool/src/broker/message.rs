@@ -13,8 +13,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use aquifer_sys::local_socket::Connection;
 use uuid::Uuid;
 
-use super::Outcome;
 use super::key::AccessKey;
+use super::outcome::Outcome;
 
 const REQUEST_MAGIC: &[u8; 8] = b"AQASKS01";
 const ANSWER_MAGIC: &[u8; 8] = b"AQSAYS01";

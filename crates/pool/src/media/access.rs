@@ -5,7 +5,7 @@ use aquifer_vm::file_mapping::FileMapping;
 
 use super::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use crate::format::PAGE_BYTES;
-use crate::image_words::before_bytes_are_stored;
+use crate::sync::before_bytes_are_stored;
 
 impl dyn Media {
     /// Copies bytes out, without a system call where they are mapped.

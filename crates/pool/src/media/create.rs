@@ -23,7 +23,7 @@ use aquifer_sys::{file_system, io as file_io};
 use super::new_file::NewFile;
 use super::open::{Kind, OpenError, OpenOptions, kind_of, len_bytes, refused};
 use super::{Media, PersistenceDomain, WriteWindows};
-use crate::lock_file::LockFile;
+use crate::media::lock_file::LockFile;
 
 /// How to make media.
 ///

@@ -52,6 +52,7 @@ mod access;
 mod create;
 mod descriptors;
 mod file;
+pub(crate) mod lock_file;
 mod mapped;
 mod new_file;
 mod open;

@@ -32,13 +32,12 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use aquifer_sys::lock::LockKind;
 use aquifer_vm::ZeroedSlice;
 
-use super::lent::LentPins;
 use super::memory::{BLOCK_PINS, PinMemory};
 use super::word::{PinValue, PinWord};
 use crate::error::{PoolError, Result};
-use crate::membership::{Byte, Membership, PIN_BLOCKS, to_try};
 use crate::memory::zeroed;
 use crate::random::new_uuid;
+use crate::shared::membership::{Byte, Membership, PIN_BLOCKS, to_try};
 use crate::sync::AtomicU64;
 
 /// Words that are tried before another block is claimed.
@@ -66,8 +65,18 @@ fn next_of_thread() -> usize {
     })
 }
 
+/// Blocks of pins that are lent: from [`Pool::lend_pins`](crate::Pool::lend_pins), for [`Pool::borrow_pins`](crate::Pool::borrow_pins) in another
+/// process, which gets both fields as numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LentPins {
+    /// Tells them from blocks that other handles have under the same numbers later.
+    pub nonce: u64,
+    /// Their numbers.
+    pub blocks: Vec<u32>,
+}
+
 /// Blocks in which one handle sets pins. It only grows.
-pub(super) struct BlockList {
+pub(crate) struct BlockList {
     blocks: ZeroedSlice<AtomicU32>,
     count: AtomicUsize,
 }
@@ -111,7 +120,7 @@ pub(crate) struct Blocks {
     nonce: u64,
     /// Blocks of this handle, in the order of their places.
     own: BlockList,
-    /// The nonce that marks those in which other processes set pins: see [`lent`](super::lent).
+    /// The nonce that marks those in which other processes set pins: see [`LentPins`].
     lent_nonce: u64,
     /// These blocks.
     lent: Mutex<Vec<u32>>,
@@ -176,7 +185,7 @@ impl Blocks {
 
     /// Sets a pin in a word of a block in which this handle sets them, if the word is empty.
     #[inline]
-    pub(super) fn try_set(&self, block: usize, index: usize, value: PinValue) -> bool {
+    pub fn try_set(&self, block: usize, index: usize, value: PinValue) -> bool {
         // Relaxed: stored before the pin itself, so a scan that sees the pin sees this too.
         let used_words = &self.memory.owner(block).used_words;
         if used_words.load(Relaxed) <= index as u64 {

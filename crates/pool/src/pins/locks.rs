@@ -46,7 +46,7 @@ use aquifer_sys::lock::{LockKind, LockRange};
 
 use super::word::{InodeUse, LEAST_USE, PinValue, fence_after_lock};
 use crate::error::{PoolError, Result};
-use crate::membership::{
+use crate::shared::membership::{
     Membership, READER_GROUPS, READER_LAYOUTS, READER_LAYOUTS_END, READER_USES,
 };
 
@@ -201,7 +201,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::path::Path;
 
-    use super::super::word::PinSet;
+    use super::super::set::PinSet;
     use super::*;
 
     fn members(path: &Path, writes: bool) -> Membership {

@@ -23,8 +23,8 @@ use aquifer_sys::shared_memory::SharedMemory;
 use uuid::Uuid;
 
 use crate::error::{PoolError, Result};
-use crate::membership::PIN_BLOCKS;
 use crate::memory::Memory;
+use crate::shared::membership::PIN_BLOCKS;
 use crate::sync::AtomicU64;
 
 /// Pins of one block.

@@ -3,13 +3,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Pool;
-use crate::appends::at_place;
-use crate::background;
-use crate::commit::{Commit, CommitContent};
 use crate::error::Result;
 use crate::format::PAGE_BYTES;
+use crate::log::commit::{Commit, CommitContent};
+use crate::log::replay::Committed;
 use crate::media::ByteRange;
-use crate::replay::Committed;
+use crate::open::workers::report_checkpoint;
+use crate::shared::appends::at_place;
 
 /// The use of the log at which a checkpoint begins in the background.
 const CHECKPOINT_AT_PERCENT: u64 = 50;
@@ -46,7 +46,8 @@ impl Pool {
         content: &CommitContent<'_>,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Commit> {
-        let mut commit = self.core().capture(content, fill)?;
+        let make_room = |len_bytes| self.core().make_room(len_bytes);
+        let mut commit = self.core().log.capture(content, fill, make_room)?;
         commit.keeps_open = Some(self.shared.clone());
         self.checkpoint_in_time();
         Ok(commit)
@@ -134,7 +135,7 @@ impl Pool {
     /// held is applied all the same.
     pub fn checkpoint(&self) -> Result<()> {
         let outcome = self.core().checkpoint_ahead();
-        background::report_checkpoint(self.core(), &outcome);
+        report_checkpoint(self.core(), &outcome);
         outcome
     }
 

@@ -9,16 +9,16 @@ use aquifer_sys::robust::RobustGuard;
 use super::Pool;
 use super::data::STORED_AT_ONCE_BYTES;
 use crate::bitmap;
-use crate::core::Core;
 use crate::error::Result;
-use crate::handle::Handle;
-use crate::heartbeat::Held;
-use crate::log::Log;
+use crate::log::locks::Log;
 use crate::media::PersistenceDomain;
-use crate::members::file_mutex;
+use crate::metadata::core::Core;
 use crate::mutant::{self, Mutant};
 use crate::point;
-use crate::segment::SlotSet;
+use crate::shared::handle::Handle;
+use crate::shared::heartbeat::Held;
+use crate::shared::members::file_mutex;
+use crate::shared::segment::SlotSet;
 
 /// One or two files, locked for writing. Unlocked when dropped, or when the process dies.
 ///

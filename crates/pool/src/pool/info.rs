@@ -6,15 +6,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use uuid::Uuid;
 
 use super::Pool;
-use crate::alloc::{PageMaps, Wanted};
-use crate::appends::at_place;
 use crate::error::Result;
 use crate::format::layout::Layout;
 use crate::format::run::Run;
-use crate::freed;
-use crate::handle::Handle;
 use crate::media::PersistenceDomain;
-use crate::space::Room;
+use crate::metadata::alloc::{PageMaps, Wanted};
+use crate::metadata::freed;
+use crate::metadata::space::Room;
+use crate::shared::appends::at_place;
+use crate::shared::handle::Handle;
 
 /// The parameters and the usage of a pool.
 #[derive(Debug, Clone)]

@@ -3,11 +3,11 @@
 use std::os::fd::OwnedFd;
 
 use super::Pool;
-use crate::advisory::{AdvisoryLocks, lockable_bytes};
-use crate::core::Core;
 use crate::error::Result;
-use crate::inode_lock::{Holder, InodeLock, LockMode};
-use crate::membership::Byte;
+use crate::metadata::core::Core;
+use crate::shared::advisory::{AdvisoryLocks, lockable_bytes};
+use crate::shared::inode_lock::{Holder, InodeLock, LockMode};
+use crate::shared::membership::Byte;
 
 impl Pool {
     /// Locks an inode until the result is dropped; does not block, except that a handle that is open

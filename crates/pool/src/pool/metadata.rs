@@ -4,9 +4,9 @@ use super::Pool;
 use crate::error::{PoolError, Result};
 use crate::format::file::FileState;
 use crate::format::inode::Inode;
-use crate::image::View as MetadataView;
-use crate::reservation::Reservation;
-use crate::transaction::{Durability, Transaction};
+use crate::metadata::image::View as MetadataView;
+use crate::metadata::reservation::Reservation;
+use crate::metadata::transaction::{Durability, Transaction};
 
 impl Pool {
     /// The inode with this number; a free one if there is none.

@@ -1,12 +1,16 @@
 //! An open pool: each file has the methods of one subject, and passes them on to the
-//! [parts](crate::core) that do the work.
+//! [parts](crate::metadata::core) that do the work.
 
 mod commits;
 mod data;
 mod file_lock;
+mod grow;
 mod info;
+mod left_memory;
+mod lent_pins;
 mod locks;
 mod metadata;
+mod note;
 mod open;
 mod pages;
 mod pins;
@@ -17,14 +21,16 @@ use uuid::Uuid;
 
 pub use self::file_lock::FileLock;
 pub use self::info::PoolInfo;
+pub use self::left_memory::LeftMemory;
+pub use self::lent_pins::{BorrowedPins, PinPlace};
 pub use self::pins::OwnedPin;
 use crate::background::Worker;
-use crate::core::Core;
-use crate::error::{PoolError, Result};
+use crate::error::Result;
 use crate::format::layout::Layout;
-use crate::handle::Handle;
+use crate::log::replay::Committed;
 use crate::media::Media;
-use crate::replay::Committed;
+use crate::metadata::core::Core;
+use crate::shared::handle::Handle;
 
 /// An open pool. Cheap to clone; closed when the last clone is dropped. Threads may share it
 /// freely, and processes may share the file.
@@ -71,22 +77,9 @@ impl Pool {
         self.core().handle.uuid
     }
 
-    /// The features that the pool uses beyond the first form of format version 1, as bits:
-    /// [`SAVED`](crate::format::superblock::SAVED), [`SPECIAL`](crate::format::superblock::SPECIAL).
-    /// [`Pool::upgrade`] adds them to a pool of an earlier program.
+    /// What the pool has that not all have, as bits: [`SAVED`](crate::format::superblock::SAVED).
     pub fn features(&self) -> u64 {
         self.core().handle.features
-    }
-
-    /// Returns an error if the pool does not have these features, which `what` needs.
-    ///
-    /// # Errors
-    /// [`PoolError::NeedsUpgrade`].
-    pub fn check_features(&self, features: u64, what: &'static str) -> Result<()> {
-        if self.features() & features == features {
-            return Ok(());
-        }
-        Err(PoolError::NeedsUpgrade { path: self.media().path().to_path_buf(), what })
     }
 
     /// Whether it was opened for writing.

@@ -1,24 +1,23 @@
 //! Creating and opening pools.
 
 use std::fs::{File, Metadata};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use aquifer_sys::io::reopen;
 use aquifer_sys::open_file::mark;
 use uuid::Uuid;
 
 use super::{Pool, Shared};
-use crate::background;
-use crate::broker::{self, AccessKey, Granted};
-use crate::create::lock_to_format;
-use crate::error::{PoolError, Result};
-use crate::lock_file::LockFile;
+use crate::broker::{self, AccessKey, Broker, Granted};
+use crate::error::Result;
+use crate::media::lock_file::LockFile;
 use crate::media::{self, Media};
+use crate::open::create::lock_to_format;
+use crate::open::recovery::{self, Opened};
+use crate::open::workers;
 use crate::options::PoolOptions;
 use crate::point;
-use crate::recovery::{self, Opened};
 
 impl Pool {
     /// Options to create or open a pool with. As [`std::fs::File::options`].
@@ -67,21 +66,7 @@ impl Pool {
     /// [`PoolError::ReadOnly`](crate::PoolError::ReadOnly);
     /// [`PoolError::Parameter`](crate::PoolError::Parameter) for an exclusive handle.
     pub fn files_to_pass(&self) -> Result<[OwnedFd; 3]> {
-        self.check_kept()?;
-        let core = self.core();
-        core.handle.check_writable()?;
-        let failed = |source| media::OpenError::of(core.handle.media.path(), source);
-        let file = reopen(core.handle.media.file(), libc::O_RDWR).map_err(failed)?;
-        let [Some(segment), Some(pins)] = [core.handle.segment.file(), core.pins.places.file()]
-        else {
-            return Err(PoolError::Parameter {
-                what: "the pool to pass on",
-                value: core.handle.media.path().display().to_string(),
-                reason: "this process has it for itself",
-            });
-        };
-        let again = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed);
-        Ok([file, again(segment)?, again(pins)?])
+        broker::files_to_pass(self.core())
     }
 
     fn start(opened: Opened, options: &PoolOptions) -> Result<Pool> {
@@ -92,7 +77,7 @@ impl Pool {
             recovered_records = opened.recovered_records,
             "pool opened"
         );
-        background::prepare(&opened.core, options);
+        workers::prepare(&opened.core, options);
         Ok(Pool {
             shared: Arc::new(Shared {
                 core: opened.core,
@@ -100,6 +85,20 @@ impl Pool {
                 recovered_records: opened.recovered_records,
             }),
         })
+    }
+}
+
+impl Broker {
+    /// Listens for processes that want to write to `pool`, which is open for writing and shared. A
+    /// process that may read its shared memory ([`PoolOptions::segment_mode`]) may connect. Of the
+    /// options, only [`PoolOptions::broker_socket`] is used.
+    ///
+    /// # Errors
+    /// [`AccessError::BrokerRuns`], [`AccessError::SocketTaken`], [`AccessError::System`];
+    /// [`PoolError::ReadOnly`] if the pool was opened for reading, [`PoolError::Parameter`] if it
+    /// is not shared.
+    pub fn bind(pool: &Pool, key: &AccessKey, options: &PoolOptions) -> Result<Broker> {
+        Broker::bind_to(pool.core().clone(), pool.shared.clone(), key, options)
     }
 }
 

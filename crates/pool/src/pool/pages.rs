@@ -3,9 +3,9 @@
 use super::Pool;
 use crate::error::{PoolError, Result};
 use crate::format::run::Run;
-use crate::reservation::Reservation;
-use crate::space::Space;
-use crate::turn::Turn;
+use crate::metadata::reservation::Reservation;
+use crate::metadata::space::Space;
+use crate::metadata::turn::Turn;
 
 impl Pool {
     /// Reserves `pages` contiguous pages, the first a multiple of `align_pages`, to be written to.
@@ -130,6 +130,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Media`], [`PoolError::Stalled`].
+    #[cfg(feature = "mutants")]
+    #[doc(hidden)]
     pub fn zero_free_pages(&self, pages: u64) -> Result<u64> {
         let mut zeroed = 0;
         while zeroed < pages {

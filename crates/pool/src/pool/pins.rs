@@ -2,8 +2,8 @@
 
 use super::Pool;
 use crate::error::{PoolError, Result};
-use crate::image_words::pin_in_time;
 use crate::pins::{InodeUse, Pin, PinValue};
+use crate::shared::image_words::pin_in_time;
 
 impl Pin<'_> {
     /// Turns it into a pin that keeps the pool open as well; `pool` must be the one that made it.

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use aquifer_pool::format::inode::{HEAD_SLOT, PoolHead, SLOT_BYTES};
+use aquifer_pool::format::inode::{HEAD_SLOT, PoolHead};
 use aquifer_pool::format::layout::{METADATA_START_PAGE, SLOTS_PER_PAGE};
 use aquifer_pool::format::run::Run;
+use aquifer_pool::format::slot_bytes::SLOT_BYTES;
 use aquifer_pool::format::superblock::{COPIES, Superblock};
 use aquifer_pool::internals::{Presence, owners};
 use aquifer_pool::media::{self, Media, MediaError};

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::FormatError;
 use crate::file::FileKind;
-use crate::inode::SlotBytes;
+use crate::slot_bytes::SlotBytes;
 
 /// A node in its slot.
 #[derive(Debug, Clone, Copy)]

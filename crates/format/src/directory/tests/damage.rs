@@ -3,8 +3,7 @@
 
 use std::sync::LazyLock;
 
-use crate::inode::SLOT_BYTES;
-use crate::slot::seal;
+use crate::slot_bytes::{SLOT_BYTES, seal};
 use crate::slots::ChangeSlots;
 use proptest::prelude::*;
 

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::inode::{SLOT_BYTES, SlotBytes};
-use crate::slot::to_media;
+use crate::slot_bytes::{SLOT_BYTES, SlotBytes, to_media};
 use crate::slots::{ChangeSlots, ReadSlots, StructureError};
 
 const FIRST: u64 = 100;
