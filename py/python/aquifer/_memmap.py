@@ -803,15 +803,17 @@ class memmap(_native.Buffered):
             source.region.advise(0, len(source.region), "dontneed")
         is_of = type(self)
         self.__class__ = _closed_class(cast(Any, is_of))
+        source.closed = True
         try:
             # Once more: a flush lets other threads run. From here on they find the array closed.
             if _references(source) != _ALONE:
                 raise BufferError(f"cannot close {source.path}: slices or other arrays over its memory exist")
             source.region.retire()
-        except BaseException:
+        except (BufferError, OSError):
             self.__class__ = is_of
+            source.closed = False
             raise
-        source.closed = True
+        # After Ctrl-C it stays closed: its memory may be gone.
         _sources.discard(source)
 
     def __enter__(self) -> Self:
@@ -820,7 +822,12 @@ class memmap(_native.Buffered):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except BufferError:
+            # What has raised the error may refer to the array: it ends with the error.
+            if error is None:
+                raise
 
     # ---- copies ---------------------------------------------------------------------------------
 
