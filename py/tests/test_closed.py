@@ -227,6 +227,31 @@ def test_ctrl_c_leaves_no_open_array_of_zeros(path: str, mode: str) -> None:
         array.sum()
 
 
+class Closing:
+    """Closes an array when it is asked for its value."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __index__(self) -> int:
+        self.array.close()
+        return 7
+
+    __int__ = __index__
+
+
+def test_close_sees_calls_that_have_begun(path: str) -> None:
+    array = opened(path, "r+")
+    calls: list[Callable[[Any], Any]] = [
+        lambda closing: array.__setitem__((0, 0), closing),
+        lambda closing: array.repeat(closing),
+    ]
+    for call in calls:
+        with pytest.raises(BufferError):
+            call(Closing(array))
+    array.close()
+
+
 _HELD_AT_EXIT = """
 import sys
 import numpy as np

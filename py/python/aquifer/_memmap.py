@@ -419,6 +419,13 @@ class memmap(_native.Buffered):
             raise ValueError("this array lies in memory, and not in a file: use numpy's own functions")
         return source
 
+    def _held(self) -> _Source | None:
+        """What a call refers to while NumPy copies without the interpreter's lock: `close` in another thread finds that."""
+        source = self._source
+        if source is not None and source.closed:
+            raise ValueError(f"the array of {source.path} is closed")
+        return source
+
     def _is_in_memory(self) -> bool:
         """Whether it is no array of a file: what code has made of one that keeps subclasses, such as `numpy.array(…, subok=True)`."""
         source = self._source
@@ -520,6 +527,7 @@ class memmap(_native.Buffered):
                     rows = self.take(first)
                     # One element of text has indices of its own.
                     return rows[(slice(None),) * first.ndim + index[1:]] if len(index) > 1 else rows
+        _held = self._held()
         found = _getitem(self, index)
         if _faulted():
             self._raise_fault()
@@ -531,6 +539,7 @@ class memmap(_native.Buffered):
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, memmap):
             value = value.view(np.ndarray)
+        _held = self._held()
         _setitem(self, index, value)
         if _faulted():
             self._raise_fault()
@@ -564,6 +573,7 @@ class memmap(_native.Buffered):
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         operands = (*args, *kwargs.values())
+        _held = [array._held() for array in _arrays_of(operands)]
         result = super().__array_function__(func, types, args, kwargs)
         if _faulted():
             # It may have loaded bytes without a ufunc.
@@ -989,6 +999,7 @@ def _making_ordinary(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def called(self: memmap, *args: Any, **kwargs: Any) -> Any:
+        _held = self._held()
         found = method(self, *args, **kwargs)
         if _faulted():
             self._raise_fault()
