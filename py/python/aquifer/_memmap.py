@@ -738,9 +738,10 @@ class memmap(_native.Buffered):
             Stores for which the disk has no room stay changed, and the next flush tries again.
         NotDurableError:
             The device has failed, and stores since the last flush may be lost. So every later flush of the array raises as well:
-            write the array to another file. With `stores="private"` the pages stay changed, and the next flush tries again.
+            write the array to another file.
         FaultError:
-            The file ends before the array.
+            The file ends before the array. With `stores="private"` also where the device has failed: the pages stay changed, and the
+            next flush tries again.
         """
         if self._is_in_memory():
             return
