@@ -311,6 +311,8 @@ class memmap(_native.Buffered):
             raise ValueError(f'stores {stores!r}: use "shared" or "private"')
         if (stores is not None or allocate) and (mode not in ("r+", "w+") or backend == "cache"):
             raise ValueError('`stores` and `allocate` are for modes "r+" and "w+" of the default backend')
+        if allocate not in (False, True):
+            raise TypeError(f"allocate is a {type(allocate).__name__}; it is a flag: True or False")
         if cache is not None and (budget is not None or policy is not None):
             raise ValueError("a cache has its own budget and policy: give one or the other")
         if policy is not None and budget is None:
