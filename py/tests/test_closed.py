@@ -189,6 +189,69 @@ def test_an_iterator_that_was_begun_ends(path: str) -> None:
         next(rows)
 
 
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_an_error_leaves_a_with_statement_as_it_was_raised(path: str, mode: str) -> None:
+    """Its traceback refers to the array."""
+    with pytest.raises(IndexError, match="out of bounds"), opened(path, mode) as array:
+        array.take([1 << 40])
+    with pytest.raises(BufferError), opened(path, mode) as array:
+        held = array[1:]
+    assert held.shape == (4095, 64)
+
+
+class Interrupting:
+    """A region of which Ctrl-C follows the end."""
+
+    def __init__(self, region: Any) -> None:
+        self._region = region
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._region, name)
+
+    def __len__(self) -> int:
+        return len(self._region)
+
+    def retire(self) -> None:
+        self._region.retire()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_ctrl_c_leaves_no_open_array_of_zeros(path: str, mode: str) -> None:
+    array = opened(path, mode)
+    array._source.region = Interrupting(array._source.region)
+    with pytest.raises(KeyboardInterrupt):
+        array.close()
+    assert array.closed
+    with pytest.raises(ValueError, match="is closed"):
+        array.sum()
+
+
+class Closing:
+    """Closes an array when it is asked for its value."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __index__(self) -> int:
+        self.array.close()
+        return 7
+
+    __int__ = __index__
+
+
+def test_close_sees_calls_that_have_begun(path: str) -> None:
+    array = opened(path, "r+")
+    calls: list[Callable[[Any], Any]] = [
+        lambda closing: array.__setitem__((0, 0), closing),
+        lambda closing: array.repeat(closing),
+    ]
+    for call in calls:
+        with pytest.raises(BufferError):
+            call(Closing(array))
+    array.close()
+
+
 _HELD_AT_EXIT = """
 import sys
 import numpy as np

@@ -131,6 +131,7 @@ def test_what_is_wrong_is_refused_before_the_file_is_emptied(path: str, table: T
         {"budget": "much"},
         {"budget": "16MiB", "policy": "mru"},
         {"cache": object()},
+        {"allocate": "no"},
         {"shape": (1,) * 65},
         {"shape": 1 << 61},
         {"shape": (1 << 59) - 1},

@@ -315,6 +315,7 @@ fn kind_of_map(error: &MapError) -> Option<ErrorKind> {
         | MapError::Flush { cause: FlushCause::Truncated, .. } => ErrorKind::Truncated,
         MapError::Fault { cause: FaultCause::NoSpace, .. }
         | MapError::Flush { cause: FlushCause::NoSpace, .. } => ErrorKind::NoSpace,
+        MapError::Flush { cause: FlushCause::Gone(_), .. } => ErrorKind::NotDurable,
         MapError::Fault { .. } | MapError::Flush { .. } => ErrorKind::Io,
         MapError::ReadOnly { .. } => ErrorKind::ReadOnly,
         MapError::Forked => ErrorKind::Forked,

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use aquifer::device::{Fault, FaultRule, FaultTarget, Faulty};
+use aquifer::mapper::FlushCause;
 use aquifer::remote::RemoteError;
 use aquifer::{
     Cache, CacheError, Device, DeviceError, Error, ErrorKind, FileAccess, Files, FsError,
@@ -121,6 +122,9 @@ fn what_looks_like_a_failed_transfer_and_is_worse_has_its_own_kind() {
     let failed = PoolError::Failed { what: "a write", source: io::ErrorKind::StorageFull.into() };
     assert_eq!(kind(FsError::from(failed)), ErrorKind::NotDurable);
     assert_eq!(kind(ObjectError::from(PoolError::Forked)), ErrorKind::Forked);
+    let flush = |cause| MapError::Flush { path: "/data/file".into(), range: 0..PAGE, cause };
+    assert_eq!(kind(flush(FlushCause::Gone(libc::EIO))), ErrorKind::NotDurable);
+    assert_eq!(kind(flush(FlushCause::Lost(libc::EIO))), ErrorKind::Io, "flushed again");
 }
 
 #[test]

@@ -311,6 +311,8 @@ class memmap(_native.Buffered):
             raise ValueError(f'stores {stores!r}: use "shared" or "private"')
         if (stores is not None or allocate) and (mode not in ("r+", "w+") or backend == "cache"):
             raise ValueError('`stores` and `allocate` are for modes "r+" and "w+" of the default backend')
+        if allocate not in (False, True):
+            raise TypeError(f"allocate is a {type(allocate).__name__}; it is a flag: True or False")
         if cache is not None and (budget is not None or policy is not None):
             raise ValueError("a cache has its own budget and policy: give one or the other")
         if policy is not None and budget is None:
@@ -419,6 +421,13 @@ class memmap(_native.Buffered):
             raise ValueError("this array lies in memory, and not in a file: use numpy's own functions")
         return source
 
+    def _held(self) -> _Source | None:
+        """What a call refers to while NumPy copies without the interpreter's lock: `close` in another thread finds that."""
+        source = self._source
+        if source is not None and source.closed:
+            raise ValueError(f"the array of {source.path} is closed")
+        return source
+
     def _is_in_memory(self) -> bool:
         """Whether it is no array of a file: what code has made of one that keeps subclasses, such as `numpy.array(…, subok=True)`."""
         source = self._source
@@ -520,6 +529,7 @@ class memmap(_native.Buffered):
                     rows = self.take(first)
                     # One element of text has indices of its own.
                     return rows[(slice(None),) * first.ndim + index[1:]] if len(index) > 1 else rows
+        _held = self._held()
         found = _getitem(self, index)
         if _faulted():
             self._raise_fault()
@@ -531,6 +541,7 @@ class memmap(_native.Buffered):
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, memmap):
             value = value.view(np.ndarray)
+        _held = self._held()
         _setitem(self, index, value)
         if _faulted():
             self._raise_fault()
@@ -564,6 +575,7 @@ class memmap(_native.Buffered):
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         operands = (*args, *kwargs.values())
+        _held = [array._held() for array in _arrays_of(operands)]
         result = super().__array_function__(func, types, args, kwargs)
         if _faulted():
             # It may have loaded bytes without a ufunc.
@@ -728,9 +740,10 @@ class memmap(_native.Buffered):
             Stores for which the disk has no room stay changed, and the next flush tries again.
         NotDurableError:
             The device has failed, and stores since the last flush may be lost. So every later flush of the array raises as well:
-            write the array to another file. With `stores="private"` the pages stay changed, and the next flush tries again.
+            write the array to another file.
         FaultError:
-            The file ends before the array.
+            The file ends before the array. With `stores="private"` also where the device has failed: the pages stay changed, and the
+            next flush tries again.
         """
         if self._is_in_memory():
             return
@@ -803,15 +816,17 @@ class memmap(_native.Buffered):
             source.region.advise(0, len(source.region), "dontneed")
         is_of = type(self)
         self.__class__ = _closed_class(cast(Any, is_of))
+        source.closed = True
         try:
             # Once more: a flush lets other threads run. From here on they find the array closed.
             if _references(source) != _ALONE:
                 raise BufferError(f"cannot close {source.path}: slices or other arrays over its memory exist")
             source.region.retire()
-        except BaseException:
+        except (BufferError, OSError):
             self.__class__ = is_of
+            source.closed = False
             raise
-        source.closed = True
+        # After Ctrl-C it stays closed: its memory may be gone.
         _sources.discard(source)
 
     def __enter__(self) -> Self:
@@ -820,7 +835,12 @@ class memmap(_native.Buffered):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except BufferError:
+            # What has raised the error may refer to the array: it ends with the error.
+            if error is None:
+                raise
 
     # ---- copies ---------------------------------------------------------------------------------
 
@@ -982,6 +1002,7 @@ def _making_ordinary(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def called(self: memmap, *args: Any, **kwargs: Any) -> Any:
+        _held = self._held()
         found = method(self, *args, **kwargs)
         if _faulted():
             self._raise_fault()
