@@ -1,4 +1,5 @@
-//! Open-file-description locks between processes, including processes that are killed.
+//! Open-file-description locks between processes, including processes that are killed. A program of
+//! its own: a test of another file that forks would keep locks for a while.
 
 mod support;
 

@@ -1,17 +1,12 @@
 //! A full `/dev/shm` is reported when a segment is created, not by a signal at a later store.
 
-mod support;
-
 use std::ffi::{CStr, CString};
 use std::os::unix::process::CommandExt;
 
+use crate::support::{Actor, Role, command, say};
 use aquifer_sys::shared_memory::{SharedMemory, SharedMemoryError};
-use support::{Actor, command, play, say};
 
-#[test]
-fn child() {
-    play(&[("crowded", crowded)]);
-}
+pub const ROLES: &[Role] = &[("crowded", crowded)];
 
 const SMALL: &CStr = c"size=1M";
 

@@ -1,18 +1,13 @@
 //! The robust mutex between threads and processes, including holders that are killed.
 
-mod support;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::{Actor, Role, hear, say};
 use aquifer_sys::robust::{LockError, RobustMutex};
 use aquifer_sys::shared_memory::SharedMemory;
-use support::{Actor, hear, play, say};
 
-#[test]
-fn child() {
-    play(&[("holder", holder), ("adder", adder)]);
-}
+pub const ROLES: &[Role] = &[("holder", holder), ("adder", adder)];
 
 const LONG: Option<Duration> = Some(Duration::from_secs(30));
 const SHORT: Option<Duration> = Some(Duration::from_millis(30));

@@ -1,24 +1,18 @@
 //! Numbers of lifted descriptors, in processes with various limits of open files.
 
-mod support;
-
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Barrier;
 
+use crate::support::{Role, command};
 use aquifer_sys::high_fd::{HeldFile, lift};
-use support::{command, play};
 
-/// The roles of children. Not a test by itself.
-#[test]
-fn child() {
-    play(&[
-        ("behind", |_| behind()),
-        ("equal", |_| equal()),
-        ("refused", |_| refused()),
-        ("changed", |_| changed()),
-    ]);
-}
+pub const ROLES: &[Role] = &[
+    ("behind", |_| behind()),
+    ("equal", |_| equal()),
+    ("refused", |_| refused()),
+    ("changed", |_| changed()),
+];
 
 fn succeeds(role: &str) {
     let ended = command(role).output().unwrap();
