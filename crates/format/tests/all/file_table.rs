@@ -1,15 +1,13 @@
 //! The file table against a plain list of pages, and how much an edit writes.
 
-mod common;
-
 use std::collections::BTreeSet;
 
+use crate::common::Errors;
 use aquifer_format::file::{FILE_RUNS, FileInode, FileKind};
 use aquifer_format::file_table::{self, Extent, FileBytes, FilePage, FilePages, FileTable};
 use aquifer_format::run::{MAX_PAGES, MAX_RUN_PAGES, Run};
 use aquifer_format::run_list::LIST_RUNS;
 use aquifer_format::{PAGE_BYTES, StructureError};
-use common::Errors;
 use proptest::prelude::*;
 
 /// An error of a table or of its slots.
@@ -32,7 +30,7 @@ impl Errors for OfTable {
     }
 }
 
-type SlotMap = common::SlotMap<OfTable>;
+type SlotMap = crate::common::SlotMap<OfTable>;
 
 fn pages(first: u64, pages: u64) -> FilePages {
     FilePages { first: FilePage(first), pages }
@@ -571,7 +569,7 @@ fn without_a_free_slot_nothing_is_lost() {
     assert!(stale.is_err(), "a table of an older state is refused");
 }
 
-/// `cargo test --release -p aquifer-format --test file_table -- --ignored --nocapture`
+/// `cargo test --release -p aquifer-format --test all file_table -- --ignored --nocapture`
 #[test]
 #[ignore = "prints figures"]
 fn measure() {

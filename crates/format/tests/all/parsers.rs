@@ -1,9 +1,7 @@
 //! Runs the bodies of the fuzz targets (`fuzz/`) on random bytes, so that they keep working.
 
-mod support;
-
+use crate::support::parsers;
 use aquifer_testkit::campaign::fuzz;
-use support::parsers;
 
 #[test]
 fn any_bytes_as_a_superblock() {
