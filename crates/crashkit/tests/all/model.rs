@@ -1,8 +1,6 @@
 //! Random runs on the crash-enumerating media against a second, plain model of what a crash may
 //! leave.
 
-mod support;
-
 use std::collections::BTreeSet;
 
 use aquifer_crashkit::unguarded::UnguardedMedia;
@@ -11,7 +9,7 @@ use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 
-use support::{DOMAINS, range};
+use crate::support::{DOMAINS, range};
 
 /// A second, plain model of the units: all contents ever written to each, and the first that still
 /// counts.

@@ -1,12 +1,10 @@
 //! The enumerated states against lists written by hand, operation by operation and fault by fault.
 
-mod support;
-
 use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_crashkit::{CrashMedia, Fault, Left, Mark, Plan, Recording, Trigger, explore};
 use aquifer_pool::media::{Media, MediaOperation, PersistenceDomain};
 
-use support::{DOMAINS, range};
+use crate::support::{DOMAINS, range};
 
 /// Returns the first byte of each unit: sufficient where a test writes whole units of one value.
 fn letters(image: &[u8], unit_bytes: usize) -> String {

@@ -10,8 +10,6 @@
 //! to the last record. Recovery applies the records after the tail in order, up to the first
 //! missing one.
 
-mod support;
-
 use std::sync::Barrier;
 
 use aquifer_crashkit::unguarded::UnguardedMedia;
@@ -23,7 +21,7 @@ use aquifer_pool::media::{Media, MediaError, MediaOperation, PersistenceDomain};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 
-use support::{DOMAINS, range};
+use crate::support::{DOMAINS, range};
 
 const SLOTS: u64 = 4;
 /// Larger than a sector: a record can be torn in both domains.
