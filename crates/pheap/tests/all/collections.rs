@@ -1,16 +1,14 @@
 //! Compares the collections with those of `std`, through restarts, and in full heaps.
 
-mod support;
-
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
+use crate::support::{Object, PAGE};
 use aquifer_pheap::collections::{PBTreeMap, PBox, PHashMap, PString, PVec};
 use aquifer_pheap::heap::{HeapError, HeapRef, ObjectHeap, Placement};
 use aquifer_pheap::persist;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::{Object, PAGE};
 
 const ROOT: u64 = 0x7e57;
 

@@ -1,17 +1,15 @@
 //! Compares the allocator with a plain model, through restarts and moves; and tests each of its
 //! errors.
 
-mod support;
-
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::support::{Object, PAGE, header_of_small_zones};
 use aquifer_pheap::heap::{Damage, HeapError, NotAllocated, ObjectHeap, Placement};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::{Object, PAGE, header_of_small_zones};
 
 /// The allocations: offset → (requested size, fill byte).
 type Model = BTreeMap<u64, (usize, u8)>;

@@ -1,15 +1,13 @@
 //! A damaged heap returns errors; it must neither hang nor access memory outside the object. The
 //! object lies between guard pages: touching them kills the test.
 
-mod support;
-
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
+use crate::support::{Object, PAGE};
 use aquifer_pheap::heap::{Damage, HeapError, ObjectHeap, Placement};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::{Object, PAGE};
 use xxhash_rust::xxh3::xxh3_64;
 
 const PAGES: usize = 64;

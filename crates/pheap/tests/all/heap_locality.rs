@@ -1,15 +1,13 @@
 //! Counts the pages stored to, which a `psync` would have to write.
 
-mod support;
-
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
+use crate::support::{Object, PAGE};
 use aquifer_pheap::collections::{PBTreeMap, PHashMap};
 use aquifer_pheap::heap::{ObjectHeap, Placement};
 use aquifer_testkit::campaign::seed;
 use aquifer_testkit::rng::Rng;
-use support::{Object, PAGE};
 
 fn alloc(heap: &ObjectHeap, size: usize) -> NonNull<u8> {
     let memory = heap.alloc(Layout::from_size_align(size, 8).unwrap()).unwrap();
