@@ -101,15 +101,8 @@ impl Storing {
     }
 }
 
-#[test]
-fn child() {
-    child::play(&[
-        ("permitted", permitted),
-        ("refused", refused),
-        ("ends", ends),
-        ("uncounted", uncounted),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] =
+    &[("permitted", permitted), ("refused", refused), ("ends", ends), ("uncounted", uncounted)];
 
 #[test]
 fn no_store_is_lost() {
