@@ -1,12 +1,10 @@
 //! Byte-addressable devices.
 
-mod support;
-
 use std::fs::File;
 use std::os::fd::FromRawFd;
 
+use crate::support::{ListBatch, check_against_model, seed};
 use aquifer_device::{DaxDevice, Device, DeviceError, MemoryDevice, Persistence};
-use support::{ListBatch, check_against_model, seed};
 
 /// A memfd of this length.
 fn memfd(len_bytes: u64, flags: libc::c_uint) -> std::io::Result<File> {

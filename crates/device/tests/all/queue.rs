@@ -1,16 +1,14 @@
 //! Batches on both engines: the same semantics, whichever the kernel grants.
 
-mod support;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::support::{ListBatch, Planned, Random};
 use aquifer_device::{
     AlignedBuffer, Batch, Counting, Device, DeviceError, FileDevice, IoOperation, Request,
 };
-use support::{ListBatch, Planned, Random};
 
 const BLOCK_BYTES: usize = 4096;
 
@@ -228,7 +226,7 @@ fn many_threads_run_batches_at_once() {
 
 #[test]
 fn a_truncation_during_a_batch_gives_ends_or_errors_never_foreign_bytes() {
-    let mut random = Random(support::seed(3));
+    let mut random = Random(crate::support::seed(3));
     for io_uring in [true, false] {
         let file = numbered_file(200);
         let device = open(file.path(), io_uring);
@@ -323,7 +321,7 @@ impl Forking {
         if child == 0 {
             self.is_child = true;
             // SAFETY: ends a child that hangs.
-            unsafe { libc::alarm(20) };
+            unsafe { libc::alarm(600) };
             return;
         }
         let mut status = 0;
@@ -374,7 +372,7 @@ fn a_child_of_the_batch_itself_returns_and_leaves_the_queue_to_its_parent() {
 /// Runs one ignored test of this file in a separate process.
 fn run_alone(test: &str, environment: &[(&str, &str)]) {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--nocapture"])
+        .args(["--exact", &format!("queue::{test}"), "--ignored", "--nocapture"])
         .env_remove("AQUIFER_NO_IO_URING")
         .envs(environment.iter().copied())
         .output()

@@ -1,14 +1,12 @@
 //! File devices: content against a model, files that change, unsuitable files.
 
-mod support;
-
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::support::{ListBatch, Planned, check_against_model, seed};
 use aquifer_device::{AlignedBuffer, Device, DeviceError, Direct, FileDevice, IoOperation};
-use support::{ListBatch, Planned, check_against_model, seed};
 
 /// A sparse file of this length in the temporary directory.
 fn file_of(len_bytes: u64) -> tempfile::NamedTempFile {
@@ -454,7 +452,7 @@ fn a_sync_that_a_signal_interrupts_is_made_again() {
 /// In a separate process, which closes descriptors and raises its limit.
 #[test]
 fn a_device_writes_to_no_file_that_has_its_number() {
-    let test = "alone_the_numbers_of_a_device_are_given_to_other_files";
+    let test = "file_device::alone_the_numbers_of_a_device_are_given_to_other_files";
     let arguments = ["--exact", test, "--ignored", "--nocapture"];
     let program = std::env::current_exe().unwrap();
     let output = std::process::Command::new(program).args(arguments).output().unwrap();

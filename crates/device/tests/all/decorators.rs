@@ -1,15 +1,13 @@
 //! Decorators: what they inject, and that no operation bypasses them.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{ListBatch, check_against_model, seed};
 use aquifer_device::{
     Counting, Device, DeviceError, Direct, Fault, FaultRule, FaultTarget, Faulty, FileDevice,
     IoOperation, MemoryDevice, Rate, Throttled, Trigger,
 };
-use support::{ListBatch, check_against_model, seed};
 
 fn memory() -> MemoryDevice {
     MemoryDevice::new(64 << 10).unwrap()
