@@ -1,8 +1,8 @@
 //! The check explains each inconsistency of the files; the repair fixes what it can without losing data; and
 //! reading damaged metadata is an error, and never returns another file's content.
 
-mod support;
-
+use crate::support::pool::{FileMedia, alone, forge, reading};
+use crate::support::*;
 use aquifer_check::{CheckOptions, CheckReport, Finding, FindingKind, Severity, check, repair};
 use aquifer_fs::{Files, FsError, SetMode};
 use aquifer_pool::format::directory::{DirectoryEntry, Node, NodeContent};
@@ -10,8 +10,6 @@ use aquifer_pool::format::file::{FileInode, FileKind, ROOT_INODE};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;
 use aquifer_pool::{InodeUse, PoolError};
-use support::pool::{FileMedia, alone, forge, reading};
-use support::*;
 
 fn report_of(image: &[u8]) -> CheckReport {
     let media = FileMedia::of(image);
@@ -492,7 +490,7 @@ fn lose(image: &mut [u8], path: &str) {
         assert!(!entries.is_empty(), "a leaf has names");
     });
     let above = std::path::Path::new(path).parent().unwrap().to_str().unwrap();
-    directory += support::number(image, above);
+    directory += crate::support::number(image, above);
     let is_directory = inode(image, number).kind == FileKind::Directory;
     change(image, directory, |inode| {
         inode.entries -= 1;

@@ -10,12 +10,12 @@
 //! can make two objects show the same bytes, but not where the pool is opened with
 //! [`PoolOptions::check`].
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::support::pool::*;
+use crate::support::{ACCIDENTS, accident, pick};
 use aquifer_check::{CheckOptions, CheckReport, FindingKind, Severity, check, repair};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
@@ -24,8 +24,6 @@ use aquifer_pool::media::{ByteRange, Media};
 use aquifer_pool::{Pool, PoolError, PoolOptions};
 use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::pool::*;
-use support::{ACCIDENTS, accident, pick};
 
 const POOL_BYTES: usize = 384 << 10;
 const PAGE: usize = PAGE_BYTES as usize;
@@ -635,10 +633,10 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
 
 #[test]
 fn any_changes_of_a_pool() {
-    fuzz(400, 64, support::any_changes::image);
+    fuzz(400, 64, crate::support::any_changes::image);
 }
 
 #[test]
 fn any_changes_of_a_closed_pool() {
-    fuzz(400, 64, support::any_changes::saved);
+    fuzz(400, 64, crate::support::any_changes::saved);
 }

@@ -1,14 +1,13 @@
 //! The check explains what is wrong and changes nothing; the repair makes only changes that lose
 //! nothing.
 
-mod support;
-
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
+use crate::support::pool::*;
 use aquifer_check::{CheckOptions, CheckReport, Finding, FindingKind, Severity, check, repair};
 use aquifer_crashkit::unguarded::UnguardedMedia;
 use aquifer_pool::format::PAGE_BYTES;
@@ -17,7 +16,6 @@ use aquifer_pool::format::run::Run;
 use aquifer_pool::media::{ByteRange, Media, MediaError, PersistenceDomain};
 use aquifer_pool::{Pool, PoolError};
 use aquifer_testkit::child;
-use support::pool::*;
 
 const POOL_BYTES: usize = 512 << 10;
 const PAGE: usize = PAGE_BYTES as usize;
@@ -536,11 +534,8 @@ fn what_looks_like_damage_while_the_pool_changes_is_looked_at_again() {
     drop(pool);
 }
 
-/// Runs a child's role. Not a test by itself.
-#[test]
-fn child() {
-    child::play(&[("committer", committer), ("sitter", sitter), ("visitor", visitor)]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] =
+    &[("committer", committer), ("sitter", sitter), ("visitor", visitor)];
 
 fn committer() {
     let path = std::env::var("POOL").expect("set by the parent");
@@ -565,7 +560,10 @@ fn sitter() {
     let pool = shared().open_on(FileMedia::open(Path::new(&path))).unwrap();
     sample::commit(&pool, &[("alpha", 0)], 66).unwrap();
     println!("ready");
-    std::thread::sleep(std::time::Duration::from_secs(80));
+    // Until the parent kills it.
+    loop {
+        std::thread::park();
+    }
 }
 
 /// Opens the pool, changes something and closes it.

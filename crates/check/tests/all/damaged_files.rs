@@ -5,17 +5,15 @@
 //! adversary changes fields of slots and fixes the checksums, also inside the log. Content is left
 //! alone: no checksum covers it.
 
-mod support;
-
+use crate::support::damaged::{exercise, read_if_possible, with_unreadable_page};
+use crate::support::pool::{FileMedia, alone, forge, reading, scratch};
+use crate::support::{ACCIDENTS, accident, closed_image, crashed_image};
 use aquifer_check::{CheckOptions, FindingKind, check};
 use aquifer_fs::Files;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::inode::SLOT_BYTES;
 use aquifer_testkit::campaign::{fuzz, seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::damaged::{exercise, read_if_possible, with_unreadable_page};
-use support::pool::{FileMedia, alone, forge, reading, scratch};
-use support::{ACCIDENTS, accident, closed_image, crashed_image};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -230,5 +228,5 @@ fn each_page_that_cannot_be_read_is_a_typed_error() {
 
 #[test]
 fn any_changes_of_a_pool_with_files() {
-    fuzz(150, 32, support::damaged::image);
+    fuzz(150, 32, crate::support::damaged::image);
 }
