@@ -1,39 +1,31 @@
 //! Objects across processes: access control, the state after a process is killed, and valid
 //! pointers.
 
-#[path = "support/actor.rs"]
-mod actor;
-mod support;
-
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use actor::{Actor, command, hear, say, told};
+use crate::actor::{Actor, command, hear, say, told};
+use crate::support::{PAGE, Place, Wrapped, attach_for, load, load_all, store};
 use aquifer_check::CheckOptions;
 use aquifer_object::{Access, Attachment, ObjectError, ObjectOptions, ObjectState, Objects};
 use aquifer_pool::Pool;
 use aquifer_pool::media;
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use support::{PAGE, Place, Wrapped, attach_for, load, load_all, store};
+use aquifer_testkit::watchdog::wait_until;
 
-/// The roles of children. Not a test by itself.
-#[test]
-fn child() {
-    child::play(&[
-        ("holder", holder),
-        ("counter", counter),
-        ("checker", checker),
-        ("builder", builder),
-        ("walker", walker),
-        ("stuck writer", stuck_writer),
-        ("resizer", resizer),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("holder", holder),
+    ("counter", counter),
+    ("checker", checker),
+    ("builder", builder),
+    ("walker", walker),
+    ("stuck writer", stuck_writer),
+    ("resizer", resizer),
+];
 
 fn objects() -> Objects {
     Objects::open(told("POOL")).unwrap()
@@ -194,11 +186,7 @@ fn namespaces_of_processes_are_seen_through() {
     }
     holder.kill();
     // The process in the namespace is killed a moment after its parent process.
-    let start = std::time::Instant::now();
-    while objects.attach_mut("object").is_err() {
-        assert!(start.elapsed().as_secs() < 30, "a killed holder blocks");
-        std::thread::yield_now();
-    }
+    wait_until("a killed holder's object", || objects.attach_mut("object").is_ok());
 }
 
 // ---- killed writers -----------------------------------------------------------------------------

@@ -2,11 +2,10 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "one range is a list of ranges here")]
 
-mod support;
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::support::{PAGE, Place, on_media, operations, survivor};
 use aquifer_crashkit::{CrashMedia, Fault, Trigger};
 use aquifer_object::{Attachment, CreateObject, ObjectError, ObjectOptions, Objects};
 use aquifer_pool::PoolError;
@@ -14,7 +13,6 @@ use aquifer_pool::media::MediaOperation;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::TrackerForm;
-use support::{PAGE, Place, on_media, operations, survivor};
 
 const PAGES: usize = 48;
 

@@ -1,32 +1,28 @@
-//! What a forked child of a process with attached objects can do. One test at a time: a child has
-//! only the thread that forked.
-
-mod support;
+//! What a forked child of a process with attached objects can do. Each test is
+//! a process of its own: a child has only the thread that forked.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::support::{Place, store};
 use aquifer_object::collections::{PBTreeMap, PBox, PHashMap, PString, PVec};
 use aquifer_object::{CreateObject, ObjectError, ObjectOptions};
-use support::{Place, store};
 
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("dropping", dropping),
+    ("busy threads", busy_threads),
+    ("own threads", own_threads),
+    ("no objects", no_objects),
+];
 
 /// Runs `body` in a child; returns the signal that ended it, or its exit status.
 fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
     // SAFETY: the child exits through `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: `alarm` kills a child that hangs; `_exit` ends it.
-        unsafe {
-            libc::alarm(20);
-            libc::_exit(body());
-        }
+        aquifer_testkit::child::dies_with_its_parent();
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(body()) };
     }
     let mut status = 0;
     // SAFETY: waits for the child forked above.
@@ -40,7 +36,10 @@ fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
 
 #[test]
 fn a_child_has_no_objects_and_may_attach_its_own() {
-    let _alone = alone();
+    aquifer_testkit::child::succeeds("no objects");
+}
+
+fn no_objects() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
     for name in ["object", "other"] {
@@ -125,7 +124,10 @@ fn a_child_has_no_objects_and_may_attach_its_own() {
 /// handles must not detach them.
 #[test]
 fn a_childs_threads_are_its_own() {
-    let _alone = alone();
+    aquifer_testkit::child::succeeds("own threads");
+}
+
+fn own_threads() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
     objects.create("object", 1 << 16).unwrap();
@@ -160,7 +162,10 @@ fn a_childs_threads_are_its_own() {
 /// Even if many threads of the parent are in the middle of allocating.
 #[test]
 fn a_child_of_busy_threads_may_have_heaps() {
-    let _alone = alone();
+    aquifer_testkit::child::succeeds("busy threads");
+}
+
+fn busy_threads() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
     let heap = CreateObject::new().heap(true);
@@ -198,7 +203,10 @@ fn a_child_of_busy_threads_may_have_heaps() {
 /// Their memory is not mapped: nothing must be freed.
 #[test]
 fn dropping_the_parents_structures_does_nothing_in_a_child() {
-    let _alone = alone();
+    aquifer_testkit::child::succeeds("dropping");
+}
+
+fn dropping() {
     let place = Place::new();
     let objects = place.create(8 << 20, 1 << 20);
     let heap = CreateObject::new().heap(true);

@@ -1,7 +1,6 @@
 //! Enlarging, shrinking and moving objects.
 
-mod support;
-
+use crate::support::{PAGE, Place, load_all, on_media, reopen, store};
 use aquifer_crashkit::{Fault, Trigger};
 use aquifer_object::{CreateObject, ObjectError, Objects};
 use aquifer_pool::PoolError;
@@ -9,7 +8,6 @@ use aquifer_pool::media::MediaOperation;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::fixed::WINDOW;
-use support::{PAGE, Place, load_all, on_media, reopen, store};
 
 fn size(pages: usize) -> u64 {
     (pages * PAGE) as u64

@@ -1,15 +1,13 @@
 //! The calls that create, find and attach objects, in one process.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::support::{PAGE, Place, attach_for, load, load_all, store};
 use aquifer_object::{Access, CreateObject, ObjectError, ObjectOptions, ObjectState, Objects};
 use aquifer_pool::{Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::fixed::{self, FixedRange, WINDOW};
-use support::{PAGE, Place, attach_for, load, load_all, store};
 
 fn small(place: &Place) -> Objects {
     place.create(16 << 20, 1 << 20)

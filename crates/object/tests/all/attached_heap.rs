@@ -1,13 +1,9 @@
 //! Heaps in attached objects: safe Rust whose structures survive.
 
-#[path = "../../pheap/tests/support/mod.rs"]
-mod heap_support;
-mod support;
-
+use crate::support::{PAGE, Place, on_media, reopen};
 use aquifer_object::collections::{PBTreeMap, PString, PVec};
 use aquifer_object::heap::HeapError;
 use aquifer_object::{CreateObject, ObjectError, Objects};
-use support::{PAGE, Place, on_media, reopen};
 
 aquifer_object::persist! {
     /// The root type of the tests.
@@ -156,7 +152,7 @@ fn a_heap_that_cannot_take_more_in_is_opened_all_the_same() {
     let (_, objects) = on_media(32 << 20, 1 << 20);
     create_heap(&objects, "notes", 129 * PAGE as u64);
     let mut object = objects.attach_mut("notes").unwrap();
-    let header = heap_support::header_of_small_zones(object.address(), 64);
+    let header = crate::heap_support::header_of_small_zones(object.address(), 64);
     // SAFETY: the object's first page, which is not in use; it holds a heap afterwards.
     unsafe { object.start().cast().write(header) };
     object.psync().unwrap();

@@ -1,9 +1,10 @@
 //! Rollback: what it undoes, what stays, and its failures.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{
+    PAGE, Wrapped, alone, fill, load, load_all, on_media, operations, reopen, store,
+};
 use aquifer_crashkit::{CrashMedia, Fault, Trigger};
 use aquifer_object::collections::PVec;
 use aquifer_object::heap::HeapError;
@@ -13,7 +14,6 @@ use aquifer_pool::media::{MediaOperation, PersistenceDomain};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::TrackerForm;
-use support::{PAGE, Wrapped, alone, fill, load, load_all, on_media, operations, reopen, store};
 
 /// More than the 2 MiB in which stores are tracked at a time.
 const PAGES: usize = 700;

@@ -2,27 +2,18 @@
 //! so. Every call returns an object with the content of one psync, or an error that reflects
 //! another process's action.
 
-#[path = "support/actor.rs"]
-mod actor;
-mod support;
-
-use actor::{Actor, say, told};
+use crate::actor::{Actor, say, told};
+use crate::support::{PAGE, Place, load_all, store};
 use aquifer_check::CheckOptions;
 use aquifer_object::{CreateObject, ObjectError, Objects};
 use aquifer_pool::PoolError;
 use aquifer_testkit::campaign::{seed, steps};
-use aquifer_testkit::child;
 use aquifer_testkit::rng::Rng;
-use support::{PAGE, Place, load_all, store};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const MOST_PAGES: u64 = 9;
 
-/// The roles of children. Not a test by itself.
-#[test]
-fn child() {
-    child::play(&[("meddler", meddler)]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("meddler", meddler)];
 
 /// Every psync stores one number to all pages; pages added since then are zero.
 fn check(name: &str, numbers: &[u64]) {

@@ -1,11 +1,10 @@
 //! Crash states: after any power cut, every object has the content of its last completed psync, or
 //! of the one in flight.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::support::{PAGE, alone, fill, filled, load_all, store, stored};
 use aquifer_crashkit::{
     CrashFailure, CrashMedia, CrashState, Explored, Plan, Recording, Verdict, campaign, explore,
 };
@@ -13,7 +12,6 @@ use aquifer_object::{Attachment, CreateObject, ObjectError, Objects};
 use aquifer_pool::media::PersistenceDomain;
 use aquifer_pool::{Mutant, PoolError};
 use aquifer_testkit::rng::Rng;
-use support::{PAGE, alone, fill, filled, load_all, store, stored};
 
 const POOL_BYTES: u64 = 768 << 10;
 /// More pages than fit into a commit in the log: a quarter of 64 KiB.

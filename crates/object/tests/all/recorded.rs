@@ -1,9 +1,8 @@
 //! Heaps that record their stores: a psync commits what was recorded, which must be all there is.
 
-mod support;
-
 use std::alloc::Layout;
 
+use crate::support::{on_media, survivor};
 use aquifer_crashkit::{CrashMedia, Fault, Trigger};
 use aquifer_object::collections::{PBTreeMap, PBox, PHashMap, PString, PVec};
 use aquifer_object::heap::{HeapError, HeapRef, Scope};
@@ -11,7 +10,6 @@ use aquifer_object::{Attachment, CreateObject, ObjectOptions, Objects};
 use aquifer_pool::media::MediaOperation;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
-use support::{on_media, survivor};
 
 const OBJECT_BYTES: u64 = 1 << 20;
 /// Where the tests store behind the heap's back.

@@ -1,20 +1,15 @@
 //! Compares the structures of the examples with those of `std`, through restarts.
 
-#[path = "../examples/common/mod.rs"]
-mod common;
-#[path = "../../pheap/tests/support/mod.rs"]
-mod heap_support;
-
+use crate::common::lru_cache::LruCache;
+use crate::common::plain_list::PlainList;
+use crate::common::sorted_list::SortedList;
+use crate::common::word_index::WordIndex;
+use crate::heap_support::{Object, PAGE};
 use aquifer_object::collections::PString;
 use aquifer_object::heap::Placement;
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::model::{Lru, Model};
 use aquifer_testkit::rng::Rng;
-use common::lru_cache::LruCache;
-use common::plain_list::PlainList;
-use common::sorted_list::SortedList;
-use common::word_index::WordIndex;
-use heap_support::{Object, PAGE};
 
 const ROOT: u64 = 3;
 
@@ -25,7 +20,7 @@ fn an_unfinished_pool_is_made_anew() {
     let pool = directory.path().join("example.pool");
     std::fs::write(directory.path().join("example.pool.unfinished"), [0; 100_000]).unwrap();
     for is_first in [true, false] {
-        let mut attached = common::attach_heap(&pool, "list").unwrap();
+        let mut attached = crate::common::attach_heap(&pool, "list").unwrap();
         {
             let heap = attached.heap().unwrap();
             // SAFETY: the only list, and nothing else was made the root.

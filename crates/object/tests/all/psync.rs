@@ -1,7 +1,5 @@
 //! psync: what it writes, its cost, and its failures.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
@@ -9,6 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
+use crate::support::{
+    PAGE, Place, Wrapped, fill, filled, load, load_all, on_media, operations, reopen, store, stored,
+};
 use aquifer_crashkit::{CrashMedia, Fault, Trigger};
 use aquifer_object::{Attachment, ObjectError, ObjectOptions, ObjectState, Objects, PendingPsync};
 use aquifer_pool::media::{self, ByteRange, Media, MediaOperation, PersistenceDomain};
@@ -16,9 +17,6 @@ use aquifer_pool::{LockMode, Pool, PoolError};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::dirty::TrackerForm;
-use support::{
-    PAGE, Place, Wrapped, fill, filled, load, load_all, on_media, operations, reopen, store, stored,
-};
 
 fn create(objects: &Objects, name: &str, pages: usize) {
     objects.create(name, (pages * PAGE) as u64).unwrap();
@@ -350,7 +348,7 @@ fn a_shadow_run_is_not_written_while_a_record_behind_the_tail_names_it() {
         });
         object.detach().unwrap();
         let crashed = CrashMedia::from_image(&image, media.domain()).unwrap();
-        let pool = support::alone().open_on(Arc::new(crashed)).unwrap();
+        let pool = crate::support::alone().open_on(Arc::new(crashed)).unwrap();
         let survivor = Objects::new(pool).attach("object").unwrap();
         assert!(load_all(&survivor).iter().all(|&number| number == filled(round)), "round {round}");
         drop(survivor);
@@ -856,7 +854,7 @@ fn recovery_keeps_what_was_copying_and_drops_what_was_persisting() {
     drop((object, objects));
     for (image, expected) in [(while_writing, 0), (while_copying, 1)] {
         let media = CrashMedia::from_image(&image, media.domain()).unwrap();
-        let pool = support::alone().open_on(Arc::new(media)).unwrap();
+        let pool = crate::support::alone().open_on(Arc::new(media)).unwrap();
         let objects = Objects::new(pool);
         assert_eq!(objects.state_of("object").unwrap(), ObjectState::Detached);
         assert_eq!(load(&attach(&objects, "object"), 0), expected);
