@@ -17,6 +17,7 @@ use aquifer_mapper::{
 };
 use aquifer_testkit::campaign::steps;
 use aquifer_testkit::child;
+use aquifer_testkit::watchdog::wait_until;
 use tempfile::TempDir;
 
 /// A view whose stores are private until they are flushed.
@@ -47,17 +48,14 @@ fn refusal(mapper: &Mapper, path: &Path) -> Option<i32> {
     }
 }
 
-#[test]
-fn child() {
-    child::play(&[
-        ("no permission", no_permission),
-        ("SIGBUS blocked", sigbus_blocked),
-        ("prepared thread", prepared_thread),
-        ("bare load", bare_load),
-        ("forks", forks),
-        ("scattered looks", scattered_looks),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("no permission", no_permission),
+    ("SIGBUS blocked", sigbus_blocked),
+    ("prepared thread", prepared_thread),
+    ("bare load", bare_load),
+    ("forks", forks),
+    ("scattered looks", scattered_looks),
+];
 
 // ---- names ----------------------------------------------------------------------------------------
 
@@ -379,11 +377,7 @@ fn a_file_system_can_be_unmounted_once_its_files_are_forgotten() {
             _ => drop(mapper),
         }
         // A child that another test has just forked may hold copies of descriptors for a moment.
-        let start = std::time::Instant::now();
-        while let Err(error) = disk.unmount(0) {
-            assert!(start.elapsed().as_secs() < 30, "round {round}: {error}");
-            std::thread::yield_now();
-        }
+        wait_until(&format!("unmounting in round {round}"), || disk.unmount(0).is_ok());
         let (device, target) = (c_string(disk.device.as_ref()), c_string(&disk.path("")));
         // SAFETY: NUL-terminated strings that outlive the call.
         let mounted = unsafe {
@@ -682,8 +676,7 @@ fn forks() {
             // leaves by `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: no preconditions; the alarm ends a child that hangs.
-                unsafe { libc::alarm(60) };
+                aquifer_testkit::child::dies_with_its_parent();
                 let refused =
                     [map(&mapper, &path(1)).map(drop), view.read(|_| ()), mapper.forget_all()];
                 let all = refused.iter().all(|outcome| matches!(outcome, Err(MapError::Forked)));

@@ -8,6 +8,8 @@ use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
 use tempfile::TempDir;
 
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("no flusher", no_flusher)];
+
 /// A view whose stores are private until they are flushed.
 const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
@@ -125,6 +127,10 @@ fn threads() -> Vec<String> {
 /// Nothing writes stores before a flush does: there is no thread that could.
 #[test]
 fn without_being_asked_no_thread_writes_stores_before_they_are_flushed() {
+    aquifer_testkit::child::succeeds("no flusher");
+}
+
+fn no_flusher() {
     let (_directory, path, mapper) = scene(10 * PAGE as usize);
     let view = mapper.map(&path, PRIVATE, ..).unwrap();
     (0..10).for_each(|page| view.set(page * PAGE, 7u8).unwrap());

@@ -23,17 +23,14 @@ const MIB: u64 = 1 << 20;
 /// Longer than any file that `read_once` reads rather than maps.
 const LARGE: u64 = 4 * MIB;
 
-#[test]
-fn child() {
-    child::play(&[
-        ("unreadable", unreadable),
-        ("hangs up", hangs_up),
-        ("changes", changes),
-        ("unwritable", unwritable),
-        ("unwritable shared", unwritable_shared),
-        ("unwritable within a budget", unwritable_within_a_budget),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("unreadable", unreadable),
+    ("hangs up", hangs_up),
+    ("changes", changes),
+    ("unwritable", unwritable),
+    ("unwritable shared", unwritable_shared),
+    ("unwritable within a budget", unwritable_within_a_budget),
+];
 
 /// Mounts a directory with files of these lengths. `None`, reported to the parent, where that is
 /// not possible.

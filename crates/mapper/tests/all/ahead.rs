@@ -3,19 +3,15 @@
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
 
 use std::fs::{self, File, OpenOptions};
-use std::future::Future;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake};
-use std::thread::Thread;
 
 use aquifer_mapper::{
     Advice, FaultCause, FileAccess, FileView, MapError, Mapper, Stores, ViewOptions,
 };
 use aquifer_sys::memory;
+use aquifer_testkit::executor::block_on;
 use tempfile::TempDir;
 
 /// A view whose stores are private until they are flushed.
@@ -45,24 +41,6 @@ fn view(mapper: &Mapper, directory: &TempDir, pages: u64) -> FileView {
 fn cut(view: &FileView, pages: u64) {
     let file = OpenOptions::new().write(true).open(view.path()).unwrap();
     file.set_len(pages * PAGE).unwrap();
-}
-
-/// A minimal executor.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Arc::new(Unpark(std::thread::current())).into();
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::park(),
-        }
-    }
 }
 
 fn scattered(count: u64, pages: u64) -> Vec<std::ops::Range<u64>> {

@@ -58,14 +58,11 @@ fn check_all(views: &[FileView]) {
     }
 }
 
-#[test]
-fn child() {
-    child::play(&[
-        ("more files than mappings", more_files_than_mappings),
-        ("a hundred thousand files", a_hundred_thousand_files),
-        ("a file without a path", a_file_without_a_path),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("more files than mappings", more_files_than_mappings),
+    ("a hundred thousand files", a_hundred_thousand_files),
+    ("a file without a path", a_file_without_a_path),
+];
 
 fn more_files_than_mappings() {
     let directory = tempfile::tempdir().unwrap();

@@ -5,18 +5,16 @@ use std::fs::File;
 use std::os::fd::{AsFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use aquifer_mapper::{FileAccess, FileView, Mapper, MapperBuilder};
 use aquifer_sys::memory::{self, REGION_BYTES, SMALL_PAGE_BYTES};
 use aquifer_sys::residency::{self, Backing};
 use aquifer_testkit::campaign::{seed, steps};
 use aquifer_testkit::rng::Rng;
+use aquifer_testkit::watchdog::wait_until;
 
 const BUDGET: u64 = 24 << 20;
 const STEP: u64 = REGION_BYTES as u64;
-/// A time limit that is only reached if the event never happens.
-const NEVER: Duration = Duration::from_secs(30);
 
 fn builder() -> MapperBuilder {
     Mapper::builder().resident_budget_bytes(BUDGET)
@@ -60,14 +58,6 @@ fn resident_bytes(view: &FileView) -> u64 {
     let mut pages = vec![0; view.len_bytes() as usize / SMALL_PAGE_BYTES];
     memory::residency(view.as_ptr(), view.len_bytes() as usize, &mut pages).unwrap();
     pages.iter().filter(|&&page| page & 1 == 1).count() as u64 * SMALL_PAGE_BYTES as u64
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !is_so() {
-        assert!(started.elapsed() < NEVER, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Reads a view from start to end; after each step the resident memory falls below the bound.

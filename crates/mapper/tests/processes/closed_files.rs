@@ -11,11 +11,7 @@ use aquifer_testkit::child;
 /// A view whose stores are private until they are flushed.
 const PRIVATE: ViewOptions = ViewOptions::write().stores(Stores::Private);
 
-/// The roles of children. Not a test by itself.
-#[test]
-fn child() {
-    child::play(&[("replaces", replaces)]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("replaces", replaces)];
 
 fn replaces() {
     // SAFETY: zeros are a value of the structure, and the calls only read and write it.

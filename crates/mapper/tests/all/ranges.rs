@@ -30,7 +30,7 @@ fn endless(directory: &TempDir) -> Option<(PathBuf, File)> {
 }
 
 fn in_memory() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
+    aquifer_testkit::scratch::in_memory()
 }
 
 fn content(view: &FileView) -> Vec<u8> {
