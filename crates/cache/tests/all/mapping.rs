@@ -1,12 +1,10 @@
 //! The behaviour of a read-only mapping of a file, the same on both backends.
 
-mod common;
-
 use std::fs::File;
 use std::io::Write;
 
+use crate::common::*;
 use aquifer_cache::{Advice, Backend, CacheError};
-use common::*;
 
 /// Not a whole number of pages.
 const LEN: u64 = 20 * MIB + 1234;

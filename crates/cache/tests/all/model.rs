@@ -5,8 +5,6 @@
 //! Reads fail only in the last quarter of the device, where there are no bare accesses, because a
 //! failed one would end the process. Writes fail anywhere.
 
-mod support;
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,7 +18,7 @@ use aquifer_device::{
 use aquifer_testkit::rng::Rng;
 use aquifer_testkit::stripes::{BLOCK_BYTES, Stripes};
 
-use support::{block_on, content, random_bytes, seed, steps, wait_until};
+use crate::support::{block_on, content, random_bytes, seed, steps, wait_until};
 
 const THREADS: usize = 3;
 

@@ -3,9 +3,6 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
 
-mod common;
-mod support;
-
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ops::ControlFlow::{Break, Continue};
@@ -17,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::common::*;
+use crate::support::{Late, Liar, memory};
 use aquifer_cache::{Backend, Cache, CacheError, MapOptions, MappingMut, PageId, Visited};
 use aquifer_device::{Batch, Device, DeviceError, FileDevice, MemoryDevice, run_one};
-use common::*;
-use support::{Late, Liar, memory};
 
 const LEN: u64 = 20 * MIB;
 const BUDGET: u64 = 8 * MIB;

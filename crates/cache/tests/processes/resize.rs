@@ -1,8 +1,6 @@
 //! Resident memory follows the budget, while readers and writers run. Alone in its process, because
 //! it measures the process's memory.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +8,9 @@ use aquifer_cache::{Cache, PageId};
 use aquifer_device::MemoryDevice;
 use aquifer_testkit::rng::Rng;
 
-use support::wait_until;
+use crate::support::wait_until;
+
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("resizes", resizes)];
 
 const MIB: u64 = 1 << 20;
 const LEN: u64 = 64 * MIB;
@@ -27,6 +27,10 @@ fn resident_bytes() -> u64 {
 
 #[test]
 fn resident_memory_follows_the_budget() {
+    aquifer_testkit::child::succeeds("resizes");
+}
+
+fn resizes() {
     // All of it is resident from the start, so that only the cache's memory changes.
     let [first, second] =
         [0, 1].map(|_| Arc::new(MemoryDevice::from_bytes(&vec![1; LEN as usize]).unwrap()));
@@ -61,7 +65,7 @@ fn resident_memory_follows_the_budget() {
             })
             .collect();
         let used = || cache.stats().resident_pages * 4096;
-        for round in 0..support::steps(2) {
+        for round in 0..crate::support::steps(2) {
             cache.resize(64 * MIB).unwrap();
             // The cache uses a larger budget.
             wait_until("a cache that has grown", || used() > 40 * MIB);

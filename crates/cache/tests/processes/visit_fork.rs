@@ -1,18 +1,22 @@
 //! A fork in the closure of a visit. A single test: a child has only the thread that forked.
 
-mod common;
-
 use std::ops::ControlFlow::Continue;
 use std::sync::Arc;
 
+use crate::common::*;
 use aquifer_cache::{Backend, CacheError, MapOptions, Visited};
 use aquifer_device::{Device, FileDevice};
-use common::*;
+
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("fork in a visit", fork_in_a_visit)];
 
 const LEN: u64 = 20 * MIB;
 
 #[test]
 fn a_child_that_returns_from_the_closure_gets_an_error_and_does_not_disturb_its_parent() {
+    aquifer_testkit::child::succeeds("fork in a visit");
+}
+
+fn fork_in_a_visit() {
     let file = TestFile::new(LEN);
     let path = file.directory.path().join("data");
     let parent = std::process::id();

@@ -1,14 +1,14 @@
 //! What a fork of a process with mappings can do. A single test: a child has only the thread that
 //! forked.
 
-mod support;
-
 use std::sync::Arc;
 
 use aquifer_cache::{Cache, CacheError, Rows};
 use aquifer_device::MemoryDevice;
 
-use support::block_on;
+use crate::support::block_on;
+
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("forked mappings", forked_mappings)];
 
 fn cache() -> Cache {
     Cache::builder().budget_bytes(8 << 20).build().unwrap()
@@ -19,11 +19,9 @@ fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
     // SAFETY: the child ends with `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends a child that hangs, and one that has finished.
-        unsafe {
-            libc::alarm(30);
-            libc::_exit(body());
-        }
+        aquifer_testkit::child::dies_with_its_parent();
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(body()) };
     }
     let mut status = 0;
     // SAFETY: waits for the child created above.
@@ -37,6 +35,10 @@ fn in_child(body: impl FnOnce() -> i32) -> Result<i32, i32> {
 
 #[test]
 fn a_child_may_make_its_own_mappings_and_not_use_inherited_ones() {
+    aquifer_testkit::child::succeeds("forked mappings");
+}
+
+fn forked_mappings() {
     let bytes: Vec<u8> = (0..64 << 10).map(|at| (at / 4096) as u8 + 1).collect();
     let device = Arc::new(MemoryDevice::from_bytes(&bytes).unwrap());
     let ours = cache();

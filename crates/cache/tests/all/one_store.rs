@@ -1,7 +1,5 @@
 //! What a cache may write to a device, and how several mappings of one device interact.
 
-mod support;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -11,7 +9,7 @@ use aquifer_cache::{
 };
 use aquifer_device::{Device, DeviceError, Direct, FileDevice, MemoryDevice};
 
-use support::{Hooked, load, memory, store, wait_until};
+use crate::support::{Hooked, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: u64 = 8 << 20;
@@ -218,7 +216,7 @@ fn a_mapping_made_while_another_is_dropped_reads_what_that_one_stored() {
     });
     let device = Arc::new(device);
     let cache = cache();
-    for round in 1..=support::steps(5) as u8 {
+    for round in 1..=crate::support::steps(5) as u8 {
         let mapping = cache.map_mut(device.clone()).unwrap();
         for page in (0..FILE_PAGES).step_by(2) {
             store(&mapping, page * PAGE, round);

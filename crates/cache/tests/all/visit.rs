@@ -2,9 +2,6 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
 
-mod common;
-mod support;
-
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -13,11 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::common::*;
+use crate::support::{Hooked, Late, io_error, memory, seed};
 use aquifer_cache::{Backend, CacheError, Mapping, PageId, Visited};
 use aquifer_device::{Counting, DeviceError, FileDevice, IoOperation, MemoryDevice};
 use aquifer_testkit::rng::Rng;
-use common::*;
-use support::{Hooked, Late, io_error, memory, seed};
 
 /// Not a whole number of pages.
 const LEN: u64 = 20 * MIB + 1234;
@@ -141,7 +138,7 @@ on_both_backends! {
             // Pages that are under way, by a call, a bare load and another visit.
             let other = (one.index as u64 + 5) % 300 * 70_000;
             assert_eq!(mapping.get::<u8>(other).unwrap(), byte_at(other));
-            assert_eq!(support::load(&mapping, other as usize + 5000), byte_at(other + 5000));
+            assert_eq!(crate::support::load(&mapping, other as usize + 5000), byte_at(other + 5000));
             if one.index % 50 == 0 {
                 let mut inner = Expected::new(&rows);
                 mapping.visit_many(rows.clone(), |one| inner.check(one, byte_at)).unwrap();
@@ -216,7 +213,7 @@ fn dirty_pages_are_seen() {
     for round in 0..20 {
         for _ in 0..100 {
             let at = rng.next_u64() % LEN;
-            support::store(&mapping, at as usize, round);
+            crate::support::store(&mapping, at as usize, round);
             bytes[at as usize] = round;
         }
         let ranges = ranges(LEN, 40, rng.next_u64());
@@ -397,7 +394,7 @@ fn pages_are_whole_and_not_older_than_the_call_beside_writers() {
                 let (pages, stored) = (&pages, &stored);
                 scope.spawn(move || {
                     let mut rng = Rng::new(seed(7) + visitor);
-                    for _ in 0..support::steps(30) {
+                    for _ in 0..crate::support::steps(30) {
                         let wanted: Vec<_> =
                             (0..500).map(|_| PageId(rng.next_u64() % PAGES as u64)).collect();
                         let before: Vec<u64> =

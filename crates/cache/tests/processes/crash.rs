@@ -9,8 +9,6 @@
 //! everything in order, and that earlier writes (evictions, write-back) do no harm; not that the
 //! device kept the data.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -20,19 +18,15 @@ use aquifer_cache::{Cache, MappingMut, PageId, Pages};
 use aquifer_device::FileDevice;
 use aquifer_testkit::rng::Rng;
 
-use support::child::{self, Reaped};
-use support::{seed, steps};
+use crate::support::child::{self, Reaped};
+use crate::support::{seed, steps};
 
 const LEN: usize = 16 << 20;
 /// The distance between slots, chosen so that slots share pages and regions.
 const SLOT_BYTES: usize = 1000;
 const SLOTS: u64 = (LEN / SLOT_BYTES) as u64;
 
-/// The writer process. Not a test itself.
-#[test]
-fn child() {
-    child::play(&[("writer", writer)]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("writer", writer)];
 
 /// The slot of write number `n`: often one of a few slots, otherwise any.
 fn slot_of(seed: u64, n: u64) -> u64 {

@@ -1,8 +1,6 @@
 //! `Rows` against the plain bytes of the device: every kind of device and layout, errors, changes
 //! of the file, and several threads on one handle.
 
-mod support;
-
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +12,7 @@ use aquifer_device::{
 };
 use aquifer_testkit::rng::Rng;
 
-use support::{Hooked, Liar, block_on, random_bytes, seed, steps};
+use crate::support::{Hooked, Liar, block_on, random_bytes, seed, steps};
 
 /// The kinds of device: each of these bytes.
 fn devices(bytes: &[u8]) -> Vec<(&'static str, Arc<dyn Device>, Option<tempfile::NamedTempFile>)> {

@@ -3,10 +3,17 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub const ROLES: &[aquifer_testkit::child::Role] =
+    &[("fork beside calibrations", fork_beside_calibrations)];
+
 const CHILDREN: usize = 64;
 
 #[test]
 fn a_child_is_not_stopped_by_a_thread_that_looks_at_calibrations() {
+    aquifer_testkit::child::succeeds("fork beside calibrations");
+}
+
+fn fork_beside_calibrations() {
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -27,8 +34,7 @@ fn in_child() -> i32 {
     // usable, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: no preconditions; the alarm ends a child that hangs.
-        unsafe { libc::alarm(20) };
+        aquifer_testkit::child::dies_with_its_parent();
         let is_empty = aquifer_cache::calibrations().is_empty();
         // SAFETY: ends the child without running the parent's destructors or exit handlers.
         unsafe { libc::_exit(i32::from(!is_empty)) };

@@ -1,18 +1,16 @@
 //! Behaviour specific to the kernel backend: its budget, faults inside closures, and when it is
 //! chosen.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::common::*;
 use aquifer_cache::policy::{Policy, PolicyKind};
 use aquifer_cache::{
     Advice, Backend, Cache, CacheBuilder, CacheError, MapOptions, Mapping, MappingMut, calibrate,
     calibrations,
 };
 use aquifer_device::{Counting, Device, FileDevice, MemoryDevice};
-use common::*;
 
 const REGION: u64 = 2 * MIB;
 
@@ -265,7 +263,7 @@ fn a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler() {
     if std::env::var_os(CHILD).is_none() {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
-            .arg("a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler")
+            .arg("kernel_backend::a_bare_load_that_fails_is_recorded_and_goes_to_the_previous_handler")
             .env(CHILD, "1")
             .status()
             .unwrap();

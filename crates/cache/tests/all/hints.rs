@@ -2,15 +2,13 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one range")]
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_cache::{Advice, Backend, Cache, MapOptions, Mapping};
 use aquifer_device::{Counting, Device, FileDevice, MemoryDevice};
 
-use support::{Hooked, block_on, memory, wait_until};
+use crate::support::{Hooked, block_on, memory, wait_until};
 
 const PAGE: u64 = 4096;
 const BUDGET: u64 = 8 << 20;

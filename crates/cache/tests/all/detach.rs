@@ -1,14 +1,12 @@
 //! What dropping a mapping waits for, and how.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use aquifer_cache::Cache;
 use aquifer_device::{Device, DeviceError, MemoryDevice};
 
-use support::wait_until;
+use crate::support::wait_until;
 
 const MIB: u64 = 1 << 20;
 

@@ -3,8 +3,6 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "ranges are what the calls take")]
 
-mod support;
-
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -12,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use aquifer_cache::{Advice, Cache, CacheError, MapOptions, Mapping, Pinned};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 
-use support::{Hooked, OverMapping, child, load, memory, store, wait_until};
+use crate::support::{Hooked, OverMapping, child, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
@@ -30,22 +28,19 @@ fn cache() -> Option<Cache> {
     }
 }
 
-#[test]
-fn child() {
-    child::play(&[
-        ("failing load", failing_load),
-        ("failing system call", failing_system_call),
-        ("zeros after a failing system call", zeros_after_a_failing_system_call),
-        ("mappings that come and go", mappings_that_come_and_go),
-        ("a slow device", a_slow_device),
-        ("a full budget", a_full_budget),
-        ("a page that another thread brings", a_page_that_another_thread_brings),
-        ("many faults", many_faults),
-        ("more faults than servers", more_faults_than_servers),
-        ("a cache under itself", a_cache_under_itself),
-        ("bare loads of a cache under itself", bare_loads_of_a_cache_under_itself),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("failing load", failing_load),
+    ("failing system call", failing_system_call),
+    ("zeros after a failing system call", zeros_after_a_failing_system_call),
+    ("mappings that come and go", mappings_that_come_and_go),
+    ("a slow device", a_slow_device),
+    ("a full budget", a_full_budget),
+    ("a page that another thread brings", a_page_that_another_thread_brings),
+    ("many faults", many_faults),
+    ("more faults than servers", more_faults_than_servers),
+    ("a cache under itself", a_cache_under_itself),
+    ("bare loads of a cache under itself", bare_loads_of_a_cache_under_itself),
+];
 
 #[test]
 fn loads_and_stores_beyond_the_budget() {

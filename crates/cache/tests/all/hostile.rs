@@ -11,17 +11,16 @@ use aquifer_device::{
     Batch, Device, DeviceError, Fault, FaultRule, FaultTarget, Faulty, IoOperation, MemoryDevice,
     Request, run_one, run_serially,
 };
+use aquifer_testkit::watchdog::receive;
 
 const PAGE: usize = 4096;
 const REGION: usize = 2 << 20;
-/// Far longer than the work takes: only a hang reaches it.
-const HANGS_AFTER: Duration = Duration::from_secs(30);
 
 /// Runs `work` in a separate thread and fails if it hangs.
 fn must_end<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || done.send(work()));
-    ended.recv_timeout(HANGS_AFTER).expect("it hangs")
+    receive("the work", &ended)
 }
 
 fn cache(budget_bytes: u64) -> Cache {

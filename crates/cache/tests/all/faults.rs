@@ -2,8 +2,6 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "ranges are what the calls take")]
 
-mod support;
-
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,11 +16,11 @@ use aquifer_device::{
     MemoryDevice,
 };
 
+use crate::support::{Hooked, content, errno_of, memory, random_bytes, unrelated, wait_until};
 use aquifer_sys::signal::FaultContext;
 use aquifer_testkit::rng::Rng;
 use aquifer_vm::router::serve;
 use aquifer_vm::{Served, has_missed_faults};
-use support::{Hooked, content, errno_of, memory, random_bytes, unrelated, wait_until};
 
 const PAGE: u64 = 4096;
 const BUDGET: u64 = 6 << 20;
@@ -612,7 +610,7 @@ fn a_failed_sync_is_reported_as_such() {
     // Final, even if later syncs of the device succeed.
     control.clear();
     for failed in [
-        support::block_on(mapping.flush_async(0..PAGE)),
+        crate::support::block_on(mapping.flush_async(0..PAGE)),
         mapping.flush(0..PAGE),
         pages.flush(PageId(9)..PageId(10)),
     ] {
@@ -721,7 +719,7 @@ fn a_flush_does_not_hide_behind_a_write_that_failed() {
     device.on_write = Box::new(move |_, _| {
         std::thread::yield_now();
         if fails.load(Ordering::SeqCst) {
-            Err(support::io_error(aquifer_device::IoOperation::Write, libc::EIO))
+            Err(crate::support::io_error(aquifer_device::IoOperation::Write, libc::EIO))
         } else {
             Ok(())
         }
@@ -732,7 +730,7 @@ fn a_flush_does_not_hide_behind_a_write_that_failed() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for _ in 0..support::steps(10_000) {
+                for _ in 0..crate::support::steps(10_000) {
                     assert!(mapping.flush_all().is_err(), "nothing was ever written");
                 }
             });
@@ -1052,7 +1050,7 @@ fn thousands_of_mappings() {
     let cache = cache();
     let device = Arc::new(MemoryDevice::new(2 * PAGE as usize).unwrap());
     // Fewer than the 65,530 kernel mappings that a process may have.
-    let count = support::steps(3_000).min(10_000);
+    let count = crate::support::steps(3_000).min(10_000);
     let mappings: Vec<MappingMut> =
         (0..count).map(|_| cache.map_mut(device.clone()).unwrap()).collect();
     for (index, mapping) in mappings.iter().enumerate() {
@@ -1155,7 +1153,7 @@ fn an_optimistic_read_notices_a_frame_used_by_another_page_meanwhile() {
     let cache = cache();
     let pages = cache.pages(MemoryDevice::from_bytes(&bytes).unwrap()).unwrap();
     let mut calls = 0;
-    let mut rng = Rng::new(support::seed(7));
+    let mut rng = Rng::new(crate::support::seed(7));
     let mut others = (1..pages_count).cycle();
     let mut load_another = || drop(pages.get(PageId(others.next().expect("endless"))).unwrap());
     pages.get(PageId(0)).unwrap();
@@ -1164,7 +1162,7 @@ fn an_optimistic_read_notices_a_frame_used_by_another_page_meanwhile() {
         if calls > 1 {
             return Some(look.get::<u64>(0));
         }
-        for _ in 0..support::steps(1_000) {
+        for _ in 0..crate::support::steps(1_000) {
             // Evict page 0 and let another page into its frame and out again. Then, with the frame
             // among the most recently freed, reload page 0, with luck into it.
             while pages.is_resident(PageId(0)).unwrap() {
@@ -1228,7 +1226,7 @@ fn no_store_gets_into_a_page_that_does_not_come_in_whole() {
             }
             stores
         });
-        for _ in 0..support::steps(4000) {
+        for _ in 0..crate::support::steps(4000) {
             assert!(matches!(mapping.touch_mut(0), Err(CacheError::Kernel { .. })));
         }
         stop.store(true, Ordering::Relaxed);

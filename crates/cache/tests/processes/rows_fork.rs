@@ -1,18 +1,22 @@
 //! A fork in the closure of a batch of rows. A single test: a child has only the thread that forked.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common::*;
 use aquifer_cache::{CacheError, Rows};
 use aquifer_device::FileDevice;
-use common::*;
+
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("fork among rows", fork_among_rows)];
 
 const ROW_BYTES: u64 = 500;
 const ROWS: u64 = 4 * MIB / ROW_BYTES;
 
 #[test]
 fn a_child_that_returns_from_the_closure_gets_an_error_and_does_not_disturb_its_parent() {
+    aquifer_testkit::child::succeeds("fork among rows");
+}
+
+fn fork_among_rows() {
     let file = TestFile::new(4 * MIB);
     let path = file.directory.path().join("data");
     let parent = std::process::id();

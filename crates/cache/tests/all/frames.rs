@@ -1,7 +1,5 @@
 //! Threads that need a frame: which of them wait, which fail, and that none waits for itself.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
@@ -10,12 +8,11 @@ use aquifer_cache::policy::{HitMode, HitTable, Policy, PolicyKind};
 use aquifer_cache::{Advice, Cache, CacheError, FrameId, Mapping, PageId, PageKey};
 use aquifer_device::{Device, DeviceError, IoOperation, MemoryDevice};
 
-use support::{Hooked, OverMapping, block_on, load, memory, store, wait_until};
+use crate::support::{Hooked, OverMapping, block_on, load, memory, store, wait_until};
+use aquifer_testkit::watchdog::Watchdog;
 
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
-/// Far longer than the work takes: only a hang reaches it.
-const HANGS_AFTER: Duration = Duration::from_secs(100);
 
 /// Runs `work` in a separate thread and ends the process if it hangs.
 fn must_end(work: impl FnOnce() + Send + 'static) {
@@ -24,9 +21,12 @@ fn must_end(work: impl FnOnce() + Send + 'static) {
         work();
         let _ = done.send(());
     });
-    if ended.recv_timeout(HANGS_AFTER) == Err(mpsc::RecvTimeoutError::Timeout) {
-        eprintln!("it hangs");
-        std::process::exit(1);
+    let mut watchdog = Watchdog::new();
+    while ended.recv_timeout(Duration::from_secs(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if watchdog.hangs() {
+            // The thread may be in a handler of signals: nothing can unwind it.
+            aquifer_testkit::watchdog::end("a test of frames");
+        }
     }
     worker.join().unwrap();
 }
@@ -93,7 +93,7 @@ fn a_device_over_a_mapping_survives_shrinks_and_flushes() {
                     store(&other, page * PAGE, 1);
                 }
             });
-            for round in 1..=support::steps(4) as u8 {
+            for round in 1..=crate::support::steps(4) as u8 {
                 for page in 0..LEN / PAGE {
                     top.set((page * PAGE) as u64, round).unwrap();
                 }
@@ -404,7 +404,7 @@ fn a_nested_load_is_refused_where_everything_is_pinned() {
 fn what_asynchronous_calls_hold_is_waited_for() {
     let (device, _) = memory(4 * BUDGET, 4);
     let cache = cache();
-    for _ in 0..support::steps(20) {
+    for _ in 0..crate::support::steps(20) {
         let mapping = cache.map_mut(device.clone()).unwrap();
         let work = mapping.touch_many_async(std::slice::from_ref(&(0..2 * BUDGET as u64)));
         drop(mapping);

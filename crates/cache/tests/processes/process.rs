@@ -3,8 +3,6 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "ranges are what the calls take")]
 
-mod support;
-
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,40 +13,36 @@ use aquifer_cache::{Advice, Cache, CacheError, Mapping, MappingMut, PageId};
 use aquifer_device::{Device, Fault, FaultRule, FaultTarget, Faulty, MemoryDevice};
 use aquifer_vm::prepare_thread;
 
-use support::{Hooked, child, load, memory, store, wait_until};
+use crate::support::{Hooked, child, load, memory, store, wait_until};
 
 const PAGE: usize = 4096;
 const BUDGET: usize = 6 << 20;
 
-/// The roles of children. Not a test itself.
-#[test]
-fn child() {
-    child::play(&[
-        ("failing bare load", failing_bare_load),
-        ("failing bare store", failing_bare_store),
-        ("bare store to a read-only mapping", bare_store_to_read_only),
-        ("bare load behind the end", bare_load_behind_the_end),
-        ("fork", fork),
-        ("fork and touch", fork_and_touch),
-        ("blocked signals", blocked_signals),
-        ("blocked signals, unprepared", blocked_signals_unprepared),
-        ("foreign faults before", foreign_faults_before),
-        ("failing load, handler before", failing_load_with_a_handler_before),
-        ("handler after", handler_after),
-        ("foreign fault, nobody else", foreign_fault_without_another_handler),
-        ("raised signal", raised_signal),
-        ("raised signal, ignored", raised_signal_ignored),
-        ("nearly full stack", nearly_full_stack),
-        ("nearly full stack without an alternate one", nearly_full_stack_without_alternate),
-        ("nested faults", nested_faults),
-        ("drop by a waker", drop_by_a_waker),
-        ("waiting for a frame", waiting_for_a_frame),
-        ("panic in a prefetch", panic_in_a_prefetch),
-        ("panic in the handler", panic_in_the_handler),
-        ("panic in a write", panic_in_a_write),
-        ("little memory promised", little_memory_promised),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("failing bare load", failing_bare_load),
+    ("failing bare store", failing_bare_store),
+    ("bare store to a read-only mapping", bare_store_to_read_only),
+    ("bare load behind the end", bare_load_behind_the_end),
+    ("fork", fork),
+    ("fork and touch", fork_and_touch),
+    ("blocked signals", blocked_signals),
+    ("blocked signals, unprepared", blocked_signals_unprepared),
+    ("foreign faults before", foreign_faults_before),
+    ("failing load, handler before", failing_load_with_a_handler_before),
+    ("handler after", handler_after),
+    ("foreign fault, nobody else", foreign_fault_without_another_handler),
+    ("raised signal", raised_signal),
+    ("raised signal, ignored", raised_signal_ignored),
+    ("nearly full stack", nearly_full_stack),
+    ("nearly full stack without an alternate one", nearly_full_stack_without_alternate),
+    ("nested faults", nested_faults),
+    ("drop by a waker", drop_by_a_waker),
+    ("waiting for a frame", waiting_for_a_frame),
+    ("panic in a prefetch", panic_in_a_prefetch),
+    ("panic in the handler", panic_in_the_handler),
+    ("panic in a write", panic_in_a_write),
+    ("little memory promised", little_memory_promised),
+];
 
 fn cache() -> Cache {
     Cache::builder().budget_bytes(BUDGET as u64).build().unwrap()
@@ -131,7 +125,7 @@ fn drop_by_a_waker() {
     assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     go.store(true, Ordering::SeqCst);
     wait_until("the mapping and its cache to be dropped", || drops.1.load(Ordering::SeqCst));
-    support::block_on(second).unwrap();
+    crate::support::block_on(second).unwrap();
 }
 
 #[test]
@@ -246,8 +240,7 @@ fn in_a_fork(body: impl FnOnce()) -> i32 {
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "{}", std::io::Error::last_os_error());
     if pid == 0 {
-        // SAFETY: the alarm ends a child that hangs, so that the parent can report it.
-        unsafe { libc::alarm(60) };
+        aquifer_testkit::child::dies_with_its_parent();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         // SAFETY: the child ends here.
         unsafe { libc::_exit(outcome.is_err().into()) };
@@ -290,7 +283,7 @@ fn fork() {
                 }
             });
         }
-        for round in 0..support::steps(6) {
+        for round in 0..crate::support::steps(6) {
             mapping.touch(0).unwrap();
             pages.get(PageId(0)).unwrap();
             let (mapping, pages, cache) = (mapping_in.clone(), pages_in.clone(), cache.clone());
