@@ -1,14 +1,12 @@
 //! A tier among processes: that are killed, in containers of their own, of another user, on a disk that is full.
 
-mod support;
-
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aquifer_device::Device;
 use aquifer_remote::{RemoteDevice, RemoteOptions, Tier, TierError};
@@ -16,7 +14,8 @@ use aquifer_sys::lock::{LockKind, LockRange, try_lock};
 use aquifer_testkit::child::{self, Reaped};
 use aquifer_testkit::rng::Rng;
 
-use support::{Answer, Server, pattern};
+use crate::support::{Answer, Server, pattern};
+use aquifer_testkit::watchdog::wait_until;
 
 const LEN: usize = 2_000_001;
 const SEED: u64 = 77;
@@ -26,19 +25,15 @@ const TIER: &str = "AQUIFER_TEST_TIER";
 const NUMBER: &str = "AQUIFER_TEST_NUMBER";
 /// What one process may have downloaded and not written when it is killed.
 const BUFFER_BYTES: usize = 256 << 10;
-const PATIENCE: Duration = Duration::from_secs(60);
 
-#[test]
-fn child() {
-    child::play(&[
-        ("endless", || work(usize::MAX)),
-        ("reader", || work(0)),
-        ("first", || read(&device(), 0, 1000)),
-        ("stranger", stranger),
-        ("limited", limited),
-        ("full", full),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("endless", || work(usize::MAX)),
+    ("reader", || work(0)),
+    ("first", || read(&device(), 0, 1000)),
+    ("stranger", stranger),
+    ("limited", limited),
+    ("full", full),
+];
 
 fn argument(name: &str) -> String {
     std::env::var(name).expect("of the role")
@@ -89,14 +84,6 @@ fn role(name: &str, number: u64, url: &str, tier: &Path) -> Command {
     command.env(URL, url).env(TIER, tier).env(NUMBER, number.to_string());
     command.env("NO_PROXY", "127.0.0.1");
     command
-}
-
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Waits until a child ends, which must have completed its role.
@@ -158,7 +145,7 @@ fn killed_readers_leave_right_bytes_no_leases_and_the_budget() {
     for round in 0..25 {
         let moment = node.requests() + 1 + rng.below(12) as usize;
         let victim = rng.below(3) as usize;
-        wait_for("requests", || {
+        wait_until("requests", || {
             for reader in &mut readers {
                 if let Some(status) = reader.0.try_wait().unwrap() {
                     let mut said = String::new();
@@ -191,7 +178,7 @@ fn killed_readers_leave_right_bytes_no_leases_and_the_budget() {
     read(&device, 0, LEN / 3);
     let tier = Tier::open(node.tier()).unwrap();
     // What is being written is leased.
-    wait_for("room", || {
+    wait_until("room", || {
         tier.set_budget_bytes(BUDGET / 2).unwrap();
         used_bytes(&node.tier()) <= BUDGET / 2
     });
@@ -208,7 +195,7 @@ fn killed_readers_cost_only_what_they_had_not_written() {
     let mut opened = 3;
     for kill in 0..KILLS {
         let moment = node.requests() + 4;
-        wait_for("requests, or all that there is", || {
+        wait_until("requests, or all that there is", || {
             node.requests() >= moment || node.asked_bytes() >= LEN
         });
         drop(readers.swap_remove(kill % readers.len()));
@@ -275,9 +262,9 @@ fn the_death_of_a_container_ends_its_leases() {
         // The download of the first, after its opening.
         node.server.plan(|number| if number == 1 { Answer::Silence } else { Answer::Proper });
         let mut first = in_container(&node, way, "first", 1);
-        wait_for("a download", || node.requests() == 2);
+        wait_until("a download", || node.requests() == 2);
         let second = in_container(&node, way, "first", 2);
-        wait_for("another opening", || node.requests() == 3);
+        wait_until("another opening", || node.requests() == 3);
         // `unshare` takes its child along, and that, the first of its namespace, all others there.
         first.0.kill().unwrap();
         first.0.wait().unwrap();
@@ -340,7 +327,7 @@ fn another_user_can_plant_nothing() {
 }
 
 fn told(device: &RemoteDevice) -> String {
-    wait_for("a problem", || device.stats().tier_problem.is_some());
+    wait_until("a problem", || device.stats().tier_problem.is_some());
     device.stats().tier_problem.unwrap()
 }
 
@@ -348,7 +335,7 @@ fn told(device: &RemoteDevice) -> String {
 fn limited() {
     let (before, tier) = (device(), Tier::open(argument(TIER)).unwrap());
     read(&before, 0, 100_000);
-    wait_for("a write", || tier.info().unwrap().objects[0].present_bytes > 90_000);
+    wait_until("a write", || tier.info().unwrap().objects[0].present_bytes > 90_000);
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(rustix::process::Resource::Fsize, none).unwrap();
     read(&before, 0, 400_000);

@@ -1,14 +1,12 @@
 //! Servers that refuse, lie, break off and change: each a typed error, or a retry that succeeds.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_device::Device;
 use aquifer_remote::{RemoteDevice, RemoteError};
 
-use support::{Answer, NEW, PATH, Server, pattern, quick, remote};
+use crate::support::{Answer, NEW, PATH, Server, pattern, quick, remote};
 
 const LEN: usize = 100_000;
 

@@ -1,7 +1,5 @@
 //! Forks. A single test: a child has only the thread that forked.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
@@ -13,15 +11,16 @@ use aquifer_device::{Batch, Device, DeviceError, IoOperation, Request};
 use aquifer_remote::{RemoteDevice, Tier};
 use aquifer_sys::lock::{LockKind, LockRange, conflict};
 
-use support::{Answer, Server, pattern, quick};
+use crate::support::{Answer, Server, pattern, quick};
+
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("forks", forks)];
 
 /// Forks, and returns whether the child's work succeeded; it ends without running any of the parent's code.
 fn in_child(work: impl FnOnce() -> bool) -> bool {
     // SAFETY: the C library keeps its allocator usable in a child; the child leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends a child that hangs.
-        unsafe { libc::alarm(120) };
+        aquifer_testkit::child::dies_with_its_parent();
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         // SAFETY: ends the child.
         unsafe { libc::_exit(i32::from(!done.unwrap_or(false))) };
@@ -54,8 +53,7 @@ impl Forking {
         // SAFETY: as in `in_child`.
         self.child = unsafe { libc::fork() };
         if self.child == 0 {
-            // SAFETY: ends a child that hangs.
-            unsafe { libc::alarm(120) };
+            aquifer_testkit::child::dies_with_its_parent();
         }
     }
 }
@@ -127,6 +125,10 @@ fn children_have_buffers_of_their_own() {
 
 #[test]
 fn children_have_a_thread_of_their_own() {
+    aquifer_testkit::child::succeeds("forks");
+}
+
+fn forks() {
     children_have_buffers_of_their_own();
     let bytes = pattern(1_000_000, 1);
     let server = Server::new(bytes.clone());
@@ -162,8 +164,7 @@ fn children_have_a_thread_of_their_own() {
             // SAFETY: as in `in_child`.
             child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: as in `in_child`.
-                unsafe { libc::alarm(120) };
+                aquifer_testkit::child::dies_with_its_parent();
             }
         }
         ControlFlow::Continue(())
@@ -214,8 +215,7 @@ fn children_of_a_tier(server: &Server, bytes: &[u8]) {
     // SAFETY: as in `in_child`.
     let parent = unsafe { libc::fork() };
     if parent == 0 {
-        // SAFETY: ends a child that hangs.
-        unsafe { libc::alarm(120) };
+        aquifer_testkit::child::dies_with_its_parent();
         let device = open();
         std::thread::spawn(move || device.read_at(800_000, &mut [0; 10]).is_err());
         while !is_leased() {
@@ -223,8 +223,6 @@ fn children_of_a_tier(server: &Server, bytes: &[u8]) {
         }
         // SAFETY: the child makes system calls only.
         if unsafe { libc::fork() } == 0 {
-            // SAFETY: as above.
-            unsafe { libc::alarm(120) };
             drop(end);
             let _ = (&says).write(&[1]);
             let _ = (&told).read(&mut [0]);

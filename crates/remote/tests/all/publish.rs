@@ -1,18 +1,16 @@
 //! Publishing and restoring pools in a local directory, and at a server.
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
+use crate::support::{Answer, Server};
 use aquifer_pool::{Pool, PoolError};
 use aquifer_remote::publish::{
     Progress, PublishError, PublishOptions, RestoreOptions, SnapshotStore,
 };
-use support::{Answer, Server};
 
 const POOL_BYTES: u64 = 16 << 20;
 
@@ -273,7 +271,7 @@ fn an_http_server_is_restored_from() {
     store.publish(&pool, &options()).unwrap();
     for url in ["some%20prefix", "some prefix/"] {
         let url = format!("{}/bucket/{url}", server.endpoint());
-        let plain = SnapshotStore::open_with(&url, &support::quick()).unwrap();
+        let plain = SnapshotStore::open_with(&url, &crate::support::quick()).unwrap();
         for (snapshot, objects) in [(1, 2), (2, 3)] {
             let copy = place.path("b.pool");
             let of = RestoreOptions::default().snapshot(snapshot).overwrite(true);

@@ -1,8 +1,6 @@
 //! What is read is what the server has, by the device and by a cache's interfaces; versions are not mixed, requests are
 //! few.
 
-mod support;
-
 use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -14,7 +12,7 @@ use aquifer_device::{Batch, Device, DeviceError, IoOperation, Request};
 use aquifer_remote::{RemoteDevice, RemoteError, Tier};
 use aquifer_testkit::rng::Rng;
 
-use support::{Answer, Server, pattern, quick, remote};
+use crate::support::{Answer, Server, pattern, quick, remote};
 
 const PAGE: usize = 4096;
 

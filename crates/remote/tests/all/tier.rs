@@ -1,7 +1,5 @@
 //! The tier: what it saves, whom it serves, and that it never returns wrong bytes.
 
-mod support;
-
 use std::fs::Permissions;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -12,7 +10,7 @@ use aquifer_device::Device;
 use aquifer_remote::{RemoteDevice, RemoteError, Tier, TierError};
 use aquifer_testkit::rng::Rng;
 
-use support::{Answer, Server, pattern, quick};
+use crate::support::{Answer, Server, pattern, quick};
 
 const LEN: usize = 1_000_001;
 

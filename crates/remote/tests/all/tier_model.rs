@@ -1,7 +1,5 @@
 //! A tier against the plain bytes: whatever devices, a person and a disk do in turn, reads are right.
 
-mod support;
-
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -10,7 +8,7 @@ use aquifer_remote::{RemoteDevice, Tier};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use support::{Server, pattern, quick};
+use crate::support::{Server, pattern, quick};
 
 const LEN: usize = 300_001;
 const DEVICES: usize = 3;

@@ -1,7 +1,5 @@
 //! Credentials of a function: asked for when they are needed, kept, and secret.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
@@ -9,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use aquifer_device::Device;
 use aquifer_remote::{Credentials, RemoteDevice, RemoteError, RemoteOptions};
 
-use support::{Answer, Server, pattern, quick, remote};
+use crate::support::{Answer, Server, pattern, quick, remote};
 
 const S3: &str = "s3://bucket/dir/object.bin";
 const LEN: usize = 10_000;

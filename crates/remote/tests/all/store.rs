@@ -1,8 +1,6 @@
 //! Whole objects: read in order, listed, and written in one piece or in parts; and what happens to them when the server, the
 //! line or the caller fails.
 
-mod support;
-
 use std::io::Read;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -13,7 +11,7 @@ use std::time::Duration;
 
 use aquifer_remote::{RemoteError, RemoteStore};
 
-use support::{Answer, PATH, Server, pattern, quick};
+use crate::support::{Answer, PATH, Server, pattern, quick};
 
 const KEY: &str = "dir/object.bin";
 const MIB: usize = 1 << 20;

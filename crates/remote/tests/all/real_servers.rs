@@ -1,7 +1,5 @@
 //! Servers that others wrote; `.ci/object-servers` starts them and runs these tests.
 
-mod support;
-
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +14,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStoreExt};
 
-use support::{Answer, Server, pattern, quick, remote};
+use crate::support::{Answer, Server, pattern, quick, remote};
 
 const LEN: usize = 3_000_001;
 
