@@ -1,7 +1,5 @@
 //! `aquifer object` from a user's perspective.
 
-mod support;
-
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -10,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use aquifer::{Objects, Pool};
 
-use support::{
+use crate::support::{
     Place, aquifer, bytes, failed, fails, json, run, run_without_privileges, says, text, worked,
     works,
 };

@@ -6,8 +6,6 @@
 //! ends it after 90 seconds. Without `/dev/fuse`, or without the right to mount, the tests are
 //! skipped, with a line that says so.
 
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,8 +13,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use crate::support::{Place, aquifer, failed, fails, json, says, text, worked, works};
 use aquifer_testkit::child;
-use support::{Place, aquifer, failed, fails, json, says, text, worked, works};
 
 /// A pool, and a directory to mount it at.
 struct Pool {
@@ -344,7 +342,7 @@ fn a_command_sees_the_pool_that_nothing_else_sees() {
     says(&fails(&change, 1), &["only process"]);
     let left = text(&ran.stdout).trim();
     assert!(Command::new("kill").args(["-KILL", left]).status().unwrap().success());
-    while support::run(&change).status.code() != Some(0) {}
+    while crate::support::run(&change).status.code() != Some(0) {}
     pool.sound();
 }
 
@@ -404,7 +402,7 @@ fn a_mount_outlives_its_server_and_ends_with_its_keeper() {
     child.kill().unwrap();
     child.wait().unwrap();
     let change = ["mkdir", &format!("{}:/later", pool.pool)];
-    while support::run(&change).status.code() != Some(0) {}
+    while crate::support::run(&change).status.code() != Some(0) {}
     pool.sound();
 }
 
@@ -516,24 +514,21 @@ fn the_doctor_says_how_pools_can_be_mounted() {
     }
 }
 
-#[test]
-fn child() {
-    child::play(&[
-        ("mounted", a_mounted_pool_is_a_file_system_until_it_is_unmounted),
-        ("shared", a_shared_mount_leaves_the_pool_to_others),
-        ("long", a_pool_with_a_long_path_is_mounted),
-        ("replaced", a_program_that_does_not_serve_is_given_up),
-        ("descriptors", a_mount_keeps_no_descriptors_of_its_caller),
-        ("lazy", a_lazily_unmounted_pool_serves_those_that_use_it),
-        ("options", options_are_what_they_say),
-        ("foreground", in_the_foreground_it_ends_with_a_signal_or_when_it_is_unmounted),
-        ("refused", what_cannot_be_mounted_is_an_error_that_says_why),
-        ("deaths", a_mount_outlives_its_server_and_ends_with_its_keeper),
-        ("run", a_command_sees_the_pool_that_nothing_else_sees),
-        ("unprivileged", without_privileges_namespaces_do_or_the_error_says_what_is_missing),
-        ("helper", mount_finds_it_as_a_helper),
-    ]);
-}
+pub const ROLES: &[aquifer_testkit::child::Role] = &[
+    ("mounted", a_mounted_pool_is_a_file_system_until_it_is_unmounted),
+    ("shared", a_shared_mount_leaves_the_pool_to_others),
+    ("long", a_pool_with_a_long_path_is_mounted),
+    ("replaced", a_program_that_does_not_serve_is_given_up),
+    ("descriptors", a_mount_keeps_no_descriptors_of_its_caller),
+    ("lazy", a_lazily_unmounted_pool_serves_those_that_use_it),
+    ("options", options_are_what_they_say),
+    ("foreground", in_the_foreground_it_ends_with_a_signal_or_when_it_is_unmounted),
+    ("refused", what_cannot_be_mounted_is_an_error_that_says_why),
+    ("deaths", a_mount_outlives_its_server_and_ends_with_its_keeper),
+    ("run", a_command_sees_the_pool_that_nothing_else_sees),
+    ("unprivileged", without_privileges_namespaces_do_or_the_error_says_what_is_missing),
+    ("helper", mount_finds_it_as_a_helper),
+];
 
 /// Plays a role as described above.
 fn plays(role: &str) {

@@ -1,13 +1,11 @@
 //! `aquifer pool keep` from a user's perspective.
 
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use support::{Place, aquifer, failed, fails, says, works};
+use crate::support::{Place, aquifer, failed, fails, says, works};
 
 /// A running command. Killed if a test fails.
 struct Keeper(Child);

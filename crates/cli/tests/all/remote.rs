@@ -1,25 +1,21 @@
 //! Object stores from a user's perspective: `cat`, `put`, `get` and `stat`, against the testkit's server.
 
-mod support;
-
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::support::{Place, aquifer, bytes, failed, says, text, worked};
 use aquifer::remote::RemoteDevice;
 use aquifer::{Cache, PageId};
 use aquifer_testkit::object_server::{Answer, PATH, Server, pattern};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::{Place, aquifer, bytes, failed, says, text, worked};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 20 * MIB + 12_345;
-/// Generous: for a machine that is busy.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// The command with what reaches the server: by options, and credentials from the environment.
 fn remote(server: &Server, arguments: &[&str]) -> Command {
@@ -73,11 +69,7 @@ fn asked(server: &Server, method: &str, part: &str) -> usize {
 
 #[track_caller]
 fn wait_until(is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < LIMIT, "waited in vain");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    aquifer_testkit::watchdog::wait_until("a command", is_so);
 }
 
 /// Ended with the test.
@@ -371,7 +363,7 @@ fn files_go_to_a_bucket_and_come_back() {
 }
 
 fn aquifer_pool(path: &str) {
-    support::works(&["pool", "create", path, "--size", "128M"]);
+    crate::support::works(&["pool", "create", path, "--size", "128M"]);
 }
 
 fn names(directory: &Path) -> Vec<String> {
@@ -586,7 +578,7 @@ fn a_failed_download_leaves_nothing() {
     }
     assert_eq!(bytes(&target), b"old");
     assert_eq!(place.entries(), entries);
-    assert_eq!(support::works(&["ls", "-a", &format!("{pool}:/")]), "");
+    assert_eq!(crate::support::works(&["ls", "-a", &format!("{pool}:/")]), "");
     // A directory that cannot be written to.
     let closed = place.path("closed");
     fs::create_dir(&closed).unwrap();
@@ -611,7 +603,7 @@ fn stat_shows_what_remote_devices_request() {
     let cache = Cache::builder().budget_bytes(8 << 20).publish(name).build().unwrap();
     let pages = cache.pages(device).unwrap();
     pages.get(PageId(0)).unwrap();
-    let stat = |arguments: &[&str]| support::works(&[&["stat", name], arguments].concat());
+    let stat = |arguments: &[&str]| crate::support::works(&[&["stat", name], arguments].concat());
     let device = || -> Value {
         let seen: Value = serde_json::from_str(&stat(&["--json"])).unwrap();
         seen["caches"][0]["devices"][0].clone()
@@ -649,8 +641,8 @@ fn each_url_of_an_http_server_is_its_own() {
         assert!(!said.contains("hunter2"), "{said}");
     }
     assert!(names(&directory).is_empty());
-    assert_eq!(support::works(&["ls", &format!("{pool}:/")]), "");
-    support::works(&["get", &other.url(), directory_text]);
+    assert_eq!(crate::support::works(&["ls", &format!("{pool}:/")]), "");
+    crate::support::works(&["get", &other.url(), directory_text]);
     let copied = names(&directory);
     assert_eq!(fs::read(directory.join(&copied[0])).unwrap(), b"other");
 }

@@ -1,18 +1,16 @@
 //! `aquifer pool` from a user's perspective.
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::process::{Child, Command, Output, Stdio};
 
 use aquifer::{Objects, Pool, PoolOptions};
 
-use serde_json::Value;
-use support::{
+use crate::support::{
     Place, aquifer, bytes, failed, fails, json, run, run_without_privileges, says, text, worked,
     works,
 };
+use serde_json::Value;
 
 /// No background work, so that the media contain only what commits wrote.
 fn quiet() -> PoolOptions {

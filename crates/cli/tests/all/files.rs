@@ -1,7 +1,5 @@
 //! The commands on files of a pool from a user's perspective.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -12,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, UNIX_EPOCH};
 
+use crate::support::{
+    Place, aquifer, fails, json, run, run_without_privileges, says, text, worked, works,
+};
 use aquifer::{Files, Pool};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use serde_json::Value;
-use support::{
-    Place, aquifer, fails, json, run, run_without_privileges, says, text, worked, works,
-};
 
 /// What a copy must preserve of an item.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,15 +1,13 @@
 //! `aquifer pool serve` from a user's perspective.
 
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use crate::support::{Place, aquifer, fails, says, works};
 use aquifer::pool::AccessKey;
 use aquifer::{Files, Pool};
-use support::{Place, aquifer, fails, says, works};
 
 /// A running command. Killed if a test fails.
 struct Server {

@@ -1,7 +1,5 @@
 //! The `aquifer` command from a user's perspective.
 
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -12,7 +10,7 @@ use std::process::{Command, Stdio};
 use aquifer::{Cache, MemoryDevice, PageId, publish};
 use serde_json::Value;
 
-use support::{Place, aquifer, failed, fails, run, says, text, works};
+use crate::support::{Place, aquifer, failed, fails, run, says, text, works};
 
 /// Whether `aquifer-bench` was built beside the command, as `./test` does; prints a note if not.
 fn has_benches() -> bool {
@@ -139,7 +137,7 @@ fn doctor_reports_and_leaves_nothing_behind() {
     one_of("durability of pools there", &["page-cache: ", "dax: ", "volatile: "]);
     one_of("page tables of pools", &["hugetlbfs"]);
     // Eviction and unmapping gain from the same kernel change, which the README names.
-    let readme = include_str!("../../../README.md");
+    let readme = include_str!("../../../../README.md");
     assert!(readme.contains("best from 6.16 on"));
     let drains = form("views of files that are unmapped").contains("drained");
     let vectored = form("eviction of clean pages");

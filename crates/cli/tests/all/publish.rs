@@ -1,14 +1,11 @@
 //! `aquifer pool publish`, `restore` and `snapshots` from a user's perspective.
 
-mod support;
-
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use aquifer_testkit::object_server::{Answer, Server};
 
-use support::{Place, aquifer, fails, json, says, worked, works};
+use crate::support::{Place, aquifer, fails, json, says, worked, works};
 
 fn url(place: &Place) -> String {
     format!("file://{}", place.text("store"))
@@ -74,7 +71,8 @@ fn what_is_damaged_in_the_log_is_told_beside_what_is_not() {
     for arguments in [&["pool", "snapshots", &url][..], &["pool", "snapshots", &url, "--json"]] {
         let output = aquifer().args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
-        let (listed, said) = (support::text(&output.stdout), support::text(&output.stderr));
+        let (listed, said) =
+            (crate::support::text(&output.stdout), crate::support::text(&output.stderr));
         says(said, &["store/log/00000000000000000002 is damaged", "--snapshot"]);
         assert!(listed.contains("1 ") || listed.contains("\"snapshot\": 1"), "{listed}");
     }
@@ -134,11 +132,9 @@ fn kill_at(server: &Server, requests: usize, arguments: &[&str]) {
     let mut command = at(server, arguments);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut running = Running(command.spawn().unwrap());
-    let begin = Instant::now();
-    while server.asked().len() <= requests && running.0.try_wait().unwrap().is_none() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{requests} requests of {arguments:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    aquifer_testkit::watchdog::wait_until(&format!("{requests} requests of {arguments:?}"), || {
+        server.asked().len() > requests || running.0.try_wait().unwrap().is_some()
+    });
     drop(running);
     server.plan(|_| Answer::Proper);
 }
@@ -173,12 +169,12 @@ fn publishing_to_s3_is_all_or_nothing() {
     assert!(was_other, "after {} requests", requests + 4);
     // A restore that is killed leaves nothing, and does not touch what is there.
     let entries = place.entries();
-    let before = support::bytes(&copy);
+    let before = crate::support::bytes(&copy);
     for request in 0..6 {
         kill_at(&server, request, &["pool", "restore", URL, &place.text("new.pool")]);
         kill_at(&server, request, &["pool", "restore", URL, &copy, "--force"]);
     }
-    assert_eq!(support::bytes(&copy), before);
+    assert_eq!(crate::support::bytes(&copy), before);
     let new = place.path("new.pool").exists();
     assert_eq!(place.entries(), entries + usize::from(new));
     works_at(&server, &["pool", "publish", &pool, URL, "--keep", "1", "--grace", "0s"]);
@@ -198,9 +194,9 @@ fn a_publisher_that_may_not_delete_says_what_it_did() {
     works_at(&server, &["pool", "publish", &pool, URL]);
     let keep = ["pool", "publish", &pool, URL, "--keep", "1", "--grace", "0s"];
     let output = at(&server, &keep).output().unwrap();
-    says(support::text(&output.stdout), &["as snapshot 2 of"]);
+    says(crate::support::text(&output.stdout), &["as snapshot 2 of"]);
     assert_eq!(output.status.code(), Some(1));
-    let said = support::text(&output.stderr);
+    let said = crate::support::text(&output.stderr);
     says(said, &["published as snapshot 2, but older ones were not removed", "permission denied"]);
     server.plan(|_| Answer::Proper);
     let collected = works_at(&server, &keep);
@@ -213,7 +209,7 @@ fn a_refused_listing_says_why() {
     for (status, reason) in [(403, "permission denied"), (404, "no such bucket")] {
         server.plan(move |_| Answer::Status(status));
         let output = at(&server, &["pool", "snapshots", URL]).output().unwrap();
-        let said = support::failed(output, 1, "snapshots");
+        let said = crate::support::failed(output, 1, "snapshots");
         says(&said, &["cannot list", "s3://bucket/some/prefix", reason, &status.to_string()]);
     }
 }
@@ -225,6 +221,6 @@ fn a_foreign_log_is_refused() {
     let place = Place::new();
     let pool = place.pool();
     let output = at(&server, &["pool", "publish", &pool, URL]).output().unwrap();
-    let said = support::failed(output, 1, "publish");
+    let said = crate::support::failed(output, 1, "publish");
     says(&said, &["s3://bucket/some/prefix/log/00000000000000000001", "damaged"]);
 }

@@ -1,11 +1,9 @@
 //! `aquifer cache` from a user's perspective.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 
+use crate::support::{Place, fails, json, says, works};
 use aquifer_testkit::object_server::{Answer, Server, pattern};
-use support::{Place, fails, json, says, works};
 
 #[test]
 fn objects_are_downloaded_shown_verified_and_dropped() {
@@ -90,14 +88,14 @@ fn one_of_several_that_fails_hides_no_other() {
     let url = "s3://bucket/dir/object.bin";
     let store = ["--endpoint", &endpoint, "--allow-http", "--anonymous", "--dir", &dir];
     let both = [&["cache", "warm", "--json", url, "s3://bucket/none"], &store[..]].concat();
-    let output = support::aquifer().args(&both).output().unwrap();
+    let output = crate::support::aquifer().args(&both).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    says(support::text(&output.stdout), &[url, "1000"]);
-    says(support::text(&output.stderr), &["s3://bucket/none"]);
+    says(crate::support::text(&output.stdout), &[url, "1000"]);
+    says(crate::support::text(&output.stderr), &["s3://bucket/none"]);
     // By any form of its URL.
     let drop = ["cache", "drop", "S3://bucket/dir/%6Fbject.bin", "s3://bucket/none", "--dir", &dir];
-    let output = support::aquifer().args(drop).output().unwrap();
+    let output = crate::support::aquifer().args(drop).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    says(support::text(&output.stdout), &["dropped one object"]);
-    says(support::text(&output.stderr), &["nothing of s3://bucket/none is"]);
+    says(crate::support::text(&output.stdout), &["dropped one object"]);
+    says(crate::support::text(&output.stderr), &["nothing of s3://bucket/none is"]);
 }
