@@ -6,7 +6,7 @@ use std::time::Duration;
 use aquifer_fuse::{Unmounted, unmount};
 use aquifer_sys::local_socket::{Connection, names_beginning};
 
-use crate::place::{How, Place, as_user};
+use crate::kept::place::{How, Place, as_user};
 
 /// More connections than a keeper keeps.
 const MANY: usize = 200;

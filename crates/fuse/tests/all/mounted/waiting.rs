@@ -13,7 +13,7 @@ use aquifer_crashkit::Trigger;
 use aquifer_fuse::Cache;
 use aquifer_pool::media::MediaOperation;
 
-use crate::power::mount;
+use crate::mounted::power::mount;
 
 /// More than the most threads that have a turn.
 const PROGRAMS: usize = 8;

@@ -12,7 +12,7 @@ use aquifer_sys::memory::{self, Protection};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use crate::place::{Place, alone};
+use crate::mounted::place::{Place, alone};
 
 /// A piece of free room, and how many there are: more than one transaction takes, and too few for the
 /// bytes, which are one request.

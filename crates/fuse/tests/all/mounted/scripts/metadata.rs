@@ -11,8 +11,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use aquifer_fuse::Cache;
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
 
-use crate::observed::Log;
-use crate::place::Place;
+use crate::mounted::observed::Log;
+use crate::mounted::place::Place;
 
 /// A user other than the owner, in a group of its own.
 const OTHER: u32 = 12345;

@@ -8,7 +8,7 @@ mod names;
 
 use std::path::Path;
 
-use crate::observed::Log;
+use crate::mounted::observed::Log;
 
 type Script = fn(&Path, &mut Log);
 

@@ -11,8 +11,8 @@ use aquifer_sys::memory::{self, Protection};
 use aquifer_testkit::child;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
-use crate::observed::{Log, sum};
-use crate::place::Place;
+use crate::mounted::observed::{Log, sum};
+use crate::mounted::place::Place;
 
 const PAGE: u64 = 4096;
 
@@ -183,7 +183,9 @@ pub fn appends_of_many_processes_are_all_there() {
         let path = place.root().join("lines");
         File::create(&path).expect("a new file");
         let start = |_| {
-            child::Reaped(child::command("append").env("FILE", &path).spawn().expect("it starts"))
+            child::Reaped(
+                child::command("append-to-mounted").env("FILE", &path).spawn().expect("it starts"),
+            )
         };
         let children: Vec<_> = (0..PROCESSES).map(start).collect();
         for mut child in children {

@@ -16,7 +16,7 @@ use aquifer_pool::PoolOptions;
 use aquifer_pool::media::{MediaOperation, PersistenceDomain};
 use aquifer_testkit::campaign::{seed, steps};
 
-use crate::place::alone;
+use crate::mounted::place::alone;
 
 const POOL_BYTES: u64 = 4 << 20;
 /// How many steps the programs do.

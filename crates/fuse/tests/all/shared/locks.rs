@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aquifer_fs::{FsError, LockMode};
 use aquifer_fuse::mounts;
@@ -20,8 +20,9 @@ use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Flock, FlockType, Resource, Rlimit, fcntl_getlk, getrlimit, setrlimit};
 
-use crate::place::{How, Place, WAITS, WAITS_IF};
-use crate::{both, end, mount_again};
+use crate::kept::place::{How, Place, WAITS, WAITS_IF};
+use crate::shared::{both, end, mount_again};
+use aquifer_testkit::watchdog::Watchdog;
 
 /// Where the children of a test count, or wait.
 const AT: &str = "AQUIFER_LOCK_AT";
@@ -552,9 +553,9 @@ pub fn a_signal_ends_a_wait_unless_it_begins_anew() {
 }
 
 fn until(place: &Place, what: impl Fn(&Place) -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let mut watchdog = Watchdog::new();
     while !what(place) {
-        assert!(Instant::now() < end, "{}", place.log());
+        assert!(!watchdog.hangs(), "{}", place.log());
         std::thread::yield_now();
     }
 }

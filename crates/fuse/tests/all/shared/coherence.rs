@@ -12,8 +12,8 @@ use aquifer_fuse::{Cache, MountError};
 use aquifer_testkit::child;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, fstat, mknodat, open, renameat_with};
 
-use crate::place::{How, Place};
-use crate::{both, end, mount_again};
+use crate::kept::place::{How, Place};
+use crate::shared::{both, end, mount_again};
 
 /// Where the children of this test append.
 const APPEND_TO: &str = "AQUIFER_APPEND_TO";

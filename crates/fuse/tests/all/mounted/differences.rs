@@ -10,7 +10,7 @@ use std::path::Path;
 use aquifer_fuse::Cache;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
-use crate::place::Place;
+use crate::mounted::place::Place;
 
 /// The error of asking for a handle of a file.
 fn handle_of(path: &Path) -> io::Error {

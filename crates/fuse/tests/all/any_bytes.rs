@@ -4,14 +4,12 @@ use std::path::Path;
 
 use aquifer_testkit::rng::Rng;
 
-mod support;
-
 #[test]
 fn what_the_fuzzer_kept_is_parsed_or_refused() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/wire_request");
     let mut count = 0;
     for entry in std::fs::read_dir(corpus).expect("the corpus") {
-        support::request(&std::fs::read(entry.expect("an entry").path()).expect("an input"));
+        crate::support::request(&std::fs::read(entry.expect("an entry").path()).expect("an input"));
         count += 1;
     }
     assert!(count > 20, "{count}");
@@ -27,6 +25,6 @@ fn random_bytes_are_parsed_or_refused() {
             bytes[4..8].copy_from_slice(&(rng.below(60) as u32).to_ne_bytes());
             bytes[36..38].copy_from_slice(&(rng.below(3) as u16).to_ne_bytes());
         }
-        support::request(&bytes);
+        crate::support::request(&bytes);
     }
 }

@@ -219,10 +219,7 @@ pub fn in_child(main: fn() -> std::process::ExitCode) {
     if std::env::var_os("AQUIFER_TEST_ROLE").is_none() {
         return;
     }
-    std::thread::spawn(|| {
-        std::thread::sleep(std::time::Duration::from_secs(120));
-        std::process::abort();
-    });
+    aquifer_testkit::watchdog::guard("a process of a mount");
     let is_well = main() == std::process::ExitCode::SUCCESS;
     std::process::exit(i32::from(!is_well));
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aquifer_fuse::{Mounting, mounts, unmount};
 use aquifer_pool::Pool;
 
-use crate::place::{self, How, Place, WAITS, WAITS_IF};
+use crate::kept::place::{self, How, Place, WAITS, WAITS_IF};
 
 pub fn a_mount_is_shown_at_the_directory_that_was_named() {
     // Whether pools can be mounted here.

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use aquifer_sys::memory::{self, Protection};
 use rustix::process::Signal;
 
-use crate::place::{kill, send};
-use crate::{both, end};
+use crate::kept::place::{kill, send};
+use crate::shared::{both, end};
 
 const LEN: usize = 64 << 10;
 

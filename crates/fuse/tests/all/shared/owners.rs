@@ -9,8 +9,8 @@ use aquifer_fs::Files;
 use aquifer_fuse::{Cache, Keeper};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, XattrFlags};
 
-use crate::place::{How, Place, USER, as_user};
-use crate::{both, end, mount_again};
+use crate::kept::place::{How, Place, USER, as_user};
+use crate::shared::{both, end, mount_again};
 
 /// A pool that is mounted twice, and the second directory.
 fn twice() -> Option<(Place, Files, PathBuf, Keeper)> {

@@ -11,7 +11,7 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mknodat, renameat_with,
 };
 
-use crate::observed::Log;
+use crate::mounted::observed::Log;
 
 pub fn names(at: &Path, log: &mut Log) {
     log.result("mkdir", fs::create_dir(at.join("d")));
