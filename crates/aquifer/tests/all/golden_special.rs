@@ -4,22 +4,19 @@
 //! It is stored as the first golden pool is. `make_the_pool` made it:
 //!
 //! ```text
-//! cargo test -p aquifer --test golden_special -- --ignored make_the_pool
+//! cargo test -p aquifer --test all golden_special::make_the_pool -- --ignored
 //! ```
-
-#[path = "golden/blocks.rs"]
-mod blocks;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::blocks::{from_blocks, to_blocks};
 use aquifer::check::{CheckOptions, Severity, check};
 use aquifer::fs::{
     ACCESS_ACL, Acl, AclEntry, AclTag, DEFAULT_ACL, FallocateMode, FileKind, SetMode, SpecialFile,
 };
 use aquifer::pool::media::PersistenceDomain;
 use aquifer::{Files, Pool};
-use blocks::{from_blocks, to_blocks};
 
 const PAGE: u64 = 4096;
 const POOL_BYTES: u64 = 8 << 20;

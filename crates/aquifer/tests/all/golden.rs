@@ -5,22 +5,19 @@
 //! that are not durable. `make_the_pool` made it:
 //!
 //! ```text
-//! cargo test -p aquifer --test golden -- --ignored make_the_pool
+//! cargo test -p aquifer --test all golden::make_the_pool -- --ignored
 //! ```
-
-#[path = "golden/blocks.rs"]
-mod blocks;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::blocks::{from_blocks, to_blocks};
 use aquifer::check::{CheckOptions, Severity};
 use aquifer::fs::{FallocateMode, FileKind, SetMode};
 use aquifer::object::collections::{PString, PVec};
 use aquifer::pool::media::PersistenceDomain;
 use aquifer::{CreateObject, Files, Objects, Pool};
-use blocks::{from_blocks, to_blocks};
 
 const PAGE: usize = 4096;
 const POOL_BYTES: u64 = 8 << 20;
