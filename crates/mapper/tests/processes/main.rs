@@ -7,6 +7,7 @@ mod budget;
 mod closed_files;
 mod fork_calibrations;
 mod fuse;
+mod large_and_sparse;
 mod many_files;
 mod stores;
 mod views;
@@ -20,6 +21,7 @@ fn child() {
             closed_files::ROLES,
             fork_calibrations::ROLES,
             fuse::ROLES,
+            large_and_sparse::ROLES,
             many_files::ROLES,
             stores::ROLES,
         ]

@@ -1,9 +1,10 @@
-//! Writable views cost little until their pages are there. A single test: it looks at the memory of the
-//! process.
+//! Writable views cost little until their pages are there. It looks at the memory of a process of its own.
 
 use std::fs::File;
 
 use aquifer_mapper::{Mapper, Stores, ViewOptions};
+
+pub const ROLES: &[aquifer_testkit::child::Role] = &[("large and sparse", large_and_sparse)];
 
 const TIB: u64 = 1 << 40;
 
@@ -19,6 +20,10 @@ fn used_kib() -> u64 {
 
 #[test]
 fn views_of_tebibytes_cost_what_is_stored_to() {
+    aquifer_testkit::child::succeeds("large and sparse");
+}
+
+fn large_and_sparse() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     let mapper = Mapper::builder().build().unwrap();
