@@ -1,4 +1,5 @@
-//! What the feature `tracing` shows of opening, checkpoints, attaching, and failing write-back.
+//! What the feature `tracing` shows of opening, checkpoints, attaching, and failing write-back. A
+//! program of its own: a process has one subscriber.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
 //! Policies run inside a signal handler that may have interrupted `malloc`: outside `resize` they
-//! must not allocate. A counting allocator checks this.
+//! must not allocate. A counting allocator checks this, so it is a program of its own.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -6,6 +6,8 @@
 //! returned. There are few names, so that they collide. Everything happens deep inside a chain of
 //! directories, because `..` of a pool's root is that root, but `..` of a directory of the machine
 //! leaves it: no path here, even through 40 symbolic links, gets that far up.
+//!
+//! A program of its own: a process has one panic hook, which is silent while sequences shrink.
 
 mod scratch;
 

@@ -1,6 +1,8 @@
 //! Inodes without paths, against the kernel's directory descriptors: random sequences run on a pool
 //! by [`Nodes`], and on a directory in memory (tmpfs) by `openat` and its relatives, with `O_PATH`
 //! descriptors in place of nodes. Both must return the same results, error numbers included.
+//!
+//! A program of its own: a process has one panic hook, which is silent while sequences shrink.
 
 mod scratch;
 

@@ -1,4 +1,5 @@
 //! A read can wait in a fault handler: its thread neither allocates nor frees, also when it drops an error.
+//! A program of its own: its allocator counts.
 
 mod support;
 

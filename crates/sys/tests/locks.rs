@@ -1,4 +1,5 @@
-//! Open-file-description locks between processes, including processes that are killed.
+//! Open-file-description locks between processes, including processes that are killed. A program of
+//! its own: a test of another file that forks would keep locks for a while.
 
 mod support;
 
@@ -10,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_sys::lock::{self, LockKind, LockRange};
+use aquifer_testkit::watchdog::wait_until;
 use support::{Actor, command, hear, play, say};
 
 #[test]
@@ -197,9 +199,5 @@ fn pid_namespaces_are_seen_through() {
     assert_eq!(conflict.unwrap().pid, None, "the kernel does not say whose");
     other.kill();
     // The process in the namespace is killed a moment after the other one ends.
-    let start = std::time::Instant::now();
-    while !takes(&file, LockKind::Exclusive) {
-        assert!(start.elapsed().as_secs() < 30, "a killed holder blocks");
-        std::thread::yield_now();
-    }
+    wait_until("the lock of a killed holder", || takes(&file, LockKind::Exclusive));
 }

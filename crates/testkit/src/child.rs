@@ -5,13 +5,21 @@ use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use crate::watchdog;
+
 /// The environment variable that names the role of a child.
 const ROLE: &str = "AQUIFER_TEST_ROLE";
 /// The last line of a child that completed its role.
 const DONE: &str = "the role was played to its end";
 
+/// The name of a role, and the function that a child of that role runs.
+pub type Role = (&'static str, fn());
+
 /// In a child: plays the role with one of these names. Otherwise does nothing.
-pub fn play(roles: &[(&str, fn())]) {
+pub fn play(roles: &[Role]) {
+    for (index, (name, _)) in roles.iter().enumerate() {
+        assert!(roles[..index].iter().all(|(other, _)| other != name), "two roles {name:?}");
+    }
     let Ok(wanted) = std::env::var(ROLE) else {
         return;
     };
@@ -19,11 +27,8 @@ pub fn play(roles: &[(&str, fn())]) {
     // No core dumps of children that die on purpose.
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     // A child that hangs is aborted, so that the parent can report it.
-    std::thread::spawn(|| {
-        std::thread::sleep(std::time::Duration::from_secs(90));
-        std::process::abort();
-    });
-    let (_, role) = roles.iter().find(|(name, _)| *name == wanted).expect("a role of this file");
+    watchdog::guard(&wanted);
+    let (_, role) = roles.iter().find(|(name, _)| *name == wanted).expect("a role of this program");
     // On a new line after the test harness's output for this test.
     println!();
     role();
@@ -103,7 +108,15 @@ pub fn dies(role: &str, signal: i32, before: &str) {
     let played = run(role);
     assert!(played.output.contains(before), "{role}: {played:#?}");
     assert!(!played.output.contains(DONE), "{role}: {played:#?}");
+    // Its abort may be the signal that is expected.
+    assert!(!played.output.contains(watchdog::HANGS), "{role}: {played:#?}");
     assert_eq!(played.status.signal(), Some(signal), "{role}: {played:#?}");
+}
+
+/// In a process that a role has forked: it ends with the thread that forked it, so the watchdog of the role is its own.
+pub fn dies_with_its_parent() {
+    let kill = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(kill).expect("a signal");
 }
 
 /// Kills a child that a failing test leaves behind.

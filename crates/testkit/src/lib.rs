@@ -9,11 +9,14 @@
 
 pub mod campaign;
 pub mod child;
+pub mod executor;
 pub mod failing_device;
 pub mod faulty_files;
 pub mod model;
 #[cfg(feature = "object-server")]
 pub mod object_server;
 pub mod rng;
+pub mod scratch;
 pub mod stripes;
 pub mod trace;
+pub mod watchdog;

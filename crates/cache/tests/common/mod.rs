@@ -1,19 +1,18 @@
 //! Shared by the tests of mappings: files with known bytes, and running a test on both backends.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
 use std::fs::File;
-use std::future::Future;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 
 use aquifer_cache::{Backend, Cache, MapOptions, Mapping};
 use aquifer_device::{Device, FileDevice};
 use aquifer_sys::residency::{Backing, backing};
+
+pub use aquifer_testkit::executor::block_on;
+pub use aquifer_testkit::watchdog::wait_until;
 
 pub const PAGE: u64 = 4096;
 pub const MIB: u64 = 1 << 20;
@@ -102,37 +101,7 @@ pub fn cache_of(budget_bytes: u64) -> Cache {
     Cache::builder().budget_bytes(budget_bytes).build().unwrap()
 }
 
-/// Waits for a condition that background threads establish.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let give_up = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !condition() {
-        assert!(std::time::Instant::now() < give_up, "{what} has not come about in a minute");
-        std::thread::yield_now();
-    }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// A minimal executor.
-pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::park(),
-        }
-    }
-}
-
-/// Forks, and returns in both processes: in the child at once, for at most 20 seconds; in the parent
+/// Forks, and returns in both processes: in the child at once; in the parent
 /// when the child has exited with status 0.
 ///
 /// The child must do nothing but return to where it ends itself.
@@ -141,8 +110,7 @@ pub fn fork_and_wait(what: &str) {
     // SAFETY: the child only returns from here, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends a child that hangs.
-        unsafe { libc::alarm(20) };
+        aquifer_testkit::child::dies_with_its_parent();
         return;
     }
     let mut status = 0;

@@ -4,7 +4,6 @@
 #![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use aquifer_cache::{CacheError, Mapping, MappingMut};
 use aquifer_device::{
@@ -14,15 +13,8 @@ use aquifer_testkit::rng::Rng;
 
 pub use aquifer_testkit::campaign::{seed, steps};
 pub use aquifer_testkit::child;
-
-/// Waits until `condition` holds. The time limit turns a hang into a failure.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(100), "waited in vain: {what}");
-        std::thread::yield_now();
-    }
-}
+pub use aquifer_testkit::executor::block_on;
+pub use aquifer_testkit::watchdog::wait_until;
 
 /// Pseudo-random bytes.
 pub fn random_bytes(len: usize, seed: u64) -> Vec<u8> {
@@ -144,25 +136,6 @@ impl<F: Fn(u64) + Send + Sync + 'static> Device for Late<F> {
 /// the same bytes, which a cache refuses if one of them may write.
 pub fn unrelated(device: Arc<dyn Device>) -> Arc<Hooked> {
     Arc::new(Hooked { alignment_bytes: device.alignment_bytes(), ..Hooked::new(device) })
-}
-
-/// Runs a future to completion without a run-time.
-pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(std::thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Arc::new(Unpark(std::thread::current())).into();
-    let mut context = std::task::Context::from_waker(&waker);
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            std::task::Poll::Ready(result) => return result,
-            std::task::Poll::Pending => std::thread::park(),
-        }
-    }
 }
 
 /// A device in memory, and its bytes.

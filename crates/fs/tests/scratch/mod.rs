@@ -22,8 +22,7 @@ pub struct Scratch {
 impl Scratch {
     /// Creates the directory and the pool.
     pub fn with_pool(len_bytes: u64, options: &PoolOptions) -> Scratch {
-        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
-        let directory = directory.expect("a directory for the pool");
+        let directory = aquifer_testkit::scratch::in_memory();
         let path = directory.path().join("pool");
         drop(options.create(&path, len_bytes).expect("a new pool"));
         Scratch { directory, path }

@@ -17,10 +17,7 @@ use std::sync::{Arc, Mutex};
 use aquifer_pool::media::{ByteRange, Media, MediaError, MediaOperation, PersistenceDomain};
 use aquifer_pool::{Pool, PoolOptions};
 
-/// A directory in memory if possible: these tests need no disk.
-pub fn scratch() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
-}
+pub use aquifer_testkit::scratch::in_memory as scratch;
 
 /// A small pool: 16 slots, a log of 64 KiB.
 pub fn small(options: PoolOptions) -> PoolOptions {

@@ -19,8 +19,8 @@ pub fn play(roles: &[Role]) {
     let Ok(wanted) = std::env::var(ROLE) else {
         return;
     };
-    // SAFETY: no preconditions; a child that hangs is killed, so that the parent can report it.
-    unsafe { libc::alarm(60) };
+    // A child that hangs is aborted, so that the parent can report it.
+    aquifer_testkit::watchdog::guard(&wanted);
     let mut words = wanted.split(' ').map(str::to_owned);
     let name = words.next().unwrap_or_default();
     let arguments: Vec<String> = words.collect();

@@ -1,0 +1,14 @@
+//! The integration tests of this crate that start processes or fork. A program apart from the others: until it starts
+//! its program, a child has copies of all descriptors of its parent, and so keeps the locks of files that other tests
+//! closed.
+
+mod fork;
+#[path = "../support/mod.rs"]
+mod support;
+mod tier_processes;
+
+/// The roles of children. Not a test by itself.
+#[test]
+fn child() {
+    aquifer_testkit::child::play(&[fork::ROLES, tier_processes::ROLES].concat());
+}
