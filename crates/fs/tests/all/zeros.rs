@@ -172,7 +172,7 @@ fn a_range_for_which_no_inode_is_left_is_zeroed_or_stays_as_it_is() {
     let (scene, file, len) = file_without_free_inodes(true);
     file.allocate(FallocateMode::ZeroRange, 0, len).unwrap();
     assert!(is_zero(&file, 0, len));
-    scratch::soundness::assert_sound(scene.files.pool());
+    crate::scratch::soundness::assert_sound(scene.files.pool());
     let (scene, file, len) = file_without_free_inodes(false);
     let before = scene.files.read("/f").unwrap();
     let done = file.allocate(FallocateMode::ZeroRange, 0, len);
@@ -181,5 +181,5 @@ fn a_range_for_which_no_inode_is_left_is_zeroed_or_stays_as_it_is() {
     } else {
         assert!(is_zero(&file, 0, len));
     }
-    scratch::soundness::assert_sound(scene.files.pool());
+    crate::scratch::soundness::assert_sound(scene.files.pool());
 }
