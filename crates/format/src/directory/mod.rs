@@ -32,7 +32,7 @@
 //! only. [`Tree::check`] verifies all of these.
 //!
 //! ```
-//! # use aquifer_format::{file::FileKind, inode::{SLOT_BYTES, SlotBytes}};
+//! # use aquifer_format::{file::FileKind, slot_bytes::{SLOT_BYTES, SlotBytes}};
 //! # use aquifer_format::slots::{ChangeSlots, ReadSlots, StructureError};
 //! use aquifer_format::directory::{Referent, Tree};
 //!
