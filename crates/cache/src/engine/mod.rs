@@ -49,7 +49,6 @@ use crate::jobs::{Job, Jobs, Prefetch};
 use crate::options::Options;
 use crate::probation::Probation;
 use crate::stats::{Counters, Stats};
-use crate::visit;
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
 #[derive(Debug, Clone, Copy)]
@@ -113,9 +112,6 @@ pub(crate) struct Engine {
 const FRAME_WAIT: Duration = Duration::from_millis(20);
 /// Prefetches that a worker runs together: a full queue of the usual device.
 const MOST_PREFETCHES: usize = 64;
-/// Transfer buffers: enough for two full batches besides the fault path.
-const BOUNCE_BUFFERS: usize = 160;
-const BOUNCE_BYTES: usize = 64 << 10;
 
 impl Engine {
     pub fn new(options: Options) -> Result<Engine> {
@@ -133,9 +129,9 @@ impl Engine {
             counters: Counters::default(),
             arena: pool("reserving frame tables")?,
             mapped,
-            bounce: BouncePool::new(BOUNCE_BYTES.max(page_bytes), BOUNCE_BUFFERS)
+            bounce: BouncePool::for_transfers(page_bytes)
                 .map_err(kernel("allocating transfer buffers"))?,
-            visit_buffers: visit::buffers(page_bytes)
+            visit_buffers: BouncePool::for_visits(page_bytes)
                 .map_err(kernel("allocating transfer buffers"))?,
             jobs: Jobs::new(),
             callers: options.serving_thread.then(Arc::default),
