@@ -53,17 +53,6 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         self.load_hinted(&inside);
     }
 
-    fn forget(&self, page: PageId, slot: FrameId) {
-        // The page may be of an earlier, larger store with this identifier.
-        if page.0 >= self.geometry.pages() {
-            return;
-        }
-        let word = self.word(page.0);
-        if word.begin_forget(slot).is_ok() {
-            word.finish_evict(None);
-        }
-    }
-
     fn dirty_pages(&self) -> u64 {
         Store::dirty_pages(self)
     }

@@ -220,7 +220,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
                 return None;
             }
             let seen = store.word(page).load();
-            if !matches!(seen.state(), State::Absent | State::Probation) {
+            if seen.state() != State::Absent {
                 self.pages.advance();
                 if !seen.is_readable() {
                     self.miss(page);

@@ -341,7 +341,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MIB).unwrap();
         let file: Arc<dyn Device> = Arc::new(FileDevice::open(file.path()).unwrap());
-        for policy in [PolicyKind::Clock, PolicyKind::FifoProbation, PolicyKind::S3Fifo] {
+        for policy in [PolicyKind::Clock, PolicyKind::S3Fifo] {
             for (open, attach_open) in KINDS {
                 for (small, attach_small) in KINDS {
                     let cache =

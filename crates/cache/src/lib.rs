@@ -9,7 +9,7 @@
 //!      │             page_word · dirty · gate          what it is made of
 //!      └──────────────────┬───────┘
 //!                       engine                         registry, budget, reclaim, evictor
-//!            frames · policy · probation · jobs        what it is made of
+//!                  frames · policy · jobs              what it is made of
 //! ```
 //!
 //! [`Rows`] stands beside this: a cache of fixed-length rows of one device, with a budget of its own.
@@ -54,7 +54,6 @@ mod page_word;
 mod pages;
 mod pinned;
 pub mod policy;
-mod probation;
 pub mod publish;
 mod rows;
 mod running;

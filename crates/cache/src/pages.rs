@@ -147,7 +147,7 @@ impl Pages {
         loop {
             let seen = word.load();
             match seen.state() {
-                State::Absent | State::Probation => {
+                State::Absent => {
                     self.store
                         .ensure(page.0, Access::Read, None, false)
                         .map_err(self.refused(page))?;

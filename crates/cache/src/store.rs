@@ -339,10 +339,10 @@ impl<M: PageMemory> Store<M> {
         loop {
             let seen = word.load();
             match seen.state() {
-                State::Absent | State::Probation if self.height.is_under_itself() => {
+                State::Absent if self.height.is_under_itself() => {
                     return Err(Refused::UnderItself);
                 }
-                State::Absent | State::Probation => {
+                State::Absent => {
                     let started = Instant::now();
                     // Acquire the frame before the page becomes Loading, so that no thread waits
                     // for a page whose loader waits for a frame. That waiting thread may hold the
@@ -360,8 +360,7 @@ impl<M: PageMemory> Store<M> {
                         self.pool().give(&[frame]);
                         continue;
                     }
-                    let probation = (seen.state() == State::Probation).then(|| seen.frame());
-                    self.load(page, frame, access, pin, probation, started)?;
+                    self.load(page, frame, access, pin, started)?;
                     if access == Access::Read || self.appears_at_once() {
                         return Ok(Ensured::Came);
                     }
@@ -438,16 +437,9 @@ impl<M: PageMemory> Store<M> {
         frame: FrameId,
         access: Access,
         pin: Option<PinKind>,
-        probation: Option<FrameId>,
         started: Instant,
     ) -> std::result::Result<(), Refused> {
         let bounce = self.engine.bounce.take();
-        if let Some(slot) = probation
-            && self.engine.probation_copy(slot, self.key(page), bounce.as_ptr())
-        {
-            count(&self.engine.counters.probation_hits, 1);
-            return self.finish(page, frame, bounce.as_ptr(), access, pin, started);
-        }
         let reach = match access {
             Access::Read => self.readahead.on_fault(page, self.geometry.pages()),
             Access::Write => Reach::ONE,

@@ -44,10 +44,9 @@ use crate::duties::Callers;
 use crate::error::{CacheError, Result};
 use crate::frame_arena::FrameArena;
 use crate::frames::FramePool;
-use crate::ids::{FrameId, PageId, PageKey, StoreId};
+use crate::ids::{PageId, StoreId};
 use crate::jobs::{Job, Jobs, Prefetch};
 use crate::options::Options;
-use crate::probation::Probation;
 use crate::stats::{Counters, Stats};
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
@@ -86,7 +85,6 @@ pub(crate) struct Engine {
     /// The threads inside of calls of its devices, if it has serving threads.
     pub callers: Option<Arc<Callers>>,
     pub vectored_discard: bool,
-    probation: Probation,
     arena_memory: FrameArena,
     uffd: OnceLock<Uffd>,
     shares: Mutex<Shares>,
@@ -122,13 +120,11 @@ impl Engine {
         let vectored_discard =
             !options.without_vectored_discard && aquifer_sys::features::vectored_dontneed().is_ok();
         let pool = |what| FramePool::new(options.policy.build(), max_frames).map_err(kernel(what));
-        let mapped = pool("reserving frame tables")?;
-        let probation_slots = if mapped.probation_share() > 0.0 { max_frames } else { 0 };
         let engine = Engine {
             mark: ProcessMark::new(),
             counters: Counters::default(),
+            mapped: pool("reserving frame tables")?,
             arena: pool("reserving frame tables")?,
-            mapped,
             bounce: BouncePool::for_transfers(page_bytes)
                 .map_err(kernel("allocating transfer buffers"))?,
             visit_buffers: BouncePool::for_visits(page_bytes)
@@ -136,8 +132,6 @@ impl Engine {
             jobs: Jobs::new(),
             callers: options.serving_thread.then(Arc::default),
             vectored_discard,
-            probation: Probation::new(page_bytes, probation_slots)
-                .map_err(kernel("reserving the probation area"))?,
             arena_memory: FrameArena::new(page_bytes, max_frames)
                 .map_err(kernel("reserving the frame arena"))?,
             uffd: OnceLock::new(),
@@ -192,23 +186,6 @@ impl Engine {
     }
 
     // ---- registry -------------------------------------------------------------------------------
-
-    pub fn probation_copy(&self, slot: FrameId, page: PageKey, target: *mut u8) -> bool {
-        // SAFETY: `target` is a bounce buffer of at least a page that the caller owns.
-        unsafe { self.probation.copy_out(slot, page, target) }
-    }
-
-    /// Keeps a copy of a victim's bytes. `None` if the policy wants no probation area.
-    pub fn probation_keep(&self, page: PageKey, source: *const u8) -> Option<FrameId> {
-        // SAFETY: the page is Evicting, so its bytes are readable and do not change.
-        unsafe {
-            self.probation.keep(page, source, |old, slot| {
-                if let Some(store) = self.store(old.store) {
-                    store.forget(old.page, slot);
-                }
-            })
-        }
-    }
 
     pub fn record_bare_fault(&self, fault: BareFault) {
         *self.bare_fault.lock() = Some(fault);

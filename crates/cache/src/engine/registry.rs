@@ -83,9 +83,6 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// Loads absent pages of runs while frames are free.
     fn prefetch(&self, runs: &[Range<u64>]);
 
-    /// Drops a page's reference to its probation slot, which is being reused.
-    fn forget(&self, page: PageId, slot: FrameId);
-
     /// The number of pages that are dirty now.
     fn dirty_pages(&self) -> u64;
 

@@ -483,9 +483,4 @@ impl FramePool {
     pub fn policy_name(&self) -> &'static str {
         self.policy.lock().policy.name()
     }
-
-    /// The share of the budget that the policy wants for probation.
-    pub fn probation_share(&self) -> f32 {
-        self.policy.lock().policy.probation_share()
-    }
 }
