@@ -13,11 +13,11 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::dirty;
-use crate::frame_word::{self, FREE, UNGRANTED};
-use crate::gate::Gate;
+use crate::frames::frame_word::{self, FREE, UNGRANTED};
 use crate::ids::FrameId;
 use crate::page_word::{PageWord, PinKind, PinRefused, State};
+use crate::store::dirty;
+use crate::store::gate::Gate;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 use crate::version::Version;
 

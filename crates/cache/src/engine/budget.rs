@@ -15,9 +15,9 @@ use aquifer_sys::futex::MutexGuard;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 
 use super::Engine;
+use crate::engine::options::Options;
 use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
-use crate::options::Options;
 
 /// The kinds of interface that draw on the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,8 +18,13 @@
 //!
 //! Lock order: registry → pools' locks. The fault path takes the registry's lock only to look up a
 //! store.
+pub(crate) mod asynchronous;
+pub(crate) mod bounce;
 mod budget;
+pub(crate) mod duties;
 mod evictor;
+pub(crate) mod jobs;
+pub(crate) mod options;
 mod reclaim;
 mod registry;
 
@@ -36,17 +41,17 @@ pub(crate) use self::budget::Kind;
 pub(crate) use self::reclaim::NoFrame;
 pub(crate) use self::registry::{Answer, AttachedStore, Cleaning, Evicted, InUse, Keeps};
 
+use self::bounce::BouncePool;
 use self::budget::Shares;
+use self::duties::Callers;
+use self::jobs::{Job, Jobs, Prefetch};
+use self::options::Options;
 use self::reclaim::Reclaim;
 use self::registry::Stores;
-use crate::bounce::BouncePool;
-use crate::duties::Callers;
 use crate::error::{CacheError, Result};
-use crate::frame_arena::FrameArena;
 use crate::frames::FramePool;
+use crate::frames::arena::FrameArena;
 use crate::ids::{PageId, StoreId};
-use crate::jobs::{Job, Jobs, Prefetch};
-use crate::options::Options;
 use crate::stats::{Counters, Stats};
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.

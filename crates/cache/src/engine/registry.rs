@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use aquifer_sys::uffd::FaultMessage;
 
 use super::{Engine, FRAME_WAIT, Kind};
-use crate::duties::Height;
+use crate::engine::duties::Height;
 use crate::error::Result;
 use crate::ids::{FrameId, PageId, StoreId};
 

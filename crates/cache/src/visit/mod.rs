@@ -62,10 +62,10 @@ use aquifer_device::{AlignedBuffer, Batch, Device, DeviceError, IoOperation, Req
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_vm::Bytes;
 
-use crate::batch::GAP_PAGES;
-use crate::bounce::{Bounce, BouncePool, VISIT_RUN_BYTES};
+use crate::engine::bounce::{Bounce, BouncePool, VISIT_RUN_BYTES};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
+use crate::store::batch::GAP_PAGES;
 
 /// A range of at most this length is visited in one piece.
 pub(crate) const ONE_PIECE_BYTES: u64 = 64 << 10;

@@ -7,8 +7,8 @@ use aquifer_sys::memory;
 use aquifer_vm::Bytes;
 
 use super::{Item, Source};
-use crate::bounce::BouncePool;
-use crate::duties;
+use crate::engine::bounce::BouncePool;
+use crate::engine::duties;
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::FrameId;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use aquifer_sys::uffd::FaultMessage;
 
-use crate::duties::Height;
+use crate::engine::duties::Height;
 use crate::engine::{Answer, AttachedStore, Cleaning, Evicted, Keeps};
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
