@@ -7,16 +7,16 @@ use aquifer_device::{Device, FileDevice};
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 
 use crate::engine::Engine;
+use crate::engine::options::{Options, PolicySource};
 use crate::error::{CacheError, Result};
 use crate::map_options::MapOptions;
 use crate::mapping::{Mapping, MappingMut};
-use crate::options::{Options, PolicySource};
 use crate::pages::Pages;
 use crate::policy::{Policy, PolicyKind};
 use crate::publish::Publisher;
 use crate::running::Running;
-use crate::serving::Serving;
 use crate::stats::Stats;
+use crate::user::serving::Serving;
 
 /// Builds a [`Cache`]. Every setting has a default; the budget's is a quarter of memory.
 #[derive(Clone)]
@@ -341,7 +341,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MIB).unwrap();
         let file: Arc<dyn Device> = Arc::new(FileDevice::open(file.path()).unwrap());
-        for policy in [PolicyKind::Clock, PolicyKind::FifoProbation, PolicyKind::S3Fifo] {
+        for policy in [PolicyKind::Clock, PolicyKind::S3Fifo] {
             for (open, attach_open) in KINDS {
                 for (small, attach_small) in KINDS {
                     let cache =

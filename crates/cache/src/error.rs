@@ -5,7 +5,8 @@ use std::io;
 use aquifer_device::DeviceError;
 use aquifer_vm::VmError;
 
-use crate::kernel::TRUNCATED;
+/// The reason of [`CacheError::MappedAccess`] for a file that has become shorter.
+pub(crate) const TRUNCATED: &str = "the file ends before it; it was truncated after it was mapped";
 
 /// An error of the cache engine.
 #[derive(Debug, thiserror::Error)]

@@ -13,11 +13,11 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::dirty;
-use crate::frame_word::{self, FREE, UNGRANTED};
-use crate::gate::Gate;
+use crate::frames::frame_word::{self, FREE, UNGRANTED};
 use crate::ids::FrameId;
 use crate::page_word::{PageWord, PinKind, PinRefused, State};
+use crate::store::dirty;
+use crate::store::gate::Gate;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 use crate::version::Version;
 
@@ -114,7 +114,7 @@ impl Bytes {
         loop {
             let seen = self.word.load();
             match seen.state() {
-                State::Absent | State::Probation => {
+                State::Absent => {
                     if self.word.begin_load(seen).is_ok() {
                         self.change(LOADED);
                         self.word.finish_load(FRAME, false, Some(PinKind::Read));
@@ -140,7 +140,7 @@ impl Bytes {
     fn evict(&self) {
         if self.word.begin_evict().is_ok() {
             self.change(0);
-            self.word.finish_evict(None);
+            self.word.finish_evict();
         }
     }
 }
@@ -435,7 +435,7 @@ impl Mapped {
     fn evict(&self) {
         if self.word.begin_evict().is_ok() {
             *self.entry.lock().unwrap() = Entry { present: false, protected: false, bytes: [9; 2] };
-            self.word.finish_evict(None);
+            self.word.finish_evict();
         }
     }
 
@@ -824,10 +824,10 @@ impl Slot {
     }
 }
 
-/// A copy out of a probation slot that was not reused during the copy is whole, and only one of two
-/// threads reuses a slot.
+/// A copy out of a slot whose version did not change during the copy is whole, and only one of two
+/// threads changes a slot.
 #[test]
-fn loom_probation_slot() {
+fn loom_version_of_a_slot() {
     explore(3, || {
         let slot = Arc::new(Slot::new());
         let keep = |slot: &Slot, value| {
@@ -908,7 +908,7 @@ fn loom_optimistic_read_and_reuse_of_the_frame() {
                 if page.word.begin_evict().is_err() {
                     return;
                 }
-                page.word.finish_evict(None);
+                page.word.finish_evict();
                 page.load(2);
                 page.word.begin_load(page.word.load()).unwrap();
                 page.load(1);

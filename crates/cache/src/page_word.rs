@@ -12,7 +12,7 @@
 //!
 //! | from | to | function | by |
 //! |---|---|---|---|
-//! | Absent, Probation | Loading | [`PageWord::begin_load`] | the thread that misses |
+//! | Absent | Loading | [`PageWord::begin_load`] | the thread that misses |
 //! | Loading | Clean, Dirty | [`PageWord::finish_load`] | the same |
 //! | Loading | Absent | [`PageWord::abort_load`] | the same, after an error, or with zeros for bare loads |
 //! | Clean, Dirty | Unprotecting | [`PageWord::begin_unprotect`] | a store to a write-protected page |
@@ -22,9 +22,8 @@
 //! | Dirty | Cleaning | [`PageWord::begin_clean`] | write-back |
 //! | Cleaning | Clean, Dirty | [`PageWord::finish_clean`] | write-back; Dirty if the write failed |
 //! | Clean | Evicting | [`PageWord::begin_evict`] | the evictor, only without pins |
-//! | Evicting | Absent, Probation | [`PageWord::finish_evict`] | the evictor |
+//! | Evicting | Absent | [`PageWord::finish_evict`] | the evictor |
 //! | Evicting | Clean | [`PageWord::cancel_evict`] | the evictor, when the kernel refused |
-//! | Probation | Evicting | [`PageWord::begin_forget`] | the evictor recycling a probation slot |
 //!
 //! Pins may be taken in Clean, Dirty and Cleaning. A pinned page is not evicted. A page *pinned for
 //! writing* is Dirty and is not cleaned, because its bytes may change without a fault.
@@ -65,7 +64,6 @@ pub enum State {
     Unprotecting = 2,
     Evicting = 3,
     Exclusive = 4,
-    Probation = 5,
     Clean = READABLE as u8,
     Dirty = READABLE as u8 + 1,
     Cleaning = READABLE as u8 + 2,
@@ -85,7 +83,6 @@ impl Seen {
             2 => State::Unprotecting,
             3 => State::Evicting,
             4 => State::Exclusive,
-            5 => State::Probation,
             8 => State::Clean,
             9 => State::Dirty,
             10 => State::Cleaning,
@@ -128,7 +125,7 @@ impl Seen {
     /// Whether the page occupies a frame.
     #[inline]
     pub fn is_resident(self) -> bool {
-        !matches!(self.state(), State::Absent | State::Loading | State::Probation)
+        !matches!(self.state(), State::Absent | State::Loading)
     }
 
     /// Whether a thread waits for the next transition.
@@ -211,11 +208,9 @@ impl PageWord {
         }
     }
 
-    /// Absent or Probation → Loading. The caller then loads the page; no other thread does.
-    ///
-    /// From Probation the returned value's frame is the probation slot.
+    /// Absent → Loading. The caller then loads the page; no other thread does.
     pub fn begin_load(&self, seen: Seen) -> Result<Seen, Seen> {
-        debug_assert!(matches!(seen.state(), State::Absent | State::Probation));
+        debug_assert_eq!(seen.state(), State::Absent);
         self.exchange(seen, seen.0 & WAITERS | State::Loading as u64)
     }
 
@@ -359,26 +354,14 @@ impl PageWord {
         self.exchange(seen, seen.with(State::Evicting))
     }
 
-    /// Evicting → Absent, or Probation with the slot that keeps a copy.
-    pub fn finish_evict(&self, probation: Option<FrameId>) {
-        self.finish(State::Evicting, |_| match probation {
-            None => State::Absent as u64,
-            Some(slot) => u64::from(slot.0) << FRAME_SHIFT | State::Probation as u64,
-        });
+    /// Evicting → Absent.
+    pub fn finish_evict(&self) {
+        self.finish(State::Evicting, |_| State::Absent as u64);
     }
 
     /// Evicting → Clean: the page could not be discarded after all.
     pub fn cancel_evict(&self) {
         self.finish(State::Evicting, |seen| seen.with(State::Clean));
-    }
-
-    /// Probation in `slot` → Evicting: the slot is about to be reused.
-    pub fn begin_forget(&self, slot: FrameId) -> Result<Seen, Seen> {
-        let seen = self.load();
-        if seen.state() != State::Probation || seen.frame() != slot {
-            return Err(seen);
-        }
-        self.exchange(seen, seen.with(State::Evicting))
     }
 
     /// Sleeps until the word may have changed from `seen`.
@@ -418,7 +401,7 @@ mod tests {
         word.unpin();
         assert_eq!(word.begin_evict().unwrap().frame(), FrameId(5));
         assert!(matches!(word.pin(), Err(PinRefused::NotNow(_))));
-        word.finish_evict(None);
+        word.finish_evict();
         assert_eq!(word.load().state(), State::Absent);
     }
 

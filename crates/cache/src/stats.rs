@@ -156,8 +156,6 @@ counters! {
     prefetched,
     /// Faults that found the page already present, because another thread had loaded it.
     late_faults,
-    /// Faults served from the probation area without I/O.
-    probation_hits,
     /// Faults that made a clean page dirty.
     write_faults,
     /// Loads that failed.
@@ -184,7 +182,7 @@ impl Stats {
     /// Whether the counts account for all resident pages: every loaded page is resident, was
     /// evicted, or was dropped. Exact while no load or eviction is in progress.
     pub fn is_consistent(&self) -> bool {
-        let loaded = self.misses + self.prefetched + self.probation_hits;
+        let loaded = self.misses + self.prefetched;
         loaded == self.resident_pages + self.evictions + self.dropped + self.load_errors
     }
 

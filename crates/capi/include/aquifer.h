@@ -470,8 +470,7 @@ typedef struct aq_cache_options {
      */
     size_t page_bytes;
     /**
-     * The eviction policy: "fifo", "fifo-probation", "clock", "loop-clock", "lru", "s3-fifo" or
-     * "sieve". Copied.
+     * The eviction policy: "clock", "loop-clock", "lru", "s3-fifo" or "sieve". Copied.
      */
     const char *policy;
     /**

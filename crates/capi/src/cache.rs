@@ -28,8 +28,7 @@ pub struct aq_cache_options {
     pub budget_bytes: u64,
     /// The size of a page, a power of two from 4096 to 65536. Default: 4096.
     pub page_bytes: usize,
-    /// The eviction policy: "fifo", "fifo-probation", "clock", "loop-clock", "lru", "s3-fifo" or
-    /// "sieve". Copied.
+    /// The eviction policy: "clock", "loop-clock", "lru", "s3-fifo" or "sieve". Copied.
     pub policy: *const c_char,
     /// Threads that read and write in the background, at most 1024. Default: 2.
     pub io_threads: usize,

@@ -26,7 +26,6 @@ use aquifer_sys::residency::FileIdentity;
 use once_cell::race::OnceBox;
 
 use super::identity::{FileId, Status};
-use super::mapped::Mapped;
 
 /// Upper bound on the limit, whatever the process may have open.
 const MOST: u64 = 1024;
@@ -222,8 +221,8 @@ impl FileName {
         self.known.get().is_none()
     }
 
-    /// The path; if not known yet, that of the file that `mapped` keeps open.
-    pub fn path(&self, mapped: Option<&Mapped>) -> &Path {
-        self.known.get_or_init(|| mapped.and_then(Mapped::path_now).unwrap_or_default())
+    /// The path; if not known yet, that which `now` finds.
+    pub fn path(&self, now: impl FnOnce() -> Option<PathBuf>) -> &Path {
+        self.known.get_or_init(|| now().unwrap_or_default())
     }
 }

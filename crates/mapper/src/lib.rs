@@ -93,8 +93,7 @@ pub use flush::Flushed;
 pub use map_ahead::{MapAheadLimits, MapAheadStats};
 pub use parked::CacheStats;
 pub use prefetch::Prefetch;
-pub use stores::Tracking;
-pub use view::FileView;
+pub use view::{FileView, Tracking};
 
 use aquifer_sys::residency::{self, Backing};
 
@@ -626,7 +625,7 @@ impl Shared {
     ) -> Result<FileView> {
         let path = || match opened.kept() {
             Some(kept) if name.is_unknown() => path_of(kept.file()),
-            _ => name.path(None).to_owned(),
+            _ => name.path(|| None).to_owned(),
         };
         check_pages(path, opened.file(), status)?;
         if status.len_bytes == 0

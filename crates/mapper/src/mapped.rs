@@ -183,7 +183,7 @@ impl Mapped {
     /// The file, reopened if necessary; `None` if its path no longer names it.
     pub fn file(&self, name: &FileName) -> Option<Arc<Kept>> {
         // Before the lock: `path` takes the same lock.
-        let path = name.path(Some(self));
+        let path = name.path(|| self.path_now());
         let mut kept = self.lock_file();
         if let Some(kept) = &*kept {
             return Some(kept.clone());
@@ -248,7 +248,7 @@ impl Mapped {
     /// `offset_bytes` on; the caller passes the range that it has accessed.
     pub fn fault(&self, name: &FileName, offset_bytes: u64, range: &Range<u64>) -> MapError {
         let fault = |offset_bytes, cause| {
-            let path = name.path(Some(self)).to_owned();
+            let path = name.path(|| self.path_now()).to_owned();
             MapError::Fault { path, offset_bytes, cause }
         };
         let Some(kept) = self.file(name) else {

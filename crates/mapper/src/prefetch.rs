@@ -10,7 +10,8 @@
 //! ```
 //! Mapping them also detects bytes that cannot be read: `WILLNEED` reports no errors.
 //!
-//! [`FileView::touch_many`] does this in the calling thread; [`FileView::prefetch`] in a thread of
+//! [`FileView::touch_many`](crate::FileView::touch_many) does this in the calling thread;
+//! [`FileView::prefetch`](crate::FileView::prefetch) in a thread of
 //! the mapper, for a future of any executor. Dropping the future does not cancel the prefetch.
 //! [`Prefetch::wait`] runs a prefetch itself if it has not started yet.
 
@@ -29,7 +30,6 @@ use super::descriptors::FileName;
 use super::error::{MapError, Result};
 use super::mapped::Mapped;
 use super::populate::{Form, Missing, Span, whole_pages};
-use super::view::FileView;
 use aquifer_vm::ProcessMark;
 use aquifer_vm::worker::{self, Completer, Completion, JobThread};
 
@@ -39,7 +39,10 @@ const BATCH: usize = 256;
 const TOUCHED_BYTES: usize = 4 * SMALL_PAGE_BYTES;
 
 /// Brings in the ranges, which are offsets in the span.
-fn bring_in(span: &dyn Span, ranges: &[Range<usize>]) -> std::result::Result<(), Missing> {
+pub(crate) fn bring_in(
+    span: &dyn Span,
+    ranges: &[Range<usize>],
+) -> std::result::Result<(), Missing> {
     let mut before: &[Range<usize>] = &[];
     for batch in ranges.chunks(BATCH).chain([&[][..]]) {
         will_need(span, batch);
@@ -82,7 +85,7 @@ fn will_need(span: &dyn Span, batch: &[Range<usize>]) {
 }
 
 /// A mapping that ranges can be brought in of, and that can explain why a page is missing.
-pub(super) trait Fetched: Span {
+pub(crate) trait Fetched: Span {
     /// The offset in the span of a byte of the file.
     fn offset_of(&self, file_byte: u64) -> usize;
     /// Finds out why the page at an offset of the span could not be read.
@@ -101,7 +104,7 @@ impl Fetched for Mapped {
 }
 
 /// A mapping, and ranges of it as offsets.
-type ToFetch = (Arc<dyn Fetched>, Vec<Range<usize>>);
+pub(crate) type ToFetch = (Arc<dyn Fetched>, Vec<Range<usize>>);
 
 /// Ranges that are brought in by the first thread that runs the job.
 pub(crate) struct Job {
@@ -146,6 +149,22 @@ struct Coming {
 }
 
 impl Prefetch {
+    /// Hands ranges, which are offsets in the span, to the mapper's thread; `None` if there are none.
+    pub(crate) fn start(
+        ranges: Option<ToFetch>,
+        prefetcher: &Prefetcher,
+        name: FileName,
+        mark: ProcessMark,
+    ) -> Prefetch {
+        let coming = ranges.map(|(span, ranges)| {
+            let (done, completion) = worker::completion();
+            let job = Arc::new(Job { span, ranges, has_begun: AtomicBool::new(false), done });
+            prefetcher.run(job.clone());
+            Coming { job, completion, outcome: None }
+        });
+        Prefetch { coming: ManuallyDrop::new(coming), name, mark }
+    }
+
     /// Blocks until all ranges are in memory.
     ///
     /// # Errors
@@ -201,66 +220,6 @@ impl Drop for Prefetch {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.coming) };
         }
-    }
-}
-
-impl FileView {
-    /// Checks some ranges. `None` if there is nothing to bring in.
-    fn to_fetch(&self, ranges: &[Range<u64>]) -> Result<Option<ToFetch>> {
-        let ranges: Vec<_> =
-            ranges.iter().map(|range| self.in_file(range)).collect::<Result<_>>()?;
-        let span: Arc<dyn Fetched> = match (&self.stores, &self.mapped) {
-            (Some(stores), _) => stores.file.fetched(),
-            (None, Some(mapped)) => mapped.clone(),
-            (None, None) => return Ok(None),
-        };
-        let offsets = |range: Range<u64>| span.offset_of(range.start)..span.offset_of(range.end);
-        let ranges: Vec<_> =
-            ranges.into_iter().filter(|range| !range.is_empty()).map(offsets).collect();
-        Ok((!ranges.is_empty()).then_some((span, ranges)))
-    }
-
-    /// Brings ranges of the view, counted from its first byte, into memory and maps them. They are
-    /// read concurrently, where loads would read them one by one. Does not affect stores.
-    ///
-    /// # Errors
-    /// [`MapError::OutsideView`], before anything is read; [`MapError::Fault`] with the first byte
-    /// that could not be read.
-    pub fn touch_many(&self, ranges: &[Range<u64>]) -> Result<()> {
-        let Some((span, ranges)) = self.to_fetch(ranges)? else { return Ok(()) };
-        bring_in(&*span, &ranges).map_err(|missing| span.why(&self.name, missing.offset))
-    }
-
-    /// As [`FileView::touch_many`], in the background: await the result, or wait for it. The view
-    /// may be dropped before that.
-    ///
-    /// # Errors
-    /// [`MapError::OutsideView`], immediately.
-    ///
-    /// ```
-    /// use aquifer_mapper::{FileAccess, Mapper};
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("records");
-    /// # std::fs::write(&path, vec![7; 1 << 20])?;
-    /// let view = Mapper::builder().build()?.map(&path, FileAccess::Read, ..)?;
-    /// let records = [4096..8192, 500_000..500_100, 0..100];
-    /// let coming = view.prefetch(&records)?; //  all at once, in the background
-    /// coming.wait()?; //                         or `coming.await?`, in any executor
-    /// assert_eq!(view.get::<u8>(500_000)?, 7);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn prefetch(&self, ranges: &[Range<u64>]) -> Result<Prefetch> {
-        let coming = self.to_fetch(ranges)?.map(|(span, ranges)| {
-            let (done, completion) = worker::completion();
-            let job = Arc::new(Job { span, ranges, has_begun: AtomicBool::new(false), done });
-            self.shared.prefetcher.run(job.clone());
-            Coming { job, completion, outcome: None }
-        });
-        let (name, mark) = (FileName::of(self.path().to_owned()), self.shared.mark);
-        Ok(Prefetch { coming: ManuallyDrop::new(coming), name, mark })
     }
 }
 

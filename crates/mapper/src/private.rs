@@ -274,4 +274,6 @@ impl PrivateFile {
 }
 
 #[cfg(test)]
+pub(crate) mod test_support;
+#[cfg(test)]
 mod tests;

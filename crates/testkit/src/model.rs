@@ -9,7 +9,7 @@
 //! assert_eq!(model::hit_rate(&mut Lru::new(10), trace::loop_(11).take(1000)), 0.0);
 //! ```
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// An algorithm that decides for each access whether it hits.
 pub trait Model {
@@ -25,37 +25,6 @@ pub fn hit_rate(model: &mut dyn Model, trace: impl Iterator<Item = u64>) -> f64 
         hits += u64::from(model.access(page));
     }
     hits as f64 / accesses.max(1) as f64
-}
-
-/// First in, first out.
-#[derive(Debug)]
-pub struct Fifo {
-    capacity: usize,
-    /// Oldest first.
-    queue: VecDeque<u64>,
-    cached: HashSet<u64>,
-}
-
-impl Fifo {
-    /// Creates it for `capacity` pages.
-    pub fn new(capacity: usize) -> Fifo {
-        Fifo { capacity, queue: VecDeque::new(), cached: HashSet::new() }
-    }
-}
-
-impl Model for Fifo {
-    fn access(&mut self, page: u64) -> bool {
-        if self.cached.contains(&page) {
-            return true;
-        }
-        if self.queue.len() == self.capacity {
-            let oldest = self.queue.pop_front().expect("a full queue has pages");
-            self.cached.remove(&oldest);
-        }
-        self.queue.push_back(page);
-        self.cached.insert(page);
-        false
-    }
 }
 
 /// CLOCK (Corbató 1968): slots in a circle, a reference bit each and a hand. A loaded page's bit is
@@ -312,7 +281,6 @@ mod tests {
     #[test]
     fn each_model_picks_its_own_victim() {
         let trace = [1, 2, 1, 3, 1, 2];
-        assert_eq!(hits(&mut Fifo::new(2), &trace), [false, false, true, false, false, false]);
         assert_eq!(hits(&mut Lru::new(2), &trace), [false, false, true, false, true, false]);
         assert_eq!(hits(&mut Clock::new(2), &trace), [false, false, true, false, true, false]);
         assert_eq!(hits(&mut Sieve::new(2), &trace), [false, false, true, false, true, false]);
@@ -342,8 +310,7 @@ mod tests {
 
     #[test]
     fn uniform_accesses_hit_as_often_as_there_are_frames() {
-        let models: [Box<dyn Model>; 5] = [
-            Box::new(Fifo::new(250)),
+        let models: [Box<dyn Model>; 4] = [
             Box::new(Clock::new(250)),
             Box::new(Lru::new(250)),
             Box::new(Sieve::new(250)),

@@ -5,7 +5,7 @@
 //! | [`zipf`] | popularity falls with a power of the rank | policies blind to frequency |
 //! | [`uniform`] | none | nothing: every policy hits with frames / pages |
 //! | [`scan`] | every page once | nothing hits; policies that admit a scan |
-//! | [`loop_`] | the same pages in order, repeatedly | LRU, FIFO and CLOCK hit nothing if it does not fit |
+//! | [`loop_`] | the same pages in order, repeatedly | LRU and CLOCK hit nothing if it does not fit |
 //! | [`zipf_with_scans`] | popular pages with scans in between | policies that lose popularity in a scan |
 //!
 //! ```

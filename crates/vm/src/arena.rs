@@ -19,9 +19,9 @@ use aquifer_sys::futex::Mutex;
 use aquifer_sys::memory::{self, Advice, Protection};
 use once_cell::race::OnceBox;
 
-use crate::fork::ProcessMark;
-use crate::router::FaultOwner;
-use crate::{VmError, router};
+use crate::VmError;
+use crate::fault_owner::FaultOwner;
+use crate::fork::{self, ProcessMark};
 
 /// Size of a slot: a mapping takes a whole number of them.
 pub const SLOT_BYTES: usize = 256 << 20;
@@ -111,7 +111,7 @@ static ARENA: OnceBox<Arena> = OnceBox::new();
 ///
 /// # Safety
 /// The calling thread is the only thread of a process just forked.
-pub(crate) unsafe fn reserve_again_in_child() {
+unsafe extern "C" fn reserve_again_in_child() {
     if let Some(arena) = ARENA.get() {
         // A thread of the parent may have been taking slots: they stay taken, or are still free.
         // SAFETY: forwarded to the caller; `fork` is not called under this lock.
@@ -174,7 +174,9 @@ impl Arena {
         let base = aligned as *mut u8;
         // SAFETY: reserved above.
         let _ = unsafe { memory::advise(base, len, Advice::DontFork) };
-        let _ = ProcessMark::new();
+        // Before the arena is published. Of two threads that reserve one, both do this: a second call changes nothing.
+        // SAFETY: it makes stores and system calls, which are async-signal-safe.
+        unsafe { fork::in_each_child(reserve_again_in_child) };
         Ok(Arena {
             base,
             slots,
@@ -211,9 +213,9 @@ impl Arena {
     pub(crate) unsafe fn owner_of(address: usize) -> Option<&'static dyn FaultOwner> {
         let arena = ARENA.get()?;
         let slot = address.checked_sub(arena.base as usize)? / SLOT_BYTES;
-        // Acquire pairs with the release in `set_owner`.
+        // Acquire pairs with the release in `put_owner`.
         let owner = arena.owners.get(slot)?.load(Ordering::Acquire);
-        // SAFETY: an owner outlives its reservation (contract of `Reservation::set_owner`), which the caller keeps alive.
+        // SAFETY: an owner outlives its reservation (contract of `Reservation::put_owner`), which the caller keeps alive.
         let cell = unsafe { owner.as_ref() }?;
         cell.mark.is_current().then_some(cell.owner)
     }
@@ -291,12 +293,11 @@ impl Reservation {
         }
     }
 
-    /// Sets the owner that serves the faults of this reservation, and installs the fault router.
+    /// Sets the owner that serves the faults of this reservation, for the fault router.
     ///
     /// # Safety
     /// `owner` stays valid until this reservation is dropped.
-    pub unsafe fn set_owner(&mut self, owner: *const dyn FaultOwner) -> Result<(), VmError> {
-        router::install()?;
+    pub(crate) unsafe fn put_owner(&mut self, owner: *const dyn FaultOwner) {
         // SAFETY: the caller keeps the owner alive as long as the cell is reachable.
         let owner: &'static dyn FaultOwner = unsafe { &*owner };
         assert!(self.owner.is_null(), "a reservation has one owner");
@@ -305,7 +306,6 @@ impl Reservation {
             // Release pairs with the acquire in `owner_of`.
             slot.store(self.owner, Ordering::Release);
         }
-        Ok(())
     }
 }
 

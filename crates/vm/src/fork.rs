@@ -49,6 +49,18 @@ fn sentinel() -> &'static AtomicU64 {
     word().expect("just published")
 }
 
+/// Calls a function in each child that is forked from now on, after the marks of its parent are cleared there and before any
+/// code but such functions runs.
+///
+/// # Safety
+/// The function may be called by the only thread of a process just forked, more than once: it is async-signal-safe.
+pub(crate) unsafe fn in_each_child(function: unsafe extern "C" fn()) {
+    // Its handler is registered first, so it runs first.
+    sentinel();
+    // SAFETY: forwarded to the caller.
+    unsafe { libc::pthread_atfork(None, None, Some(function)) };
+}
+
 extern "C" fn before_fork() {
     aquifer_sys::high_fd::before_fork();
 }
@@ -61,10 +73,6 @@ extern "C" fn in_child() {
     if let Some(word) = word() {
         word.store(0, Relaxed);
     }
-    // SAFETY: `fork` calls this in the child, before any other code runs there.
-    unsafe { crate::arena::reserve_again_in_child() };
-    // SAFETY: as above.
-    unsafe { crate::router::reset_in_child() };
     aquifer_sys::high_fd::after_fork(true);
     detach_files();
 }

@@ -29,7 +29,7 @@ use aquifer_sys::fallible;
 use aquifer_sys::memory::{self, Protection, SMALL_PAGE_BYTES};
 use aquifer_sys::signal::FaultContext;
 
-use crate::Served;
+use crate::fault_owner::Served;
 
 thread_local! {
     /// Const-initialised and without a destructor: the handler's access does not allocate.

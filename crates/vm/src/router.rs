@@ -22,31 +22,9 @@ use aquifer_sys::futex::Mutex;
 use aquifer_sys::signal::{self, FaultContext};
 use once_cell::race::OnceBox;
 
-use crate::arena::Arena;
-use crate::{VmError, guard, stack};
-
-/// Whether a fault was served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Served {
-    /// The access can be repeated.
-    Yes,
-    /// The owner cannot make the access succeed: the previous handler decides.
-    No,
-}
-
-/// Serves the faults of a range of addresses.
-///
-/// `serve` runs inside a signal handler: it must not allocate, log, or take a lock that is held
-/// while mapped memory is accessed. It must refuse in a fork of the process that made the mapping
-/// (see [`ProcessMark`](crate::ProcessMark)), whose userfaultfd still addresses the parent;
-/// mappings that the child makes itself are served.
-///
-/// It runs in the thread that faults, which keeps the mapping alive. A thread that serves the faults of others has to
-/// hold a reference to the mapping.
-pub trait FaultOwner: Sync {
-    /// Makes the access possible, or refuses.
-    fn serve(&self, fault: &FaultContext) -> Served;
-}
+use crate::arena::{Arena, Reservation};
+use crate::fault_owner::{FaultOwner, Served};
+use crate::{VmError, fork, guard, stack};
 
 struct Router {
     previous_sigbus: libc::sigaction,
@@ -57,10 +35,19 @@ static ROUTER: OnceBox<Router> = OnceBox::new();
 static INSTALLING: Mutex<()> = Mutex::new(());
 /// Whether both handlers were installed: a child may have been forked between the two.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// Whether children reset `INSTALLING`.
+static RESETS_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
 static FOREIGN_FAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// Installs the handler, once.
 pub fn install() -> Result<(), VmError> {
+    // Acquire and release: a thread that takes the lock knows that children reset it. Two threads may register this; a second
+    // call changes nothing.
+    if !RESETS_IN_CHILDREN.load(Ordering::Acquire) {
+        // SAFETY: it stores to atomics, which is async-signal-safe.
+        unsafe { fork::in_each_child(reset_in_child) };
+        RESETS_IN_CHILDREN.store(true, Ordering::Release);
+    }
     let _installing = INSTALLING.lock();
     // Relaxed: ordered by the lock.
     if INSTALLED.load(Ordering::Relaxed) {
@@ -85,11 +72,24 @@ pub fn install() -> Result<(), VmError> {
 ///
 /// # Safety
 /// The calling thread is the only thread of a process just forked.
-pub(crate) unsafe fn reset_in_child() {
+unsafe extern "C" fn reset_in_child() {
     // SAFETY: forwarded to the caller; `fork` is not called under this lock.
     unsafe { INSTALLING.reset_in_child() };
     // SAFETY: forwarded to the caller.
     unsafe { stack::reset_in_child() };
+}
+
+impl Reservation {
+    /// Sets the owner that serves the faults of this reservation, and installs the fault router.
+    ///
+    /// # Safety
+    /// `owner` stays valid until this reservation is dropped.
+    pub unsafe fn set_owner(&mut self, owner: *const dyn FaultOwner) -> Result<(), VmError> {
+        install()?;
+        // SAFETY: forwarded to the caller.
+        unsafe { self.put_owner(owner) };
+        Ok(())
+    }
 }
 
 /// Whether our handler is the one the kernel calls.

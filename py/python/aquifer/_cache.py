@@ -45,8 +45,7 @@ class Cache:
         Bookkeeping comes on top: about 0.6 % of the budget, and up to 22 MiB of buffers for transfers. It is exceeded for
         moments while a fast device reads.
     policy:
-        An eviction policy for arrays with `backend="cache"`: `"clock"`, `"fifo"`, `"fifo-probation"`, `"loop-clock"`,
-        `"lru"`, `"s3-fifo"` or `"sieve"`.
+        An eviction policy for arrays with `backend="cache"`: `"clock"`, `"loop-clock"`, `"lru"`, `"s3-fifo"` or `"sieve"`.
     page_bytes:
         Size of a page of arrays with `backend="cache"`: a power of two from 4096 to 65536.
     io_threads:

@@ -15,9 +15,9 @@ use aquifer_sys::futex::MutexGuard;
 use aquifer_sys::memory::{REGION_BYTES, SMALL_PAGE_BYTES};
 
 use super::Engine;
+use crate::engine::options::Options;
 use crate::error::{CacheError, Result};
 use crate::frames::FramePool;
-use crate::options::Options;
 
 /// The kinds of interface that draw on the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,9 +222,7 @@ impl Engine {
         let share = |kind| part(budget_bytes.saturating_sub(kernel), kind, others);
         let frames = |bytes: u64| (bytes / self.options.page_bytes as u64) as usize;
         let mapped = frames(share(Kind::Mapped));
-        let probation = (mapped as f64 * f64::from(self.mapped.probation_share())) as usize;
-        self.probation.set_slots(probation);
-        self.set_pool(&self.mapped, mapped.saturating_sub(probation));
+        self.set_pool(&self.mapped, mapped);
         let arena = frames(share(Kind::Arena));
         let provided = self.arena_memory.provide(arena);
         self.set_pool(&self.arena, arena.min(self.arena_memory.provided()));

@@ -18,8 +18,13 @@
 //!
 //! Lock order: registry → pools' locks. The fault path takes the registry's lock only to look up a
 //! store.
+pub(crate) mod asynchronous;
+pub(crate) mod bounce;
 mod budget;
+pub(crate) mod duties;
 mod evictor;
+pub(crate) mod jobs;
+pub(crate) mod options;
 mod reclaim;
 mod registry;
 
@@ -36,20 +41,18 @@ pub(crate) use self::budget::Kind;
 pub(crate) use self::reclaim::NoFrame;
 pub(crate) use self::registry::{Answer, AttachedStore, Cleaning, Evicted, InUse, Keeps};
 
+use self::bounce::BouncePool;
 use self::budget::Shares;
+use self::duties::Callers;
+use self::jobs::{Job, Jobs, Prefetch};
+use self::options::Options;
 use self::reclaim::Reclaim;
 use self::registry::Stores;
-use crate::bounce::BouncePool;
-use crate::duties::Callers;
 use crate::error::{CacheError, Result};
-use crate::frame_arena::FrameArena;
 use crate::frames::FramePool;
-use crate::ids::{FrameId, PageId, PageKey, StoreId};
-use crate::jobs::{Job, Jobs, Prefetch};
-use crate::options::Options;
-use crate::probation::Probation;
+use crate::frames::arena::FrameArena;
+use crate::ids::{PageId, StoreId};
 use crate::stats::{Counters, Stats};
-use crate::visit;
 
 /// A bare access that could not be served, as plain numbers: recorded inside a signal handler.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +90,6 @@ pub(crate) struct Engine {
     /// The threads inside of calls of its devices, if it has serving threads.
     pub callers: Option<Arc<Callers>>,
     pub vectored_discard: bool,
-    probation: Probation,
     arena_memory: FrameArena,
     uffd: OnceLock<Uffd>,
     shares: Mutex<Shares>,
@@ -113,9 +115,6 @@ pub(crate) struct Engine {
 const FRAME_WAIT: Duration = Duration::from_millis(20);
 /// Prefetches that a worker runs together: a full queue of the usual device.
 const MOST_PREFETCHES: usize = 64;
-/// Transfer buffers: enough for two full batches besides the fault path.
-const BOUNCE_BUFFERS: usize = 160;
-const BOUNCE_BYTES: usize = 64 << 10;
 
 impl Engine {
     pub fn new(options: Options) -> Result<Engine> {
@@ -126,22 +125,18 @@ impl Engine {
         let vectored_discard =
             !options.without_vectored_discard && aquifer_sys::features::vectored_dontneed().is_ok();
         let pool = |what| FramePool::new(options.policy.build(), max_frames).map_err(kernel(what));
-        let mapped = pool("reserving frame tables")?;
-        let probation_slots = if mapped.probation_share() > 0.0 { max_frames } else { 0 };
         let engine = Engine {
             mark: ProcessMark::new(),
             counters: Counters::default(),
+            mapped: pool("reserving frame tables")?,
             arena: pool("reserving frame tables")?,
-            mapped,
-            bounce: BouncePool::new(BOUNCE_BYTES.max(page_bytes), BOUNCE_BUFFERS)
+            bounce: BouncePool::for_transfers(page_bytes)
                 .map_err(kernel("allocating transfer buffers"))?,
-            visit_buffers: visit::buffers(page_bytes)
+            visit_buffers: BouncePool::for_visits(page_bytes)
                 .map_err(kernel("allocating transfer buffers"))?,
             jobs: Jobs::new(),
             callers: options.serving_thread.then(Arc::default),
             vectored_discard,
-            probation: Probation::new(page_bytes, probation_slots)
-                .map_err(kernel("reserving the probation area"))?,
             arena_memory: FrameArena::new(page_bytes, max_frames)
                 .map_err(kernel("reserving the frame arena"))?,
             uffd: OnceLock::new(),
@@ -196,23 +191,6 @@ impl Engine {
     }
 
     // ---- registry -------------------------------------------------------------------------------
-
-    pub fn probation_copy(&self, slot: FrameId, page: PageKey, target: *mut u8) -> bool {
-        // SAFETY: `target` is a bounce buffer of at least a page that the caller owns.
-        unsafe { self.probation.copy_out(slot, page, target) }
-    }
-
-    /// Keeps a copy of a victim's bytes. `None` if the policy wants no probation area.
-    pub fn probation_keep(&self, page: PageKey, source: *const u8) -> Option<FrameId> {
-        // SAFETY: the page is Evicting, so its bytes are readable and do not change.
-        unsafe {
-            self.probation.keep(page, source, |old, slot| {
-                if let Some(store) = self.store(old.store) {
-                    store.forget(old.page, slot);
-                }
-            })
-        }
-    }
 
     pub fn record_bare_fault(&self, fault: BareFault) {
         *self.bare_fault.lock() = Some(fault);

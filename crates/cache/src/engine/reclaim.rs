@@ -12,7 +12,7 @@ use super::registry::{Cleaning, Evicted, Keeps, UsedBy};
 use super::{Engine, FRAME_WAIT};
 use aquifer_vm::worker::Ticket;
 
-use crate::duties;
+use crate::engine::duties;
 use crate::frames::{BATCH, FramePool};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::stats::count;

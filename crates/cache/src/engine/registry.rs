@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use aquifer_sys::uffd::FaultMessage;
 
 use super::{Engine, FRAME_WAIT, Kind};
-use crate::duties::Height;
+use crate::engine::duties::Height;
 use crate::error::Result;
 use crate::ids::{FrameId, PageId, StoreId};
 
@@ -82,9 +82,6 @@ pub(crate) trait AttachedStore: Send + Sync {
 
     /// Loads absent pages of runs while frames are free.
     fn prefetch(&self, runs: &[Range<u64>]);
-
-    /// Drops a page's reference to its probation slot, which is being reused.
-    fn forget(&self, page: PageId, slot: FrameId);
 
     /// The number of pages that are dirty now.
     fn dirty_pages(&self) -> u64;

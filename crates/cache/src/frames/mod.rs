@@ -26,6 +26,8 @@
 //! Lock order: policy, then the reserve, then another free list. No other lock is taken while one
 //! of these is held, and no mapped memory is touched, so the fault path may take them.
 
+pub(crate) mod arena;
+pub(crate) mod frame_word;
 mod resize;
 #[cfg(test)]
 mod tests;
@@ -37,7 +39,7 @@ use aquifer_vm::worker::{Bell, Ticket};
 
 pub use resize::Shrink;
 
-use crate::frame_word::{self, FREE, HELD};
+use self::frame_word::{FREE, HELD};
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::LazyArray;
 use crate::policy::{HitMode, HitTable, Policy};
@@ -482,10 +484,5 @@ impl FramePool {
     /// The name of the policy.
     pub fn policy_name(&self) -> &'static str {
         self.policy.lock().policy.name()
-    }
-
-    /// The share of the budget that the policy wants for probation.
-    pub fn probation_share(&self) -> f32 {
-        self.policy.lock().policy.probation_share()
     }
 }

@@ -5,7 +5,7 @@
 //! back ([`FramePool::finish_shrink`]).
 
 use super::FramePool;
-use crate::frame_word::{self, FREE};
+use crate::frames::frame_word::{self, FREE};
 use crate::ids::FrameId;
 use crate::sync::Ordering;
 

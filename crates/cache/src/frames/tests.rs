@@ -113,7 +113,7 @@ fn the_reserve_is_full_whenever_frames_are_free() {
 #[test]
 fn what_a_change_of_the_limit_costs_depends_on_what_is_in_use() {
     const MANY: usize = 1 << 20;
-    let pool = FramePool::new(PolicyKind::Fifo.build(), MANY).unwrap();
+    let pool = FramePool::new(PolicyKind::Clock.build(), MANY).unwrap();
     let looked_at = pool.looked_at_so_far();
     pool.set_limit(MANY);
     assert_eq!(pool.looked_at_so_far() - looked_at, RESERVE_FRAMES);

@@ -43,7 +43,7 @@ use aquifer_vm::{Arena, Bytes, FaultOwner, Missed, Reservation, Served};
 use self::pattern::Detector;
 use self::pins::Pins;
 use crate::engine::{BareCause, BareFault, Engine};
-use crate::error::{CacheError, Result};
+use crate::error::{CacheError, Result, TRUNCATED};
 use crate::geometry::Geometry;
 use crate::ids::{PageId, StoreId};
 use crate::lazy::LazyArray;
@@ -60,7 +60,6 @@ const SPARED_PAGES: u32 = REGION_PAGES as u32 / 8;
 /// A prefetch is scattered if it has at least this many ranges of at most so many bytes each.
 const SCATTERED_RANGES: usize = 8;
 const SCATTERED_BYTES: u64 = 64 << 10;
-pub(crate) const TRUNCATED: &str = "the file ends before it; it was truncated after it was mapped";
 const UNREADABLE: &str = "the system could not read it from the device";
 const UNSETTLED: &str =
     "the file could not be read elsewhere in the mapping at the same time; read again";

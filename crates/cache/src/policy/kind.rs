@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Clock, Fifo, LoopClock, Lru, Policy, S3Fifo, Sieve};
+use super::{Clock, LoopClock, Lru, Policy, S3Fifo, Sieve};
 
 /// A built-in policy. Displays and parses as its [`Policy::name`].
 ///
@@ -13,16 +13,12 @@ use super::{Clock, Fifo, LoopClock, Lru, Policy, S3Fifo, Sieve};
 /// let kind: PolicyKind = "s3-fifo".parse()?;
 /// assert_eq!(kind, PolicyKind::S3Fifo);
 /// assert_eq!(kind.build().name(), "s3-fifo");
-/// assert!("mru".parse::<PolicyKind>().unwrap_err().to_string().contains("fifo, "));
+/// assert!("mru".parse::<PolicyKind>().unwrap_err().to_string().contains("clock, "));
 /// # Ok::<(), aquifer_cache::policy::UnknownPolicy>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PolicyKind {
-    /// [`Fifo::plain`].
-    Fifo,
-    /// [`Fifo::with_probation`] with [`Fifo::DEFAULT_PROBATION_SHARE`].
-    FifoProbation,
     /// [`Clock`].
     Clock,
     /// [`LoopClock`].
@@ -39,14 +35,12 @@ impl PolicyKind {
     /// All built-in policies.
     pub const fn all() -> &'static [PolicyKind] {
         use PolicyKind::*;
-        &[Fifo, FifoProbation, Clock, LoopClock, Lru, S3Fifo, Sieve]
+        &[Clock, LoopClock, Lru, S3Fifo, Sieve]
     }
 
     /// The policy's name.
     pub const fn name(self) -> &'static str {
         match self {
-            PolicyKind::Fifo => "fifo",
-            PolicyKind::FifoProbation => "fifo-probation",
             PolicyKind::Clock => "clock",
             PolicyKind::LoopClock => "loop-clock",
             PolicyKind::Lru => "lru",
@@ -58,10 +52,6 @@ impl PolicyKind {
     /// A policy of this kind that holds nothing yet.
     pub fn build(self) -> Box<dyn Policy> {
         match self {
-            PolicyKind::Fifo => Box::new(Fifo::plain()),
-            PolicyKind::FifoProbation => {
-                Box::new(Fifo::with_probation(Fifo::DEFAULT_PROBATION_SHARE))
-            }
             PolicyKind::Clock => Box::new(Clock::new()),
             PolicyKind::LoopClock => Box::new(LoopClock::new()),
             PolicyKind::Lru => Box::new(Lru::new()),
@@ -107,8 +97,6 @@ mod tests {
         for &kind in PolicyKind::all() {
             assert_eq!(kind.build().name(), kind.to_string());
             assert_eq!(kind.to_string().parse(), Ok(kind));
-            let wants_probation = kind.build().probation_share() > 0.0;
-            assert_eq!(wants_probation, kind == PolicyKind::FifoProbation);
         }
     }
 }

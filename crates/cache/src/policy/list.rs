@@ -127,12 +127,6 @@ impl Queue {
             self.newest = link.older;
         }
     }
-
-    pub(super) fn pop_oldest(&mut self, links: &mut Links) -> Option<FrameId> {
-        let oldest = self.oldest(links)?;
-        self.remove(links, oldest);
-        Some(oldest)
-    }
 }
 
 #[cfg(test)]
@@ -181,7 +175,9 @@ mod tests {
                         models[home].retain(|&other| other != id);
                     }
                     (5, _) => {
-                        let popped = queue.pop_oldest(&mut links).map(|frame| frame.0);
+                        let oldest = queue.oldest(&links);
+                        oldest.into_iter().for_each(|frame| queue.remove(&mut links, frame));
+                        let popped = oldest.map(|frame| frame.0);
                         prop_assert_eq!(popped, model.pop_front());
                     }
                     _ => {}

@@ -7,7 +7,6 @@
 //!
 //! | policy | hits | strength |
 //! |---|---|---|
-//! | [`Fifo`] | none | mappings, where hits are invisible; a probation area makes it segmented FIFO |
 //! | [`Clock`] | 1 bit | an LRU-like order for the price of one bit |
 //! | [`LoopClock`] | 1 bit | the default: CLOCK that keeps a part of a loop longer than the cache |
 //! | [`Lru`] | time | workloads with recency and without popularity |
@@ -103,7 +102,6 @@
 //! ```
 
 mod clock;
-mod fifo;
 mod ghost;
 mod hits;
 mod kind;
@@ -116,7 +114,6 @@ mod sieve;
 mod tests;
 
 pub use clock::Clock;
-pub use fifo::Fifo;
 pub use hits::{HitMode, HitTable};
 pub use kind::{PolicyKind, UnknownPolicy};
 pub use loop_clock::LoopClock;
@@ -133,14 +130,6 @@ pub trait Policy: Send {
 
     /// How hits are recorded. Constant.
     fn hit_mode(&self) -> HitMode;
-
-    /// The fraction of the DRAM budget, at least 0 and below 1, for a *probation area*. Constant.
-    ///
-    /// The area keeps copies of victims, so that a fault on one costs no I/O. A policy that sees
-    /// hits does not need it; for one that does not, it is a second chance.
-    fn probation_share(&self) -> f32 {
-        0.0
-    }
 
     /// Sets the pool's size: up to `frames` frames, with identifiers below `max_frames`.
     ///

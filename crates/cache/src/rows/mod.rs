@@ -34,10 +34,10 @@ use aquifer_sys::cpu;
 use aquifer_vm::ProcessMark;
 use aquifer_vm::worker::{JobThread, completion};
 
-use crate::claims::{Claim, Wanted};
 use crate::engine::Kind;
+use crate::engine::jobs::Task;
 use crate::error::{CacheError, Result};
-use crate::jobs::Task;
+use crate::store::claims::{Claim, Wanted};
 use fetch::{MOST_MEMORY_BYTES, Miss, Slots, fetch};
 use layout::Layout;
 use stats::Counters;

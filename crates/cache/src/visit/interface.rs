@@ -8,11 +8,11 @@ use aquifer_vm::Bytes;
 
 use super::kernel::KernelVisit;
 use super::{Item, ONE_PIECE_BYTES, Order, pieces, sort, visit};
-use crate::asynchronous;
 use crate::engine::InUse;
+use crate::engine::asynchronous;
+use crate::engine::jobs::Jobs;
 use crate::error::Result;
 use crate::ids::PageId;
-use crate::jobs::Jobs;
 use crate::kernel::KernelFile;
 use crate::mapping::{Mapping, Served};
 use crate::pages::Pages;

@@ -18,11 +18,11 @@ use aquifer_sys::residency::Backing;
 use aquifer_vm::Bytes;
 
 use super::{Item, RUN_BYTES, Source};
-use crate::batch::GAP_PAGES;
-use crate::bounce::BouncePool;
+use crate::engine::bounce::BouncePool;
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::kernel::KernelFile;
+use crate::store::batch::GAP_PAGES;
 
 /// Most pages whose residency one system call tells.
 const WINDOW_PAGES: u64 = 512;

@@ -62,15 +62,15 @@ use aquifer_device::{AlignedBuffer, Batch, Device, DeviceError, IoOperation, Req
 use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_vm::Bytes;
 
-use crate::batch::GAP_PAGES;
-use crate::bounce::{Bounce, BouncePool};
+use crate::engine::bounce::{Bounce, BouncePool, VISIT_RUN_BYTES};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
+use crate::store::batch::GAP_PAGES;
 
 /// A range of at most this length is visited in one piece.
 pub(crate) const ONE_PIECE_BYTES: u64 = 64 << 10;
 /// Largest read.
-const RUN_BYTES: u64 = 128 << 10;
+const RUN_BYTES: u64 = VISIT_RUN_BYTES as u64;
 /// Most runs in flight, and most bytes of them: 8 of the largest, which fit into a core's cache, unless the device asks
 /// for more. With twice as many bytes a search of a local file was no faster. With twice the device's depth its queue is full for
 /// longer before a batch ends: 256 rows of 3 KiB take 8 % less on a virtio disk. A server may take hundreds at once.
@@ -84,14 +84,6 @@ const ASIDE_RUNS: usize = 64;
 const ASIDE_ITEMS: usize = 64;
 /// Items for which a free run keeps memory.
 const KEPT_ITEMS: usize = 4 << 10;
-/// Buffers of all visits of a cache.
-const BUFFERS: usize = 48;
-
-/// The buffers of a cache's visits, each for two of the largest runs. They take memory where they are
-/// used.
-pub(crate) fn buffers(page_bytes: usize) -> std::io::Result<BouncePool> {
-    BouncePool::new(2 * (RUN_BYTES as usize).max(page_bytes), BUFFERS)
-}
 
 /// A range to visit, or a piece of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use aquifer_sys::memory;
 use aquifer_vm::Bytes;
 
 use super::{Item, Source};
-use crate::bounce::BouncePool;
-use crate::duties;
+use crate::engine::bounce::BouncePool;
+use crate::engine::duties;
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::FrameId;
@@ -123,9 +123,7 @@ impl<M: PageMemory> Source for Store<M> {
     fn is_outdated(&self, pages: &Range<u64>, stamp: u64) -> bool {
         after_the_read();
         self.stamp(pages.clone()) != stamp
-            && pages
-                .clone()
-                .any(|page| matches!(self.seen(page).state(), State::Absent | State::Probation))
+            && pages.clone().any(|page| self.seen(page).state() == State::Absent)
     }
 
     unsafe fn settle(
@@ -138,10 +136,8 @@ impl<M: PageMemory> Source for Store<M> {
         after_the_read();
         // The word first: a write-back is counted before its pages become Clean, so a thread that
         // sees them Clean, or evicted, also sees the count.
-        let equals_device = matches!(
-            self.seen(page).state(),
-            State::Absent | State::Probation | State::Clean | State::Evicting
-        );
+        let equals_device =
+            matches!(self.seen(page).state(), State::Absent | State::Clean | State::Evicting);
         if equals_device && self.stamp(pages.clone()) == stamp {
             return Ok(());
         }

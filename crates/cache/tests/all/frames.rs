@@ -414,23 +414,3 @@ fn what_asynchronous_calls_hold_is_waited_for() {
     }
     wait_until("nothing in use", || cache.stats().resident_pages == 0);
 }
-
-/// A slot of the probation area may still name a page of a device that was detached, whose number another device has now.
-#[test]
-fn probation_slots_of_a_device_that_is_gone_concern_no_other() {
-    let cache = Cache::builder().budget_bytes(BUDGET as u64).policy(PolicyKind::FifoProbation);
-    let cache = cache.build().unwrap();
-    // The area stays while there is a mapping.
-    let _stays = cache.map(memory(PAGE, 3).0).unwrap();
-    let (large, bytes) = memory(3 * BUDGET, 1);
-    let first = cache.map(large.clone()).unwrap();
-    first.touch_many(std::slice::from_ref(&(0..first.len()))).unwrap();
-    drop(first);
-    let (small, _) = memory(PAGE, 2);
-    let small = cache.map(small).unwrap();
-    let large = cache.map(large).unwrap();
-    for at in (0..bytes.len()).step_by(PAGE) {
-        assert_eq!(large.get::<u8>(at as u64).unwrap(), bytes[at]);
-    }
-    drop(small);
-}

@@ -364,7 +364,7 @@ fn a_file_that_is_not_used_gives_its_share_up() {
 /// Builders of caches whose settings only the user backend can follow.
 fn with_wishes() -> [CacheBuilder; 3] {
     let builder = || Cache::builder().budget_bytes(16 * MIB);
-    let own = || -> Box<dyn Policy> { PolicyKind::Fifo.build() };
+    let own = || -> Box<dyn Policy> { PolicyKind::Lru.build() };
     [
         builder().custom_policy(own),
         builder().policy(PolicyKind::Clock), // the default, but requested explicitly

@@ -77,12 +77,7 @@ fn block(seen: &Seen) -> String {
         ("prefetched", with_rate("prefetched")),
         (
             "soft faults",
-            format!(
-                "{} late, {} probation, {} write",
-                with_rate("late_faults"),
-                with_rate("probation_hits"),
-                with_rate("write_faults"),
-            ),
+            format!("{} late, {} write", with_rate("late_faults"), with_rate("write_faults")),
         ),
         ("fault service", format!("{p50} p50, {p99} p99, {p999} p99.9")),
         ("evictions", format!("{}, {} dropped", with_rate("evictions"), count("dropped"))),

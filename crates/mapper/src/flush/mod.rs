@@ -52,8 +52,6 @@ mod cached_range;
 mod content;
 mod plan;
 #[cfg(test)]
-pub(super) mod test_support;
-#[cfg(test)]
 mod tests;
 mod write;
 

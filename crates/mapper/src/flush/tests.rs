@@ -9,9 +9,9 @@ use aquifer_sys::memory::{self, cachestat};
 use aquifer_testkit::rng::Rng;
 use std::os::fd::AsFd;
 
-use super::test_support::*;
 use super::*;
 use crate::error::FaultCause;
+use crate::private::test_support::*;
 use crate::private::{PrivateFile, PrivateOptions};
 
 /// More than a piece, and not a multiple of the page size.

@@ -8,7 +8,7 @@ use std::sync::{Barrier, Mutex};
 use super::*;
 use crate::Stores;
 use crate::error::{FaultCause, MapError};
-use crate::flush::test_support::*;
+use crate::private::test_support::*;
 use crate::writable::Writable;
 use crate::writable::test_support::{STORES_HELD_UP, interpose};
 

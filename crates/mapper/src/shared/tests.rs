@@ -11,7 +11,7 @@ use aquifer_testkit::rng::Rng;
 
 use super::*;
 use crate::error::FaultCause;
-use crate::flush::test_support::{Ballast, Kind, SmallFileSystem, open, place};
+use crate::private::test_support::{Ballast, Kind, SmallFileSystem, open, place};
 use crate::writable::test_support::{STORES_HELD_UP, interpose};
 
 fn view(path: &Path, len_bytes: u64) -> SharedFile {

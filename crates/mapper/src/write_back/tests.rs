@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::*;
 use crate::flush::Flushed;
-use crate::flush::test_support::{open, place};
 use crate::private::PrivateOptions;
+use crate::private::test_support::{open, place};
 
 const PAGE: u64 = 4096;
 const PATIENCE: Duration = Duration::from_secs(60);

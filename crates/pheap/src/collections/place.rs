@@ -9,7 +9,7 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::Arc;
 
 use crate::heap::shared::Shared;
-use crate::heap::{HeapError, HeapRef, Invariant, registry};
+use crate::heap::{HeapError, HeapRef, Invariant, shared};
 
 /// See the module documentation.
 #[repr(transparent)]
@@ -43,14 +43,14 @@ impl<'h> Place<'h> {
     /// # Panics
     /// If no open heap contains it, which means that the object's content is damaged.
     pub fn heap(&self) -> Arc<Shared> {
-        registry::heap_at(self.address.get())
+        shared::heap_at(self.address.get())
             .expect("a collection's memory lies in the heap that is entered; the object is damaged")
     }
 
     /// Whether this is a forked child's copy of a collection in its parent's heap: there is nothing
     /// to drop, and the memory is not mapped.
     pub fn is_parents(&self) -> bool {
-        registry::is_parents(self.address.get())
+        shared::is_parents(self.address.get())
     }
 
     /// Changes to other memory of the heap.

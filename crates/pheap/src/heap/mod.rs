@@ -100,7 +100,7 @@
 //! All methods may be called from many threads; the allocator's lock is in DRAM. An object has one
 //! writing process at a time. Calls in a forked child fail with [`HeapError::Forked`].
 //!
-//! Lock order: a heap's state, the registry, a heap's recorded stores.
+//! Lock order: a heap's state, the registries, a heap's recorded stores.
 
 mod allocator;
 mod error;
@@ -110,7 +110,7 @@ mod layout;
 mod memory;
 mod pages;
 pub(crate) mod recorded;
-pub(crate) mod registry;
+mod registry;
 mod root;
 mod scope;
 pub(crate) mod shared;
@@ -120,6 +120,7 @@ mod state;
 mod statistics;
 
 use std::alloc::Layout;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -290,7 +291,7 @@ impl ObjectHeap {
         let memory = unsafe { Memory::new(start, len_bytes) };
         let state = State::new(Pages { memory, header });
         let shared = Arc::new(Shared::new(start, writable, state));
-        registry::insert(&shared, len_bytes)?;
+        shared.register(len_bytes)?;
         Ok(ObjectHeap { shared })
     }
 
@@ -424,7 +425,7 @@ impl ObjectHeap {
             state.grow(len_bytes)?;
             state.pages.memory.len_bytes()
         };
-        registry::grow(&self.shared, grown);
+        self.shared.has_grown(grown);
         Ok(())
     }
 
@@ -448,14 +449,43 @@ impl ObjectHeap {
     pub fn quiesce(&self) -> Result<Quiet<'_>, HeapError> {
         Ok(Quiet { _state: self.shared.read()? })
     }
+
+    /// Records from now on where the heap and the [collections](crate::collections) store, for
+    /// [`ObjectHeap::take_recorded`].
+    ///
+    /// All stores of safe code are recorded. Recording ends for good, and `take_recorded` returns
+    /// `None`, once unsafe code may store through pointers: after a call of a method that returns a
+    /// raw pointer or takes one to resize, after allocating as an `Allocator`, after
+    /// [`PVec::into_vec`](crate::collections::PVec::into_vec), and after access to a root whose type
+    /// contains addresses or implements [`Persist`] by hand.
+    ///
+    /// Unsafe code that stores through pointers which it made from references, or computed, must not
+    /// do so after the scope of those references has ended.
+    pub fn record_stores(&self) {
+        let may_begin = || self.is_writable() && !self.shared.lends_pointers();
+        self.shared.recorded().begin(may_begin);
+    }
+
+    /// The bytes that may have been stored to since the last call, as offsets in the heap in any
+    /// order, possibly overlapping; the next call returns those from here on. `None` if that is not
+    /// known: stores can be anywhere. It is not known at the first call, if there were many stores
+    /// (more than about 192 places, or 48 KiB), and if [`Scope::quiesced`] was called.
+    pub fn take_recorded(&mut self) -> Option<Vec<Range<u64>>> {
+        self.shared.recorded().take(self.shared.address())
+    }
+
+    /// Makes the next [`ObjectHeap::take_recorded`] return `None`: if what the last call returned
+    /// could not be saved.
+    pub fn forget_recorded(&mut self) {
+        self.shared.recorded().is_incomplete();
+    }
 }
 
 impl Drop for ObjectHeap {
     fn drop(&mut self) {
         // A forked child does not own the heap.
         if self.shared.is_ours() {
-            self.shared.recorded().end();
-            registry::remove(&self.shared);
+            self.shared.unregister();
         }
     }
 }

@@ -25,11 +25,16 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use aquifer_sys::futex::Mutex;
 
-use super::{ObjectHeap, registry};
+use super::error::HeapError;
+use super::registry::Registry;
+
+#[allow(unused_imports, reason = "for the documentation")]
+use super::ObjectHeap;
 
 /// As much as 16 pages.
 const MOST_BYTES: u64 = 64 << 10;
@@ -39,6 +44,9 @@ const LAST_RANGES: usize = 8;
 
 /// How many heaps of the process are recording. A forked child inherits the number and no heap.
 static RECORDING: AtomicUsize = AtomicUsize::new(0);
+
+/// The stores of all open heaps.
+static HEAPS: Registry<Recorded> = Registry::new();
 
 /// The stores of one heap.
 #[derive(Default)]
@@ -118,8 +126,40 @@ impl Stores {
 }
 
 impl Recorded {
-    pub fn note(&self, addresses: Range<u64>) {
-        self.0.lock().add(addresses);
+    /// Registers the stores of a heap.
+    pub fn open(self: &Arc<Self>, start: u64, len_bytes: u64) -> Result<(), HeapError> {
+        HEAPS.insert(start, len_bytes, Arc::clone(self))
+    }
+
+    /// Updates the length of a heap that has grown.
+    pub fn grow(self: &Arc<Self>, len_bytes: u64) {
+        HEAPS.grow(self, len_bytes);
+    }
+
+    /// Unregisters the stores of a heap that is being closed.
+    pub fn close(self: &Arc<Self>) {
+        self.end();
+        HEAPS.remove(self);
+    }
+
+    /// Records from the next take on, if `may_begin` returns true. It is called with the lock held that [`Recorded::end`] takes.
+    pub fn begin(&self, may_begin: impl FnOnce() -> bool) {
+        let mut stores = self.0.lock();
+        if stores.phase == Phase::Off && may_begin() {
+            stores.set(Phase::Incomplete);
+        }
+    }
+
+    /// The ranges since the last take, as offsets from `base`; `None` if they are not known.
+    pub fn take(&self, base: u64) -> Option<Vec<Range<u64>>> {
+        let mut stores = self.0.lock();
+        let is_complete = stores.phase == Phase::Recording;
+        let taken = stores.ranges.iter().map(|range| range.start - base..range.end - base);
+        let taken = is_complete.then(|| taken.collect());
+        if stores.phase != Phase::Off {
+            stores.set(Phase::Recording);
+        }
+        taken
     }
 
     pub fn is_on(&self) -> bool {
@@ -155,7 +195,8 @@ pub(crate) fn note_bytes(start: NonNull<u8>, len_bytes: usize) {
 #[cold]
 fn note_address(start: u64, len_bytes: u64) {
     if len_bytes > 0 {
-        registry::note(start..start.saturating_add(len_bytes));
+        let addresses = start..start.saturating_add(len_bytes);
+        HEAPS.with(start, |recorded| recorded.0.lock().add(addresses));
     }
 }
 
@@ -170,48 +211,5 @@ pub(crate) fn note<T>(start: NonNull<T>, count: usize) {
 pub(crate) fn note_drop<T>(start: NonNull<T>, count: usize) {
     if std::mem::needs_drop::<T>() {
         note(start, count);
-    }
-}
-
-impl ObjectHeap {
-    /// Records from now on where the heap and the [collections](crate::collections) store, for
-    /// [`ObjectHeap::take_recorded`].
-    ///
-    /// All stores of safe code are recorded. Recording ends for good, and `take_recorded` returns
-    /// `None`, once unsafe code may store through pointers: after a call of a method that returns a
-    /// raw pointer or takes one to resize, after allocating as an `Allocator`, after
-    /// [`PVec::into_vec`](crate::collections::PVec::into_vec), and after access to a root whose type
-    /// contains addresses or implements [`Persist`](crate::persist::Persist) by hand.
-    ///
-    /// Unsafe code that stores through pointers which it made from references, or computed, must not
-    /// do so after the scope of those references has ended.
-    pub fn record_stores(&self) {
-        let mut stores = self.shared().recorded().0.lock();
-        if stores.phase == Phase::Off && self.is_writable() && !self.shared().lends_pointers() {
-            stores.set(Phase::Incomplete);
-        }
-    }
-
-    /// The bytes that may have been stored to since the last call, as offsets in the heap in any
-    /// order, possibly overlapping; the next call returns those from here on. `None` if that is not
-    /// known: stores can be anywhere. It is not known at the first call, if there were many stores
-    /// (more than about 192 places, or 48 KiB), and if [`Scope::quiesced`](super::Scope::quiesced) was
-    /// called.
-    pub fn take_recorded(&mut self) -> Option<Vec<Range<u64>>> {
-        let base = self.shared().address();
-        let mut stores = self.shared().recorded().0.lock();
-        let is_complete = stores.phase == Phase::Recording;
-        let taken = stores.ranges.iter().map(|range| range.start - base..range.end - base);
-        let taken = is_complete.then(|| taken.collect());
-        if stores.phase != Phase::Off {
-            stores.set(Phase::Recording);
-        }
-        taken
-    }
-
-    /// Makes the next [`ObjectHeap::take_recorded`] return `None`: if what the last call returned
-    /// could not be saved.
-    pub fn forget_recorded(&mut self) {
-        self.shared().recorded().is_incomplete();
     }
 }

@@ -1,4 +1,4 @@
-//! The heaps that this process has open, by address.
+//! What belongs to the heaps that this process has open, by the heaps' addresses.
 //!
 //! A collection inside an object cannot hold a pointer to the allocator, which is in DRAM and has
 //! another address after a restart. It finds the allocator by an address that it does hold.
@@ -6,7 +6,6 @@
 //! A forked child gets its own registry: the parent's may have been locked by a thread that does
 //! not exist in the child. The parent's registry stays in the child's memory, unreachable.
 
-use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -15,46 +14,67 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use aquifer_vm::fork::ProcessMark;
 
 use super::error::HeapError;
-use super::shared::Shared;
 
-struct Entry {
+struct Entry<T> {
     start: u64,
     end: u64,
-    heap: Arc<Shared>,
+    value: Arc<T>,
 }
 
-struct Registry {
+/// The entries of one process.
+struct Table<T> {
     process: ProcessMark,
-    /// Whether the process was forked from one that had a registry.
+    /// Whether the process was forked from one that had a table.
     is_childs: bool,
     /// Sorted by address.
-    heaps: RwLock<Vec<Entry>>,
+    entries: RwLock<Vec<Entry<T>>>,
 }
 
-/// The current registry. Registries are never freed after publication.
-static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(null_mut());
+impl<T> Table<T> {
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Entry<T>>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
 
-impl Registry {
-    /// This process's registry.
-    fn here() -> &'static Registry {
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Entry<T>>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `use_it` with what belongs to the heap that contains an address.
+    fn with<R>(&self, address: u64, use_it: impl FnOnce(&Arc<T>) -> R) -> Option<R> {
+        let entries = self.read();
+        let at = entries.partition_point(|entry| entry.end <= address);
+        let entry = entries.get(at).filter(|entry| entry.start <= address)?;
+        Some(use_it(&entry.value))
+    }
+}
+
+/// Values of the calling process, by ranges of addresses. Tables are never freed after publication.
+pub(crate) struct Registry<T>(AtomicPtr<Table<T>>);
+
+impl<T> Registry<T> {
+    pub const fn new() -> Registry<T> {
+        Registry(AtomicPtr::new(null_mut()))
+    }
+
+    /// This process's table.
+    fn here(&self) -> &Table<T> {
         // Acquire pairs with the release in the compare-exchange below.
-        let mut found = REGISTRY.load(Acquire);
+        let mut found = self.0.load(Acquire);
         loop {
-            // SAFETY: null, or a registry that is never freed and only accessed by shared
-            // reference.
-            if let Some(registry) = unsafe { found.as_ref() }
-                && registry.process.is_current()
+            // SAFETY: null, or a table that is never freed and only accessed by shared reference.
+            if let Some(table) = unsafe { found.as_ref() }
+                && table.process.is_current()
             {
-                return registry;
+                return table;
             }
-            let fresh = Box::into_raw(Box::new(Registry {
+            let fresh = Box::into_raw(Box::new(Table {
                 process: ProcessMark::new(),
                 is_childs: !found.is_null(),
-                heaps: RwLock::default(),
+                entries: RwLock::default(),
             }));
-            // Release: publishes the initialized registry to the acquire load above. Acquire on
+            // Release: publishes the initialized table to the acquire load above. Acquire on
             // failure: as above.
-            match REGISTRY.compare_exchange(found, fresh, Release, Acquire) {
+            match self.0.compare_exchange(found, fresh, Release, Acquire) {
                 Ok(_) => found = fresh,
                 Err(other) => {
                     // SAFETY: allocated above and not published.
@@ -65,68 +85,39 @@ impl Registry {
         }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
-        self.heaps.read().unwrap_or_else(PoisonError::into_inner)
+    /// Registers what belongs to a heap.
+    pub fn insert(&self, start: u64, len_bytes: u64, value: Arc<T>) -> Result<(), HeapError> {
+        let end = start.saturating_add(len_bytes);
+        let mut entries = self.here().write();
+        let at = entries.partition_point(|entry| entry.end <= start);
+        if let Some(other) = entries.get(at).filter(|entry| entry.start < end) {
+            return Err(HeapError::AlreadyOpen { address: other.start });
+        }
+        entries.insert(at, Entry { start, end, value });
+        Ok(())
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Entry>> {
-        self.heaps.write().unwrap_or_else(PoisonError::into_inner)
+    /// Unregisters it.
+    pub fn remove(&self, value: &Arc<T>) {
+        self.here().write().retain(|entry| !Arc::ptr_eq(&entry.value, value));
     }
 
-    fn note(&self, addresses: Range<u64>) {
-        let heaps = self.read();
-        let at = heaps.partition_point(|entry| entry.end <= addresses.start);
-        if let Some(entry) = heaps.get(at).filter(|entry| entry.start <= addresses.start) {
-            entry.heap.recorded().note(addresses);
+    /// Updates the length of a heap that has grown.
+    pub fn grow(&self, value: &Arc<T>, len_bytes: u64) {
+        let mut entries = self.here().write();
+        if let Some(entry) = entries.iter_mut().find(|entry| Arc::ptr_eq(&entry.value, value)) {
+            entry.end = entry.start.saturating_add(len_bytes);
         }
     }
 
-    fn heap_at(&self, address: u64) -> Option<Arc<Shared>> {
-        let heaps = self.read();
-        let at = heaps.partition_point(|entry| entry.end <= address);
-        let entry = heaps.get(at).filter(|entry| entry.start <= address)?;
-        Some(Arc::clone(&entry.heap))
+    /// Calls `use_it` with what belongs to the heap that contains an address.
+    pub fn with<R>(&self, address: u64, use_it: impl FnOnce(&Arc<T>) -> R) -> Option<R> {
+        self.here().with(address, use_it)
     }
-}
 
-/// Registers a heap.
-pub(crate) fn insert(heap: &Arc<Shared>, len_bytes: u64) -> Result<(), HeapError> {
-    let start = heap.address();
-    let end = start.saturating_add(len_bytes);
-    let mut heaps = Registry::here().write();
-    let at = heaps.partition_point(|entry| entry.end <= start);
-    if let Some(other) = heaps.get(at).filter(|entry| entry.start < end) {
-        return Err(HeapError::AlreadyOpen { address: other.start });
+    /// Whether an address is in a heap that only this process's parent has open.
+    pub fn is_parents(&self, address: u64) -> bool {
+        let table = self.here();
+        table.is_childs && table.with(address, |_| ()).is_none()
     }
-    heaps.insert(at, Entry { start, end, heap: Arc::clone(heap) });
-    Ok(())
-}
-
-/// Unregisters a heap.
-pub(crate) fn remove(heap: &Arc<Shared>) {
-    Registry::here().write().retain(|entry| !Arc::ptr_eq(&entry.heap, heap));
-}
-
-/// Updates the length of a heap that has grown.
-pub(crate) fn grow(heap: &Arc<Shared>, len_bytes: u64) {
-    let mut heaps = Registry::here().write();
-    if let Some(entry) = heaps.iter_mut().find(|entry| Arc::ptr_eq(&entry.heap, heap)) {
-        entry.end = entry.start.saturating_add(len_bytes);
-    }
-}
-
-/// The heap that contains an address.
-pub(crate) fn heap_at(address: u64) -> Option<Arc<Shared>> {
-    Registry::here().heap_at(address)
-}
-
-/// Notes that the heap that contains these addresses, if there is one, is stored to there.
-pub(crate) fn note(addresses: Range<u64>) {
-    Registry::here().note(addresses);
-}
-
-/// Whether an address is in a heap that only this process's parent has open.
-pub(crate) fn is_parents(address: u64) -> bool {
-    let registry = Registry::here();
-    registry.is_childs && registry.heap_at(address).is_none()
 }

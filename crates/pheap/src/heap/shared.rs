@@ -4,6 +4,7 @@
 use std::alloc::Layout;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use aquifer_sys::futex::{Mutex, MutexGuard};
@@ -11,7 +12,21 @@ use aquifer_vm::fork::ProcessMark;
 
 use super::error::{HeapError, NotAllocated};
 use super::recorded::{self, Recorded};
+use super::registry::Registry;
 use super::state::State;
+
+/// All open heaps.
+static HEAPS: Registry<Shared> = Registry::new();
+
+/// The heap that contains an address.
+pub(crate) fn heap_at(address: u64) -> Option<Arc<Shared>> {
+    HEAPS.with(address, Arc::clone)
+}
+
+/// Whether an address is in a heap that only this process's parent has open.
+pub(crate) fn is_parents(address: u64) -> bool {
+    HEAPS.is_parents(address)
+}
 
 /// The state that all handles of a heap share.
 pub(crate) struct Shared {
@@ -19,7 +34,7 @@ pub(crate) struct Shared {
     writable: bool,
     mark: ProcessMark,
     state: Mutex<State>,
-    recorded: Recorded,
+    recorded: Arc<Recorded>,
     /// Whether code may have raw pointers into the heap.
     lends_pointers: AtomicBool,
 }
@@ -46,9 +61,28 @@ impl Shared {
             writable,
             mark: ProcessMark::new(),
             state: Mutex::new(state),
-            recorded: Recorded::default(),
+            recorded: Arc::default(),
             lends_pointers: AtomicBool::new(false),
         }
+    }
+
+    /// Makes the heap known in this process, unless another one lies at its addresses.
+    pub fn register(self: &Arc<Self>, len_bytes: u64) -> Result<(), HeapError> {
+        HEAPS.insert(self.address(), len_bytes, Arc::clone(self))?;
+        self.recorded.open(self.address(), len_bytes).inspect_err(|_| HEAPS.remove(self))
+    }
+
+    /// Updates the length of a heap that has grown.
+    pub fn has_grown(self: &Arc<Self>, len_bytes: u64) {
+        self.recorded.grow(len_bytes);
+        HEAPS.grow(self, len_bytes);
+    }
+
+    /// Undoes [`Shared::register`].
+    pub fn unregister(self: &Arc<Self>) {
+        // In this order: a heap that is registered at these addresses now finds its place in both.
+        self.recorded.close();
+        HEAPS.remove(self);
     }
 
     pub fn address(&self) -> u64 {

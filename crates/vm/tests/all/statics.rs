@@ -26,10 +26,20 @@ const SAFE: [&str; 12] = [
 const CONSTANT: [&str; 3] = ["&[", "[u8;", "u8"];
 
 /// Path, name, and why it is none of the above.
-const OTHERS: [(&str, &str, &str); 10] = [
+const OTHERS: [(&str, &str, &str); 12] = [
     ("crates/cache/src/sync.rs", "FUTEXES", "of loom's models, which do not fork"),
     ("crates/mapper/src/identity.rs", "KNOWN", "`ByDevice` is made of atomics"),
     ("crates/mapper/src/read_once.rs", "BY_DEVICE", "`ByDevice` is made of atomics"),
+    (
+        "crates/pheap/src/heap/recorded.rs",
+        "HEAPS",
+        "`Registry` is an atomic, and each process makes its own table",
+    ),
+    (
+        "crates/pheap/src/heap/shared.rs",
+        "HEAPS",
+        "`Registry` is an atomic, and each process makes its own table",
+    ),
     ("crates/pool/src/sync.rs", "FUTEXES", "of loom's models, which do not fork"),
     ("crates/pool/src/point.rs", "DIE_AT", "of the feature `mutants`, for tests only"),
     ("crates/pool/src/point.rs", "HOLD_AT", "of the feature `mutants`, for tests only"),

@@ -80,14 +80,6 @@ fn assert_batches_cost_little<M: Model>(kind: PolicyKind, fresh: impl Fn(usize) 
 }
 
 #[test]
-fn fifo_is_fifo() {
-    let model = rates(|| model::Fifo::new(FRAMES));
-    assert_within(&rates_of(PolicyKind::Fifo, 1), &model, 0.0);
-    assert_within(&rates_of(PolicyKind::FifoProbation, 1), &model, 0.0);
-    assert_batches_cost_little(PolicyKind::Fifo, model::Fifo::new);
-}
-
-#[test]
 fn clock_is_clock() {
     let model = rates(|| model::Clock::new(FRAMES));
     assert_within(&rates_of(PolicyKind::Clock, 1), &model, 0.0);
@@ -182,10 +174,8 @@ fn the_policies_for_skewed_popularity_are_better_at_it() {
         let scans = trace::zipf_with_scans(PAGES, 0.9, 4_000, 2_000, 3).take(ACCESSES);
         hit_rate(&mut Simulator::new(kind.build(), FRAMES, 16), scans)
     };
-    let (fifo, clock, lru) =
-        (rate(PolicyKind::Fifo), rate(PolicyKind::Clock), rate(PolicyKind::Lru));
+    let (clock, lru) = (rate(PolicyKind::Clock), rate(PolicyKind::Lru));
     let (s3_fifo, sieve) = (rate(PolicyKind::S3Fifo), rate(PolicyKind::Sieve));
-    assert!(fifo < lru.min(clock), "fifo {fifo}, lru {lru}, clock {clock}");
     let best_simple = lru.max(clock);
     assert!(best_simple + 0.05 < s3_fifo.min(sieve), "{best_simple}, {s3_fifo}, {sieve}");
 }

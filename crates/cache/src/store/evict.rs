@@ -92,15 +92,13 @@ impl<M: PageMemory> Store<M> {
         if leaving.is_empty() {
             return 0;
         }
-        let mut slots = [None; BATCH];
         let mut runs = [const { 0..0 }; BATCH];
         let mut frames = [FrameId(0); BATCH];
-        for (index, &(frame, page)) in leaving.iter().enumerate() {
-            slots[index] = self.keep_copy(page, frame);
-            runs[index] = page.0..page.0 + 1;
+        for (run, &(_, page)) in runs.iter_mut().zip(leaving) {
+            *run = page.0..page.0 + 1;
         }
         let discarded = self.memory.discard(&runs[..leaving.len()]).is_ok();
-        let gone = self.end_evictions(leaving, &slots, discarded, &mut frames);
+        let gone = self.end_evictions(leaving, discarded, &mut frames);
         self.pool().give(&frames[..gone]);
         count(&self.engine.counters.evictions, gone as u64);
         gone
@@ -114,15 +112,14 @@ impl<M: PageMemory> Store<M> {
     fn end_evictions(
         &self,
         leaving: &[(FrameId, PageId)],
-        slots: &[Option<FrameId>],
         discarded: bool,
         frames: &mut [FrameId],
     ) -> usize {
         let mut gone = 0;
-        for (&(frame, page), &slot) in leaving.iter().zip(slots) {
+        for &(frame, page) in leaving {
             let alone = page.0..page.0 + 1;
             if discarded || self.memory.discard(std::slice::from_ref(&alone)).is_ok() {
-                self.word(page.0).finish_evict(slot);
+                self.word(page.0).finish_evict();
                 frames[gone] = frame;
                 gone += 1;
             } else {
@@ -130,13 +127,6 @@ impl<M: PageMemory> Store<M> {
             }
         }
         gone
-    }
-
-    fn keep_copy(&self, page: PageId, frame: FrameId) -> Option<FrameId> {
-        if !M::PROTECTS {
-            return None; // hits are seen: the policy needs no second chance
-        }
-        self.engine.probation_keep(self.key(page.0), self.memory.bytes(page.0, frame))
     }
 
     /// Undoes an eviction: the page is Clean again.
@@ -190,15 +180,11 @@ impl<M: PageMemory> Store<M> {
             }
         }
         let leaving = &leaving[..leaving_count];
-        let mut slots = [None; MAX_REGION_PAGES];
-        for (slot, &(frame, page)) in slots.iter_mut().zip(leaving) {
-            *slot = self.keep_copy(page, frame);
-        }
         let mut runs = [const { 0..0 }; MAX_REGION_PAGES];
         let run_count = self.runs_around(pages, leaving, &mut runs);
         let discarded = leaving.is_empty() || self.memory.discard(&runs[..run_count]).is_ok();
         let mut frames = [FrameId(0); MAX_REGION_PAGES];
-        let gone = self.end_evictions(leaving, &slots, discarded, &mut frames);
+        let gone = self.end_evictions(leaving, discarded, &mut frames);
         drop(gate);
         self.pool().give(&frames[..gone]);
         count(&self.engine.counters.evictions, gone as u64);
@@ -214,8 +200,8 @@ impl<M: PageMemory> Store<M> {
     /// The longest runs of a region in which every page is in `leaving`, or absent and kept so by
     /// the gate. So discarding a run is safe while the gate is held.
     ///
-    /// A page that another evictor moved to Evicting ends a run: that evictor may be copying it,
-    /// and may move it back to Clean without holding the gate.
+    /// A page that another evictor moved to Evicting ends a run: that evictor may move it back to
+    /// Clean without holding the gate.
     fn runs_around(
         &self,
         pages: std::ops::Range<u64>,
@@ -229,11 +215,7 @@ impl<M: PageMemory> Store<M> {
         for page in pages.start..=pages.end {
             let leaves = leaving.next_if_eq(&page).is_some();
             let stays = page == pages.end
-                || !leaves
-                    && !matches!(
-                        self.seen(page).state(),
-                        State::Absent | State::Probation | State::Loading
-                    );
+                || !leaves && !matches!(self.seen(page).state(), State::Absent | State::Loading);
             match (stays, start) {
                 (false, None) => (start, discards) = (Some(page), leaves),
                 (false, Some(_)) => discards |= leaves,

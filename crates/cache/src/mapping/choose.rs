@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use aquifer_device::Device;
 
-use crate::calibrate::calibrate;
 use crate::engine::Engine;
 use crate::error::{CacheError, Result};
 use crate::kernel::KernelFile;
 use crate::map_options::Backend;
+use crate::mapping::calibrate::calibrate;
 
 /// The file mapping of the kernel backend, or `None` if the user backend is to serve.
 ///

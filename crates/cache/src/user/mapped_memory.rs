@@ -38,7 +38,7 @@ pub(crate) struct MappedMemory {
 }
 
 /// Pages of zeros that bare loads were answered with, at absent pages of memory that is only read. See
-/// `user_store`.
+/// [`user`](crate::user).
 pub(crate) struct Zeros {
     pub missed: Missed,
     /// One bit per region: a page of zeros may be there. Set before one is installed, while its page is Loading; cleared before the

@@ -16,7 +16,7 @@
 //!
 //! A thread that faults may hold what a server needs, except where it is itself inside of a call of the cache's device:
 //! then its page could need the frames, or the server, that wait for that device. Such a device is refused
-//! ([`Callers`](crate::duties::Callers)): its loads fail from then on. The fault that tells is still answered, by a server beyond
+//! ([`Callers`](crate::engine::duties::Callers)): its loads fail from then on. The fault that tells is still answered, by a server beyond
 //! the bound if need be, so that its call of the device ends.
 //!
 //! Every message is answered by a wake of its page, after the page is usable and the reference to its store is given back: the

@@ -15,6 +15,9 @@
 //! zeros. They are installed and taken away by a thread that has moved the page to Loading, so that no other installs it
 //! meanwhile. Such memory is only read, as stores to zeros would be lost.
 
+pub(crate) mod mapped_memory;
+pub(crate) mod serving;
+
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,12 +28,12 @@ use aquifer_sys::uffd::FaultMessage;
 use aquifer_vm::readahead::Pattern;
 use aquifer_vm::{FaultOwner, Served};
 
+use self::mapped_memory::MappedMemory;
 use crate::engine::{Answer, BareCause, BareFault, Engine, Kind};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::PageId;
 use crate::map_options::Advice;
-use crate::mapped_memory::MappedMemory;
 use crate::page_word::{PinKind, State};
 use crate::stats::count;
 use crate::store::{Access, Ensured, PageMemory, Refused, Store};

@@ -2,8 +2,8 @@
 
 use aquifer_vm::worker::completion;
 
+use crate::engine::jobs::Jobs;
 use crate::error::{CacheError, Result};
-use crate::jobs::Jobs;
 
 /// Runs `work` on a worker; the future completes with its result. Without work, which is that of a
 /// forked child, it fails with [`CacheError::Forked`].

@@ -1,17 +1,23 @@
 //! A view: bytes of a mapped file.
 
+mod advise;
+mod fetch;
+mod stores;
+
+pub use stores::Tracking;
+
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::advice::Advised;
-use super::descriptors::FileName;
-use super::error::{FaultCause, MapError, Result};
-use super::mapped::Mapped;
-use super::small::Snapshot;
-use super::stores::{Stored, StoredFile};
-use super::{Shared, Status};
+use crate::advice::Advised;
+use crate::descriptors::FileName;
+use crate::error::{FaultCause, MapError, Result};
+use crate::mapped::Mapped;
+use crate::small::Snapshot;
+use crate::stores::{Stored, StoredFile};
+use crate::{Shared, Status};
 use aquifer_vm::bytes::Bytes;
 use zerocopy::FromBytes;
 
@@ -20,20 +26,20 @@ use zerocopy::FromBytes;
 /// Other processes may change or truncate the file at any time. So bytes are copied out, or read in
 /// a closure; a plain slice requires the caller to rule such changes out ([`FileView::as_slice`]).
 pub struct FileView {
-    pub(super) shared: Arc<Shared>,
+    shared: Arc<Shared>,
     /// `None` if the file was empty, for a snapshot, and for a writable view.
-    pub(super) mapped: Option<Arc<Mapped>>,
-    pub(super) name: FileName,
+    mapped: Option<Arc<Mapped>>,
+    name: FileName,
     snapshot: Option<Snapshot>,
     /// Bytes of the file.
     range: Range<u64>,
     pub(super) advised: Advised,
     /// Set for a writable view; `mapped` is then `None`.
-    pub(super) stores: Option<Stored>,
+    stores: Option<Stored>,
 }
 
 impl FileView {
-    pub(super) fn new(
+    pub(crate) fn new(
         shared: Arc<Shared>,
         mapped: Option<Arc<Mapped>>,
         name: FileName,
@@ -44,7 +50,7 @@ impl FileView {
     }
 
     /// A writable view.
-    pub(super) fn with_stores(
+    pub(crate) fn with_stores(
         shared: Arc<Shared>,
         stores: Stored,
         path: PathBuf,
@@ -55,7 +61,7 @@ impl FileView {
         view
     }
 
-    pub(super) fn of_snapshot(shared: Arc<Shared>, snapshot: Snapshot, path: PathBuf) -> FileView {
+    pub(crate) fn of_snapshot(shared: Arc<Shared>, snapshot: Snapshot, path: PathBuf) -> FileView {
         let range = snapshot.range();
         let mut view = FileView::new(shared, None, FileName::of(path), range);
         view.snapshot = Some(snapshot);
@@ -73,7 +79,8 @@ impl FileView {
     /// first call; in a forked child empty, if there was no call before the fork.
     pub fn path(&self) -> &Path {
         // In a fork, the lock of the mapping may be held forever.
-        self.name.path(self.mapped.as_deref().filter(|_| self.shared.mark.is_current()))
+        let mapped = self.mapped.as_ref().filter(|_| self.shared.mark.is_current());
+        self.name.path(|| mapped.and_then(|mapped| mapped.path_now()))
     }
 
     /// File offset of the first byte.
@@ -122,7 +129,7 @@ impl FileView {
     }
 
     /// Converts bytes of the view to bytes of the file.
-    pub(super) fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
+    pub(crate) fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.shared.check_process()?;
         let outside = MapError::OutsideView {
             start: range.start,

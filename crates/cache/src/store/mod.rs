@@ -16,6 +16,16 @@
 //! waits, unprotects it, or does nothing. The fault handler and every call that returns `Result`
 //! use it; they differ only in how they handle an error.
 
+pub(crate) mod attached;
+pub(crate) mod batch;
+pub(crate) mod claims;
+pub(crate) mod dirty;
+mod evict;
+pub(crate) mod gate;
+mod guess;
+pub(crate) mod write_style;
+pub(crate) mod writeback;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,21 +37,21 @@ use aquifer_sys::memory::SMALL_PAGE_BYTES;
 use aquifer_sys::uffd::FaultMessage;
 use aquifer_vm::readahead::{Reach, ReadAhead};
 
+use self::dirty::DirtyMap;
+use self::gate::Gates;
+use self::guess::Guesses;
+use self::write_style::WriteStyle;
 use crate::bits::Bits;
-use crate::bounce::Bounce;
-use crate::dirty::DirtyMap;
-use crate::duties::{self, Height};
+use crate::engine::bounce::Bounce;
+use crate::engine::duties::{self, Height};
 use crate::engine::{Answer, BareCause, Cleaning, Engine, Kind, NoFrame};
 use crate::error::{CacheError, Result};
 use crate::frames::{BATCH, FramePool};
-use crate::gate::Gates;
 use crate::geometry::Geometry;
-use crate::guess::Guesses;
 use crate::ids::{FrameId, PageId, PageKey, StoreId};
 use crate::lazy::{LazyArray, ZeroInit};
 use crate::page_word::{MAX_PINS, PageWord, PinKind, PinRefused, Seen, State};
 use crate::stats::count;
-use crate::write_style::WriteStyle;
 
 /// Where resident pages are, and how they are installed and discarded. Errors are the kernel's.
 pub(crate) trait PageMemory: Send + Sync + 'static {
@@ -339,10 +349,10 @@ impl<M: PageMemory> Store<M> {
         loop {
             let seen = word.load();
             match seen.state() {
-                State::Absent | State::Probation if self.height.is_under_itself() => {
+                State::Absent if self.height.is_under_itself() => {
                     return Err(Refused::UnderItself);
                 }
-                State::Absent | State::Probation => {
+                State::Absent => {
                     let started = Instant::now();
                     // Acquire the frame before the page becomes Loading, so that no thread waits
                     // for a page whose loader waits for a frame. That waiting thread may hold the
@@ -360,8 +370,7 @@ impl<M: PageMemory> Store<M> {
                         self.pool().give(&[frame]);
                         continue;
                     }
-                    let probation = (seen.state() == State::Probation).then(|| seen.frame());
-                    self.load(page, frame, access, pin, probation, started)?;
+                    self.load(page, frame, access, pin, started)?;
                     if access == Access::Read || self.appears_at_once() {
                         return Ok(Ensured::Came);
                     }
@@ -438,16 +447,9 @@ impl<M: PageMemory> Store<M> {
         frame: FrameId,
         access: Access,
         pin: Option<PinKind>,
-        probation: Option<FrameId>,
         started: Instant,
     ) -> std::result::Result<(), Refused> {
         let bounce = self.engine.bounce.take();
-        if let Some(slot) = probation
-            && self.engine.probation_copy(slot, self.key(page), bounce.as_ptr())
-        {
-            count(&self.engine.counters.probation_hits, 1);
-            return self.finish(page, frame, bounce.as_ptr(), access, pin, started);
-        }
         let reach = match access {
             Access::Read => self.readahead.on_fault(page, self.geometry.pages()),
             Access::Write => Reach::ONE,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use aquifer_sys::uffd::FaultMessage;
 
-use crate::duties::Height;
+use crate::engine::duties::Height;
 use crate::engine::{Answer, AttachedStore, Cleaning, Evicted, Keeps};
 use crate::ids::{FrameId, PageId};
 use crate::page_word::State;
@@ -51,17 +51,6 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         let inside: Vec<_> = runs.iter().map(|run| run.start..run.end.min(pages)).collect();
         // A hint: the access that needs the page meets the error again, and reports it.
         self.load_hinted(&inside);
-    }
-
-    fn forget(&self, page: PageId, slot: FrameId) {
-        // The page may be of an earlier, larger store with this identifier.
-        if page.0 >= self.geometry.pages() {
-            return;
-        }
-        let word = self.word(page.0);
-        if word.begin_forget(slot).is_ok() {
-            word.finish_evict(None);
-        }
     }
 
     fn dirty_pages(&self) -> u64 {

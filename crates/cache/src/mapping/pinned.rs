@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::kernel::KernelFile;
 use crate::page_word::PinKind;
 use crate::store::Access;
-use crate::user_store::UserStore;
+use crate::user::UserStore;
 use aquifer_vm::Bytes;
 
 /// A resident range of a mapping that is not evicted while this exists. May be passed to system

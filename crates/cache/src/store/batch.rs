@@ -13,11 +13,11 @@ use std::sync::atomic::Ordering;
 
 use aquifer_device::{Batch, DeviceError, IoOperation, Request};
 
-use crate::bounce::Bounce;
-use crate::duties;
 use crate::engine::Cleaning;
+use crate::engine::bounce::Bounce;
+use crate::engine::duties;
+use crate::engine::jobs::Hint;
 use crate::ids::FrameId;
-use crate::jobs::Hint;
 use crate::page_word::State;
 use crate::stats::count;
 use crate::store::{Access, MAX_RUN_PAGES, PageMemory, Refused, Store, check_length};
@@ -220,7 +220,7 @@ impl<'a, M: PageMemory> LoadBatch<'a, M> {
                 return None;
             }
             let seen = store.word(page).load();
-            if !matches!(seen.state(), State::Absent | State::Probation) {
+            if seen.state() != State::Absent {
                 self.pages.advance();
                 if !seen.is_readable() {
                     self.miss(page);

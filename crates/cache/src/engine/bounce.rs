@@ -18,6 +18,14 @@ use aquifer_sys::memory::{self, Advice, REGION_BYTES};
 
 use crate::lazy::LazyArray;
 
+/// Transfer buffers of a cache: enough for two full batches besides the fault path.
+const TRANSFER_BUFFERS: usize = 160;
+const TRANSFER_BYTES: usize = 64 << 10;
+/// Buffers of all visits of a cache.
+const VISIT_BUFFERS: usize = 48;
+/// Largest read of a visit.
+pub(crate) const VISIT_RUN_BYTES: usize = 128 << 10;
+
 /// A set of equal buffers.
 pub struct BouncePool {
     mapped: *mut u8,
@@ -41,6 +49,17 @@ const INDEX: u64 = u32::MAX as u64;
 const ONE_POP: u64 = 1 << 32;
 
 impl BouncePool {
+    /// The buffers for the transfers of a cache's stores.
+    pub fn for_transfers(page_bytes: usize) -> io::Result<BouncePool> {
+        BouncePool::new(TRANSFER_BYTES.max(page_bytes), TRANSFER_BUFFERS)
+    }
+
+    /// The buffers for a cache's visits, each for two of the largest runs. They take memory where they
+    /// are used.
+    pub fn for_visits(page_bytes: usize) -> io::Result<BouncePool> {
+        BouncePool::new(2 * VISIT_RUN_BYTES.max(page_bytes), VISIT_BUFFERS)
+    }
+
     /// `count` buffers of `buffer_bytes` each, page-aligned.
     pub fn new(buffer_bytes: usize, count: usize) -> io::Result<BouncePool> {
         let below = LazyArray::new(count)?;

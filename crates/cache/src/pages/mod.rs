@@ -12,21 +12,23 @@
 //! guard is released or the page is loaded into a frame. An optimistic read compares it before and
 //! after.
 
+pub(crate) mod arena_memory;
+
 use std::future::Future;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
 use aquifer_device::Device;
 
-use crate::arena_memory::ArenaMemory;
-use crate::asynchronous;
-use crate::claims::{Attached, Wanted};
+use self::arena_memory::ArenaMemory;
+use crate::engine::asynchronous;
 use crate::engine::{InUse, Kind};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::ids::PageId;
 use crate::page_word::{PinKind, Seen, State};
 use crate::running::Running;
+use crate::store::claims::{Attached, Wanted};
 use crate::store::{Access, PageMemory, Refused, Store};
 use crate::sync::{Ordering, fence};
 use aquifer_vm::Bytes;
@@ -147,7 +149,7 @@ impl Pages {
         loop {
             let seen = word.load();
             match seen.state() {
-                State::Absent | State::Probation => {
+                State::Absent => {
                     self.store
                         .ensure(page.0, Access::Read, None, false)
                         .map_err(self.refused(page))?;

@@ -11,6 +11,10 @@
 //! A plain load through [`Mapping::as_ptr`] reads a resident byte. All other accesses return
 //! `Result`: they load pages without a fault, and return errors.
 
+pub(crate) mod calibrate;
+mod choose;
+pub(crate) mod pinned;
+
 use std::future::Future;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -20,20 +24,20 @@ use aquifer_sys::memory::copy_racy;
 use aquifer_vm::Bytes;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::asynchronous;
-use crate::choose::choose;
-use crate::claims::{Attached, Claim, Wanted};
+use self::choose::choose;
+use self::pinned::{Pinned, PinnedMut};
+use crate::engine::asynchronous;
 use crate::engine::{Engine, InUse, Kind};
 use crate::error::{CacheError, Result};
 use crate::geometry::Geometry;
 use crate::kernel::KernelFile;
 use crate::map_options::{Advice, Backend, MapOptions};
-use crate::mapped_memory::MappedMemory;
 use crate::page_word::PinKind;
-use crate::pinned::{Pinned, PinnedMut};
 use crate::running::Running;
 use crate::store::Access;
-use crate::user_store::UserStore;
+use crate::store::claims::{Attached, Claim, Wanted};
+use crate::user::UserStore;
+use crate::user::mapped_memory::MappedMemory;
 
 /// A device mapped into memory. See the module documentation.
 ///

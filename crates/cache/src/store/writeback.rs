@@ -32,8 +32,8 @@ use aquifer_device::{Batch, DeviceError, IoOperation, Request, run_serially};
 use aquifer_sys::futex::MutexGuard;
 use aquifer_sys::{cpu, memory};
 
-use crate::bounce::Bounce;
-use crate::duties;
+use crate::engine::bounce::Bounce;
+use crate::engine::duties;
 use crate::error::{CacheError, Result};
 use crate::geometry::MAX_REGION_PAGES;
 use crate::page_word::State;
@@ -42,7 +42,7 @@ use crate::store::{OnUnwind, PageMemory, Store};
 
 /// Transfers of one write-back that may be in flight: more than the queue of a device gains from.
 const MOST_IN_FLIGHT: usize = 128;
-/// Serial transfers after which [`WriteStyle`](crate::write_style::WriteStyle) decides anew.
+/// Serial transfers after which [`WriteStyle`](crate::store::write_style::WriteStyle) decides anew.
 const MOST_SERIAL: usize = 1024;
 /// Largest transfer.
 const MAX_TRANSFER_BYTES: usize = 1 << 20;
