@@ -22,7 +22,7 @@ use crate::directory::Referent;
 use crate::error::Result;
 use crate::files::Shared;
 use crate::known_paths::{Known, PathHash};
-use crate::node::Node;
+use crate::node_id::Node;
 use crate::walk::{self, Last, MAX_PATH_BYTES, walk};
 
 /// The directory of a path that was walked: inode and generation.

@@ -17,7 +17,7 @@ use aquifer_pool::{OwnedPin, PoolError};
 
 use crate::error::Result;
 use crate::file_table::FileTable;
-use crate::node::Node;
+use crate::node_id::Node;
 
 /// An inode that is open in this process.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use crate::byte_chain;
 use crate::directory::{Referent, Tree};
 pub(crate) use crate::error::owned;
 use crate::error::{FsError, Result};
-use crate::node::Node;
+use crate::node_id::Node;
 
 /// The longest path, in bytes.
 pub const MAX_PATH_BYTES: usize = 4095;

@@ -55,14 +55,14 @@ pub(crate) use read::copy_of_one_layout;
 pub use runs::{Defragmented, FileRun};
 pub use space::FallocateMode;
 pub(crate) use write::Write;
-pub use write::{At, Privileges, WriteHow};
+pub use write::{At, WriteHow};
 pub use written::Written;
 
 use crate::error::{FsError, Result};
 use crate::file_table::{FileBytes, FileTable};
 use crate::files::Files;
 use crate::metadata::{FileTimes, Metadata, SetAttributes};
-use crate::node::Node;
+use crate::node_id::Node;
 use crate::open_inodes::{OpenInode, SyncedState};
 use crate::walk;
 

@@ -3,10 +3,11 @@
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{ChangeSlots, PoolError};
 
-use super::{Gone, Keep, Names, New};
+use super::{Gone, Keep};
 use crate::directory::Referent;
 use crate::error::{FsError, Result};
-use crate::node::{Node, Removed};
+use crate::node_id::{Node, Removed};
+use crate::transaction::{Names, New};
 use crate::walk::{self, Last, Place, owned, walk};
 use crate::{attributes, byte_chain, file_table};
 

@@ -7,9 +7,11 @@ use crate::directory::Referent;
 use crate::error::Result;
 use crate::file::File;
 use crate::metadata::Metadata;
-use crate::names::New;
+use crate::names::RenameMode;
+use crate::options::FileOptions;
+use crate::special::SpecialFile;
+use crate::transaction::New;
 use crate::walk::{self, owned};
-use crate::{FileOptions, RenameMode, SpecialFile};
 
 /// What [`Nodes::make`] creates.
 ///
