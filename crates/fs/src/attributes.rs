@@ -13,13 +13,13 @@
 //! `system.`; the caller decides which processes may use which. A value has at most 64 KiB; all
 //! attributes of an inode, with 5 bytes of overhead each, at most 128 KiB.
 
+use aquifer_format::byte_chain;
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{ChangeSlots, PoolError, ReadSlots};
 
 use crate::attribute_limits::NAMESPACES;
 pub use crate::attribute_limits::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES};
-use crate::byte_chain;
 use crate::error::{FsError, Result};
 
 /// Whether an attribute must exist before it is set.

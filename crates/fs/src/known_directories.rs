@@ -13,12 +13,12 @@
 
 use std::borrow::Cow;
 
+use aquifer_format::directory::Referent;
 use aquifer_pool::MetadataView;
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::format::inode::MAX_NAME_BYTES;
 use aquifer_pool::format::run::Run;
 
-use crate::directory::Referent;
 use crate::error::Result;
 use crate::files::Shared;
 use crate::known_paths::{Known, PathHash};

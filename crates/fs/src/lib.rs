@@ -59,7 +59,6 @@ pub mod internals {
 }
 
 pub use acl::{ACCESS_ACL, Acl, AclEntry, AclTag, DEFAULT_ACL};
-pub use aquifer_format::{byte_chain, directory, file_table};
 pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;

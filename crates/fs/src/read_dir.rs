@@ -5,10 +5,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use aquifer_format::directory::Tree;
 use aquifer_pool::format::directory::DirectoryEntry;
 use aquifer_pool::format::file::FileInode;
 
-use crate::directory::Tree;
 use crate::error::{FsError, Result};
 use crate::files::Files;
 use crate::metadata::{FileType, Metadata};

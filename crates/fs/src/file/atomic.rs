@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use aquifer_format::file_table::{FileBytes, FilePage, FilePages, FileTable};
 use aquifer_pool::Transaction;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
@@ -14,7 +15,6 @@ use super::File;
 use super::write::{Edit, Write, WriteHow, in_small_pieces};
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
 use crate::rules::{self, Privileges};
 use crate::transaction::{Names, now_ns};
 

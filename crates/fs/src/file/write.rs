@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use aquifer_format::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
@@ -15,7 +16,6 @@ use super::File;
 use super::written::Written;
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
 use crate::files::Shared;
 use crate::metadata::SetAttributes;
 use crate::open_inodes::OpenInode;

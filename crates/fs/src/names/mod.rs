@@ -14,13 +14,13 @@
 mod remove;
 mod rename;
 
+use aquifer_format::byte_chain;
+use aquifer_format::directory::{Referent, Tree};
 use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
 use aquifer_pool::{ChangeSlots, PoolError};
 
 pub use rename::RenameMode;
 
-use crate::byte_chain;
-use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};
 use crate::node_id::{Node, Removed};
 use crate::transaction::{Names, New};

@@ -1,11 +1,11 @@
 //! Moving and exchanging names.
 
+use aquifer_format::directory::Referent;
 use aquifer_pool::format::file::{FileKind, ROOT_INODE};
 use aquifer_pool::{ChangeSlots, PoolError};
 
 use super::{Gone, Keep};
 use crate::caller::Caller;
-use crate::directory::Referent;
 use crate::error::{FsError, Result};
 use crate::transaction::{Names, New};
 use crate::walk::{Place, owned};

@@ -1,9 +1,9 @@
 //! Creating, linking, moving and removing names, in directories given by their nodes.
 
+use aquifer_format::directory::Referent;
 use aquifer_pool::format::file::FileKind;
 
 use super::{Caller, Node, Nodes, Removed};
-use crate::directory::Referent;
 use crate::error::Result;
 use crate::file::File;
 use crate::metadata::Metadata;
