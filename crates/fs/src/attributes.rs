@@ -13,19 +13,14 @@
 //! `system.`; the caller decides which processes may use which. A value has at most 64 KiB; all
 //! attributes of an inode, with 5 bytes of overhead each, at most 128 KiB.
 
+use aquifer_format::byte_chain;
 use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{ChangeSlots, PoolError, ReadSlots};
 
-use crate::byte_chain;
+use crate::attribute_limits::NAMESPACES;
+pub use crate::attribute_limits::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES};
 use crate::error::{FsError, Result};
-
-/// The longest name of an attribute, with its namespace.
-pub const MAX_ATTRIBUTE_NAME_BYTES: usize = 255;
-/// The longest value of an attribute.
-pub const MAX_VALUE_BYTES: usize = 64 << 10;
-
-const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."];
 
 /// Whether an attribute must exist before it is set.
 ///
@@ -75,11 +70,6 @@ pub(crate) fn check_value(value: &[u8]) -> Result<()> {
     } else {
         Err(FsError::AttributeTooLarge { len_bytes: value.len() })
     }
-}
-
-/// Whether a name is just a namespace.
-pub(crate) fn is_namespace(name: &[u8]) -> bool {
-    NAMESPACES.contains(&name)
 }
 
 fn check_name(name: &[u8]) -> Result<()> {

@@ -12,7 +12,7 @@ use aquifer_pool::format::byte_chain::MAX_CHAIN_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 use aquifer_vm::stitched::StitchError;
 
-use crate::attributes::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES, is_namespace};
+use crate::attribute_limits::{MAX_ATTRIBUTE_NAME_BYTES, MAX_VALUE_BYTES, is_namespace};
 
 /// The result of an operation on files.
 pub type Result<T> = std::result::Result<T, FsError>;

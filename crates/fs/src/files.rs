@@ -11,9 +11,10 @@ use aquifer_vm::stitched::Stitcher;
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
 use crate::known_paths::{Known, KnownPaths, Versions};
-use crate::names::{Gone, Names};
-use crate::node::{Node, Nodes};
+use crate::names::Gone;
+use crate::node_id::Node;
 use crate::open_inodes::{OpenInode, OpenInodes, ToOpen};
+use crate::transaction::{Names, now_ns};
 use crate::walk::{self, Last, walk};
 
 /// The files of an open pool. Cheap to clone; can be shared between threads.
@@ -68,12 +69,6 @@ impl fmt::Debug for Files {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Files").field("pool", &self.shared.pool).finish_non_exhaustive()
     }
-}
-
-/// Nanoseconds since 1970, by the coarse clock that file systems use: it ticks every few
-/// milliseconds.
-pub(crate) fn now_ns() -> i64 {
-    aquifer_sys::clock::coarse_ns()
 }
 
 /// How much room a pool has for files, as `statfs` reports it.
@@ -202,23 +197,6 @@ impl Files {
     /// ```
     pub fn pool(&self) -> &Pool {
         &self.shared.pool
-    }
-
-    /// The files as inodes, without paths: for servers, which get inode numbers from their clients.
-    ///
-    /// ```
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
-    /// # let files = aquifer_fs::Files::new(pool);
-    /// files.create_dir("/d")?;
-    /// let nodes = files.nodes();
-    /// let found = nodes.lookup(nodes.root()?, b"d")?;
-    /// assert_eq!(found.node(), files.metadata("/d")?.node());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn nodes(&self) -> Nodes {
-        Nodes::new(self.clone())
     }
 
     /// For whom the methods of `Files` and [`File`](crate::File) create and change: this process.

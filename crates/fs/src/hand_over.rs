@@ -43,7 +43,7 @@ use aquifer_sys::local_socket::{receive_exact, send_all};
 use crate::error::{FsError, Result};
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
-use crate::node::Node;
+use crate::node_id::Node;
 use crate::walk;
 
 const OFFER: u64 = u64::from_le_bytes(*b"AQGIVE01");

@@ -13,16 +13,16 @@
 
 use std::borrow::Cow;
 
+use aquifer_format::directory::Referent;
 use aquifer_pool::MetadataView;
 use aquifer_pool::format::file::FileKind;
 use aquifer_pool::format::inode::MAX_NAME_BYTES;
 use aquifer_pool::format::run::Run;
 
-use crate::directory::Referent;
 use crate::error::Result;
 use crate::files::Shared;
 use crate::known_paths::{Known, PathHash};
-use crate::node::Node;
+use crate::node_id::Node;
 use crate::walk::{self, Last, MAX_PATH_BYTES, walk};
 
 /// The directory of a path that was walked: inode and generation.

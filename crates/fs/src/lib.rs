@@ -6,6 +6,10 @@
 //!      ├───────────┘
 //!    names    file    view      names → inodes;  bytes → pages;  pages → pointers
 //!      │        │
+//!    rules  permission          what follows from a change, and what it needs
+//!      │
+//!    transaction  walk          slots as inodes; paths → inodes
+//!      │
 //!   aquifer_format                         directory  file_table  byte_chain: structures over slots
 //!      │
 //!   aquifer_pool                           transactions, log, image, pages
@@ -16,6 +20,7 @@
 //! of any process at once; [`Files::sync`] and related calls make it durable.
 
 mod acl;
+mod attribute_limits;
 pub mod attributes;
 mod by_path;
 mod caller;
@@ -31,12 +36,15 @@ mod lost_and_found;
 mod metadata;
 mod names;
 pub mod node;
+mod node_id;
 mod open_inodes;
+mod options;
 mod permission;
 mod read_dir;
 mod rules;
 mod special;
 mod sync;
+mod transaction;
 mod unnamed;
 mod view;
 mod walk;
@@ -51,18 +59,19 @@ pub mod internals {
 }
 
 pub use acl::{ACCESS_ACL, Acl, AclEntry, AclTag, DEFAULT_ACL};
-pub use aquifer_format::{byte_chain, directory, file_table};
 pub use aquifer_pool::LockMode;
 pub use aquifer_pool::format::file::FileKind;
 pub use attributes::SetMode;
-pub use by_path::{DirBuilder, FileOptions, RenameMode};
+pub use by_path::DirBuilder;
 pub use error::{FsError, Result};
 pub use file::{
-    At, Defragmented, FallocateMode, File, FileRun, HeldRange, Privileges, Synced, WriteHow,
-    Written,
+    At, Defragmented, FallocateMode, File, FileRun, HeldRange, Synced, WriteHow, Written,
 };
 pub use files::{Files, Space};
 pub use metadata::{FileTimes, FileType, Metadata};
+pub use names::RenameMode;
+pub use options::FileOptions;
 pub use read_dir::{DirEntry, ReadDir};
+pub use rules::Privileges;
 pub use special::SpecialFile;
 pub use view::{Lease, MAX_VIEW_PIECES, View, ViewMut};

@@ -5,8 +5,7 @@ use aquifer_pool::{Pool, Result};
 
 use crate::caller::Caller;
 use crate::error::FsError;
-use crate::files::now_ns;
-use crate::names::{Names, New};
+use crate::transaction::{Names, New, now_ns};
 
 /// What [`adopt`] did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

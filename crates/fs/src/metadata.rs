@@ -8,7 +8,7 @@ use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 
 use crate::error::Result;
-use crate::node::Node;
+use crate::node_id::Node;
 use crate::permission::Permission;
 
 /// The metadata of a file of any kind, as of one moment: [`std::fs::Metadata`], which only the

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use arc_swap::{ArcSwap, Guard};
 
+use aquifer_format::file_table::FileTable;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::{OwnedPin, PoolError};
 
 use crate::error::Result;
-use crate::file_table::FileTable;
-use crate::node::Node;
+use crate::node_id::Node;
 
 /// An inode that is open in this process.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use aquifer_pool::{ChangeSlots, PoolError};
 use crate::acl::{ACCESS_ACL, Acl, AclTag};
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
-use crate::names::Names;
+use crate::transaction::Names;
 
 /// A permission that a change needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,15 +5,15 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use aquifer_format::directory::Tree;
 use aquifer_pool::format::directory::DirectoryEntry;
 use aquifer_pool::format::file::FileInode;
 
-use crate::directory::Tree;
 use crate::error::{FsError, Result};
 use crate::files::Files;
 use crate::metadata::{FileType, Metadata};
-use crate::node::Node;
-use crate::walk;
+use crate::node_id::Node;
+use crate::walk::{self, Last, bytes_of};
 
 /// How many names are read at a time, as of one moment.
 const BATCH: usize = 128;
@@ -146,6 +146,7 @@ impl DirEntry {
     /// # Errors
     /// As for [`Files::symlink_metadata`].
     pub fn metadata(&self) -> Result<Metadata> {
-        self.files.symlink_metadata(self.path())
+        let inode = self.files.shared.look_up(bytes_of(&self.path()), Last::Keep)?;
+        Ok(Metadata::of(inode))
     }
 }

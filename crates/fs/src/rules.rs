@@ -23,9 +23,8 @@ use crate::acl::{ACCESS_ACL, Acl, DEFAULT_ACL};
 use crate::attributes::{self, SetMode};
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
-use crate::file::{Privileges, WriteHow};
 use crate::metadata::SetAttributes;
-use crate::names::{Names, New};
+use crate::transaction::{Names, New};
 
 const SET_USER: u32 = libc::S_ISUID;
 const SET_GROUP: u32 = libc::S_ISGID;
@@ -51,6 +50,20 @@ pub(crate) fn loses_set_id(mode: u32, by: &Caller) -> bool {
     !by.may_set_id && mode & (SET_USER | SET_GROUP) != 0
 }
 
+/// The privileges of a program that its file loses by a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Privileges {
+    /// Those that it loses by a write of this process, with this process's rights.
+    #[default]
+    OfProcess,
+    /// None: the client's kernel has taken them before, as for pages of its cache.
+    Keep,
+    /// Its capabilities: the client may set the set-user-ID and set-group-ID bits.
+    LoseCapabilities,
+    /// Its capabilities, the set-user-ID bit, and the set-group-ID bit if its group may execute it.
+    LoseAll,
+}
+
 /// What a file loses when its content changes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lost {
@@ -63,9 +76,9 @@ pub(crate) fn privileges_lost(
     inode: &FileInode,
     slots: &impl ReadSlots<Error = PoolError>,
     by: &Caller,
-    how: WriteHow,
+    which: Privileges,
 ) -> Result<Option<Lost>> {
-    let bits = match how.privileges {
+    let bits = match which {
         Privileges::Keep => return Ok(None),
         Privileges::LoseCapabilities => 0,
         // The caller may not set the bits; whether it is in the group does not matter then.
@@ -81,8 +94,8 @@ pub(crate) fn privileges_lost(
 }
 
 /// Whether a write to a file with this mode may clear bits of it.
-pub(crate) fn may_lose_bits(mode: u32, by: &Caller, how: WriteHow) -> bool {
-    match how.privileges {
+pub(crate) fn may_lose_bits(mode: u32, by: &Caller, which: Privileges) -> bool {
+    match which {
         Privileges::OfProcess => loses_set_id(mode, by),
         Privileges::LoseAll => mode & (SET_USER | SET_GROUP) != 0,
         Privileges::Keep | Privileges::LoseCapabilities => false,
@@ -109,18 +122,6 @@ pub(crate) fn has_capabilities(
 }
 
 impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
-    /// The list in an attribute; `None` if there is none.
-    pub(crate) fn acl(&self, inode: &FileInode, name: &str) -> Result<Option<Acl>> {
-        if inode.attributes == 0 {
-            return Ok(None);
-        }
-        match attributes::get(inode, self.slots, name.as_bytes()) {
-            Err(FsError::NoAttribute { .. }) => Ok(None),
-            // A damaged list counts as none.
-            value => Ok(Acl::decode(&value?).ok().flatten()),
-        }
-    }
-
     /// Stores a list, or removes it.
     fn put_acl(&mut self, inode: &mut FileInode, name: &str, acl: Option<&Acl>) -> Result<()> {
         match acl {

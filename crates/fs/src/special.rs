@@ -9,7 +9,7 @@ use crate::caller::Caller;
 use crate::error::Result;
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
-use crate::names::New;
+use crate::transaction::New;
 use crate::walk::{Last, bytes_of, walk};
 
 /// A file that has no content: what `mknod` makes.

@@ -14,12 +14,12 @@ use std::path::Path;
 use aquifer_pool::InodeUse;
 use aquifer_pool::format::file::FileKind;
 
-use crate::by_path::FileOptions;
 use crate::error::{FsError, Result};
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
-use crate::names::New;
-use crate::node::Node;
+use crate::node_id::Node;
+use crate::options::FileOptions;
+use crate::transaction::New;
 use crate::walk::{self, Last, bytes_of, walk};
 
 impl FileOptions {

@@ -9,16 +9,16 @@ use std::borrow::Cow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use aquifer_format::byte_chain;
+use aquifer_format::directory::{Referent, Tree};
 use aquifer_pool::format::file::{DirectoryFields, FileInode, FileKind, FileState, ROOT_INODE};
 use aquifer_pool::format::inode::MAX_NAME_BYTES;
 use aquifer_pool::format::slot_bytes::{self, SLOT_BYTES, SlotBytes};
 use aquifer_pool::{PoolError, ReadSlots};
 
-use crate::byte_chain;
-use crate::directory::{Referent, Tree};
 pub(crate) use crate::error::owned;
 use crate::error::{FsError, Result};
-use crate::node::Node;
+use crate::node_id::Node;
 
 /// The longest path, in bytes.
 pub const MAX_PATH_BYTES: usize = 4095;

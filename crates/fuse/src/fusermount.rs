@@ -3,6 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +11,6 @@ use std::process::{Command, Stdio};
 use aquifer_sys::fuse::FuseDevice;
 use aquifer_sys::local_socket::Connection;
 
-use crate::mounts::as_option;
 use crate::options::MountOptions;
 
 /// Its names: that of libfuse 3, and that of distributions that have only one.
@@ -125,4 +125,16 @@ fn run(mut command: Command) -> Result<(), FusermountError> {
     } else {
         said.replace('\n', "; ")
     }))
+}
+
+/// A path as an option of a mount helper: there, commas divide options.
+fn as_option(path: &Path) -> OsString {
+    let mut bytes = Vec::new();
+    for &byte in path.as_os_str().as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            bytes.push(b'\\');
+        }
+        bytes.push(byte);
+    }
+    OsString::from_vec(bytes)
 }

@@ -10,66 +10,17 @@ use aquifer_sys::mount::{self, MountPoint};
 use aquifer_sys::resident::Resident;
 
 use crate::device::Device;
-use crate::fusermount::FusermountError;
-use crate::handler::Handler;
+use crate::error::MountError;
 use crate::init::{self, Agreed};
 use crate::options::MountOptions;
 use crate::pool_fs::PoolFs;
-use crate::team::{Counts, IN_BYTES, Team};
+use crate::team::{Counts, Handler, IN_BYTES, Team};
 
 /// How far the kernel reads ahead: as much as one request transfers.
 pub(crate) const READ_AHEAD_KIB: u32 = 1024;
 /// How much of memory may be pages of the mount that are not written back yet, in percent. The
 /// kernel's own choice for FUSE is 1.
 pub(crate) const DIRTY_PERCENT: u32 = 40;
-
-/// Why a pool could not be mounted.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MountError {
-    /// The device of FUSE cannot be opened.
-    #[error("cannot open /dev/fuse: {0}")]
-    Device(#[source] io::Error),
-    /// The kernel does not mount it.
-    #[error("cannot mount at {}: {source}", path.display())]
-    Mount {
-        /// Where.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// `fusermount3` does not mount it.
-    #[error(transparent)]
-    Fusermount(#[from] FusermountError),
-    /// The kernel and this program have no common protocol.
-    #[error("the kernel's FUSE is too old, it takes Linux 5.15: {0}")]
-    Protocol(#[source] io::Error),
-    /// Other processes may change the pool, which the kernel would not notice.
-    #[error(
-        "the pool was not opened as its sole writer (PoolOptions::sole), so files could change unseen; Cache::Shared permits that"
-    )]
-    NotSole,
-    /// Threads or memory for the server.
-    #[error("cannot start serving: {0}")]
-    Start(#[source] io::Error),
-    /// Another process of the mount says why.
-    #[error("{0}")]
-    Refused(String),
-    /// It was mounted, and no process can serve it any more.
-    #[error("the mount has ended: {0}")]
-    Ended(String),
-    /// The mount would hide what its own server needs.
-    #[error("{} is below {}, which the mount would hide; mount it elsewhere", path.display(), directory.display())]
-    Hidden {
-        /// The pool, the program, or the directory of the shared memory.
-        path: PathBuf,
-        /// The directory.
-        directory: PathBuf,
-    },
-    /// The pool.
-    #[error(transparent)]
-    Pool(#[from] aquifer_fs::FsError),
-}
 
 /// A file system that is served by threads of this process. Unmounted when dropped, even if in use;
 /// the kernel then ends what uses it with an error.

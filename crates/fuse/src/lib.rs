@@ -24,8 +24,8 @@
 
 mod answer;
 mod device;
+mod error;
 pub mod fusermount;
-mod handler;
 mod in_process;
 mod init;
 mod kept;
@@ -37,13 +37,13 @@ mod team;
 pub mod wire;
 
 pub use answer::{Answer, Channel, Delivered};
-pub use handler::Handler;
-pub use in_process::{Mount, MountError};
+pub use error::MountError;
+pub use in_process::Mount;
 pub use init::Agreed;
 pub use kept::{Keeper, Mounting, Program, keeper_main, server_main};
 pub use mounts::{MountedPool, UnmountError, Unmounted, mounts, unmount};
 pub use options::{Cache, MountOptions};
-pub use team::{Counts, Worker};
+pub use team::{Counts, Handler, Worker};
 
 /// A point at which tests end a server.
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -376,18 +376,6 @@ fn unescape(field: &[u8]) -> PathBuf {
         }
     }
     PathBuf::from(OsString::from_vec(bytes))
-}
-
-/// A path as an option of a mount helper: there, commas divide options.
-pub(crate) fn as_option(path: &Path) -> OsString {
-    let mut bytes = Vec::new();
-    for &byte in path.as_os_str().as_bytes() {
-        if matches!(byte, b',' | b'\\') {
-            bytes.push(b'\\');
-        }
-        bytes.push(byte);
-    }
-    OsString::from_vec(bytes)
 }
 
 #[cfg(test)]

@@ -34,9 +34,8 @@ use aquifer_sys::{cpu, thread, waits};
 
 use crate::answer::Answer;
 use crate::device::{Device, Received};
-use crate::handler::Handler;
 use crate::init::MAX_DATA_BYTES;
-use crate::wire;
+use crate::wire::{self, Request};
 
 /// Beside the data: the header, the fixed part and the names of a request.
 const MORE_IN_BYTES: usize = 8192;
@@ -51,6 +50,25 @@ const OPERATIONS: usize = 64;
 
 /// The length of the buffer that a request is read into.
 pub(crate) const IN_BYTES: usize = MAX_DATA_BYTES + MORE_IN_BYTES;
+
+/// A file system, as the kernel asks for it. Called by several threads at a time.
+pub trait Handler: Send + Sync {
+    /// Answers a request, or [none](Answer::none) that has no answer. `out` is memory for long
+    /// answers, of at least the negotiated length and whatever is in it.
+    ///
+    /// What may wait for the media, or for anything but another thread's short lock, runs in
+    /// [`Worker::blocking`].
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        out: &mut [u8],
+        answer: Answer<'_>,
+        worker: &Worker<'_>,
+    );
+
+    /// Called once a second, from a thread of its own: to give back what was not used lately.
+    fn tidy(&self) {}
+}
 
 /// How many requests there were.
 #[derive(Debug)]

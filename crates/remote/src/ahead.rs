@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::RemoteError;
-use crate::fetch::Body;
+use crate::body::Body;
 
 /// Readers in order that are told apart.
 const STREAMS: usize = 16;

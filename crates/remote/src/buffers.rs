@@ -12,8 +12,8 @@ use futures_util::future::{Either, select};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use crate::options::SMALLEST_REQUEST_BYTES;
-
+/// A page.
+pub(crate) const SMALLEST_REQUEST_BYTES: usize = 4 << 10;
 /// What a permit stands for.
 const UNIT_BYTES: usize = 4 << 10;
 /// A request's share: of what requests may take together, a quarter.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::RemoteOptions;
-use crate::options::SMALLEST_REQUEST_BYTES;
+use crate::buffers::SMALLEST_REQUEST_BYTES;
 
 /// Assumed until measured.
 const FIRST_LATENCY: Duration = Duration::from_millis(10);

@@ -18,14 +18,16 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Notify;
 
 use crate::ahead::{Ahead, Step};
+use crate::body::Body;
 use crate::buffers::Buffers;
 use crate::connection::Connector;
 use crate::costs::Costs;
-use crate::fetch::{Body, Fetcher, Version};
+use crate::fetch::{Fetcher, Version};
 use crate::location::{Configured, Location};
 use crate::mailbox::{Answer, Mailbox};
+use crate::options::Cancel;
 use crate::runtime::{self, refused};
-use crate::store::{Cancel, received};
+use crate::store::received;
 use crate::tier::{Obtained, OpenTier, SUB_BLOCK_BYTES, Tally, Terms};
 use crate::{RemoteError, RemoteOptions};
 

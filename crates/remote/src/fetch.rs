@@ -10,13 +10,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::client::{HttpError, HttpErrorKind};
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio::sync::Semaphore;
 
+use crate::body::Body;
 use crate::buffers::Buffers;
 use crate::connection::{Notes, Seen, TooLong};
 use crate::costs::Costs;
@@ -68,49 +69,6 @@ impl Version {
             return Err("its date differs");
         }
         Ok(())
-    }
-}
-
-/// The bytes of a range: one piece, or those that a tier joined.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Body {
-    pieces: Vec<Bytes>,
-    /// Bytes before the range.
-    skip: usize,
-}
-
-impl Body {
-    pub fn of(bytes: impl Into<Bytes>) -> Body {
-        Body { pieces: vec![bytes.into()], skip: 0 }
-    }
-
-    /// The body without its first bytes.
-    pub fn after(&self, bytes: usize) -> Body {
-        Body { skip: self.skip + bytes, ..self.clone() }
-    }
-
-    /// Bodies of ranges that follow each other, of which a caller wants what is behind the first `skip` bytes.
-    pub fn joined(bodies: impl Iterator<Item = Body>, skip: usize) -> Body {
-        let pieces = bodies.flat_map(|body| {
-            debug_assert_eq!(body.skip, 0);
-            body.pieces
-        });
-        Body { pieces: pieces.collect(), skip }
-    }
-
-    /// Hands out the parts of `len_bytes` bytes from an offset on, with the offset of each among them. Allocates
-    /// nothing.
-    pub fn parts(&self, start: usize, len_bytes: usize) -> impl Iterator<Item = (usize, &[u8])> {
-        let (mut skip, mut done) = (self.skip + start, 0);
-        self.pieces.iter().filter_map(move |piece| {
-            let skipped = skip.min(piece.len());
-            skip -= skipped;
-            let part = &piece[skipped..];
-            let part = &part[..part.len().min(len_bytes - done)];
-            let at = done;
-            done += part.len();
-            (!part.is_empty()).then_some((at, part))
-        })
     }
 }
 
@@ -506,8 +464,9 @@ mod tests {
             let version = fetcher.open().await.unwrap();
             fetcher.fetch(10..90_000, &version).await.unwrap()
         });
-        assert_eq!((body.pieces.len(), body.pieces[0].len()), (1, 89_990));
-        assert!(body.pieces[0].iter().zip(10..).all(|(&byte, at)| byte == at as u8));
+        let pieces: Vec<_> = body.parts(0, 89_990).map(|(_, piece)| piece).collect();
+        assert_eq!((pieces.len(), pieces[0].len()), (1, 89_990));
+        assert!(pieces[0].iter().zip(10..).all(|(&byte, at)| byte == at as u8));
     }
 
     /// With free places.
@@ -540,23 +499,5 @@ mod tests {
             assert_eq!((costs.stats(0).hedged_ranges, server.asked().len()), (0, 1));
             drop(others);
         });
-    }
-
-    #[test]
-    fn parts_of_a_body_are_any_range() {
-        let all: Vec<u8> = (0..30).collect();
-        for skip in [0, 5, 9] {
-            let pieces = [all[..7].to_vec(), vec![], all[7..].to_vec()];
-            let body = Body::joined(pieces.into_iter().map(Body::of), skip);
-            for start in 0..30 - skip {
-                for len_bytes in 0..=30 - skip - start {
-                    let mut got = vec![255; len_bytes];
-                    for (at, part) in body.parts(start, len_bytes) {
-                        got[at..at + part.len()].copy_from_slice(part);
-                    }
-                    assert_eq!(got, all[skip + start..skip + start + len_bytes]);
-                }
-            }
-        }
     }
 }

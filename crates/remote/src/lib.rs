@@ -42,6 +42,7 @@
 
 mod ahead;
 mod batch;
+mod body;
 mod buffers;
 mod connection;
 mod costs;
@@ -99,6 +100,16 @@ pub struct RemoteDevice {
     tier_problem: OnceLock<TierError>,
     /// Made beforehand, for a handler.
     stopped: Arc<RemoteError>,
+}
+
+impl RemoteOptions {
+    /// Opens the object and pins its version, with a request for its first byte.
+    ///
+    /// # Errors
+    /// See [`RemoteError`]; a timeout bounds the wait.
+    pub fn open(self, url: &str) -> Result<RemoteDevice, RemoteError> {
+        RemoteDevice::open_with(url, self)
+    }
 }
 
 impl RemoteDevice {

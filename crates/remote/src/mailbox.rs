@@ -11,7 +11,7 @@ pub(crate) use aquifer_vm::mailbox::TooLate;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::RemoteError;
-use crate::fetch::Body;
+use crate::body::Body;
 
 /// More readers at once wait for a slot.
 const SLOTS: usize = 256;

@@ -7,24 +7,24 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::buffers::SMALLEST_BUFFER_BYTES;
+use crate::buffers::{SMALLEST_BUFFER_BYTES, SMALLEST_REQUEST_BYTES};
 use crate::credentials::{Credentials, Provider};
-use crate::store::Cancel;
-use crate::{RemoteDevice, RemoteError, RemoteStore, Tier};
+use crate::tier::Tier;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
 const DEFAULT_RETRIES: usize = 10;
 const DEFAULT_IN_FLIGHT: usize = 256;
-/// A page.
-pub(crate) const SMALLEST_REQUEST_BYTES: usize = 4 << 10;
 const LARGEST_REQUEST_BYTES: usize = 8 << 20;
 const DEFAULT_BUFFER_BYTES: usize = 64 << 20;
 /// The list price of S3 for reads from its standard class; traffic inside a region is free.
 const DEFAULT_PRICE_PER_MILLION: f64 = 0.4;
 
-/// How to open an object or a store; from [`RemoteDevice::options`].
+/// Whether the caller wants to stop.
+pub(crate) type Cancel = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// How to open an object or a store; from [`RemoteDevice::options`](crate::RemoteDevice::options).
 ///
 /// Credentials come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), from a web identity, or from the instance,
 /// in the way of the crate `object_store`, or from a function of the caller. The crate's variable names are also the keys of [`RemoteOptions::config`].
@@ -222,29 +222,13 @@ impl RemoteOptions {
         self
     }
 
-    /// A question that is asked while a call of a [`RemoteStore`], the opening of a [`RemoteDevice`] or
-    /// [`RemoteDevice::warm`] waits. If the answer is true, the call fails with [`RemoteError::Cancelled`]. Reads of a
-    /// device do not ask: they may be those of a fault.
+    /// A question that is asked while a call of a [`RemoteStore`](crate::RemoteStore), the opening of a
+    /// [`RemoteDevice`](crate::RemoteDevice) or [`RemoteDevice::warm`](crate::RemoteDevice::warm) waits. If the answer is
+    /// true, the call fails with [`RemoteError::Cancelled`](crate::RemoteError::Cancelled). Reads of a device do not ask:
+    /// they may be those of a fault.
     pub fn cancelled_by(mut self, is_cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.cancel = Some(Arc::new(is_cancelled));
         self
-    }
-
-    /// Opens the store of a URL, of an object, of what has a common prefix, or of a whole bucket: `s3://bucket/key`,
-    /// `s3://bucket/prefix/`, `s3://bucket`. Nothing is requested yet.
-    ///
-    /// # Errors
-    /// See [`RemoteError`].
-    pub fn store(self, url: &str) -> Result<RemoteStore, RemoteError> {
-        RemoteStore::open_with(url, self)
-    }
-
-    /// Opens the object and pins its version, with a request for its first byte.
-    ///
-    /// # Errors
-    /// See [`RemoteError`]; a timeout bounds the wait.
-    pub fn open(self, url: &str) -> Result<RemoteDevice, RemoteError> {
-        RemoteDevice::open_with(url, self)
     }
 }
 

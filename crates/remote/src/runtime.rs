@@ -1,9 +1,10 @@
-//! The threads named `aquifer-remote`: each runs a tokio runtime for the requests of a device or a store.
+//! The threads named `aquifer-remote`: each runs a tokio runtime for the requests of a device or a store. Long work runs
+//! [`aside`] of the requests of any runtime.
 
 use std::io;
 
 use aquifer_sys::thread::{self, Thread};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::RemoteError;
 use crate::connection::install_crypto;
@@ -38,4 +39,15 @@ pub(crate) fn run(
         runtime.shutdown_background();
     };
     thread::start(c"aquifer-remote", work).map_err(refused(shown, "cannot start a thread"))
+}
+
+/// Runs work that takes the processor or the disk for a while, where it keeps no request waiting.
+pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match Handle::try_current() {
+        Err(_) => work(),
+        Ok(runtime) => match runtime.spawn_blocking(work).await {
+            Ok(done) => done,
+            Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+        },
+    }
 }

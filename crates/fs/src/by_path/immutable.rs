@@ -7,8 +7,9 @@ use aquifer_pool::{InodeUse, Transaction};
 
 use crate::error::{FsError, Result};
 use crate::files::{Files, Shared};
-use crate::names::Names;
-use crate::node::{Node, Nodes};
+use crate::node::Nodes;
+use crate::node_id::Node;
+use crate::transaction::Names;
 use crate::walk::{self, Last, bytes_of, owned};
 
 impl Files {

@@ -6,8 +6,6 @@ mod immutable;
 mod metadata;
 mod names;
 mod open;
-mod options;
 mod remove;
 
-pub use names::{DirBuilder, RenameMode};
-pub use options::FileOptions;
+pub use names::DirBuilder;

@@ -6,49 +6,10 @@ use aquifer_pool::format::file::FileKind;
 
 use crate::error::{FsError, Result};
 use crate::files::Files;
-use crate::names::{New, keep_none};
+use crate::names::{RenameMode, keep_none};
 use crate::read_dir::ReadDir;
+use crate::transaction::New;
 use crate::walk::{self, Last, bytes_of, owned, walk};
-
-/// How [`Files::rename_with`] moves a name.
-///
-/// ```
-/// # let directory = tempfile::tempdir()?;
-/// # let path = directory.path().join("data.pool");
-/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
-/// # let files = aquifer_fs::Files::new(pool);
-/// use aquifer_fs::{FsError, RenameMode};
-///
-/// files.create_dir("/one")?;
-/// files.create_file("/two")?;
-/// let refused = files.rename_with("/one", "/two", RenameMode::NoReplace);
-/// assert!(matches!(refused, Err(FsError::Exists { .. })));
-/// files.rename_with("/one", "/two", RenameMode::Exchange)?;
-/// assert!(files.metadata("/two")?.is_dir());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RenameMode {
-    /// An existing file with the new name is replaced, if it can be.
-    #[default]
-    Replace,
-    /// The new name must not exist.
-    NoReplace,
-    /// Both names must exist, and are exchanged.
-    Exchange,
-    /// As [`RenameMode::Replace`], and the old name is given to a *whiteout* in the same step: a
-    /// character device 0, 0 without permissions. In file systems that are laid over others it
-    /// stands for a removed name.
-    Whiteout,
-    /// As [`RenameMode::Whiteout`], but the new name must not exist.
-    WhiteoutNoReplace,
-}
-
-impl RenameMode {
-    pub(crate) fn leaves_whiteout(self) -> bool {
-        matches!(self, RenameMode::Whiteout | RenameMode::WhiteoutNoReplace)
-    }
-}
 
 /// Creates directories with options: [`std::fs::DirBuilder`] for a pool, from
 /// [`Files::dir_builder`]. The setter of [`std::os::unix::fs::DirBuilderExt`] is a method, too.

@@ -2,30 +2,12 @@
 
 use std::path::Path;
 
-use crate::by_path::FileOptions;
 use crate::error::Result;
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
 use crate::walk::bytes_of;
 
 impl Files {
-    /// Returns options to open a file with, which allow nothing yet. As
-    /// [`std::fs::File::options`].
-    ///
-    /// ```
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("data.pool");
-    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
-    /// # let files = aquifer_fs::Files::new(pool);
-    /// let file = files.options().read(true).write(true).create_new(true).open("/f")?;
-    /// file.write_all_at(b"text", 0)?;
-    /// assert_eq!(file.read_at(&mut [0; 10], 0)?, 4);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn options(&self) -> FileOptions {
-        FileOptions { files: self.clone(), flags: OpenFlags::default() }
-    }
-
     /// Opens a file for reading. As [`std::fs::File::open`].
     ///
     /// ```
@@ -51,13 +33,6 @@ impl Files {
             Some(file) => Ok(file),
             None => self.options().read(true).open(path),
         }
-    }
-
-    /// Opens the file that a path is known to refer to, for reading; `None` if that has to be
-    /// looked up.
-    pub(crate) fn open_known(&self, path: &[u8], flags: OpenFlags) -> Result<Option<File>> {
-        let opened = self.shared.open_known(path)?;
-        Ok(opened.map(|opened| File::new(self.clone(), opened, flags)))
     }
 
     /// Opens a file for writing: creates it if it does not exist, truncates it if it does.

@@ -9,7 +9,7 @@ use aquifer_pool::format::file::FileKind;
 use crate::error::{FsError, Result};
 use crate::files::Files;
 use crate::names::keep_none;
-use crate::node::Node;
+use crate::node_id::Node;
 use crate::read_dir::ReadDir;
 use crate::walk::{self, Last, bytes_of, walk};
 

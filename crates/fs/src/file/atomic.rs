@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use aquifer_format::file_table::{FileBytes, FilePage, FilePages, FileTable};
 use aquifer_pool::Transaction;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
@@ -14,10 +15,8 @@ use super::File;
 use super::write::{Edit, Write, WriteHow, in_small_pieces};
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FilePage, FilePages, FileTable};
-use crate::files::now_ns;
-use crate::names::Names;
-use crate::rules;
+use crate::rules::{self, Privileges};
+use crate::transaction::{Names, now_ns};
 
 impl File {
     /// Writes all of `bytes` at `offset_bytes` atomically, whatever their length: readers in all
@@ -219,7 +218,7 @@ fn store<S: aquifer_pool::ChangeSlots<Error = aquifer_pool::PoolError>>(
 ) -> Result<()> {
     let mut inode = names.inode(number)?;
     table.store(&mut inode, names.slots)?;
-    if let Some(lost) = rules::privileges_lost(&inode, names.slots, by, WriteHow::default())? {
+    if let Some(lost) = rules::privileges_lost(&inode, names.slots, by, Privileges::default())? {
         names.drop_privileges(&mut inode, lost)?;
     }
     (inode.modified_ns, inode.changed_ns) = (names.now_ns, names.now_ns);

@@ -44,6 +44,7 @@ use std::time::SystemTime;
 
 use arc_swap::Guard;
 
+use aquifer_format::file_table::{FileBytes, FileTable};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{AdvisoryLocks, PoolError, ReadSlots};
@@ -55,14 +56,13 @@ pub(crate) use read::copy_of_one_layout;
 pub use runs::{Defragmented, FileRun};
 pub use space::FallocateMode;
 pub(crate) use write::Write;
-pub use write::{At, Privileges, WriteHow};
+pub use write::{At, WriteHow};
 pub use written::Written;
 
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FileTable};
 use crate::files::Files;
 use crate::metadata::{FileTimes, Metadata, SetAttributes};
-use crate::node::Node;
+use crate::node_id::Node;
 use crate::open_inodes::{OpenInode, SyncedState};
 use crate::walk;
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use aquifer_format::file_table::{FileBytes, FileTable};
 use aquifer_pool::format::run::Run;
 use arc_swap::Guard;
 
 use super::File;
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FileTable};
 use crate::files::Shared;
 use crate::open_inodes::OpenInode;
 

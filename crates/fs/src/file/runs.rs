@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use aquifer_format::file_table::{FileBytes, FilePage, FilePages};
 use aquifer_pool::PoolError;
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::run::Run;
@@ -9,7 +10,6 @@ use aquifer_pool::format::run::Run;
 use super::File;
 use super::write::{Edit, Write, WriteHow};
 use crate::error::Result;
-use crate::file_table::{FileBytes, FilePage, FilePages};
 
 /// How much is moved in one transaction: it bounds how long readers and writers of the file wait.
 const STEP_PAGES: u64 = (16 << 20) / PAGE_BYTES;
@@ -56,7 +56,7 @@ impl File {
     pub fn runs(&self) -> Result<Vec<FileRun>> {
         let (inode, table) = self.files().shared.table(self.inode())?;
         let all = FileBytes { offset_bytes: 0, len_bytes: inode.size_bytes };
-        let run = |piece: crate::file_table::Piece| FileRun {
+        let run = |piece: aquifer_format::file_table::Piece| FileRun {
             range: piece.file.offset_bytes..piece.file.end_bytes(),
             pool_offset_bytes: piece.pool.map(|place| place.offset_bytes),
         };

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use aquifer_format::file_table::{FileBytes, FilePage, FilePages};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::MAX_FILE_BYTES;
 
@@ -9,7 +10,6 @@ use super::File;
 use super::atomic::whole_pages;
 use super::write::{Edit, PIECES_AT_ONCE, Shift, Write, WriteHow};
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FilePage, FilePages};
 
 /// What to do with a range of a file, as for `fallocate`.
 ///

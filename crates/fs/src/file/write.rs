@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use aquifer_format::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, MAX_FILE_BYTES};
 use aquifer_pool::format::run::Run;
@@ -15,12 +16,11 @@ use super::File;
 use super::written::Written;
 use crate::caller::Caller;
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FilePage, FilePages, FileTable, Piece};
-use crate::files::{Shared, now_ns};
+use crate::files::Shared;
 use crate::metadata::SetAttributes;
-use crate::names::Names;
 use crate::open_inodes::OpenInode;
-use crate::rules;
+use crate::rules::{self, Privileges};
+use crate::transaction::{Names, now_ns};
 
 /// A source of zeros to copy.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -287,20 +287,6 @@ pub struct WriteHow {
     pub keeps_times: bool,
     /// The privileges that the file loses.
     pub privileges: Privileges,
-}
-
-/// The privileges of a program that its file loses by a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Privileges {
-    /// Those that it loses by a write of this process, with this process's rights.
-    #[default]
-    OfProcess,
-    /// None: the client's kernel has taken them before, as for pages of its cache.
-    Keep,
-    /// Its capabilities: the client may set the set-user-ID and set-group-ID bits.
-    LoseCapabilities,
-    /// Its capabilities, the set-user-ID bit, and the set-group-ID bit if its group may execute it.
-    LoseAll,
 }
 
 /// How much is copied at a time when pages are moved.
@@ -770,7 +756,7 @@ impl Write<'_> {
             let mut names = Names { slots, now_ns };
             let mut inode = self.open.read(names.slots)?;
             let by = edit.also.map_or(&self.shared.caller, |(_, by)| by);
-            let loses = rules::privileges_lost(&inode, names.slots, by, self.how)?;
+            let loses = rules::privileges_lost(&inode, names.slots, by, self.how.privileges)?;
             let is_resized = edit.size_bytes.is_some_and(|bytes| bytes != inode.size_bytes);
             let is_unchanged =
                 !is_edited && !is_resized && edit.exposed.is_empty() && edit.also.is_none();
@@ -867,7 +853,7 @@ impl Shared {
         let Some(table) = open.table() else { return Ok(false) };
         let Some(state) = self.pool.file_state(open.number) else { return Ok(false) };
         if state.is_immutable
-            || rules::may_lose_bits(state.mode, &self.caller, how)
+            || rules::may_lose_bits(state.mode, &self.caller, how.privileges)
             || range.end_bytes() > state.size_bytes
             || !table.is_of(open.number, state.generation, state.layout_version)
         {

@@ -14,47 +14,20 @@
 mod remove;
 mod rename;
 
+use aquifer_format::byte_chain;
+use aquifer_format::directory::{Referent, Tree};
 use aquifer_pool::format::file::{FileInode, FileKind, INLINE_TARGET_BYTES, ROOT_INODE};
-use aquifer_pool::format::slot_bytes::SlotBytes;
 use aquifer_pool::{ChangeSlots, PoolError};
 
-use crate::byte_chain;
-use crate::caller::Caller;
-use crate::directory::{Referent, Tree};
+pub use rename::RenameMode;
+
 use crate::error::{FsError, Result};
-use crate::files::now_ns;
-use crate::node::{Node, Removed};
-use crate::walk::{self, Place, owned};
+use crate::node_id::{Node, Removed};
+use crate::transaction::{Names, New};
+use crate::walk::{Place, owned};
 
 /// The most names that one inode can have.
 pub(crate) const MAX_LINKS: u32 = 1 << 30;
-
-/// What to create, and for whom.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct New<'a> {
-    pub kind: FileKind,
-    /// Permissions, before the umask.
-    pub mode: u32,
-    /// The target of a symbolic link; else empty.
-    pub target: &'a [u8],
-    /// The number of a device, as in its inode; else 0.
-    pub device: u64,
-    /// The random seed of the hashes in a directory.
-    pub seed: u64,
-    pub by: &'a Caller,
-}
-
-impl<'a> New<'a> {
-    pub fn of(kind: FileKind, mode: u32, target: &'a [u8], by: &'a Caller) -> New<'a> {
-        // If the system has no random numbers, an attacker can choose names that collide; nothing
-        // worse.
-        let seed = match kind {
-            FileKind::Directory => aquifer_sys::random::next_u64().unwrap_or(now_ns() as u64),
-            _ => 0,
-        };
-        New { kind, mode, target, device: 0, seed, by }
-    }
-}
 
 /// What happened when a name was removed or replaced; nothing by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,30 +49,11 @@ pub(crate) fn keep_none(_: Node) -> Result<bool> {
     Ok(false)
 }
 
-/// A transaction on names: its slots and its time.
-pub(crate) struct Names<'s, S> {
-    pub slots: &'s mut S,
-    pub now_ns: i64,
-}
-
 fn tree_of(directory: &FileInode) -> Tree {
     Tree { owner: directory.number, seed: directory.seed, root: directory.part }
 }
 
 impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
-    pub fn inode(&self, number: u64) -> Result<FileInode> {
-        walk::inode(self.slots, number)
-    }
-
-    pub fn put(&mut self, inode: &FileInode) -> Result<()> {
-        let stored = walk::as_stored(inode);
-        let encode = |bytes: &mut SlotBytes| stored.encode_unsealed(bytes);
-        self.slots.put_with(inode.number, encode).map_err(|error| FsError::Damaged {
-            structure: format!("inode {}", inode.number),
-            reason: error.to_string(),
-        })
-    }
-
     /// Reads the directory that holds a place, and checks that it can be changed.
     fn directory_of(&self, place: &Place<'_>, path: &[u8]) -> Result<FileInode> {
         let directory = self.inode(place.directory)?;

@@ -1,14 +1,16 @@
 //! Removing names, and freeing inodes that have none.
 
+use aquifer_format::directory::Referent;
+use aquifer_format::{byte_chain, file_table};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{ChangeSlots, PoolError};
 
-use super::{Gone, Keep, Names, New};
-use crate::directory::Referent;
+use super::{Gone, Keep};
+use crate::attributes;
 use crate::error::{FsError, Result};
-use crate::node::{Node, Removed};
+use crate::node_id::{Node, Removed};
+use crate::transaction::{Names, New};
 use crate::walk::{self, Last, Place, owned, walk};
-use crate::{attributes, byte_chain, file_table};
 
 /// A file with at most this many runs is freed in the transaction that removes its last name.
 const REAPED_AT_ONCE_RUNS: usize = 512;

@@ -1,14 +1,54 @@
 //! Moving and exchanging names.
 
+use aquifer_format::directory::Referent;
 use aquifer_pool::format::file::{FileKind, ROOT_INODE};
 use aquifer_pool::{ChangeSlots, PoolError};
 
-use super::{Gone, Keep, Names, New};
-use crate::by_path::RenameMode;
+use super::{Gone, Keep};
 use crate::caller::Caller;
-use crate::directory::Referent;
 use crate::error::{FsError, Result};
+use crate::transaction::{Names, New};
 use crate::walk::{Place, owned};
+
+/// How [`Files::rename_with`](crate::Files::rename_with) moves a name.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("data.pool");
+/// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+/// # let files = aquifer_fs::Files::new(pool);
+/// use aquifer_fs::{FsError, RenameMode};
+///
+/// files.create_dir("/one")?;
+/// files.create_file("/two")?;
+/// let refused = files.rename_with("/one", "/two", RenameMode::NoReplace);
+/// assert!(matches!(refused, Err(FsError::Exists { .. })));
+/// files.rename_with("/one", "/two", RenameMode::Exchange)?;
+/// assert!(files.metadata("/two")?.is_dir());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RenameMode {
+    /// An existing file with the new name is replaced, if it can be.
+    #[default]
+    Replace,
+    /// The new name must not exist.
+    NoReplace,
+    /// Both names must exist, and are exchanged.
+    Exchange,
+    /// As [`RenameMode::Replace`], and the old name is given to a *whiteout* in the same step: a
+    /// character device 0, 0 without permissions. In file systems that are laid over others it
+    /// stands for a removed name.
+    Whiteout,
+    /// As [`RenameMode::Whiteout`], but the new name must not exist.
+    WhiteoutNoReplace,
+}
+
+impl RenameMode {
+    fn leaves_whiteout(self) -> bool {
+        matches!(self, RenameMode::Whiteout | RenameMode::WhiteoutNoReplace)
+    }
+}
 
 impl<S: ChangeSlots<Error = PoolError>> Names<'_, S> {
     /// Moves a name, in one of the modes of `renameat2`.

@@ -63,63 +63,19 @@ mod attributes;
 mod names;
 mod read_dir;
 
-use std::fmt;
-use std::path::PathBuf;
-
-use aquifer_pool::format::file::{FileInode, FileKind, ROOT_INODE};
+use aquifer_pool::format::file::{FileInode, FileKind};
 
 pub use crate::caller::Caller;
 use crate::error::{FsError, Result};
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
+use crate::metadata::Metadata;
 pub use crate::metadata::SetAttributes;
-use crate::{FileOptions, Metadata, walk};
+pub use crate::node_id::{Node, Removed};
+use crate::options::FileOptions;
+use crate::walk;
 pub use names::NewNode;
 pub use read_dir::{Cookie, NodeEntry};
-
-/// An inode: its number, and the generation that tells it from all other inodes that ever have this
-/// number. Both together identify one file for the lifetime of the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Node {
-    /// The inode number; not 0.
-    pub number: u64,
-    /// The generation.
-    pub generation: u64,
-}
-
-impl fmt::Display for Node {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "(inode {})", self.number)
-    }
-}
-
-impl Node {
-    /// The number of the root directory, in every pool.
-    pub const ROOT_NUMBER: u64 = ROOT_INODE;
-
-    pub(crate) fn of(inode: &FileInode) -> Node {
-        Node { number: inode.number, generation: inode.generation }
-    }
-
-    /// For messages, in place of a path.
-    pub(crate) fn to_path(self) -> PathBuf {
-        self.to_string().into()
-    }
-
-    pub(crate) fn stale(self) -> FsError {
-        FsError::Stale { number: self.number, generation: self.generation }
-    }
-}
-
-/// An inode that lost a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Removed {
-    /// The inode.
-    pub node: Node,
-    /// How many names it still has. Without any, it is gone unless it was kept or, except for a
-    /// directory, a process has it open.
-    pub links: u32,
-}
 
 /// The files of a pool as inodes: from [`Files::nodes`]. See the [module](self). Cheap to clone; can
 /// be shared between threads.
@@ -128,11 +84,26 @@ pub struct Nodes {
     files: Files,
 }
 
-impl Nodes {
-    pub(crate) fn new(files: Files) -> Nodes {
-        Nodes { files }
+impl Files {
+    /// The files as inodes, without paths: for servers, which get inode numbers from their clients.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// files.create_dir("/d")?;
+    /// let nodes = files.nodes();
+    /// let found = nodes.lookup(nodes.root()?, b"d")?;
+    /// assert_eq!(found.node(), files.metadata("/d")?.node());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn nodes(&self) -> Nodes {
+        Nodes { files: self.clone() }
     }
+}
 
+impl Nodes {
     /// Returns the files, by path.
     pub fn files(&self) -> &Files {
         &self.files

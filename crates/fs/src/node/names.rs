@@ -1,15 +1,17 @@
 //! Creating, linking, moving and removing names, in directories given by their nodes.
 
+use aquifer_format::directory::Referent;
 use aquifer_pool::format::file::FileKind;
 
 use super::{Caller, Node, Nodes, Removed};
-use crate::directory::Referent;
 use crate::error::Result;
 use crate::file::File;
 use crate::metadata::Metadata;
-use crate::names::New;
+use crate::names::RenameMode;
+use crate::options::FileOptions;
+use crate::special::SpecialFile;
+use crate::transaction::New;
 use crate::walk::{self, owned};
-use crate::{FileOptions, RenameMode, SpecialFile};
 
 /// What [`Nodes::make`] creates.
 ///

@@ -2,12 +2,12 @@
 
 use std::ops::ControlFlow;
 
+use aquifer_format::directory::{Referent, Tree};
 use aquifer_pool::format::directory::DirectoryEntry;
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::{MetadataView, PoolError};
 
 use super::{Node, Nodes};
-use crate::directory::{Referent, Tree};
 use crate::error::{FsError, Result};
 use crate::metadata::{FileType, Metadata};
 use crate::walk;

@@ -24,6 +24,7 @@ use std::fmt;
 use std::ops::{Range, RangeBounds};
 use std::path::Path;
 
+use aquifer_format::file_table::{FileBytes, FileTable};
 use aquifer_pool::format::PAGE_BYTES;
 use aquifer_pool::format::file::{FileInode, FileKind, FileState};
 use aquifer_pool::media::{ByteRange, WriteWindows};
@@ -36,7 +37,6 @@ pub use lease::Lease;
 pub use writable::ViewMut;
 
 use crate::error::{FsError, Result};
-use crate::file_table::{FileBytes, FileTable};
 use crate::files::{Files, Shared};
 use crate::known_paths::{Known, PathHash, Versions};
 use crate::walk::{self, bytes_of, owned};

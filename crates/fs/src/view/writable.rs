@@ -12,13 +12,13 @@
 
 use std::ops::{Deref, Range, RangeBounds};
 
+use aquifer_format::file_table::FileBytes;
 use aquifer_pool::media::{ByteRange, WriteWindows};
 use aquifer_pool::{FileLock, InodeUse, OwnedPin};
 
 use super::{Held, Layout, Place, View, in_file, resolve, within};
 use crate::error::{FsError, Result};
 use crate::file::{File, Write, WriteHow};
-use crate::file_table::FileBytes;
 
 /// A writable range of a file. Derefs to a [`View`].
 ///

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::common::SlotMap;
+use aquifer_format::byte_chain;
+use aquifer_fs::FsError;
 use aquifer_fs::attributes::{self, MAX_VALUE_BYTES, SetMode};
-use aquifer_fs::{FsError, byte_chain};
 use aquifer_pool::format::byte_chain::{CHAIN_BYTES, MAX_CHAIN_BYTES};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use proptest::prelude::*;

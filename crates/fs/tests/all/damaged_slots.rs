@@ -2,9 +2,9 @@
 //! and detect all inconsistencies.
 
 use crate::common::SlotMap;
+use aquifer_format::file_table::{self, FilePage, FilePages, FileTable};
 use aquifer_fs::FsError;
 use aquifer_fs::attributes::{self, SetMode};
-use aquifer_fs::file_table::{self, FilePage, FilePages, FileTable};
 use aquifer_pool::format::file::{FileInode, FileKind};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot_bytes::SLOT_BYTES;

@@ -8,8 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aquifer_fs::directory::{Found, Tree};
-use aquifer_fs::{FsError, attributes, byte_chain, file_table};
+use aquifer_format::directory::{Found, Tree};
+use aquifer_format::{byte_chain, file_table};
+use aquifer_fs::{FsError, attributes};
 use aquifer_pool::format::file::{FileInode, FileKind, ROOT_INODE};
 use aquifer_pool::format::run::Run;
 use aquifer_pool::format::slot::Slot;

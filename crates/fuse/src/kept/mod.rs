@@ -55,7 +55,7 @@ use aquifer_sys::local_socket::Connection;
 use aquifer_sys::mount::{self, MountPoint, Mounted};
 
 use self::message::{Message, Plan};
-use crate::in_process::MountError;
+use crate::error::MountError;
 use crate::options::MountOptions;
 use crate::{fusermount, mounts};
 

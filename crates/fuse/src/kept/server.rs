@@ -20,7 +20,7 @@ use super::message::{self, Message, Plan};
 use super::{Program, code, say};
 use crate::answer::Channel;
 use crate::device::Device;
-use crate::in_process::MountError;
+use crate::error::MountError;
 use crate::init::Agreed;
 use crate::mounts;
 use crate::pool_fs::{

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_pool::{LockArea, LockMode};
 
-use super::locks::LockOwner;
+use super::lock_owners::LockOwner;
 use crate::answer::Answer;
 use crate::state::{MOST_WAITING, WaitNote, Waits};
 use crate::wire::Unique;
@@ -337,7 +337,7 @@ impl Pauses {
 mod tests {
     use std::io::IoSlice;
 
-    use super::super::locks::OwnerName;
+    use super::super::lock_owners::OwnerName;
     use super::*;
     use crate::answer::{Channel, Delivered};
 

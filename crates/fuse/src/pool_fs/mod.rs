@@ -38,6 +38,7 @@ mod attributes;
 mod data;
 mod directories;
 mod handles;
+mod lock_owners;
 mod lock_ranges;
 mod lock_waits;
 mod locks;
@@ -63,21 +64,21 @@ use aquifer_fs::node::{Caller, Node, Nodes};
 use aquifer_fs::{Files, FsError};
 
 use self::handles::Handles;
-pub(crate) use self::locks::{
+use self::lock_owners::KeepsNone;
+pub(crate) use self::lock_owners::{
     KeepsLocks, LockOwner, MOST_HOLDERS, MOST_OPEN, OpenOwner, OwnerName,
 };
-use self::locks::{KeepsNone, Locks};
+use self::locks::Locks;
 pub(crate) use self::mappings::DropsPages;
 use self::mappings::Mappings;
 pub(crate) use self::once::Lasting;
 pub(crate) use self::orphans::{Lent, Orphans};
 use crate::answer::Answer;
-use crate::handler::Handler;
-use crate::in_process::MountError;
+use crate::error::MountError;
 use crate::init::Agreed;
 use crate::options::MountOptions;
 use crate::state::{NodeTable, Notes};
-use crate::team::Worker;
+use crate::team::{Handler, Worker};
 use crate::wire::{Bytes, CopyOut, Operation, Request, WriteOut, init};
 
 /// The error number of a request that fails.

@@ -12,10 +12,10 @@ use object_store::{Error, GetOptions, ObjectMeta, ObjectStore, PutMode, PutOptio
 
 use super::PublishError;
 use super::layout::{Hash, Reference, Wrong, hash};
-use super::send::aside;
 use crate::connection::{Connector, NOTES, Seen, install_crypto};
 use crate::fetch::{TOO_LONG, http_kind, is_lost, is_too_long};
 use crate::location::{Location, Scheme};
+use crate::runtime::aside;
 use crate::store::{FirstListed, LISTED_AGAIN, noted};
 use crate::{RemoteError, RemoteOptions};
 

@@ -15,8 +15,8 @@ use aquifer_sys::{file_name, io as file_io, random};
 use super::depot::{Depot, Kind, log_name, name_of};
 use super::layout::{Body, PAGE_BYTES, Reference, Snapshot, TABLE_CHUNKS, decode_chunk};
 use super::paced::Paced;
-use super::send::aside;
 use super::{MOST_MEMORY_BYTES, Progress, PublishError};
+use crate::runtime::aside;
 
 /// How to restore a pool.
 #[derive(Debug, Clone, Default)]

@@ -18,6 +18,7 @@ use super::layout::{
 use super::log::{Mutant, View};
 use super::paced::Paced;
 use super::{MOST_MEMORY_BYTES, Progress, PublishError, Published, nonce};
+use crate::runtime::aside;
 
 /// How often to start over because another publisher was faster.
 const MOST_ATTEMPTS: usize = 50;
@@ -100,17 +101,6 @@ struct Encoded {
     hash: Hash,
     pages: u32,
     object: Bytes,
-}
-
-/// Runs work that takes the processor or the disk for a while, where it keeps no request waiting.
-pub(super) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::runtime::Handle::try_current() {
-        Err(_) => work(),
-        Ok(runtime) => match runtime.spawn_blocking(work).await {
-            Ok(done) => done,
-            Err(failed) => std::panic::resume_unwind(failed.into_panic()),
-        },
-    }
 }
 
 /// Objects that are known to be in the store, by kind and hash: their epochs.

@@ -39,15 +39,17 @@ use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
+use crate::body::Body;
 use crate::buffers::Buffers;
 use crate::connection::{Connector, NOTES, Notes, Seen};
 use crate::costs::Costs;
-use crate::fetch::{Body, Fetcher, Version, seen, unavailable};
+use crate::fetch::{Fetcher, Version, seen, unavailable};
 use crate::location::{Location, Scheme};
+use crate::options::Cancel;
 use crate::{RemoteError, RemoteOptions, RemoteStats};
 
 pub use reader::RemoteReader;
-pub(crate) use runner::{Cancel, received};
+pub(crate) use runner::received;
 use runner::{Pending, Runner};
 pub use upload::{Finishing, Upload, Written};
 
@@ -113,6 +115,17 @@ impl RemoteObject {
             etag: meta.e_tag,
             modified: meta.last_modified.into(),
         }
+    }
+}
+
+impl RemoteOptions {
+    /// Opens the store of a URL, of an object, of what has a common prefix, or of a whole bucket: `s3://bucket/key`,
+    /// `s3://bucket/prefix/`, `s3://bucket`. Nothing is requested yet.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn store(self, url: &str) -> Result<RemoteStore, RemoteError> {
+        RemoteStore::open_with(url, self)
     }
 }
 

@@ -10,7 +10,8 @@ use super::Shared;
 use super::pace::Pace;
 use super::runner::Pending;
 use crate::RemoteError;
-use crate::fetch::{Body, Fetcher, Version};
+use crate::body::Body;
+use crate::fetch::{Fetcher, Version};
 
 /// Shorter requests would cost more of their places' time in latency.
 const SMALLEST_PIECE_BYTES: u64 = 1 << 20;

@@ -1,7 +1,6 @@
 //! The thread that makes a store's requests, and how callers wait for them.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
@@ -11,13 +10,11 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use crate::options::Cancel;
 use crate::{RemoteError, runtime};
 
 /// How often a waiting caller asks whether it was cancelled.
 const ASKED_EVERY: Duration = Duration::from_millis(50);
-
-/// Whether the caller wants to stop.
-pub(crate) type Cancel = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// One thread with a runtime. A forked child has no such thread.
 pub(crate) struct Runner {
@@ -121,6 +118,7 @@ impl<T> Drop for Pending<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;

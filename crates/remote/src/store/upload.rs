@@ -31,10 +31,11 @@ use object_store::{
 };
 
 use super::pace::Pace;
-use super::runner::{Cancel, Pending};
+use super::runner::Pending;
 use super::{Shared, in_time};
 use crate::RemoteError;
 use crate::location::{Location, Scheme};
+use crate::options::Cancel;
 
 const SMALLEST_PART_BYTES: u64 = 8 << 20;
 /// Lengths of parts are multiples of this.

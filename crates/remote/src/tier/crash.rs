@@ -28,8 +28,8 @@ use super::hooks::{Change, Hooks, Mutant};
 use super::layout::{Geometry, Key, PROOF_BYTES, SUB_BLOCK_BYTES};
 use super::object::ObjectFile;
 use super::{Obtained, OpenTier, Terms, Tier};
+use crate::body::Body;
 use crate::buffers::Buffers;
-use crate::fetch::Body;
 
 const SECTOR: usize = 512;
 /// Sub-blocks whose proofs share a sector.

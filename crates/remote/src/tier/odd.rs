@@ -14,8 +14,8 @@ use super::crash::{Object, terms};
 use super::layout::{BLOCK_BYTES, COLD, Geometry, Header};
 use super::object::ObjectFile;
 use super::{OpenTier, Terms, Tier, TierError};
+use crate::body::Body;
 use crate::buffers::Buffers;
-use crate::fetch::Body;
 
 fn one() -> Object {
     Object::new("s3://bucket/one", "\"1\"", 300_001, 1)

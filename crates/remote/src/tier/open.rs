@@ -19,8 +19,8 @@ use super::evict;
 use super::layout::{BLOCK_BYTES, Header, SUB_BLOCK_BYTES};
 use super::object::ObjectFile;
 use super::{Tier, TierError};
+use crate::body::Body;
 use crate::buffers::Buffers;
-use crate::fetch::Body;
 
 /// How often a lease of another process is tried again, at first and at last.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);

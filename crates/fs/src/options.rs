@@ -10,8 +10,8 @@ use crate::caller::Caller;
 use crate::error::{FsError, Result};
 use crate::file::{File, OpenFlags};
 use crate::files::Files;
-use crate::names::{Names, New};
 use crate::open_inodes::OpenInode;
+use crate::transaction::{Names, New};
 use crate::walk::{self, Last, Place, bytes_of, owned, walk};
 
 /// How to open a file: [`std::fs::OpenOptions`] for files of a pool, from [`Files::options`]. The
@@ -38,6 +38,32 @@ use crate::walk::{self, Last, Place, bytes_of, owned, walk};
 pub struct FileOptions {
     pub(crate) files: Files,
     pub(crate) flags: OpenFlags,
+}
+
+impl Files {
+    /// Returns options to open a file with, which allow nothing yet. As
+    /// [`std::fs::File::options`].
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("data.pool");
+    /// # let pool = aquifer_pool::Pool::create(&path, 1 << 20)?;
+    /// # let files = aquifer_fs::Files::new(pool);
+    /// let file = files.options().read(true).write(true).create_new(true).open("/f")?;
+    /// file.write_all_at(b"text", 0)?;
+    /// assert_eq!(file.read_at(&mut [0; 10], 0)?, 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn options(&self) -> FileOptions {
+        FileOptions { files: self.clone(), flags: OpenFlags::default() }
+    }
+
+    /// Opens the file that a path is known to refer to, for reading; `None` if that has to be
+    /// looked up.
+    pub(crate) fn open_known(&self, path: &[u8], flags: OpenFlags) -> Result<Option<File>> {
+        let opened = self.shared.open_known(path)?;
+        Ok(opened.map(|opened| File::new(self.clone(), opened, flags)))
+    }
 }
 
 impl FileOptions {
