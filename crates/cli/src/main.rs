@@ -7,7 +7,7 @@
 //! | `stat` | the state and activity of caches in running processes |
 //! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, keep, serve, publish, restore |
 //! | `object` | the objects of a pool |
-//! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `mkfifo`, `mknod`, `ln`, `stat`, `du`, `find` | the files of a pool |
+//! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `stat` | the files of a pool |
 //! | `cache` | the local cache of objects in object stores: show, fill, verify, drop |
 //! | `mount`, `umount`, `run` | pools as file systems for every program |
 //! | `bench` | Aquifer compared with mmap, direct reads and user-space caches |
@@ -134,8 +134,7 @@ fn ended(status: ExitCode) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    let arguments = files::with_two_dashes(std::env::args_os());
-    let arguments = match mount::translated(arguments) {
+    let arguments = match mount::translated(std::env::args_os().collect()) {
         Ok(Some(arguments)) => arguments,
         Ok(None) => return ExitCode::SUCCESS,
         Err(reason) => {

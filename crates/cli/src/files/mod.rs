@@ -1,5 +1,5 @@
-//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `mkfifo`, `mknod`, `ln`, `du`,
-//! `find`, and `stat` of a file: commands on the files of a pool.
+//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, and `stat` of a file: commands on the files of a
+//! pool.
 //!
 //! They behave like the Unix commands of the same names, with paths like `data.pool:/logs/today`
 //! ([`place`]). Commands that only read open the pool read-only; commands that change something
@@ -11,18 +11,14 @@
 mod cat;
 mod copying;
 mod cp;
-mod du;
 pub mod entry;
 mod failure;
-mod find;
 mod get;
-mod glob;
 mod ln;
 mod ls;
 mod mkdir;
-mod mkfifo;
-mod mknod;
 mod mv;
+mod names;
 mod object;
 mod operands;
 mod place;
@@ -32,7 +28,6 @@ mod spot;
 mod stat;
 mod transfer;
 mod tree;
-mod walk;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -43,7 +38,6 @@ use aquifer::Files;
 use crate::access::{Access, ReadAccess};
 use failure::Failures;
 
-pub use find::with_two_dashes;
 pub use object::TierWay;
 pub use operands::Misused;
 pub use place::{Place, parser as place_parser};
@@ -68,16 +62,8 @@ pub enum Command {
     Rm(rm::Args),
     /// Create directories in a pool
     Mkdir(mkdir::Args),
-    /// Create named pipes in a pool
-    Mkfifo(mkfifo::Args),
-    /// Create a named pipe, a socket or a device in a pool
-    Mknod(mknod::Args),
     /// Create hard links and symbolic links in a pool
     Ln(ln::Args),
-    /// Show the space that files and trees of a pool use
-    Du(du::Args),
-    /// Find files of a pool by name, kind, size or time
-    Find(find::Args),
 }
 
 /// Runs a command.
@@ -91,11 +77,7 @@ pub fn run(command: &Command) -> Result<()> {
         Command::Mv(args) => mv::run(args),
         Command::Rm(args) => rm::run(args),
         Command::Mkdir(args) => mkdir::run(args),
-        Command::Mkfifo(args) => mkfifo::run(args),
-        Command::Mknod(args) => mknod::run(args),
         Command::Ln(args) => ln::run(args),
-        Command::Du(args) => du::run(args),
-        Command::Find(args) => find::run(args),
     }
 }
 

@@ -1,12 +1,12 @@
 //! Where files of a command are: in a pool, in the machine's file systems, or in an object store.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use super::Place;
+use super::place::is_file;
 use crate::remote;
 
 /// A source or destination.
@@ -56,8 +56,4 @@ impl Spot {
             _ => self,
         }
     }
-}
-
-fn is_file(path: &Path) -> bool {
-    path.metadata().is_ok_and(|there| !there.is_dir())
 }
