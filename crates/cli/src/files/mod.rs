@@ -19,7 +19,6 @@ mod ls;
 mod mkdir;
 mod mv;
 mod names;
-mod object;
 mod operands;
 mod place;
 mod put;
@@ -38,7 +37,6 @@ use aquifer::Files;
 use crate::access::{Access, ReadAccess};
 use failure::Failures;
 
-pub use object::TierWay;
 pub use operands::Misused;
 pub use place::{Place, parser as place_parser};
 pub use stat::{StatArgs, run as run_stat};

@@ -302,3 +302,18 @@ fn an_interrupted_demo_removes_its_file() {
     assert!(text(&output.stderr).contains("interrupted"), "{}", text(&output.stderr));
     assert_eq!(entries(), 0);
 }
+
+#[cfg(not(feature = "remote"))]
+#[test]
+fn a_build_without_object_stores_says_so() {
+    for arguments in
+        [&["cat", "s3://b/k"][..], &["get", "s3://b/k", "."], &["put", "s3://b/k", "x.pool:/"]]
+    {
+        says(&fails(arguments, 2), &["object stores", "cargo install"]);
+    }
+    for arguments in [&["--help"][..], &["pool", "--help"]] {
+        let help = works(arguments);
+        says(&help, &["no object stores", "cargo install"]);
+        assert!(!help.contains("\n  cache") && !help.contains("\n  publish"), "{help}");
+    }
+}
