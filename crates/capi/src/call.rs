@@ -18,7 +18,8 @@ pub(crate) type Result<T = ()> = std::result::Result<T, Failure>;
 #[derive(Default)]
 pub(crate) struct Failure {
     pub errno: c_int,
-    pub kind: c_int,
+    /// None if no call has failed.
+    pub kind: Option<ErrorKind>,
     pub offset: Option<u64>,
     pub path: CString,
     pub text: CString,
@@ -27,7 +28,7 @@ pub(crate) struct Failure {
 impl Failure {
     /// A failure of the call itself, not of the engine.
     pub fn new(errno: c_int, kind: ErrorKind, text: impl Into<Vec<u8>>) -> Failure {
-        Failure { errno, kind: number_of(kind), text: c_string(text), ..Failure::default() }
+        Failure { errno, kind: Some(kind), text: c_string(text), ..Failure::default() }
     }
 
     pub fn invalid(text: impl Into<Vec<u8>>) -> Failure {
@@ -65,7 +66,7 @@ impl<E: Into<Error>> From<E> for Failure {
         let error = error.into();
         Failure {
             errno: error.errno(),
-            kind: number_of(error.kind()),
+            kind: Some(error.kind()),
             offset: error.offset(),
             path: c_string(error.path().map_or(&[][..], |path| path.as_os_str().as_bytes())),
             text: c_string(error.to_string()),
@@ -119,30 +120,6 @@ pub(crate) fn always<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
         Failure::panicked(&*panic).keep();
         otherwise
     })
-}
-
-/// The constant `AQ_KIND_…` of a kind.
-fn number_of(kind: ErrorKind) -> c_int {
-    use crate::error::*;
-    match kind {
-        ErrorKind::NotFound => AQ_KIND_NOT_FOUND,
-        ErrorKind::AlreadyExists => AQ_KIND_ALREADY_EXISTS,
-        ErrorKind::PermissionDenied => AQ_KIND_PERMISSION_DENIED,
-        ErrorKind::ReadOnly => AQ_KIND_READ_ONLY,
-        ErrorKind::Busy => AQ_KIND_BUSY,
-        ErrorKind::TimedOut => AQ_KIND_TIMED_OUT,
-        ErrorKind::Interrupted => AQ_KIND_INTERRUPTED,
-        ErrorKind::InvalidInput => AQ_KIND_INVALID_INPUT,
-        ErrorKind::Unsupported => AQ_KIND_UNSUPPORTED,
-        ErrorKind::NoSpace => AQ_KIND_NO_SPACE,
-        ErrorKind::LimitReached => AQ_KIND_LIMIT_REACHED,
-        ErrorKind::Truncated => AQ_KIND_TRUNCATED,
-        ErrorKind::Damaged => AQ_KIND_DAMAGED,
-        ErrorKind::Io => AQ_KIND_IO,
-        ErrorKind::NotDurable => AQ_KIND_NOT_DURABLE,
-        ErrorKind::Forked => AQ_KIND_FORKED,
-        _ => AQ_KIND_OTHER,
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_int};
 
+use aquifer::ErrorKind;
+
 use crate::call::{always, last, last_text};
 use crate::sized::{SizedPlace, sized};
 
@@ -71,6 +73,30 @@ sized!(aq_error {
     text: *const c_char,
 });
 
+/// The constant `AQ_KIND_…` of a failure's kind.
+pub(crate) fn number_of(kind: Option<ErrorKind>) -> c_int {
+    let Some(kind) = kind else { return AQ_KIND_NONE };
+    match kind {
+        ErrorKind::NotFound => AQ_KIND_NOT_FOUND,
+        ErrorKind::AlreadyExists => AQ_KIND_ALREADY_EXISTS,
+        ErrorKind::PermissionDenied => AQ_KIND_PERMISSION_DENIED,
+        ErrorKind::ReadOnly => AQ_KIND_READ_ONLY,
+        ErrorKind::Busy => AQ_KIND_BUSY,
+        ErrorKind::TimedOut => AQ_KIND_TIMED_OUT,
+        ErrorKind::Interrupted => AQ_KIND_INTERRUPTED,
+        ErrorKind::InvalidInput => AQ_KIND_INVALID_INPUT,
+        ErrorKind::Unsupported => AQ_KIND_UNSUPPORTED,
+        ErrorKind::NoSpace => AQ_KIND_NO_SPACE,
+        ErrorKind::LimitReached => AQ_KIND_LIMIT_REACHED,
+        ErrorKind::Truncated => AQ_KIND_TRUNCATED,
+        ErrorKind::Damaged => AQ_KIND_DAMAGED,
+        ErrorKind::Io => AQ_KIND_IO,
+        ErrorKind::NotDurable => AQ_KIND_NOT_DURABLE,
+        ErrorKind::Forked => AQ_KIND_FORKED,
+        _ => AQ_KIND_OTHER,
+    }
+}
+
 /// The text of this thread's last failure; "" if no call has failed. Never null.
 ///
 /// Threads: any; each has its own. Frees: nothing; the text belongs to the library and is valid until
@@ -96,7 +122,7 @@ pub unsafe extern "C" fn aq_last_error_info(error: *mut aq_error) -> c_int {
         let found = last(|failure| aq_error {
             size: 0,
             number: failure.errno,
-            kind: failure.kind,
+            kind: number_of(failure.kind),
             offset: failure.offset.unwrap_or(AQ_NO_OFFSET),
             path: failure.path.as_ptr(),
             text: failure.text.as_ptr(),

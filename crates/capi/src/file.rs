@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::Permissions;
 use std::ops::{Deref, Range};
-use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
@@ -11,11 +10,12 @@ use aquifer::fs::{At, FallocateMode, FileOptions, LockMode, SetMode, Synced, Wri
 use aquifer::{File, Lease, View, ViewMut};
 
 use crate::call::{Failure, Result, always, call};
-use crate::mapper::{aq_bytes_fn, passing};
-use crate::mapping::aq_range;
-use crate::memory::{Place, free, handle, list, list_mut, path, put_optional, text, usable};
+use crate::memory::{
+    Place, descriptor, free, handle, list, list_mut, path, put_optional, text, usable,
+};
 use crate::path::{aq_file_status, put_names, put_value, times};
 use crate::pool::aq_pool;
+use crate::range::{aq_bytes_fn, aq_range, bounds, passing};
 use crate::sized::SizedPlace;
 
 /// An open file of a pool.
@@ -178,17 +178,6 @@ pub unsafe extern "C" fn aq_file_receive(
         place.give(aq_file { file: pool.files.take(&socket, Duration::from_nanos(timeout_ns))? });
         Ok(())
     })
-}
-
-/// # Safety
-/// Open until the call ends, unless it is negative.
-pub(crate) unsafe fn descriptor<'a>(number: c_int) -> Result<BorrowedFd<'a>> {
-    if number < 0 {
-        let text = "a descriptor is negative";
-        return Err(Failure::new(libc::EBADF, aquifer::ErrorKind::InvalidInput, text));
-    }
-    // SAFETY: guaranteed by the caller.
-    Ok(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
 /// Closes a file; null is fine. Its locks are released, and its views stay valid.
@@ -878,17 +867,6 @@ pub unsafe extern "C" fn aq_file_unlock_range(file: *mut aq_file, range: aq_rang
 
 fn lock_mode(exclusive: c_int) -> LockMode {
     if exclusive != 0 { LockMode::Exclusive } else { LockMode::Shared }
-}
-
-pub(crate) type Bounds = (std::ops::Bound<u64>, std::ops::Bound<u64>);
-
-/// A range; to the end if its length is UINT64_MAX.
-pub(crate) fn bounds(range: aq_range) -> Result<Bounds> {
-    use std::ops::Bound::{Excluded, Included, Unbounded};
-    if range.length == u64::MAX {
-        return Ok((Included(range.offset), Unbounded));
-    }
-    Ok((Included(range.offset), Excluded(range.to_range()?.end)))
 }
 
 /// Makes a view of a range of a file, which must be open to read; `*view` is null if it fails. A length

@@ -32,6 +32,7 @@ pub mod pages;
 pub mod path;
 pub mod pool;
 pub mod process;
+pub mod range;
 pub mod ready;
 pub mod rows;
 mod sized;

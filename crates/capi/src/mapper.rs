@@ -5,16 +5,18 @@ use std::future::Future;
 
 use aquifer::mapper::{Advice, MapError};
 use aquifer::metrics::Metrics;
-use aquifer::{Bytes, FileView, Mapper, Stores, ViewOptions};
+use aquifer::{FileView, Mapper, Stores, ViewOptions};
 
 use crate::call::{Failure, Result, always, call, system};
-use crate::file::{bounds, descriptor};
 use crate::mapping::{
     AQ_ADVICE_DONT_NEED, AQ_ADVICE_NORMAL, AQ_ADVICE_RANDOM, AQ_ADVICE_SEQUENTIAL,
-    AQ_ADVICE_WILL_NEED, aq_range, ranges,
+    AQ_ADVICE_WILL_NEED,
 };
-use crate::memory::{Place, free, handle, list, list_mut, path, put_optional, usable, utf8};
+use crate::memory::{
+    Place, descriptor, free, handle, list, list_mut, path, put_optional, usable, utf8,
+};
 use crate::process::give_string;
+use crate::range::{aq_bytes_fn, aq_range, bounds, passing, ranges, whole_or};
 use crate::ready::{add, aq_ready};
 use crate::sized::{SizedPlace, sized};
 
@@ -257,24 +259,6 @@ fn access(access: c_int) -> Result<ViewOptions> {
     }
 }
 
-/// Called with bytes of a file, which are valid during the call. It must not throw, longjmp out,
-/// call pthread_exit, or fork.
-pub type aq_bytes_fn =
-    Option<unsafe extern "C" fn(context: *mut c_void, data: *const c_void, size: usize)>;
-
-/// What passes bytes to a function of the program.
-///
-/// # Safety
-/// `look` may be called with `context`.
-pub(crate) unsafe fn passing(
-    look: aq_bytes_fn,
-    context: *mut c_void,
-) -> Result<impl Fn(Bytes<'_>)> {
-    let look = look.ok_or_else(|| Failure::invalid("`look` is null"))?;
-    // SAFETY: guaranteed by the caller; the bytes are borrowed for the call.
-    Ok(move |bytes: Bytes<'_>| unsafe { look(context, bytes.as_ptr().cast(), bytes.len()) })
-}
-
 /// Passes the whole content of a file to `look`, read or mapped, whichever costs less: for files that
 /// are read once.
 ///
@@ -430,11 +414,7 @@ pub unsafe extern "C" fn aq_view_flush(
     call(|| {
         // SAFETY: documented.
         let view = unsafe { handle(view, "view") }?;
-        let end = match range.length {
-            u64::MAX => view.view.len_bytes().max(range.offset),
-            _ => range.to_range()?.end,
-        };
-        let flushed = view.view.flush_range(range.offset..end)?;
+        let flushed = view.view.flush_range(whole_or(range, view.view.len_bytes())?)?;
         // SAFETY: documented.
         unsafe { put_optional(written_bytes, flushed.bytes_written) };
         Ok(())

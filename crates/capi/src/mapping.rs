@@ -12,8 +12,8 @@ use aquifer::{
 use crate::cache::aq_cache;
 use crate::call::{Failure, Result, call};
 use crate::device::aq_device;
-use crate::mapper::{aq_bytes_fn, passing};
 use crate::memory::{Place, free, handle, list, list_mut, path, usable};
+use crate::range::{aq_bytes_fn, aq_range, passing, ranges, whole_or};
 use crate::ready::{add, aq_ready};
 use crate::sized::sized;
 
@@ -82,32 +82,6 @@ pub const AQ_ADVICE_WILL_NEED: c_int = 3;
 pub const AQ_ADVICE_DONT_NEED: c_int = 4;
 /// Advice: the range is not needed soon; its pages are the next to be evicted.
 pub const AQ_ADVICE_COLD: c_int = 5;
-
-/// A range of bytes.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct aq_range {
-    /// The first byte.
-    pub offset: u64,
-    /// The number of bytes.
-    pub length: u64,
-}
-
-impl aq_range {
-    pub(crate) fn to_range(self) -> Result<Range<u64>> {
-        let end = self.offset.checked_add(self.length);
-        let end = end.ok_or_else(|| Failure::invalid("a range ends beyond 2^64"))?;
-        Ok(self.offset..end)
-    }
-}
-
-/// # Safety
-/// As for [`list`].
-pub(crate) unsafe fn ranges(ranges: *const aq_range, count: usize) -> Result<Vec<Range<u64>>> {
-    // SAFETY: guaranteed by the caller.
-    let ranges = unsafe { list(ranges, count, "ranges") }?;
-    ranges.iter().map(|range| range.to_range()).collect()
-}
 
 /// A range to be copied: `size` bytes from `offset` to `target`.
 #[repr(C)]
@@ -625,13 +599,6 @@ pub unsafe extern "C" fn aq_mapping_flush_async(
         // SAFETY: documented.
         unsafe { add::<CacheError>(ready, token, start) }
     })
-}
-
-fn whole_or(range: aq_range, len_bytes: u64) -> Result<Range<u64>> {
-    if range.length == u64::MAX {
-        return Ok(range.offset..len_bytes.max(range.offset));
-    }
-    range.to_range()
 }
 
 /// Pinned memory of a mapping: stays in memory, and may be passed to system calls.

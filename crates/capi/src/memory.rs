@@ -1,11 +1,12 @@
-//! Pointers from C: handles, lists, strings, places for results.
+//! Arguments from C: handles, lists, strings, descriptors, places for results.
 //!
 //! A null pointer is an error where it is not allowed. Otherwise a pointer is what the documentation
 //! of its function says.
 
 use std::alloc::Layout;
-use std::ffi::{CStr, OsStr, c_char};
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -200,6 +201,19 @@ pub(crate) unsafe fn utf8<'a>(pointer: *const c_char, name: &str) -> Result<Opti
     let text = unsafe { text(pointer, name) }?;
     let text = text.to_str().map_err(|_| Failure::invalid(format!("`{name}` is not UTF-8")))?;
     Ok(Some(text))
+}
+
+/// A descriptor.
+///
+/// # Safety
+/// Open until the call ends, unless it is negative.
+pub(crate) unsafe fn descriptor<'a>(number: c_int) -> Result<BorrowedFd<'a>> {
+    if number < 0 {
+        let text = "a descriptor is negative";
+        return Err(Failure::new(libc::EBADF, aquifer::ErrorKind::InvalidInput, text));
+    }
+    // SAFETY: guaranteed by the caller.
+    Ok(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
 /// Where a function puts its result.

@@ -15,9 +15,9 @@ use aquifer::{
 use aquifer_vm::PerProcess;
 
 use crate::call::{Failure, Result, call};
-use crate::mapping::{aq_range, ranges};
 use crate::memory::{Place, handle, list, put_optional, take, text, usable};
 use crate::pool::aq_pool;
+use crate::range::{aq_range, ranges};
 use crate::ready::{add, aq_ready};
 use crate::sized::{SizedPlace, sized};
 

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use aquifer::{Error, Ready};
 
 use crate::call::{Failure, Result, always, call, system};
-use crate::error::AQ_NO_OFFSET;
+use crate::error::{AQ_NO_OFFSET, number_of};
 use crate::memory::{Place, free, handle, places, usable};
 
 /// A set of asynchronous calls under way, with a descriptor that is readable when one has completed.
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn aq_ready_take(
             let failure = result.err().unwrap_or_default();
             target.write(aq_completion {
                 token,
-                kind: failure.kind,
+                kind: number_of(failure.kind),
                 offset: failure.offset.unwrap_or(AQ_NO_OFFSET),
                 result: if failure.errno == 0 { 0 } else { failure.keep() },
                 reserved: 0,

@@ -7,7 +7,7 @@
 //! | `stat` | the state and activity of caches in running processes |
 //! | `pool` | pools of files and persistent objects: create, inspect, verify, grow, keep, serve, publish, restore |
 //! | `object` | the objects of a pool |
-//! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `mkfifo`, `mknod`, `ln`, `stat`, `du`, `find` | the files of a pool |
+//! | `ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, `stat` | the files of a pool |
 //! | `cache` | the local cache of objects in object stores: show, fill, verify, drop |
 //! | `mount`, `umount`, `run` | pools as file systems for every program |
 //! | `bench` | Aquifer compared with mmap, direct reads and user-space caches |
@@ -21,13 +21,14 @@
 
 mod access;
 mod bench;
+#[cfg(feature = "remote")]
 mod cache;
 mod completions;
-mod credentials;
 mod doctor;
 mod failure;
 mod files;
 mod keep;
+#[cfg(feature = "man")]
 mod man;
 mod mount;
 mod object;
@@ -50,7 +51,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 /// command demonstrates and measures Aquifer on this machine, shows the caches of running programs,
 /// and manages pools.
 #[derive(Debug, Parser)]
-#[command(name = "aquifer", version, after_help = EXAMPLES)]
+#[command(name = "aquifer", version, after_help = format!("{EXAMPLES}{NOTE}"))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -68,6 +69,11 @@ Examples:
 
 Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.";
 
+#[cfg(feature = "remote")]
+const NOTE: &str = "";
+#[cfg(not(feature = "remote"))]
+use remote::ABSENT as NOTE;
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Search and read a file larger than memory, next to mmap under the same limit
@@ -82,6 +88,7 @@ enum Command {
     Object(object::Args),
     #[command(flatten)]
     Files(files::Command),
+    #[cfg(feature = "remote")]
     /// Show, fill, verify and empty the cache of objects downloaded from object stores
     Cache(cache::Args),
     /// Mount a pool as a file system for every program, or show which pools are mounted
@@ -96,6 +103,7 @@ enum Command {
     Completions(completions::Args),
     /// Show the version and kind of this build
     Version(version::Args),
+    #[cfg(feature = "man")]
     /// Write the manual pages of all commands into a directory
     #[command(hide = true)]
     Man(man::Args),
@@ -115,6 +123,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Pool(args) => pool::run(args),
         Command::Object(args) => object::run(args),
         Command::Files(command) => files::run(command),
+        #[cfg(feature = "remote")]
         Command::Cache(args) => cache::run(args),
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => mount::umount::run(args),
@@ -122,6 +131,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Version(args) => version::run(args),
+        #[cfg(feature = "man")]
         Command::Man(args) => man::run(args, Cli::command()),
         Command::MountKeeper => ended(aquifer::fuse::keeper_main()),
         Command::MountServer => ended(aquifer::fuse::server_main()),
@@ -134,8 +144,7 @@ fn ended(status: ExitCode) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    let arguments = files::with_two_dashes(std::env::args_os());
-    let arguments = match mount::translated(arguments) {
+    let arguments = match mount::translated(std::env::args_os().collect()) {
         Ok(Some(arguments)) => arguments,
         Ok(None) => return ExitCode::SUCCESS,
         Err(reason) => {

@@ -68,6 +68,7 @@ struct Report {
 
 impl CopyArgs {
     /// Whether existing files are replaced.
+    #[cfg(feature = "remote")]
     pub fn replaces(&self) -> bool {
         !self.no_clobber
     }

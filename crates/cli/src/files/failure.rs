@@ -8,8 +8,9 @@ use anyhow::{Error, Result};
 use aquifer::{FsError, PoolError};
 
 use super::Place;
-use super::tree::StoreFailure;
 use crate::output;
+#[cfg(feature = "remote")]
+use crate::remote::StoreFailure;
 
 /// A failed operation on a file of a pool.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +86,7 @@ pub fn ends_everything(error: &Error) -> bool {
     if let Some(failure) = error.downcast_ref::<Failure>() {
         return failure.is_final;
     }
+    #[cfg(feature = "remote")]
     if let Some(failure) = error.downcast_ref::<StoreFailure>() {
         return failure.is_final();
     }

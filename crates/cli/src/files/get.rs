@@ -10,7 +10,7 @@ use super::operands::Operands;
 use super::spot;
 use super::transfer::{self, Ways};
 use crate::access::ReadAccess;
-use crate::remote::{self, RemoteArgs};
+use crate::remote;
 
 /// Arguments of `aquifer get`.
 #[derive(Debug, clap::Args)]
@@ -28,8 +28,9 @@ pub struct Args {
     #[command(flatten)]
     access: ReadAccess,
 
+    #[cfg(feature = "remote")]
     #[command(flatten)]
-    remote: RemoteArgs,
+    remote: remote::RemoteArgs,
 }
 
 const NAMES: [&str; 2] = ["POOL:/SOURCE|URL", "DEST"];
@@ -48,7 +49,12 @@ Examples:
 
 /// Copies the files.
 pub fn run(args: &Args) -> Result<()> {
-    let ways = Ways { copy: &args.copy, access: args.access.to_write(), remote: &args.remote };
+    let ways = Ways {
+        copy: &args.copy,
+        access: args.access.to_write(),
+        #[cfg(feature = "remote")]
+        remote: &args.remote,
+    };
     let operands = Operands { command: "get", names: NAMES, all: &args.operands };
     let (sources, destination) = operands.divide(spot::url_or_place, spot::url_or_path)?;
     transfer::run(&ways, &sources, &destination.or_place())

@@ -8,13 +8,14 @@ use std::path::Path;
 use anyhow::Result;
 use aquifer::Files;
 use aquifer_sys::units::Bytes;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
 
 use super::entry::{self, Device, Entry};
 use super::failure::{At, Failures};
+use super::names::sorted_names;
 use super::place::last_name;
-use super::walk::sorted_names;
-use super::{PATHS_HELP, Place, Pools, place};
+use super::{PATHS_HELP, Place, Pools};
 use crate::access::ReadAccess;
 use crate::output;
 
@@ -22,8 +23,8 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, after_help = format!("{EXAMPLES}\n\n{PATHS_HELP}"))]
 pub struct Args {
-    /// Directories, whose entries are listed, and files
-    #[arg(required = true, value_parser = place::parser(), value_name = "POOL:/PATH")]
+    /// Directories, whose entries are listed, and files; a pool alone stands for its root
+    #[arg(required = true, value_parser = place_or_pool(), value_name = "POOL[:/PATH]")]
     places: Vec<Place>,
 
     /// Long format: also permissions, links, owner, group, length in bytes (number of entries for a
@@ -77,11 +78,15 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  aquifer ls data.pool:/                                        names in the root
+  aquifer ls data.pool                                          names in the root
   aquifer ls -lh data.pool:/logs                                with lengths and times, in UTC
   aquifer ls -R --json data.pool:/ | jq -r '.entries[].path'    for programs
 
 On a terminal, unprintable bytes of names are escaped; otherwise names are written unchanged.";
+
+fn place_or_pool() -> impl TypedValueParser<Value = Place> {
+    OsStringValueParser::new().try_map(Place::parse_or_root)
+}
 
 #[derive(Serialize)]
 struct Report {

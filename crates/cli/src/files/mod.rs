@@ -1,5 +1,5 @@
-//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `mkfifo`, `mknod`, `ln`, `du`,
-//! `find`, and `stat` of a file: commands on the files of a pool.
+//! `aquifer ls`, `cat`, `put`, `get`, `cp`, `mv`, `rm`, `mkdir`, `ln`, and `stat` of a file: commands on the files of a
+//! pool.
 //!
 //! They behave like the Unix commands of the same names, with paths like `data.pool:/logs/today`
 //! ([`place`]). Commands that only read open the pool read-only; commands that change something
@@ -11,19 +11,14 @@
 mod cat;
 mod copying;
 mod cp;
-mod du;
 pub mod entry;
 mod failure;
-mod find;
 mod get;
-mod glob;
 mod ln;
 mod ls;
 mod mkdir;
-mod mkfifo;
-mod mknod;
 mod mv;
-mod object;
+mod names;
 mod operands;
 mod place;
 mod put;
@@ -32,7 +27,6 @@ mod spot;
 mod stat;
 mod transfer;
 mod tree;
-mod walk;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -43,8 +37,6 @@ use aquifer::Files;
 use crate::access::{Access, ReadAccess};
 use failure::Failures;
 
-pub use find::with_two_dashes;
-pub use object::TierWay;
 pub use operands::Misused;
 pub use place::{Place, parser as place_parser};
 pub use stat::{StatArgs, run as run_stat};
@@ -68,16 +60,8 @@ pub enum Command {
     Rm(rm::Args),
     /// Create directories in a pool
     Mkdir(mkdir::Args),
-    /// Create named pipes in a pool
-    Mkfifo(mkfifo::Args),
-    /// Create a named pipe, a socket or a device in a pool
-    Mknod(mknod::Args),
     /// Create hard links and symbolic links in a pool
     Ln(ln::Args),
-    /// Show the space that files and trees of a pool use
-    Du(du::Args),
-    /// Find files of a pool by name, kind, size or time
-    Find(find::Args),
 }
 
 /// Runs a command.
@@ -91,11 +75,7 @@ pub fn run(command: &Command) -> Result<()> {
         Command::Mv(args) => mv::run(args),
         Command::Rm(args) => rm::run(args),
         Command::Mkdir(args) => mkdir::run(args),
-        Command::Mkfifo(args) => mkfifo::run(args),
-        Command::Mknod(args) => mknod::run(args),
         Command::Ln(args) => ln::run(args),
-        Command::Du(args) => du::run(args),
-        Command::Find(args) => find::run(args),
     }
 }
 

@@ -46,6 +46,14 @@ impl Place {
         })
     }
 
+    /// Parses a place; the file of a pool alone stands for the root of the pool.
+    pub fn parse_or_root(text: OsString) -> Result<Place, String> {
+        if !Place::is_one(&text) && is_file(Path::new(&text)) {
+            return Ok(Place { pool: text.into(), path: PathBuf::from("/") });
+        }
+        Place::parse(text)
+    }
+
     /// The file of the pool.
     pub fn pool(&self) -> &Path {
         &self.pool
@@ -82,6 +90,11 @@ impl Place {
         let canonical = |place: &Place| place.pool.canonicalize().unwrap_or(place.pool.clone());
         canonical(self) == canonical(other)
     }
+}
+
+/// Whether something is there that may be a pool.
+pub fn is_file(path: &Path) -> bool {
+    path.metadata().is_ok_and(|there| !there.is_dir())
 }
 
 /// The last component of a path as `cp` uses it; `None` if it is not a name, as in `/`, `a/.` and

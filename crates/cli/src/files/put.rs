@@ -10,7 +10,7 @@ use super::operands::Operands;
 use super::spot::{self, Spot};
 use super::transfer::{self, Ways};
 use crate::access::Access;
-use crate::remote::{self, RemoteArgs};
+use crate::remote;
 
 /// Arguments of `aquifer put`.
 #[derive(Debug, clap::Args)]
@@ -28,8 +28,9 @@ pub struct Args {
     #[command(flatten)]
     access: Access,
 
+    #[cfg(feature = "remote")]
     #[command(flatten)]
-    remote: RemoteArgs,
+    remote: remote::RemoteArgs,
 }
 
 const NAMES: [&str; 2] = ["SOURCE", "POOL:/DEST|URL"];
@@ -46,11 +47,16 @@ Examples:
 
 /// Copies, and makes the copy durable.
 pub fn run(args: &Args) -> Result<()> {
-    let ways = Ways { copy: &args.copy, access: args.access.clone(), remote: &args.remote };
+    let ways = Ways {
+        copy: &args.copy,
+        access: args.access.clone(),
+        #[cfg(feature = "remote")]
+        remote: &args.remote,
+    };
     let operands = Operands { command: "put", names: NAMES, all: &args.operands };
     let (sources, destination) = operands.divide(spot::url_or_path, spot::url_or_place)?;
     // In front of a pool they are files, as they always were.
-    let to_store = destination.is_url();
+    let to_store = !matches!(destination, Spot::Pool(_));
     let sources: Vec<Spot> =
         sources.into_iter().map(|spot| if to_store { spot.or_place() } else { spot }).collect();
     transfer::run(&ways, &sources, &destination)

@@ -41,7 +41,6 @@ const EXAMPLES: &str = "\
 Examples:
   aquifer rm data.pool:/logs/today
   aquifer rm -r data.pool:/logs
-  aquifer find data.pool:/ -name '*.tmp' -print0 | xargs -0 aquifer rm
 
 There is no confirmation. Programs that have a removed file open can continue to use it.";
 

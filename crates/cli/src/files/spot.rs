@@ -1,17 +1,18 @@
 //! Where files of a command are: in a pool, in the machine's file systems, or in an object store.
 
-use std::ffi::OsString;
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use super::Place;
+use super::place::is_file;
 use crate::remote;
 
 /// A source or destination.
 #[derive(Debug, Clone)]
 pub enum Spot {
+    #[cfg(feature = "remote")]
     Url(String),
     Pool(Place),
     Local(PathBuf),
@@ -24,7 +25,7 @@ pub fn parser() -> impl TypedValueParser<Value = Spot> {
 
 /// Parses a URL or a place.
 pub fn url_or_place(text: OsString) -> Result<Spot, String> {
-    match url(&text) {
+    match url(&text)? {
         Some(url) => Ok(url),
         None => Place::parse(text).map(Spot::Pool),
     }
@@ -32,17 +33,27 @@ pub fn url_or_place(text: OsString) -> Result<Spot, String> {
 
 /// Parses a URL or a path of the machine, which every text is.
 pub fn url_or_path(text: OsString) -> Result<Spot, String> {
-    Ok(url(&text).unwrap_or_else(|| Spot::Local(text.into())))
+    Ok(url(&text)?.unwrap_or_else(|| Spot::Local(text.into())))
 }
 
-fn url(text: &OsString) -> Option<Spot> {
-    remote::url_in(text).map(|url| Spot::Url(url.to_owned()))
+#[cfg(feature = "remote")]
+fn url(text: &OsStr) -> Result<Option<Spot>, String> {
+    Ok(remote::url_in(text).map(|url| Spot::Url(url.to_owned())))
+}
+
+#[cfg(not(feature = "remote"))]
+fn url(text: &OsStr) -> Result<Option<Spot>, String> {
+    remote::url_in(text).map_or(Ok(None), |_| Err(remote::HELP.to_owned()))
 }
 
 impl Spot {
-    /// Whether it is in an object store.
-    pub fn is_url(&self) -> bool {
-        matches!(self, Spot::Url(_))
+    /// The URL of an object.
+    #[cfg(feature = "remote")]
+    pub fn url(&self) -> Option<&str> {
+        match self {
+            Spot::Url(url) => Some(url),
+            _ => None,
+        }
     }
 
     /// What was taken for a path, as a place of a pool if the path does not exist and a pool of that name does.
@@ -56,8 +67,4 @@ impl Spot {
             _ => self,
         }
     }
-}
-
-fn is_file(path: &Path) -> bool {
-    path.metadata().is_ok_and(|there| !there.is_dir())
 }

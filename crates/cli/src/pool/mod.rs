@@ -8,7 +8,9 @@ mod create;
 mod grow;
 mod info;
 mod keep;
+#[cfg(feature = "remote")]
 mod publish;
+#[cfg(feature = "remote")]
 mod restore;
 mod serve;
 mod undo;
@@ -23,7 +25,7 @@ use serde::{Serialize, Serializer};
 
 /// Arguments of `aquifer pool`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = format!("{EXAMPLES}{STORES}"))]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -36,9 +38,13 @@ Examples:
   aquifer pool check data.pool                  verify it
   aquifer pool grow data.pool --size 2G         make it longer
   aquifer pool keep data.pool                   keep it open, so that commands start faster
-  aquifer pool serve data.pool                  give processes that have its key write access
+  aquifer pool serve data.pool                  give processes that have its key write access";
+#[cfg(feature = "remote")]
+const STORES: &str = "
   aquifer pool publish data.pool s3://bucket/data      keep a snapshot of it in an object store
   aquifer pool restore s3://bucket/data data.pool      make a pool of the newest snapshot";
+#[cfg(not(feature = "remote"))]
+use crate::remote::ABSENT as STORES;
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
@@ -54,10 +60,13 @@ enum Command {
     Keep(keep::Args),
     /// Give write access to processes of other users that have the key
     Serve(serve::Args),
+    #[cfg(feature = "remote")]
     /// Publish a snapshot of a pool to an object store
     Publish(publish::Args),
+    #[cfg(feature = "remote")]
     /// Restore a pool from a snapshot in an object store
     Restore(restore::Args),
+    #[cfg(feature = "remote")]
     /// List the snapshots of a pool in an object store
     Snapshots(restore::SnapshotsArgs),
 }
@@ -71,8 +80,11 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Grow(args) => grow::run(args),
         Command::Keep(args) => keep::run(args),
         Command::Serve(args) => serve::run(args),
+        #[cfg(feature = "remote")]
         Command::Publish(args) => publish::run(args),
+        #[cfg(feature = "remote")]
         Command::Restore(args) => restore::run(args),
+        #[cfg(feature = "remote")]
         Command::Snapshots(args) => restore::list(args),
     }
 }

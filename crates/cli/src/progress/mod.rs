@@ -55,6 +55,7 @@ impl Bytes {
     }
 
     /// Names what is done now.
+    #[cfg(feature = "remote")]
     pub fn name(&self, what: &'static str) {
         self.0.set_message(what);
     }

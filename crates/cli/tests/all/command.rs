@@ -34,10 +34,7 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains("Example"), "{command} shows no example");
         assert!(help.contains(&format!("aquifer {command}")), "{help}");
     }
-    let files = [
-        "ls", "cat", "put", "get", "cp", "mv", "rm", "mkdir", "mkfifo", "mknod", "ln", "du", "find",
-    ];
-    for command in files {
+    for command in ["ls", "cat", "put", "get", "cp", "mv", "rm", "mkdir", "ln"] {
         assert!(all.contains(&format!("\n  {command} ")), "{command} is not in the help");
         let help = works(&[command, "--help"]);
         let examples = help.matches(&format!("\n  aquifer {command} ")).count();
@@ -88,9 +85,7 @@ fn shells_accept_their_completions() {
     for shell in ["bash", "zsh", "fish"] {
         let script = works(&["completions", shell]);
         assert!(
-            ["doctor", "no-costs", "mkdir", "mknod", "maxdepth"]
-                .iter()
-                .all(|word| script.contains(word)),
+            ["doctor", "no-costs", "mkdir", "parents"].iter().all(|word| script.contains(word)),
             "{shell}: {script}"
         );
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -306,4 +301,19 @@ fn an_interrupted_demo_removes_its_file() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("interrupted"), "{}", text(&output.stderr));
     assert_eq!(entries(), 0);
+}
+
+#[cfg(not(feature = "remote"))]
+#[test]
+fn a_build_without_object_stores_says_so() {
+    for arguments in
+        [&["cat", "s3://b/k"][..], &["get", "s3://b/k", "."], &["put", "s3://b/k", "x.pool:/"]]
+    {
+        says(&fails(arguments, 2), &["object stores", "cargo install"]);
+    }
+    for arguments in [&["--help"][..], &["pool", "--help"]] {
+        let help = works(arguments);
+        says(&help, &["no object stores", "cargo install"]);
+        assert!(!help.contains("\n  cache") && !help.contains("\n  publish"), "{help}");
+    }
 }

@@ -276,46 +276,10 @@ fn special_files_and_access_lists_come_out_the_same() {
         let stat = works(&["stat", &at(&pool, "/tree/block")]);
         says(&stat, &["block-device", "major 250, minor 70000"]);
     }
-    assert_eq!(works(&["find", &at(&pool, "/tree"), "-type", "s"]).lines().count(), 2);
+    let all = json(&["ls", "-R", "--json", &at(&pool, "/tree")]);
+    let kinds = all["entries"].as_array().unwrap().iter().map(|entry| &entry["kind"]);
+    assert_eq!(kinds.filter(|&kind| kind == "socket").count(), 2);
     says(&works(&["pool", "check", &pool]), &["nothing is wrong", "special files"]);
-}
-
-#[test]
-fn special_files_are_created() {
-    let place = Place::new();
-    let pool = pool(&place);
-    let [one, two, node] = ["/one", "/two", "/node"].map(|path| at(&pool, path));
-    works(&["mkfifo", &one, &two]);
-    works(&["mkfifo", "-m", "620", &at(&pool, "/mine")]);
-    works(&["mknod", &node, "p"]);
-    works(&["mknod", &at(&pool, "/socket"), "s"]);
-    works(&["mknod", "-m", "666", &at(&pool, "/null"), "c", "1", "3"]);
-    works(&["mknod", "--mode", "1660", &at(&pool, "/disk"), "b", "0x8", "017"]);
-    let long = works(&["ls", "-l", &at(&pool, "/")]);
-    says(&long, &["prw--w---- ", "crw-rw-rw- ", "1, 3", "brw-rw---T ", "8, 15"]);
-    let kinds = |kind| works(&["find", &at(&pool, "/"), "-type", kind]).lines().count();
-    assert_eq!([kinds("p"), kinds("s"), kinds("c"), kinds("b")], [4, 1, 1, 1]);
-
-    // A failure does not keep the other places from being handled.
-    let three = at(&pool, "/three");
-    says(&fails(&["mkfifo", &one, &three], 1), &["/one", "File exists"]);
-    says(&works(&["stat", &three]), &["fifo"]);
-    let new = at(&pool, "/new");
-    for (arguments, status, said) in [
-        (&["mknod", &one, "p"][..], 1, "File exists"),
-        (&["mknod", &new, "b"], 1, "major and minor number"),
-        (&["mknod", &new, "c", "1"], 2, "MINOR"),
-        (&["mknod", &new, "p", "1", "3"], 1, "only devices"),
-        (&["mknod", &new, "x"], 2, "TYPE"),
-        (&["mknod", &new, "c", "1", "4294967296"], 2, "4294967295"),
-        (&["mknod", "-m", "9", &new, "p"], 2, "octal"),
-        (&["mkfifo", &at(&pool, "/no/way")], 1, "No such file or directory"),
-        (&["mkfifo"], 2, "POOL:/PATH"),
-    ] {
-        says(&fails(arguments, status), &[said]);
-    }
-    says(&fails(&["stat", &new], 1), &["No such file or directory"]);
-    says(&works(&["pool", "check", &pool]), &["nothing is wrong"]);
 }
 
 #[test]
@@ -379,13 +343,12 @@ fn odd_names_are_names() {
     let is_utf8 = listed["entries"].as_array().unwrap().iter().map(|e| &e["name_is_utf8"]);
     assert_eq!(is_utf8.filter(|&is| is == false).count(), 1);
 
-    // `rm` accepts the output of `find -print0`.
-    let found = run(&["find", &at(&pool, "/"), "-type", "l", "-print0"]).stdout;
-    let found: Vec<_> = found.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
-    assert_eq!(found.len(), odd.len());
-    let arguments = found.iter().map(|name| OsStr::from_bytes(name));
-    worked(aquifer().arg("rm").args(arguments).output().unwrap(), "rm");
-    assert_eq!(works(&["find", &at(&pool, "/"), "-type", "l"]), "");
+    for name in &odd {
+        let mut path = OsString::from(at(&pool, "/"));
+        path.push(name);
+        works(&["rm".into(), "-r".into(), path]);
+    }
+    assert_eq!(works(&["ls", &at(&pool, "/")]), "");
 
     let too_long = at(&pool, &format!("/{}", "n".repeat(256)));
     says(&fails(&["mkdir", &too_long], 1), &["too long", "255"]);
@@ -405,7 +368,9 @@ fn what_cannot_be_is_said_with_advice() {
     for (arguments, status, parts) in [
         (&["ls", &missing][..], 1, &["missing.pool", "does not exist"][..]),
         (&["ls", &foreign], 1, &["is not a pool"]),
-        (&["ls", &pool], 2, &["POOL:/PATH"]),
+        (&["cat", &pool], 2, &["POOL:/PATH"]),
+        (&["ls", "missing.pool"], 2, &["POOL:/PATH"]),
+        (&["ls", &text_file], 1, &["is not a pool"]),
         (&["cat", "f"], 2, &["`f`", "POOL:/PATH"]),
         (&["ls", &nothing], 1, &["/nothing", "No such file or directory", "aquifer ls"]),
         (&["cat", &d], 1, &["/d", "Is a directory"]),
@@ -442,10 +407,6 @@ fn what_cannot_be_is_said_with_advice() {
         (&["stat", &f, "--watch", "1"], 2, &["--watch"]),
         (&["stat", "4711", "--dereference"], 2, &["--dereference"]),
         (&["stat", "one", "two"], 2, &["two"]),
-        (&["du", &nothing], 1, &["No such file or directory"]),
-        (&["find", &nothing], 1, &["No such file or directory"]),
-        (&["find", &root, "-type", "x"], 2, &["l for symbolic links"]),
-        (&["find", &root, "-size", "big"], 2, &["10k"]),
     ] {
         says(&fails(arguments, status), parts);
     }
@@ -588,6 +549,7 @@ fn listings_show_what_was_asked_for() {
     says(&long, &["4.9 KiB", " UTC large", "way -> d/e", "-rw", "drwx", "lrwxrwxrwx"]);
     let all = works(&["ls", "-R", &root]);
     says(&all, &[&format!("{pool}:/:\n"), &format!("\n{pool}:/d/e:\nother\n")]);
+    assert_eq!(works(&["ls", "-R", &pool]), works(&["ls", "-R", &root]));
     let shown = works(&["ls", "-d", &root, &at(&pool, "/small")]);
     assert_eq!(shown, "/\n/small\n");
 
@@ -619,37 +581,6 @@ fn listings_show_what_was_asked_for() {
     assert_eq!(shown["entries"][0]["locked"], "shared");
     assert_eq!(shown["entries"][0]["locked_range"]["end"], 20);
     drop((locked, files));
-
-    // A file with two names is counted once.
-    assert_eq!(works(&["du", "-s", &root]), format!("12\t{root}\n"));
-    assert_eq!(works(&["du", "-sh", &root]), format!("12 KiB\t{root}\n"));
-    assert_eq!(works(&["du", "-sb", "--apparent-size", &root]), format!("5013\t{root}\n"));
-    let sizes = json(&["du", "-a", "--json", &root]);
-    let sizes = sizes["sizes"].as_array().unwrap();
-    assert_eq!(sizes.last().unwrap()["path"], "/");
-    assert_eq!(sizes.last().unwrap()["bytes"], 12 << 10);
-    assert_eq!(works(&["du", "-d", "0", &root]), works(&["du", "-s", &root]));
-
-    let find = |tests: &[&str]| -> Vec<String> {
-        let found = works(&[&["find", &root], tests].concat());
-        found
-            .lines()
-            .map(|line| line.strip_prefix(&format!("{pool}:")).unwrap().to_owned())
-            .collect()
-    };
-    assert_eq!(
-        find(&[]),
-        ["/", "/.hidden", "/d", "/d/e", "/d/e/other", "/large", "/small", "/way"]
-    );
-    assert_eq!(find(&["-name", "*l*", "-type", "f"]), ["/large", "/small"]);
-    assert_eq!(find(&["-iname", "LARGE"]), ["/large"]);
-    assert_eq!(find(&["-path", "/d/*"]), ["/d/e", "/d/e/other"]);
-    assert_eq!(find(&["-size", "+1k"]), ["/large"]);
-    assert_eq!(find(&["-type", "d,l", "-mindepth", "1", "-maxdepth", "1"]), ["/d", "/way"]);
-    assert_eq!(find(&["-empty", "-type", "f"]), ["/.hidden"]);
-    assert_eq!(find(&["-newer", &at(&pool, "/way")]), [""; 0]);
-    let found = json(&["find", &root, "-name", "small", "--json"]);
-    assert_eq!(paths(&found), ["/small"]);
 }
 
 #[test]
@@ -687,7 +618,7 @@ fn looking_needs_no_right_to_write() {
     works(&["put", &place.text("f"), &at(&pool, "/")]);
     fs::set_permissions(&pool, fs::Permissions::from_mode(0o444)).unwrap();
     let f = at(&pool, "/f");
-    for arguments in [["cat", &f], ["stat", &f], ["du", &f], ["find", &f], ["ls", &f]] {
+    for arguments in [["cat", &f], ["stat", &f], ["ls", &f]] {
         let Some(output) = run_without_privileges(&arguments) else { return };
         assert!(!worked(output, &arguments).is_empty());
     }
@@ -714,8 +645,6 @@ fn readers_are_told_where_the_shared_memory_of_a_pool_is() {
         &["ls", &root],
         &["cat", &f],
         &["stat", &f],
-        &["du", &root],
-        &["find", &root],
         &["get", &f, &local],
         &["cp", &f, &at(&other, "/f")],
         &["pool", "info", &pool],

@@ -1,5 +1,6 @@
 //! The integration tests of this crate: one program, because each links everything that it tests.
 
+#[cfg(feature = "remote")]
 mod cache;
 mod command;
 mod files;
@@ -7,7 +8,9 @@ mod keep;
 mod mount;
 mod object;
 mod pool;
+#[cfg(feature = "remote")]
 mod publish;
+#[cfg(feature = "remote")]
 mod remote;
 mod serve;
 #[path = "../support/mod.rs"]

@@ -491,6 +491,7 @@ fn mount_finds_it_as_a_helper() {
     pool.sound();
 }
 
+#[cfg(feature = "man")]
 #[test]
 fn there_is_a_manual_page_for_each_command() {
     let place = Place::new();

@@ -1,12 +1,11 @@
 //! Growing a pool while it is closed.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use super::Pool;
 use crate::error::Result;
 use crate::format::layout::Layout;
-use crate::media::{self, Media};
+use crate::media;
 use crate::open::grow;
 use crate::options::PoolOptions;
 
@@ -37,7 +36,7 @@ impl Pool {
     #[cfg(feature = "mutants")]
     #[doc(hidden)]
     pub fn grow_on(
-        media: Arc<dyn Media>,
+        media: std::sync::Arc<dyn media::Media>,
         len_bytes: u64,
         options: &PoolOptions,
         progress: &mut dyn FnMut(u64, u64),

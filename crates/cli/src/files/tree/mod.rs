@@ -6,6 +6,7 @@
 mod copier;
 mod local;
 mod pooled;
+#[cfg(feature = "remote")]
 mod stored;
 
 use std::ffi::OsString;
@@ -19,7 +20,8 @@ use aquifer::fs::SpecialFile;
 pub use copier::{Choices, Copier, Counts, into_itself};
 pub use local::Local;
 pub use pooled::Pooled;
-pub use stored::{StoreFailure, Stored};
+#[cfg(feature = "remote")]
+pub use stored::Stored;
 
 /// The kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

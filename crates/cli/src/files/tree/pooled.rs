@@ -76,7 +76,7 @@ impl Tree for Pooled {
     }
 
     fn names(&self, directory: &Path) -> Result<Vec<OsString>> {
-        crate::files::walk::sorted_names(&self.files, &self.at(directory))
+        crate::files::names::sorted_names(&self.files, &self.at(directory))
     }
 
     fn target(&self, link: &Path) -> Result<PathBuf> {

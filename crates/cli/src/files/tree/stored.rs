@@ -21,11 +21,10 @@ use anyhow::{Error, Result, anyhow, bail};
 use aquifer::fs::SpecialFile;
 use aquifer::remote::store::{Finishing, Opening, RemoteReader, Upload};
 use aquifer::remote::{RemoteError, RemoteStore};
-use aquifer_sys::interrupt::Interrupted;
 
 use super::{Attributes, Content, Item, Kind, New, Tree};
 use crate::files::failure::shown;
-use crate::files::object::{ObjectReader, TierWay};
+use crate::remote::{ObjectReader, TierWay, failed};
 
 /// Most objects opened ahead, or being placed.
 const MOST_AT_ONCE: usize = 32;
@@ -66,34 +65,6 @@ enum Ahead {
 struct Placing {
     objects: VecDeque<(Finishing, u64)>,
     bytes: u64,
-}
-
-/// A failure of a store.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct StoreFailure(Arc<RemoteError>);
-
-impl StoreFailure {
-    /// Whether operations on other objects would fail too.
-    pub fn is_final(&self) -> bool {
-        match *self.0 {
-            RemoteError::NoBucket { .. }
-            | RemoteError::InvalidOption { .. }
-            | RemoteError::TimedOut { .. }
-            | RemoteError::Stopped { .. }
-            | RemoteError::System { .. } => true,
-            RemoteError::Unavailable { status, .. } => status.is_none_or(|status| status >= 500),
-            _ => false,
-        }
-    }
-}
-
-fn failed(error: impl Into<Arc<RemoteError>>) -> Error {
-    let error = error.into();
-    match *error {
-        RemoteError::Cancelled { .. } => Interrupted.into(),
-        _ => StoreFailure(error).into(),
-    }
 }
 
 impl Stored {

@@ -1,7 +1,6 @@
-//! URLs of objects on the command line, and how they are reached.
+//! Options of commands that take URLs of objects.
 
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -9,25 +8,10 @@ use anyhow::Result;
 use aquifer::remote::{RemoteOptions, Tier};
 use aquifer_sys::interrupt;
 
-use crate::credentials::{Program, ProgramError};
-use crate::files::TierWay;
+use super::credentials::{Program, ProgramError};
+use super::object::TierWay;
 
 const PROGRAM_VARIABLE: &str = "AQUIFER_CREDENTIAL_PROCESS";
-
-/// The schemes of objects.
-const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "file"];
-
-/// The help text after the examples of each command that takes URLs.
-pub const HELP: &str = "\
-URLs are s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, http://…, https://… and file:///PATH, with `?`, `#` and `%` of a \
-key written as %3F, %23 and %25. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, from the \
-instance, or from a program (--credential-process); so do endpoint and region if no option gives them (AWS_ENDPOINT_URL, AWS_REGION, AWS_ALLOW_HTTP, AWS_SKIP_SIGNATURE).";
-
-/// The help text after the examples of each command that takes the prefix of a pool's snapshots.
-pub const PREFIX_HELP: &str = "\
-URL is the prefix of all objects: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY, with the snapshots of \
-one pool. Credentials come from the environment (AWS_…, GOOGLE_…, AZURE_…), from a web identity, from the instance, or from a program \
-(--credential-process); so do endpoint and region if no option gives them.";
 
 /// Options of each command that takes URLs of objects.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -150,34 +134,9 @@ impl StoreArgs {
     }
 }
 
-/// The URL of an object, unless the text is a path: a pool with the name of an unknown scheme is a pool.
-pub fn url_in(text: &OsStr) -> Option<&str> {
-    let text = text.to_str()?;
-    let (scheme, _) = text.split_once("://")?;
-    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
-        && scheme.chars().all(|c| c.is_ascii_alphanumeric());
-    let is_known = SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme));
-    (is_known || (is_scheme && !Path::new(scheme).exists())).then_some(text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn urls_are_told_from_pools() {
-        for url in ["s3://bucket/key", "S3://b/k", "https://host/x?y", "file:///x", "ftp://host/x"]
-        {
-            assert_eq!(url_in(OsStr::new(url)), Some(url));
-        }
-        for path in
-            ["data.pool:/x", "data.pool://x", "/a/b", "a:/b", "./s3://b/k", "1://x", "://x", ""]
-        {
-            assert_eq!(url_in(OsStr::new(path)), None, "{path}");
-        }
-        // A directory of this crate, where tests run.
-        assert_eq!(url_in(OsStr::new("src://x")), None);
-    }
 
     #[test]
     fn timeouts_are_bounded() {

@@ -1,19 +1,20 @@
 //! `aquifer cat`: prints files of a pool, and objects of object stores, to standard output.
 
-use std::io::{Read, Write};
+#[cfg(feature = "remote")]
+mod object;
+
+use std::io::Write;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use aquifer::remote::RemoteStore;
 use aquifer_sys::units::Bytes;
 
 use super::failure::{At, Failures};
-use super::object::{ObjectReader, TierWay};
 use super::spot::{self, Spot};
 use super::{PATHS_HELP, Place, Pools};
 use crate::access::ReadAccess;
 use crate::output::CANNOT_WRITE;
-use crate::remote::{self, RemoteArgs};
+use crate::remote;
 
 /// Arguments of `aquifer cat`.
 #[derive(Debug, clap::Args)]
@@ -31,8 +32,9 @@ pub struct Args {
     #[command(flatten)]
     access: ReadAccess,
 
+    #[cfg(feature = "remote")]
     #[command(flatten)]
-    remote: RemoteArgs,
+    remote: remote::RemoteArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -92,12 +94,14 @@ impl Range {
 /// Prints the files.
 pub fn run(args: &Args) -> Result<()> {
     let mut pools = Pools::to_read(&args.access);
+    #[cfg(feature = "remote")]
     let mut store = None;
     let mut failures = Failures::default();
     let mut buffer = vec![0; CHUNK_BYTES];
     for place in &args.places {
         let printed = match place {
-            Spot::Url(url) => print_object(args, &mut store, url, &mut buffer),
+            #[cfg(feature = "remote")]
+            Spot::Url(url) => object::print(args, &mut store, url, &mut buffer),
             Spot::Pool(place) => print(&mut pools, place, args.range, &mut buffer),
             Spot::Local(_) => unreachable!("the parser makes none"),
         };
@@ -118,27 +122,6 @@ fn print(pools: &mut Pools, place: &Place, range: Range, buffer: &mut [u8]) -> R
         offset_bytes += got as u64;
         Ok(got)
     })
-}
-
-/// Prints an object. `store` is that of the previous one, whose connections serve the others of its bucket.
-fn print_object(
-    args: &Args,
-    store: &mut Option<(RemoteStore, Option<TierWay>)>,
-    url: &str,
-    buffer: &mut [u8],
-) -> Result<()> {
-    if !matches!(store, Some((open, _)) if open.key_of(url)?.is_some()) {
-        *store = Some((args.remote.options(url)?.store(url)?, args.remote.tier(url)?));
-    }
-    let (store, tier) = store.as_ref().expect("opened above");
-    let (key, is_prefix) = store.key_of(url)?.expect("its own URL");
-    if is_prefix {
-        bail!("{}: names no object; `aquifer get -r` copies what is below it", store.url_of(&key));
-    }
-    let mut reader = ObjectReader::open(store, &key, tier.as_ref())?;
-    args.range.check(reader.len_bytes(), &store.url_of(&key))?;
-    reader.set_range(args.range.start..args.range.end);
-    write_all(buffer, |buffer| Ok(reader.read(buffer)?))
 }
 
 /// Writes what `read` returns, until that is nothing.
