@@ -186,7 +186,7 @@ fn pages_that_another_process_has_mapped_are_beyond_the_budget() {
     told.read_exact(&mut [0]).unwrap();
     for at in (BUDGET + STEP..3 * BUDGET).step_by(STEP as usize) {
         view.set(at, 7_u64).unwrap();
-        view.touch_many(&[at..at + STEP]).unwrap();
+        view.touch_many(std::slice::from_ref(&(at..at + STEP))).unwrap();
         let cached = || memory::cachestat(file.as_fd(), BUDGET + STEP, 0).unwrap().cached;
         let cached_bytes = || cached() * SMALL_PAGE_BYTES as u64;
         wait_until("others drop behind", || cached_bytes() <= BUDGET);
