@@ -188,6 +188,11 @@ impl Report {
         }
         self.intervals =
             found.into_iter().map(|(name, values)| (name, Bootstrap::interval(values))).collect();
+        self.judge_floors();
+    }
+
+    /// Compares the ratios, as they are, with today's floors.
+    pub fn judge_floors(&mut self) {
         let judged = |name: &String| {
             let floor = floors::of(&self.variant(), name)?;
             let interval = self.intervals.get(name).copied();

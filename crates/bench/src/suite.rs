@@ -161,8 +161,9 @@ fn reports(directory: &Path) -> Result<BTreeMap<String, Report>> {
         if path.extension().is_none_or(|extension| extension != "json") {
             continue;
         }
-        let report = serde_json::from_slice(&fs::read(&path)?)
+        let mut report: Report = serde_json::from_slice(&fs::read(&path)?)
             .with_context(|| format!("{} is no report of a bench", path.display()))?;
+        report.judge_floors();
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         found.insert(name, report);
     }

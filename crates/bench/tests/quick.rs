@@ -626,6 +626,17 @@ fn all_resumes_compares_and_makes_a_scoreboard() {
     assert!(!bench(&["scoreboard", "/no/such/directory"]).status.success());
 }
 
+/// The page is made by this command, so it is what the reports say.
+#[test]
+fn the_scoreboard_is_that_of_the_reports() {
+    let documents = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+    let output = bench(&["scoreboard", &format!("{documents}/results")]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = std::fs::read(format!("{documents}/scoreboard.md")).unwrap();
+    let is_equal = output.stdout == page;
+    assert!(is_equal, "write it again: aquifer bench scoreboard docs/results > docs/scoreboard.md");
+}
+
 #[test]
 fn wrong_sizes_are_refused_with_a_reason() {
     for (arguments, reason) in [
