@@ -98,8 +98,8 @@ pub(crate) trait AttachedStore: Send + Sync {
     /// Answers a fault of another thread at one of its addresses.
     fn answer(&self, fault: &FaultMessage, may_wait: bool) -> Answer;
 
-    /// Has the next access to an address try again after [`Answer::Failed`].
-    fn try_again(&self, address: usize);
+    /// Has the next access to an address try again after [`Answer::Failed`]; returns false if that has to be asked for once more.
+    fn try_again(&self, address: usize) -> bool;
 }
 
 /// What became of the fault of another thread. Unless it waits, that thread can be woken.

@@ -74,7 +74,7 @@ impl<M: PageMemory> AttachedStore for Store<M> {
         M::answer(self, fault, may_wait)
     }
 
-    fn try_again(&self, address: usize) {
-        M::try_again(self, address);
+    fn try_again(&self, address: usize) -> bool {
+        M::try_again(self, address)
     }
 }

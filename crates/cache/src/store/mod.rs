@@ -118,7 +118,7 @@ pub(crate) trait PageMemory: Send + Sync + 'static {
     }
 
     /// See `AttachedStore::try_again`.
-    fn try_again(_store: &Store<Self>, address: usize)
+    fn try_again(_store: &Store<Self>, address: usize) -> bool
     where
         Self: Sized,
     {

@@ -238,7 +238,7 @@ impl PageMemory for MappedMemory {
         store.answer_message(fault, may_wait)
     }
 
-    fn try_again(store: &Store<MappedMemory>, address: usize) {
-        store.take_poison(store.page_at(address));
+    fn try_again(store: &Store<MappedMemory>, address: usize) -> bool {
+        store.take_poison(store.page_at(address))
     }
 }

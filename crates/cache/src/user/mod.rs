@@ -162,6 +162,8 @@ impl Store<MappedMemory> {
         zeros.regions.set(self.geometry.region_of(page));
         fence(Ordering::SeqCst);
         zeros.missed.note(self.geometry.offset_of(page));
+        // The mark of an access that failed would stay in their place, and raise SIGBUS again.
+        self.memory.discard_zeros(page);
         // SAFETY: this thread has moved the page to Loading.
         let installed = unsafe { self.memory.install_zeros(page) };
         word.abort_load();
@@ -326,13 +328,19 @@ impl Store<MappedMemory> {
         }
     }
 
-    /// Undoes [`Store::poison`]: the next access to the page raises no SIGBUS before it was tried to load it.
-    pub fn take_poison(&self, page: u64) {
+    /// Undoes [`Store::poison`]: the next access to the page raises no SIGBUS before it was tried to load it. Returns false while
+    /// another thread works on the page, whose load may fail and leave the mark.
+    pub fn take_poison(&self, page: u64) -> bool {
         let word = self.word(page);
         let seen = word.load();
-        if seen.state() == State::Absent && word.begin_load(seen).is_ok() {
-            self.memory.discard_zeros(page);
-            word.abort_load();
+        match seen.state() {
+            State::Absent if word.begin_load(seen).is_ok() => {
+                self.memory.discard_zeros(page);
+                word.abort_load();
+                true
+            }
+            // A page that was loaded since has no mark.
+            state => !matches!(state, State::Absent | State::Loading),
         }
     }
 

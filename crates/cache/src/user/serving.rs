@@ -130,8 +130,10 @@ impl Serving {
         let old: Vec<_> = queue.failed.drain(..old).collect();
         drop(queue);
         for (_, address) in old {
-            if let Some(store) = self.engine.store_at(address) {
-                store.try_again(address);
+            if let Some(store) = self.engine.store_at(address)
+                && !store.try_again(address)
+            {
+                self.queue.lock().failed.push((Instant::now(), address));
             }
         }
     }
