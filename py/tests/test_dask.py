@@ -19,7 +19,7 @@ import pytest
 import aquifer
 from object_server import ObjectServer
 
-dask = pytest.importorskip("dask", reason="dask is not installed: python3 -m pip install 'dask[array,dataframe]' distributed")
+pytest.importorskip("dask", reason="dask is not installed: python3 -m pip install 'dask[array,dataframe]' distributed")
 distributed = pytest.importorskip("distributed", reason="distributed is not installed: python3 -m pip install distributed")
 
 import dask.array

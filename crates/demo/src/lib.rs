@@ -69,7 +69,7 @@ pub struct Time {
     pub task: &'static str,
     /// Memory for the file and what keeps it in memory, in bytes.
     pub budget_bytes: u64,
-    /// The time in seconds; `None` if the process was stopped after [`PATIENCE`].
+    /// The time in seconds; `None` if the process was stopped after four seconds.
     pub seconds: Option<f64>,
 }
 

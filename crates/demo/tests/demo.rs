@@ -4,8 +4,11 @@ use std::process::{Command, Output};
 
 fn demo(arguments: &[&str], dir: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-demo"));
+    if !arguments.contains(&"--size") {
+        command.args(["--size", "64M"]);
+    }
     command
-        .args(["--size", "64M", "--dir", dir])
+        .args(["--dir", dir])
         .args(arguments)
         .output()
         .expect("the program was built for this test")

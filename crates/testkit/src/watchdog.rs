@@ -3,7 +3,7 @@
 //! A limit in seconds fails on a machine under load. A watchdog instead looks at the threads of the process group (the
 //! test, its children, and the program that runs the tests) once a second. A thread that runs, waits for a processor or
 //! completes I/O is progress. Threads that poll are seen running by chance, so a busy look makes up for several idle
-//! ones, and does not start anew. A group that is busy forever is given up after [`LONGEST_LOOKS`].
+//! ones, and does not start anew. A group that is busy forever is given up after 30 minutes.
 
 use std::collections::HashMap;
 use std::fs;

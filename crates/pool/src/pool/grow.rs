@@ -16,8 +16,8 @@ impl Pool {
     /// ([`PoolOptions::segment_directory`]).
     ///
     /// # Errors
-    /// [`PoolError::Busy`] and [`PoolError::BusyElsewhere`] while another process has it open;
-    /// [`PoolError::Parameter`] if it is longer already, or would become longer than a pool can be;
+    /// [`PoolError::Busy`](crate::PoolError::Busy) and [`PoolError::BusyElsewhere`](crate::PoolError::BusyElsewhere) while another process has it open;
+    /// [`PoolError::Parameter`](crate::PoolError::Parameter) if it is longer already, or would become longer than a pool can be;
     /// those of [`Pool::open`] and of the media. After any of them the pool has either the old or
     /// the new length.
     pub fn grow(

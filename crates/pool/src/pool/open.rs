@@ -94,8 +94,8 @@ impl Broker {
     /// options, only [`PoolOptions::broker_socket`] is used.
     ///
     /// # Errors
-    /// [`AccessError::BrokerRuns`], [`AccessError::SocketTaken`], [`AccessError::System`];
-    /// [`PoolError::ReadOnly`] if the pool was opened for reading, [`PoolError::Parameter`] if it
+    /// [`AccessError::BrokerRuns`](crate::AccessError::BrokerRuns), [`AccessError::SocketTaken`](crate::AccessError::SocketTaken), [`AccessError::System`](crate::AccessError::System);
+    /// [`PoolError::ReadOnly`](crate::PoolError::ReadOnly) if the pool was opened for reading, [`PoolError::Parameter`](crate::PoolError::Parameter) if it
     /// is not shared.
     pub fn bind(pool: &Pool, key: &AccessKey, options: &PoolOptions) -> Result<Broker> {
         Broker::bind_to(pool.core().clone(), pool.shared.clone(), key, options)
