@@ -13,7 +13,7 @@ pub enum Floor {
 }
 use Floor::{Least, Most};
 
-/// Whether a ratio is on the right side of its floor.
+/// The side of its floor that a ratio is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -65,7 +65,7 @@ pub fn of(bench: &str, ratio: &str) -> Option<Floor> {
     FLOORS.iter().find(is_it).map(|&(_, _, floor)| floor)
 }
 
-/// Whether a figure among the ratios is better when it is smaller: times, counts, overheads.
+/// Returns `true` for the figures of which less is better: times, counts, overheads.
 pub fn smaller_is_better(ratio: &str) -> bool {
     ratio.ends_with("_ms")
         || [

@@ -53,7 +53,7 @@ pub struct Report {
 pub struct Judged {
     /// The value that the ratio must reach.
     pub floor: f64,
-    /// Whether it does.
+    /// The verdict on the ratio.
     pub verdict: Verdict,
 }
 
@@ -209,7 +209,7 @@ impl Report {
         }
     }
 
-    /// Whether more rounds would change no verdict.
+    /// Returns `true` if no verdict is unsure.
     pub fn is_decided(&self) -> bool {
         self.floors.values().all(|judged| judged.verdict != Verdict::Unsure)
     }

@@ -191,7 +191,7 @@ struct Change {
 }
 
 impl Change {
-    /// Whether it is more than noise: the interval, widened by 2 %, does not contain 1.
+    /// Returns `true` if it is more than noise: the interval, widened by 2 %, does not contain 1.
     fn is_certain(&self) -> bool {
         self.interval.is_some_and(|[low, high]| low > 1.02 || high < 0.98)
     }

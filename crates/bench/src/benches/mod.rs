@@ -107,7 +107,7 @@ Examples:
 Out-of-core benches limit memory with a control group, which needs root or a delegated group:
   systemd-run --user --scope -p Delegate=yes aquifer bench out-of-core";
 
-/// What was chosen on the command line, with its options.
+/// The choice on the command line, with its options.
 #[derive(Debug, Clone)]
 pub enum Chosen {
     /// A bench.

@@ -102,7 +102,7 @@ pub(crate) trait AttachedStore: Send + Sync {
     fn try_again(&self, address: usize) -> bool;
 }
 
-/// What became of the fault of another thread. Unless it waits, that thread can be woken.
+/// The outcome of a fault of another thread. Unless the fault waits, that thread can be woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// The thread finds the page, or faults again.

@@ -30,12 +30,12 @@ const ROWS: u64 = 10;
 const KEYS: u64 = 100;
 
 impl ProgramWork {
-    /// Whether it works on the tree.
+    /// Returns `true` if the program works on the tree.
     pub fn takes_tree(self) -> bool {
         matches!(self, Self::GitStatus | Self::Search)
     }
 
-    /// Whether it works on the part of the tree, or on an archive of it.
+    /// Returns `true` if the program works on the part of the tree, or on an archive of it.
     pub fn takes_part(self) -> bool {
         matches!(self, Self::Copy | Self::Unpack)
     }
